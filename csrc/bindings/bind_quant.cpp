@@ -1,0 +1,7 @@
+#include "bindings/bind.h"
+
+namespace pyflow {
+
+void register_quant(py::module_&) {}
+
+}  // namespace pyflow

@@ -1,0 +1,37 @@
+// Anonymous, zeroed, 64-byte aligned memory; on huge pages where the kernel grants them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+namespace pyflow {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  // Throws ResourceError, naming `what`, when the memory cannot be had.
+  Buffer(size_t nbytes, const char* what);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace pyflow

@@ -1,0 +1,27 @@
+// A named tensor inside somebody else's memory, as a checkpoint describes it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace pyflow {
+
+struct TensorRecord {
+  std::string name;
+  DType dtype = DType::F32;
+  std::vector<int64_t> shape;     // outermost first: {rows, row length}; GGUF's order reversed
+  uint64_t offset = 0;            // of the first byte in the file
+  uint64_t nbytes = 0;            // checked against dtype, shape and file
+  const uint8_t* data = nullptr;  // mapped; valid while the checkpoint lives
+  int64_t cols() const { return shape.empty() ? 1 : shape.back(); }
+  int64_t rows() const {
+    int64_t n = 1;
+    for (size_t i = 0; i + 1 < shape.size(); ++i) n *= shape[i];
+    return n;
+  }
+};
+
+}  // namespace pyflow

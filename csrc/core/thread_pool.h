@@ -1,0 +1,106 @@
+// Persistent workers for one parallel region at a time.
+//
+// run(f) calls f(team) on every thread, the caller being thread 0. Inside, the team meets at barrier()
+// and shares loops by for_each(). Workers spin briefly between regions, then sleep. Results never
+// depend on which thread took which item (contract C1); only time does.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace pyflow {
+
+class ThreadPool;
+
+class Team {
+ public:
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // All threads arrive before any leaves.
+  void barrier();
+
+  // Calls body(begin, end) over [0, n) in pieces of `grain`: each thread first takes its own contiguous
+  // share, then helps the others with theirs. Every thread must make the same sequence of for_each
+  // calls. Ends with a barrier.
+  template <class Body>
+  void for_each(int64_t n, int64_t grain, Body&& body);
+
+ private:
+  friend class ThreadPool;
+  Team(ThreadPool& pool, int rank, int size) : pool_(pool), rank_(rank), size_(size) {}
+  ThreadPool& pool_;
+  int rank_;
+  int size_;
+  uint32_t loop_ = 0;
+};
+
+class ThreadPool {
+ public:
+  // Throws ResourceError unless 1 <= n_threads <= 1024 and the system grants them.
+  explicit ThreadPool(int n_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return n_threads_; }
+
+  // One region at a time: callers from several threads take turns. f must not throw on workers or leave
+  // a barrier unmet; an exception thrown by all threads alike is rethrown here.
+  void run(const std::function<void(Team&)>& f);
+
+ private:
+  friend class Team;
+  struct alignas(64) Cursor {
+    std::atomic<int64_t> next{0};
+  };
+  void worker(int rank);
+  void wait_barrier();
+  Cursor& cursor(uint32_t loop, int rank) {
+    return cursors_[(loop & 1) * static_cast<size_t>(n_threads_) + static_cast<size_t>(rank)];
+  }
+
+  int n_threads_;
+  std::vector<std::thread> threads_;
+  std::unique_ptr<Cursor[]> cursors_;
+  std::mutex turn_;
+  const std::function<void(Team&)>* job_ = nullptr;
+  std::exception_ptr failure_;
+  std::mutex failure_lock_;
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<uint32_t> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  std::atomic<bool> stop_{false};
+};
+
+template <class Body>
+void Team::for_each(int64_t n, int64_t grain, Body&& body) {
+  if (size_ == 1) {
+    if (n > 0) body(int64_t{0}, n);
+    return;
+  }
+  const uint32_t loop = loop_++;
+  // The other parity's cursors were last read before the barrier that ended the previous loop.
+  pool_.cursor(loop + 1, rank_).next.store(0, std::memory_order_relaxed);
+  const int64_t pieces = (n + grain - 1) / grain;
+  for (int hop = 0; hop < size_; ++hop) {
+    const int owner = (rank_ + hop) % size_;
+    const int64_t first = pieces * owner / size_, last = pieces * (owner + 1) / size_;
+    auto& next = pool_.cursor(loop, owner).next;
+    for (;;) {
+      const int64_t piece = first + next.fetch_add(1, std::memory_order_relaxed);
+      if (piece >= last) break;
+      const int64_t begin = piece * grain;
+      body(begin, begin + grain < n ? begin + grain : n);
+    }
+  }
+  barrier();
+}
+
+}  // namespace pyflow

@@ -1,0 +1,34 @@
+// The kernel table for scalar. Everything here has internal linkage but the one exported function:
+// this file is compiled with instruction-set flags, and nothing of it may be merged into other code.
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/table.h"
+
+namespace pyflow {
+namespace {
+
+#include "kernels/simd_scalar.h"
+#include "kernels/math.inl"
+#include "kernels/matmul.inl"
+#include "kernels/elementwise.inl"
+#include "kernels/attention.inl"
+
+KernelTable make_table() {
+  KernelTable t{};
+  t.name = "scalar";
+  fill_matmul(t);
+  fill_elementwise(t);
+  fill_attention(t);
+  return t;
+}
+
+}  // namespace
+
+extern const KernelTable* kernels_scalar();
+const KernelTable* kernels_scalar() {
+  static const KernelTable table = make_table();
+  return &table;
+}
+
+}  // namespace pyflow

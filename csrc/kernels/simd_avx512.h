@@ -1,0 +1,114 @@
+// Sixteen lanes on AVX-512 (F, BW, DQ, VL, VNNI): one register per vector.
+// Included only by isa_avx512.cpp, inside an unnamed namespace. simd_scalar.h documents the vocabulary.
+#pragma once
+
+struct Simd {
+  using F = __m512;
+  using I = __m512i;
+  using B = __m512i;
+
+  static inline F zero() { return _mm512_setzero_ps(); }
+  static inline F set1(float x) { return _mm512_set1_ps(x); }
+  static inline F load(const float* p) { return _mm512_loadu_ps(p); }
+  static inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+  static inline F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static inline void store_f16(uint16_t* p, F a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static inline F load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+  }
+  static inline F load_i8f(const int8_t* p) { return to_f(load_i8(p)); }
+  static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+  static inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static inline F abs(F a) { return _mm512_abs_ps(a); }
+  static inline F where_less(F a, F b, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+  }
+  static inline float reduce_add(F a) {
+    const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+  }
+  static inline float reduce_max(F a) {
+    const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+  }
+
+  static inline I izero() { return _mm512_setzero_si512(); }
+  static inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+  static inline I load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static inline void store_i32(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+  static inline I load_i8(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static inline I load_u8(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static inline void store_i8(int8_t* p, I a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+  }
+  static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+  static inline I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static inline I imul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
+  static inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
+  template <int N>
+  static inline I shl(I a) {
+    return _mm512_slli_epi32(a, N);
+  }
+  template <int N>
+  static inline I shr(I a) {
+    return _mm512_srli_epi32(a, N);
+  }
+  template <int N>
+  static inline I sar(I a) {
+    return _mm512_srai_epi32(a, N);
+  }
+  static inline F to_f(I a) { return _mm512_cvtepi32_ps(a); }
+  static inline I to_i(F a) { return _mm512_cvtps_epi32(a); }
+  static inline F bits_f(I a) { return _mm512_castsi512_ps(a); }
+  static inline I bits_i(F a) { return _mm512_castps_si512(a); }
+
+  static inline B bload(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static inline B bset1(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  static inline B band(B a, B b) { return _mm512_and_si512(a, b); }
+  static inline B bor(B a, B b) { return _mm512_or_si512(a, b); }
+  template <int N>
+  static inline B bshr(B a) {
+    return _mm512_srli_epi16(a, N);
+  }
+  template <int N>
+  static inline B bshl(B a) {
+    return _mm512_slli_epi16(a, N);
+  }
+  static inline B lut16(const int8_t* table, B index) {
+    return _mm512_shuffle_epi8(
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
+  }
+  static inline I dot_u7(I acc, B w, const int8_t* a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad));
+  }
+  // VNNI multiplies unsigned by signed, so the weight is biased by 128 and the bias taken off through
+  // the activation's sum, once per block.
+  static inline I s8_start(int32_t a_sum) { return _mm512_set1_epi32(-128 * a_sum); }
+  static inline B s8_prepare(B w) { return _mm512_xor_si512(w, bset1(0x80)); }
+  static inline I dot_s8(I acc, B w, const int8_t* a) { return dot_u7(acc, w, a); }
+
+  static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+};

@@ -1,0 +1,1 @@
+"""A CPU-first runtime for quantized language models."""

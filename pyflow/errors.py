@@ -1,0 +1,28 @@
+"""The errors that pyflow raises; the extension raises the same ones.
+
+A message says what, where, what was expected, what was found, and what to try.
+"""
+
+
+class PyflowError(Exception):
+    """Anything that pyflow refuses or cannot do."""
+
+
+class FormatError(PyflowError, ValueError):
+    """A file breaks its format."""
+
+
+class ShapeError(PyflowError, ValueError):
+    """Two things that must agree in shape do not."""
+
+
+class UnsupportedError(PyflowError, NotImplementedError):
+    """Well formed, but this build cannot do it."""
+
+
+class ResourceError(PyflowError, RuntimeError):
+    """Memory, cells or threads have run out; nothing has been changed."""
+
+
+class CancelledError(PyflowError):
+    """A run was asked to stop before it was done."""
