@@ -1,0 +1,106 @@
+# Everything from a fresh clone with Python >= 3.11, a C++20 compiler and make:
+#   make chat    a virtual environment, the package, a small model, and a chat with it
+#   make test    a virtual environment, the package, and every test but the long ones
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -q --disable-pip-version-check
+
+# A clone has ./pyflow without its extension: nothing that runs here may import from the current folder.
+SAFE := PYTHONSAFEPATH=1
+SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
+           CMakeLists.txt pyproject.toml README.md LICENSE
+CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
+
+.PHONY: help venv wheel install tools dev chat test accept lint format docs warnings sanitize clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+	@echo "also: wheel install dev accept lint format docs warnings sanitize clean (see CONTRIBUTING.md)"
+
+# Four stamps in the environment say how far it has come: created, able to build, holding the wheel,
+# holding the wheel and the tools that test and lint. The build tools live in it, not in a throwaway
+# environment, because only unchanging paths let a second build reuse the first one's objects.
+venv: $(VENV)/.created
+$(VENV)/.created:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pyflow needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+$(VENV)/.can-build: $(VENV)/.created pyproject.toml
+	$(BIN)/python -c '$(BUILD_REQUIRES)' | xargs -d '\n' $(PIP) install 'cmake>=3.20' ninja
+	touch $@
+
+wheel: dist/.built
+dist/.built: $(VENV)/.can-build $(SOURCES)
+	@echo "building the wheel (a few minutes the first time)"
+	rm -rf dist
+	$(PIP) wheel --no-build-isolation --no-deps -w dist . </dev/null
+	touch $@
+
+install: $(VENV)/.installed
+$(VENV)/.installed: dist/.built
+	$(PIP) install dist/*.whl </dev/null
+	$(PIP) install --no-deps --force-reinstall dist/*.whl </dev/null
+	touch $@
+
+tools: $(VENV)/.tools
+$(VENV)/.tools: $(VENV)/.installed
+	$(PIP) install "$$(echo dist/*.whl)[test,lint]" </dev/null
+	touch $@
+
+# Python sources are then read from the clone; run it again after a change to C++. `make install` goes back.
+dev: $(VENV)/.tools
+	$(PIP) install --no-build-isolation --no-deps -e . </dev/null
+	rm $(VENV)/.installed $(VENV)/.tools
+
+chat: install
+	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null
+	@$(SAFE) $(BIN)/pyflow chat -m smollm2
+
+test: $(VENV)/.tools
+	$(SAFE) $(BIN)/pytest -m 'not accept' $(ARGS)
+
+# One long check after the other; what passed on these very sources is not run again (AGAIN=1 runs it).
+accept: $(VENV)/.tools
+	$(SAFE) $(BIN)/python tests/accept.py $(if $(AGAIN),--again) $(ARGS)
+
+# mypy reads the installed package, where pyflow.quant and pyflow.formats have their places.
+lint: $(VENV)/.tools
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(CPP) | sort | xargs $(BIN)/clang-format --dry-run -Werror
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p pyflow
+	$(SAFE) $(BIN)/python docs/document_cli.py --check
+
+format: $(VENV)/.tools
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(CPP) | sort | xargs $(BIN)/clang-format -i
+
+docs: $(VENV)/.tools
+	$(SAFE) $(BIN)/python docs/document_cli.py
+
+# Every C++ file with warnings as errors: make warnings CXX=clang++-16
+WARNINGS := build/warnings-$(notdir $(CXX))
+warnings: $(VENV)/.tools
+	$(BIN)/cmake -S . -B $(WARNINGS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >$(WARNINGS).log || { cat $(WARNINGS).log; exit 1; }
+	$(BIN)/cmake --build $(WARNINGS)
+
+# The extension under AddressSanitizer and UndefinedBehaviorSanitizer, in a folder of its own that
+# takes the place of the installed package. Python itself is not instrumented, hence the preloads
+# (libstdc++ too, so that the interposed __cxa_throw finds the real one) and no leak check.
+ASAN := $(abspath build/asan)
+SANITIZED_TESTS ?= tests/csrc tests/formats
+sanitize: $(VENV)/.tools
+	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
+	  -C build-dir=$(ASAN)/cmake -C cmake.define.PYFLOW_SANITIZE=address,undefined . </dev/null
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(SAFE) PYTHONPATH=$(ASAN)/site $(BIN)/pytest -m 'not accept' $(SANITIZED_TESTS) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
