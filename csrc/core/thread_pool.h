@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace pyflow {
@@ -61,12 +62,16 @@ class ThreadPool {
     std::atomic<int64_t> next{0};
   };
   void worker(int rank);
+  void work(int rank);
   void wait_barrier();
+  void shut_down();
   Cursor& cursor(uint32_t loop, int rank) {
     return cursors_[(loop & 1) * static_cast<size_t>(n_threads_) + static_cast<size_t>(rank)];
   }
 
   int n_threads_;
+  int owner_;  // process id: threads do not survive fork()
+  int spins_;
   std::vector<std::thread> threads_;
   std::unique_ptr<Cursor[]> cursors_;
   std::mutex turn_;
