@@ -1,0 +1,117 @@
+// The keys and values of a context: cells that carry a position and a set of sequences.
+//
+// A row (position p, sequences S) sees a cell (position q, sequences T) iff S is a subset of T, q
+// <= p, and the layer's window is 0 or q > p - window. Prefill chunks, batches of sequences, token
+// trees and shared prefixes are all this one rule. Layers with the same window form a group with
+// cells of its own: n_ctx cells without a window, else a ring whose size depends on the window and
+// not on the length of the text. docs/kv-cache.md works an example.
+//
+// A step: begin(rows) reserves a cell per row and group, the layers store keys and values at
+// slots() and attend over views(), then commit() or abort(). Operations that throw have changed
+// nothing. One thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/table.h"
+#include "kv/sequence_set.h"
+
+namespace pyflow {
+
+struct LayerKv {
+  int64_t n_kv_heads;
+  int64_t head_dim;
+  int64_t window;  // positions that a row reaches, its own included; 0: all
+};
+
+struct KvConfig {
+  std::vector<LayerKv> layers;
+  CacheType type = CacheType::F16;
+  int64_t n_ctx = 0;    // cells of an unwindowed group, shared by all sequences
+  int n_seq_max = 1;    // sequences 0 .. n_seq_max - 1, at most kMaxSequences
+  int64_t n_batch = 1;  // rows in flight at most
+  // Turns one cell's keys (n_kv_heads x head_dim) by delta positions; must not throw. Without it
+  // seq_add is unsupported.
+  std::function<void(size_t layer, float* k, int32_t delta)> rotate;
+};
+
+struct KvRow {
+  int32_t position;
+  SequenceSet sequences;
+};
+
+struct KvGroup {
+  int64_t window;
+  int64_t capacity;  // cells
+  int64_t used;      // cells that a sequence or a pending row holds
+};
+
+class KvCache {
+ public:
+  // Throws ShapeError or UnsupportedError for a config that cannot be, ResourceError when the
+  // memory is refused. The table must outlive the cache.
+  KvCache(KvConfig config, const KernelTable& table);
+
+  // Bytes of keys and values that a cache of this config maps.
+  static size_t nbytes(const KvConfig& config);
+
+  // Reserves a cell for every row in every group. ShapeError: too many rows, a row without
+  // sequences, a negative position, a sequence out of range, or one that already holds the
+  // position. ResourceError: too few free cells, or a window that reaches positions whose cells
+  // have been evicted.
+  void begin(std::span<const KvRow> rows);
+  // Per pending row: where its keys and values go.
+  std::span<const int32_t> slots(size_t layer) const;
+  // Per pending row: the cells it sees, pending ones and its own included. Valid until the step
+  // ends.
+  std::span<const RowView> views(size_t layer) const;
+  KvView view(size_t layer) const;
+  // All pending rows become cells of their sequences.
+  void commit();
+  // The pending rows listed, ascending in position, become cells of `seq` alone; the others are
+  // freed. Their keys and values move to where they continue the sequence, where possible.
+  void commit(std::span<const int32_t> accepted, int seq);
+  // Frees all pending rows.
+  void abort();
+
+  // Operations between steps. Ranges are [p0, p1); p0 < 0 means 0, p1 < 0 means the end.
+
+  // dst comes to hold src's cells too. The cost does not depend on how many cells they are, as long
+  // as they lie in few runs. ShapeError if dst already holds a position in the range.
+  void seq_cp(int src, int dst, int32_t p0, int32_t p1);
+  void seq_rm(int seq, int32_t p0, int32_t p1);
+  // Removes every other sequence.
+  void seq_keep(int seq);
+  // Moves positions by delta and re-rotates the keys; cells that other sequences hold are copied
+  // first, cells whose position would become negative are dropped. Keys are rounded again.
+  // ShapeError on a collision with a position that stays, ResourceError when there are too few
+  // cells for the copies.
+  void seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
+  void clear();
+
+  // The lowest and highest position held, -1 if none: in the unwindowed group, or if all layers
+  // have windows, in the group with the largest.
+  int32_t seq_pos_min(int seq) const;
+  int32_t seq_pos_max(int seq) const;
+  // The largest m <= n such that seq holds positions 0 .. m - 1 and, cut to them by
+  // seq_rm(seq, m, -1), can go on at position m as if nothing after had ever been computed. Less
+  // than asked for when a window has already evicted what position m would see.
+  int32_t seq_reusable(int seq, int32_t n = std::numeric_limits<int32_t>::max()) const;
+
+  // Unwindowed first, then descending windows.
+  std::vector<KvGroup> groups() const;
+  size_t group_of(size_t layer) const;
+
+  // For tests: the (position, slot) pairs of a sequence, ascending; and every invariant, throwing
+  // Error that names the first one broken.
+  std::vector<std::pair<int32_t, int32_t>> cells(size_t group, int seq) const;
+  void check() const;
+};
+
+}  // namespace pyflow
