@@ -1,0 +1,205 @@
+// Drives the thread pool hard enough for ThreadSanitizer to see a missing edge: items are plain
+// memory, written by whichever thread got them and read by another one after the barrier.
+//
+// usage: thread_pool_driver PROPERTY; exit code 0 when it holds (test_thread_pool.py lists them).
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/errors.h"
+#include "core/thread_pool.h"
+
+namespace {
+
+using pyflow::Team;
+using pyflow::ThreadPool;
+
+void check(bool ok, const std::string& what) {
+  if (ok) return;
+  std::fprintf(stderr, "broken: %s\n", what.c_str());
+  std::exit(1);
+}
+
+// Every item is visited exactly once, and what a thread wrote is seen by all after the loop.
+void visits(ThreadPool& pool, int64_t n, int64_t grain, int n_loops) {
+  std::vector<int32_t> hits(static_cast<size_t>(n), 0);
+  pool.run([&](Team& team) {
+    for (int loop = 0; loop < n_loops; ++loop) {
+      team.for_each(n, grain, [&](int64_t begin, int64_t end) {
+        check(0 <= begin && begin < end && end <= n, "a piece lies inside the range");
+        for (int64_t i = begin; i < end; ++i) hits[static_cast<size_t>(i)] += 1;
+      });
+      // Only reads until the next loop's barrier: each thread looks at all items.
+      for (const int32_t h : hits) check(h == loop + 1, "an item is visited once in each loop");
+      team.barrier();
+    }
+  });
+}
+
+void loops_visit_every_item_once() {
+  for (int n_threads : {1, 2, 3, 4}) {
+    ThreadPool pool(n_threads);
+    // Odd and even numbers of loops: a region must not inherit the cursors of the one before.
+    for (int round = 0; round < 25; ++round)
+      for (int64_t n : {0, 1, 3, 64, 257})
+        for (int64_t grain : {1, 7, 300}) visits(pool, n, grain, 1 + round % 3);
+  }
+}
+
+void idle_threads_take_over_the_share_of_a_busy_one() {
+  for (int n_threads : {2, 4}) {
+    ThreadPool pool(n_threads);
+    constexpr int64_t kItems = 64;
+    for (int round = 0; round < 50; ++round) {
+      std::atomic<int64_t> done{0};
+      pool.run([&](Team& team) {
+        team.for_each(kItems, 1, [&](int64_t begin, int64_t) {
+          // The first item ends last: without help the rest of its owner's share never would.
+          while (begin == 0 && done.load() < kItems - 1) std::this_thread::yield();
+          done.fetch_add(1);
+        });
+      });
+      check(done.load() == kItems, "all items are done");
+    }
+  }
+}
+
+void barriers_order_plain_memory() {
+  for (int n_threads : {2, 4}) {
+    ThreadPool pool(n_threads);
+    std::vector<int> slots(static_cast<size_t>(n_threads), 0);
+    pool.run([&](Team& team) {
+      const auto mine = static_cast<size_t>(team.rank());
+      const size_t next = (mine + 1) % slots.size();
+      for (int step = 1; step <= 2000; ++step) {
+        slots[mine] = step;
+        team.barrier();
+        check(slots[next] == step, "a neighbour's write is seen after the barrier");
+        team.barrier();
+      }
+    });
+  }
+}
+
+void many_short_regions_run_on_all_threads() {
+  for (int n_threads : {1, 2, 4}) {
+    ThreadPool pool(n_threads);
+    std::vector<int> runs(static_cast<size_t>(n_threads), 0);
+    for (int region = 1; region <= 5000; ++region) {
+      pool.run([&](Team& team) {
+        check(team.size() == n_threads, "a team is the whole pool");
+        runs[static_cast<size_t>(team.rank())] += 1;
+      });
+      for (const int r : runs) check(r == region, "every thread has run every region");
+      // Long enough now and then for the workers to fall asleep.
+      if (region % 1000 == 0) usleep(20000);
+    }
+  }
+}
+
+void callers_take_turns() {
+  ThreadPool pool(3);
+  int64_t sum = 0;  // not atomic: only one region may run at a time
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 4; ++c)
+    callers.emplace_back([&] {
+      for (int i = 0; i < 500; ++i)
+        pool.run([&](Team& team) {
+          if (team.rank() == 0) sum += 1;
+          team.barrier();
+          if (team.rank() == 1) sum += 1;
+        });
+    });
+  for (auto& t : callers) t.join();
+  check(sum == 4 * 500 * 2, "no region was lost");
+}
+
+void an_exception_of_all_threads_reaches_the_caller() {
+  for (int n_threads : {1, 4}) {
+    ThreadPool pool(n_threads);
+    for (int round = 0; round < 100; ++round) {
+      std::string caught;
+      try {
+        pool.run([&](Team&) { throw std::runtime_error("cells ran out"); });
+      } catch (const std::runtime_error& e) {
+        caught = e.what();
+      }
+      check(caught == "cells ran out", "the exception arrives");
+      visits(pool, 64, 3, 2);
+    }
+  }
+}
+
+void pools_come_and_go() {
+  for (int round = 0; round < 100; ++round) {
+    ThreadPool pool(1 + round % 5);
+    if (round % 2) visits(pool, 10, 1, 1);
+  }
+}
+
+void impossible_sizes_are_refused() {
+  for (int n_threads : {-1, 0, 1025}) {
+    bool refused = false;
+    try {
+      ThreadPool pool(n_threads);
+    } catch (const pyflow::ResourceError&) {
+      refused = true;
+    }
+    check(refused, "a pool of " + std::to_string(n_threads) + " threads");
+  }
+}
+
+void a_forked_child_is_told_so() {
+  ThreadPool pool(2);
+  visits(pool, 10, 1, 1);
+  const pid_t child = fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      pool.run([](Team&) {});
+    } catch (const pyflow::ResourceError&) {
+      code = 0;
+    }
+    _exit(code);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  check(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+        "the child gets a ResourceError, not a hang");
+  visits(pool, 10, 1, 1);
+}
+
+const std::map<std::string, void (*)()> kProperties = {
+#define PYFLOW_PROPERTY(name) \
+  { #name, name }
+    PYFLOW_PROPERTY(loops_visit_every_item_once),
+    PYFLOW_PROPERTY(idle_threads_take_over_the_share_of_a_busy_one),
+    PYFLOW_PROPERTY(barriers_order_plain_memory),
+    PYFLOW_PROPERTY(many_short_regions_run_on_all_threads),
+    PYFLOW_PROPERTY(callers_take_turns),
+    PYFLOW_PROPERTY(an_exception_of_all_threads_reaches_the_caller),
+    PYFLOW_PROPERTY(pools_come_and_go),
+    PYFLOW_PROPERTY(impossible_sizes_are_refused),
+    PYFLOW_PROPERTY(a_forked_child_is_told_so),
+#undef PYFLOW_PROPERTY
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto property = kProperties.find(argc == 2 ? argv[1] : "");
+  if (property == kProperties.end()) {
+    std::fprintf(stderr, "usage: %s PROPERTY\n", argv[0]);
+    return 2;
+  }
+  property->second();
+}
