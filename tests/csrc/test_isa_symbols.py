@@ -1,0 +1,29 @@
+"""No code compiled for a newer CPU can replace baseline code (contract C7).
+
+The linker keeps one copy of an inline or template function. If a file compiled with instruction-set
+flags offers one, an old CPU may be given it, and stops at an illegal instruction.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(__file__).parents[2] / "build"
+# What the build left behind; without a build tree there is nothing to test.
+OBJECTS = sorted(BUILD.glob("*/CMakeFiles/isa_*.dir/**/*.o"))
+
+
+def exported(path: Path) -> list[str]:
+    command = ["nm", "--demangle", "--defined-only", "--extern-only", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda p: str(p.relative_to(BUILD)))
+def test_an_instruction_set_exports_its_table_and_nothing_else(path: Path) -> None:
+    name = re.sub(r"isa_(\w+)\..*", r"\1", path.name)
+    assert exported(path) == [f"T pyflow::kernels_{name}()"]
