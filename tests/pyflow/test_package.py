@@ -1,0 +1,35 @@
+"""The package that the tests import is the installed one, and imports lightly."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pyflow
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_tests_import_the_installed_package_and_not_the_clone() -> None:
+    origin = json.loads(distribution("pyflow-llm").read_text("direct_url.json") or "{}")
+    editable = origin.get("dir_info", {}).get("editable", False)
+    expected = ROOT if editable else Path(sysconfig.get_path("platlib"))
+    assert Path(pyflow.__file__).resolve() == (expected / "pyflow/__init__.py").resolve()
+
+
+def test_a_program_started_in_the_clone_imports_the_installed_package() -> None:
+    code = "import pyflow; print(pyflow.__file__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == pyflow.__file__
+
+
+def test_every_module_has_one_name() -> None:
+    for name in ("pyflow.formats", "pyflow.quant"):
+        importlib.import_module(name)
+    assert not {"formats", "quant"} & sys.modules.keys()
