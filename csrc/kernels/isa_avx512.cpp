@@ -1,5 +1,11 @@
 // The kernel table for avx512. Everything here has internal linkage but the one exported function:
 // this file is compiled with instruction-set flags, and nothing of it may be merged into other code.
+
+// GCC 12's own intrinsics pass "undefined" vectors around and then warn of them.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,27 +1,72 @@
-// exp and tanh, sixteen lanes at a time, from the vocabulary alone: the same bits from every table.
+// exp, tanh and the activations built on them, sixteen lanes at a time, from the vocabulary alone:
+// the same bits from every table. Not-a-number in gives not-a-number out.
 
-// e^x to 2 ulp for x in [-87.3, 88.7]; 0 below, +inf above. Cephes-style: x = n ln2 + r, |r| <= ln2/2,
-// with ln2 in two parts so that r is exact, and a degree-6 minimax polynomial for e^r.
-static inline Simd::F exp_lanes(Simd::F x) {
+// x = n ln2 + r with |r| <= ln2 / 2, and expm1(r) = e^r - 1. Adding 1.5 * 2^23 rounds to an integer
+// and leaves it in the low bits of the sum, so no conversion is needed and no x is out of range.
+// ln2 comes in two parts, the first with trailing zeros, so that n * ln2_hi is exact for every |n|
+// < 2^9.
+struct ExpParts {
+  Simd::F expm1_r;
+  Simd::I n_shifted;  // n << 23: ready to be added to an exponent field
+};
+static inline ExpParts exp_parts(Simd::F x) {
   using S = Simd;
-  const S::F lo = S::set1(-87.33654f), hi = S::set1(88.72283f);
-  const S::F clamped = S::min(S::max(x, lo), hi);
-  const S::I n = S::to_i(S::mul(clamped, S::set1(1.44269504f)));
-  const S::F nf = S::to_f(n);
-  S::F r = S::fnma(nf, S::set1(0.693359375f), clamped);
-  r = S::fnma(nf, S::set1(-2.12194440e-4f), r);
+  const S::F magic = S::set1(12582912.0f);
+  const S::F t = S::fma(x, S::set1(1.44269504f), magic);
+  const S::F n = S::sub(t, magic);
+  S::F r = S::fnma(n, S::set1(0.693359375f), x);
+  r = S::fnma(n, S::set1(-2.12194440e-4f), r);
+  // Cephes' minimax polynomial for (e^r - 1 - r) / r^2.
   S::F p = S::set1(1.9875691500e-4f);
   p = S::fma(p, r, S::set1(1.3981999507e-3f));
   p = S::fma(p, r, S::set1(8.3334519073e-3f));
   p = S::fma(p, r, S::set1(4.1665795894e-2f));
   p = S::fma(p, r, S::set1(1.6666665459e-1f));
   p = S::fma(p, r, S::set1(5.0000001201e-1f));
-  p = S::fma(S::mul(r, r), p, S::add(r, S::set1(1.0f)));
-  // 2^n as two factors: n = 128 would overflow a single exponent field.
-  const S::I half = S::sar<1>(n), rest = S::isub(n, half);
-  const S::F a = S::bits_f(S::shl<23>(S::iadd(half, S::iset1(127))));
-  const S::F b = S::bits_f(S::shl<23>(S::iadd(rest, S::iset1(127))));
-  const S::F y = S::mul(S::mul(p, a), b);
-  // -inf and everything under the range give exactly 0: lanes that are hidden must not count.
-  return S::where_less(x, lo, S::zero(), y);
+  return {S::fma(S::mul(p, r), r, r), S::shl<23>(S::bits_i(t))};
+}
+
+// e^x. Exactly 0 below ln(FLT_MIN): lanes hidden by -inf must not count, and no subnormal is ever
+// made; exactly 1 at 0; +inf where e^x would round past FLT_MAX.
+static inline Simd::F exp_lanes(Simd::F x) {
+  using S = Simd;
+  const ExpParts e = exp_parts(x);
+  // n goes straight into the exponent field. At both ends it fits: n = 128 comes with e^r < 1.
+  const S::F y = S::bits_f(S::iadd(S::bits_i(S::add(e.expm1_r, S::set1(1.0f))), e.n_shifted));
+  const S::F lowest = S::set1(-87.33654f), above = S::set1(88.722839f),
+             inf = S::set1(__builtin_inff());
+  return S::where_less(x, lowest, S::zero(), S::where_less(x, above, y, S::add(x, inf)));
+}
+
+// tanh(x) = sign(x) * (e^2|x| - 1) / (e^2|x| + 1), from expm1 so that small x keep all their bits.
+static inline Simd::F tanh_lanes(Simd::F x) {
+  using S = Simd;
+  // Past 9.02 the result rounds to 1; the bound keeps the exponent small. min(10, a) keeps a nan.
+  const S::F a = S::min(S::set1(10.0f), S::abs(x));
+  const ExpParts e = exp_parts(S::add(a, a));
+  const S::F one = S::set1(1.0f), two_n = S::bits_f(S::iadd(S::bits_i(one), e.n_shifted));
+  const S::F m = S::fma(two_n, e.expm1_r, S::sub(two_n, one));  // e^2a - 1
+  const S::F y = S::div(m, S::add(m, S::set1(2.0f)));
+  const S::I sign = S::iand(S::bits_i(x), S::bits_i(S::set1(-0.0f)));
+  return S::bits_f(S::ior(S::bits_i(y), sign));
+}
+
+static inline Simd::F softcap_lanes(Simd::F x, Simd::F cap) {
+  return Simd::mul(cap, tanh_lanes(Simd::div(x, cap)));
+}
+
+// x * sigmoid(x)
+static inline Simd::F silu_lanes(Simd::F x) {
+  using S = Simd;
+  return S::div(x, S::add(S::set1(1.0f), exp_lanes(S::sub(S::zero(), x))));
+}
+
+// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3). Since 0.5 (1 + tanh(u)) =
+// sigmoid(2u), this needs no tanh, and negative x keep their relative accuracy where 1 + tanh(u)
+// would cancel.
+static inline Simd::F gelu_tanh_lanes(Simd::F x) {
+  using S = Simd;
+  const S::F minus_2u =
+      S::mul(x, S::fma(S::mul(x, x), S::set1(-0.0713548163f), S::set1(-1.59576912f)));
+  return S::div(x, S::add(S::set1(1.0f), exp_lanes(minus_2u)));
 }

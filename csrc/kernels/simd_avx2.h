@@ -3,6 +3,7 @@
 #pragma once
 
 struct Simd {
+  static constexpr int kAccumulators = 6;  // vectors that a kernel may keep in registers
   struct F {
     __m256 lo, hi;
   };
@@ -38,6 +39,10 @@ struct Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8),
                      _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
   }
+  static inline F set1_f16(const uint16_t* p) {
+    const __m256 x = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(*p)));
+    return {x, x};
+  }
   static inline F load_bf16(const uint16_t* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + 8)), 16))};
@@ -63,6 +68,16 @@ struct Simd {
     return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
   }
+  static inline F swap_pairs(F a) {
+    return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)};
+  }
+  // unpack works within halves of a register, so the halves are put in order afterwards.
+  static inline F zip(__m256 a, __m256 b) {
+    const __m256 lo = _mm256_unpacklo_ps(a, b), hi = _mm256_unpackhi_ps(a, b);
+    return {_mm256_permute2f128_ps(lo, hi, 0x20), _mm256_permute2f128_ps(lo, hi, 0x31)};
+  }
+  static inline F zip_lo(F a, F b) { return zip(a.lo, b.lo); }
+  static inline F zip_hi(F a, F b) { return zip(a.hi, b.hi); }
   static inline float reduce_add(F a) {
     const __m256 b = _mm256_add_ps(a.lo, a.hi);
     const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));

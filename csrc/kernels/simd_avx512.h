@@ -3,6 +3,7 @@
 #pragma once
 
 struct Simd {
+  static constexpr int kAccumulators = 24;  // vectors that a kernel may keep in registers
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
@@ -17,6 +18,9 @@ struct Simd {
   static inline void store_f16(uint16_t* p, F a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static inline F set1_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(*p)));
   }
   static inline F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -34,6 +38,15 @@ struct Simd {
   static inline F abs(F a) { return _mm512_abs_ps(a); }
   static inline F where_less(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+  }
+  static inline F swap_pairs(F a) { return _mm512_permute_ps(a, 0xB1); }
+  static inline F zip_lo(F a, F b) {
+    const I index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(a, index, b);
+  }
+  static inline F zip_hi(F a, F b) {
+    const I index = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(a, index, b);
   }
   static inline float reduce_add(F a) {
     const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

@@ -3,8 +3,9 @@
 // give the same results, bit for bit. Included inside an unnamed namespace.
 //
 //   F  16 f32 lanes          fma(a,b,c) = a*b + c, fnma(a,b,c) = -a*b + c, one rounding each
+//      zip_lo, zip_hi interleave the lower, upper halves: a0 b0 a1 b1 ...
 //      where_less(a,b,yes,no) picks per lane; max(a,b) is b where a lane is not a number
-//   I  16 i32 lanes          to_i rounds to nearest even; shr is logical, sar arithmetic
+//   I  16 i32 lanes          to_i rounds to nearest even, in range only; shr is logical, sar arithmetic
 //   B  64 bytes              byte 4*lane + t; bshl/bshr shift 16-bit pairs: mask the result
 //
 // reduce_add has a fixed shape: lane i + lane i+8, then +4, +2, +1.
@@ -14,6 +15,7 @@
 #pragma once
 
 struct Simd {
+  static constexpr int kAccumulators = 1;  // vectors that a kernel may keep in registers
   struct F {
     float v[16];
   };
@@ -77,6 +79,7 @@ struct Simd {
     __builtin_memcpy(&b, &f, 4);
     return b;
   }
+  static inline F set1_f16(const uint16_t* p) { return set1(half(*p)); }
   static inline F load_bf16(const uint16_t* p) {
     F r;
     PYFLOW_LANES(from_bits(static_cast<uint32_t>(p[i]) << 16));
@@ -95,6 +98,9 @@ struct Simd {
     F r;
     PYFLOW_LANES(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]);
   }
+  static inline F swap_pairs(F a) { F r; PYFLOW_LANES(a.v[i ^ 1]); }
+  static inline F zip_lo(F a, F b) { F r; PYFLOW_LANES(i % 2 ? b.v[i / 2] : a.v[i / 2]); }
+  static inline F zip_hi(F a, F b) { F r; PYFLOW_LANES(i % 2 ? b.v[8 + i / 2] : a.v[8 + i / 2]); }
   static inline float reduce_add(F a) {
     for (int n = 8; n; n /= 2)
       for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
