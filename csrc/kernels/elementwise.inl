@@ -1,1 +1,146 @@
-static inline void fill_elementwise(KernelTable&) {}
+// Everything between the matrix products that works on single values, plus norms, rotary positions
+// and the key/value cache's own format. Sums have a fixed shape, so that no table differs in a bit.
+
+// The last n < 16 values of a row, as a vector whose other lanes are `fill`.
+static inline Simd::F load_tail(const float* p, int64_t n, float fill) {
+  float lanes[16];
+  for (int64_t i = 0; i < 16; ++i) lanes[i] = i < n ? p[i] : fill;
+  return Simd::load(lanes);
+}
+
+// out[i] = f(a[i], b[i]); out may be a or b.
+template <class Function>
+static inline void map(const float* a, const float* b, float* out, int64_t n, Function f) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) Simd::store(out + i, f(Simd::load(a + i), Simd::load(b + i)));
+  if (i < n) {
+    float lanes[16];
+    Simd::store(lanes, f(load_tail(a + i, n - i, 0.0f), load_tail(b + i, n - i, 0.0f)));
+    for (int64_t j = i; j < n; ++j) out[j] = lanes[j - i];
+  }
+}
+
+// Four chains of sixteen lanes hide the latency of fma; they are joined pairwise at the end.
+static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  using S = Simd;
+  S::F sum[4] = {S::zero(), S::zero(), S::zero(), S::zero()};
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64)
+    for (int c = 0; c < 4; ++c) {
+      const S::F v = S::load(x + i + 16 * c);
+      sum[c] = S::fma(v, v, sum[c]);
+    }
+  for (int c = 0; i < n; ++c, i += 16) {
+    const S::F v = i + 16 <= n ? S::load(x + i) : load_tail(x + i, n - i, 0.0f);
+    sum[c] = S::fma(v, v, sum[c]);
+  }
+  const float total = S::reduce_add(S::add(S::add(sum[0], sum[1]), S::add(sum[2], sum[3])));
+  const S::F inverse = S::set1(1.0f / __builtin_sqrtf(total / static_cast<float>(n) + eps));
+  map(x, weight, y, n, [&](S::F v, S::F w) { return S::mul(S::mul(v, inverse), w); });
+}
+
+static void add(float* x, const float* y, int64_t n) {
+  map(x, y, x, n, [](Simd::F a, Simd::F b) { return Simd::add(a, b); });
+}
+
+static void scale(float* x, float s, int64_t n) {
+  const Simd::F factor = Simd::set1(s);
+  map(x, x, x, n, [&](Simd::F a, Simd::F) { return Simd::mul(a, factor); });
+}
+
+static void softcap(float* x, float cap, int64_t n) {
+  const Simd::F c = Simd::set1(cap);
+  map(x, x, x, n, [&](Simd::F a, Simd::F) { return softcap_lanes(a, c); });
+}
+
+static void gate(Activation activation, float* g, const float* up, int64_t n) {
+  switch (activation) {
+    case Activation::Silu:
+      return map(g, up, g, n, [](Simd::F a, Simd::F u) { return Simd::mul(silu_lanes(a), u); });
+    case Activation::GeluTanh:
+      return map(g, up, g, n,
+                 [](Simd::F a, Simd::F u) { return Simd::mul(gelu_tanh_lanes(a), u); });
+  }
+}
+
+// A pair (a, b) turns into (a cos - b sin, b cos + a sin): the product with cos is rounded, the
+// other is fused, in both orders of pairs.
+static void rope(float* head, const float* cos_sin, int64_t n_pairs, bool interleaved) {
+  using S = Simd;
+  const float *cos = cos_sin, *sin = cos_sin + n_pairs;
+  int64_t i = 0;
+  for (; i + 16 <= n_pairs; i += 16) {
+    const S::F c = S::load(cos + i), s = S::load(sin + i);
+    if (interleaved) {
+      const S::F minus_s = S::mul(s, S::set1(-1.0f));
+      const S::F x0 = S::load(head + 2 * i), x1 = S::load(head + 2 * i + 16);
+      S::store(head + 2 * i,
+               S::fma(S::swap_pairs(x0), S::zip_lo(minus_s, s), S::mul(x0, S::zip_lo(c, c))));
+      S::store(head + 2 * i + 16,
+               S::fma(S::swap_pairs(x1), S::zip_hi(minus_s, s), S::mul(x1, S::zip_hi(c, c))));
+    } else {
+      const S::F a = S::load(head + i), b = S::load(head + n_pairs + i);
+      S::store(head + i, S::fnma(b, s, S::mul(a, c)));
+      S::store(head + n_pairs + i, S::fma(a, s, S::mul(b, c)));
+    }
+  }
+  for (; i < n_pairs; ++i) {
+    float* pa = interleaved ? head + 2 * i : head + i;
+    float* pb = interleaved ? head + 2 * i + 1 : head + n_pairs + i;
+    const float a = *pa, b = *pb;
+    *pa = __builtin_fmaf(-b, sin[i], a * cos[i]);
+    *pb = __builtin_fmaf(a, sin[i], b * cos[i]);
+  }
+}
+
+// log(sum(exp(x))) as max + log(sum(exp(x - max))), sixteen sums in double. No number gives -inf.
+static double log_sum_exp(const float* x, int64_t n) {
+  using S = Simd;
+  const float ninf = -__builtin_inff();
+  S::F top = S::set1(ninf);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) top = S::max(S::load(x + i), top);
+  if (i < n) top = S::max(load_tail(x + i, n - i, ninf), top);
+  // When nothing exceeds -inf, subtracting 0 lets the sum tell zeros from not-a-numbers.
+  const float highest = S::reduce_max(top), m = highest == ninf ? 0.0f : highest;
+  double sum[16] = {};
+  for (i = 0; i < n; i += 16) {
+    const S::F v = i + 16 <= n ? S::load(x + i) : load_tail(x + i, n - i, ninf);
+    float e[16];
+    S::store(e, exp_lanes(S::sub(v, S::set1(m))));
+    for (int lane = 0; lane < 16; ++lane) sum[lane] += static_cast<double>(e[lane]);
+  }
+  for (int width = 8; width; width /= 2)
+    for (int lane = 0; lane < width; ++lane) sum[lane] += sum[lane + width];
+  return static_cast<double>(m) + __builtin_log(sum[0]);
+}
+
+// Eight chains of loads keep the memory system busy; adding is cheaper than any load that misses.
+static uint64_t read_bytes(const uint8_t* p, int64_t nbytes) {
+  using S = Simd;
+  const auto at = [p](int64_t i) { return S::load_i32(reinterpret_cast<const int32_t*>(p + i)); };
+  S::I sum[8];
+  for (auto& s : sum) s = S::izero();
+  int64_t i = 0;
+  for (; i + 512 <= nbytes; i += 512)
+    for (int c = 0; c < 8; ++c) sum[c] = S::iadd(sum[c], at(i + 64 * c));
+  for (; i + 64 <= nbytes; i += 64) sum[0] = S::iadd(sum[0], at(i));
+  int32_t lanes[16];
+  uint64_t total = 0;
+  for (const auto& s : sum) {
+    S::store_i32(lanes, s);
+    for (const int32_t lane : lanes) total += static_cast<uint32_t>(lane);
+  }
+  return total;
+}
+
+static inline void fill_elementwise(KernelTable& t) {
+  t.rms_norm = rms_norm;
+  t.add = add;
+  t.scale = scale;
+  t.softcap = softcap;
+  t.gate = gate;
+  t.rope = rope;
+  t.log_sum_exp = log_sum_exp;
+  t.read_bytes = read_bytes;
+}
