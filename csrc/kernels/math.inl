@@ -1,5 +1,5 @@
 // exp, tanh and the activations built on them, sixteen lanes at a time, from the vocabulary alone:
-// the same bits from every table. Not-a-number in gives not-a-number out.
+// the same bits from every table. Not-a-number in gives not-a-number out, of any sign and payload.
 
 // x = n ln2 + r with |r| <= ln2 / 2, and expm1(r) = e^r - 1. Adding 1.5 * 2^23 rounds to an integer
 // and leaves it in the low bits of the sum, so no conversion is needed and no x is out of range.
