@@ -1,0 +1,162 @@
+"""Pre-tokenizers: how a byte-level BPE vocabulary expects text to be cut into words.
+
+`tokenizer.ggml.pre` names the cut. A merge never crosses it, so it decides token ids.
+
+The regular expressions work on *collapsed* text, one byte per code point: ASCII stands for itself
+and every other code point for its class (letter, number, ...). That makes offsets trivial, the
+expressions fast, and Unicode's classes our own fixed table (see unicode_ranges.py):
+
+    text       I ' l l   s a y   “ N o ë l ”
+    collapsed  I ' l l   s a y   P N o L l P      (P = 0xD3, L = 0xD2)
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyflow.errors import UnsupportedError
+from pyflow.tokenizer import unicode_ranges
+
+_OTHER, _NUMBER, _LETTER, _PUNCTUATION, _MARK = range(0xD0, 0xD5)
+# A byte that \s matches, unused by ordinary text; only its class matters after collapsing.
+_SPACE = 0x0B
+
+# The insides of bracket expressions: ASCII members, then the stand-in for all others.
+_L = r"A-Za-z\xd2"
+_N = r"0-9\xd1"
+_P = r"!-#%-*,-/:;?@\[-\]_{}\xd3"
+_M = r"\xd4"
+
+_CONTRACTIONS = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{_L}]+| ?[{_N}]+| ?[^\s{_L}{_N}]+|\s+(?!\S)|\s+"
+
+
+def _gpt4(numbers: str, *, contractions: str = f"{_CONTRACTIONS}|", letters: str = _L) -> str:
+    return (
+        rf"{contractions}[^\r\n{_L}{_N}]?[{letters}]+|{numbers}"
+        rf"| ?[^\s{letters}{_N}]+[\r\n]*|{_BLANKS}"
+    )
+
+
+_LLAMA3 = _gpt4(rf"[{_N}]{{1,3}}")
+_QWEN2 = _gpt4(rf"[{_N}]")
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """Expressions applied one after the other, each to the pieces that the one before left.
+
+    Matches and the gaps between them both become pieces. `whole_words` says that a word which is a
+    token as it stands is taken without merging; `add_bos` is the default where the file is silent.
+    """
+
+    patterns: tuple[re.Pattern[bytes], ...]
+    whole_words: bool = False
+    add_bos: bool = False
+
+    def split(self, text: str) -> Iterator[str]:
+        """The pieces of `text` in order; joined they are `text` again."""
+        collapsed = _collapse(text)
+        spans = [(0, len(text))]
+        for pattern in self.patterns:
+            spans = list(_cut(pattern, collapsed, spans))
+        return (text[start:end] for start, end in spans)
+
+
+def _cut(
+    pattern: re.Pattern[bytes], collapsed: bytes, spans: list[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    for start, end in spans:
+        done = start
+        for match in pattern.finditer(collapsed, start, end):
+            first, last = match.span()
+            if done < first:
+                yield done, first
+            yield first, last
+            done = last
+        if done < end:
+            yield done, end
+
+
+def _collapse(text: str) -> bytes:
+    if text.isascii():
+        return text.encode("ascii")
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    collapsed: np.ndarray[tuple[int], np.dtype[np.uint8]] = _classes()[points]
+    return collapsed.tobytes()
+
+
+@functools.cache
+def _classes() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    table = np.full(0x110000, _OTHER, dtype=np.uint8)
+    table[:128] = np.arange(128)
+    for ranges, code in (
+        (unicode_ranges.NUMBERS, _NUMBER),
+        (unicode_ranges.LETTERS, _LETTER),
+        (unicode_ranges.PUNCTUATION, _PUNCTUATION),
+        (unicode_ranges.MARKS, _MARK),
+        (unicode_ranges.WHITESPACE, _SPACE),
+    ):
+        for span in ranges.split():
+            first, _, last = span.partition("-")
+            table[int(first, 16) : int(last or first, 16) + 1] = code
+    return table
+
+
+def _pre(*patterns: str, whole_words: bool = False, add_bos: bool = False) -> PreTokenizer:
+    compiled = tuple(re.compile(pattern.encode("ascii")) for pattern in patterns)
+    return PreTokenizer(compiled, whole_words=whole_words, add_bos=add_bos)
+
+
+def _families() -> Iterator[tuple[str, PreTokenizer]]:
+    """Names as llama.cpp's converter writes them, with the cut that llama.cpp makes for each."""
+    yield (
+        "default",
+        _pre(rf"[{_P}$+<->^~|]+", _GPT2, rf"[{_N}]+", r"[0-9][0-9][0-9]"),
+    )
+    yield "falcon", _pre(rf"[{_P}$+<->^~|`]+", _GPT2, r"[0-9][0-9][0-9]")
+    yield (
+        "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert"
+        " mpt olmo jais trillion granite-docling exaone4",
+        _pre(_GPT2),
+    )
+    yield (
+        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+        _pre(rf"[{_N}]", _GPT2),
+    )
+    yield (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        _pre(_LLAMA3, whole_words=True, add_bos=True),
+    )
+    yield "dbrx smaug-bpe chatglm-bpe", _pre(_LLAMA3)
+    yield "glm4 glm5", _pre(_LLAMA3, whole_words=True)
+    yield (
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+        _pre(_QWEN2),
+    )
+    yield "qwen35", _pre(_gpt4(rf"[{_N}]", letters=_L + _M))
+    yield "ufakzeka", _pre(_gpt4(rf"[{_N}]", contractions=""))
+
+
+@functools.cache
+def known() -> dict[str, PreTokenizer]:
+    """Every pre-tokenizer by the name that `tokenizer.ggml.pre` gives it."""
+    return {name: pre for names, pre in _families() for name in names.split()}
+
+
+def by_name(name: str, *, source: str) -> PreTokenizer:
+    """The pre-tokenizer called `name`; UnsupportedError lists the known ones if there is none."""
+    try:
+        return known()[name]
+    except KeyError:
+        raise UnsupportedError(
+            f"{source}: tokenizer.ggml.pre: unknown pre-tokenizer {name!r}; text would be cut"
+            f" in the wrong places; known: {', '.join(sorted(known()))}"
+        ) from None

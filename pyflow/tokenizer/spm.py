@@ -1,0 +1,177 @@
+"""SentencePiece vocabularies (Llama 2, Gemma) with llama.cpp's encoder.
+
+Among all neighbouring pieces whose concatenation is a token, the pair with the best score is
+joined, the leftmost of equals first, until none is left. What is then no token is written as byte
+tokens. This is greedy; a unigram model would search for the best sum of scores and can differ.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from array import array
+from collections.abc import Mapping
+
+import numpy as np
+
+from pyflow.errors import FormatError
+from pyflow.tokenizer.vocab import Vocab, read_numbers
+
+# Stands for a space inside tokens; in text it cannot be told from one.
+SPACE = "\u2581"
+_CACHED_SEGMENTS = 1 << 15
+
+
+class ScoredMerges:
+    """Encodes text without special tokens."""
+
+    missing_bytes: frozenset[int] = frozenset()
+    add_bos = True
+
+    def __init__(self, metadata: Mapping[str, object], vocab: Vocab, *, source: str) -> None:
+        self._ids = vocab.ids
+        self._scores = _scores(metadata, len(vocab), source=source)
+        self._bytes = _byte_ids(vocab, source=source)
+        self._joints = _joints(vocab)
+        self._segments: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`."""
+        text = text.replace(" ", SPACE)
+        ids: list[int] = []
+        for segment in self._cut(text):
+            known = self._segments.get(segment)
+            if known is None:
+                known = self._encode_symbols(list(segment))
+                if len(self._segments) >= _CACHED_SEGMENTS:
+                    self._segments.clear()
+                if len(segment) <= 64:
+                    self._segments[segment] = known
+            ids += known
+        return ids
+
+    def encode_invalid(self, raw: bytes) -> list[int]:
+        """Token ids of bytes that are not UTF-8: symbols are as long as their first byte says."""
+        raw = raw.replace(b" ", SPACE.encode())
+        symbols = []
+        start = 0
+        while start < len(raw):
+            lead = raw[start]
+            length = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            symbols.append(raw[start : start + length].decode("utf-8", "surrogateescape"))
+            start += length
+        return self._encode_symbols(symbols)
+
+    def _cut(self, text: str) -> list[str]:
+        """Cuts between characters that are neighbours in no token: no merge can ever join them.
+
+        Then the segments are independent of each other, and what is joined within one, in which
+        order, is the same as in the whole text.
+        """
+        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        pairs = _pairs(points)
+        places = np.searchsorted(self._joints, pairs)
+        joined = self._joints[np.minimum(places, len(self._joints) - 1)] == pairs
+        cuts = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(text)]
+        return [text[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+
+    def _encode_symbols(self, symbols: list[str]) -> list[int]:
+        n = len(symbols)
+        ids, scores = self._ids, self._scores
+        before = list(range(-1, n - 1))
+        after = [*range(1, n), -1]
+        # (-score, left, right, joined length): best score, then leftmost.
+        queue: list[tuple[float, int, int, int]] = []
+
+        def consider(left: int, right: int) -> None:
+            if left < 0 or right < 0:
+                return
+            pair = symbols[left] + symbols[right]
+            token = ids.get(pair)
+            if token is not None:
+                heapq.heappush(queue, (-scores[token], left, right, len(pair)))
+
+        for left in range(n - 1):
+            consider(left, left + 1)
+        while queue:
+            _, left, right, length = heapq.heappop(queue)
+            # Symbols only grow or vanish: an entry is stale iff its length has changed.
+            if (
+                not symbols[left]
+                or not symbols[right]
+                or len(symbols[left]) + len(symbols[right]) != length
+            ):
+                continue
+            symbols[left] += symbols[right]
+            symbols[right] = ""
+            after[left] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = left
+            consider(before[left], left)
+            consider(left, after[left])
+
+        result: list[int] = []
+        for symbol in filter(None, symbols):
+            token = ids.get(symbol)
+            if token is not None:
+                result.append(token)
+            else:
+                result += (self._bytes[byte] for byte in symbol.encode("utf-8", "surrogateescape"))
+        return result
+
+
+def token_bytes(text: str) -> bytes:
+    """The bytes that a normal token's `text` stands for."""
+    return text.replace(SPACE, " ").encode("utf-8")
+
+
+def byte_of(text: str, *, source: str) -> bytes:
+    """The byte that a byte token's `text`, <0xAB>, stands for."""
+    try:
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes([int(text[3:5], 16)])
+    except ValueError:
+        pass
+    raise FormatError(
+        f"{source}: tokenizer.ggml.tokens: byte token {text!r}, expected <0x00> to <0xFF>"
+    )
+
+
+def _scores(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> array[float]:
+    key = "tokenizer.ggml.scores"
+    if key not in metadata:
+        raise FormatError(
+            f"{source}: {key} is missing; a 'llama' vocabulary cannot be used without"
+        )
+    values = read_numbers(metadata, key, n_tokens, source=source).astype(np.float32)
+    if np.isnan(values).any():
+        i = int(np.isnan(values).argmax())
+        raise FormatError(f"{source}: {key}: token {i} has score {math.nan}")
+    return array("f", values.tobytes())
+
+
+def _byte_ids(vocab: Vocab, *, source: str) -> list[int]:
+    ids = []
+    for byte in range(256):
+        token = vocab.ids.get(f"<0x{byte:02X}>")
+        if token is None and byte < 128:
+            token = vocab.ids.get(chr(byte))
+        if token is None:
+            raise FormatError(f"{source}: tokenizer.ggml.tokens: no token for byte 0x{byte:02X}")
+        ids.append(token)
+    return ids
+
+
+def _joints(vocab: Vocab) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Every pair of characters that are neighbours in some token, sorted; never empty."""
+    # Joining the texts adds pairs with the separator: a cut less, never a wrong one.
+    points = np.frombuffer("\n".join([*vocab.texts, ""]).encode("utf-32-le"), dtype="<u4")
+    return np.unique(np.append(_pairs(points), np.uint64(0)))
+
+
+def _pairs(
+    points: np.ndarray[tuple[int], np.dtype[np.uint32]],
+) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    wide = points.astype(np.uint64)
+    return (wide[:-1] << np.uint64(32)) | wide[1:]

@@ -1,0 +1,144 @@
+"""A vocabulary as a GGUF file describes it, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from pyflow.errors import FormatError
+from pyflow.tokenizer.stops import TokenType, find_stop_ids
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """Tokens, their types and the special ids; `ids` is the inverse of `texts`."""
+
+    texts: Sequence[str]
+    ids: Mapping[str, int]
+    types: bytes
+    bos_id: int | None
+    eos_id: int | None
+    unknown_id: int | None
+    stop_ids: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
+    """The vocabulary in GGUF `metadata`; FormatError names `source` and the key that is wrong."""
+    texts = _strings(metadata, "tokenizer.ggml.tokens", source=source)
+    if not texts:
+        raise FormatError(f"{source}: tokenizer.ggml.tokens: the vocabulary is empty")
+    # Empty texts cannot be looked up; llama.cpp gives them this name too.
+    if "" in texts:
+        texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
+    ids = {text: i for i, text in enumerate(texts)}
+    if len(ids) != len(texts):
+        i = next(i for i, text in enumerate(texts) if ids[text] != i)
+        raise FormatError(
+            f"{source}: tokenizer.ggml.tokens: tokens {i} and {ids[texts[i]]} are both {texts[i]!r}"
+        )
+    types = bytearray(_types(metadata, len(texts), source=source))
+
+    special = {
+        name: read_id(metadata, f"tokenizer.ggml.{name}_token_id", len(texts), source=source)
+        for name in ("bos", "eos", "eot", "eom", "unknown", "fim_pad", "fim_rep", "fim_sep")
+    }
+    if metadata.get("tokenizer.ggml.model") == "llama":  # the ids of the first such vocabulary
+        for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
+            if special[name] is None and default < len(texts):
+                special[name] = default
+    stop_ids = find_stop_ids(ids, types, special)
+    return Vocab(
+        texts=texts,
+        ids=ids,
+        types=bytes(types),
+        bos_id=special["bos"],
+        eos_id=special["eos"],
+        unknown_id=special["unknown"],
+        stop_ids=stop_ids,
+    )
+
+
+def _types(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> bytes:
+    key = "tokenizer.ggml.token_type"
+    if key not in metadata:
+        return bytes([TokenType.NORMAL]) * n_tokens
+    values = read_numbers(metadata, key, n_tokens, source=source)
+    known = np.isin(values, list(TokenType))
+    if not known.all():
+        i = int(known.argmin())
+        raise FormatError(f"{source}: {key}: token {i} has type {values[i]}, expected 0 to 6")
+    return values.astype(np.uint8).tobytes()
+
+
+def read_numbers(
+    metadata: Mapping[str, object], key: str, n_tokens: int, *, source: str
+) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    """The array of one number per token under `key`."""
+    try:
+        values = np.asarray(metadata[key])
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{source}: {key}: expected an array of numbers: {error}") from None
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise FormatError(f"{source}: {key}: expected an array of numbers")
+    if len(values) != n_tokens:
+        raise FormatError(
+            f"{source}: {key}: expected {n_tokens} values, one per token, found {len(values)}"
+        )
+    return values
+
+
+def read_id(metadata: Mapping[str, object], key: str, n_tokens: int, *, source: str) -> int | None:
+    """The token id under `key`, None when absent; FormatError unless it is in the vocabulary."""
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise FormatError(f"{source}: {key}: expected a token id, found {value!r}")
+    if not 0 <= value < n_tokens:
+        raise FormatError(f"{source}: {key}: {value} is not in the vocabulary of {n_tokens} tokens")
+    return int(value)
+
+
+def read(metadata: Mapping[str, object], key: str, kind: type[T], default: T, *, source: str) -> T:
+    """The value under `key`, which must be a `kind`, or `default` when absent."""
+    value = metadata.get(key, default)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, kind):
+        raise FormatError(f"{source}: {key}: expected {kind.__name__}, found {value!r}")
+    return value
+
+
+def _strings(metadata: Mapping[str, object], key: str, *, source: str) -> list[str]:
+    values = metadata.get(key)
+    if values is None:
+        raise FormatError(f"{source}: {key} is missing: this file holds no vocabulary")
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise FormatError(f"{source}: {key}: expected an array of strings")
+    for i, value in enumerate(values):
+        if not isinstance(value, str):
+            raise FormatError(f"{source}: {key}: item {i} is not UTF-8 text: {value!r}")
+    return values if isinstance(values, list) else list(values)
+
+
+def read_merges(metadata: Mapping[str, object], *, source: str) -> list[tuple[str, str]]:
+    """The pairs of `tokenizer.ggml.merges`, best first."""
+    key = "tokenizer.ggml.merges"
+    pairs: dict[tuple[str, str], None] = {}  # of equal pairs the first, better one counts
+    for i, merge in enumerate(_strings(metadata, key, source=source)):
+        # The first part may itself begin with a space.
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise FormatError(
+                f"{source}: {key}: item {i}, {merge!r}, is not two parts with a space"
+            )
+        pairs[merge[:cut], merge[cut + 1 :]] = None
+    return list(pairs)
