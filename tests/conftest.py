@@ -4,9 +4,52 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyflow.tokenizer import Tokenizer
 
 # The clone has a ./pyflow without its extension: neither the tests nor the programs they start may
 # import from the current directory, however pytest was called.
 os.environ["PYTHONSAFEPATH"] = "1"
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parents[1]]
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Callable[[str], Path]:
+    """The path of a real model by its name; pulled on first use."""
+    from pyflow import catalogue
+
+    return catalogue.pull
+
+
+@pytest.fixture(scope="session")
+def metadata_of(model_path: Callable[[str], Path]) -> Callable[[str], dict[str, object]]:
+    """The GGUF metadata of a real model by the model's name."""
+    from gguf import GGUFReader
+
+    @cache
+    def metadata(name: str) -> dict[str, object]:
+        fields = GGUFReader(model_path(name)).fields
+        return {key: field.contents() for key, field in fields.items()}
+
+    return metadata
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of(
+    metadata_of: Callable[[str], dict[str, object]],
+) -> Callable[[str], Tokenizer]:
+    """The tokenizer of a real model by the model's name."""
+    from pyflow.tokenizer import Tokenizer
+
+    @cache
+    def tokenizer(name: str) -> Tokenizer:
+        return Tokenizer.from_metadata(metadata_of(name), source=f"{name}.gguf")
+
+    return tokenizer

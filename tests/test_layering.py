@@ -37,6 +37,8 @@ PYTHON: list[set[str]] = [
     {"formats"},
     {"quant"},
     {"spec", "architectures", "tokenizer", "chat", "sampling", "topology", "models"},
+    {"download"},
+    {"catalogue"},
     {"engine"},
     {"generate", "speculate", "cluster"},
     {"__init__"},

