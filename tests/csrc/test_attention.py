@@ -1,0 +1,397 @@
+"""Attention depends on the query and the visible (position, key, value) triples alone, bitwise."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyflow import _core
+
+kernels = _core.testing
+TABLES: list[str] = _core.cpu_info()["tables"]
+BEST = TABLES[-1]
+KINDS = ["f16", "q8_0"]
+View = tuple[np.ndarray, np.ndarray]  # slots, positions
+
+
+def view(slots: Any, positions: Any) -> View:
+    return np.array(slots, np.int32), np.array(positions, np.int32)
+
+
+@dataclass
+class Cache:
+    """Random keys and values by position, in chosen slots among cells full of nan patterns."""
+
+    kind: str
+    n_kv_heads: int
+    head_dim: int
+    n_slots: int
+    k: np.ndarray = field(init=False)
+    v: np.ndarray = field(init=False)
+    cells: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        wide = self.head_dim * 2 if self.kind == "f16" else self.head_dim // 32 * 34
+        self.k, self.v = np.full((2, self.n_slots * self.n_kv_heads * wide), 0xFF, np.uint8)
+        self.cells = kernels.Cells(self.k, self.v, self.kind, self.n_kv_heads, self.head_dim)
+
+    def data(self, position: int, seed: int = 0) -> np.ndarray:
+        rng = np.random.default_rng([seed, position])
+        return rng.normal(0, 1, (2, self.n_kv_heads * self.head_dim)).astype(np.float32)
+
+    def fill(self, slots: Any, positions: Any, seed: int = 0) -> None:
+        for slot, position in zip(slots, positions, strict=True):
+            self.cells.store_kv(BEST, int(slot), *self.data(int(position), seed))
+
+    def values(self) -> np.ndarray:
+        """Stored values as float64 [slot, kv_head, dim]."""
+        if self.kind == "f16":
+            v = self.v.view(np.float16).astype(np.float64)
+        else:
+            b = self.v.view(np.dtype([("d", np.float16), ("q", np.int8, 32)]))
+            v = b["d"].astype(np.float64)[:, None] * b["q"]
+        return v.reshape(self.n_slots, self.n_kv_heads, self.head_dim)
+
+    def keys(self, slots: np.ndarray) -> np.ndarray:
+        """Stored keys as float64 [cell, kv_head, dim]."""
+        return np.array([self.cells.load_k(BEST, int(s)) for s in slots], np.float64)
+
+
+def attend(
+    table: str,
+    cache: Cache,
+    q: np.ndarray,
+    rows: list[View],
+    *,
+    softcap: float = 0.0,
+    cuts: tuple[int, ...] = (),
+) -> np.ndarray:
+    """All rows and heads, the rows cut into several calls; outputs start as nan between guards."""
+    n_heads = q.shape[1] // cache.head_dim
+    scale = cache.head_dim**-0.5
+    out = np.full((len(rows), q.shape[1] + 3), np.nan, np.float32)
+    edges = [0, *cuts, len(rows)]
+    for begin, end in itertools.pairwise(edges):
+        for kv_head in range(cache.n_kv_heads):
+            kernels.attend(
+                table, cache.cells, q, out, rows, n_heads, scale, softcap, begin, end, kv_head
+            )
+    assert np.isnan(out[:, q.shape[1] :]).all()
+    return out[:, : q.shape[1]].copy()
+
+
+def reference(cache: Cache, q: np.ndarray, rows: list[View], softcap: float = 0.0) -> np.ndarray:
+    n_heads = q.shape[1] // cache.head_dim
+    group = n_heads // cache.n_kv_heads
+    out = np.zeros((len(rows), n_heads, cache.head_dim))
+    all_values = cache.values()
+    for r, (slots, _) in enumerate(rows):
+        if slots.size == 0:
+            continue
+        keys, values = cache.keys(slots), all_values[slots]
+        for h in range(n_heads):
+            query = q[r].reshape(n_heads, -1)[h].astype(np.float64)
+            s = keys[:, h // group] @ query * cache.head_dim**-0.5
+            if softcap:
+                s = softcap * np.tanh(s / softcap)
+            p = np.exp(s - s.max())
+            out[r, h] = p @ values[:, h // group] / p.sum()
+    return out.reshape(q.shape)
+
+
+def queries(n_rows: int, n_heads: int, head_dim: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 1, (n_rows, n_heads * head_dim)).astype(np.float32)
+
+
+def causal(slots: np.ndarray, positions: np.ndarray, n_rows: int, window: int = 0) -> list[View]:
+    """The last n_rows cells as rows, all pointing into one array."""
+    n = len(slots)
+    first = [max(0, n - n_rows + r + 1 - window) if window else 0 for r in range(n_rows)]
+    return [
+        (slots[f : n - n_rows + r + 1], positions[f : n - n_rows + r + 1])
+        for r, f in enumerate(first)
+    ]
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))
+
+
+SHAPES = [  # heads, key/value heads, head_dim
+    (9, 3, 64),
+    (4, 1, 256),
+    (12, 2, 128),
+    (5, 5, 32),
+    (8, 1, 96),
+    (14, 2, 32),
+    (2, 1, 512),
+]
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.5])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_table_gives_the_scalar_bits_and_they_are_right(
+    kind: str, shape: tuple[int, int, int], softcap: float
+) -> None:
+    n_heads, n_kv_heads, head_dim = shape
+    n, n_rows = 150, 19
+    cache = Cache(kind, n_kv_heads, head_dim, 176)
+    slots, positions = view(np.arange(n) + 5, np.arange(n) + 40)
+    cache.fill(slots, positions)
+    q = queries(n_rows, n_heads, head_dim)
+    rows = causal(slots, positions, n_rows)
+    results = [attend(table, cache, q, rows, softcap=softcap) for table in TABLES]
+    for result in results:
+        assert same_bits(result, results[0])
+    np.testing.assert_allclose(results[0], reference(cache, q, rows, softcap), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_f16_heads_of_any_multiple_of_sixteen(head_dim: int) -> None:
+    cache = Cache("f16", 2, head_dim, 80)
+    slots, positions = view(np.arange(70), np.arange(70))
+    cache.fill(slots, positions)
+    q = queries(70, 4, head_dim)
+    rows = causal(slots, positions, 70)
+    results = [attend(table, cache, q, rows) for table in TABLES]
+    for result in results:
+        assert same_bits(result, results[0])
+    np.testing.assert_allclose(results[0], reference(cache, q, rows), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("n_heads", range(1, 9))
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_one_to_eight_heads_and_of_many_more(kind: str, n_heads: int) -> None:
+    cache = Cache(kind, 1, 32, 160)
+    slots, positions = view(np.arange(150), np.arange(150))
+    cache.fill(slots, positions)
+    rows = causal(slots, positions, 7)
+    q = queries(7, 71, 32)
+    whole = attend(BEST, cache, q, rows)  # 71 heads: more than a tile holds
+    part = attend(BEST, cache, np.ascontiguousarray(q[:, : n_heads * 32]), rows)
+    assert same_bits(whole[:, : n_heads * 32], part)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_the_cells_lie_does_not_matter(kind: str, table: str) -> None:
+    n, n_rows = 300, 5
+    rng = np.random.default_rng(2)
+    positions = np.arange(n) + 100
+    q = queries(n_rows, 6, 64)
+    placements = {
+        "aligned with positions": positions % 16 + positions - positions[0] // 16 * 16,
+        "shifted": np.arange(n) + 7,
+        "backwards": np.arange(n)[::-1] + 3,
+        "runs in any order": (rng.permutation(n // 10)[:, None] * 10 + np.arange(10)).reshape(-1),
+        "scattered": rng.permutation(400)[:n],
+    }
+    placements["aligned with positions"] = positions - 96
+    results = []
+    for slots in placements.values():
+        cache = Cache(kind, 2, 64, 400)
+        s, p = view(slots, positions)
+        cache.fill(s, p)
+        results.append(attend(table, cache, q, causal(s, p, n_rows)))
+        results.append(attend(table, cache, q[-1:], causal(s, p, 1)))
+    for batch, alone in zip(results[::2], results[1::2], strict=True):
+        assert same_bits(batch, results[0])
+        assert same_bits(alone[0], results[0][-1])
+
+
+@pytest.mark.parametrize("window", [0, 1, 20, 64, 100, 130])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_alone_equals_the_row_in_any_batch(kind: str, window: int) -> None:
+    n = n_rows = 170
+    cache = Cache(kind, 1, 64, 192)
+    slots, positions = view(np.arange(n) + 9, np.arange(n) + 30)
+    cache.fill(slots, positions)
+    q = queries(n_rows, 3, 64)
+    rows = causal(slots, positions, n_rows, window)
+    whole = attend(BEST, cache, q, rows)
+    rng = np.random.default_rng(window)
+    cuts = tuple(int(c) for c in np.unique(rng.integers(1, n_rows, 9)))
+    assert same_bits(attend(BEST, cache, q, rows, cuts=cuts), whole)
+    assert same_bits(attend(BEST, cache, q, rows, cuts=tuple(range(1, n_rows))), whole)
+    # The same views as arrays of their own, in another order.
+    order = rng.permutation(n_rows)
+    copies = [(rows[r][0].copy(), rows[r][1].copy()) for r in order]
+    assert same_bits(attend(BEST, cache, q[order], copies), whole[order])
+    np.testing.assert_allclose(whole, reference(cache, q, rows), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_is_the_full_view_without_the_cells_it_hides(kind: str) -> None:
+    """A ring of 48 cells and a full cache give the same bits."""
+    window, n = 40, 130
+    full, ring = Cache(kind, 2, 32, 144), Cache(kind, 2, 32, 48)
+    positions = np.arange(n)
+    full.fill(positions, positions)
+    q = queries(n, 4, 32)
+    for r in range(n):
+        ring.fill([r % 48], [r])
+        seen = positions[max(0, r + 1 - window) : r + 1]
+        a = attend(BEST, full, q[r : r + 1], [view(seen, seen)])
+        b = attend(BEST, ring, q[r : r + 1], [view(seen % 48, seen)])
+        assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_cells_do_not_leak_whatever_they_hold(kind: str, table: str) -> None:
+    """Rows of one tile see different branches; cells of the others hold infinities and nan."""
+    n_prefix, n_rows = 90, 12
+    cache = Cache(kind, 1, 32, 128)
+    prefix = np.arange(n_prefix)
+    cache.fill(prefix, prefix)
+    rows = []
+    for r in range(n_rows):  # siblings at one position, each in a cell of its own
+        cache.fill([n_prefix + r], [n_prefix], seed=r)
+        rows.append(view([*prefix, n_prefix + r], [*prefix, n_prefix]))
+    q = queries(n_rows, 3, 32)
+    clean = attend(table, cache, q, rows)
+    np.testing.assert_allclose(clean, reference(cache, q, rows), rtol=0, atol=3e-6)
+    for bad in (np.nan, np.inf, -np.inf):
+        k, v = np.full((2, 32), bad, np.float32)
+        cache.cells.store_kv(BEST, n_prefix + 4, k, v)
+        dirty = attend(table, cache, q, rows)
+        others = np.arange(n_rows) != 4
+        assert same_bits(dirty[others], clean[others])
+        assert np.isnan(dirty[4]).all(), "what a row sees is not hidden"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_later_rows_of_a_prefill_do_not_reach_earlier_ones(kind: str) -> None:
+    n = 80
+    cache = Cache(kind, 1, 32, 80)
+    slots, positions = view(np.arange(n), np.arange(n))
+    cache.fill(slots, positions)
+    q = queries(n, 3, 32)
+    rows = causal(slots, positions, n)
+    windowed = causal(slots, positions, n, 9)
+    clean, clean_windowed = attend(BEST, cache, q, rows), attend(BEST, cache, q, windowed)
+    k, v = np.full((2, 32), np.nan, np.float32)
+    cache.cells.store_kv(BEST, 45, k, v)
+    dirty, dirty_windowed = attend(BEST, cache, q, rows), attend(BEST, cache, q, windowed)
+    assert same_bits(dirty[:45], clean[:45])
+    assert np.isnan(dirty[45:]).all()
+    seen = (np.arange(n) >= 45) & (np.arange(n) < 45 + 9)
+    assert same_bits(dirty_windowed[~seen], clean_windowed[~seen])
+    assert np.isnan(dirty_windowed[seen]).all()
+
+
+def by_spans(table: str, cache: Cache, q: np.ndarray, rows: list[View], n_spans: int) -> np.ndarray:
+    n_heads = q.shape[1] // cache.head_dim
+    scale = cache.head_dim**-0.5
+    out = np.full_like(q, np.nan)
+    for r in range(len(rows)):
+        for kv_head in range(cache.n_kv_heads):
+            partials = [
+                kernels.attend_span(table, cache.cells, q, rows, n_heads, scale, 0.0, r, kv_head, s)
+                for s in range(n_spans)
+            ]
+            kernels.attend_merge(
+                table, cache.cells, q, out, rows, n_heads, r, kv_head, np.concatenate(partials)
+            )
+    return out
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_spans_merged_equal_the_whole(kind: str, table: str) -> None:
+    cache = Cache(kind, 1, 32, 1600)
+    n = 1500
+    slots, positions = view(np.arange(n) + 3, np.arange(n) + 250)
+    cache.fill(slots, positions)
+    keep = (positions < 600) | (positions >= 1030)  # nothing is seen of positions 600 to 1029
+    rows = [
+        (slots, positions),
+        (slots[keep], positions[keep]),
+        (slots[:200], positions[:200]),  # within the first span
+        (slots[262:], positions[262:]),  # from a span's first position on
+        (slots[:0], positions[:0]),
+    ]
+    q = queries(len(rows), 3, 32)
+    whole = attend(table, cache, q, rows)
+    assert same_bits(by_spans(table, cache, q, rows, 4), whole)
+    np.testing.assert_allclose(whole, reference(cache, q, rows), rtol=0, atol=3e-6)
+
+
+def test_views_of_ten_thousand_positions_are_right() -> None:
+    n = 10_000
+    cache = Cache("f16", 1, 32, n)
+    slots, positions = view(np.arange(n), np.arange(n))
+    cache.fill(slots, positions)
+    q = queries(2, 2, 32)
+    rows = causal(slots, positions, 2)
+    results = [attend(table, cache, q, rows) for table in TABLES]
+    for result in results:
+        assert same_bits(result, results[0])
+    np.testing.assert_allclose(results[0], reference(cache, q, rows), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_scores_far_apart_neither_overflow_nor_vanish(table: str) -> None:
+    cache = Cache("f16", 1, 32, 144)
+    slots, positions = view(np.arange(140), np.arange(140))
+    cache.fill(slots, positions)
+    rows = causal(slots, positions, 3)
+    q = queries(3, 2, 32) * np.float32(300)  # scores of many hundreds
+    got = attend(table, cache, q, rows)
+    np.testing.assert_allclose(got, reference(cache, q, rows), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_row_that_sees_nothing_gives_zeros(table: str) -> None:
+    cache = Cache("f16", 1, 32, 16)
+    slots, positions = view(np.arange(10), np.arange(10))
+    cache.fill(slots, positions)
+    nothing = view([], [])
+    q = queries(3, 2, 32)
+    out = attend(table, cache, q, [nothing, (slots, positions), nothing])
+    assert not out[[0, 2]].any()
+    assert same_bits(out[1:2], attend(table, cache, q[1:2], [(slots, positions)]))
+    assert not attend(table, cache, q, [nothing] * 3).any()
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[int]]]]:
+    """A placement seed and, per row, which of two sequences it reads and the positions it sees."""
+    rows = []
+    for _ in range(draw(st.integers(1, 10))):
+        begin = draw(st.integers(0, 180))
+        end = draw(st.integers(begin, min(200, begin + draw(st.sampled_from([3, 40, 200])))))
+        holes = draw(st.sets(st.integers(0, 200), max_size=6))
+        rows.append((draw(st.integers(0, 1)), [p for p in range(begin, end) if p not in holes]))
+    return draw(st.integers(0, 2**16)), rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from(KINDS))
+def test_any_batch_gives_each_row_what_it_gets_alone(
+    batch: tuple[int, list[tuple[int, list[int]]]], kind: str
+) -> None:
+    seed, wanted = batch
+    rng = np.random.default_rng(seed)
+    scattered = Cache(kind, 1, 32, 416)
+    placement = rng.permutation(400) if seed % 2 else np.arange(400) + seed % 16
+    slots = np.array(placement, np.int32).reshape(2, 200)
+    positions = np.arange(200, dtype=np.int32) + 33
+    scattered.fill(slots[0], positions, seed=0)
+    scattered.fill(slots[1], positions, seed=1)
+    rows = [(slots[s][seen], positions[seen]) for s, seen in wanted]
+    q = queries(len(rows), 2, 32, seed)
+    together = attend(BEST, scattered, q, rows)
+    for r, (sequence, seen) in enumerate(wanted):
+        packed = Cache(kind, 1, 32, 208)
+        order = np.arange(len(seen), dtype=np.int32)
+        packed.fill(order, positions[seen], seed=sequence)
+        alone = attend(TABLES[r % len(TABLES)], packed, q[r : r + 1], [(order, positions[seen])])
+        assert same_bits(together[r], alone[0])
