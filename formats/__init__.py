@@ -1,0 +1,9 @@
+"""Checkpoints: files that hold a model's weights and what describes them.
+
+checkpoint = pyflow.formats.open("model.gguf")
+checkpoint.metadata["general.architecture"]
+"""
+
+from pyflow.formats.checkpoint import Checkpoint, open
+
+__all__ = ["Checkpoint", "open"]

@@ -1,0 +1,65 @@
+"""What a file that is no checkpoint looks like, and what its owner can do."""
+
+from __future__ import annotations
+
+_DOWNLOAD = "download it again (a model of 'pyflow list': 'pyflow pull NAME --force')"
+_UNPACK = "unpack it and give the path of the GGUF file inside"
+_CONVERT = "convert the model to GGUF, or download it as a GGUF file"
+_PICKLE = "loading it would run its code: download the model as a GGUF file"
+
+# The bytes a file starts with, what it then is, what to do. The first that matches wins.
+_STARTS: tuple[tuple[bytes, str, str], ...] = (
+    (b"PK\x03\x04", "a zip archive (torch.save writes one, with pickled weights)", _CONVERT),
+    (b"\x1f\x8b", "a gzip archive", _UNPACK),
+    (b"BZh", "a bzip2 archive", _UNPACK),
+    (b"\xfd7zXZ\x00", "an xz archive", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive", _UNPACK),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (b"\x80\x02", "a Python pickle", _PICKLE),
+    (b"\x80\x03", "a Python pickle", _PICKLE),
+    (b"\x80\x04", "a Python pickle", _PICKLE),
+    (b"\x80\x05", "a Python pickle", _PICKLE),
+    (b"lmgg", "a GGML file, an ancestor of GGUF", _CONVERT),
+    (b"fmgg", "a GGMF file, an ancestor of GGUF", _CONVERT),
+    (b"tjgg", "a GGJT file, an ancestor of GGUF", _CONVERT),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", _CONVERT),
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "a git-lfs pointer, which stands for the real file",
+        "run 'git lfs pull' in its repository, or download the file itself",
+    ),
+)
+
+
+def describe(head: bytes, nbytes: int) -> str:
+    """Say what a file of nbytes bytes that starts with head looks like: "<what>; <what to do>"."""
+    for start, what, advice in _STARTS:
+        if head.startswith(start):
+            return f"{what}; {advice}"
+    if _is_safetensors(head, nbytes):
+        return f"a safetensors file; {_CONVERT}"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")):
+        return f"a web page, perhaps the error or login page of a download; {_DOWNLOAD}"
+    if text.startswith((b"{", b"[")):
+        return "JSON text, perhaps a model's config; give the path of the GGUF file"
+    if not head.strip(b"\x00"):
+        return f"zeros, as an interrupted download leaves them; {_DOWNLOAD}"
+    if b"\x00" not in head and _is_text(head):
+        return "a text file; give the path of a GGUF file"
+    return f"bytes {head[:8].hex(' ')} of no format known here; {_DOWNLOAD}"
+
+
+def _is_safetensors(head: bytes, nbytes: int) -> bool:
+    """A safetensors file starts with the length of its JSON header, then the header."""
+    length = int.from_bytes(head[:8], "little")
+    return len(head) > 8 and head[8:9] == b"{" and length <= nbytes - 8
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether head is UTF-8; its last character may be cut."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as e:
+        return len(head) - e.start < 4 and e.reason == "unexpected end of data"
+    return True
