@@ -1,0 +1,67 @@
+// Gumbel noise that depends on (seed, stream, position, token) and on nothing else.
+//
+// The next token is argmax over the candidates of (logit / temperature + noise), which draws from
+// their softmax (the Gumbel-max trick). As the noise of a token at a position is a fixed number, a
+// draft verified later, in any batch or order, meets the very draw that plain decoding makes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "sample/portable_math.h"
+
+namespace pyflow {
+
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers, as easy as 1, 2, 3. SC 2011).
+inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * c[0], b = uint64_t{0xCD9E8D57} * c[2];
+    c = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ key[0], static_cast<uint32_t>(b),
+         static_cast<uint32_t>(a >> 32) ^ c[3] ^ key[1], static_cast<uint32_t>(a)};
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return c;
+}
+
+class Noise {
+ public:
+  Noise(uint64_t seed, uint32_t stream, int64_t position)
+      : key_{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)},
+        stream_(stream),
+        position_(static_cast<uint64_t>(position)) {}
+
+  // 64 random bits for token 2 * pair and for token 2 * pair + 1.
+  std::array<uint64_t, 2> bits(uint32_t pair) const {
+    const auto r = philox4x32(
+        {pair, stream_, static_cast<uint32_t>(position_), static_cast<uint32_t>(position_ >> 32)},
+        key_);
+    return {uint64_t{r[1]} << 32 | r[0], uint64_t{r[3]} << 32 | r[2]};
+  }
+
+  double gumbel(int32_t token) const {
+    return from_bits(bits(static_cast<uint32_t>(token) / 2)[token & 1]);
+  }
+
+  // -log(-log u) for u = (upper 52 bits + 1/2) / 2^52: never 0 or 1, and exact in a double.
+  static double from_bits(uint64_t r) {
+    const double u = (static_cast<double>(r >> 12) + 0.5) * 0x1p-52;
+    return -portable::log(-portable::log(u));
+  }
+
+  // An upper bound of from_bits(r) without logarithms: after c leading ones 1 - u > 2^-(c+1), and
+  // -log u >= 1 - u, hence the noise is below (c+1) ln2. The slack covers rounding.
+  static double bound(uint64_t r) {
+    return std::min(std::countl_one(r) + 1, 53) * portable::kLn2 + 1e-9;
+  }
+  static constexpr double kMost = 53 * portable::kLn2 + 1e-9;
+
+ private:
+  std::array<uint32_t, 2> key_;
+  uint32_t stream_;
+  uint64_t position_;
+};
+
+}  // namespace pyflow
