@@ -94,7 +94,7 @@ warnings: $(VENV)/.tools
 # takes the place of the installed package. Python itself is not instrumented, hence the preloads
 # (libstdc++ too, so that the interposed __cxa_throw finds the real one) and no leak check.
 ASAN := $(abspath build/asan)
-SANITIZED_TESTS ?= tests/csrc tests/formats
+SANITIZED_TESTS ?= tests/csrc $(wildcard tests/formats)
 sanitize: $(VENV)/.tools
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
 	  -C build-dir=$(ASAN)/cmake -C cmake.define.PYFLOW_SANITIZE=address,undefined . </dev/null
