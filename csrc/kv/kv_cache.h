@@ -13,38 +13,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "kernels/table.h"
+#include "kv/cells.h"
+#include "kv/config.h"
 #include "kv/sequence_set.h"
+#include "kv/step.h"
+#include "kv/storage.h"
 
 namespace pyflow {
-
-struct LayerKv {
-  int64_t n_kv_heads;
-  int64_t head_dim;
-  int64_t window;  // positions that a row reaches, its own included; 0: all
-};
-
-struct KvConfig {
-  std::vector<LayerKv> layers;
-  CacheType type = CacheType::F16;
-  int64_t n_ctx = 0;    // cells of an unwindowed group, shared by all sequences
-  int n_seq_max = 1;    // sequences 0 .. n_seq_max - 1, at most kMaxSequences
-  int64_t n_batch = 1;  // rows in flight at most
-  // Turns one cell's keys (n_kv_heads x head_dim) by delta positions; must not throw. Without it
-  // seq_add is unsupported.
-  std::function<void(size_t layer, float* k, int32_t delta)> rotate;
-};
-
-struct KvRow {
-  int32_t position;
-  SequenceSet sequences;
-};
 
 struct KvGroup {
   int64_t window;
@@ -67,11 +48,11 @@ class KvCache {
   // have been evicted.
   void begin(std::span<const KvRow> rows);
   // Per pending row: where its keys and values go.
-  std::span<const int32_t> slots(size_t layer) const;
+  std::span<const int32_t> slots(size_t layer) const { return cells_of(layer).slots(); }
   // Per pending row: the cells it sees, pending ones and its own included. Valid until the step
   // ends.
-  std::span<const RowView> views(size_t layer) const;
-  KvView view(size_t layer) const;
+  std::span<const RowView> views(size_t layer) const { return cells_of(layer).views(); }
+  const KvView& view(size_t layer) const { return storage_.view(layer); }
   // All pending rows become cells of their sequences.
   void commit();
   // The pending rows listed, ascending in position, become cells of `seq` alone; the others are
@@ -106,12 +87,38 @@ class KvCache {
 
   // Unwindowed first, then descending windows.
   std::vector<KvGroup> groups() const;
-  size_t group_of(size_t layer) const;
+  size_t group_of(size_t layer) const { return group_of_[layer]; }
 
   // For tests: the (position, slot) pairs of a sequence, ascending; and every invariant, throwing
   // Error that names the first one broken.
   std::vector<std::pair<int32_t, int32_t>> cells(size_t group, int seq) const;
   void check() const;
+
+ private:
+  struct Group {
+    kv::Cells cells;
+    std::vector<size_t> layers;
+  };
+  KvCache(KvConfig config, const KernelTable& table, std::vector<kv::GroupPlan> plan);
+  void check_idle(const char* operation) const;
+  void check_pending(const char* operation) const;
+  void check_sequence(int seq) const;
+  void check_free(int seq, int64_t p0, int64_t p1) const;
+  void check_rows(std::span<const KvRow> rows) const;
+  void check_room(const kv::Cells& cells, int64_t n_cells, const char* what) const;
+  const kv::Cells& cells_of(size_t layer) const { return groups_[group_of_[layer]].cells; }
+  void move(const Group& group, std::span<const kv::CellMove> moves);
+  // Every group knows the same positions of a sequence; the first one holds the most of them.
+  const kv::Runs& runs(int seq) const { return groups_.front().cells.sequence(seq); }
+
+  KvConfig config_;
+  const KernelTable* table_;
+  kv::Storage storage_;
+  std::vector<Group> groups_;
+  std::vector<size_t> group_of_;
+  kv::Step step_;
+  bool pending_ = false;
+  std::vector<float> key_;  // one cell's keys while they turn
 };
 
 }  // namespace pyflow

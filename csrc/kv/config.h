@@ -1,0 +1,46 @@
+// What a cache is asked to hold, and the cells that it takes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/table.h"
+
+namespace pyflow {
+
+struct LayerKv {
+  int64_t n_kv_heads;
+  int64_t head_dim;
+  int64_t window;  // positions that a row reaches, its own included; 0: all
+};
+
+struct KvConfig {
+  std::vector<LayerKv> layers;
+  CacheType type = CacheType::F16;
+  int64_t n_ctx = 0;    // cells of an unwindowed group, shared by all sequences
+  int n_seq_max = 1;    // sequences 0 .. n_seq_max - 1, at most kMaxSequences
+  int64_t n_batch = 1;  // rows in flight at most
+  // Turns one cell's keys (n_kv_heads x head_dim) by delta positions; must not throw. Without it
+  // seq_add is unsupported.
+  std::function<void(size_t layer, float* k, int32_t delta)> rotate;
+};
+
+namespace kv {
+
+// Positions and counts of cells stay below it, so that one past the last fits an int32_t.
+inline constexpr int64_t kMaxPositions = INT32_MAX;
+
+struct GroupPlan {
+  int64_t window;
+  int64_t capacity;  // cells
+  std::vector<size_t> layers;
+};
+
+// The groups of a config: unwindowed first, then descending windows. Throws ShapeError for a config
+// that cannot be.
+std::vector<GroupPlan> plan_groups(const KvConfig& config);
+
+}  // namespace kv
+}  // namespace pyflow

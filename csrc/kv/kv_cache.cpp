@@ -1,0 +1,308 @@
+#include "kv/kv_cache.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/errors.h"
+
+namespace pyflow {
+
+using namespace kv;
+
+namespace {
+
+std::string str(int64_t n) { return std::to_string(n); }
+
+struct Range {
+  int64_t p0, p1;
+  Range(int32_t first, int32_t last)
+      : p0(std::max(first, 0)), p1(last < 0 ? kMaxPositions : last) {}
+};
+
+std::string described(int64_t window) {
+  return window == 0 ? "the layers without a window" : "the layers of window " + str(window);
+}
+
+}  // namespace
+
+KvCache::KvCache(KvConfig config, const KernelTable& table)
+    : KvCache(config, table, plan_groups(config)) {}
+
+KvCache::KvCache(KvConfig config, const KernelTable& table, std::vector<GroupPlan> plan)
+    : config_(std::move(config)),
+      table_(&table),
+      storage_(config_, plan),
+      group_of_(config_.layers.size()),
+      step_(std::min(config_.n_batch, plan.front().capacity)) {
+  for (GroupPlan& p : plan) {
+    for (size_t layer : p.layers) group_of_[layer] = groups_.size();
+    groups_.push_back(
+        {Cells(p.window, p.capacity, config_.n_seq_max, std::min(config_.n_batch, p.capacity)),
+         std::move(p.layers)});
+  }
+  int64_t widest = 0;
+  for (const LayerKv& layer : config_.layers)
+    widest = std::max(widest, layer.n_kv_heads * layer.head_dim);
+  key_.resize(static_cast<size_t>(widest));
+}
+
+size_t KvCache::nbytes(const KvConfig& config) {
+  return Storage::nbytes(config, plan_groups(config));
+}
+
+void KvCache::check_idle(const char* operation) const {
+  if (pending_)
+    throw Error(std::string("KV cache: ") + operation +
+                " while rows are pending; commit or abort the step first");
+}
+
+void KvCache::check_pending(const char* operation) const {
+  if (!pending_) throw Error(std::string("KV cache: ") + operation + " without begin");
+}
+
+void KvCache::check_sequence(int seq) const {
+  if (seq < 0 || seq >= config_.n_seq_max)
+    throw ShapeError("KV cache: sequence " + str(seq) + " does not exist; this cache has 0 .. " +
+                     str(config_.n_seq_max - 1) + " (n_seq_max)");
+}
+
+void KvCache::check_free(int seq, int64_t p0, int64_t p1) const {
+  runs(seq).each(p0, p1, [seq](const Run& r) {
+    throw ShapeError("KV cache: sequence " + str(seq) + " already holds position " +
+                     str(r.position) + "; remove it first (seq_rm) or use another position");
+  });
+}
+
+void KvCache::check_room(const Cells& cells, int64_t n_cells, const char* what) const {
+  if (cells.free() < n_cells)
+    throw ResourceError(std::string("KV cache: ") + what + " needs " + str(n_cells) + " cells in " +
+                        described(cells.window()) + ", " + str(cells.free()) + " of " +
+                        str(cells.capacity()) +
+                        " are free; remove or shorten a sequence, or choose a larger context");
+}
+
+void KvCache::check_rows(std::span<const KvRow> rows) const {
+  if (rows.empty()) throw ShapeError("KV cache: a step without rows");
+  if (static_cast<int64_t>(rows.size()) > config_.n_batch)
+    throw ShapeError("KV cache: a step of " + str(static_cast<int64_t>(rows.size())) +
+                     " rows; this cache takes " + str(config_.n_batch) + " (n_batch): split it");
+  for (const KvRow& row : rows) {
+    if (row.position < 0 || row.position >= kMaxPositions)
+      throw ShapeError("KV cache: a row at position " + str(row.position) + "; expected 0 .. " +
+                       str(kMaxPositions - 1));
+    if (row.sequences.empty())
+      throw ShapeError("KV cache: the row at position " + str(row.position) +
+                       " belongs to no sequence");
+    for (int s : row.sequences) {
+      check_sequence(s);
+      check_free(s, row.position, int64_t{row.position} + 1);
+    }
+  }
+}
+
+void KvCache::begin(std::span<const KvRow> rows) {
+  check_idle("begin");
+  check_rows(rows);
+  for (const Group& group : groups_) {
+    check_room(group.cells, static_cast<int64_t>(rows.size()), "the step");
+    for (const KvRow& row : rows)
+      if (const int64_t p = group.cells.hole(row); p >= 0) {
+        const int seq = row.sequences.first();
+        throw ResourceError("KV cache: sequence " + str(seq) + " at position " + str(row.position) +
+                            " reaches back to position " + str(p) + ", which " +
+                            described(group.cells.window()) + " no longer hold; cut it to " +
+                            str(seq_reusable(seq, row.position)) +
+                            " positions (seq_rm) and compute the rest again");
+      }
+  }
+  step_.set(rows);
+  SequenceSet seen;  // by the rows at the same position, which must not share a sequence
+  int32_t position = -1;
+  for (int32_t i : step_.by_position()) {
+    const KvRow& row = step_.row(i);
+    if (row.position != position) seen = SequenceSet();
+    position = row.position;
+    for (int s : row.sequences)
+      if (seen.contains(s))
+        throw ShapeError("KV cache: two rows of the step give sequence " + str(s) + " position " +
+                         str(position));
+    seen |= row.sequences;
+  }
+  step_.group_peers();
+  for (Group& group : groups_) group.cells.reserve(step_);
+  pending_ = true;
+}
+
+void KvCache::commit() {
+  check_pending("commit");
+  for (Group& group : groups_) group.cells.commit(step_);
+  pending_ = false;
+}
+
+void KvCache::commit(std::span<const int32_t> accepted, int seq) {
+  check_pending("commit");
+  check_sequence(seq);
+  const auto n_rows = static_cast<int64_t>(step_.rows().size());
+  int32_t position = -1;
+  for (int32_t i : accepted) {
+    if (i < 0 || i >= n_rows)
+      throw ShapeError("KV cache: accepted row " + str(i) + "; the step has " + str(n_rows) +
+                       " rows");
+    if (step_.row(i).position <= position)
+      throw ShapeError("KV cache: accepted row " + str(i) + " at position " +
+                       str(step_.row(i).position) + " after position " + str(position) +
+                       "; accepted rows ascend in position");
+    position = step_.row(i).position;
+    check_free(seq, position, int64_t{position} + 1);
+  }
+  for (Group& group : groups_) move(group, group.cells.commit(step_, accepted, seq));
+  pending_ = false;
+}
+
+void KvCache::abort() {
+  check_pending("abort");
+  for (Group& group : groups_) group.cells.abort();
+  pending_ = false;
+}
+
+void KvCache::move(const Group& group, std::span<const CellMove> moves) {
+  for (size_t layer : group.layers)
+    for (const CellMove& m : moves) storage_.copy(layer, m.from, m.to);
+}
+
+void KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
+  check_idle("seq_cp");
+  check_sequence(src);
+  check_sequence(dst);
+  const Range range(p0, p1);
+  check_free(dst, range.p0, range.p1);
+  for (Group& group : groups_) {
+    group.cells.share(src, dst, range.p0, range.p1);
+    group.cells.evict();
+  }
+}
+
+void KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
+  check_idle("seq_rm");
+  check_sequence(seq);
+  const Range range(p0, p1);
+  for (Group& group : groups_) {
+    group.cells.remove(seq, range.p0, range.p1);
+    group.cells.evict();
+  }
+}
+
+void KvCache::seq_keep(int seq) {
+  check_idle("seq_keep");
+  check_sequence(seq);
+  for (Group& group : groups_) {
+    for (int s = 0; s < config_.n_seq_max; ++s)
+      if (s != seq) group.cells.remove(s, 0, kMaxPositions);
+    group.cells.evict();
+  }
+}
+
+void KvCache::clear() {
+  check_idle("clear");
+  for (Group& group : groups_) group.cells.clear();
+}
+
+void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
+  check_idle("seq_add");
+  check_sequence(seq);
+  if (!config_.rotate)
+    throw UnsupportedError("KV cache: the keys of this model cannot move to other positions");
+  const Range range(p0, p1);
+  if (delta == 0) return;
+  runs(seq).each(range.p0, range.p1, [&](const Run& r) {
+    if (r.end() + delta > kMaxPositions)
+      throw ShapeError("KV cache: position " + str(r.end() - 1) + " cannot move by " + str(delta) +
+                       "; the last position is " + str(kMaxPositions - 1));
+    // What it meets below and above the range does not move out of its way.
+    const int64_t first = std::max<int64_t>(0, r.position + int64_t{delta}), last = r.end() + delta;
+    check_free(seq, first, std::min(last, range.p0));
+    check_free(seq, std::max(first, range.p1), last);
+  });
+  for (Group& group : groups_)
+    check_room(group.cells, group.cells.shift_copies(seq, range.p0, range.p1, delta),
+               "copying the cells that other sequences hold too");
+  for (Group& group : groups_) {
+    const CellShift shift = group.cells.shift(seq, range.p0, range.p1, delta);
+    move(group, shift.copies);
+    for (size_t layer : group.layers)
+      for (const Run& r : shift.turned)
+        for (int32_t slot = r.slot; slot < r.slot + r.n; ++slot) {
+          table_->load_k(view(layer), slot, key_.data());
+          config_.rotate(layer, key_.data(), delta);
+          table_->store_k(view(layer), slot, key_.data());
+        }
+    group.cells.evict();
+  }
+}
+
+int32_t KvCache::seq_pos_min(int seq) const {
+  check_sequence(seq);
+  return static_cast<int32_t>(runs(seq).first_held());
+}
+
+int32_t KvCache::seq_pos_max(int seq) const {
+  check_sequence(seq);
+  return static_cast<int32_t>(runs(seq).last_held());
+}
+
+int32_t KvCache::seq_reusable(int seq, int32_t n) const {
+  check_sequence(seq);
+  int64_t m = 0;
+  for (const Run& r : runs(seq).all()) {
+    if (r.position != m) break;
+    m = r.end();
+  }
+  m = std::min<int64_t>(m, std::max(n, 0));
+  for (size_t g = 0; g < groups_.size();) {
+    const Run* evicted = groups_[g].cells.sequence(seq).evicted_before(m);
+    if (evicted && std::min(evicted->end(), m) > m - groups_[g].cells.window() + 1) {
+      // So would every prefix that is longer than where this run begins.
+      m = evicted->position;
+      g = 0;
+    } else {
+      ++g;
+    }
+  }
+  return static_cast<int32_t>(m);
+}
+
+std::vector<KvGroup> KvCache::groups() const {
+  std::vector<KvGroup> all;
+  for (const Group& g : groups_)
+    all.push_back({g.cells.window(), g.cells.capacity(), g.cells.used()});
+  return all;
+}
+
+std::vector<std::pair<int32_t, int32_t>> KvCache::cells(size_t group, int seq) const {
+  check_sequence(seq);
+  std::vector<std::pair<int32_t, int32_t>> all;
+  for (const Run& r : groups_.at(group).cells.sequence(seq).all())
+    for (int32_t p = r.position; r.held() && p < r.end(); ++p) all.emplace_back(p, r.slot_at(p));
+  return all;
+}
+
+void KvCache::check() const {
+  // The positions of a sequence, in a group that may have evicted some: runs that touch are one.
+  const auto positions = [](const Runs& runs) {
+    std::vector<std::pair<int64_t, int64_t>> ranges;
+    for (const Run& r : runs.all())
+      if (!ranges.empty() && ranges.back().second == r.position)
+        ranges.back().second = r.end();
+      else
+        ranges.emplace_back(r.position, r.end());
+    return ranges;
+  };
+  for (const Group& group : groups_) {
+    group.cells.check();
+    for (int s = 0; s < config_.n_seq_max; ++s)
+      if (positions(group.cells.sequence(s)) != positions(runs(s)))
+        throw Error("KV cache: groups disagree about the positions of sequence " + str(s));
+  }
+}
+
+}  // namespace pyflow
