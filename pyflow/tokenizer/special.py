@@ -40,20 +40,27 @@ class SpecialTokens:
         if done < len(text):
             yield text[done:]
 
+    def starts(self, text: str) -> list[int]:
+        """Every position of `text` where one of the tokens is written."""
+        return sorted({start for start, _ in self._candidates(text)})
+
     def _find(self, text: str) -> list[tuple[int, int]]:
-        if self._starts is None:
-            return []
-        candidates = []
-        for match in self._starts.finditer(text):
-            start = match.start()
-            for length in self._lengths[match[1]]:
-                found = text[start : start + length]
-                if found in self._ids:
-                    candidates.append((-len(found.encode()), start, start + length))
+        """The places that are read as tokens, in order."""
         taken = bytearray(len(text))
         chosen = []
-        for _, start, end in sorted(candidates):
+        for start, end in sorted(
+            self._candidates(text), key=lambda c: (-len(text[c[0] : c[1]].encode()), c)
+        ):
             if taken.find(1, start, end) < 0:
                 taken[start:end] = b"\1" * (end - start)
                 chosen.append((start, end))
         return sorted(chosen)
+
+    def _candidates(self, text: str) -> Iterator[tuple[int, int]]:
+        if self._starts is None:
+            return
+        for match in self._starts.finditer(text):
+            start = match.start()
+            for length in self._lengths[match[1]]:
+                if text[start : start + length] in self._ids:
+                    yield start, min(start + length, len(text))

@@ -36,6 +36,7 @@ class Tokenizer:
         self._add_space_prefix = add_space_prefix
         self._plain = self._special_tokens(TokenType.USER_DEFINED)
         self._parsing = self._special_tokens(*_SPECIAL)
+        self._control = self._special_tokens(*_HIDDEN)
         self.add_bos = add_bos
         self.add_eos = add_eos
 
@@ -108,10 +109,9 @@ class Tokenizer:
         """Whether `token` directs the model (BOS, turn marks) instead of standing for text."""
         return self._type(token) in _HIDDEN
 
-    def control_texts(self) -> list[str]:
-        """The texts that are control tokens when special tokens are parsed."""
-        types = self._vocab.types
-        return [text for i, text in enumerate(self._vocab.texts) if types[i] in _HIDDEN]
+    def control_starts(self, text: str) -> list[int]:
+        """Every position of `text` where a control token is written."""
+        return self._control.starts(text)
 
     def token_text(self, token: int) -> str:
         """The vocabulary's own spelling of `token`."""

@@ -1,0 +1,177 @@
+"""Chat templates: from messages to the text, and the tokens, that a model was trained on."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from jinja2 import TemplateError
+
+from pyflow.chat.sandbox import RefusedError, compile_template, render
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.tokenizer import Tokenizer
+
+Message = Mapping[str, object]
+
+_KEY = "tokenizer.chat_template"
+# A role often becomes part of a control token, so it may not contain the rest of one.
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Private use characters of the last plane stand for the first characters of control tokens.
+_STAND_INS = range(0x10F000, 0x10FFFE)
+
+
+class ChatTemplate:
+    """A model's chat template. Safe to share between threads."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer, *, source: str) -> None:
+        """Compiles `text`; FormatError, naming `source`, when it is not a template."""
+        self._tokenizer = tokenizer
+        self._source = source
+        self._text = text
+        try:
+            self._template = compile_template(text)
+        except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
+            raise self._error(error) from None
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, object], tokenizer: Tokenizer, *, source: str
+    ) -> ChatTemplate:
+        """The template in a GGUF file's metadata; UnsupportedError when it has none."""
+        text = metadata.get(_KEY)
+        if text is None:
+            raise UnsupportedError(
+                f"{source}: {_KEY} is missing: a base model continues text and was not trained to"
+                " chat; use 'pyflow generate --raw'"
+            )
+        if not isinstance(text, str):
+            raise FormatError(f"{source}: {_KEY}: expected text, found {text!r}")
+        return cls(text, tokenizer, source=source)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The text of the conversation, for people to read; for the model, see `encode`.
+
+        `add_generation_prompt` ends it with the opening of the assistant's turn. `variables` are
+        further names for the template, such as `tools`.
+        """
+        names = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self._token_text(self._tokenizer.bos_id),
+            "eos_token": self._token_text(self._tokenizer.eos_id),
+            "tools": None,
+            "documents": None,
+            **(variables or {}),
+        }
+        try:
+            return render(self._template, names)
+        except RefusedError as error:
+            raise UnsupportedError(f"{self._source}: {_KEY} refuses: {_line(error)}") from None
+        # A template can fail in any way that Python can: dividing by zero, calling a number, ...
+        except Exception as error:
+            raise self._error(error) from None
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """The tokens of the conversation, with BOS once if the vocabulary asks for it.
+
+        The template's control tokens are read as such. The same texts inside of messages are not:
+        a user who writes "<|im_end|>" writes text, and does not end the turn. Messages without such
+        texts give exactly the tokens of the whole rendered text.
+        """
+        check_messages(messages)
+        shield = _Shield(self._tokenizer, self._text, messages, variables)
+        text = self.render(
+            cast("Sequence[Message]", shield(messages)),
+            add_generation_prompt=add_generation_prompt,
+            variables=cast("Mapping[str, object]", shield(dict(variables or {}))),
+        )
+        ids = self._tokenizer.encode(
+            text, add_special=False, parse_special=True, literal=shield.literal
+        )
+        bos = self._tokenizer.bos_id
+        if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def _token_text(self, token: int | None) -> str:
+        return "" if token is None else self._tokenizer.token_text(token)
+
+    def _error(self, error: BaseException) -> FormatError:
+        where = getattr(error, "lineno", None)
+        line = f", line {where}" if where else ""
+        return FormatError(f"{self._source}: {_KEY}{line}: {_line(error)}")
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """FormatError unless each of `messages` has a role that is a plain name."""
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str) or not _ROLE.fullmatch(role):
+            raise FormatError(
+                f"message {i}: role: expected a name such as 'user' or 'assistant', found {role!r}"
+            )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Shield:
+    """Copies of what users wrote in which no control token can be read.
+
+    The first character of each control token's text is replaced by a stand-in that occurs nowhere
+    else; `literal` turns stand-ins back once special tokens have been read. Text without control
+    tokens is not touched, so a template sees, and the tokenizer cuts, what it always would.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *sources: object) -> None:
+        self._tokenizer = tokenizer
+        used = set(itertools.chain.from_iterable(_texts(sources)))
+        self._free = (chr(c) for c in _STAND_INS if chr(c) not in used)
+        self._stand_ins: dict[str, str] = {}
+
+    @property
+    def literal(self) -> dict[int, str]:
+        return {ord(stand_in): char for char, stand_in in self._stand_ins.items()}
+
+    def __call__(self, value: object) -> object:
+        if isinstance(value, str):
+            return self._shield(value)
+        if isinstance(value, Mapping):
+            return {self(key): self(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self(item) for item in value]
+        return value
+
+    def _shield(self, text: str) -> str:
+        chars = list(text)
+        for start in self._tokenizer.control_starts(text):
+            first = text[start]
+            if first not in self._stand_ins:
+                self._stand_ins[first] = next(self._free)
+            chars[start] = self._stand_ins[first]
+        return "".join(chars)
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for item in pair for text in _texts(item)]
+    if isinstance(value, Sequence):
+        return [text for item in value for text in _texts(item)]
+    return []
