@@ -31,12 +31,11 @@ def model_path() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def metadata_of(model_path: Callable[[str], Path]) -> Callable[[str], dict[str, object]]:
     """The GGUF metadata of a real model by the model's name."""
-    from gguf import GGUFReader
+    from pyflow import formats
 
     @cache
     def metadata(name: str) -> dict[str, object]:
-        fields = GGUFReader(model_path(name)).fields
-        return {key: field.contents() for key, field in fields.items()}
+        return dict(formats.open(model_path(name)).metadata)
 
     return metadata
 
