@@ -1,0 +1,82 @@
+// Q2_K: 256 weights in 84 bytes, 2.625 bits each; sixteen sub-blocks of 16.
+//
+//   scales[16] (low nibble scale, high nibble minimum) | qs[64] | d f16 | dmin f16
+//
+//   Two halves of 128 weights; in each, bits 0, 2, 4, 6 of 32 bytes are four runs of 32.
+//   value = d * scale * q - dmin * minimum
+//
+// Tile unit, 16 rows x 256 k, 1344 bytes:  4 x TwoBits 256 | scales[16][16] | d[16] f16 | dmin[16]
+// f16
+#pragma once
+
+#include "quant/file_bits.h"
+#include "quant/half.h"
+#include "quant/planes.h"
+
+namespace pyflow::quant {
+
+struct Q2_K {
+  struct Block {
+    uint8_t scales[16], qs[64];
+    uint16_t d, dmin;
+  };
+  static_assert(sizeof(Block) == 84);
+  using Weights = TwoBits<0>;
+
+  static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 16;
+  static constexpr int kPieceBytes = Weights::kBytes, kUnitBytes = 4 * kPieceBytes + 320;
+  static constexpr bool kSigned = false, kMinimum = true;
+  static constexpr int kMax = 3, kOffset = 0;
+
+  static void dequantize(const Block& b, float* out) {
+    uint8_t q[256] = {};
+    get_two_bits(b.qs, q, 0);
+    const float d = from_half(b.d), dmin = from_half(b.dmin);
+    for (int j = 0; j < 16; ++j) {
+      const float s = d * static_cast<float>(b.scales[j] & 15);
+      const float m = dmin * static_cast<float>(b.scales[j] >> 4);
+      for (int l = 16 * j; l < 16 * j + 16; ++l) out[l] = s * static_cast<float>(q[l]) - m;
+    }
+  }
+
+  static void pack(const Block* b, int lane, uint8_t* unit) {
+    uint8_t q[256] = {};
+    get_two_bits(b->qs, q, 0);
+    for (int g = 0; g < 4; ++g) Weights::put(unit + kPieceBytes * g, lane, q + 64 * g);
+    uint8_t* scales = unit + 4 * kPieceBytes;
+    for (int j = 0; j < 16; ++j) scales[16 * j + lane] = b->scales[j];
+    store16(scales + 256 + 2 * lane, b->d);
+    store16(scales + 288 + 2 * lane, b->dmin);
+  }
+  static void unpack(const uint8_t* unit, int lane, Block* b) {
+    uint8_t q[256] = {};
+    *b = {};
+    for (int g = 0; g < 4; ++g) Weights::get(unit + kPieceBytes * g, lane, q + 64 * g);
+    set_two_bits(b->qs, q, 0);
+    const uint8_t* scales = unit + 4 * kPieceBytes;
+    for (int j = 0; j < 16; ++j) b->scales[j] = scales[16 * j + lane];
+    b->d = load16(scales + 256 + 2 * lane);
+    b->dmin = load16(scales + 288 + 2 * lane);
+  }
+
+  template <class S, int Q>
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Weights::load<S, Q>(piece, w);
+  }
+  // d * scale and -dmin * minimum: exact in f32, 11 bits times 4.
+  template <class S>
+  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
+    using F = typename S::F;
+    using I = typename S::I;
+    const uint8_t* p = unit + 4 * kPieceBytes;
+    const auto* half = reinterpret_cast<const uint16_t*>(p + 256);
+    const F d = S::load_f16(half), minus_dmin = S::sub(S::zero(), S::load_f16(half + 16));
+    for (int j = 0; j < 16; ++j) {
+      const I both = S::load_u8(p + 16 * j);
+      s[j] = S::mul(d, S::to_f(S::iand(both, S::iset1(15))));
+      m[j] = S::mul(minus_dmin, S::to_f(S::template shr<4>(both)));
+    }
+  }
+};
+
+}  // namespace pyflow::quant

@@ -1,0 +1,66 @@
+// Q4_1: 32 weights in 20 bytes, 5 bits each.
+//
+//   d f16 | m f16 | qs[16]      value j = q * d + m, q a nibble, ordered as in Q4_0
+//
+// Tile unit, 16 rows x 64 k, 640 bytes:  Nibbles 512 | d[2][16] f16 | m[2][16] f16
+#pragma once
+
+#include "quant/file_bits.h"
+#include "quant/half.h"
+#include "quant/planes.h"
+
+namespace pyflow::quant {
+
+struct Q4_1 {
+  struct Block {
+    uint16_t d, m;
+    uint8_t qs[16];
+  };
+  static_assert(sizeof(Block) == 20);
+
+  static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
+  static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = kPieceBytes + 128;
+  static constexpr bool kSigned = false, kMinimum = true;
+  static constexpr int kMax = 15, kOffset = 0;
+
+  static void dequantize(const Block& b, float* out) {
+    uint8_t q[32];
+    get_nibbles(b.qs, 16, q);
+    const float d = from_half(b.d), m = from_half(b.m);
+    for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(q[j]) * d + m;
+  }
+
+  static void pack(const Block* b, int lane, uint8_t* unit) {
+    uint8_t q[64];
+    for (int i = 0; i < 2; ++i) {
+      get_nibbles(b[i].qs, 16, q + 32 * i);
+      store16(unit + kPieceBytes + 32 * i + 2 * lane, b[i].d);
+      store16(unit + kPieceBytes + 64 + 32 * i + 2 * lane, b[i].m);
+    }
+    Nibbles::put(unit, lane, q);
+  }
+  static void unpack(const uint8_t* unit, int lane, Block* b) {
+    uint8_t q[64] = {};
+    Nibbles::get(unit, lane, q);
+    for (int i = 0; i < 2; ++i) {
+      set_nibbles(b[i].qs, 16, q + 32 * i);
+      b[i].d = load16(unit + kPieceBytes + 32 * i + 2 * lane);
+      b[i].m = load16(unit + kPieceBytes + 64 + 32 * i + 2 * lane);
+    }
+  }
+
+  template <class S, int Q>
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Nibbles::load<S, Q>(piece, w);
+  }
+  template <class S>
+  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
+    const auto* d = reinterpret_cast<const uint16_t*>(unit + kPieceBytes);
+    for (int i = 0; i < 2; ++i) {
+      s[i] = S::load_f16(d + 16 * i);
+      m[i] = S::load_f16(d + 32 + 16 * i);
+    }
+  }
+};
+
+}  // namespace pyflow::quant

@@ -1,0 +1,69 @@
+// Q4_K: 256 weights in 144 bytes, 4.5 bits each; eight sub-blocks of 32.
+//
+//   d f16 | dmin f16 | scales[12] (k_scales.h) | qs[128]
+//
+//   Each 32 bytes of qs are two sub-blocks: the low nibbles, then the high ones.
+//   value = d * scale * q - dmin * minimum, scale and minimum those of the sub-block
+//
+// Tile unit, 16 rows x 256 k, 2304 bytes:  4 x Nibbles 512 | KScales 256
+#pragma once
+
+#include "quant/file_bits.h"
+#include "quant/k_scales.h"
+
+namespace pyflow::quant {
+
+struct Q4_K {
+  struct Block {
+    uint16_t d, dmin;
+    uint8_t scales[12], qs[128];
+  };
+  static_assert(sizeof(Block) == 144);
+
+  static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
+  static constexpr int kPieceBytes = Nibbles::kBytes;
+  static constexpr int kUnitBytes = 4 * kPieceBytes + KScales::kTileBytes;
+  static constexpr bool kSigned = false, kMinimum = true;
+  static constexpr int kMax = 15, kOffset = 0;
+
+  static void integers(const Block& b, uint8_t* q) {
+    for (int g = 0; g < 4; ++g) get_nibbles(b.qs + 32 * g, 32, q + 64 * g);
+  }
+
+  static void dequantize(const Block& b, float* out) {
+    uint8_t q[256];
+    integers(b, q);
+    const float d = from_half(b.d), dmin = from_half(b.dmin);
+    for (int j = 0; j < 8; ++j) {
+      const float s = d * static_cast<float>(KScales::scale(b.scales, j));
+      const float m = dmin * static_cast<float>(KScales::minimum(b.scales, j));
+      for (int l = 32 * j; l < 32 * j + 32; ++l) out[l] = s * static_cast<float>(q[l]) - m;
+    }
+  }
+
+  static void pack(const Block* b, int lane, uint8_t* unit) {
+    uint8_t q[256];
+    integers(*b, q);
+    for (int g = 0; g < 4; ++g) Nibbles::put(unit + kPieceBytes * g, lane, q + 64 * g);
+    KScales::put(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+  }
+  static void unpack(const uint8_t* unit, int lane, Block* b) {
+    uint8_t q[256] = {};
+    for (int g = 0; g < 4; ++g) {
+      Nibbles::get(unit + kPieceBytes * g, lane, q + 64 * g);
+      set_nibbles(b->qs + 32 * g, 32, q + 64 * g);
+    }
+    KScales::get(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+  }
+
+  template <class S, int Q>
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Nibbles::load<S, Q>(piece, w);
+  }
+  template <class S>
+  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
+    KScales::load<S>(unit + 4 * kPieceBytes, s, m);
+  }
+};
+
+}  // namespace pyflow::quant

@@ -1,0 +1,70 @@
+// Q5_0: 32 weights in 22 bytes, 5.5 bits each.
+//
+//   d f16 | qh[4] | qs[16]      value j = (q - 16) * d, q = nibble as in Q4_0 + 16 * (bit j of qh)
+//
+// Tile unit, 16 rows x 64 k, 704 bytes:  Nibbles 512 | Bits 128 | d[2][16] f16
+#pragma once
+
+#include "quant/file_bits.h"
+#include "quant/half.h"
+#include "quant/planes.h"
+
+namespace pyflow::quant {
+
+struct Q5_0 {
+  struct Block {
+    uint16_t d;
+    uint8_t qh[4], qs[16];
+  };
+  static_assert(sizeof(Block) == 22);
+  using High = Bits<4>;
+
+  static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
+  static constexpr int kPieceBytes = Nibbles::kBytes + High::kBytes, kUnitBytes = kPieceBytes + 64;
+  static constexpr bool kSigned = false, kMinimum = false;
+  static constexpr int kMax = 31, kOffset = 16;
+
+  static void dequantize(const Block& b, float* out) {
+    uint8_t q[32];
+    get_nibbles(b.qs, 16, q);
+    get_fifth_bits(b.qh, q);
+    const float d = from_half(b.d);
+    for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(q[j] - 16) * d;
+  }
+
+  static void pack(const Block* b, int lane, uint8_t* unit) {
+    uint8_t q[64];
+    for (int i = 0; i < 2; ++i) {
+      get_nibbles(b[i].qs, 16, q + 32 * i);
+      get_fifth_bits(b[i].qh, q + 32 * i);
+      store16(unit + kPieceBytes + 32 * i + 2 * lane, b[i].d);
+    }
+    Nibbles::put(unit, lane, q);
+    High::put(unit + Nibbles::kBytes, lane, q);
+  }
+  static void unpack(const uint8_t* unit, int lane, Block* b) {
+    uint8_t q[64] = {};
+    Nibbles::get(unit, lane, q);
+    High::get(unit + Nibbles::kBytes, lane, q);
+    for (int i = 0; i < 2; ++i) {
+      b[i] = {};
+      set_nibbles(b[i].qs, 16, q + 32 * i);
+      set_fifth_bits(b[i].qh, q + 32 * i);
+      b[i].d = load16(unit + kPieceBytes + 32 * i + 2 * lane);
+    }
+  }
+
+  template <class S, int Q>
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Nibbles::load<S, Q>(piece, w);
+    High::merge<S, Q>(piece + Nibbles::kBytes, w);
+  }
+  template <class S>
+  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
+    const auto* d = reinterpret_cast<const uint16_t*>(unit + kPieceBytes);
+    s[0] = S::load_f16(d);
+    s[1] = S::load_f16(d + 16);
+  }
+};
+
+}  // namespace pyflow::quant

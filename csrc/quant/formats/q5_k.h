@@ -1,0 +1,78 @@
+// Q5_K: 256 weights in 176 bytes, 5.5 bits each; eight sub-blocks of 32.
+//
+//   d f16 | dmin f16 | scales[12] (k_scales.h) | qh[32] | qs[128]
+//
+//   As Q4_K, with bit j of qh[l] the fifth bit of weight l of sub-block j.
+//   value = d * scale * q - dmin * minimum
+//
+// Tile unit, 16 rows x 256 k, 2816 bytes:  4 x (Nibbles 512 | Bits 128) | KScales 256
+#pragma once
+
+#include "quant/file_bits.h"
+#include "quant/k_scales.h"
+
+namespace pyflow::quant {
+
+struct Q5_K {
+  struct Block {
+    uint16_t d, dmin;
+    uint8_t scales[12], qh[32], qs[128];
+  };
+  static_assert(sizeof(Block) == 176);
+  using High = Bits<4>;
+
+  static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
+  static constexpr int kPieceBytes = Nibbles::kBytes + High::kBytes;
+  static constexpr int kUnitBytes = 4 * kPieceBytes + KScales::kTileBytes;
+  static constexpr bool kSigned = false, kMinimum = true;
+  static constexpr int kMax = 31, kOffset = 0;
+
+  static void integers(const Block& b, uint8_t* q) {
+    for (int g = 0; g < 4; ++g) get_nibbles(b.qs + 32 * g, 32, q + 64 * g);
+    get_bits(b.qh, q, 4);
+  }
+
+  static void dequantize(const Block& b, float* out) {
+    uint8_t q[256];
+    integers(b, q);
+    const float d = from_half(b.d), dmin = from_half(b.dmin);
+    for (int j = 0; j < 8; ++j) {
+      const float s = d * static_cast<float>(KScales::scale(b.scales, j));
+      const float m = dmin * static_cast<float>(KScales::minimum(b.scales, j));
+      for (int l = 32 * j; l < 32 * j + 32; ++l) out[l] = s * static_cast<float>(q[l]) - m;
+    }
+  }
+
+  static void pack(const Block* b, int lane, uint8_t* unit) {
+    uint8_t q[256];
+    integers(*b, q);
+    for (int g = 0; g < 4; ++g) {
+      Nibbles::put(unit + kPieceBytes * g, lane, q + 64 * g);
+      High::put(unit + kPieceBytes * g + Nibbles::kBytes, lane, q + 64 * g);
+    }
+    KScales::put(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+  }
+  static void unpack(const uint8_t* unit, int lane, Block* b) {
+    uint8_t q[256] = {};
+    *b = {};
+    for (int g = 0; g < 4; ++g) {
+      Nibbles::get(unit + kPieceBytes * g, lane, q + 64 * g);
+      High::get(unit + kPieceBytes * g + Nibbles::kBytes, lane, q + 64 * g);
+      set_nibbles(b->qs + 32 * g, 32, q + 64 * g);
+    }
+    set_bits(b->qh, q, 4);
+    KScales::get(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+  }
+
+  template <class S, int Q>
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Nibbles::load<S, Q>(piece, w);
+    High::merge<S, Q>(piece + Nibbles::kBytes, w);
+  }
+  template <class S>
+  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
+    KScales::load<S>(unit + 4 * kPieceBytes, s, m);
+  }
+};
+
+}  // namespace pyflow::quant

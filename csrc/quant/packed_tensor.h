@@ -1,0 +1,65 @@
+// A weight matrix in the one geometry that all kernels read.
+//
+// Sixteen output rows are a tile. A tile is a run of units along k, each unit as the format's
+// header draws it (quant/formats/): 64 k for formats with blocks of 32, 256 k for blocks of 256, 1
+// k for F32, F16 and BF16. Tiles and units start on 64-byte borders (units of plain floats: tiles
+// only). Rows and columns that fill the last tile and unit up are zeros with zero scales. The
+// file's integers and scales are kept as they are, so a row can be taken out again byte for byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/buffer.h"
+#include "core/dtype.h"
+
+namespace pyflow {
+
+// Packs tiles [tile_begin, tile_end) of a rows x cols matrix; src is the whole matrix as in the
+// file, row after row, dst the whole packed tensor. Threads may pack disjoint ranges at the same
+// time.
+void pack_tiles(const uint8_t* src, DType dtype, int64_t rows, int64_t cols, int64_t tile_begin,
+                int64_t tile_end, uint8_t* dst);
+
+// The values of n weights (a multiple of the block), by the format's definition, each operation
+// rounded on its own.
+void dequantize(DType dtype, const uint8_t* src, int64_t n, float* out);
+
+// Bytes of a row of cols weights in the file. Throws ShapeError unless cols is a positive multiple
+// of the block and below 2^31.
+size_t row_bytes(DType dtype, int64_t cols);
+
+class PackedTensor {
+ public:
+  PackedTensor() = default;
+  // Memory for the tiles, zeroed, to be filled by pack_tiles(). Throws ShapeError, ResourceError.
+  PackedTensor(DType dtype, int64_t rows, int64_t cols);
+  // Allocates and packs on this thread.
+  static PackedTensor pack(const uint8_t* src, int64_t rows, int64_t cols, DType dtype);
+
+  static int64_t tile_count(int64_t rows) { return (rows + 15) / 16; }
+  static size_t packed_bytes(DType dtype, int64_t rows, int64_t cols);
+
+  void pack_tiles(const uint8_t* src, int64_t tile_begin, int64_t tile_end) {
+    pyflow::pack_tiles(src, dtype_, rows_, cols_, tile_begin, tile_end, buffer_.data());
+  }
+
+  DType dtype() const { return dtype_; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  int64_t tiles() const { return tile_count(rows_); }
+  const uint8_t* data() const { return buffer_.data(); }
+  size_t nbytes() const { return buffer_.size(); }
+
+  // cols() floats, equal to dequantize() of the file's row.
+  void dequantize_row(int64_t row, float* out) const;
+  // The file's bytes of a row: row_bytes(dtype(), cols()) of them.
+  void unpack_row(int64_t row, uint8_t* out) const;
+
+ private:
+  DType dtype_ = DType::F32;
+  int64_t rows_ = 0, cols_ = 0;
+  Buffer buffer_;
+};
+
+}  // namespace pyflow
