@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "kernels/table.h"
+#include "quant/formats.def"
 
 namespace pyflow {
 namespace {

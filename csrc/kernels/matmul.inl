@@ -1,1 +1,157 @@
-static inline void fill_matmul(KernelTable&) {}
+// y = W . x, written once for every weight format and instruction set.
+//
+// Quantized weights meet int8 activations. In a piece of 64 k, with sub-blocks j of 32 or 16 k, for
+// one output element (a lane):
+//
+//   I_j = sum of (integer weight) * (integer activation)      exact in int32
+//   t   = s_0 * I_0,  then t = fma(s_j, I_j, t)               ascending j
+//   t   = fma(m_j, sum of activations in j, t)                formats with a minimum, ascending j
+//   acc = fma(t, scale of the activations, acc)               ascending pieces, from 0
+//
+// s_j and m_j are products of the file's scales that f32 holds exactly. This is all there is to an
+// element, so its bits depend on nothing but the weights and the row (contract C1).
+//
+// Bounds: |activation| <= 127, so |I_j| <= 32 * 128 * 127 = 520192 < 2^24, exact as f32 too. The
+// biased form (s8_start) stays within 32 * 255 * 127 + 128 * 32 * 127 < 2^21. Sums are at most 32 *
+// 127 = 4064.
+//
+// F32, F16 and BF16 weights meet f32 activations: one fma per k, ascending, from 0.
+
+// What an integer sum over sub-block j starts from, so that it ends at I_j.
+template <class Format>
+static inline Simd::I dot_start(const ActBlock& a, int j) {
+  const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
+  if constexpr (Format::kSigned) {
+    return Simd::s8_start(sum);
+  } else if constexpr (Format::kOffset != 0) {
+    return Simd::iset1(-Format::kOffset * sum);
+  } else {
+    return Simd::izero();
+  }
+}
+
+template <class Format>
+static inline Simd::I dot16(Simd::I acc, const Simd::B (&w)[4], const int8_t* a) {
+  if constexpr (Format::kSigned) {
+    return Simd::dot16_s(acc, w, a);
+  } else {
+    return Simd::dot16_u<Format::kMax>(acc, w, a);
+  }
+}
+
+// Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete.
+template <class Format, int Rows, int Q>
+static inline void quarter(const uint8_t* piece, const Simd::F* s, const ActBlock* a,
+                           Simd::I (&dot)[Rows], Simd::F (&t)[Rows]) {
+  constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters;
+  Simd::B w[4];
+  Format::template weights<Simd, Q>(piece, w);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    if constexpr (Q % kQuarters == 0) dot[r] = dot_start<Format>(a[r], kSub);
+    dot[r] = dot16<Format>(dot[r], w, a[r].q + 16 * Q);
+    if constexpr (Q % kQuarters == kQuarters - 1) {
+      const Simd::F f = Simd::to_f(dot[r]);
+      t[r] = kSub == 0 ? Simd::mul(s[kSub], f) : Simd::fma(s[kSub], f, t[r]);
+    }
+  }
+}
+
+// Activation rows at once: each keeps an integer sum, t and acc in registers.
+static constexpr int kRegisterRows = Simd::kAccumulators < 6 ? 1 : Simd::kAccumulators / 3;
+
+// Bytes that a prefetch runs ahead of a read: far enough for memory's latency at one core's share
+// of its bandwidth, and across the 4 KiB borders at which hardware prefetchers stop.
+static constexpr int64_t kPrefetchAhead = 4608;
+
+// One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
+template <class Format, int Rows>
+static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a, int64_t width,
+                          float* y, int64_t y_stride) {
+  constexpr int kSubs = 64 / Format::kSubBlock;
+  Simd::F acc[Rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) acc[r] = Simd::zero();
+  for (int64_t u = 0; u < n_units; ++u, tile += Format::kUnitBytes) {
+    Simd::F scales[Format::kPieces * kSubs], minimums[Format::kPieces * kSubs];
+    Format::template scales<Simd>(tile, scales, minimums);
+    for (int p = 0; p < Format::kPieces; ++p, a += width) {
+      const uint8_t* piece = tile + p * Format::kPieceBytes;
+      const Simd::F *s = scales + p * kSubs, *m = minimums + p * kSubs;
+#pragma GCC unroll 32
+      for (int i = 0; i < Format::kUnitBytes / Format::kPieces; i += 64)
+        Simd::prefetch(piece + kPrefetchAhead + i);
+      Simd::I dot[Rows];
+      Simd::F t[Rows];
+      quarter<Format, Rows, 0>(piece, s, a, dot, t);
+      quarter<Format, Rows, 1>(piece, s, a, dot, t);
+      quarter<Format, Rows, 2>(piece, s, a, dot, t);
+      quarter<Format, Rows, 3>(piece, s, a, dot, t);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        if constexpr (Format::kMinimum) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kSubs; ++j) {
+            const Simd::F sum = Format::kSubBlock == 32 ? Simd::set1(a[r].fsum32[j % 2])
+                                                        : Simd::to_f(Simd::iset1(a[r].sum16[j]));
+            t[r] = Simd::fma(m[j], sum, t[r]);
+          }
+        }
+        acc[r] = Simd::fma(t[r], Simd::set1(a[r].scale), acc[r]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) Simd::store(y + r * y_stride, acc[r]);
+}
+
+template <class Format, int Rows>
+static inline void multiply_rows(int rows, const uint8_t* tile, int64_t n_units, const ActBlock* a,
+                                 int64_t width, float* y, int64_t y_stride) {
+  if (rows == Rows) {
+    multiply_tile<Format, Rows>(tile, n_units, a, width, y, y_stride);
+  } else if constexpr (Rows > 1) {
+    multiply_rows<Format, Rows - 1>(rows, tile, n_units, a, width, y, y_stride);
+  }
+}
+
+template <class Format>
+static void matmul_quantized(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
+  constexpr int64_t kUnit = 64 * Format::kPieces;
+  const int64_t n_units = (args.k + kUnit - 1) / kUnit, n_kb = (args.k + kActBlock - 1) / kActBlock;
+  for (int64_t t = tile_begin; t < tile_end; ++t) {
+    const uint8_t* tile = args.tiles + t * n_units * Format::kUnitBytes;
+    for (int64_t first = 0; first < args.n_rows; first += kPanelRows) {
+      const int64_t left = args.n_rows - first, width = left < kPanelRows ? left : kPanelRows;
+      // As few passes as the registers allow, of even size: 9 rows are 5 + 4, not 8 + 1.
+      const int64_t passes = (width + kRegisterRows - 1) / kRegisterRows;
+      const ActBlock* a = args.acts + first * n_kb;
+      for (int64_t i = 0; i < passes; ++i) {
+        const int64_t begin = width * i / passes, end = width * (i + 1) / passes;
+        multiply_rows<Format, kRegisterRows>(
+            static_cast<int>(end - begin), tile, n_units, a + begin, width,
+            args.y + (first + begin) * args.y_stride + t * kTileRows, args.y_stride);
+      }
+    }
+  }
+}
+
+#include "kernels/matmul_float.inl"
+#include "kernels/quantize.inl"
+
+template <class Format>
+static constexpr auto matmul_of() {
+  if constexpr (Format::kBlock == 1) {
+    return &matmul_float<Format>;
+  } else {
+    return &matmul_quantized<Format>;
+  }
+}
+
+static inline void fill_matmul(KernelTable& t) {
+#define PYFLOW_FORMAT(name, id, block, bytes) \
+  t.matmul[static_cast<size_t>(DType::name)] = matmul_of<quant::name>();
+#include "quant/formats.def"
+#undef PYFLOW_FORMAT
+  t.quantize = quantize_row;
+}

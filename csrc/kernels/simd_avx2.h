@@ -1,9 +1,11 @@
 // Sixteen lanes on AVX2 + FMA + F16C: two registers per vector.
-// Included only by isa_avx2.cpp, inside an unnamed namespace. simd_scalar.h documents the vocabulary.
+// Included only by isa_avx2.cpp, inside an unnamed namespace. simd_scalar.h documents the
+// vocabulary.
 #pragma once
 
 struct Simd {
   static constexpr int kAccumulators = 6;  // vectors that a kernel may keep in registers
+
   struct F {
     __m256 lo, hi;
   };
@@ -35,7 +37,8 @@ struct Simd {
     return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
   }
   static inline void store_f16(uint16_t* p, F a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8),
                      _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
   }
@@ -141,6 +144,7 @@ struct Simd {
   }
   PYFLOW_EACH_I(band, _mm256_and_si256)
   PYFLOW_EACH_I(bor, _mm256_or_si256)
+  static inline B bmerge(B a, B mask, B b) { return bor(band(a, mask), b); }
   template <int N>
   static inline B bshr(B a) {
     return {_mm256_srli_epi16(a.lo, N), _mm256_srli_epi16(a.hi, N)};
@@ -164,7 +168,8 @@ struct Simd {
     return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(w.lo, q), one)),
             _mm256_add_epi32(acc.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(w.hi, q), one))};
   }
-  // Signed weights: move the sign onto the activation. |w| <= 128 gives 2 * 128 * 127 = 32512 at most.
+  // Signed weights: move the sign onto the activation. |w| <= 128 gives 2 * 128 * 127 = 32512 at
+  // most.
   static inline I s8_start(int32_t) { return izero(); }
   static inline B s8_prepare(B w) { return w; }
   static inline I dot_s8(I acc, B w, const int8_t* a) {
@@ -174,8 +179,38 @@ struct Simd {
     return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(lo, one)),
             _mm256_add_epi32(acc.hi, _mm256_madd_epi16(hi, one))};
   }
+  // Pair sums stay in int16 for as many groups as 2 * Max * 127 allows, so that one madd serves
+  // them.
+  template <int Max>
+  static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
+    constexpr int kTogether = 32767 / (2 * Max * 127) >= 4   ? 4
+                              : 32767 / (2 * Max * 127) >= 2 ? 2
+                                                             : 1;
+    const __m256i one = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g += kTogether) {
+      __m256i q = quads(a + 4 * g);
+      __m256i lo = _mm256_maddubs_epi16(w[g].lo, q), hi = _mm256_maddubs_epi16(w[g].hi, q);
+#pragma GCC unroll 4
+      for (int i = g + 1; i < g + kTogether; ++i) {
+        q = quads(a + 4 * i);
+        lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(w[i].lo, q));
+        hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(w[i].hi, q));
+      }
+      acc.lo = _mm256_add_epi32(acc.lo, _mm256_madd_epi16(lo, one));
+      acc.hi = _mm256_add_epi32(acc.hi, _mm256_madd_epi16(hi, one));
+    }
+    return acc;
+  }
+  static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) acc = dot_s8(acc, w[g], a + 4 * g);
+    return acc;
+  }
 
-  static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  static inline void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 #undef PYFLOW_EACH_F
 #undef PYFLOW_EACH_I
 };

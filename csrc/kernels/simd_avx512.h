@@ -1,9 +1,11 @@
 // Sixteen lanes on AVX-512 (F, BW, DQ, VL, VNNI): one register per vector.
-// Included only by isa_avx512.cpp, inside an unnamed namespace. simd_scalar.h documents the vocabulary.
+// Included only by isa_avx512.cpp, inside an unnamed namespace. simd_scalar.h documents the
+// vocabulary.
 #pragma once
 
 struct Simd {
   static constexpr int kAccumulators = 24;  // vectors that a kernel may keep in registers
+
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
@@ -100,6 +102,9 @@ struct Simd {
   static inline B bset1(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
   static inline B band(B a, B b) { return _mm512_and_si512(a, b); }
   static inline B bor(B a, B b) { return _mm512_or_si512(a, b); }
+  static inline B bmerge(B a, B mask, B b) {
+    return _mm512_ternarylogic_epi32(a, mask, b, 0xea);  // (a & mask) | b
+  }
   template <int N>
   static inline B bshr(B a) {
     return _mm512_srli_epi16(a, N);
@@ -117,11 +122,22 @@ struct Simd {
     __builtin_memcpy(&quad, a, 4);
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad));
   }
-  // VNNI multiplies unsigned by signed, so the weight is biased by 128 and the bias taken off through
-  // the activation's sum, once per block.
+  // VNNI multiplies unsigned by signed, so the weight is biased by 128 and the bias taken off
+  // through the activation's sum, once per block.
   static inline I s8_start(int32_t a_sum) { return _mm512_set1_epi32(-128 * a_sum); }
   static inline B s8_prepare(B w) { return _mm512_xor_si512(w, bset1(0x80)); }
   static inline I dot_s8(I acc, B w, const int8_t* a) { return dot_u7(acc, w, a); }
+  template <int Max>
+  static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) acc = dot_u7(acc, w[g], a + 4 * g);
+    return acc;
+  }
+  static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
+    return dot16_u<255>(acc, w, a);
+  }
 
-  static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  static inline void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 };

@@ -7,15 +7,18 @@
 //      where_less(a,b,yes,no) picks per lane; max(a,b) is b where a lane is not a number
 //   I  16 i32 lanes          to_i rounds to nearest even, in range only; shr is logical, sar arithmetic
 //   B  64 bytes              byte 4*lane + t; bshl/bshr shift 16-bit pairs: mask the result
+//      bmerge(a, mask, b) = (a & mask) | b
 //
 // reduce_add has a fixed shape: lane i + lane i+8, then +4, +2, +1.
 // dot_u7(acc, w, a): acc[lane] += sum over t<4 of w[4*lane+t] * a[t], w in 0..127, a in -127..127.
 // dot_s8 the same for w in -128..127, on w = s8_prepare(w) and an accumulator that began at
-// s8_start(sum of all a it will meet).
+// s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3] against
+// a[0..15]; dot16_u needs no w above Max, which a machine without VNNI turns into speed.
 #pragma once
 
 struct Simd {
   static constexpr int kAccumulators = 1;  // vectors that a kernel may keep in registers
+
   struct F {
     float v[16];
   };
@@ -144,6 +147,7 @@ struct Simd {
   static inline B bset1(uint8_t x) { B r; PYFLOW_BYTES(x); }
   static inline B band(B a, B b) { B r; PYFLOW_BYTES(a.v[i] & b.v[i]); }
   static inline B bor(B a, B b) { B r; PYFLOW_BYTES(a.v[i] | b.v[i]); }
+  static inline B bmerge(B a, B mask, B b) { B r; PYFLOW_BYTES((a.v[i] & mask.v[i]) | b.v[i]); }
   template <int N>
   static inline B bshr(B a) {
     B r;
@@ -165,6 +169,15 @@ struct Simd {
   static inline I dot_s8(I acc, B w, const int8_t* a) {
     for (int i = 0; i < 16; ++i)
       for (int t = 0; t < 4; ++t) acc.v[i] += static_cast<int8_t>(w.v[4 * i + t]) * a[t];
+    return acc;
+  }
+  template <int Max>
+  static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
+    for (int g = 0; g < 4; ++g) acc = dot_u7(acc, w[g], a + 4 * g);
+    return acc;
+  }
+  static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
+    for (int g = 0; g < 4; ++g) acc = dot_s8(acc, w[g], a + 4 * g);
     return acc;
   }
 

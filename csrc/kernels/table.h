@@ -22,7 +22,7 @@ inline constexpr int64_t kLogicalSpan = 512;  // positions merged together; the 
 struct alignas(32) ActBlock {
   int8_t q[64];
   float scale;
-  float scaled_sum32[2];  // scale * sum of q[0..31], q[32..63]
+  float fsum32[2];  // sum of q[0..31], q[32..63], exact
   int32_t sum32[2];
   int16_t sum16[4];
   int32_t unused;
@@ -38,7 +38,7 @@ constexpr int64_t act_index(int64_t r, int64_t kb, int64_t n_rows, int64_t n_kb)
 }
 
 struct MatmulArgs {
-  const uint8_t* tiles;   // a packed tensor (quant/pack.h)
+  const uint8_t* tiles;   // a packed tensor (quant/packed_tensor.h)
   int64_t k;              // columns of the weight
   const ActBlock* acts;   // n_rows rows of ceil(k / 64) blocks, for quantized weights
   const float* x;         // n_rows rows of f32, for F32/F16/BF16 weights
