@@ -1,0 +1,213 @@
+"""Matrix products: the same bits from every table and in every batch, close to the exact sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyflow import _core
+
+FORMATS = {f["name"]: f for f in _core.weight_formats()}
+FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
+SUPER_BLOCKS = [name for name, f in FORMATS.items() if f["block"] == 256]
+ISAS = _core.runnable_isas()
+HALVES = {
+    "F16": [0],
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+}
+ACT_BLOCK = np.dtype(
+    [
+        ("q", np.int8, 64),
+        ("scale", np.float32),
+        ("fsum32", np.float32, 2),
+        ("sum32", np.int32, 2),
+        ("sum16", np.int16, 4),
+        ("unused", np.int32),
+    ]
+)
+GUARD = 7.0
+
+
+def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
+    fmt = FORMATS[name]
+    blocks = rng.integers(0, 256, (rows * cols // fmt["block"], fmt["block_bytes"]), dtype=np.uint8)
+    for at in HALVES.get(name, []):
+        scale = rng.normal(0, 0.02, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if name in {"F32", "BF16"}:
+        values = rng.normal(0, 1, rows * cols).astype(np.float32)
+        raw = values.view(np.uint8).reshape(-1, 4)
+        blocks = raw if name == "F32" else np.ascontiguousarray(raw[:, 2:])
+    return blocks.reshape(rows, -1)
+
+
+def random_rows(rng: np.random.Generator, n_rows: int, cols: int) -> NDArray[np.float32]:
+    """Heavy-tailed, and each row of another magnitude."""
+    x = rng.standard_t(4, (n_rows, cols)) * np.exp(rng.normal(0, 2, (n_rows, 1)))
+    return x.astype(np.float32)
+
+
+def multiply(isa: str, w: object, x: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
+    """Runs into a poisoned output inside guards, and checks the guards."""
+    tiles = (rows + 15) // 16
+    whole = np.full((len(x) + 2, 16 * tiles + 16), GUARD, np.float32)
+    y = whole[1:-1, 8:-8]
+    y[...] = np.nan
+    _core.testing.matmul(isa, w, _core.testing.Activations(isa, x), y, 0, tiles)
+    inside = y.copy()
+    y[...] = GUARD
+    assert (whole == GUARD).all(), "wrote outside of its output"
+    assert (inside[:, rows:] == 0).all(), "rows that fill up the last tile must be zero"
+    return inside[:, :rows]
+
+
+def blocks_of(isa: str, x: NDArray[np.float32]) -> NDArray[np.void]:
+    acts = _core.testing.Activations(isa, x)
+    n_kb = (x.shape[1] + 63) // 64
+    raw = [[acts.block(r, kb) for kb in range(n_kb)] for r in range(len(x))]
+    return np.array(raw, np.uint8).view(ACT_BLOCK).reshape(len(x), n_kb)
+
+
+def sizes(name: str) -> list[tuple[int, int, int]]:
+    """(rows, cols, n_rows)"""
+    if name in SUPER_BLOCKS:
+        return [(1, 256, 1), (16, 512, 3), (17, 768, 16), (100, 1536, 5)]
+    return [(1, 32, 2), (15, 64, 1), (16, 96, 8), (64, 576, 9), (17, 1536, 17), (100, 160, 33)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_table_gives_the_scalar_bits(name: str) -> None:
+    rng = np.random.default_rng(10)
+    for rows, cols, n_rows in sizes(name):
+        w = _core.testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
+        x = random_rows(rng, n_rows, cols)
+        expected = multiply("scalar", w, x, rows)
+        for isa in ISAS[1:]:
+            np.testing.assert_array_equal(multiply(isa, w, x, rows), expected, err_msg=isa)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_row_does_not_depend_on_its_batch(isa: str, name: str) -> None:
+    rng = np.random.default_rng(11)
+    rows, cols = 33, 256 if isa == "scalar" else 768
+    w = _core.testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
+    x = random_rows(rng, 33, cols)
+    alone = np.concatenate([multiply(isa, w, x[r : r + 1], rows) for r in range(33)])
+    for n_rows in (2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33):
+        np.testing.assert_array_equal(multiply(isa, w, x[:n_rows], rows), alone[:n_rows])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_within_rounding_of_the_exact_ones(name: str) -> None:
+    rng = np.random.default_rng(12)
+    for rows, cols, n_rows in sizes(name):
+        data = random_weights(rng, name, rows, cols)
+        w = _core.testing.PackedTensor(name, data, rows, cols)
+        x = random_rows(rng, n_rows, cols)
+        values = _core.dequantize(name, data, (rows, cols)).astype(np.float64)
+        acts = x.astype(np.float64)
+        if name not in FLOATS:
+            blocks = blocks_of("scalar", x)
+            acts = (blocks["q"] * blocks["scale"].astype(np.float64)[:, :, None]).reshape(
+                n_rows, -1
+            )
+            acts = acts[:, :cols]
+        exact = acts @ values.T
+        # Every rounding is at most 2^-24 of a partial sum, and a partial sum is at most the sum of
+        # the magnitudes of its products, integers and minimums counted apart.
+        magnitude = np.abs(acts) @ np.abs(values).T + np.abs(acts).sum(1)[:, None] * np.abs(
+            values
+        ).max(1)
+        bound = (2 * cols / 64 * 9 + 40) * 2.0**-24 * magnitude + 1e-30
+        if name in FLOATS:
+            bound = (cols + 8) * 2.0**-24 * magnitude
+        error = np.abs(multiply("scalar", w, x, rows) - exact)
+        assert (error <= bound).all(), (name, rows, cols, (error / bound).max())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_range_of_tiles_writes_only_its_own_columns(isa: str) -> None:
+    rng = np.random.default_rng(13)
+    for name in ("Q4_1", "F16"):
+        w = _core.testing.PackedTensor(name, random_weights(rng, name, 160, 128), 160, 128)
+        x = random_rows(rng, 3, 128)
+        whole = multiply(isa, w, x, 160)
+        y = np.full((3, 160), GUARD, np.float32)
+        _core.testing.matmul(isa, w, _core.testing.Activations(isa, x), y, 2, 7)
+        np.testing.assert_array_equal(y[:, 32:112], whole[:, 32:112])
+        assert (y[:, :32] == GUARD).all()
+        assert (y[:, 112:] == GUARD).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_extreme_integers_do_not_overflow(isa: str) -> None:
+    """All weights and activations at the ends of their ranges give the largest integer sums."""
+    for name, fmt in FORMATS.items():
+        if name in FLOATS:
+            continue
+        for byte in (0x00, 0x7F, 0x80, 0xFF):
+            data = np.full((16 * 256 // fmt["block"], fmt["block_bytes"]), byte, np.uint8)
+            for at in HALVES[name]:
+                data[:, at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
+            w = _core.testing.PackedTensor(name, data, 16, 256)
+            values = _core.dequantize(name, data, (16, 256)).astype(np.float64)
+            for sign in (1, -1):
+                x = np.full((1, 256), 127.0 * sign, np.float32)
+                x[0, ::2] *= -1 if byte == 0x7F else 1
+                exact = x.astype(np.float64) @ values.T
+                tolerance = np.abs(x).astype(np.float64) @ np.abs(values).T * 1e-5 + 1e-2
+                assert (np.abs(multiply(isa, w, x, 16) - exact) <= tolerance).all(), (name, byte)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_activations_are_quantized_as_defined(isa: str) -> None:
+    rng = np.random.default_rng(14)
+    for cols in (32, 64, 96, 576, 1000):
+        x = random_rows(rng, 5, cols)
+        x[1] = 0
+        x[2, :64] *= 1e-38
+        x[3, :] = np.round(x[3] * 4) / 4  # ties
+        blocks = blocks_of(isa, x)
+        padded = np.zeros((5, (cols + 63) // 64 * 64), np.float32)
+        padded[:, :cols] = x
+        padded = padded.reshape(5, -1, 64)
+        largest = np.abs(padded).max(2)
+        largest[largest < 2.0**-120] = 0
+        np.testing.assert_array_equal(blocks["scale"], largest / np.float32(127))
+        with np.errstate(divide="ignore"):
+            inverse = np.where(largest > 0, np.float32(127) / largest, 0).astype(np.float32)
+        q = np.rint(padded * inverse[:, :, None]).astype(np.int32)
+        np.testing.assert_array_equal(blocks["q"], q)
+        np.testing.assert_array_equal(blocks["sum16"], q.reshape(5, -1, 4, 16).sum(3))
+        np.testing.assert_array_equal(blocks["sum32"], q.reshape(5, -1, 2, 32).sum(3))
+        np.testing.assert_array_equal(blocks["fsum32"], q.reshape(5, -1, 2, 32).sum(3))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_cannot_be_quantized_is_not_a_number_in_every_output(isa: str, bad: float) -> None:
+    rng = np.random.default_rng(15)
+    w = _core.testing.PackedTensor("Q8_0", random_weights(rng, "Q8_0", 20, 128), 20, 128)
+    x = random_rows(rng, 2, 128)
+    x[1, 70] = bad
+    clean = multiply(isa, w, x[:1], 20)
+    y = np.zeros((2, 32), np.float32)
+    _core.testing.matmul(isa, w, _core.testing.Activations(isa, x), y, 0, 2)
+    np.testing.assert_array_equal(y[:1, :20], clean)
+    assert np.isnan(y[1, :20]).all()
+    blocks = blocks_of(isa, x)
+    assert np.isnan(blocks["scale"][1, 1])
+    assert (blocks["q"][1, 1] == 0).all()

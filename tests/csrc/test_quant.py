@@ -1,0 +1,157 @@
+"""Weight formats: values equal the gguf package's bit for bit, and packing loses nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.errors import ShapeError, UnsupportedError
+
+FORMATS = {f["name"]: f for f in _core.weight_formats()}
+SUPER_BLOCKS = [name for name, f in FORMATS.items() if f["block"] == 256]
+MODELS = Path.home() / ".cache/pyflow/models"
+
+# Where each format keeps its f16 scales (byte offsets in the block).
+HALVES = {
+    "F16": [0],
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+}
+# zeros, the least and largest subnormals, the least and largest normals, infinities
+EXTREME_HALVES = np.array(
+    [0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x8001, 0x7C00, 0xFC00], np.uint16
+)
+
+
+def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
+    """Any bytes are a valid block; scales are kept finite."""
+    fmt = FORMATS[name]
+    blocks = rng.integers(0, 256, (rows * cols // fmt["block"], fmt["block_bytes"]), dtype=np.uint8)
+    for at in HALVES.get(name, []):
+        scale = rng.normal(0, 0.02, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if name in {"F32", "BF16"}:
+        values = rng.normal(0, 1, rows * cols).astype(np.float32)
+        raw = values.view(np.uint8).reshape(-1, 4)
+        blocks = raw if name == "F32" else np.ascontiguousarray(raw[:, 2:])
+    return blocks.reshape(rows, -1)
+
+
+def by_gguf(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    with np.errstate(all="ignore"):
+        out = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name])
+    return np.asarray(out, np.float32)
+
+
+def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    nan = np.isnan(a)
+    np.testing.assert_array_equal(nan, np.isnan(b))
+    np.testing.assert_array_equal(a.view(np.uint32)[~nan], b.view(np.uint32)[~nan])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_equal_those_of_the_gguf_package(name: str) -> None:
+    data = random_weights(np.random.default_rng(1), name, 5, 768)
+    ours = _core.dequantize(name, data, (5, 768))
+    assert_same_bits(ours, by_gguf(name, data))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_extreme_scales_equal_those_of_the_gguf_package(name: str) -> None:
+    rng = np.random.default_rng(2)
+    data = random_weights(rng, name, 50, 512)
+    blocks = data.reshape(-1, FORMATS[name]["block_bytes"])
+    for at in HALVES[name]:
+        extreme = rng.choice(EXTREME_HALVES, len(blocks))
+        blocks[:, at : at + 2] = extreme.view(np.uint8).reshape(-1, 2)
+    assert_same_bits(_core.dequantize(name, data, (50, 512)), by_gguf(name, data))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_zero_and_all_one_bits_are_read_alike(name: str) -> None:
+    for byte in (0, 0xFF):
+        data = np.full((1, FORMATS[name]["block_bytes"]), byte, np.uint8)
+        for at in HALVES.get(name, []):
+            data[:, at : at + 2] = np.array([1.5], np.float16).view(np.uint8)
+        ours = _core.dequantize(name, data, (1, FORMATS[name]["block"]))
+        assert_same_bits(ours, by_gguf(name, data))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 40])
+def test_packing_keeps_every_byte(name: str, rows: int) -> None:
+    rng = np.random.default_rng(3)
+    for cols in [256, 768] if name in SUPER_BLOCKS else [32, 64, 96, 576]:
+        fmt = FORMATS[name]
+        size = rows * cols // fmt["block"] * fmt["block_bytes"]
+        data = rng.integers(0, 256, size, dtype=np.uint8).reshape(rows, -1)
+        tensor = _core.testing.PackedTensor(name, data, rows, cols)
+        for row in range(rows):
+            np.testing.assert_array_equal(tensor.unpack_row(row), data[row])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_row_dequantizes_to_its_own_values(name: str) -> None:
+    rng = np.random.default_rng(4)
+    for cols in [256, 1536] if name in SUPER_BLOCKS else [32, 96, 1536]:
+        data = random_weights(rng, name, 33, cols)
+        tensor = _core.testing.PackedTensor(name, data, 33, cols)
+        values = _core.dequantize(name, data, (33, cols))
+        for row in (0, 15, 16, 32):
+            assert_same_bits(tensor.dequantize_row(row), values[row])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_tensors_take_at_most_two_percent_more_than_in_the_file(name: str) -> None:
+    data = random_weights(np.random.default_rng(5), name, 64, 1536)
+    tensor = _core.testing.PackedTensor(name, data, 64, 1536)
+    assert data.nbytes <= tensor.nbytes <= 1.02 * data.nbytes
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    data = np.zeros(18, np.uint8)
+    with pytest.raises(ShapeError, match="multiple of 32 weights, found 33"):
+        _core.dequantize("Q4_0", data, (1, 33))
+    with pytest.raises(ShapeError, match="expected 36 bytes, found 18"):
+        _core.dequantize("Q4_0", data, (2, 32))
+    with pytest.raises(ShapeError):
+        _core.testing.PackedTensor("Q4_K", data, 1, 128)
+    with pytest.raises(UnsupportedError, match="weight format Q9_9"):
+        _core.dequantize("Q9_9", data, (1, 32))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("model", ["smollm2", "gemma3", "qwen2.5-coder-1.5b"])
+def test_one_tensor_of_each_type_of_a_real_model(model: str) -> None:
+    path = MODELS / f"{model}.gguf"
+    if not path.exists():
+        pytest.skip(f"{model} is not pulled")
+    seen: set[str] = set()
+    for tensor in gguf.GGUFReader(path).tensors:
+        name = tensor.tensor_type.name
+        if name in seen or len(tensor.shape) != 2:
+            continue
+        seen.add(name)
+        rows, cols = 48, int(tensor.shape[0])
+        data = np.array(tensor.data[:rows]).view(np.uint8)
+        values = _core.dequantize(name, data, (rows, cols))
+        assert_same_bits(values, by_gguf(name, data))
+        packed = _core.testing.PackedTensor(name, data, rows, cols)
+        for row in (0, 17, 47):
+            assert_same_bits(packed.dequantize_row(row), values[row])
+    assert seen
