@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -44,6 +45,20 @@ def describe() -> dict[str, str]:
     }
 
 
+def make_batch(n_tokens: int) -> tuple[Any, Tokens, Tokens, NDArray[np.int8]]:
+    """A batch of one sequence, and views of its ids, positions and output flags.
+
+    Filled through the views, so that the time of a decode is llama.cpp's and not ctypes'.
+    """
+    batch = llama_cpp.llama_batch_init(n_tokens, 0, 1)
+    for i in range(n_tokens):
+        batch.n_seq_id[i] = 1
+        batch.seq_id[i][0] = 0
+    views = (np.ctypeslib.as_array(p, (n_tokens,)) for p in (batch.token, batch.pos, batch.logits))
+    ids, positions, wanted = views
+    return batch, ids, positions, wanted
+
+
 class LlamaPeer:
     """One model with one context at a time; `reopen` changes the context and keeps the weights."""
 
@@ -65,8 +80,7 @@ class LlamaPeer:
 
     def reopen(self, options: PeerOptions) -> None:
         """Replaces the context; the cache starts empty."""
-        if self._context is not None:
-            llama_cpp.llama_free(self._context)
+        self._close_context()
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = options.n_ctx
         params.n_batch = options.n_batch
@@ -86,6 +100,7 @@ class LlamaPeer:
         if not self._context:
             raise RuntimeError(f"llama.cpp makes no context for {options}")
         self.options = options
+        self._batch = make_batch(options.n_batch)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool = False) -> Tokens:
         """Token ids of the text, one int32 each."""
@@ -142,18 +157,13 @@ class LlamaPeer:
         """
         n = len(tokens)
         first = first_output + n if first_output < 0 else first_output
-        batch = llama_cpp.llama_batch_init(n, 0, 1)
-        try:
-            batch.n_tokens = n
-            for i, token in enumerate(tokens):
-                batch.token[i] = int(token)
-                batch.pos[i] = position + i
-                batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = 0
-                batch.logits[i] = i >= first
-            status = llama_cpp.llama_decode(self._context, batch)
-        finally:
-            llama_cpp.llama_batch_free(batch)
+        batch, ids, positions, wanted = self._batch
+        batch.n_tokens = n
+        ids[:n] = tokens
+        positions[:n] = np.arange(position, position + n)
+        wanted[:n] = 0
+        wanted[first:n] = 1
+        status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode of {n} tokens at {position} failed: {status}")
         llama_cpp.llama_synchronize(self._context)
@@ -164,9 +174,15 @@ class LlamaPeer:
 
     def close(self) -> None:
         """Frees context and weights; a second call does nothing."""
-        if self._context is not None:
-            llama_cpp.llama_free(self._context)
+        self._close_context()
+        if self._model is not None:
             llama_cpp.llama_model_free(self._model)
+            self._model = None
+
+    def _close_context(self) -> None:
+        if self._context is not None:
+            llama_cpp.llama_batch_free(self._batch[0])
+            llama_cpp.llama_free(self._context)
             self._context = None
 
     def __enter__(self) -> LlamaPeer:

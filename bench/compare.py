@@ -1,0 +1,233 @@
+"""pyflow beside llama.cpp: prefill and decode, the same tokens, the same threads, in one run.
+
+    python bench/compare.py -m smollm2 -t 1,2 --peer-python PYTHON
+
+Each side is one child process that stays loaded; they work in turn, never together, and the order
+is mirrored from one repeat to the next (ABBA), so that a machine that slows down or speeds up does
+so for both. Medians count; the spread is the smallest and the largest. bench/README.md has more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from read_limit import bytes_per_token
+from report import as_markdown, draw
+
+from pyflow.catalogue import resolve
+from pyflow.errors import PyflowError
+
+HERE = Path(__file__).parent
+# The tokens/s of decoding fall with the context: all sides decode around this many tokens.
+DECODE_CONTEXT = 150
+# OpenMP's threads spin for 200 ms after their last work: the other side's clock must not run then.
+SETTLE_SECONDS = 0.3
+
+
+class Child:
+    """A side's process and the pipe to it."""
+
+    def __init__(self, side: str, python: str, environment: dict[str, str]) -> None:
+        self.side = side
+        self._process = subprocess.Popen(
+            [python, str(HERE / "sides.py"), side],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One request, one answer; ends the program with the side's own words when it fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        reply = json.loads(line) if line else {"error": "its process ended; see above"}
+        if "error" in reply:
+            raise SystemExit(f"{self.side}: {op}: {reply['error']}")
+        answer: dict[str, Any] = reply
+        return answer
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass(slots=True)
+class Series:
+    """tokens/s of one side, one variant, one test; in the order measured."""
+
+    side: str
+    variant: str
+    samples: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "side": self.side,
+            "variant": self.variant,
+            "median": statistics.median(self.samples),
+            "min": min(self.samples),
+            "max": max(self.samples),
+            "samples": self.samples,
+        }
+
+
+def mirrored(turns: list[tuple[Child, str]], repeats: int) -> Iterator[tuple[Child, str]]:
+    """The turns forwards, then backwards, then forwards."""
+    for repeat in range(repeats):
+        yield from turns if repeat % 2 == 0 else reversed(turns)
+
+
+def measure(
+    children: list[tuple[Child, tuple[str, ...]]],
+    path: Path,
+    n_threads: int,
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Prefill and decode of one model at one thread count; a row each."""
+    n_prompt, n_generate = options.n_prompt, options.n_generate
+    n_before = max(1, DECODE_CONTEXT - n_generate // 2)
+    n_ctx = -(-max(n_prompt, n_before + n_generate) // 256) * 256
+    loads = [
+        child.ask("load", path=str(path), n_threads=n_threads, n_ctx=n_ctx) for child, _ in children
+    ]
+    sizes = {reply["n_vocab"] for reply in loads}
+    if len(sizes) != 1:
+        raise SystemExit(f"{path}: the sides disagree on the vocabulary's size: {sorted(sizes)}")
+    ids = np.random.default_rng(1).integers(0, sizes.pop(), max(n_prompt, DECODE_CONTEXT * 2))
+    tokens: list[int] = ids.tolist()
+    requests = {
+        f"prefill {n_prompt}": (n_prompt, "prefill", {"tokens": tokens[:n_prompt]}),
+        f"decode {n_generate} @ {n_before}": (
+            n_generate,
+            "decode",
+            {"prompt": tokens[:n_before], "tokens": (tokens * n_generate)[:n_generate]},
+        ),
+    }
+    turns = [(child, variant) for child, variants in children for variant in variants]
+    nbytes = bytes_per_token(path)
+    rows = []
+    for test, (n_tokens, op, arguments) in requests.items():
+        series = {(child.side, variant): Series(child.side, variant) for child, variant in turns}
+        rates: list[float] = []
+        for child, variant in turns:
+            child.ask(op, variant=variant, **arguments)
+        for child, variant in mirrored(turns, options.repeats):
+            time.sleep(SETTLE_SECONDS)
+            seconds = child.ask(op, variant=variant, **arguments)["seconds"]
+            series[child.side, variant].samples.append(n_tokens / seconds)
+            if op == "decode":
+                reply = child.ask("read_rate", nbytes=nbytes, n_threads=n_threads)
+                rates += [reply["bytes_per_second"]] if reply["bytes_per_second"] else []
+        summaries = [one.summary() for one in series.values()]
+        best = {
+            side: max((s for s in summaries if s["side"] == side), key=lambda s: s["median"])
+            for side in dict.fromkeys(s["side"] for s in summaries)
+        }
+        row = {
+            "model": path.stem,
+            "n_threads": n_threads,
+            "test": test,
+            "best": best,
+            "all": summaries,
+            "bytes_per_token": nbytes,
+            "read_bytes_per_second": statistics.median(rates) if rates else None,
+        }
+        rows.append(row)
+        print(f"{path.stem} t={n_threads} {test}", file=sys.stderr)
+    return rows
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-m", "--model", nargs="+", default=["smollm2"], help="names or paths")
+    parser.add_argument("-t", "--threads", default="1,2", help="thread counts, e.g. 1,2")
+    parser.add_argument("-p", "--n-prompt", type=int, default=512)
+    parser.add_argument("-n", "--n-generate", type=int, default=64)
+    parser.add_argument("-r", "--repeats", type=int, default=5)
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="a Python that can import llama_cpp"
+    )
+    parser.add_argument("--isa", help="kernel table that pyflow must use")
+    parser.add_argument("--only", choices=["pyflow", "llama.cpp"], help="measure one side alone")
+    parser.add_argument("-o", "--output", choices=["md", "json"], default="md")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw a chart")
+    options = parser.parse_args(arguments)
+    try:
+        options.threads = [int(count) for count in options.threads.split(",")]
+    except ValueError:
+        parser.error(f"-t {options.threads}: expected numbers with commas between them")
+    counts = [*options.threads, options.n_prompt, options.n_generate, options.repeats]
+    if min(counts) < 1:
+        parser.error("-t, -p, -n and -r must be at least 1")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    try:
+        paths = [resolve(model).resolve() for model in options.model]
+    except PyflowError as error:
+        raise SystemExit(str(error)) from None
+    with ExitStack() as stack:
+        children = []
+        sides: dict[str, dict[str, Any]] = {}
+        for side, python in (("pyflow", sys.executable), ("llama.cpp", options.peer_python)):
+            if options.only in (None, side):
+                environment = {"PYFLOW_ISA": options.isa} if options.isa else {}
+                child = stack.enter_context(Child(side, python, environment))
+                sides[side] = child.ask("describe")
+                children.append((child, tuple(sides[side]["variants"])))
+        run = {
+            "cpu": cpu_model(),
+            "n_cpus": len(os.sched_getaffinity(0)),
+            "load_average_before": os.getloadavg()[0],
+            "command": " ".join(["python", "bench/compare.py", *sys.argv[1:]]),
+            "repeats": options.repeats,
+            "sides": sides,
+            "rows": [
+                row
+                for path in paths
+                for n_threads in options.threads
+                for row in measure(children, path, n_threads, options)
+            ],
+        }
+    print(json.dumps(run, indent=1) if options.output == "json" else as_markdown(run))
+    if options.plot:
+        draw(run, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""One side of a comparison: a child process that loads a model once and times what it is asked to.
+
+    python bench/sides.py pyflow|llama.cpp
+
+Requests and answers are single lines of JSON on stdin and stdout. An answer to a request that fails
+is {"error": "..."}; the child ends when its stdin does. Only the work itself is timed, by
+CLOCK_MONOTONIC: token ids are ready before the clock starts, and no logits are sampled from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+class Side(Protocol):
+    """What compare.py asks of either runtime."""
+
+    variants: tuple[str, ...]
+
+    def describe(self) -> dict[str, str]:
+        """Name with version, and what the arithmetic runs on."""
+
+    def load(self, path: Path, n_threads: int, n_ctx: int) -> int:
+        """Makes a model ready for work with n_threads; returns its vocabulary's size."""
+
+    def use(self, variant: str) -> None:
+        """Takes one of `variants` for the runs that follow."""
+
+    def prefill(self, tokens: Tokens) -> float:
+        """Seconds from an empty cache to the logits of the last token."""
+
+    def decode(self, prompt: Tokens, tokens: Tokens) -> float:
+        """Seconds for the tokens one at a time, each to its logits, after the untimed prompt."""
+
+    def read_rate(self, nbytes: int, n_threads: int) -> float | None:
+        """Bytes a second of plain reads over a buffer of nbytes; None where it cannot tell."""
+
+
+class PyflowSide:
+    """The only place in bench/ that knows pyflow's API."""
+
+    variants = ("default",)
+
+    def __init__(self) -> None:
+        import pyflow
+
+        self._pyflow = pyflow
+        self._model: Any = None
+        self._context: Any = None
+
+    def describe(self) -> dict[str, str]:
+        from pyflow import _core
+
+        return {
+            "name": f"pyflow {self._pyflow.__version__}",
+            "system_info": f"kernels: {_core.isa()}",
+        }
+
+    def load(self, path: Path, n_threads: int, n_ctx: int) -> int:
+        if self._model is not None:
+            self._context.close()
+            self._model.close()
+        self._model = self._pyflow.load(path, n_threads=n_threads)
+        self._context = self._model.context(n_ctx=n_ctx)
+        return int(self._model.n_vocab)
+
+    def use(self, variant: str) -> None:
+        del variant
+
+    def prefill(self, tokens: Tokens) -> float:
+        self._context.clear()
+        start = time.monotonic()
+        self._context.forward(tokens, logits="last")
+        return time.monotonic() - start
+
+    def decode(self, prompt: Tokens, tokens: Tokens) -> float:
+        self._context.clear()
+        self._context.forward(prompt, logits="last")
+        rows = [tokens[i : i + 1] for i in range(len(tokens))]
+        start = time.monotonic()
+        for row in rows:
+            self._context.forward(row, logits="last")
+        return time.monotonic() - start
+
+    def read_rate(self, nbytes: int, n_threads: int) -> float | None:
+        from pyflow import _core
+
+        return float(_core.read_bandwidth(nbytes, n_threads))
+
+
+class LlamaSide:
+    """llama.cpp at its best: mapped file, its repacked weights, flash attention off and on."""
+
+    variants = ("flash attention off", "flash attention on")
+
+    def __init__(self) -> None:
+        import llama_peer
+
+        self._library = llama_peer
+        self._peer: Any = None
+
+    def describe(self) -> dict[str, str]:
+        description: dict[str, str] = self._library.describe()
+        return description
+
+    def load(self, path: Path, n_threads: int, n_ctx: int) -> int:
+        if self._peer is not None:
+            self._peer.close()
+        # One logical and one physical batch take the whole prompt of 512.
+        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "n_batch": 512, "n_ubatch": 512}
+        self._peer = self._library.LlamaPeer(path, self._library.PeerOptions(**self._options))
+        return int(self._peer.n_vocab)
+
+    def use(self, variant: str) -> None:
+        flash = variant == self.variants[1]
+        if self._peer.options.flash_attention != flash:
+            options = self._library.PeerOptions(**self._options, flash_attention=flash)
+            self._peer.reopen(options)
+
+    def _prompt(self, tokens: Tokens) -> None:
+        for start in range(0, len(tokens), 512):
+            part = tokens[start : start + 512]
+            is_last = start + len(part) == len(tokens)
+            self._peer.decode(part, start, first_output=-1 if is_last else len(part))
+
+    def prefill(self, tokens: Tokens) -> float:
+        self._peer.clear()
+        start = time.monotonic()
+        self._prompt(tokens)
+        return time.monotonic() - start
+
+    def decode(self, prompt: Tokens, tokens: Tokens) -> float:
+        self._peer.clear()
+        self._prompt(prompt)
+        rows = [tokens[i : i + 1] for i in range(len(tokens))]
+        start = time.monotonic()
+        for i, row in enumerate(rows):
+            self._peer.decode(row, len(prompt) + i, first_output=0)
+        return time.monotonic() - start
+
+    def read_rate(self, nbytes: int, n_threads: int) -> float | None:
+        del nbytes, n_threads
+        return None
+
+
+def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
+    """Runs one request."""
+    match request["op"]:
+        case "describe":
+            return {**side.describe(), "variants": side.variants}
+        case "load":
+            path, n_threads = Path(request["path"]), request["n_threads"]
+            return {"n_vocab": side.load(path, n_threads, request["n_ctx"])}
+        case "prefill":
+            side.use(request["variant"])
+            return {"seconds": side.prefill(np.array(request["tokens"], np.int32))}
+        case "decode":
+            side.use(request["variant"])
+            prompt = np.array(request["prompt"], np.int32)
+            return {"seconds": side.decode(prompt, np.array(request["tokens"], np.int32))}
+        case "read_rate":
+            return {"bytes_per_second": side.read_rate(request["nbytes"], request["n_threads"])}
+        case op:
+            raise ValueError(f"no such request: {op}")
+
+
+def main() -> None:
+    # Whatever the libraries print goes to stderr: stdout carries answers only.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        side: Side | None = None
+        for line in sys.stdin:
+            try:
+                if side is None:
+                    side = {"pyflow": PyflowSide, "llama.cpp": LlamaSide}[sys.argv[1]]()
+                reply = answer(side, json.loads(line))
+            except Exception as error:
+                reply = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(reply), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
