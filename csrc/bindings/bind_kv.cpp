@@ -1,5 +1,6 @@
 // The KV cache by itself, for tests: _core.testing.KvCache. A model's own cache stays inside of
 // C++.
+#include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -104,7 +105,8 @@ void register_kv(py::module_& m) {
       .def("clear", &KvCache::clear)
       .def("seq_pos_min", &KvCache::seq_pos_min)
       .def("seq_pos_max", &KvCache::seq_pos_max)
-      .def("seq_reusable", &KvCache::seq_reusable)
+      .def("seq_reusable", &KvCache::seq_reusable, py::arg("seq"),
+           py::arg("n") = std::numeric_limits<int32_t>::max())
       .def("groups",
            [](const KvCache& c) {
              std::vector<std::tuple<int64_t, int64_t, int64_t>> all;

@@ -73,10 +73,8 @@ void Views::build(const Step& step, std::span<const Runs> sequences,
     const auto seq = static_cast<size_t>(p.sequences.first());
     const bool alone = p.sequences.size() == 1;
     List& list = alone ? own_[seq] : shared_[n_shared++];
-    if (alone)
-      list.reserve(reserve_);
-    else
-      list.cut(0);
+    list.reserve(reserve_);
+    if (!alone) list.cut(0);
     fill(list, alone ? sequences[seq].all() : common(p.sequences, sequences), p, step, slots);
     list_of_peers_.push_back(&list);
   }

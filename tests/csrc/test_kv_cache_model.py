@@ -1,0 +1,382 @@
+"""The KV cache against a plain model of it: cells with a position and a set of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pyflow import _core
+from pyflow.errors import ResourceError, ShapeError
+
+HEADS, DIM = 2, 16
+END = 2**31 - 1
+Row = tuple[int, list[int]]
+
+
+@dataclass(eq=False)
+class Cell:
+    position: int
+    sequences: set[int]
+    token: int
+
+
+@dataclass
+class Group:
+    """Cells of the layers with one window; of evicted cells it remembers the positions."""
+
+    window: int
+    capacity: int
+    cells: list[Cell] = field(default_factory=list)
+    evicted: dict[int, set[int]] = field(default_factory=dict)
+
+    def held(self, s: int) -> dict[int, Cell]:
+        return {c.position: c for c in self.cells if s in c.sequences}
+
+    def positions(self, s: int) -> set[int]:
+        return self.held(s).keys() | self.evicted.get(s, set())
+
+    def end(self, s: int) -> int:
+        return max(self.positions(s), default=-1) + 1
+
+    def reaches(self, p: int, q: int) -> bool:
+        return q <= p and (self.window == 0 or q > p - self.window)
+
+    def tidy(self) -> None:
+        """Cells that no sequence holds go; then those that no sequence will see again."""
+        self.cells = [c for c in self.cells if c.sequences]
+        for c in self.cells if self.window else []:
+            if not any(self.reaches(self.end(s), c.position) for s in c.sequences):
+                for s in c.sequences:
+                    self.evicted.setdefault(s, set()).add(c.position)
+                c.sequences = set()
+        self.cells = [c for c in self.cells if c.sequences]
+
+
+class Reference:
+    """What a cache should do. `why_not_*` say which errors are due, the rest cannot fail."""
+
+    def __init__(self, groups: Iterable[tuple[int, int]], n_batch: int) -> None:
+        self.groups = [Group(window, capacity) for window, capacity in groups]
+        self.n_batch = n_batch
+        self.pending: list[Cell] = []
+
+    def positions(self, s: int) -> set[int]:
+        return self.groups[0].positions(s)
+
+    def why_not_begin(self, rows: list[Row]) -> set[type]:
+        errors: set[type] = set()
+        if not 0 < len(rows) <= self.n_batch:
+            errors.add(ShapeError)
+        taken = [(s, p) for p, sequences in rows for s in sequences]
+        if len(set(taken)) < len(taken) or any(p in self.positions(s) for s, p in taken):
+            errors.add(ShapeError)
+        for g in self.groups:
+            if len(g.cells) + len(rows) > g.capacity:
+                errors.add(ResourceError)
+            for p, sequences in rows:
+                lost = set.intersection(*(g.evicted.get(s, set()) for s in sequences))
+                if any(g.reaches(p, q) for q in lost):
+                    errors.add(ResourceError)
+        return errors
+
+    def begin(self, rows: list[Row], tokens: Sequence[int]) -> None:
+        self.pending = [Cell(p, set(s), t) for (p, s), t in zip(rows, tokens, strict=True)]
+
+    def sees(self, g: Group, row: Cell) -> list[tuple[int, int]]:
+        return sorted(
+            (c.position, c.token)
+            for c in g.cells + self.pending
+            if row.sequences <= c.sequences and g.reaches(row.position, c.position)
+        )
+
+    def finish(self, kept: Iterable[Cell]) -> None:
+        for c in kept:
+            for g in self.groups:
+                g.cells.append(Cell(c.position, set(c.sequences), c.token))
+        self.pending = []
+        for g in self.groups:
+            g.tidy()
+
+    def why_not_cp(self, dst: int, within: range) -> set[type]:
+        return {ShapeError} if any(p in within for p in self.positions(dst)) else set()
+
+    def cp(self, src: int, dst: int, within: range) -> None:
+        for g in self.groups:
+            for p, c in g.held(src).items():
+                if p in within:
+                    c.sequences.add(dst)
+            lost = {p for p in g.evicted.get(src, set()) if p in within}
+            g.evicted.setdefault(dst, set()).update(lost)
+            g.tidy()
+
+    def rm(self, s: int, within: range) -> None:
+        for g in self.groups:
+            for p, c in g.held(s).items():
+                if p in within:
+                    c.sequences.discard(s)
+            g.evicted[s] = {p for p in g.evicted.get(s, set()) if p not in within}
+            g.tidy()
+
+    def why_not_add(self, s: int, within: range, delta: int) -> set[type]:
+        errors: set[type] = set()
+        moving = {p for p in self.positions(s) if p in within}
+        if {p + delta for p in moving} & (self.positions(s) - moving) and delta:
+            errors.add(ShapeError)
+        for g in self.groups:
+            shared = [c for p, c in g.held(s).items() if p in moving and len(c.sequences) > 1]
+            copies = sum(c.position + delta >= 0 for c in shared)
+            if delta and len(g.cells) + copies > g.capacity:
+                errors.add(ResourceError)
+        return errors
+
+    def add(self, s: int, within: range, delta: int) -> None:
+        for g in self.groups if delta else []:
+            for p, c in g.held(s).items():
+                if p in within:
+                    c.sequences.discard(s)
+                    if p + delta >= 0:
+                        g.cells.append(Cell(p + delta, {s}, c.token))
+            lost = g.evicted.get(s, set())
+            moved = {p + delta if p in within else p for p in lost}
+            g.evicted[s] = {p for p in moved if p >= 0}
+            g.tidy()
+
+    def reusable(self, s: int, n: int) -> int:
+        def fine(m: int) -> bool:
+            lost = (q for g in self.groups if g.window for q in g.evicted.get(s, set())
+                    if q < m and g.reaches(m, q))  # fmt: skip
+            return self.positions(s) >= set(range(m)) and not any(True for _ in lost)
+
+        return max(m for m in range(min(n, self.groups[0].end(s)) + 1) if fine(m))
+
+
+def turn(layer: int, k: np.ndarray, delta: int) -> None:
+    """The first key of each head stands for the position that the keys were turned to."""
+    assert layer >= 0
+    k[:, 0] += delta
+
+
+def content(token: int, position: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values that f16 holds exactly and that name their token and position."""
+    k = (np.arange(HEADS * DIM).reshape(HEADS, DIM) * 5 + token) % 2048
+    k[:, 0] = position
+    return k, (np.arange(HEADS * DIM).reshape(HEADS, DIM) + 3 * token) % 2048
+
+
+class Store:
+    """A layer's keys and values by slot."""
+
+    def __init__(self, cache: Any, layer: int) -> None:
+        self.k = cache.keys(layer).view(np.float16).reshape(-1, HEADS, DIM, 16)
+        self.v = cache.values(layer).view(np.float16).reshape(-1, HEADS, DIM)
+
+    def write(self, slot: int, token: int, position: int) -> None:
+        self.k[slot // 16, :, :, slot % 16], self.v[slot] = content(token, position)
+
+    def token(self, slot: int, position: int) -> int:
+        """The token whose keys, turned to `position`, and values lie there, whole."""
+        token = (int(self.k[slot // 16, 0, 1, slot % 16]) - 5) % 2048
+        k, v = content(token, position)
+        assert (self.k[slot // 16, :, :, slot % 16] == k).all()
+        assert (self.v[slot] == v).all()
+        return token
+
+
+def make(windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int, **kwargs: Any) -> Any:
+    layers = [(HEADS, DIM, w) for w in windows]
+    return _core.testing.KvCache(layers, "f16", n_ctx, n_seq_max, n_batch, **kwargs)
+
+
+SEQUENCES = {1: [0], 3: [0, 1, 2], 256: [0, 255, 63, 64]}
+positions = st.integers(-1, 30)
+
+
+class KvMachine(RuleBasedStateMachine):
+    @initialize(
+        windows=st.lists(st.sampled_from([0, 1, 2, 5, 13]), min_size=1, max_size=4),
+        n_ctx=st.sampled_from([7, 16, 40, 100]),
+        n_seq_max=st.sampled_from(list(SEQUENCES)),
+        n_batch=st.sampled_from([1, 4, 9]),
+    )
+    def start(self, windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int) -> None:
+        self.windows, self.ids, self.n_batch = windows, SEQUENCES[n_seq_max], n_batch
+        self.cache = make(windows, n_ctx, n_seq_max, n_batch, rotate=turn)
+        groups = [(window, capacity) for window, capacity, _ in self.cache.groups()]
+        order = sorted(set(windows), key=lambda w: (w != 0, -w))
+        assert [w for w, _ in groups] == order
+        self.stores = [Store(self.cache, layer) for layer in range(len(windows))]
+        self.model = Reference(groups, n_batch)
+        self.n_tokens = 0
+
+    def attempt(self, due: set[type], call: Callable[[], Any]) -> bool:
+        """Whether the call went through, as it should if no error is due."""
+        if not due:
+            call()
+            return True
+        with pytest.raises(tuple(due)):
+            call()
+        return False
+
+    def range_of(self, p0: int, p1: int) -> range:
+        return range(max(p0, 0), END if p1 < 0 else p1)
+
+    def step(self, rows: list[Row], data: st.DataObject, seq: int) -> None:
+        due = self.model.why_not_begin(rows)
+        if not self.attempt(due, lambda: self.cache.begin(rows)):
+            return
+        tokens = [(self.n_tokens + i) % 2048 for i in range(len(rows))]
+        self.n_tokens += len(rows)
+        self.model.begin(rows, tokens)
+        for layer, store in enumerate(self.stores):
+            for slot, token, (p, _) in zip(self.cache.slots(layer), tokens, rows, strict=True):
+                store.write(slot, token, p)
+        self.check_views()
+        self.cache.check()
+        ending = data.draw(st.sampled_from(["commit", "commit", "path", "abort"]), "ending")
+        if ending == "commit":
+            self.cache.commit()
+            self.model.finish(self.model.pending)
+        elif ending == "abort":
+            self.cache.abort()
+            self.model.finish([])
+        else:
+            self.commit_path(rows, data, seq)
+        assert self.cache.slots(0) == self.cache.views(0) == []
+
+    def commit_path(self, rows: list[Row], data: st.DataObject, seq: int) -> None:
+        chosen = data.draw(st.sets(st.sampled_from(range(len(rows)))), "accepted")
+        path = sorted(chosen, key=lambda i: rows[i][0])
+        where = [rows[i][0] for i in path]
+        clash = len(set(where)) < len(where) or self.model.positions(seq) & set(where)
+        if not self.attempt({ShapeError} if clash else set(), lambda: self.cache.commit(path, seq)):
+            self.check_views()  # still pending
+            self.cache.abort()
+            path = []
+        kept = [self.model.pending[i] for i in path]
+        for c in kept:
+            c.sequences = {seq}
+        self.model.finish(kept)
+
+    def check_views(self) -> None:
+        by_window: dict[int, list[list[tuple[int, int]]]] = {}
+        for layer, store in enumerate(self.stores):
+            group = self.model.groups[self.cache.group_of(layer)]
+            seen = []
+            for row, (where, slots) in zip(
+                self.model.pending, self.cache.views(layer), strict=True
+            ):
+                seen.append([(p, store.token(s, p)) for p, s in zip(where, slots, strict=True)])
+                assert seen[-1] == self.model.sees(group, row)
+            by_window[group.window] = seen
+        # What a ring holds is what a full cache shows through the mask.
+        for window, seen in by_window.items() if 0 in by_window else []:
+            for row, full, ring in zip(self.model.pending, by_window[0], seen, strict=True):
+                reach = row.position - window if window else -1
+                assert ring == [(q, token) for q, token in full if q > reach]
+
+    @rule(data=st.data(), n=st.integers(1, 10), gap=st.sampled_from([0, 0, 0, 1, 6]))
+    def extend(self, data: st.DataObject, n: int, gap: int) -> None:
+        """Text goes on, in one sequence or several at once."""
+        chosen = data.draw(st.lists(st.sampled_from(self.ids), min_size=1, unique=True), "who")
+        starts = {s: self.model.groups[0].end(s) + gap for s in chosen}
+        rows = [(starts[s] + i, [s]) for s in chosen for i in range(n)][: self.n_batch + 1]
+        if data.draw(st.booleans(), "interleaved"):
+            rows = data.draw(st.permutations(rows), "rows")
+        self.step(rows, data, chosen[0])
+
+    @rule(data=st.data())
+    def scatter(self, data: st.DataObject) -> None:
+        """Rows anywhere, of any sequences."""
+        who = st.lists(st.sampled_from(self.ids), min_size=1, unique=True)
+        row = st.tuples(st.integers(0, 30), who)
+        rows = data.draw(st.lists(row, max_size=5), "rows")
+        self.step(rows, data, self.ids[0])
+
+    @rule(data=st.data(), n=st.integers(1, 9))
+    def tree(self, data: st.DataObject, n: int) -> None:
+        """Branches share a sequence's text; each runs through the ancestors of a node."""
+        seq, *branches = data.draw(st.permutations(self.ids), "root and branches")
+        for b in branches:
+            self.cache.seq_rm(b, 0, -1)
+            self.model.rm(b, range(END))
+            self.cache.seq_cp(seq, b, 0, -1)
+            self.model.cp(seq, b, range(END))
+        parents = [data.draw(st.integers(-1, i - 1), "parent") for i in range(n)]
+        members: list[list[int]] = [[] for _ in range(n)]
+        for b in [seq, *branches]:
+            node = data.draw(st.integers(0, n - 1), "leaf")
+            while node >= 0:
+                members[node].append(b)
+                node = parents[node]
+        depth: list[int] = []
+        for parent in parents:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        end = self.model.groups[0].end(seq)
+        rows = [(end + d, m) for d, m in zip(depth, members, strict=True) if m]
+        self.step(rows, data, seq)
+
+    @rule(data=st.data(), p0=positions, p1=positions)
+    def cp(self, data: st.DataObject, p0: int, p1: int) -> None:
+        src, dst = (data.draw(st.sampled_from(self.ids)) for _ in range(2))
+        if data.draw(st.booleans(), "fork"):
+            p0, p1 = self.model.groups[0].end(dst), -1
+        within = self.range_of(p0, p1)
+        due = self.model.why_not_cp(dst, within)
+        if self.attempt(due, lambda: self.cache.seq_cp(src, dst, p0, p1)):
+            self.model.cp(src, dst, within)
+
+    @rule(data=st.data(), what=st.sampled_from([*["end"] * 4, "range", "range", "others", "all"]))
+    def rm(self, data: st.DataObject, what: str) -> None:
+        s = data.draw(st.sampled_from(self.ids))
+        if what == "others":
+            self.cache.seq_keep(s)
+        elif what == "all":
+            self.cache.clear()
+        else:
+            p0 = max(0, self.model.groups[0].end(s) - data.draw(st.integers(0, 6)))
+            p0, p1 = (p0, -1) if what == "end" else data.draw(st.tuples(positions, positions))
+            self.cache.seq_rm(s, p0, p1)
+            self.model.rm(s, self.range_of(p0, p1))
+        for other in self.ids if what in {"others", "all"} else []:
+            if other != s or what == "all":
+                self.model.rm(other, range(END))
+
+    @rule(data=st.data(), p0=positions, p1=positions, delta=st.integers(-12, 12))
+    def add(self, data: st.DataObject, p0: int, p1: int, delta: int) -> None:
+        s = data.draw(st.sampled_from(self.ids))
+        within = self.range_of(p0, p1)
+        due = self.model.why_not_add(s, within, delta)
+        if self.attempt(due, lambda: self.cache.seq_add(s, p0, p1, delta)):
+            self.model.add(s, within, delta)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.cache.check()
+        groups = self.cache.groups()
+        for (window, capacity, used), g in zip(groups, self.model.groups, strict=True):
+            assert (window, capacity, used) == (g.window, g.capacity, len(g.cells))
+        for layer, store in enumerate(self.stores):
+            g = self.model.groups[self.cache.group_of(layer)]
+            for s in self.ids:
+                held = self.cache.cells(self.cache.group_of(layer), s)
+                expected = sorted((p, c.token) for p, c in g.held(s).items())
+                assert [(p, store.token(slot, p)) for p, slot in held] == expected
+        for s in self.ids:
+            held_positions = self.model.groups[0].held(s)
+            assert self.cache.seq_pos_min(s) == min(held_positions, default=-1)
+            assert self.cache.seq_pos_max(s) == max(held_positions, default=-1)
+            for n in (3, 11, END):
+                assert self.cache.seq_reusable(s, n) == self.model.reusable(s, n)
+
+
+TestAgainstReference = KvMachine.TestCase
+TestAgainstReference.settings = settings(
+    max_examples=150, stateful_step_count=30, deadline=None, print_blob=True
+)
