@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int32]
 Logits = NDArray[np.float32]
 
-_F16 = llama_cpp.GGML_TYPE_F16
 _quiet = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """How a context is made; the names are llama.cpp's. KV is always F16."""
+    """How a model is opened and a context made; the words are llama.cpp's."""
 
     n_ctx: int = 512
     n_batch: int = 512
@@ -34,6 +33,7 @@ class PeerOptions:
     n_seq_max: int = 1
     n_threads: int = 2
     flash_attention: bool = False
+    f32_cache: bool = False
     repack: bool = True
 
 
@@ -79,7 +79,7 @@ class LlamaPeer:
         self.reopen(options)
 
     def reopen(self, options: PeerOptions) -> None:
-        """Replaces the context; the cache starts empty."""
+        """Replaces the context; the cache starts empty. `repack` stays as the model was opened."""
         self._close_context()
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = options.n_ctx
@@ -88,8 +88,9 @@ class LlamaPeer:
         params.n_seq_max = options.n_seq_max
         params.n_threads = options.n_threads
         params.n_threads_batch = options.n_threads
-        params.type_k = _F16
-        params.type_v = _F16
+        cache_type = llama_cpp.GGML_TYPE_F32 if options.f32_cache else llama_cpp.GGML_TYPE_F16
+        params.type_k = cache_type
+        params.type_v = cache_type
         params.no_perf = True
         params.flash_attn_type = (
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
