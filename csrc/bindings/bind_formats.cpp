@@ -95,7 +95,13 @@ py::dict metadata(const py::object& self) {
   if (!slots.contains(kSlot)) {
     const auto& f = self.cast<const GgufFile&>();
     py::dict out;
-    for (const GgufEntry& e : f.metadata()) out[text(e.key)] = to_python(e.value);
+    for (const GgufEntry& e : f.metadata()) {
+      try {
+        out[text(e.key)] = to_python(e.value);
+      } catch (const FormatError& error) {
+        throw FormatError(f.file().label() + ": metadata " + quoted(e.key) + ": " + error.what());
+      }
+    }
     slots[kSlot] = out;
     // What Python now holds need not stay resident a second time.
     f.file().release(0, f.data_offset());

@@ -68,7 +68,9 @@ std::vector<std::string_view> GgufArray::strings() const {
     const uint64_t left = static_cast<uint64_t>(end - p);
     const uint64_t length = left < 8 ? left : load<uint64_t>(p);
     if (left < 8 || length > left - 8)
-      throw FormatError("a GGUF string array has changed since the file was opened; open it again");
+      throw FormatError(
+          "expected the strings that were there when the file was opened, found others; open it "
+          "again, and replace files by renaming");
     out.emplace_back(reinterpret_cast<const char*>(p + 8), length);
     p += 8 + length;
   }

@@ -37,7 +37,8 @@ struct GgufArray {
   uint64_t nbytes = 0;
   std::vector<GgufArray> inner;  // the elements, when they are arrays themselves
 
-  // The elements, when they are strings.
+  // The elements, when they are strings. FormatError when the file has been rewritten since it was
+  // opened.
   std::vector<std::string_view> strings() const;
 };
 

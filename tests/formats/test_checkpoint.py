@@ -1,0 +1,111 @@
+"""`pyflow.formats.open`: what is a checkpoint opens, what is none is told apart."""
+
+from __future__ import annotations
+
+import bz2
+import dataclasses
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyflow.formats
+import pytest
+import safetensors.numpy
+
+from pyflow import errors
+
+
+def archive() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as z:
+        z.writestr("data.pkl", b"")
+    return out.getvalue()
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 98362432\n"
+LOOKALIKES: dict[str, tuple[bytes, str, str]] = {
+    "safetensors": (safetensors.numpy.save({"w": np.zeros(3)}), "a safetensors file", "convert"),
+    "zip": (archive(), "a zip archive (torch.save writes one", "convert"),
+    **{
+        f"pickle{n}": (pickle.dumps({"w": 1}, n), "a Python pickle", "would run its code")
+        for n in (2, 3, 4, 5)
+    },
+    "gzip": (gzip.compress(b"GGUF"), "a gzip archive", "unpack"),
+    "bzip2": (bz2.compress(b"GGUF"), "a bzip2 archive", "unpack"),
+    "xz": (lzma.compress(b"GGUF"), "an xz archive", "unpack"),
+    "page": (b"\xef\xbb\xbf\n <!DOCTYPE html><html>", "a web page", "download it again"),
+    "xml": (b'<?xml version="1.0"?><Error>AccessDenied</Error>', "a web page", "download it again"),
+    "lfs": (LFS, "a git-lfs pointer", "git lfs pull"),
+    "config": (json.dumps({"model_type": "llama"}).encode(), "JSON text", "GGUF file"),
+    "ggml": (b"lmgg" + bytes(64), "a GGML file", "convert"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(64), "an HDF5 file", "convert"),
+    "zeros": (bytes(5000), "zeros", "download it again"),
+    "text": ("Zürich\n".encode(), "a text file", "GGUF file"),
+    "cut_text": (b"x" * 4095 + "ü".encode(), "a text file", "GGUF file"),
+    "latin1": (b"Z\xfcrich", "bytes 5a fc 72 69 63 68 of no format", "download it again"),
+    "noise": (b"\x7fELF\2\1\1\0" + bytes(8), "bytes 7f 45 4c 46 02 01 01 00", "download it again"),
+    "reversed": (b"FUGG\0\0\0\3", "bytes 46 55 47 47", "download it again"),
+    "one_byte": (b"\xff", "bytes ff of no format", "download it again"),
+    "short_magic": (b"GGU", "a text file", "GGUF file"),
+}
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_what_is_no_checkpoint_is_told_apart(name: str, tmp_path: Path) -> None:
+    content, what, advice = LOOKALIKES[name]
+    path = tmp_path / f"{name}.gguf"
+    path.write_bytes(content)
+    with pytest.raises(errors.FormatError) as caught:
+        pyflow.formats.open(path)
+    start = re.escape(f"{path}: expected a GGUF checkpoint, found {what}")
+    assert re.fullmatch(rf"{start}.*; .*{advice}.*", str(caught.value)), caught.value
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for name, words in {
+        "none": "no such file",
+        "": "found a directory",
+        "pipe": "found a pipe",
+        "empty": "the file is empty",
+    }.items():
+        with pytest.raises(errors.FormatError, match=words):
+            pyflow.formats.open(tmp_path / name)
+
+
+def test_a_gguf_file_is_a_checkpoint_whatever_its_name(corpus: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(corpus.VALID["version_3"])
+    for given in (path, str(path)):
+        checkpoint = pyflow.formats.open(given)
+        assert checkpoint.path == path
+        assert checkpoint.nbytes == path.stat().st_size
+        assert checkpoint.metadata is checkpoint.native.metadata
+        assert [t.name for t in checkpoint.tensors] == [t.name for t in checkpoint.native.tensors]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            checkpoint.nbytes = 0  # type: ignore[misc]
+
+
+def test_a_broken_gguf_file_is_refused_as_one(corpus: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(corpus.VALID["version_3"][:100])
+    with pytest.raises(errors.FormatError, match="header: tensor count at offset 8"):
+        pyflow.formats.open(path)
+
+
+@pytest.mark.model
+def test_a_real_model_opens(model_path: Callable[[str], Path]) -> None:
+    checkpoint = pyflow.formats.open(model_path("smollm2"))
+    assert checkpoint.metadata["general.architecture"] == "llama"
+    assert len(checkpoint.tensors) == 272
+    assert all(t.supported for t in checkpoint.tensors)

@@ -1,0 +1,164 @@
+"""The loader under AddressSanitizer and UndefinedBehaviorSanitizer: tests/csrc/gguf_driver.cpp."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [ROOT / "tests/csrc/gguf_driver.cpp", *sorted((ROOT / "csrc/formats").glob("*.cpp"))]
+HEADERS = [*(ROOT / "csrc/formats").glob("*.h"), *(ROOT / "csrc/core").glob("*.h")]
+FLAGS = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# Another sanitizer, preloaded for the extension, does not go together with this one.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+# No file here is larger than a megabyte, so nothing that it makes the loader ask for may be.
+ENVIRONMENT["ASAN_OPTIONS"] = "max_allocation_size_mb=1:detect_stack_use_after_return=1"
+ENVIRONMENT["UBSAN_OPTIONS"] = "print_stacktrace=1"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """Runs the driver on files; built once per state of the sources, under build/."""
+    compiler = os.environ.get("CXX", "g++")
+    state = hashlib.sha256(repr((compiler, FLAGS)).encode())
+    for path in sorted([*SOURCES, *HEADERS, ROOT / "csrc/quant/formats.def"]):
+        state.update(path.read_bytes())
+    driver = ROOT / "build/gguf_driver" / state.hexdigest()[:16]
+    if not driver.exists():
+        driver.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed when complete: another run may build it at the same time.
+        unfinished = driver.with_suffix(f".{os.getpid()}")
+        command = [
+            compiler,
+            *FLAGS,
+            f"-I{ROOT / 'csrc'}",
+            *map(str, SOURCES),
+            "-o",
+            str(unfinished),
+        ]
+        try:
+            built = subprocess.run(
+                command, env=ENVIRONMENT, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            pytest.fail(f"no C++ compiler '{compiler}': install g++, or set CXX")
+        if built.returncode:
+            pytest.fail(f"{compiler} builds nothing with {' '.join(FLAGS)}:\n{built.stderr}")
+        unfinished.rename(driver)
+
+    def run(*files: Path) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [driver, *files],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=60,
+            check=False,
+        )
+        assert done.stderr == "", done.stderr
+        assert done.returncode in (0, 1), done
+        return done
+
+    return run
+
+
+def verdicts(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stdout.splitlines() if not line.startswith("  ")]
+
+
+def written(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in files]
+
+
+def test_the_sanitizers_are_at_work(tmp_path: Path) -> None:
+    faults = {
+        "heap-buffer-overflow": "volatile int n = 4; return (new char[n])[n];",
+        "signed integer overflow": "volatile int n = 1 << 30; return n + n;",
+    }
+    for fault, body in faults.items():
+        source = tmp_path / "fault.cpp"
+        source.write_text(f"int main() {{ {body} }}")
+        compiler = os.environ.get("CXX", "g++")
+        command = [compiler, *FLAGS, str(source), "-o", str(tmp_path / "fault")]
+        subprocess.run(command, env=ENVIRONMENT, check=True)
+        done = subprocess.run(
+            [tmp_path / "fault"], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+        assert fault in done.stderr
+
+
+def test_valid_files_are_accepted(run: Run, corpus: ModuleType, tmp_path: Path) -> None:
+    done = run(*written(tmp_path, corpus.VALID))
+    assert done.returncode == 0
+    assert verdicts(done) == ["accepted"] * len(corpus.VALID)
+
+
+def test_tensors_that_cannot_be_computed_with_are_named(
+    run: Run, corpus: ModuleType, tmp_path: Path
+) -> None:
+    (path,) = written(tmp_path, {"x.gguf": corpus.VALID["version_3"]})
+    assert run(path).stdout.splitlines() == [
+        f"  {path}: tensor '{name}': expected a type that this build can compute with, found "
+        f"{found}; get the model in another quantization, for example Q4_K_M"
+        for name, found in {"listed": "IQ2_XXS (type 16)", "unknown": "type 77 (type 77)"}.items()
+    ] + ["accepted"]
+
+
+@pytest.mark.parametrize("part", ["CASES", "CUTS"])
+def test_malformed_files_are_refused(
+    part: str, run: Run, corpus: ModuleType, tmp_path: Path
+) -> None:
+    cases: list[Any] = getattr(corpus, part)
+    done = run(*written(tmp_path, {case.name: case.data for case in cases}))
+    assert done.returncode == 1
+    for case, verdict in zip(cases, verdicts(done), strict=True):
+        assert verdict.startswith(f"{case.error} {tmp_path / case.name}: ")
+
+
+def test_each_malformed_file_alone_ends_with_status_1(
+    run: Run, corpus: ModuleType, tmp_path: Path
+) -> None:
+    for case in corpus.CASES[::8]:
+        assert run(*written(tmp_path, {case.name: case.data})).returncode == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_files_are_accepted_or_refused(
+    seed: int, run: Run, corpus: ModuleType, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    valid = list(corpus.VALID.values())[:2]
+    edges = [0, 1, 0x7F, 0x80, 0xFF, (1 << 32) - 1, 1 << 61, (1 << 63) - 1, (1 << 64) - 1]
+    files = {}
+    for i in range(500):
+        data = bytearray(rng.choice(valid))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(data))
+            if rng.random() < 0.5:
+                data[at] ^= 1 << rng.randrange(8)
+            else:
+                data[at : at + 8] = rng.choice(edges).to_bytes(8, "little")
+        files[f"{i}"] = bytes(data)
+    assert len(verdicts(run(*written(tmp_path, files)))) == len(files)
+
+
+def test_missing_and_special_files_are_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    paths = [tmp_path, tmp_path / "none", tmp_path / "empty", tmp_path / "pipe", Path("/dev/zero")]
+    done = run(*paths)
+    for path, verdict in zip(paths, verdicts(done), strict=True):
+        assert verdict.startswith(f"FormatError {path}: ")
