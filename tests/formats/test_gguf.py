@@ -202,3 +202,22 @@ def test_tensor_records_outlive_their_file(corpus: ModuleType, tmp_path: Path) -
     gc.collect()
     assert records[0].name == "embed"
     assert repr(records[0]) == "<TensorRecord embed Q8_0 (4, 32) 136 bytes at 1,216>"
+
+
+def test_a_file_rewritten_while_open_is_not_followed_out_of_bounds(
+    builder: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.gguf"
+    for at, length in [(54, 1 << 60), (54, (1 << 64) - 1), (67, 6), (67, 5)]:
+        path.write_bytes(builder.Gguf([("tokens", builder.strings("first", "last!"))]).build())
+        file = _core.GgufFile(path)
+        with path.open("r+b") as f:
+            f.seek(at)
+            f.write(length.to_bytes(8, "little"))
+        if length == 5:  # what was there
+            assert file.metadata["tokens"] == ["first", "last!"]
+        else:
+            with pytest.raises(
+                errors.FormatError, match=r"x\.gguf: metadata 'tokens': expected the"
+            ):
+                _ = file.metadata

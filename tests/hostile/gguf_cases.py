@@ -130,6 +130,7 @@ def key_cases() -> Iterator[Case]:
         ("key_not_ascii", "schlüssel".encode(), "10 bytes 'schlüssel'"),
         ("key_not_utf8", b"a\xffb", r"3 bytes 'a\xffb'"),
         ("key_control_character", b"a\x1b[2J", r"5 bytes 'a\x1b[2J'"),
+        ("key_delete_character", b"a\x7f", r"2 bytes 'a\x7f'"),
         ("key_zero_byte", b"a\0", r"2 bytes 'a\x00'"),
         ("key_too_long", b"k" * 65536, "65,536 bytes 'kkk"),
     ]:
