@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 
-def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+def cgroup_cpus(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> float:
     """The CPU quota of this process's control group in cores, infinite when there is none.
 
     Reads cgroup v2's cpu.max of the group and its ancestors, or v1's cfs quota.

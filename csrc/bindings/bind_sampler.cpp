@@ -53,6 +53,8 @@ void register_sampler(py::module_& m) {
            py::arg("n_logprobs") = d.n_logprobs)
       .def("sample", &sample, py::arg("logits"), py::arg("position"),
            py::arg("path") = IntArray(py::ssize_t{0}))
+      .def_property(
+          "stream", [](const Sampler& s) { return s.params().stream; }, &Sampler::set_stream)
       .def("accept", &Sampler::accept, py::arg("token"))
       .def(
           "accept_all",

@@ -61,6 +61,9 @@ class Sampler {
   // Adds a token of the text, prompt or generated, to what penalties look back on.
   void accept(int32_t token);
 
+  // Further draws take another stream of noise; the history stays.
+  void set_stream(uint32_t stream) { params_.stream = stream; }
+
   const SamplerParams& params() const { return params_; }
 
  private:

@@ -383,3 +383,19 @@ def test_tokens_outside_the_vocabulary_are_an_error() -> None:
 def test_a_parameter_out_of_its_range_is_named(params: dict[str, Any]) -> None:
     with pytest.raises(PyflowError, match=f"^{next(iter(params))}: expected"):
         sampler(**params)
+
+
+def test_another_stream_keeps_the_history() -> None:
+    x = np.zeros(4, np.float32)
+    draw = sampler(seed=3, logit_bias=[(3, -np.inf)], presence_penalty=1e6)
+    draw.accept_all([0, 1])
+    assert draw.stream == 0
+    draw.stream = 5
+    fresh = sampler(seed=3, stream=5)
+    assert [draw.sample(x, i).token for i in range(20)] == [2] * 20
+    draw, fresh = sampler(seed=3), sampler(seed=3, stream=5)
+    before = [draw.sample(x, i).token for i in range(50)]
+    draw.stream = 5
+    after = [draw.sample(x, i).token for i in range(50)]
+    assert after == [fresh.sample(x, i).token for i in range(50)]
+    assert after != before

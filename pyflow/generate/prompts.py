@@ -1,0 +1,189 @@
+"""From prompts to a running stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
+
+from pyflow.errors import PyflowError, ShapeError
+from pyflow.generate.completion import Completion
+from pyflow.generate.stream import Request, Stream
+from pyflow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyflow.engine import Context, Model, Progress
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, which gets BOS where the model wants one, or token ids, which are taken as they are."""
+CacheType: TypeAlias = Literal["f16", "q8_0"]
+
+# One pass over the weights serves up to 16 rows: so many sequences cost little more than one.
+N_PARALLEL = 16
+# Room for an answer whose length is left open.
+OPEN_END = 4096
+
+
+@overload
+def generate(
+    source: Model | Context,
+    prompt: Prompt,
+    *,
+    n_predict: int = ...,
+    sampling: SamplingParams | None = ...,
+    stop: Sequence[str] = ...,
+    n_ctx: int | None = ...,
+    cache_type: CacheType = ...,
+    progress: Progress | None = ...,
+) -> Completion: ...
+@overload
+def generate(
+    source: Model | Context,
+    prompt: Sequence[Prompt],
+    *,
+    n_predict: int = ...,
+    sampling: SamplingParams | None = ...,
+    stop: Sequence[str] = ...,
+    n_ctx: int | None = ...,
+    cache_type: CacheType = ...,
+    progress: Progress | None = ...,
+) -> list[Completion]: ...
+def generate(
+    source: Model | Context,
+    prompt: Prompt | Sequence[Prompt],
+    *,
+    n_predict: int = -1,
+    sampling: SamplingParams | None = None,
+    stop: Sequence[str] = (),
+    n_ctx: int | None = None,
+    cache_type: CacheType = "f16",
+    progress: Progress | None = None,
+) -> Completion | list[Completion]:
+    """What the model writes after the prompt; a list of it for several prompts. See `stream`."""
+    with stream(
+        source,
+        prompt,
+        n_predict=n_predict,
+        sampling=sampling,
+        stop=stop,
+        n_ctx=n_ctx,
+        cache_type=cache_type,
+        progress=progress,
+    ) as chunks:
+        for _ in chunks:
+            pass
+        return chunks.completion if _is_one(prompt) else chunks.completions
+
+
+def stream(
+    source: Model | Context,
+    prompt: Prompt | Sequence[Prompt],
+    *,
+    n_predict: int = -1,
+    sampling: SamplingParams | None = None,
+    stop: Sequence[str] = (),
+    n_ctx: int | None = None,
+    cache_type: CacheType = "f16",
+    progress: Progress | None = None,
+) -> Stream:
+    """What the model writes, chunk by chunk, each as soon as its token is drawn.
+
+    source: a model, which gets a context of the size that this call needs; or a context, whose
+        sequences are cleared and whose size counts.
+    n_predict: tokens to draw at most; -1 goes on to the end of the answer or of the context.
+    sampling: a seed that is None is drawn; the completion tells it.
+    stop: the text ends before the first of these texts, no part of which is ever given out.
+    n_ctx: tokens of a prompt and its answer together; None suits prompt and n_predict.
+    progress: called as progress(done, total) while prompts are read.
+
+    Several prompts run as sequences of one batch. Each gives the text that it gives alone; further
+    copies of a prompt take further streams of noise.
+
+    PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
+    """
+    if n_predict < 1 and n_predict != -1:
+        raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
+    if isinstance(stop, str) or not all(stop):
+        raise PyflowError(f"stop: expected texts that are not empty, found {stop!r}")
+    sampling = (sampling or SamplingParams()).seeded()
+    model, context = _model_and_context(source)
+    prompts = _tokens(model, prompt)
+    limits = []
+    for tokens in prompts:
+        wanted = len(tokens) + (n_predict if n_predict > 0 else OPEN_END)
+        if context is not None:
+            limit = context.n_ctx
+        else:
+            limit = n_ctx or min(model.spec.n_ctx_train, wanted)
+        check_fits(len(tokens), limit)
+        limits.append(min(limit, wanted) if n_predict > 0 else limit)
+
+    most_first = sorted(limits, reverse=True)
+    n_parallel = min(len(prompts), N_PARALLEL)
+    owned = context is None
+    if context is None:
+        if n_ctx is not None and n_ctx > model.spec.n_ctx_train:
+            raise ShapeError(
+                f"n_ctx: expected up to {model.spec.n_ctx_train:,}, the context that {model.name} "
+                f"was trained for; found {n_ctx:,}"
+            )
+        context = model.context(
+            sum(most_first[:n_parallel]), n_seq_max=n_parallel, cache_type=cache_type
+        )
+    else:
+        context.clear()
+        n_parallel = min(n_parallel, context.n_seq_max)
+        while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:
+            n_parallel -= 1
+
+    seen: Counter[tuple[int, ...]] = Counter()
+    requests = []
+    for tokens, limit in zip(prompts, limits, strict=True):
+        sampler = sampling.sampler(stream=seen[tuple(tokens)])
+        seen[tuple(tokens)] += 1
+        sampler.accept_all(tokens)
+        requests.append(
+            Request(tokens=tokens, sampler=sampler, limit=limit, n_predict=n_predict, stop=stop)
+        )
+
+    return Stream(
+        context,
+        requests,
+        seed=cast(int, sampling.seed),
+        n_parallel=n_parallel,
+        owned=owned,
+        progress=progress,
+    )
+
+
+def check_fits(n_tokens: int, n_ctx: int) -> None:
+    """PyflowError unless a prompt of so many tokens leaves room for one more."""
+    if n_tokens == 0:
+        raise PyflowError("the prompt is empty; give some text to go on from")
+    if n_tokens >= n_ctx:
+        raise PyflowError(
+            f"the prompt has {n_tokens:,} tokens, the context holds {n_ctx:,} with the answer; "
+            f"shorten the prompt or take a larger context"
+        )
+
+
+def _is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is a single prompt: text, or numbers."""
+    return isinstance(prompt, str) or (
+        len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence))
+    )
+
+
+def _model_and_context(source: Model | Context) -> tuple[Model, Context | None]:
+    # Told apart without importing the engine, which offers these functions as methods.
+    if hasattr(source, "sample"):
+        context = cast("Context", source)
+        return context.model, context
+    return cast("Model", source), None
+
+
+def _tokens(model: Model, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+    given = cast("Sequence[Prompt]", [prompt] if _is_one(prompt) else prompt)
+    if not given:
+        raise PyflowError("prompts: expected at least one, found none")
+    return [model.tokenizer.encode(p) if isinstance(p, str) else [int(t) for t in p] for p in given]

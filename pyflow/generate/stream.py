@@ -1,0 +1,275 @@
+"""The loop: one call into the engine per step, for all sequences that are alive."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.errors import CancelledError, PyflowError
+from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
+from pyflow.generate.stop import StopScanner
+
+if TYPE_CHECKING:
+    from pyflow.engine import Context, Progress
+
+
+class Feed(NamedTuple):
+    """Tokens to run next, the first one at `position`."""
+
+    tokens: list[int]
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and how to go on from it."""
+
+    tokens: Sequence[int]
+    """The whole prompt."""
+    sampler: _core.Sampler
+    """It has accepted the prompt."""
+    limit: int
+    """Positions that the sequence may take."""
+    n_predict: int = -1
+    stop: Sequence[str] = ()
+    n_past: int = 0
+    """So many tokens of the prompt are in the context already, as sequence 0."""
+    make_room: Callable[[list[int]], Feed | None] | None = None
+    """Called at the limit with all tokens drawn: frees positions of the context and says how to go
+    on, or returns None to end."""
+
+
+class Stream:
+    """Chunks as their tokens are drawn, of several prompts in turn. One thread at a time.
+
+    Also a context manager: leaving it ends what is unfinished and frees the context, if it is the
+    stream's own.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        requests: Sequence[Request],
+        *,
+        seed: int,
+        n_parallel: int = 1,
+        owned: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._context = context
+        self._owned = owned
+        self._progress = progress
+        self._n_parallel = n_parallel
+        self._cancelled = False
+        self._all = [_Sequence(i, request, context, seed) for i, request in enumerate(requests)]
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    @property
+    def completions(self) -> list[Completion]:
+        """One per prompt, complete once the stream has ended or has been closed."""
+        return [sequence.completion() for sequence in self._all]
+
+    @property
+    def completion(self) -> Completion:
+        """Of the only prompt."""
+        (only,) = self._all
+        return only.completion()
+
+    def cancel(self) -> None:
+        """Ends the stream soon, with what there is; safe in signal handlers and other threads."""
+        self._cancelled = True
+        self._context.interrupt()
+
+    def close(self) -> None:
+        """Ends the stream now; idempotent."""
+        self._chunks.close()
+        for sequence in self._all:
+            sequence.end("cancelled")
+        if self._owned:
+            self._context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> Iterator[Chunk]:
+        context = self._context
+        waiting = deque(self._all)
+        free = list(range(self._n_parallel - 1, -1, -1))
+        alive: list[_Sequence] = []
+        step: _Step | None = None
+        try:
+            while alive or waiting:
+                while waiting and free:
+                    alive.append(waiting.popleft())
+                    alive[-1].start(free.pop())
+                    step = None
+                if step is None or not step.advance(alive):
+                    step = _Step.of(alive)
+                if self._cancelled:
+                    raise CancelledError("stopped")
+                drawn = context.sample(*step, progress=self._progress)
+                now = time.monotonic()
+                ended = False
+                for sequence, sampled in zip(alive, drawn, strict=True):
+                    yield sequence.take(sampled, now)
+                    ended = ended or sequence.reason is not None
+                if ended:
+                    free += [sequence.seq for sequence in alive if sequence.reason is not None]
+                    alive = [sequence for sequence in alive if sequence.reason is None]
+                    step = None
+        except CancelledError:
+            for sequence in alive:
+                rest = sequence.end("cancelled")
+                if rest:
+                    yield Chunk(rest, None, sequence.index, None)
+        finally:
+            for sequence in self._all:
+                sequence.end("cancelled")
+            if self._owned:
+                context.close()
+
+
+class _Step(NamedTuple):
+    """The arguments of Context.sample."""
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    seqs: int | list[int]
+    wanted: NDArray[np.int32]
+    samplers: list[_core.Sampler]
+
+    @classmethod
+    def of(cls, alive: Sequence[_Sequence]) -> _Step:
+        sizes = [len(s.pending) for s in alive]
+        return cls(
+            tokens=np.concatenate([np.asarray(s.pending, np.int32) for s in alive]),
+            positions=np.concatenate(
+                [np.arange(s.position, s.position + len(s.pending), dtype=np.int32) for s in alive]
+            ),
+            seqs=alive[0].seq
+            if len(alive) == 1
+            else [s.seq for s, size in zip(alive, sizes, strict=True) for _ in range(size)],
+            wanted=np.cumsum(sizes, dtype=np.int32) - 1,
+            samplers=[s.request.sampler for s in alive],
+        )
+
+    def advance(self, alive: Sequence[_Sequence]) -> bool:
+        """Turns this step of one token each into the next one, where it is that."""
+        if len(self.tokens) != len(alive):
+            return False
+        for i, sequence in enumerate(alive):
+            if len(sequence.pending) != 1:
+                return False
+            self.tokens[i] = sequence.pending[0]
+            self.positions[i] = sequence.position
+        return True
+
+
+class _Sequence:
+    """One prompt on its way."""
+
+    def __init__(self, index: int, request: Request, context: Context, seed: int) -> None:
+        self.index = index
+        self.request = request
+        self.seq = -1
+        self.pending: Sequence[int] = request.tokens[request.n_past :]
+        self.position = request.n_past
+        self.reason: StopReason | None = None
+        self._context = context
+        self._seed = seed
+        tokenizer = context.model.tokenizer
+        self._stop_ids = tokenizer.stop_ids
+        self._detokenizer = tokenizer.detokenizer()
+        self._scanner = StopScanner(request.stop)
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = None
+        self._n_drawn = 0
+        self._started = self._first = self._last = 0.0
+
+    def start(self, seq: int) -> None:
+        """Takes a sequence of the context, empty but for n_past tokens."""
+        self.seq = seq
+        self._context.seq_rm(seq, self.position)
+        self._started = time.monotonic()
+
+    def take(self, sampled: _core.Sampled, now: float) -> Chunk:
+        """Goes on by a drawn token."""
+        request, token = self.request, sampled.token
+        self.position += len(self.pending)
+        self._n_drawn += 1
+        self._last = now
+        if self._n_drawn == 1:
+            self._first = now
+        logprobs = None
+        if sampled.top:
+            logprobs = TokenLogprobs(token, sampled.logprob, sampled.top)
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs.append(logprobs)
+        if token in self._stop_ids:
+            return Chunk(self.end("eos"), token, self.index, logprobs)
+        self._tokens.append(token)
+        text, stopped = self._scanner.feed(self._detokenizer.feed(token))
+        if text:
+            self._text.append(text)
+        self.pending = (token,)
+        if stopped:
+            self.reason = "stop"
+        elif self._n_drawn == request.n_predict:
+            text += self.end("length")
+        elif self.position >= request.limit:
+            feed = request.make_room(self._tokens) if request.make_room else None
+            if feed is None:
+                text += self.end("context")
+            else:
+                self.pending, self.position = feed
+        return Chunk(text, token, self.index, logprobs)
+
+    def end(self, reason: StopReason) -> str:
+        """Ends for this reason unless it has ended; the text that was held back."""
+        if self.reason is not None:
+            return ""
+        text, stopped = self._scanner.feed(self._detokenizer.flush())
+        self.reason = "stop" if stopped else reason
+        text += self._scanner.flush()
+        self._text.append(text)
+        return text
+
+    def completion(self) -> Completion:
+        if self.reason is None:
+            raise PyflowError("the stream has not ended: read it to its end, or close it")
+        return Completion(
+            text="".join(self._text),
+            prompt_tokens=list(self.request.tokens),
+            tokens=self._tokens,
+            stop_reason=self.reason,
+            timings=Timings(
+                load_ms=self._context.model.load_ms,
+                prompt_n=len(self.request.tokens) - self.request.n_past if self._n_drawn else 0,
+                prompt_ms=1e3 * max(0.0, self._first - self._started),
+                predicted_n=self._n_drawn,
+                predicted_ms=1e3 * (self._last - self._first),
+            ),
+            seed=self._seed,
+            logprobs=self._logprobs,
+        )

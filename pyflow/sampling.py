@@ -1,0 +1,77 @@
+"""How the next token is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyflow import _core
+from pyflow.errors import PyflowError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Stages and order are llama.cpp's: bias, penalties, top-k, top-p, min-p, temperature.
+
+    A seed gives the same draws on every machine: their noise depends on seed, stream, position and
+    token alone. PyflowError, naming the parameter, for a value out of its range.
+    """
+
+    temperature: float = 0.8
+    """0 always takes the likeliest token."""
+    top_k: int = 40
+    """Only the k likeliest tokens take part; 0 is off."""
+    top_p: float = 0.95
+    """Only the likeliest tokens that together have this probability take part; 1 is off."""
+    min_p: float = 0.05
+    """Only tokens with this share of the likeliest one's probability take part; 0 is off."""
+    repeat_penalty: float = 1.0
+    """Divides the logits of tokens seen before; 1 is off."""
+    repeat_last_n: int = 64
+    """How many tokens all penalties look back; 0 is off, -1 is all."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of a token seen before."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token for each time it was seen before."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens; -inf forbids one."""
+    seed: int | None = None
+    """0 to 2^64 - 1; None draws one."""
+    n_logprobs: int = 0
+    """How many of the likeliest tokens to report with every drawn one."""
+
+    def __post_init__(self) -> None:
+        # The extension knows the ranges; types, and sizes of integers, show in the conversion.
+        for name in (f.name for f in dataclasses.fields(self)):
+            try:
+                _core.Sampler(**self._arguments(name))
+            except (TypeError, ValueError, AttributeError):
+                expected = {"logit_bias": "numbers by token", "seed": "0 to 2^64 - 1 or None"}
+                raise PyflowError(
+                    f"{name}: expected {expected.get(name, 'a number')}, "
+                    f"found {getattr(self, name)!r}"
+                ) from None
+
+    def seeded(self) -> SamplingParams:
+        """These parameters with a seed, drawn where there is none: short enough to type again."""
+        if self.seed is not None:
+            return self
+        return dataclasses.replace(self, seed=secrets.randbits(32))
+
+    def sampler(self, *, stream: int = 0) -> _core.Sampler:
+        """A sampler with an empty history. The same seed and another stream give other draws."""
+        if self.seed is None:
+            raise PyflowError("seed: expected a number, found None; call seeded() first")
+        names = [f.name for f in dataclasses.fields(self)]
+        return _core.Sampler(stream=stream, **self._arguments(*names))
+
+    def _arguments(self, *names: str) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in names}
+        if "logit_bias" in values:
+            values["logit_bias"] = sorted(values["logit_bias"].items())
+        if values.get("seed", 0) is None:
+            del values["seed"]
+        return values

@@ -1,0 +1,198 @@
+"""A model in plain Python that behaves like the engine, for tests of what drives it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyflow.errors import CancelledError, ResourceError, ShapeError
+from pyflow.tokenizer import Detokenizer
+
+BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
+Logits = Callable[[list[int]], NDArray[np.float32]]
+
+
+class FakeTokenizer:
+    """One token per byte; BOS, EOS and a mark that opens a turn."""
+
+    n_vocab, bos_id, eos_id, stop_ids, add_bos = N_VOCAB, BOS, EOS, frozenset({EOS}), True
+
+    def encode(self, text: str | bytes, *, add_special: bool = True, **_: object) -> list[int]:
+        raw = text.encode() if isinstance(text, str) else text
+        return [BOS] * (add_special and bool(raw)) + list(raw)
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.token_bytes)
+
+
+class FakeTemplate:
+    """<TURN>role:content<EOS> for every message."""
+
+    def encode(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        ids = [BOS]
+        for message in messages:
+            ids += [TURN, *f"{message['role']}:{message['content']}".encode(), EOS]
+        return ids + [TURN, *b"assistant:"] * add_generation_prompt
+
+
+def hashed_logits(tokens: list[int]) -> NDArray[np.float32]:
+    """Letters for the most part, by everything that is seen."""
+    rng = np.random.default_rng(zlib.crc32(np.array(tokens, np.int32).tobytes()))
+    x = rng.standard_normal(N_VOCAB) * 2 - 100
+    x[97:123] += 100
+    x[EOS] += 99.5
+    return x.astype(np.float32)
+
+
+class FakeContext:
+    """Keeps (position, token) per sequence and complains about whatever the engine would."""
+
+    def __init__(self, model: FakeModel, n_ctx: int, n_seq_max: int, n_batch: int) -> None:
+        self.model, self.n_ctx, self.n_seq_max, self.n_batch = model, n_ctx, n_seq_max, n_batch
+        self.cells: list[dict[int, int]] = [{} for _ in range(n_seq_max)]
+        self.n_rows: list[int] = []
+        self.n_shifts = 0
+        self.window = 0
+        self.closed = False
+        self.before_call: Callable[[], None] = lambda: None
+        self._interrupted = False
+
+    def sample(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seqs: int | list[int],
+        wanted: NDArray[np.int32],
+        samplers: list[Any],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Any]:
+        assert not self.closed
+        assert len(tokens) == len(positions) > 0
+        self._interrupted = False
+        self.before_call()
+        if self._interrupted:
+            raise CancelledError("stopped")
+        of_rows = [seqs] * len(tokens) if isinstance(seqs, int) else seqs
+        assert len(of_rows) == len(tokens)
+        self.n_rows.append(len(tokens))
+        rows = {int(r): s for r, s in zip(wanted, samplers, strict=True)}
+        drawn = []
+        for row, (t, p, s) in enumerate(
+            zip(tokens.tolist(), positions.tolist(), of_rows, strict=True)
+        ):
+            cells = self.cells[s]
+            if p in cells or p != max(cells, default=-1) + 1:
+                raise ShapeError(f"sequence {s}: position {p} does not follow {max(cells)}")
+            cells[p] = t
+            if sum(map(len, self.cells)) > self.n_ctx:
+                raise ResourceError("out of cells")
+            if row in rows:
+                seen = [cells[q] for q in sorted(cells)]
+                drawn.append(rows[row].sample(self.model.logits_of(seen), p + 1))
+        for sampled, sampler in zip(drawn, samplers, strict=True):
+            sampler.accept(sampled.token)
+        if progress is not None and len(tokens) > 1:
+            progress(len(tokens), len(tokens))
+        return drawn
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+
+    def clear(self) -> None:
+        self.cells = [{} for _ in range(self.n_seq_max)]
+
+    def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
+        end = p1 if p1 >= 0 else self.n_ctx + 1
+        self.cells[seq] = {p: t for p, t in self.cells[seq].items() if not p0 <= p < end}
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        assert p1 == -1
+        self.n_shifts += 1
+        moved = {p + delta if p >= p0 else p: t for p, t in self.cells[seq].items()}
+        assert len(moved) == len(self.cells[seq])
+        self.cells[seq] = moved
+
+    def seq_pos_max(self, seq: int) -> int:
+        return max(self.cells[seq], default=-1)
+
+    def seq_reusable(self, seq: int, n: int) -> int:
+        assert sorted(self.cells[seq]) == list(range(len(self.cells[seq])))
+        held = len(self.cells[seq])
+        # With a window, cells long past cannot be had back.
+        return min(n, held) if not self.window or n > held - self.window else 0
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> FakeContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FakeModel:
+    def __init__(self, logits_of: Logits = hashed_logits, n_ctx_train: int = 8192) -> None:
+        self.name, self.path, self.load_ms, self.n_threads = "fake", Path("fake.gguf"), 1.5, 1
+        self.logits_of = logits_of
+        self.tokenizer, self.chat_template = FakeTokenizer(), FakeTemplate()
+        self.spec = SimpleNamespace(n_ctx_train=n_ctx_train, n_vocab=N_VOCAB)
+        self.contexts: list[FakeContext] = []
+
+    def context(
+        self,
+        n_ctx: int | None = None,
+        *,
+        n_seq_max: int = 1,
+        n_batch: int = 512,
+        cache_type: str = "f16",
+    ) -> FakeContext:
+        assert cache_type in ("f16", "q8_0")
+        n_ctx = n_ctx or min(4096, self.spec.n_ctx_train)
+        self.contexts.append(FakeContext(self, n_ctx, n_seq_max, n_batch))
+        return self.contexts[-1]
+
+
+@pytest.fixture
+def fake_model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def make_model() -> type[FakeModel]:
+    return FakeModel
+
+
+@pytest.fixture
+def saying() -> Callable[..., FakeModel]:
+    """saying(prompt, tokens): a model that answers this prompt with these tokens, then ends."""
+
+    def make(prompt: str, answer: str | Sequence[int], **options: Any) -> FakeModel:
+        start = len(FakeTokenizer().encode(prompt))
+        tokens = list(answer.encode()) if isinstance(answer, str) else list(answer)
+
+        def logits_of(seen: list[int]) -> NDArray[np.float32]:
+            x = np.zeros(N_VOCAB, np.float32)
+            at = len(seen) - start
+            x[tokens[at] if at < len(tokens) else EOS] = 100
+            return x
+
+        return FakeModel(logits_of, **options)
+
+    return make
