@@ -40,7 +40,7 @@ PYTHON: list[set[str]] = [
     {"download"},
     {"catalogue"},
     {"engine"},
-    {"generate", "speculate", "cluster"},
+    {"generate", "session", "speculate", "cluster"},
     {"__init__"},
     {"cli", "__main__"},
 ]

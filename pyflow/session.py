@@ -1,0 +1,333 @@
+"""A conversation with a model, without the terminal around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import msgspec
+
+from pyflow.errors import PyflowError, UnsupportedError
+from pyflow.generate import Chunk, Completion, Feed, Request, Stream
+from pyflow.generate.prompts import check_fits
+from pyflow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyflow.engine import CacheType, Model, Progress
+
+Role = Literal["system", "user", "assistant"]
+_FORMAT = "pyflow-chat-1"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    model: str
+    messages: list[ChatMessage]
+
+
+class ChatSession:
+    """Questions and answers in one context. Also a context manager that frees it. One thread.
+
+    What the model has read stays in its cache: a turn computes only what is new. When the context
+    is full, the model forgets the oldest turns, but not the system message: their cells are removed
+    and the later ones moved up, which rounds keys again, so that a conversation past its context is
+    not what a fresh one over the same messages would be to the last bit.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        n_predict: int = -1,
+        stop: Sequence[str] = (),
+        n_ctx: int | None = None,
+        cache_type: CacheType = "f16",
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """notice: called with a sentence, once, when the model begins to forget turns.
+
+        UnsupportedError: the model has no chat template.
+        """
+        if model.chat_template is None:
+            raise UnsupportedError(
+                f"{model.name}: has no chat template: it continues text and was not trained to "
+                "chat; use 'pyflow generate --raw', or take an instruct model"
+            )
+        self._model = model
+        self._template = model.chat_template
+        self._context = model.context(n_ctx, cache_type=cache_type)
+        self._sampling = (sampling or SamplingParams()).seeded()
+        self._notice = notice
+        self._noticed = False
+        self._messages: list[ChatMessage] = []
+        self._n_forgotten = 0  # messages after the system message
+        self._cached: list[int] = []  # the tokens of sequence 0
+        self._stream = 0
+        self._open: Turn | None = None
+        self.n_predict = n_predict
+        self.stop = stop
+        self.system = system
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The whole conversation, what the model has forgotten included."""
+        return list(self._messages)
+
+    @property
+    def n_ctx(self) -> int:
+        return self._context.n_ctx
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the next answer is drawn; new parameters without a seed keep the one in use."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, params: SamplingParams) -> None:
+        self._sampling = (
+            replace(params, seed=self._sampling.seed) if params.seed is None else params
+        )
+
+    @property
+    def system(self) -> str | None:
+        """The system message, if there is one."""
+        return self._messages[0].content if self._messages[: self._n_system] else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._messages[: self._n_system] = [ChatMessage("system", text)] if text else []
+
+    def ask(self, text: str, *, progress: Progress | None = None) -> Turn:
+        """The answer to a question, as it comes. The conversation grows once it has ended.
+
+        PyflowError: an empty question, or one that does not fit into the context by itself.
+        """
+        self._end_open_turn()
+        if not text.strip():
+            raise PyflowError("the question is empty; type some text")
+        return self._turn([*self._messages, ChatMessage("user", text)], progress)
+
+    def regenerate(self, *, progress: Progress | None = None) -> Turn:
+        """Another answer to the last question, by new noise, in place of the last one."""
+        self._end_open_turn()
+        if not self._messages or self._messages[-1].role != "assistant":
+            raise PyflowError("there is no answer yet to give anew; ask something first")
+        self._stream += 1
+        return self._turn(self._messages[:-1], progress)
+
+    def clear(self) -> None:
+        """Forgets everything but the system message and the parameters."""
+        self._end_open_turn()
+        del self._messages[self._n_system :]
+        self._n_forgotten = 0
+        self._stream += 1
+
+    def save(self, path: str | Path) -> None:
+        """Writes the conversation as JSON, whole or not at all."""
+        target = Path(path)
+        saved = _File(format=_FORMAT, model=self._model.name, messages=self._messages)
+        text = msgspec.json.format(msgspec.json.encode(saved), indent=2)
+        beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            beside.write_bytes(text + b"\n")
+            beside.replace(target)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise PyflowError(f"{target}: cannot be written: {error.strerror}") from None
+
+    def load(self, path: str | Path) -> None:
+        """Takes over a conversation that `save` wrote, its system message included."""
+        try:
+            saved = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+        except OSError as error:
+            raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise PyflowError(f"{path}: is not a saved conversation: {error}") from None
+        if saved.format != _FORMAT:
+            raise PyflowError(f"{path}: format: expected {_FORMAT!r}, found {saved.format!r}")
+        if any(message.role == "system" for message in saved.messages[1:]):
+            raise PyflowError(f"{path}: a system message stands after others; move it to the front")
+        self._end_open_turn()
+        self._messages = saved.messages
+        self._n_forgotten = 0
+        self._stream += 1
+
+    def close(self) -> None:
+        """Frees the context; idempotent."""
+        self._context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _n_system(self) -> int:
+        return int(bool(self._messages) and self._messages[0].role == "system")
+
+    def _end_open_turn(self) -> None:
+        if self._open is not None:
+            self._open.close()
+
+    def _turn(self, messages: list[ChatMessage], progress: Progress | None) -> Turn:
+        before = self._n_forgotten
+        ids = self._encode(messages)
+        n_whole = len(ids)
+        if n_whole >= self.n_ctx:
+            ids = self._forget(messages, 0) or ids
+        try:
+            check_fits(len(ids), self.n_ctx)
+        except PyflowError:
+            self._n_forgotten = before
+            raise
+        n_past = self._reuse(ids, n_whole - len(ids))
+        sampler = self._sampling.sampler(stream=self._stream)
+        sampler.accept_all(ids)
+
+        def make_room(drawn: list[int]) -> Feed | None:
+            nonlocal ids
+            shorter = self._forget(messages, len(drawn))
+            if shorter is None or len(shorter) + len(drawn) >= self.n_ctx:
+                return None
+            self._cached = [*ids, *drawn[:-1]]
+            n_dropped, ids = len(ids) - len(shorter), shorter
+            sampler.stream = self._stream
+            keep = self._reuse([*ids, *drawn], n_dropped)
+            return Feed([*ids, *drawn][keep:], keep)
+
+        def finish(done: Completion) -> None:
+            self._open = None
+            self._cached = [*ids, *done.tokens][: self._context.seq_pos_max(0) + 1]
+            if done.timings.predicted_n > 0:
+                self._messages = [*messages, ChatMessage("assistant", done.text)]
+
+        request = Request(
+            tokens=ids,
+            sampler=sampler,
+            limit=self.n_ctx,
+            n_predict=self.n_predict,
+            stop=self.stop,
+            n_past=n_past,
+            make_room=make_room,
+        )
+        seed = self._sampling.seed
+        assert seed is not None
+        self._open = Turn(Stream(self._context, [request], seed=seed, progress=progress), finish)
+        return self._open
+
+    def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+        n_system = int(messages[0].role == "system")
+        seen = [*messages[:n_system], *messages[n_system + self._n_forgotten :]]
+        return self._template.encode([msgspec.structs.asdict(message) for message in seen])
+
+    def _forget(self, messages: list[ChatMessage], n_answer: int) -> list[int] | None:
+        """Drops the oldest turns until a quarter of the context is free, or only the last is left.
+
+        Returns the tokens of what the model still sees, None if there was nothing to drop.
+        """
+        start = int(messages[0].role == "system")
+        # A turn begins at a message of the user.
+        begins = [i - start for i in range(start, len(messages)) if messages[i].role == "user"]
+        ids = None
+        for begin in begins:
+            if begin <= self._n_forgotten:
+                continue
+            self._n_forgotten = begin
+            # Positions are drawn for a second time: with the old noise, answers would repeat.
+            self._stream += 1
+            ids = self._encode(messages)
+            if len(ids) + n_answer <= self.n_ctx * 3 // 4:
+                break
+        if ids is not None and not self._noticed:
+            self._noticed = True
+            self._notice(
+                f"the context of {self.n_ctx:,} tokens is full: from here on the model forgets the "
+                "oldest turns"
+            )
+        return ids
+
+    def _reuse(self, target: list[int], n_dropped: int) -> int:
+        """Cuts the cache to the longest prefix of the target it can hold; how many tokens that is.
+
+        n_dropped: so many tokens left the conversation since the cache was filled. If the cache
+        holds what follows them, it is moved up.
+        """
+        context = self._context
+        same = _common_prefix(self._cached, target)
+        moved = self._cached[:same] + self._cached[same + n_dropped :]
+        if n_dropped > 0 and _common_prefix(moved, target) > same:
+            context.seq_rm(0, same, same + n_dropped)
+            context.seq_add(0, same + n_dropped, -1, -n_dropped)
+            self._cached = moved
+            same = _common_prefix(moved, target)
+        keep = context.seq_reusable(0, min(same, len(target) - 1))
+        context.seq_rm(0, keep)
+        del self._cached[keep:]
+        return keep
+
+
+class Turn:
+    """An answer as it comes: an iterator of chunks. Leaving it as a context manager ends it."""
+
+    def __init__(self, stream: Stream, finish: Callable[[Completion], None]) -> None:
+        self._stream = stream
+        self._finish: Callable[[Completion], None] | None = finish
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            return next(self._stream)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer, once it has ended."""
+        return self._stream.completion
+
+    def cancel(self) -> None:
+        """Ends the answer soon; what there is stays. Safe in signal handlers."""
+        self._stream.cancel()
+
+    def close(self) -> None:
+        """Ends the answer now; idempotent."""
+        self._stream.close()
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish(self._stream.completion)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
