@@ -30,6 +30,9 @@ class Chunk(NamedTuple):
     """Of the prompt."""
     logprobs: TokenLogprobs | None
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
@@ -80,3 +83,6 @@ class Completion:
     seed: int
     logprobs: list[TokenLogprobs] | None
     """One per drawn token, where they were asked for."""
+
+    def __str__(self) -> str:
+        return self.text
