@@ -23,7 +23,6 @@ class Vocab:
     types: bytes
     bos_id: int | None
     eos_id: int | None
-    unknown_id: int | None
     stop_ids: frozenset[int]
 
     def __len__(self) -> int:
@@ -48,10 +47,10 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
 
     special = {
         name: read_id(metadata, f"tokenizer.ggml.{name}_token_id", len(texts), source=source)
-        for name in ("bos", "eos", "eot", "eom", "unknown", "fim_pad", "fim_rep", "fim_sep")
+        for name in ("bos", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
     }
     if metadata.get("tokenizer.ggml.model") == "llama":  # the ids of the first such vocabulary
-        for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
+        for name, default in (("bos", 1), ("eos", 2)):
             if special[name] is None and default < len(texts):
                 special[name] = default
     stop_ids = find_stop_ids(ids, types, special)
@@ -61,7 +60,6 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
         types=bytes(types),
         bos_id=special["bos"],
         eos_id=special["eos"],
-        unknown_id=special["unknown"],
         stop_ids=stop_ids,
     )
 
@@ -101,7 +99,7 @@ def read_id(metadata: Mapping[str, object], key: str, n_tokens: int, *, source: 
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise FormatError(f"{source}: {key}: expected a token id, found {value!r}")
+        raise FormatError(f"{source}: {key}: expected a token id, found {value!r:.80}")
     if not 0 <= value < n_tokens:
         raise FormatError(f"{source}: {key}: {value} is not in the vocabulary of {n_tokens} tokens")
     return int(value)
@@ -113,7 +111,7 @@ def read(metadata: Mapping[str, object], key: str, kind: type[T], default: T, *,
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, kind):
-        raise FormatError(f"{source}: {key}: expected {kind.__name__}, found {value!r}")
+        raise FormatError(f"{source}: {key}: expected {kind.__name__}, found {value!r:.80}")
     return value
 
 
@@ -123,10 +121,15 @@ def _strings(metadata: Mapping[str, object], key: str, *, source: str) -> list[s
         raise FormatError(f"{source}: {key} is missing: this file holds no vocabulary")
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise FormatError(f"{source}: {key}: expected an array of strings")
-    for i, value in enumerate(values):
-        if not isinstance(value, str):
-            raise FormatError(f"{source}: {key}: item {i} is not UTF-8 text: {value!r}")
-    return values if isinstance(values, list) else list(values)
+    try:
+        "".join(values).encode()
+    except (TypeError, UnicodeEncodeError):  # some item is no string, or holds lone surrogates
+        for i, value in enumerate(values):
+            if not isinstance(value, str) or value != value.encode("utf-8", "replace").decode():
+                raise FormatError(
+                    f"{source}: {key}: item {i} is not UTF-8 text: {value!r:.80}"
+                ) from None
+    return list(values)
 
 
 def read_merges(metadata: Mapping[str, object], *, source: str) -> list[tuple[str, str]]:
@@ -138,7 +141,7 @@ def read_merges(metadata: Mapping[str, object], *, source: str) -> list[tuple[st
         cut = merge.find(" ", 1)
         if cut < 0:
             raise FormatError(
-                f"{source}: {key}: item {i}, {merge!r}, is not two parts with a space"
+                f"{source}: {key}: item {i}, {merge!r:.80}, is not two parts with a space"
             )
         pairs[merge[:cut], merge[cut + 1 :]] = None
     return list(pairs)

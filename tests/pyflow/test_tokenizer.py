@@ -17,7 +17,8 @@ WIKI = Path(__file__).parents[3] / "shared" / "data" / "wiki.test.raw.xz"
 MODELS = ["smollm2", "gemma3", "qwen2.5-coder-1.5b"]
 
 Tokenizers = Callable[[str], Tokenizer]
-pytestmark = [pytest.mark.model, pytest.mark.parametrize("name", MODELS)]
+pytestmark = pytest.mark.model
+of_each_model = pytest.mark.parametrize("name", MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,7 @@ def hostile() -> bytes:
     return (DATA / "hostile.txt").read_bytes()
 
 
+@of_each_model
 def test_wikipedia_gives_the_ids_of_llama_cpp(
     name: str, tokenizer_of: Tokenizers, goldens: dict[str, Any]
 ) -> None:
@@ -49,6 +51,7 @@ def test_wikipedia_gives_the_ids_of_llama_cpp(
     assert tokenizer.decode_bytes(ids) == text
 
 
+@of_each_model
 @pytest.mark.parametrize("special", [False, True])
 def test_hostile_text_gives_the_ids_of_llama_cpp(
     name: str, special: bool, tokenizer_of: Tokenizers, goldens: dict[str, Any], hostile: bytes
@@ -59,6 +62,7 @@ def test_hostile_text_gives_the_ids_of_llama_cpp(
     assert ids == goldens["models"][name][key]
 
 
+@of_each_model
 def test_bytes_that_are_not_utf8_give_the_ids_of_llama_cpp(
     name: str, tokenizer_of: Tokenizers, goldens: dict[str, Any]
 ) -> None:
@@ -68,6 +72,7 @@ def test_bytes_that_are_not_utf8_give_the_ids_of_llama_cpp(
     assert found == goldens["models"][name]["invalid"]
 
 
+@of_each_model
 def test_stop_tokens_are_those_of_llama_cpp(
     name: str, tokenizer_of: Tokenizers, goldens: dict[str, Any]
 ) -> None:
@@ -76,6 +81,7 @@ def test_stop_tokens_are_those_of_llama_cpp(
     assert all(tokenizer.is_control(token) for token in tokenizer.stop_ids)
 
 
+@of_each_model
 def test_decoding_gives_back_all_that_the_vocabulary_can_say(
     name: str, tokenizer_of: Tokenizers, hostile: bytes
 ) -> None:
@@ -88,6 +94,7 @@ def test_decoding_gives_back_all_that_the_vocabulary_can_say(
     assert tokenizer.decode_bytes(ids) == expected
 
 
+@of_each_model
 def test_streaming_gives_the_same_text_in_whole_characters(
     name: str, tokenizer_of: Tokenizers, hostile: bytes
 ) -> None:
@@ -99,6 +106,7 @@ def test_streaming_gives_the_same_text_in_whole_characters(
     assert all(piece == piece.encode().decode() for piece in pieces)
 
 
+@of_each_model
 def test_bos_is_added_where_the_file_says(name: str, tokenizer_of: Tokenizers) -> None:
     tokenizer = tokenizer_of(name)
     plain = tokenizer.encode("Hello", add_special=False)
@@ -108,6 +116,7 @@ def test_bos_is_added_where_the_file_says(name: str, tokenizer_of: Tokenizers) -
     assert tokenizer.encode("", add_special=False) == []
 
 
+@of_each_model
 def test_a_control_token_in_plain_text_is_text(name: str, tokenizer_of: Tokenizers) -> None:
     tokenizer = tokenizer_of(name)
     for token in sorted(tokenizer.stop_ids):
@@ -119,6 +128,7 @@ def test_a_control_token_in_plain_text_is_text(name: str, tokenizer_of: Tokenize
             assert tokenizer.decode(plain) == text
 
 
+@of_each_model
 def test_literal_characters_are_text_again_after_special_tokens_are_read(
     name: str, tokenizer_of: Tokenizers
 ) -> None:
@@ -128,3 +138,15 @@ def test_literal_characters_are_text_again_after_special_tokens_are_read(
         f"a \ue000{stop[1:]} b", add_special=False, parse_special=True, literal={0xE000: stop[0]}
     )
     assert ids == tokenizer.encode(f"a {stop} b", add_special=False)
+
+
+def test_every_family_of_pre_tokenizers_cuts_as_llama_cpp_does(
+    metadata_of: Callable[[str], dict[str, object]], goldens: dict[str, Any], hostile: bytes
+) -> None:
+    metadata = dict(metadata_of(MODELS[-1]))
+    del metadata["tokenizer.ggml.add_bos_token"]  # some families have a default of their own
+    for name, golden in goldens["pre_tokenizers"].items():
+        metadata["tokenizer.ggml.pre"] = name
+        ids = Tokenizer.from_metadata(metadata, source=name).encode(hostile)
+        assert len(ids) == golden["count"], name
+        assert hashlib.sha256(array("i", ids).tobytes()).hexdigest() == golden["sha256"], name

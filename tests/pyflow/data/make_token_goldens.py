@@ -1,6 +1,6 @@
 """Writes token_goldens.json.xz: token ids from llama.cpp.
 
-Run with a Python that has llama-cpp-python 0.3.36:
+Run with a Python that has llama-cpp-python 0.3.36 and gguf:
     python tests/pyflow/data/make_token_goldens.py WIKI.TEST.RAW.XZ NAME=MODEL.gguf...
 """
 
@@ -8,9 +8,11 @@ import hashlib
 import json
 import lzma
 import sys
+import tempfile
 from array import array
 from pathlib import Path
 
+import gguf
 import llama_cpp
 
 HERE = Path(__file__).parent
@@ -41,6 +43,37 @@ def digest(ids: list[int]) -> str:
     return hashlib.sha256(array("i", ids).tobytes()).hexdigest()
 
 
+# One name of each family; they are tried on the vocabulary of the last model.
+PRE_TOKENIZERS = (
+    "default falcon gpt-2 smollm llama-bpe dbrx glm4 qwen2 qwen35 ufakzeka".split()  # noqa: SIM905
+)
+
+
+def with_pre_tokenizer(path: str, name: str, folder: str) -> str:
+    """A file with only the byte-level BPE vocabulary of `path`, but another pre-tokenizer."""
+    fields = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
+    out = Path(folder) / f"{name}.gguf"
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(name)
+    writer.add_token_list(fields["tokenizer.ggml.tokens"])
+    writer.add_token_types(fields["tokenizer.ggml.token_type"])
+    writer.add_token_merges(fields["tokenizer.ggml.merges"])
+    writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"])
+    writer.add_eos_token_id(fields["tokenizer.ggml.eos_token_id"])
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_head_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(out)
+
+
 def main(wiki_path: str, *models: str) -> None:
     wiki = lzma.decompress(Path(wiki_path).read_bytes())
     hostile = (HERE / "hostile.txt").read_bytes()
@@ -50,6 +83,7 @@ def main(wiki_path: str, *models: str) -> None:
         "peer": f"llama-cpp-python {llama_cpp.__version__}",
         "invalid": [raw.hex() for raw in INVALID],
         "models": {},
+        "pre_tokenizers": {},
     }
     for argument in models:
         name, _, path = argument.partition("=")
@@ -72,6 +106,12 @@ def main(wiki_path: str, *models: str) -> None:
                 if llama_cpp.llama_vocab_is_eog(vocab, i)
             ],
         }
+    with tempfile.TemporaryDirectory() as folder:
+        for name in PRE_TOKENIZERS:
+            altered = with_pre_tokenizer(path, name, folder)
+            model = llama_cpp.Llama(altered, vocab_only=True, verbose=False)
+            ids = tokenize(model, hostile, bos=True)
+            goldens["pre_tokenizers"][name] = {"count": len(ids), "sha256": digest(ids)}
     (HERE / "token_goldens.json.xz").write_bytes(lzma.compress(json.dumps(goldens).encode()))
 
 
