@@ -10,7 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from pyflow.download import Part, Progress, fetch
-from pyflow.errors import PyflowError
+from pyflow.errors import FormatError, PyflowError
 
 _NEARBY = 8  # GGUF files named in an error
 
@@ -129,7 +129,7 @@ def remove(name: str) -> int:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The GGUF file meant by the name of a pulled model or by a path."""
+    """The GGUF file meant by the name of a pulled model or by a path; FormatError if none is."""
     path = Path(name_or_path)
     name = str(name_or_path)
     known = next((e for e in _ENTRIES if e.name == name), None)
@@ -138,12 +138,12 @@ def resolve(name_or_path: str | Path) -> Path:
     if path.is_file():
         return path
     if known is not None:
-        raise PyflowError(
+        raise FormatError(
             f"{name} is not pulled yet; run 'pyflow pull {name}' ({known.nbytes / 1e6:.0f} MB)"
         )
     if path.is_dir():
-        raise PyflowError(f"{name}: is a folder, expected a GGUF file{_suggestions(path)}")
-    raise PyflowError(f"{name}: no such file or pulled model{_suggestions(path.parent)}")
+        raise FormatError(f"{name}: is a folder, expected a GGUF file{_suggestions(path)}")
+    raise FormatError(f"{name}: no such file or pulled model{_suggestions(path.parent)}")
 
 
 def _suggestions(folder: Path) -> str:
@@ -155,6 +155,6 @@ def _suggestions(folder: Path) -> str:
     if nearby:
         more = f" and {len(nearby) - _NEARBY} more" if len(nearby) > _NEARBY else ""
         hints.append(f"GGUF files nearby: {', '.join(nearby[:_NEARBY])}{more}")
-    if not pulled:
-        hints.append(f"run 'pyflow pull NAME' with one of {', '.join(e.name for e in _ENTRIES)}")
+    if missing := [e.name for e in _ENTRIES if not e.pulled]:
+        hints.append(f"'pyflow pull NAME' fetches {', '.join(missing)}")
     return "; " + "; ".join(hints)

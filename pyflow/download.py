@@ -169,6 +169,7 @@ def _download(requirement: str, folder: Path, seen: Callable[[int], None]) -> Pa
                     process.wait(_POLL_S)
         except BaseException:
             process.kill()
+            process.wait()
             raise
     found = sorted(wheels.glob("*.whl"))
     if process.returncode != 0 or len(found) != 1:
