@@ -57,7 +57,7 @@ struct ValueRowsQ8 {
 
 template <int P, int V, class Rows>
 static inline void fma_tile(const float* const* coefficients, const Rows& rows, int64_t n,
-                            float* const* sums, int64_t v0) {
+                            float* const* sums, bool fresh, int64_t v0) {
   using S = Simd;
   const float* c[P];
   S::F sum[P][V];
@@ -65,7 +65,7 @@ static inline void fma_tile(const float* const* coefficients, const Rows& rows, 
   for (int p = 0; p < P; ++p) {
     c[p] = coefficients[p];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) sum[p][v] = S::load(sums[p] + (v0 + v) * 16);
+    for (int v = 0; v < V; ++v) sum[p][v] = fresh ? S::zero() : S::load(sums[p] + (v0 + v) * 16);
   }
   for (int64_t i = 0; i < n; ++i) {
     S::F row[V];
@@ -86,54 +86,42 @@ static inline void fma_tile(const float* const* coefficients, const Rows& rows, 
 
 template <int P, int V, class Rows>
 static inline void fma_columns(const float* const* coefficients, const Rows& rows, int64_t n,
-                               float* const* sums, int64_t v0, int64_t n_vectors) {
+                               float* const* sums, bool fresh, int64_t v0, int64_t n_vectors) {
   if constexpr (P * V <= Simd::kAccumulators || V == 1)
-    for (; v0 + V <= n_vectors; v0 += V) fma_tile<P, V>(coefficients, rows, n, sums, v0);
-  if constexpr (V > 1) fma_columns<P, V / 2>(coefficients, rows, n, sums, v0, n_vectors);
+    for (; v0 + V <= n_vectors; v0 += V) fma_tile<P, V>(coefficients, rows, n, sums, fresh, v0);
+  if constexpr (V > 1) fma_columns<P, V / 2>(coefficients, rows, n, sums, fresh, v0, n_vectors);
 }
 
+// Fresh sums start from zero, whatever is in them.
 template <class Rows>
 static void fma_pairs(int64_t n_pairs, const float* const* coefficients, const Rows& rows,
-                      int64_t n, float* const* sums, int64_t n_vectors) {
+                      int64_t n, float* const* sums, bool fresh, int64_t n_vectors) {
   for (int64_t p = 0; p < n_pairs;) {
     const float* const* c = coefficients + p;
     float* const* s = sums + p;
     switch (const int64_t left = n_pairs - p; left) {
       case 1:
-        fma_columns<1, 4>(c, rows, n, s, 0, n_vectors);
+        fma_columns<1, 4>(c, rows, n, s, fresh, 0, n_vectors);
         p += 1;
         break;
       case 2:
-        fma_columns<2, 4>(c, rows, n, s, 0, n_vectors);
+        fma_columns<2, 4>(c, rows, n, s, fresh, 0, n_vectors);
         p += 2;
         break;
       case 3:
-        fma_columns<3, 4>(c, rows, n, s, 0, n_vectors);
+        fma_columns<3, 4>(c, rows, n, s, fresh, 0, n_vectors);
         p += 3;
         break;
       case 4:
       case 5:
-        fma_columns<4, 4>(c, rows, n, s, 0, n_vectors);
+        fma_columns<4, 4>(c, rows, n, s, fresh, 0, n_vectors);
         p += 4;
         break;
       default:
-        fma_columns<kPairTile, 4>(c, rows, n, s, 0, n_vectors);
+        fma_columns<kPairTile, 4>(c, rows, n, s, fresh, 0, n_vectors);
         p += kPairTile;
     }
   }
-}
-
-// Cuts a block's cells into pieces, in order. Returns how many.
-static inline int64_t cut(const RowView& cells, Piece* pieces) {
-  int64_t n = 0;
-  for (int64_t i = 0; i < cells.n; ++i) {
-    const int64_t slot = cells.slots[i], position = cells.positions[i];
-    if (i && slot % 16 && slot == cells.slots[i - 1] + 1 && position == cells.positions[i - 1] + 1)
-      ++pieces[n - 1].n;
-    else
-      pieces[n++] = {slot, position % kLogicalBlock, 1};
-  }
-  return n;
 }
 
 // keys[d][lane] of dims [d0, d0 + n_dims) as f32. A piece that starts inside its sixteen slots is

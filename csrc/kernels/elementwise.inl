@@ -107,7 +107,7 @@ static double log_sum_exp(const float* x, int64_t n) {
   for (i = 0; i < n; i += 16) {
     const S::F v = i + 16 <= n ? S::load(x + i) : load_tail(x + i, n - i, ninf);
     float e[16];
-    S::store(e, exp_lanes(S::sub(v, S::set1(m))));
+    S::store(e, exp_nonpositive_lanes(S::sub(v, S::set1(m))));
     for (int lane = 0; lane < 16; ++lane) sum[lane] += static_cast<double>(e[lane]);
   }
   for (int width = 8; width; width /= 2)

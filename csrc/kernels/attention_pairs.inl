@@ -1,0 +1,215 @@
+// The (row, head) pairs that go through the blocks together, and what the blocks so far amount to.
+#include "kernels/attention_block.inl"
+
+// A multiple of 16. Converting a block costs as much as five pairs do with it.
+inline constexpr int64_t kMaxPairs = 64;
+inline constexpr int64_t kStateFloats = 16384;  // 64 KiB of unfinished outputs, well inside L2
+// With more pieces, converting keys costs less than a whole vector per piece and pair.
+inline constexpr int64_t kMaxDirectPieces = 8;
+
+// Cells [begin, end) of a block are what this row sees of it.
+struct Share {
+  int64_t row, begin, end;
+};
+
+// Pair row * n_heads + h is row `row_begin + row` of the arguments and head `head + h`.
+class Pairs {
+ public:
+  Pairs(const AttendArgs& args, int64_t row_begin, int64_t n_rows, int64_t kv_head, int64_t head,
+        int64_t n_heads)
+      : args_(args),
+        dim_(args.kv.head_dim),
+        kv_head_(kv_head),
+        n_heads_(n_heads),
+        n_pairs_(n_rows * n_heads),
+        q_(args.q + row_begin * args.q_stride + head * args.kv.head_dim) {
+    reset();
+  }
+
+  void reset() {
+    for (int64_t p = 0; p < kMaxPairs; ++p) m_[p] = -__builtin_inff(), l_[p] = 0.0f;
+    for (int64_t i = 0; i < n_pairs_ * dim_; i += 16) Simd::store(out_ + i, Simd::zero());
+  }
+  float* m() { return m_; }
+  float* l() { return l_; }
+  float* out(int64_t pair) { return out_ + pair * dim_; }
+
+  // Takes the rows' shares of one block's cells.
+  void attend_block(const RowView& cells, const Share* shares, int64_t n_shares) {
+    Block block;
+    describe(cells, block);
+    n_seen_ = 0;
+    for (const Share* s = shares; s < shares + n_shares; ++s)
+      for (int64_t h = 0; h < n_heads_; ++h)
+        seen_[n_seen_++] = {s->row * n_heads_ + h,
+                            s->begin,
+                            s->end,
+                            block.lane(s->begin),
+                            block.lane(s->end - 1),
+                            q_ + s->row * args_.q_stride + h * dim_};
+    const bool direct = n_shares == 1 && block.n_pieces <= kMaxDirectPieces;
+    if (direct)
+      score_direct(block);
+    else
+      score_converted(block);
+
+    const int64_t n = n_seen_;
+    float m[kMaxPairs], l[kMaxPairs], mb[kMaxPairs], lb[kMaxPairs];
+    float keep[kMaxPairs], take[kMaxPairs];
+    const float* weights[kMaxPairs];
+    for (int64_t p = 0; p < n; ++p)
+      mb[p] = finish_scores(args_, block, seen_[p].first, seen_[p].last, scores_[p]);
+    for (int64_t p = 0; p < n; ++p) {
+      lb[p] = weigh(seen_[p].first, seen_[p].last, mb[p], scores_[p]);
+      weights[p] = by_cell(block, scores_[p]);
+      m[p] = m_[seen_[p].pair], l[p] = l_[seen_[p].pair];
+    }
+    for (int64_t p = n; p % 16; ++p) m[p] = l[p] = mb[p] = lb[p] = 0.0f;
+    merge_weights(n, m, l, mb, lb, keep, take);
+    for (int64_t p = 0; p < n; ++p) m_[seen_[p].pair] = m[p], l_[seen_[p].pair] = l[p];
+
+    for (int64_t d = 0; d < dim_; d += kChunk) {
+      const Outputs o = {weights, keep, take, d, (dim_ - d < kChunk ? dim_ - d : kChunk) / 16};
+      if (args_.kv.type == CacheType::F16) {
+        const ValueRowsF16 rows = {value_f16(args_.kv, 0, kv_head_) + d, args_.kv.n_kv_heads * dim_,
+                                   cells.slots};
+        add_values(rows, cells.n, direct, o);
+      } else {
+        const ValueRowsQ8 rows = {value_q8(args_.kv, 0, kv_head_) + d / 32,
+                                  args_.kv.n_kv_heads * dim_ / 32, cells.slots};
+        add_values(rows, cells.n, direct, o);
+      }
+    }
+  }
+
+ private:
+  // A pair's share of a block: its cells, their first and last lane, and what asks for them.
+  struct Seen {
+    int64_t pair, begin, end, first, last;
+    const float* q;
+  };
+
+  // Scores straight from the cache, sixteen slots at a time, then moved to their lanes.
+  void score_direct(const Block& block) {
+    const KvView& kv = args_.kv;
+    const Piece* pieces = block.pieces;
+    const int64_t n_pieces = block.n_pieces;
+    alignas(64) float by_slot[kPairTile][kMaxDirectPieces * 16 + 16];
+    alignas(64) float d[kMaxDirectPieces * 16];
+    const uint16_t* f16[kMaxDirectPieces];
+    const int8_t* q8[kMaxDirectPieces];
+    for (int64_t p0 = 0; p0 < n_seen_; p0 += kPairTile) {
+      const int64_t n = n_seen_ - p0 < kPairTile ? n_seen_ - p0 : kPairTile;
+      float* sums[kPairTile];
+      for (int64_t p = 0; p < n; ++p) {
+        sums[p] = by_slot[p];
+        Simd::store(sums[p] + n_pieces * 16, Simd::zero());  // what the last piece's move runs into
+      }
+      // The scales of Q8_0 hold for 32 dims.
+      const int64_t step = kv.type == CacheType::F16 ? dim_ : 32;
+      for (int64_t d0 = 0; d0 < dim_; d0 += step) {
+        const float* coefficients[kPairTile];
+        for (int64_t p = 0; p < n; ++p) coefficients[p] = seen_[p0 + p].q + d0;
+        if (kv.type == CacheType::F16) {
+          for (int64_t i = 0; i < n_pieces; ++i) f16[i] = key_f16(kv, pieces[i].slot, kv_head_);
+          fma_pairs(n, coefficients, KeyRowsF16{f16}, step, sums, true, n_pieces);
+        } else {
+          for (int64_t i = 0; i < n_pieces; ++i) {
+            const KeyQ8* keys = key_q8(kv, pieces[i].slot, kv_head_) + d0 / 32;
+            q8[i] = keys->q;
+            Simd::store(d + i * 16, Simd::load_f16(keys->d));
+          }
+          fma_pairs(n, coefficients, KeyRowsQ8{q8, d}, step, sums, d0 == 0, n_pieces);
+        }
+      }
+      for (int64_t p = 0; p < n; ++p)
+        for (int64_t i = 0; i < n_pieces; ++i)
+          Simd::store(scores_[p0 + p] + pieces[i].lane,
+                      Simd::load(by_slot[p] + i * 16 + (pieces[i].slot & 15)));
+    }
+  }
+
+  // Keys to f32 in the order of the lanes, once for all pairs.
+  void score_converted(const Block& block) {
+    for (int64_t d = 0; d < dim_; d += kChunk) {
+      const int64_t n_dims = dim_ - d < kChunk ? dim_ - d : kChunk;
+      convert_keys(args_.kv, kv_head_, block.pieces, block.n_pieces, d, n_dims, scratch_);
+      for (int64_t p0 = 0; p0 < n_seen_; p0 += kPairTile) {
+        const int64_t n = n_seen_ - p0 < kPairTile ? n_seen_ - p0 : kPairTile;
+        int64_t first = kLogicalBlock, last = 0;  // of the lanes that one of these pairs needs
+        for (int64_t p = p0; p < p0 + n; ++p) {
+          first = seen_[p].first < first ? seen_[p].first : first;
+          last = seen_[p].last > last ? seen_[p].last : last;
+        }
+        const int64_t v = first / 16;
+        const float* coefficients[kPairTile];
+        float* sums[kPairTile];
+        for (int64_t p = 0; p < n; ++p) {
+          coefficients[p] = seen_[p0 + p].q + d;
+          sums[p] = scores_[p0 + p] + v * 16;
+        }
+        fma_pairs(n, coefficients, ScratchRows{scratch_ + v * 16, kLaneStride}, n_dims, sums,
+                  d == 0, last / 16 - v + 1);
+      }
+    }
+  }
+
+  struct Outputs {
+    const float* const* weights;
+    const float *keep, *take;
+    int64_t d, n_vectors;
+  };
+
+  template <class Rows>
+  void add_values(const Rows& rows, int64_t n, bool direct, const Outputs& o) {
+    if (direct) return add_rows(rows, o);
+    convert_values(rows, n, o.n_vectors, scratch_);
+    add_rows(ScratchRows{scratch_, kChunk}, o);
+  }
+
+  // Pairs take the cells that all of them see together; what only some see, before and after, each
+  // alone: a hidden value, perhaps not a number, must not even be multiplied by zero.
+  template <class Rows>
+  void add_rows(const Rows& rows, const Outputs& o) {
+    alignas(64) float sums[kPairTile][kChunk];
+    float* to[kPairTile];
+    for (int64_t p0 = 0; p0 < n_seen_; p0 += kPairTile) {
+      const int64_t n = n_seen_ - p0 < kPairTile ? n_seen_ - p0 : kPairTile;
+      const Seen* seen = seen_ + p0;
+      int64_t begin = 0, end = kLogicalBlock, first = kLogicalBlock;
+      for (int64_t p = 0; p < n; ++p) {
+        to[p] = sums[p];
+        begin = seen[p].begin > begin ? seen[p].begin : begin;
+        end = seen[p].end < end ? seen[p].end : end;
+        first = seen[p].begin < first ? seen[p].begin : first;
+      }
+      if (begin > end) begin = end;
+      const bool fresh = first == begin && begin < end;  // the common cells come first
+      for (int64_t i = 0; !fresh && i < n * kChunk; i += 16) Simd::store(sums[0] + i, Simd::zero());
+      const auto add = [&](int64_t p, int64_t count, int64_t from, int64_t until, bool start) {
+        if (from >= until) return;
+        const float* coefficients[kPairTile];
+        for (int64_t i = 0; i < count; ++i) coefficients[i] = o.weights[p0 + p + i] + from;
+        fma_pairs(count, coefficients, rows.skip(from), until - from, to + p, start, o.n_vectors);
+      };
+      for (int64_t p = 0; p < n; ++p)
+        add(p, 1, seen[p].begin, seen[p].end < begin ? seen[p].end : begin, false);
+      add(0, n, begin, end, fresh);
+      for (int64_t p = 0; p < n; ++p)
+        add(p, 1, seen[p].begin > end ? seen[p].begin : end, seen[p].end, false);
+      for (int64_t p = 0; p < n; ++p)
+        merge_outputs(o.n_vectors * 16, out(seen[p].pair) + o.d, sums[p], o.keep[p0 + p],
+                      o.take[p0 + p]);
+    }
+  }
+
+  const AttendArgs& args_;
+  const int64_t dim_, kv_head_, n_heads_, n_pairs_;
+  const float* const q_;
+  int64_t n_seen_ = 0;
+  Seen seen_[kMaxPairs];  // of the block at hand
+  float m_[kMaxPairs], l_[kMaxPairs];
+  alignas(64) float out_[kStateFloats];
+  alignas(64) float scores_[kMaxPairs][kLaneStride];
+  alignas(64) float scratch_[kChunk * kLaneStride];  // keys by dim, then values by cell
+};
