@@ -142,7 +142,7 @@ def measure(
             seconds = child.ask(op, variant=variant, **arguments)["seconds"]
             series[child.side, variant].samples.append(n_tokens / seconds)
             if op == "decode":
-                reply = child.ask("read_rate", nbytes=nbytes, n_threads=n_threads)
+                reply = child.ask("read_rate", nbytes=nbytes)
                 rates += [reply["bytes_per_second"]] if reply["bytes_per_second"] else []
         summaries = [one.summary() for one in series.values()]
         best = {

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,8 +43,8 @@ class Side(Protocol):
     def decode(self, prompt: Tokens, tokens: Tokens) -> float:
         """Seconds for the tokens one at a time, each to its logits, after the untimed prompt."""
 
-    def read_rate(self, nbytes: int, n_threads: int) -> float | None:
-        """Bytes a second of plain reads over a buffer of nbytes; None where it cannot tell."""
+    def read_rate(self, nbytes: int) -> float | None:
+        """Bytes a second of plain reads over nbytes by the model's threads; None if it cannot."""
 
 
 class PyflowSide:
@@ -62,8 +63,8 @@ class PyflowSide:
         from pyflow import _core
 
         return {
-            "name": f"pyflow {self._pyflow.__version__}",
-            "system_info": f"kernels: {_core.isa()}",
+            "name": f"pyflow {version('pyflow-llm')}",
+            "system_info": f"kernels: {_core.cpu_info()['isa']}",
         }
 
     def load(self, path: Path, n_threads: int, n_ctx: int) -> int:
@@ -72,7 +73,7 @@ class PyflowSide:
             self._model.close()
         self._model = self._pyflow.load(path, n_threads=n_threads)
         self._context = self._model.context(n_ctx=n_ctx)
-        return int(self._model.n_vocab)
+        return int(self._model.spec.n_vocab)
 
     def use(self, variant: str) -> None:
         del variant
@@ -80,22 +81,22 @@ class PyflowSide:
     def prefill(self, tokens: Tokens) -> float:
         self._context.clear()
         start = time.monotonic()
-        self._context.forward(tokens, logits="last")
+        self._context.forward(tokens, logits="last", regime="prefill")
         return time.monotonic() - start
 
     def decode(self, prompt: Tokens, tokens: Tokens) -> float:
         self._context.clear()
-        self._context.forward(prompt, logits="last")
+        self._context.forward(prompt, logits="none", regime="prefill")
         rows = [tokens[i : i + 1] for i in range(len(tokens))]
         start = time.monotonic()
         for row in rows:
             self._context.forward(row, logits="last")
         return time.monotonic() - start
 
-    def read_rate(self, nbytes: int, n_threads: int) -> float | None:
+    def read_rate(self, nbytes: int) -> float | None:
         from pyflow import _core
 
-        return float(_core.read_bandwidth(nbytes, n_threads))
+        return float(_core.read_bandwidth(self._model.pool, nbytes, 3))
 
 
 class LlamaSide:
@@ -148,8 +149,8 @@ class LlamaSide:
             self._peer.decode(row, len(prompt) + i, first_output=0)
         return time.monotonic() - start
 
-    def read_rate(self, nbytes: int, n_threads: int) -> float | None:
-        del nbytes, n_threads
+    def read_rate(self, nbytes: int) -> float | None:
+        del nbytes
         return None
 
 
@@ -169,7 +170,7 @@ def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
             prompt = np.array(request["prompt"], np.int32)
             return {"seconds": side.decode(prompt, np.array(request["tokens"], np.int32))}
         case "read_rate":
-            return {"bytes_per_second": side.read_rate(request["nbytes"], request["n_threads"])}
+            return {"bytes_per_second": side.read_rate(request["nbytes"])}
         case op:
             raise ValueError(f"no such request: {op}")
 
