@@ -1,6 +1,7 @@
 #include "kv/views.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "core/errors.h"
@@ -20,22 +21,23 @@ void Views::List::reserve(size_t n) {
   slots_.reserve(n);
 }
 
-void Views::List::push(int32_t position, int32_t slot) {
+void Views::List::push(const Run& run) {
+  const size_t n = positions_.size();
+  const auto more = static_cast<size_t>(run.n);
   // Once half of it is gone the list moves to the front instead of growing: a stream through a
   // window needs no new memory.
-  if (positions_.size() == positions_.capacity() && head_ > positions_.size() / 2) {
+  if (n + more > positions_.capacity() && head_ > n / 2) {
     const auto gone = static_cast<ptrdiff_t>(head_);
     positions_.erase(positions_.begin(), positions_.begin() + gone);
     slots_.erase(slots_.begin(), slots_.begin() + gone);
     kept_ -= head_;
     head_ = 0;
+    return push(run);
   }
-  positions_.push_back(position);
-  slots_.push_back(slot);
-}
-
-void Views::List::push(const Run& run) {
-  for (int32_t i = 0; i < run.n; ++i) push(run.position + i, run.slot + i);
+  positions_.resize(n + more);
+  slots_.resize(n + more);
+  std::iota(positions_.begin() + static_cast<ptrdiff_t>(n), positions_.end(), run.position);
+  std::iota(slots_.begin() + static_cast<ptrdiff_t>(n), slots_.end(), run.slot);
 }
 
 void Views::List::unsettle() {
@@ -113,7 +115,7 @@ void Views::fill(List& list, std::span<const Run> committed, const Peers& peers,
   };
   for (int32_t row : peers.seen) {
     push_until(position(row));
-    list.push(position(row), slots[static_cast<size_t>(row)]);
+    list.push({position(row), slots[static_cast<size_t>(row)], 1});
   }
   push_until(int64_t{1} << 31);
 }

@@ -37,7 +37,6 @@ class Views {
     // The index of the first entry at or above `position`.
     size_t lower(int64_t position) const;
     void reserve(size_t n);
-    void push(int32_t position, int32_t slot);
     void push(const Run& run);
     void cut(int64_t position);
     void drop_below(int64_t position);
