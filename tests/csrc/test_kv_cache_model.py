@@ -195,6 +195,7 @@ def make(windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int, **kwargs:
 
 
 SEQUENCES = {1: [0], 3: [0, 1, 2], 256: [0, 255, 63, 64]}
+REMOVALS = [*["end", "start", "range"] * 3, "others", "all"]
 positions = st.integers(-1, 30)
 
 
@@ -227,10 +228,10 @@ class KvMachine(RuleBasedStateMachine):
     def range_of(self, p0: int, p1: int) -> range:
         return range(max(p0, 0), END if p1 < 0 else p1)
 
-    def step(self, rows: list[Row], data: st.DataObject, seq: int) -> None:
+    def step(self, rows: list[Row], data: st.DataObject, seq: int, ending: str = "") -> bool:
         due = self.model.why_not_begin(rows)
         if not self.attempt(due, lambda: self.cache.begin(rows)):
-            return
+            return False
         tokens = [(self.n_tokens + i) % 2048 for i in range(len(rows))]
         self.n_tokens += len(rows)
         self.model.begin(rows, tokens)
@@ -239,7 +240,8 @@ class KvMachine(RuleBasedStateMachine):
                 store.write(slot, token, p)
         self.check_views()
         self.cache.check()
-        ending = data.draw(st.sampled_from(["commit", "commit", "path", "abort"]), "ending")
+        endings = st.sampled_from(["commit", "commit", "path", "abort"])
+        ending = ending or data.draw(endings, "ending")
         if ending == "commit":
             self.cache.commit()
             self.model.finish(self.model.pending)
@@ -249,6 +251,7 @@ class KvMachine(RuleBasedStateMachine):
         else:
             self.commit_path(rows, data, seq)
         assert self.cache.slots(0) == self.cache.views(0) == []
+        return True
 
     def commit_path(self, rows: list[Row], data: st.DataObject, seq: int) -> None:
         chosen = data.draw(st.sets(st.sampled_from(range(len(rows)))), "accepted")
@@ -280,6 +283,16 @@ class KvMachine(RuleBasedStateMachine):
             for row, full, ring in zip(self.model.pending, by_window[0], seen, strict=True):
                 reach = row.position - window if window else -1
                 assert ring == [(q, token) for q, token in full if q > reach]
+
+    @rule(data=st.data(), n=st.integers(1, 3), gap=st.sampled_from([0, 0, 0, 3]))
+    def write(self, data: st.DataObject, n: int, gap: int) -> None:
+        """One sequence's text goes on for several steps."""
+        s = data.draw(st.sampled_from(self.ids))
+        for _ in range(6):
+            start = self.model.groups[0].end(s) + gap
+            if not self.step([(start + i, [s]) for i in range(n)], data, s, "commit"):
+                break
+            gap = 0
 
     @rule(data=st.data(), n=st.integers(1, 10), gap=st.sampled_from([0, 0, 0, 1, 6]))
     def extend(self, data: st.DataObject, n: int, gap: int) -> None:
@@ -325,14 +338,18 @@ class KvMachine(RuleBasedStateMachine):
     @rule(data=st.data(), p0=positions, p1=positions)
     def cp(self, data: st.DataObject, p0: int, p1: int) -> None:
         src, dst = (data.draw(st.sampled_from(self.ids)) for _ in range(2))
-        if data.draw(st.booleans(), "fork"):
-            p0, p1 = self.model.groups[0].end(dst), -1
+        held = self.model.positions(dst)
+        how = data.draw(st.sampled_from(["behind", "before", "range"]))
+        if how == "behind":
+            p0, p1 = max(held, default=-1) + 1, -1
+        elif how == "before":
+            p0, p1 = 0, min(held, default=END)
         within = self.range_of(p0, p1)
         due = self.model.why_not_cp(dst, within)
         if self.attempt(due, lambda: self.cache.seq_cp(src, dst, p0, p1)):
             self.model.cp(src, dst, within)
 
-    @rule(data=st.data(), what=st.sampled_from([*["end"] * 4, "range", "range", "others", "all"]))
+    @rule(data=st.data(), what=st.sampled_from(REMOVALS))
     def rm(self, data: st.DataObject, what: str) -> None:
         s = data.draw(st.sampled_from(self.ids))
         if what == "others":
@@ -340,8 +357,12 @@ class KvMachine(RuleBasedStateMachine):
         elif what == "all":
             self.cache.clear()
         else:
-            p0 = max(0, self.model.groups[0].end(s) - data.draw(st.integers(0, 6)))
-            p0, p1 = (p0, -1) if what == "end" else data.draw(st.tuples(positions, positions))
+            n = data.draw(st.integers(0, 6), "n")
+            p0, p1 = 0, min(self.model.positions(s), default=0) + n
+            if what == "end":
+                p0, p1 = max(0, self.model.groups[0].end(s) - n), -1
+            elif what == "range":
+                p0, p1 = data.draw(st.tuples(positions, positions), "range")
             self.cache.seq_rm(s, p0, p1)
             self.model.rm(s, self.range_of(p0, p1))
         for other in self.ids if what in {"others", "all"} else []:
