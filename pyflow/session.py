@@ -17,6 +17,7 @@ from pyflow.generate.prompts import check_fits
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from pyflow.chat import ChatTemplate
     from pyflow.engine import CacheType, Model, Progress
 
 Role = Literal["system", "user", "assistant"]
@@ -34,6 +35,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     model: str
     messages: list[ChatMessage]
+
+
+def chat_template(model: Model) -> ChatTemplate:
+    """The model's chat template; UnsupportedError, saying what to do, where it has none."""
+    if model.chat_template is None:
+        raise UnsupportedError(
+            f"{model.name}: has no chat template: it continues text and was not trained to chat; "
+            "use 'pyflow generate --raw', or take an instruct model"
+        )
+    return model.chat_template
 
 
 class ChatSession:
@@ -61,13 +72,8 @@ class ChatSession:
 
         UnsupportedError: the model has no chat template.
         """
-        if model.chat_template is None:
-            raise UnsupportedError(
-                f"{model.name}: has no chat template: it continues text and was not trained to "
-                "chat; use 'pyflow generate --raw', or take an instruct model"
-            )
         self._model = model
-        self._template = model.chat_template
+        self._template = chat_template(model)
         self._context = model.context(n_ctx, cache_type=cache_type)
         self._sampling = (sampling or SamplingParams()).seeded()
         self._notice = notice

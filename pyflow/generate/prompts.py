@@ -25,7 +25,7 @@ OPEN_END = 4096
 
 
 @overload
-def generate(
+def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
     source: Model | Context,
     prompt: Prompt,
     *,
@@ -179,7 +179,7 @@ def _model_and_context(source: Model | Context) -> tuple[Model, Context | None]:
     if hasattr(source, "sample"):
         context = cast("Context", source)
         return context.model, context
-    return cast("Model", source), None
+    return source, None
 
 
 def _tokens(model: Model, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -110,7 +110,7 @@ class Stream:
     ) -> None:
         self.close()
 
-    def _run(self) -> Iterator[Chunk]:
+    def _run(self) -> Generator[Chunk, None, None]:
         context = self._context
         waiting = deque(self._all)
         free = list(range(self._n_parallel - 1, -1, -1))
