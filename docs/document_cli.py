@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from pyflow.cli import main as pyflow_command
+from pyflow.cli import cli as pyflow_command
 
 TARGET = Path(__file__).with_name("cli.md")
 HEAD = """\

@@ -1,0 +1,116 @@
+"""The `pyflow` command: which commands there are, and how errors end.
+
+A command `name` is the click command `command` in pyflow/cli/name.py, loaded when it is used. A
+loaded module is a name in this file too: `list` may be one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
+
+# The order of `pyflow --help`.
+COMMANDS = {
+    "chat": "Talk with a model.",
+    "generate": "Continue a text, or answer one question.",
+    "pull": "Fetch a model into the cache.",
+    "list": "List the models that can be pulled, and those that are.",
+    "rm": "Delete a pulled model.",
+    "tokenize": "Show how a model cuts a text into tokens.",
+    "inspect": "Show what is in a model file, and whether it fits into memory.",
+    "eval": "Measure how well a model predicts text.",
+    "bench": "Measure how fast a model runs here.",
+    "doctor": "Show what pyflow found on this machine.",
+}
+
+
+class _Commands(click.Group):
+    """Loads a command when it is asked for, so that `pyflow --help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command is called {name!r}; {hint}", ctx)
+        found = importlib.import_module(f"pyflow.cli.{name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.version_option(package_name="pyflow-llm", message="pyflow %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run quantized language models on the CPU.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
+    memory, 130 interrupted.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs a command line, by default the process's own; returns the exit code."""
+    try:
+        # Text that the terminal's encoding lacks must not end a generation.
+        for output in (sys.stdout, sys.stderr):
+            getattr(output, "reconfigure", lambda **_: None)(errors="replace")
+        code = cli.main(args, prog_name="pyflow", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # Whoever read the output has had enough; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):
+            return _fail(1, "no answer was given")
+        return (
+            130 if isinstance(error, KeyboardInterrupt) or error.__cause__ else _fail(1, "aborted")
+        )
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "pyflow"
+        return _fail(2, f"{error.format_message()} (see '{command} --help')")
+    except click.ClickException as error:
+        return _fail(error.exit_code, error.format_message())
+    except (PyflowError, MemoryError, OSError) as error:
+        return _fail(_exit_code(error), str(error) or "out of memory")
+    except Exception as error:
+        return _fail(
+            1,
+            f"{type(error).__name__}: {error}; this is a fault of pyflow: report it with what "
+            "PYFLOW_DEBUG=1 shows",
+        )
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, (ResourceError, MemoryError)):
+        return 4
+    return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1
+
+
+def _fail(code: int, message: str) -> int:
+    if os.environ.get("PYFLOW_DEBUG"):
+        traceback.print_exc()
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

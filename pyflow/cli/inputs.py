@@ -1,0 +1,77 @@
+"""Texts from the command line, from files and from standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+
+def decode(raw: bytes, name: str) -> str:
+    """Text from UTF-8; a usage error that names the place where it is something else."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"{name}: byte {error.start} (0x{raw[error.start]:02x}) is not UTF-8 text; "
+            "convert it first, for example with 'iconv -t utf-8'"
+        ) from None
+
+
+def argument(text: str, name: str) -> str:
+    """The text of an argument. The system hands over what is not UTF-8 as lone surrogates."""
+    return decode(text.encode("utf-8", "surrogateescape"), name)
+
+
+def read(path: str) -> str:
+    """The text of a file, or of standard input for `-`."""
+    if path == "-":
+        return decode(sys.stdin.buffer.read(), "standard input")
+    try:
+        return decode(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise click.UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
+    """The one prompt of a command: -p, then what - or -f holds, a last line end aside."""
+    parts = [] if text is None else [argument(text, "-p")]
+    if file is not None and stdin is not None:
+        raise click.UsageError("-f and - both give a prompt; leave one out")
+    source = file if file is not None else stdin
+    if source is None and text is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise click.UsageError(
+                "there is no prompt; give -p TEXT, -f FILE, or - for standard input"
+            )
+        source = "-"
+    if source is not None:
+        parts.append(read(source).removesuffix("\n"))
+    joined = "\n".join(parts)
+    if not joined.strip():
+        raise click.UsageError("the prompt is empty; give some text with -p, -f or -")
+    return joined
+
+
+def json_lines(path: str) -> list[str]:
+    """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
+    prompts = []
+    for number, line in enumerate(read(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise click.UsageError(f"{where}: is not JSON: {error}") from None
+        text = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(text, str) or not text.strip():
+            raise click.UsageError(
+                f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
+            )
+        prompts.append(text)
+    if not prompts:
+        raise click.UsageError(f"{path}: expected at least one prompt, found none")
+    return prompts

@@ -1,0 +1,207 @@
+"""Options that several commands share, spelled as in llama.cpp."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pyflow import catalogue
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+
+F = TypeVar("F", bound=Callable[..., Any])
+_DEFAULT = SamplingParams()
+
+
+def _no_empty(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    if not all(values):
+        raise click.BadParameter("expected some text, found none", ctx, param)
+    return values
+
+
+model = click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="A pulled model's name, or the path of a GGUF file.  [default: the pulled one]",
+)
+threads = click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    help="Threads to compute with.  [default: as 'pyflow doctor' says]",
+)
+ctx_size = click.option(
+    "-c",
+    "--ctx-size",
+    type=click.IntRange(0),
+    help="Tokens of context, 0 for as many as the model was trained for.",
+)
+cache_type = click.option(
+    "--cache-type",
+    type=click.Choice(["f16", "q8_0"]),
+    default="f16",
+    help="How keys and values are kept; q8_0 takes about half the memory.",
+)
+stop = click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    callback=_no_empty,
+    help="End the text before TEXT; may be given several times.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _count(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if value < -1 or value == 0:
+        raise click.BadParameter(
+            f"expected 1 or more, or -1 for no limit, found {value}", ctx, param
+        )
+    return value
+
+
+n_predict = click.option(
+    "-n",
+    "--predict",
+    "--n-predict",
+    "n_predict",
+    type=int,
+    default=-1,
+    callback=_count,
+    help="Tokens to generate at most; -1 goes on to the end of the answer.",
+)
+
+_SAMPLING = (
+    click.option(
+        "--temp",
+        "--temperature",
+        "temperature",
+        type=float,
+        default=_DEFAULT.temperature,
+        help="Higher is more varied; 0 always takes the likeliest token.",
+    ),
+    click.option(
+        "--top-k", type=int, default=_DEFAULT.top_k, help="Keep the K likeliest tokens; 0 is off."
+    ),
+    click.option(
+        "--top-p",
+        type=float,
+        default=_DEFAULT.top_p,
+        help="Keep the likeliest tokens that make up this probability; 1 is off.",
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=_DEFAULT.min_p,
+        help="Keep tokens with this share of the likeliest one's probability; 0 is off.",
+    ),
+    click.option(
+        "--repeat-penalty",
+        type=float,
+        default=_DEFAULT.repeat_penalty,
+        help="Make tokens seen before less likely; 1 is off.",
+    ),
+    click.option(
+        "--repeat-last-n",
+        type=int,
+        default=_DEFAULT.repeat_last_n,
+        help="Tokens that penalties look back; -1 is all.",
+    ),
+    click.option(
+        "--presence-penalty",
+        type=float,
+        default=_DEFAULT.presence_penalty,
+        help="Taken off the logits of tokens seen before.",
+    ),
+    click.option(
+        "--frequency-penalty",
+        type=float,
+        default=_DEFAULT.frequency_penalty,
+        help="The same for each time they were seen.",
+    ),
+    click.option(
+        "-l",
+        "--logit-bias",
+        multiple=True,
+        metavar="TOKEN(+/-)BIAS",
+        help="Make a token more or less likely, as in 15043+1 or 15043-inf.",
+    ),
+    click.option(
+        "-s", "--seed", type=int, default=-1, help="For the same draws again; -1 draws a seed."
+    ),
+)
+
+
+def sampling(function: F) -> F:
+    """Adds the sampling options; the command receives `sampling: SamplingParams` instead."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, logit_bias: tuple[str, ...], seed: int, **options: Any) -> Any:
+        names = SamplingParams.__dataclass_fields__
+        given = {name: options.pop(name) for name in list(options) if name in names}
+        try:
+            params = SamplingParams(
+                **given,
+                logit_bias=dict(_bias(text) for text in logit_bias),
+                seed=None if seed == -1 else seed,
+            )
+        except PyflowError as error:
+            raise click.UsageError(f"--{error}".replace("_", "-", 1)) from None
+        return function(*args, sampling=params, **options)
+
+    for option in reversed(_SAMPLING):
+        wrapper = option(wrapper)
+    return wrapper  # type: ignore[return-value]
+
+
+def _bias(text: str) -> tuple[int, float]:
+    at = max(text.find("+"), text.find("-"))
+    try:
+        if at < 0:
+            raise ValueError
+        return int(text[:at]), float(text[at:])
+    except ValueError:
+        raise click.UsageError(
+            f"--logit-bias: expected TOKEN+BIAS or TOKEN-BIAS such as 15043+1, found {text!r}"
+        ) from None
+
+
+def default_model() -> str:
+    """The model to use where none is named: smollm2, or else the only one that is pulled."""
+    pulled = [entry.name for entry in catalogue.models() if entry.pulled]
+    if "smollm2" in pulled:
+        return "smollm2"
+    if len(pulled) == 1:
+        return pulled[0]
+    if pulled:
+        raise click.UsageError(f"several models are pulled; choose one: -m {' or '.join(pulled)}")
+    raise PyflowError(
+        "no model is pulled; run 'pyflow pull smollm2' (98 MB), or name a GGUF file with -m"
+    )
+
+
+def load(name: str | None, n_threads: int | None) -> Model:
+    """The model that -m and -t ask for."""
+    from pyflow.engine import load as load_model
+
+    return load_model(name or default_model(), n_threads=n_threads)
+
+
+def context_size(model: Model, n_ctx: int | None) -> int | None:
+    """What -c asks for; a usage error where the model cannot."""
+    most = model.spec.n_ctx_train
+    if n_ctx is not None and n_ctx > most:
+        raise click.UsageError(
+            f"-c {n_ctx}: {model.name} was trained for {most} tokens of context; "
+            f"choose -c {most} or less"
+        )
+    return most if n_ctx == 0 else n_ctx

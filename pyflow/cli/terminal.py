@@ -1,0 +1,111 @@
+"""What a terminal sees: answers as they come, progress, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pyflow.generate import Completion
+from pyflow.session import Turn
+
+# Prompts longer than this show how far they have been read.
+_LONG_PROMPT = 1024
+
+
+@contextlib.contextmanager
+def on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `cancel` instead of raising KeyboardInterrupt; a second one raises."""
+    previous = signal.getsignal(signal.SIGINT)
+
+    def handle(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        signal.signal(signal.SIGINT, previous)
+        cancel()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class _Bar:
+    """A bar on standard error that is there while something is under way, and leaves no trace."""
+
+    def __init__(self, what: str, least: int) -> None:
+        self._what = what
+        self._least = least
+        self._bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if total < self._least:
+                return
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.add_task(self._what, total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done)
+        if done >= total:
+            self.stop()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+@contextlib.contextmanager
+def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None] | None]:
+    """A function to call with (done, total), None where nobody would see it.
+
+    Nothing is shown for totals below `least`.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(what, least)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+def reading_progress() -> contextlib.AbstractContextManager[Callable[[int, int], None] | None]:
+    """The progress of reading a prompt, where that is long."""
+    return progress("reading the prompt", least=_LONG_PROMPT)
+
+
+def show(turn: Turn) -> Completion:
+    """Prints an answer as it comes, and its speed; Ctrl-C ends it early."""
+    with turn, on_interrupt(turn.cancel):
+        for chunk in turn:
+            click.echo(chunk.text, nl=False)
+    done = turn.completion
+    if not done.text.endswith("\n"):
+        click.echo()
+    click.echo(speed_line(done), err=True)
+    return done
+
+
+def speed_line(done: Completion) -> str:
+    """Counts and speeds of a turn, and why it ended, where that is not the model's own doing."""
+    t = done.timings
+    ends = {"length": "; ended by -n", "context": "; the context is full", "cancelled": "; stopped"}
+    return (
+        f"[prompt {t.prompt_n} tokens, {t.prompt_per_second:.1f}/s; "
+        f"answer {t.predicted_n} tokens, {t.predicted_per_second:.1f}/s"
+        f"{ends.get(done.stop_reason, '')}]"
+    )
