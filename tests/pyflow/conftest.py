@@ -155,6 +155,12 @@ class FakeModel:
         self.spec = SimpleNamespace(n_ctx_train=n_ctx_train, n_vocab=N_VOCAB)
         self.contexts: list[FakeContext] = []
 
+    def __enter__(self) -> FakeModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def context(
         self,
         n_ctx: int | None = None,

@@ -1,0 +1,73 @@
+"""`pyflow chat`: a conversation with a model."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from pyflow.cli import inputs, options
+from pyflow.cli.terminal import reading_progress, show
+from pyflow.sampling import SamplingParams
+from pyflow.session import ChatSession
+
+if TYPE_CHECKING:
+    from pyflow.engine import CacheType
+
+
+@click.command("chat")
+@options.model
+@click.option("-sys", "--system-prompt", metavar="TEXT", help="What the model should keep to.")
+@options.n_predict
+@options.ctx_size
+@options.threads
+@options.sampling
+@options.stop
+@options.cache_type
+def command(
+    *,
+    model: str | None,
+    system_prompt: str | None,
+    n_predict: int,
+    ctx_size: int | None,
+    threads: int | None,
+    sampling: SamplingParams,
+    stop: tuple[str, ...],
+    cache_type: str,
+) -> int:
+    """Talk with a model. /help lists what can be typed besides questions.
+
+    Ctrl-C stops an answer, Ctrl-D leaves. When standard input is not a terminal, all of it is one
+    question, and the answer goes to standard output.
+    """
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    question = None if interactive else inputs.read("-").strip()
+    if question == "":
+        raise click.UsageError("standard input is empty; pipe a question in, or use a terminal")
+    system = None if system_prompt is None else inputs.argument(system_prompt, "-sys")
+    drawn = sampling.seed is None
+    sampling = sampling.seeded()
+    with (
+        options.load(model, threads) as loaded,
+        ChatSession(
+            loaded,
+            system=system,
+            sampling=sampling,
+            n_predict=n_predict,
+            stop=stop,
+            n_ctx=options.context_size(loaded, ctx_size),
+            cache_type=cast("CacheType", cache_type),
+            notice=lambda text: click.echo(f"({text})", err=True),
+        ) as session,
+    ):
+        if drawn and sampling.temperature > 0:
+            click.echo(f"seed {sampling.seed}", err=True)
+        if question is not None:
+            with reading_progress() as progress:
+                done = show(session.ask(question, progress=progress))
+            return 130 if done.stop_reason == "cancelled" else 0
+        from pyflow.cli.repl import Repl
+
+        Repl(session, loaded.name).run()
+    return 0

@@ -1,0 +1,190 @@
+"""The terminal of `pyflow chat`: what can be typed, and what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import platformdirs
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.output import create_output
+
+from pyflow.cli.terminal import reading_progress, show
+from pyflow.errors import PyflowError
+from pyflow.session import ChatSession
+
+_HELP = """\
+/help              this list
+/clear             forget the conversation, but not the system message
+/regen             another answer to the last question
+/save FILE         write the conversation to FILE
+/load FILE         go on with a conversation that /save wrote
+/set               the parameters; /set NAME VALUE changes one
+/set system TEXT   the system message; without TEXT there is none
+/exit              leave, as Ctrl-D does
+\"\"\"                begins and ends a text of several lines; pasted text may have several anyway
+Ctrl-C             stops the answer"""
+_LEAVE = "(to leave, type /exit or press Ctrl-D)"
+_FENCE = '"""'
+
+
+class Repl:
+    """Reads questions and commands until the user leaves."""
+
+    def __init__(
+        self, session: ChatSession, name: str, read: Callable[[str], str] | None = None
+    ) -> None:
+        """read: prints a prompt and returns a line; raises EOFError and KeyboardInterrupt."""
+        self._session = session
+        self._name = name
+        self._read = read if read is not None else _reader(_history())
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: click.echo(_HELP, err=True),
+            "/clear": lambda _: session.clear(),
+            "/regen": self._regenerate,
+            "/save": self._save,
+            "/load": self._load,
+            "/set": self._set,
+        }
+
+    def run(self) -> None:
+        click.echo(
+            f"{self._name}, {self._session.n_ctx:,} tokens of context; /help lists commands",
+            err=True,
+        )
+        while True:
+            try:
+                text, fenced = self._question()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                click.echo(_LEAVE, err=True)
+                continue
+            command, _, rest = ("", "", "") if fenced else text.partition(" ")
+            if command in ("/exit", "/quit", "/bye"):
+                return
+            try:
+                if command in self._commands:
+                    self._commands[command](rest.strip())
+                elif command.startswith("/") and "/" not in command[1:]:
+                    raise PyflowError(f"no command is called {command!r}; /help lists them")
+                elif text:
+                    self._answer(text)
+            except PyflowError as error:
+                click.echo(f"error: {error}", err=True)
+            except KeyboardInterrupt:
+                click.echo("(stopped)", err=True)
+
+    def _question(self) -> tuple[str, bool]:
+        """One line, or what stands between three quotes twice; and whether it is the latter."""
+        text = self._read("> ")
+        if not text.lstrip().startswith(_FENCE):
+            return text.strip(), False
+        text = text.lstrip()[len(_FENCE) :]
+        while _FENCE not in text:
+            text += "\n" + self._read(". ")
+        return text.partition(_FENCE)[0].strip("\n"), True
+
+    def _answer(self, text: str) -> None:
+        with reading_progress() as progress:
+            show(self._session.ask(text, progress=progress))
+
+    def _regenerate(self, _: str) -> None:
+        with reading_progress() as progress:
+            show(self._session.regenerate(progress=progress))
+
+    def _save(self, rest: str) -> None:
+        path = _path(rest, "/save")
+        self._session.save(path)
+        click.echo(f"(saved as {path})", err=True)
+
+    def _load(self, rest: str) -> None:
+        self._session.load(_path(rest, "/load"))
+        for message in self._session.messages:
+            click.echo(f"{message.role}: {message.content}", err=True)
+
+    def _set(self, rest: str) -> None:
+        session = self._session
+        name, _, value = rest.partition(" ")
+        name = name.lstrip("-").replace("-", "_")
+        name = _SHORT.get(name, name)
+        if name == "system":
+            session.system = value.strip() or None
+        elif name == "n_predict":
+            n = _number(name, value, int)
+            if n < 1 and n != -1:
+                raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n}")
+            session.n_predict = n
+        elif name in _PARAMETERS:
+            session.sampling = dataclasses.replace(
+                session.sampling, **{name: _number(name, value, _PARAMETERS[name])}
+            )
+        elif name:
+            names = ", ".join(["system", "n_predict", *_PARAMETERS])
+            raise PyflowError(f"no parameter is called {name!r}; there are {names}")
+        else:
+            click.echo(f"n_predict {session.n_predict}", err=True)
+            for parameter in _PARAMETERS:
+                click.echo(f"{parameter} {getattr(session.sampling, parameter)}", err=True)
+            click.echo(f"system {session.system or '(none)'}", err=True)
+
+
+_SHORT = {"temp": "temperature", "n": "n_predict", "predict": "n_predict"}
+_PARAMETERS: dict[str, type[int] | type[float]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repeat_penalty": float,
+    "repeat_last_n": int,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+}
+
+
+def _number(name: str, value: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise PyflowError(f"{name}: expected a number, found {value!r}") from None
+
+
+def _path(rest: str, command: str) -> Path:
+    try:
+        (path,) = shlex.split(rest)
+    except ValueError:
+        raise PyflowError(f"{command}: expected one file name, found {rest!r}") from None
+    return Path(path).expanduser()
+
+
+def _history() -> History:
+    """What was typed before, kept in the user's state folder where that can be written."""
+    folder = Path(platformdirs.user_state_dir("pyflow"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / "chat_history"
+        path.touch(mode=0o600)
+    except OSError as error:
+        click.echo(f"({folder}: {error.strerror}; what you type is not kept)", err=True)
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _reader(history: History) -> Callable[[str], str]:
+    names = ["/help", "/clear", "/regen", "/save", "/load", "/set", "/exit"]
+    prompt: PromptSession[str] = PromptSession(
+        history=history,
+        # With standard output going elsewhere, only the answers should go there.
+        output=create_output(None if sys.stdout.isatty() else sys.stderr),
+        completer=WordCompleter(names, sentence=True),
+        complete_while_typing=False,
+    )
+    return prompt.prompt
