@@ -154,7 +154,8 @@ class ModelSpec:
         last = self.n_layers if last is None else last
         if not 0 <= first < last <= self.n_layers:
             raise ShapeError(
-                f"stage: expected 0 <= first < last <= {self.n_layers} layers, found {first}, {last}"
+                f"stage: expected 0 <= first < last <= {self.n_layers} layers, "
+                f"found {first}, {last}"
             )
         return {
             "n_embd": self.n_embd,
