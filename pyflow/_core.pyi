@@ -5,7 +5,7 @@ from os import PathLike
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 # ---- formats (bind_formats.cpp)
 
@@ -136,3 +136,94 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 def gumbel(seed: int, stream: int, position: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
     """The noise of tokens at a position."""
+
+# --- threads, stages, contexts (bind_model.cpp) ---
+
+class ThreadPool:
+    """Persistent worker threads, shared by all contexts of a model."""
+
+    def __init__(self, n_threads: int) -> None: ...
+    @property
+    def n_threads(self) -> int: ...
+
+class Stage:
+    """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
+
+    load=False binds and checks without reading weights, to plan memory.
+    """
+
+    def __init__(
+        self, file: GgufFile, spec: dict[str, object], pool: ThreadPool, load: bool = True
+    ) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def used_tensors(self) -> set[str]: ...
+
+class Context:
+    """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""
+
+    def __init__(
+        self, stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+    ) -> None: ...
+    @staticmethod
+    def memory(
+        stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+    ) -> tuple[int, int]:
+        """Bytes of KV cache and of scratch."""
+
+    def forward(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        wanted: ArrayLike,
+        regime: str = "decode",
+    ) -> NDArray[np.float32]:
+        """Logits of the wanted rows (m, n_vocab).
+
+        input: token ids (n,) on a stage with embedding, hidden states (n, n_embd) on a later one.
+        """
+    def forward_hidden(
+        self, input: ArrayLike, positions: ArrayLike, seqs: object, regime: str = "decode"
+    ) -> NDArray[np.float32]:
+        """Hidden states (n, n_embd) after this stage's layers."""
+    def sample(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        wanted: ArrayLike,
+        samplers: Sequence[Sampler],
+        regime: str = "decode",
+    ) -> list[Sampled]:
+        """The token after each wanted row; samplers[i] draws and accepts that of wanted[i]."""
+    def score(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        wanted: ArrayLike,
+        targets: ArrayLike,
+        regime: str = "decode",
+    ) -> NDArray[np.float64]:
+        """log p(targets[i]) after wanted row i."""
+    def interrupt(self) -> None: ...
+    def clear(self) -> None: ...
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None: ...
+    def seq_keep(self, seq: int) -> None: ...
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None: ...
+    def seq_pos_min(self, seq: int) -> int: ...
+    def seq_pos_max(self, seq: int) -> int: ...
+    def seq_reusable(self, seq: int) -> int: ...
+
+# --- the machine (bind_cpu.cpp) ---
+
+def cpu_info() -> dict[str, Any]:
+    """model: str, features: list[str], tables: list[str] that it runs, isa: the one chosen."""
+
+def read_bandwidth(pool: ThreadPool, nbytes: int, repeats: int) -> float:
+    """Bytes per second of reading fresh memory with all threads of a pool; the best of repeats."""

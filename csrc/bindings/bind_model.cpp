@@ -1,7 +1,265 @@
+// Threads, stages and contexts: conversion only. The GIL is released while a step runs.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
 #include "bindings/bind.h"
+#include "formats/gguf.h"
+#include "kernels/dispatch.h"
+#include "model/context.h"
+#include "sample/sampler.h"
 
 namespace pyflow {
+namespace {
 
-void register_model(py::module_&) {}
+using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+std::span<const int32_t> ints(const IntArray& a) {
+  return {a.data(), static_cast<size_t>(a.size())};
+}
+
+BlockSpec block_spec(const py::dict& d) {
+  BlockSpec spec;
+  for (const auto& [key, value] : d) {
+    const auto name = key.cast<std::string>();
+    if (name == "kind")
+      spec.kind = value.cast<std::string>();
+    else if (py::isinstance<py::bool_>(value))
+      spec.params[name] = value.cast<bool>();
+    else if (py::isinstance<py::int_>(value))
+      spec.params[name] = value.cast<int64_t>();
+    else if (py::isinstance<py::float_>(value))
+      spec.params[name] = value.cast<double>();
+    else if (!value.is_none())
+      spec.params[name] = value.cast<std::string>();
+  }
+  return spec;
+}
+
+StageSpec stage_spec(const py::dict& d) {
+  StageSpec spec;
+  spec.n_embd = d["n_embd"].cast<int64_t>();
+  spec.n_vocab = d["n_vocab"].cast<int64_t>();
+  for (const auto& item : d["ropes"].cast<py::list>()) {
+    const auto r = item.cast<py::dict>();
+    spec.ropes.push_back({r["inv_freq"].cast<std::vector<double>>(), r["magnitude"].cast<double>(),
+                          r["interleaved"].cast<bool>()});
+  }
+  const auto optional = [&](const char* key) -> std::optional<BlockSpec> {
+    if (d[key].is_none()) return std::nullopt;
+    return block_spec(d[key].cast<py::dict>());
+  };
+  spec.embedding = optional("embedding");
+  spec.head = optional("head");
+  for (const auto& layer : d["layers"].cast<py::list>()) {
+    spec.layers.emplace_back();
+    for (const auto& block : layer.cast<py::list>())
+      spec.layers.back().push_back(block_spec(block.cast<py::dict>()));
+  }
+  return spec;
+}
+
+std::shared_ptr<Stage> make_stage(std::shared_ptr<GgufFile> file, const py::dict& spec,
+                                  std::shared_ptr<ThreadPool> pool, bool load) {
+  StageSpec parsed = stage_spec(spec);
+  const KernelTable& kernels = kernel_table();
+  TensorSource source{file->file().label(),
+                      [file](const std::string& name) { return file->find(name); },
+                      [file](const TensorRecord& r) { file->file().release(r.offset, r.nbytes); }};
+  py::gil_scoped_release release;
+  return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
+                                 load);
+}
+
+CacheType cache_type(const std::string& name) {
+  if (name == "f16") return CacheType::F16;
+  if (name == "q8_0") return CacheType::Q8_0;
+  throw UnsupportedError("cache type '" + name + "': expected f16 or q8_0");
+}
+
+Regime regime_of(const std::string& name) {
+  if (name == "prefill") return Regime::Prefill;
+  if (name == "decode") return Regime::Decode;
+  throw UnsupportedError("regime '" + name + "': expected prefill or decode");
+}
+
+ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch,
+                             const std::string& type) {
+  return {n_ctx, n_seq_max, n_batch, cache_type(type)};
+}
+
+// One sequence id for all rows, one per row, or a list of ids per row (branches of a tree).
+std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
+  std::vector<KvRow> out(static_cast<size_t>(positions.size()));
+  const auto add = [](KvRow& row, int id) {
+    if (id < 0 || id >= kMaxSequences)
+      throw ShapeError("sequence " + std::to_string(id) + ": expected 0 to " +
+                       std::to_string(kMaxSequences - 1));
+    row.sequences.add(id);
+  };
+  const bool one = py::isinstance<py::int_>(seqs);
+  const auto list = one ? py::list() : py::list(seqs);
+  if (!one && list.size() != out.size())
+    throw ShapeError("seqs: expected one per row, found " + std::to_string(list.size()) + " for " +
+                     std::to_string(out.size()) + " rows");
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i].position = positions.data()[i];
+    if (one)
+      add(out[i], seqs.cast<int>());
+    else if (py::isinstance<py::sequence>(list[i]))
+      for (const auto& id : list[i].cast<py::sequence>()) add(out[i], id.cast<int>());
+    else
+      add(out[i], list[i].cast<int>());
+  }
+  return out;
+}
+
+// `input`: token ids on a first stage, hidden states (n, n_embd) on a later one.
+void run(Context& c, const py::object& input, const IntArray& positions, const py::object& seqs,
+         const IntArray& wanted, const std::string& regime, const Context::Consume& consume) {
+  const std::vector<KvRow> kv_rows = rows(positions, seqs);
+  const IntArray tokens = c.stage().first() ? input.cast<IntArray>() : IntArray(0);
+  const FloatArray hidden = c.stage().first() ? FloatArray(0) : input.cast<FloatArray>();
+  const Context::Input in{.tokens = ints(tokens),
+                          .hidden = {hidden.data(), static_cast<size_t>(hidden.size())},
+                          .rows = kv_rows,
+                          .wanted = ints(wanted),
+                          .regime = regime_of(regime)};
+  // Ctrl-C during a long prefill: Python only looks at signals when asked to.
+  bool signalled = false;
+  const auto poll = [&] {
+    py::gil_scoped_acquire acquire;
+    signalled = PyErr_CheckSignals() != 0;
+    return signalled;
+  };
+  const std::unique_lock busy(c.busy(), std::try_to_lock);
+  if (!busy)
+    throw ResourceError("context: already running in another thread; use one context per thread");
+  try {
+    py::gil_scoped_release release;
+    c.run(in, consume, poll);
+  } catch (const CancelledError&) {
+    if (signalled) throw py::error_already_set();
+    throw;
+  }
+}
+
+py::array_t<float> forward(Context& c, const py::object& input, const IntArray& positions,
+                           const py::object& seqs, const IntArray& wanted,
+                           const std::string& regime) {
+  const auto n_vocab = c.stage().spec().n_vocab;
+  py::array_t<float> out(
+      {static_cast<py::ssize_t>(wanted.size()), static_cast<py::ssize_t>(n_vocab)});
+  float* data = out.mutable_data();
+  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), data + i * n_vocab);
+  });
+  return out;
+}
+
+py::array_t<float> forward_hidden(Context& c, const py::object& input, const IntArray& positions,
+                                  const py::object& seqs, const std::string& regime) {
+  run(c, input, positions, seqs, IntArray(0), regime, {});
+  py::array_t<float> out({static_cast<py::ssize_t>(positions.size()),
+                          static_cast<py::ssize_t>(c.stage().spec().n_embd)});
+  c.copy_hidden(out.mutable_data());
+  return out;
+}
+
+std::vector<Sampled> sample(Context& c, const py::object& input, const IntArray& positions,
+                            const py::object& seqs, const IntArray& wanted,
+                            const std::vector<Sampler*>& samplers, const std::string& regime) {
+  if (samplers.size() != static_cast<size_t>(wanted.size()))
+    throw ShapeError("samplers: expected one per wanted row, found " +
+                     std::to_string(samplers.size()) + " for " + std::to_string(wanted.size()) +
+                     " rows");
+  std::vector<Sampled> out(samplers.size());
+  const int32_t *row = wanted.data(), *position = positions.data();
+  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
+    // The draw belongs to the position that the new token will take.
+    const auto at = static_cast<size_t>(i);
+    out[at] = samplers[at]->sample(logits, position[row[i]] + 1);
+  });
+  for (size_t i = 0; i < out.size(); ++i) samplers[i]->accept(out[i].token);
+  return out;
+}
+
+py::array_t<double> score(Context& c, const py::object& input, const IntArray& positions,
+                          const py::object& seqs, const IntArray& wanted, const IntArray& targets,
+                          const std::string& regime) {
+  const auto n_vocab = c.stage().spec().n_vocab;
+  if (targets.size() != wanted.size())
+    throw ShapeError("targets: expected one per wanted row, found " +
+                     std::to_string(targets.size()) + " for " + std::to_string(wanted.size()) +
+                     " rows");
+  for (const int32_t t : ints(targets))
+    if (t < 0 || t >= n_vocab)
+      throw ShapeError("target " + std::to_string(t) + ": expected 0 to " +
+                       std::to_string(n_vocab - 1));
+  py::array_t<double> out(wanted.size());
+  double* data = out.mutable_data();
+  const int32_t* target = targets.data();
+  const auto log_sum_exp = c.stage().kernels().log_sum_exp;
+  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
+    data[i] = logits[static_cast<size_t>(target[i])] -
+              log_sum_exp(logits.data(), static_cast<int64_t>(logits.size()));
+  });
+  return out;
+}
+
+}  // namespace
+
+void register_model(py::module_& m) {
+  py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
+      .def(py::init<int>(), py::arg("n_threads"))
+      .def_property_readonly("n_threads", &ThreadPool::size);
+
+  py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")
+      .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
+           py::arg("load") = true)
+      .def_property_readonly("weight_bytes", &Stage::weight_bytes)
+      .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
+      .def_property_readonly("used_tensors", &Stage::used_tensors);
+
+  py::class_<Context>(m, "Context")
+      .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
+                       const std::string& type) {
+             return std::make_unique<Context>(std::move(stage),
+                                              context_config(n_ctx, n_seq_max, n_batch, type));
+           }),
+           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
+           py::arg("n_batch"), py::arg("cache_type"))
+      .def_static(
+          "memory",
+          [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
+             const std::string& type) {
+            const auto memory =
+                Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type));
+            return py::make_tuple(memory.kv, memory.scratch);
+          },
+          py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
+          py::arg("n_batch"), py::arg("cache_type"))
+      .def("forward", &forward, py::arg("input"), py::arg("positions"), py::arg("seqs"),
+           py::arg("wanted"), py::arg("regime") = "decode")
+      .def("forward_hidden", &forward_hidden, py::arg("input"), py::arg("positions"),
+           py::arg("seqs"), py::arg("regime") = "decode")
+      .def("sample", &sample, py::arg("input"), py::arg("positions"), py::arg("seqs"),
+           py::arg("wanted"), py::arg("samplers"), py::arg("regime") = "decode")
+      .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),
+           py::arg("wanted"), py::arg("targets"), py::arg("regime") = "decode")
+      .def("interrupt", &Context::interrupt)
+      .def("seq_cp", [](Context& c, int src, int dst, int32_t p0,
+                        int32_t p1) { c.kv().seq_cp(src, dst, p0, p1); })
+      .def("seq_rm",
+           [](Context& c, int seq, int32_t p0, int32_t p1) { c.kv().seq_rm(seq, p0, p1); })
+      .def("seq_keep", [](Context& c, int seq) { c.kv().seq_keep(seq); })
+      .def("seq_add", [](Context& c, int seq, int32_t p0, int32_t p1,
+                         int32_t delta) { c.kv().seq_add(seq, p0, p1, delta); })
+      .def("seq_pos_min", [](Context& c, int seq) { return c.kv().seq_pos_min(seq); })
+      .def("seq_pos_max", [](Context& c, int seq) { return c.kv().seq_pos_max(seq); })
+      .def("seq_reusable", [](Context& c, int seq) { return c.kv().seq_reusable(seq); })
+      .def("clear", [](Context& c) { c.kv().clear(); });
+}
 
 }  // namespace pyflow

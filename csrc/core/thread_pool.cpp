@@ -11,7 +11,8 @@
 namespace pyflow {
 namespace {
 
-// About 50 us of pauses: longer than the gaps between the loops of a step, shorter than a time slice.
+// About 50 us of pauses: longer than the gaps between the loops of a step, shorter than a time
+// slice.
 constexpr int kSpins = 2000;
 // With more threads than cores a spinner keeps the one it waits for from running.
 constexpr int kSpinsOversubscribed = 20;

@@ -1,8 +1,8 @@
 // Persistent workers for one parallel region at a time.
 //
-// run(f) calls f(team) on every thread, the caller being thread 0. Inside, the team meets at barrier()
-// and shares loops by for_each(). Workers spin briefly between regions, then sleep. Results never
-// depend on which thread took which item (contract C1); only time does.
+// run(f) calls f(team) on every thread, the caller being thread 0. Inside, the team meets at
+// barrier() and shares loops by for_each(). Workers spin briefly between regions, then sleep.
+// Results never depend on which thread took which item (contract C1); only time does.
 #pragma once
 
 #include <atomic>
@@ -27,9 +27,9 @@ class Team {
   // All threads arrive before any leaves.
   void barrier();
 
-  // Calls body(begin, end) over [0, n) in pieces of `grain`: each thread first takes its own contiguous
-  // share, then helps the others with theirs. Every thread must make the same sequence of for_each
-  // calls. Ends with a barrier.
+  // Calls body(begin, end) over [0, n) in pieces of `grain`: each thread first takes its own
+  // contiguous share, then helps the others with theirs. Every thread must make the same sequence
+  // of for_each calls. Ends with a barrier.
   template <class Body>
   void for_each(int64_t n, int64_t grain, Body&& body);
 
@@ -52,8 +52,8 @@ class ThreadPool {
 
   int size() const { return n_threads_; }
 
-  // One region at a time: callers from several threads take turns. f must not throw on workers or leave
-  // a barrier unmet; an exception thrown by all threads alike is rethrown here.
+  // One region at a time: callers from several threads take turns. f must not throw on workers or
+  // leave a barrier unmet; an exception thrown by all threads alike is rethrown here.
   void run(const std::function<void(Team&)>& f);
 
  private:

@@ -58,12 +58,13 @@ const KernelTable& kernel_table(std::string_view name) {
     }
     if (e.runnable) known += std::string(known.empty() ? "" : ", ") + e.name;
   }
-  throw UnsupportedError("PYFLOW_ISA=" + std::string(name) + ": no such kernel table; this CPU runs " +
-                         known);
+  throw UnsupportedError("PYFLOW_ISA=" + std::string(name) +
+                         ": no such kernel table; this CPU runs " + known);
 }
 
 const KernelTable& kernel_table() {
-  if (const char* forced = std::getenv("PYFLOW_ISA"); forced && *forced) return kernel_table(forced);
+  if (const char* forced = std::getenv("PYFLOW_ISA"); forced && *forced)
+    return kernel_table(forced);
   return *runnable_tables().back();
 }
 
@@ -72,7 +73,8 @@ CpuInfo cpu_info() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; info.model.empty() && std::getline(file, line);) {
     const auto colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) info.model = line.substr(colon + 2);
+    if (line.starts_with("model name") && colon != std::string::npos)
+      info.model = line.substr(colon + 2);
   }
 #if defined(__x86_64__)
 #define PYFLOW_FEATURE(f) \

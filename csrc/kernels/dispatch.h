@@ -12,8 +12,8 @@ namespace pyflow {
 // Tables that this CPU can run, best last.
 std::vector<const KernelTable*> runnable_tables();
 
-// The best runnable table, or the one that PYFLOW_ISA names. Throws UnsupportedError when PYFLOW_ISA
-// names a table that does not exist or that this CPU cannot run.
+// The best runnable table, or the one that PYFLOW_ISA names. Throws UnsupportedError when
+// PYFLOW_ISA names a table that does not exist or that this CPU cannot run.
 const KernelTable& kernel_table();
 
 // The table of that name. Throws like kernel_table().

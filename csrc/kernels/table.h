@@ -1,6 +1,6 @@
-// What an instruction set must offer: one table of functions, filled by isa_<isa>.cpp and chosen once
-// at run time (dispatch.h). Kernels take pointers, check nothing and cannot fail; everything above
-// them has checked. Same arguments give the same bits from every table.
+// What an instruction set must offer: one table of functions, filled by isa_<isa>.cpp and chosen
+// once at run time (dispatch.h). Kernels take pointers, check nothing and cannot fail; everything
+// above them has checked. Same arguments give the same bits from every table.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,14 @@ namespace pyflow {
 
 // Sixteen output rows make a tile; a tile is cut along k into format-sized pieces.
 inline constexpr int64_t kTileRows = 16;
-inline constexpr int64_t kActBlock = 64;    // activations that share a scale
-inline constexpr int64_t kPanelRows = 16;   // activation rows stored side by side
+inline constexpr int64_t kActBlock = 64;      // activations that share a scale
+inline constexpr int64_t kPanelRows = 16;     // activation rows stored side by side
 inline constexpr int64_t kLogicalBlock = 64;  // positions softmaxed together
-inline constexpr int64_t kLogicalSpan = 512;  // positions merged together; the unit of splitting work
+inline constexpr int64_t kLogicalSpan =
+    512;  // positions merged together; the unit of splitting work
 
-// Sixty-four activations of one row as int8: x ~ scale * q, |q| <= 127. The sums serve formats whose
-// weights carry an offset or a minimum.
+// Sixty-four activations of one row as int8: x ~ scale * q, |q| <= 127. The sums serve formats
+// whose weights carry an offset or a minimum.
 struct alignas(32) ActBlock {
   int8_t q[64];
   float scale;
@@ -29,8 +30,8 @@ struct alignas(32) ActBlock {
 };
 static_assert(sizeof(ActBlock) == 96);
 
-// Where row r's block kb lies among n_rows quantized rows of n_kb blocks: panels of 16 rows, in each
-// the blocks in order, in each block the rows side by side.
+// Where row r's block kb lies among n_rows quantized rows of n_kb blocks: panels of 16 rows, in
+// each the blocks in order, in each block the rows side by side.
 constexpr int64_t act_index(int64_t r, int64_t kb, int64_t n_rows, int64_t n_kb) {
   const int64_t first = r / kPanelRows * kPanelRows;
   const int64_t width = n_rows - first < kPanelRows ? n_rows - first : kPanelRows;
@@ -38,18 +39,19 @@ constexpr int64_t act_index(int64_t r, int64_t kb, int64_t n_rows, int64_t n_kb)
 }
 
 struct MatmulArgs {
-  const uint8_t* tiles;   // a packed tensor (quant/packed_tensor.h)
-  int64_t k;              // columns of the weight
-  const ActBlock* acts;   // n_rows rows of ceil(k / 64) blocks, for quantized weights
-  const float* x;         // n_rows rows of f32, for F32/F16/BF16 weights
-  int64_t x_stride;       // floats between rows of x
+  const uint8_t* tiles;  // a packed tensor (quant/packed_tensor.h)
+  int64_t k;             // columns of the weight
+  const ActBlock* acts;  // n_rows rows of ceil(k / 64) blocks, for quantized weights
+  const float* x;        // n_rows rows of f32, for F32/F16/BF16 weights
+  int64_t x_stride;      // floats between rows of x
   int64_t n_rows;
-  float* y;               // n_rows rows; 16 floats per tile are written
-  int64_t y_stride;       // floats between rows of y, at least 16 * number of tiles
+  float* y;          // n_rows rows; 16 floats per tile are written
+  int64_t y_stride;  // floats between rows of y, at least 16 * number of tiles
 };
 
-// Keys and values of one layer. Sixteen cells share a block of keys, cells innermost, so that scores of
-// sixteen cells come from whole vectors; values lie cell by cell. S = slots, a multiple of 16.
+// Keys and values of one layer. Sixteen cells share a block of keys, cells innermost, so that
+// scores of sixteen cells come from whole vectors; values lie cell by cell. S = slots, a multiple
+// of 16.
 //   F16   k[S/16][n_kv_heads][head_dim][16] f16      v[S][n_kv_heads][head_dim] f16
 //   Q8_0  k[S/16][n_kv_heads][head_dim/32]{ d[16] f16, q[32][16] i8 }
 //         v[S][n_kv_heads][head_dim/32]{ d f16, q[32] i8 }
@@ -81,6 +83,10 @@ struct AttendArgs {
   float softcap;  // 0: none
 };
 
+// Where a token comes from (contract C1): a prompt, or generation and its verification. Only a
+// table with prefill_matmul computes them differently.
+enum class Regime : uint8_t { Prefill, Decode };
+
 enum class Activation : uint8_t { Silu, GeluTanh };
 
 struct KernelTable {
@@ -89,14 +95,18 @@ struct KernelTable {
   // y[r][16*t..] = W[16*t..] . x[r] for tiles [tile_begin, tile_end), by weight format.
   void (*matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
 
+  // The same for the rows of a prompt, where the table has a faster arithmetic for many rows; null:
+  // matmul.
+  void (*prefill_matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
+
   // One row of k floats to ceil(k/64) blocks, `stride` blocks apart; the tail is padded with zeros.
   void (*quantize)(const float* x, int64_t k, ActBlock* out, int64_t stride);
 
   // y = x / sqrt(mean(x^2) + eps) * weight
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
-  void (*add)(float* x, const float* y, int64_t n);             // x += y
-  void (*scale)(float* x, float s, int64_t n);                  // x *= s
-  void (*softcap)(float* x, float cap, int64_t n);              // x = cap * tanh(x / cap)
+  void (*add)(float* x, const float* y, int64_t n);                   // x += y
+  void (*scale)(float* x, float s, int64_t n);                        // x *= s
+  void (*softcap)(float* x, float cap, int64_t n);                    // x = cap * tanh(x / cap)
   void (*gate)(Activation, float* gate, const float* up, int64_t n);  // gate = act(gate) * up
   // Rotates the first 2 * n_pairs values of a head. cos_sin: n_pairs cosines, then n_pairs sines.
   // Half order pairs (i, i + n_pairs), interleaved order (2i, 2i + 1).
@@ -106,12 +116,14 @@ struct KernelTable {
   void (*load_k)(const KvView&, int64_t slot, float* k);
   void (*store_k)(const KvView&, int64_t slot, const float* k);
 
-  // Attention of rows [row_begin, row_end) for the query heads that share kv_head, over the whole view.
+  // Attention of rows [row_begin, row_end) for the query heads that share kv_head, over the whole
+  // view.
   void (*attend)(const AttendArgs&, int64_t row_begin, int64_t row_end, int64_t kv_head);
-  // The same for one row, cut at spans of kLogicalSpan positions so that several threads can share it:
-  // attend_span writes (n_heads / n_kv_heads) x (head_dim + 2) floats, attend_merge joins consecutive
-  // spans in order. Bitwise equal to attend.
-  void (*attend_span)(const AttendArgs&, int64_t row, int64_t kv_head, int64_t span, float* partial);
+  // The same for one row, cut at spans of kLogicalSpan positions so that several threads can share
+  // it: attend_span writes (n_heads / n_kv_heads) x (head_dim + 2) floats, attend_merge joins
+  // consecutive spans in order. Bitwise equal to attend.
+  void (*attend_span)(const AttendArgs&, int64_t row, int64_t kv_head, int64_t span,
+                      float* partial);
   void (*attend_merge)(const AttendArgs&, int64_t row, int64_t kv_head, const float* partials,
                        int64_t n_spans);
 

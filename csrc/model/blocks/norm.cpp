@@ -1,0 +1,40 @@
+// y = RMSNorm(x) * weight
+#include "model/blocks/blocks.h"
+
+namespace pyflow {
+namespace {
+
+class Norm final : public Block {
+ public:
+  Norm(const BlockSpec& spec, BlockContext& c)
+      : in_(register_index(spec.text("in"))),
+        out_(register_index(spec.text("out"))),
+        n_(c.stage.n_embd),
+        eps_(spec.number("eps")),
+        weight_(c.weights.vector(spec.text("weight"), n_)) {}
+
+  ScratchNeeds needs() const override { return {}; }
+
+  void forward(Step& s, Team& team) const override {
+    const float* in = s.registers[in_];
+    float* out = s.registers[out_];
+    team.for_each(s.n_rows, rows_per_piece(s, team), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        s.kernels.rms_norm(in + r * s.stride, weight_, eps_, n_, out + r * s.stride);
+    });
+  }
+
+ private:
+  size_t in_, out_;
+  int64_t n_;
+  float eps_;
+  const float* weight_;
+};
+
+}  // namespace
+
+std::unique_ptr<Block> make_norm(const BlockSpec& spec, BlockContext& c) {
+  return std::make_unique<Norm>(spec, c);
+}
+
+}  // namespace pyflow

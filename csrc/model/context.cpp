@@ -1,0 +1,251 @@
+#include "model/context.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+
+#include "core/errors.h"
+
+namespace pyflow {
+namespace {
+
+// Rows whose logits are held at once: one pass over the head serves them, and a vocabulary of
+// 262144 takes 32 MiB.
+constexpr int64_t kHeadRows = 32;
+// Attention is cut at spans for fewer rows than this (blocks/attention.cpp).
+constexpr int64_t kSplitRows = 8;
+constexpr int64_t kPollNs = 50'000'000;
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+}
+
+KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
+  const auto rotate = [&stage](size_t layer, float* k, int32_t delta) {
+    const RopeSpec& rope = stage.kv_rope(layer);
+    const int64_t pairs = static_cast<int64_t>(rope.inv_freq.size());
+    std::vector<float> cos_sin(2 * rope.inv_freq.size());
+    for (int64_t i = 0; i < pairs; ++i) {
+      const double angle = delta * rope.inv_freq[static_cast<size_t>(i)];
+      cos_sin[static_cast<size_t>(i)] = static_cast<float>(std::cos(angle));
+      cos_sin[static_cast<size_t>(pairs + i)] = static_cast<float>(std::sin(angle));
+    }
+    const LayerKv& kv = stage.kv_layers()[layer];
+    for (int64_t h = 0; h < kv.n_kv_heads; ++h)
+      stage.kernels().rope(k + h * kv.head_dim, cos_sin.data(), pairs, rope.interleaved);
+  };
+  return {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max, c.n_batch, rotate};
+}
+
+}  // namespace
+
+// Where everything lies in the scratch buffer, in bytes from its start.
+struct Context::Layout {
+  int64_t stride, head_stride, head_rows, partial_floats;
+  size_t x, h, temp, acts, partials, gathered, logits, ropes, total = 0;
+
+  Layout(const Stage& stage, const ContextConfig& c) {
+    const ScratchNeeds& needs = stage.needs();
+    stride = padded(stage.spec().n_embd);
+    head_stride = padded(stage.spec().n_vocab);
+    head_rows = stage.last() ? std::min(kHeadRows, c.n_batch) : 0;
+    partial_floats =
+        needs.partial_floats * std::min(kSplitRows, c.n_batch) * (c.n_ctx / kLogicalSpan + 2);
+    int64_t rope_floats = 0;
+    for (const RopeSpec& r : stage.spec().ropes)
+      rope_floats += 2 * static_cast<int64_t>(r.inv_freq.size());
+    x = take(c.n_batch * stride * 4);
+    h = take(c.n_batch * stride * 4);
+    temp = take(c.n_batch * needs.floats_per_row * 4);
+    const int64_t blocks = (needs.max_k + kActBlock - 1) / kActBlock;
+    acts = take(c.n_batch * blocks * static_cast<int64_t>(sizeof(ActBlock)));
+    partials = take(partial_floats * 4);
+    gathered = take(head_rows * stride * 4);
+    logits = take(head_rows * head_stride * 4);
+    ropes = take(c.n_batch * rope_floats * 4);
+  }
+
+ private:
+  size_t take(int64_t nbytes) {
+    const size_t at = total;
+    total += (static_cast<size_t>(nbytes) + 63) / 64 * 64;
+    return at;
+  }
+};
+
+Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config)
+    : stage_(std::move(stage)),
+      config_([&] {
+        const auto check = [](const char* name, int64_t value, int64_t most) {
+          if (value < 1 || value > most)
+            throw ShapeError(std::string(name) + ": expected 1 to " + std::to_string(most) +
+                             ", found " + std::to_string(value));
+        };
+        check("n_ctx", config.n_ctx, int64_t{1} << 30);
+        check("n_seq_max", config.n_seq_max, kMaxSequences);
+        check("n_batch", config.n_batch, 1 << 16);
+        return config;
+      }()),
+      kv_(kv_config(*stage_, config_), stage_->kernels()),
+      scratch_(Layout(*stage_, config_).total, "scratch") {}
+
+Context::Memory Context::memory(const Stage& stage, const ContextConfig& config) {
+  return {KvCache::nbytes(kv_config(stage, config)), Layout(stage, config).total};
+}
+
+void Context::run(const Input& input, const Consume& consume, const std::function<bool()>& poll) {
+  const Layout at(*stage_, config_);
+  const int64_t n = static_cast<int64_t>(input.rows.size());
+  if (n < 1 || n > config_.n_batch)
+    throw ShapeError("rows: expected 1 to n_batch = " + std::to_string(config_.n_batch) +
+                     ", found " + std::to_string(n));
+  const int64_t n_vocab = stage_->spec().n_vocab;
+  if (stage_->first()) {
+    if (static_cast<int64_t>(input.tokens.size()) != n)
+      throw ShapeError("tokens: expected one per row, found " +
+                       std::to_string(input.tokens.size()) + " for " + std::to_string(n) + " rows");
+    for (const int32_t t : input.tokens)
+      if (t < 0 || t >= n_vocab)
+        throw ShapeError("token " + std::to_string(t) + ": expected 0 to " +
+                         std::to_string(n_vocab - 1));
+  } else if (static_cast<int64_t>(input.hidden.size()) != n * stage_->spec().n_embd) {
+    throw ShapeError("hidden: expected " + std::to_string(n) + " x " +
+                     std::to_string(stage_->spec().n_embd) + " floats, found " +
+                     std::to_string(input.hidden.size()));
+  }
+  if (!input.wanted.empty() && !stage_->last())
+    throw ShapeError("logits: this stage has no head; ask the last one");
+  for (size_t i = 0; i < input.wanted.size(); ++i)
+    if (input.wanted[i] < (i ? input.wanted[i - 1] + 1 : 0) || input.wanted[i] >= n)
+      throw ShapeError("wanted rows: expected ascending numbers below " + std::to_string(n));
+
+  kv_.begin(input.rows);
+  cancel_.store(false, std::memory_order_relaxed);
+  last_poll_ns_ = now_ns();
+  poll_ = &poll;
+  stop_[0] = stop_[1] = false;
+  uint8_t* base = scratch_.data();
+  const auto floats = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
+  std::vector<uint8_t> interleaved;
+  for (const RopeSpec& r : stage_->spec().ropes) interleaved.push_back(r.interleaved);
+  std::exception_ptr failure;
+  std::mutex failure_lock;
+  const Consume guarded = [&](int64_t i, std::span<const float> logits) {
+    try {
+      consume(i, logits);
+    } catch (...) {
+      std::lock_guard lock(failure_lock);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  try {
+    stage_->pool().run([&](Team& team) {
+      Step step{.kernels = stage_->kernels(),
+                .regime = input.regime,
+                .n_rows = n,
+                .stride = at.stride,
+                .tokens = input.tokens,
+                .registers = {floats(at.x), floats(at.h)},
+                .ropes = {},
+                .rope_pairs = {},
+                .rope_interleaved = interleaved,
+                .kv = &kv_,
+                .temp = floats(at.temp),
+                .acts = reinterpret_cast<ActBlock*>(base + at.acts),
+                .partials = floats(at.partials),
+                .partial_capacity = at.partial_floats};
+      size_t rope_at = at.ropes;
+      for (const RopeSpec& r : stage_->spec().ropes) {
+        step.ropes.push_back(floats(rope_at));
+        step.rope_pairs.push_back(static_cast<int64_t>(r.inv_freq.size()));
+        rope_at += static_cast<size_t>(config_.n_batch) * 2 * r.inv_freq.size() * sizeof(float);
+      }
+      fill_ropes(step, team, input.rows);
+      forward(step, team, input);
+      if (stop_[0] || stop_[1]) return;
+      for (int64_t i = 0; i < static_cast<int64_t>(input.wanted.size()); i += at.head_rows) {
+        const auto rows = input.wanted.subspan(
+            static_cast<size_t>(i), std::min(static_cast<size_t>(at.head_rows),
+                                             input.wanted.size() - static_cast<size_t>(i)));
+        stage_->logits(step, team, rows, floats(at.gathered), floats(at.logits), at.head_stride);
+        team.for_each(static_cast<int64_t>(rows.size()), 1, [&](int64_t begin, int64_t end) {
+          for (int64_t j = begin; j < end; ++j)
+            guarded(i + j, {floats(at.logits) + j * at.head_stride, static_cast<size_t>(n_vocab)});
+        });
+      }
+    });
+    if (stop_[0] || stop_[1]) throw CancelledError("stopped");
+    if (failure) std::rethrow_exception(failure);
+  } catch (...) {
+    kv_.abort();
+    last_rows_ = 0;
+    throw;
+  }
+  kv_.commit();
+  last_rows_ = n;
+}
+
+void Context::fill_ropes(Step& step, Team& team, std::span<const KvRow> rows) {
+  for (size_t i = 0; i < step.ropes.size(); ++i) {
+    const RopeSpec& rope = stage_->spec().ropes[i];
+    const size_t pairs = rope.inv_freq.size();
+    float* table = const_cast<float*>(step.ropes[i]);
+    team.for_each(step.n_rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        float* row = table + static_cast<size_t>(r) * 2 * pairs;
+        for (size_t p = 0; p < pairs; ++p) {
+          const double angle = rows[static_cast<size_t>(r)].position * rope.inv_freq[p];
+          row[p] = static_cast<float>(std::cos(angle) * rope.magnitude);
+          row[pairs + p] = static_cast<float>(std::sin(angle) * rope.magnitude);
+        }
+      }
+    });
+  }
+}
+
+void Context::forward(Step& step, Team& team, const Input& input) {
+  if (stage_->first()) {
+    stage_->embed(step, team);
+  } else {
+    const int64_t n_embd = stage_->spec().n_embd;
+    team.for_each(step.n_rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        std::memcpy(step.registers[0] + r * step.stride, input.hidden.data() + r * n_embd,
+                    static_cast<size_t>(n_embd) * sizeof(float));
+    });
+  }
+  // The decision to stop after layer i is taken by rank 0 while layer i runs and read by all at the
+  // start of layer i + 1: the barriers of layer i lie between, and two flags keep a slow reader
+  // from meeting the next decision.
+  size_t i = 0;
+  for (const auto& layer : stage_->layers()) {
+    if (stop_[i & 1]) return;
+    if (team.rank() == 0) stop_[(i + 1) & 1] = should_stop();
+    for (const auto& block : layer) block->forward(step, team);
+    ++i;
+  }
+}
+
+bool Context::should_stop() {
+  if (cancel_.load(std::memory_order_relaxed)) return true;
+  const int64_t now = now_ns();
+  if (now - last_poll_ns_ < kPollNs) return false;
+  last_poll_ns_ = now;
+  return *poll_ && (*poll_)();
+}
+
+void Context::copy_hidden(float* out) const {
+  const Layout at(*stage_, config_);
+  const int64_t n_embd = stage_->spec().n_embd;
+  for (int64_t r = 0; r < last_rows_; ++r)
+    std::memcpy(out + r * n_embd,
+                reinterpret_cast<const float*>(scratch_.data() + at.x) + r * at.stride,
+                static_cast<size_t>(n_embd) * sizeof(float));
+}
+
+}  // namespace pyflow

@@ -1,0 +1,82 @@
+// One user's state over a shared stage: KV cache and scratch. A context serves one call at a time;
+// several contexts may be used from several threads.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "core/buffer.h"
+#include "kv/kv_cache.h"
+#include "model/stage.h"
+
+namespace pyflow {
+
+struct ContextConfig {
+  int64_t n_ctx = 0;  // cells of the unwindowed layers
+  int n_seq_max = 1;
+  int64_t n_batch = 512;  // rows of one step at most
+  CacheType cache_type = CacheType::F16;
+};
+
+class Context {
+ public:
+  // Throws ResourceError when the memory is refused, ShapeError for sizes out of range.
+  Context(std::shared_ptr<const Stage> stage, const ContextConfig& config);
+
+  struct Memory {
+    size_t kv = 0;
+    size_t scratch = 0;
+  };
+  // What a context of this configuration allocates.
+  static Memory memory(const Stage& stage, const ContextConfig& config);
+
+  // A step's rows: token ids on a first stage, hidden states (n x n_embd) on a later one.
+  struct Input {
+    std::span<const int32_t> tokens;
+    std::span<const float> hidden;
+    std::span<const KvRow> rows;
+    std::span<const int32_t> wanted;  // ascending row indices whose logits are consumed
+    Regime regime = Regime::Decode;
+  };
+  // Receives the logits of wanted[i]; called by several threads at once, for different i. May
+  // throw.
+  using Consume = std::function<void(int64_t i, std::span<const float> logits)>;
+
+  // Runs the rows and commits their cells. `poll` is called between layers, at most every 50 ms, by
+  // the calling thread; true asks to stop. Throws CancelledError when stopped; whatever it throws,
+  // the cache is as it was before.
+  void run(const Input& input, const Consume& consume, const std::function<bool()>& poll);
+
+  // Hidden states of the last run, n_embd floats per row; for the next stage.
+  void copy_hidden(float* out) const;
+
+  // Stops the run in progress, if any; safe from any thread and from signal handlers.
+  void interrupt() noexcept { cancel_.store(true, std::memory_order_relaxed); }
+
+  KvCache& kv() { return kv_; }
+  const Stage& stage() const { return *stage_; }
+  const ContextConfig& config() const { return config_; }
+  std::mutex& busy() { return busy_; }
+
+ private:
+  struct Layout;
+  void forward(Step&, Team&, const Input&);
+  void fill_ropes(Step&, Team&, std::span<const KvRow> rows);
+  bool should_stop();
+
+  std::shared_ptr<const Stage> stage_;
+  ContextConfig config_;
+  KvCache kv_;
+  Buffer scratch_;
+  int64_t last_rows_ = 0;
+  std::atomic<bool> cancel_{false};
+  bool stop_[2] = {false, false};
+  const std::function<bool()>* poll_ = nullptr;
+  int64_t last_poll_ns_ = 0;
+  std::mutex busy_;
+};
+
+}  // namespace pyflow

@@ -1,0 +1,54 @@
+// Binds tensors of a checkpoint to the blocks that use them: checks name, type and shape, then
+// packs all matrices at once, in parallel.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "core/buffer.h"
+#include "core/tensor.h"
+#include "core/thread_pool.h"
+#include "quant/packed_tensor.h"
+
+namespace pyflow {
+
+// Where tensors come from. `release` hands a tensor's pages back to the system after packing.
+struct TensorSource {
+  std::string path;
+  std::function<const TensorRecord*(const std::string&)> find;  // nullptr: no such tensor
+  std::function<void(const TensorRecord&)> release;
+};
+
+class Weights {
+ public:
+  explicit Weights(TensorSource source) : source_(std::move(source)) {}
+
+  // A matrix of rows x cols; the same one when asked for again (tied embeddings). Not yet packed.
+  // Throws ShapeError when it is missing or of another shape.
+  const PackedTensor& matrix(const std::string& name, int64_t rows, int64_t cols);
+  // A vector of n floats, widened to f32.
+  const float* vector(const std::string& name, int64_t n);
+
+  // Packs every matrix that was asked for, each tile by one thread, and releases the source pages.
+  void pack(ThreadPool& pool);
+
+  size_t nbytes() const;  // what the packed matrices and vectors take
+  const std::set<std::string>& used() const { return used_; }
+
+ private:
+  struct Matrix {
+    const TensorRecord* record;
+    std::unique_ptr<PackedTensor> packed;
+  };
+  const TensorRecord& record(const std::string& name, int64_t rows, int64_t cols);
+
+  TensorSource source_;
+  std::set<std::string> used_;
+  std::map<std::string, Matrix> matrices_;
+  std::map<std::string, Buffer> vectors_;
+};
+
+}  // namespace pyflow
