@@ -82,9 +82,8 @@ def plan(
     checkpoint = formats.open(catalogue.resolve(path))
     spec = _checked_spec(checkpoint)
     stage = _core.Stage(checkpoint.native, spec.stage(), _core.ThreadPool(1), load=False)
-    return _plan(
-        checkpoint, spec, stage, _context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
-    )
+    args = _context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
+    return _plan(checkpoint, stage, args)
 
 
 class Model:
@@ -376,9 +375,12 @@ class Context:
         """The newest position of a sequence, -1 when it is empty."""
         return self.native.seq_pos_max(seq)
 
-    def seq_reusable(self, seq: int) -> int:
-        """The longest prefix that the sequence may be cut to and correctly continued from."""
-        return self.native.seq_reusable(seq)
+    def seq_reusable(self, seq: int, n: int | None = None) -> int:
+        """The longest prefix, of at most n positions, that the sequence may be cut to and continued.
+
+        Less than it holds where a window has already dropped what the next position would see.
+        """
+        return self.native.seq_reusable(seq, (1 << 31) - 1 if n is None else n)
 
     def close(self) -> None:
         """Frees the cache; idempotent."""
@@ -445,4 +447,4 @@ def _tokenizer_bytes(checkpoint: formats.Checkpoint) -> int:
     """What metadata and tokenizer take: measured on vocabularies of 49152 to 262144 tokens."""
     texts = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
     merges = checkpoint.metadata.get("tokenizer.ggml.merges", [])
-    return 400 * len(texts) + 400 * len(merges)
+    return 290 * len(texts) + 310 * len(merges)

@@ -258,7 +258,8 @@ void register_model(py::module_& m) {
                          int32_t delta) { c.kv().seq_add(seq, p0, p1, delta); })
       .def("seq_pos_min", [](Context& c, int seq) { return c.kv().seq_pos_min(seq); })
       .def("seq_pos_max", [](Context& c, int seq) { return c.kv().seq_pos_max(seq); })
-      .def("seq_reusable", [](Context& c, int seq) { return c.kv().seq_reusable(seq); })
+      .def("seq_reusable",
+           [](Context& c, int seq, int32_t n) { return c.kv().seq_reusable(seq, n); })
       .def("clear", [](Context& c) { c.kv().clear(); });
 }
 

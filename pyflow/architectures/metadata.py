@@ -97,7 +97,8 @@ class Metadata:
             raise FormatError(
                 f"{self.source}: tensor {name}: expected F32 of shape ({n},), found {found}"
             )
-        return self.checkpoint.native.data(name).view(np.float32).copy()
+        values: NDArray[np.float32] = self.checkpoint.native.data(name).view(np.float32).copy()
+        return values
 
     def refuse_unless(self, key: str, value: object, *allowed: object) -> None:
         if value not in allowed:
