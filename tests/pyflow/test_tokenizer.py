@@ -52,6 +52,16 @@ def test_wikipedia_gives_the_ids_of_llama_cpp(
 
 
 @of_each_model
+def test_every_character_gives_the_ids_of_llama_cpp(
+    name: str, tokenizer_of: Tokenizers, goldens: dict[str, Any]
+) -> None:
+    points = (chr(point) for point in range(0x20000) if not 0xD800 <= point < 0xE000)
+    ids = tokenizer_of(name).encode("".join(f"a{c} 1{c} {c} " for c in points), add_special=False)
+    found = hashlib.sha256(array("i", ids).tobytes()).hexdigest()
+    assert found == goldens["models"][name]["every_character"]
+
+
+@of_each_model
 @pytest.mark.parametrize("special", [False, True])
 def test_hostile_text_gives_the_ids_of_llama_cpp(
     name: str, special: bool, tokenizer_of: Tokenizers, goldens: dict[str, Any], hostile: bytes

@@ -39,6 +39,12 @@ def tokenize(
     return model.tokenize(text, add_bos=bos, special=special) if text else []
 
 
+def every_character() -> bytes:
+    """Each code point of two planes between a letter and a space, after a digit, and alone."""
+    points = (chr(point) for point in range(0x20000) if not 0xD800 <= point < 0xE000)
+    return "".join(f"a{c} 1{c} {c} " for c in points).encode()
+
+
 def digest(ids: list[int]) -> str:
     return hashlib.sha256(array("i", ids).tobytes()).hexdigest()
 
@@ -97,6 +103,7 @@ def main(wiki_path: str, *models: str) -> None:
                 "first": ids[:64],
                 "last": ids[-64:],
             },
+            "every_character": digest(tokenize(model, every_character())),
             "hostile": tokenize(model, hostile),
             "hostile_special": tokenize(model, hostile, bos=True, special=True),
             "invalid": [tokenize(model, raw) for raw in INVALID],
