@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import click
 
 from pyflow import catalogue, formats
+from pyflow.cli import inputs, options
 from pyflow.tokenizer import Tokenizer
 
 
 @click.command("tokenize")
-@click.option("-m", "--model", required=True, help="Name of a pulled model, or a GGUF file.")
+@options.model
 @click.option("-p", "--prompt", help="The text.")
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="A file with the text; - is standard input.",
-)
-@click.argument("stdin", type=click.Choice(["-"]), required=False)
+@click.option("-f", "--file", metavar="FILE", help="A file with the text; - is standard input.")
+@click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False)
 @click.option("--no-bos", is_flag=True, help="Do not begin with BOS where the model would.")
 @click.option(
     "--special", is_flag=True, help='Read control tokens such as "<|im_end|>" in the text.'
@@ -29,9 +23,9 @@ from pyflow.tokenizer import Tokenizer
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     *,
-    model: str,
+    model: str | None,
     prompt: str | None,
-    file: Path | None,
+    file: str | None,
     stdin: str | None,
     no_bos: bool,
     special: bool,
@@ -42,7 +36,7 @@ def command(
     The text comes from -p, from -f, or from standard input (-).
     """
     text = _text(prompt, file, stdin)
-    path = catalogue.resolve(model)
+    path = catalogue.resolve(model or options.default_model())
     tokenizer = Tokenizer.from_metadata(formats.open(path).metadata, source=path.name)
     ids = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
     lost = sum(byte in tokenizer.missing_bytes for byte in text.encode())
@@ -64,24 +58,11 @@ def command(
         click.echo(f"{token:>8} {_show(piece)}")
 
 
-def _text(prompt: str | None, file: Path | None, stdin: str | None) -> str:
+def _text(prompt: str | None, file: str | None, stdin: str | None) -> str:
     given = [source for source in (prompt, file, stdin) if source is not None]
     if len(given) != 1:
         raise click.UsageError("give the text once: -p TEXT, -f FILE, or - for standard input")
-    if prompt is not None:
-        raw, name = prompt.encode("utf-8", "surrogateescape"), "-p"
-    elif stdin is not None or str(file) == "-":
-        raw, name = sys.stdin.buffer.read(), "standard input"
-    else:
-        assert file is not None
-        raw, name = file.read_bytes(), str(file)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise click.UsageError(
-            f"{name}: byte {error.start} (0x{raw[error.start]:02x}) is not UTF-8 text;"
-            " convert it first, for example with 'iconv -t utf-8'"
-        ) from None
+    return inputs.argument(prompt, "-p") if prompt is not None else inputs.read(given[0])
 
 
 def _show(piece: bytes) -> str:
