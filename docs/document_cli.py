@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from pyflow.cli import cli as pyflow_command
+
+from pyflow.cli import cli
 
 TARGET = Path(__file__).with_name("cli.md")
 HEAD = """\
@@ -20,8 +21,14 @@ Generated from `--help`: change the help texts and run `make docs`, not this fil
 
 def commands(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
     """The help of a command and of all below it, one section each."""
-    context = click.Context(command, parent=parent, info_name=name, max_content_width=100)
-    context.terminal_width = 100
+    context = click.Context(
+        command,
+        parent=parent,
+        info_name=name,
+        terminal_width=100,
+        max_content_width=100,
+        **command.context_settings,
+    )
     yield f"\n## {context.command_path}\n\n```text\n{context.get_help().rstrip()}\n```\n"
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
@@ -31,7 +38,7 @@ def commands(command: click.Command, parent: click.Context | None, name: str) ->
 
 
 def document() -> str:
-    text = HEAD + "".join(commands(pyflow_command, None, "pyflow"))
+    text = HEAD + "".join(commands(cli, None, "pyflow"))
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
