@@ -213,6 +213,56 @@ def test_going_back_behind_a_window_is_refused_until_cut() -> None:
     feed(cache, 50, start=4)
 
 
+def test_a_fork_keeps_its_beginning_reusable() -> None:
+    cache = make(10, 5, n_ctx=100, n_seq_max=2)
+    feed(cache, 10)
+    cache.seq_cp(0, 1, 0, -1)
+    feed(cache, 60, start=10)
+    assert [cache.seq_reusable(0, n) for n in (9, 10, 50, 69, 70)] == [0, 10, 10, 10, 70]
+    cache.seq_rm(0, 10, -1)
+    feed(cache, 20, start=10)
+    assert cache.seq_reusable(1) == 10
+    feed(cache, 20, start=10, seq=1)
+
+
+def test_a_row_of_two_sequences_misses_only_what_both_have_lost() -> None:
+    cache = make(0, 4, n_ctx=100, n_seq_max=2)
+    feed(cache, 10)  # position 10 sees 7 .. 9
+    feed(cache, 20, seq=1)
+    cache.seq_rm(1, 9, -1)  # and would see 7 and 8, which are gone
+    with pytest.raises(ResourceError, match="sequence 1 at position 10 reaches back to position 7"):
+        cache.begin([(10, [1])])
+    cache.begin([(10, [0, 1])])
+    assert [cache.views(layer)[0][0] for layer in range(2)] == [[10], [10]]
+
+
+def test_text_may_come_out_of_order() -> None:
+    cache = make(0, n_ctx=64, n_seq_max=2)
+    feed(cache, 5, seq=1, start=20)
+    feed(cache, 5, seq=1, start=10)
+    feed(cache, 10)
+    cache.seq_cp(0, 1, 0, 8)
+    cache.begin([(25, [1]), (15, [1]), (9, [1])])
+    seen = [*range(8), 9, *range(10, 16), *range(20, 26)]
+    assert [where for where, _ in cache.views(0)] == [
+        [p for p in seen if p <= q] for q in (25, 15, 9)
+    ]
+    cache.commit()
+    cache.check()
+
+
+def test_what_a_shift_drops_needs_no_cell() -> None:
+    cache = make(0, n_ctx=12, n_seq_max=2, rotate=lambda *_: None)
+    feed(cache, 8)
+    cache.seq_cp(0, 1, 0, -1)
+    with pytest.raises(ResourceError, match=r"needs 5 cells .*, 4 of 12 are free"):
+        cache.seq_add(0, 0, -1, -3)
+    cache.seq_add(0, 0, -1, -5)
+    assert [p for p, _ in cache.cells(0, 0)] == [0, 1, 2]
+    assert [p for p, _ in cache.cells(0, 1)] == list(range(8))
+    cache.check()
+
+
 def test_pending_rows_evict_nothing() -> None:
     cache = make(4, n_ctx=100)
     feed(cache, 8)

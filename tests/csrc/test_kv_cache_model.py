@@ -143,16 +143,16 @@ class Reference:
                     c.sequences.discard(s)
                     if p + delta >= 0:
                         g.cells.append(Cell(p + delta, {s}, c.token))
-            lost = g.evicted.get(s, set())
-            moved = {p + delta if p in within else p for p in lost}
+            moved = {p + delta if p in within else p for p in g.evicted.get(s, set())}
             g.evicted[s] = {p for p in moved if p >= 0}
             g.tidy()
 
     def reusable(self, s: int, n: int) -> int:
+        """The longest prefix after which a row would miss no cell."""
+
         def fine(m: int) -> bool:
-            lost = (q for g in self.groups if g.window for q in g.evicted.get(s, set())
-                    if q < m and g.reaches(m, q))  # fmt: skip
-            return self.positions(s) >= set(range(m)) and not any(True for _ in lost)
+            lost = {q for g in self.groups for q in g.evicted.get(s, set()) if g.reaches(m, q)}
+            return self.positions(s) >= set(range(m)) and not lost & set(range(m))
 
         return max(m for m in range(min(n, self.groups[0].end(s)) + 1) if fine(m))
 
@@ -195,6 +195,7 @@ def make(windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int, **kwargs:
 
 
 SEQUENCES = {1: [0], 3: [0, 1, 2], 256: [0, 255, 63, 64]}
+ENDINGS = ["commit", "commit", "path", "abort"]
 REMOVALS = [*["end", "start", "range"] * 3, "others", "all"]
 positions = st.integers(-1, 30)
 
@@ -202,16 +203,15 @@ positions = st.integers(-1, 30)
 class KvMachine(RuleBasedStateMachine):
     @initialize(
         windows=st.lists(st.sampled_from([0, 1, 2, 5, 13]), min_size=1, max_size=4),
-        n_ctx=st.sampled_from([7, 16, 40, 100]),
-        n_seq_max=st.sampled_from(list(SEQUENCES)),
+        n_ctx=st.sampled_from([7, 30, 100]),
+        n_seq_max=st.sampled_from([1, 3, 3, 256]),
         n_batch=st.sampled_from([1, 4, 9]),
     )
     def start(self, windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int) -> None:
-        self.windows, self.ids, self.n_batch = windows, SEQUENCES[n_seq_max], n_batch
+        self.ids, self.n_batch = SEQUENCES[n_seq_max], n_batch
         self.cache = make(windows, n_ctx, n_seq_max, n_batch, rotate=turn)
         groups = [(window, capacity) for window, capacity, _ in self.cache.groups()]
-        order = sorted(set(windows), key=lambda w: (w != 0, -w))
-        assert [w for w, _ in groups] == order
+        assert [w for w, _ in groups] == sorted(set(windows), key=lambda w: (w != 0, -w))
         self.stores = [Store(self.cache, layer) for layer in range(len(windows))]
         self.model = Reference(groups, n_batch)
         self.n_tokens = 0
@@ -236,12 +236,12 @@ class KvMachine(RuleBasedStateMachine):
         self.n_tokens += len(rows)
         self.model.begin(rows, tokens)
         for layer, store in enumerate(self.stores):
-            for slot, token, (p, _) in zip(self.cache.slots(layer), tokens, rows, strict=True):
+            slots = self.cache.slots(layer)
+            for slot, token, (p, _) in zip(slots, tokens, rows, strict=True):
                 store.write(slot, token, p)
         self.check_views()
         self.cache.check()
-        endings = st.sampled_from(["commit", "commit", "path", "abort"])
-        ending = ending or data.draw(endings, "ending")
+        ending = ending or data.draw(st.sampled_from(ENDINGS), "ending")
         if ending == "commit":
             self.cache.commit()
             self.model.finish(self.model.pending)
@@ -272,9 +272,8 @@ class KvMachine(RuleBasedStateMachine):
         for layer, store in enumerate(self.stores):
             group = self.model.groups[self.cache.group_of(layer)]
             seen = []
-            for row, (where, slots) in zip(
-                self.model.pending, self.cache.views(layer), strict=True
-            ):
+            views = self.cache.views(layer)
+            for row, (where, slots) in zip(self.model.pending, views, strict=True):
                 seen.append([(p, store.token(s, p)) for p, s in zip(where, slots, strict=True)])
                 assert seen[-1] == self.model.sees(group, row)
             by_window[group.window] = seen
@@ -328,11 +327,10 @@ class KvMachine(RuleBasedStateMachine):
             while node >= 0:
                 members[node].append(b)
                 node = parents[node]
-        depth: list[int] = []
+        at: list[int] = []
         for parent in parents:
-            depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        end = self.model.groups[0].end(seq)
-        rows = [(end + d, m) for d, m in zip(depth, members, strict=True) if m]
+            at.append(at[parent] + 1 if parent >= 0 else self.model.groups[0].end(seq))
+        rows = [(p, m) for p, m in zip(at, members, strict=True) if m]
         self.step(rows, data, seq)
 
     @rule(data=st.data(), p0=positions, p1=positions)
@@ -390,9 +388,9 @@ class KvMachine(RuleBasedStateMachine):
                 expected = sorted((p, c.token) for p, c in g.held(s).items())
                 assert [(p, store.token(slot, p)) for p, slot in held] == expected
         for s in self.ids:
-            held_positions = self.model.groups[0].held(s)
-            assert self.cache.seq_pos_min(s) == min(held_positions, default=-1)
-            assert self.cache.seq_pos_max(s) == max(held_positions, default=-1)
+            there = self.model.groups[0].held(s)
+            assert self.cache.seq_pos_min(s) == min(there, default=-1)
+            assert self.cache.seq_pos_max(s) == max(there, default=-1)
             for n in (3, 11, END):
                 assert self.cache.seq_reusable(s, n) == self.model.reusable(s, n)
 
