@@ -376,7 +376,7 @@ class Context:
         return self.native.seq_pos_max(seq)
 
     def seq_reusable(self, seq: int, n: int | None = None) -> int:
-        """The longest prefix, of at most n positions, that the sequence may be cut to and continued.
+        """The longest prefix, of at most n positions, to which the sequence may be cut and go on.
 
         Less than it holds where a window has already dropped what the next position would see.
         """
