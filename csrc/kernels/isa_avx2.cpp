@@ -1,5 +1,6 @@
 // The kernel table for avx2. Everything here has internal linkage but the one exported function:
-// this file is compiled with instruction-set flags, and nothing of it may be merged into other code.
+// this file is compiled with instruction-set flags, and nothing of it may be merged into other
+// code.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,11 +11,14 @@
 namespace pyflow {
 namespace {
 
+// In this order: each builds on those before it.
+// clang-format off
 #include "kernels/simd_avx2.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
+// clang-format on
 
 KernelTable make_table() {
   KernelTable t{};

@@ -1,5 +1,6 @@
 // The kernel table for avx512. Everything here has internal linkage but the one exported function:
-// this file is compiled with instruction-set flags, and nothing of it may be merged into other code.
+// this file is compiled with instruction-set flags, and nothing of it may be merged into other
+// code.
 
 // GCC 12's own intrinsics pass "undefined" vectors around and then warn of them.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -16,11 +17,14 @@
 namespace pyflow {
 namespace {
 
+// In this order: each builds on those before it.
+// clang-format off
 #include "kernels/simd_avx512.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
+// clang-format on
 
 KernelTable make_table() {
   KernelTable t{};

@@ -1,5 +1,6 @@
 // The kernel table for scalar. Everything here has internal linkage but the one exported function:
-// this file is compiled with instruction-set flags, and nothing of it may be merged into other code.
+// this file is compiled with instruction-set flags, and nothing of it may be merged into other
+// code.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -9,11 +10,14 @@
 namespace pyflow {
 namespace {
 
+// In this order: each builds on those before it.
+// clang-format off
 #include "kernels/simd_scalar.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
+// clang-format on
 
 KernelTable make_table() {
   KernelTable t{};

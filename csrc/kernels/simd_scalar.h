@@ -16,6 +16,9 @@
 // a[0..15]; dot16_u needs no w above Max, which a machine without VNNI turns into speed.
 #pragma once
 
+// One word a line, which clang-format would spread over five.
+// clang-format off
+
 struct Simd {
   static constexpr int kAccumulators = 1;  // vectors that a kernel may keep in registers
 
