@@ -5,8 +5,8 @@
 // hand.
 #include "kernels/kv_cells.inl"
 
-inline constexpr int64_t kPairTile = 6;  // pairs that share a load of keys or values
-inline constexpr int64_t kChunk = 64;    // dims converted to f32 at a time: 16 KiB of values
+inline constexpr int kPairTile = 6;    // pairs that share a load of keys or values
+inline constexpr int64_t kChunk = 64;  // dims converted to f32 at a time: 16 KiB of values
 // A block's lanes in scratch. Whole vectors are stored even where fewer lanes are wanted: what runs
 // over is overwritten by the next piece or lies in these last sixteen.
 inline constexpr int64_t kLaneStride = kLogicalBlock + 16;
@@ -92,36 +92,16 @@ static inline void fma_columns(const float* const* coefficients, const Rows& row
   if constexpr (V > 1) fma_columns<P, V / 2>(coefficients, rows, n, sums, fresh, v0, n_vectors);
 }
 
-// Fresh sums start from zero, whatever is in them.
-template <class Rows>
+// Fresh sums start from zero, whatever is in them. Pairs go by six, four, three, two and one, as
+// far as the registers allow.
+template <int P = kPairTile, class Rows>
 static void fma_pairs(int64_t n_pairs, const float* const* coefficients, const Rows& rows,
                       int64_t n, float* const* sums, bool fresh, int64_t n_vectors) {
-  for (int64_t p = 0; p < n_pairs;) {
-    const float* const* c = coefficients + p;
-    float* const* s = sums + p;
-    switch (const int64_t left = n_pairs - p; left) {
-      case 1:
-        fma_columns<1, 4>(c, rows, n, s, fresh, 0, n_vectors);
-        p += 1;
-        break;
-      case 2:
-        fma_columns<2, 4>(c, rows, n, s, fresh, 0, n_vectors);
-        p += 2;
-        break;
-      case 3:
-        fma_columns<3, 4>(c, rows, n, s, fresh, 0, n_vectors);
-        p += 3;
-        break;
-      case 4:
-      case 5:
-        fma_columns<4, 4>(c, rows, n, s, fresh, 0, n_vectors);
-        p += 4;
-        break;
-      default:
-        fma_columns<kPairTile, 4>(c, rows, n, s, fresh, 0, n_vectors);
-        p += kPairTile;
-    }
-  }
+  if constexpr (P <= Simd::kAccumulators)
+    for (; n_pairs >= P; n_pairs -= P, coefficients += P, sums += P)
+      fma_columns<P, 4>(coefficients, rows, n, sums, fresh, 0, n_vectors);
+  if constexpr (P > 1)
+    fma_pairs<P == 6 ? 4 : P - 1>(n_pairs, coefficients, rows, n, sums, fresh, n_vectors);
 }
 
 // keys[d][lane] of dims [d0, d0 + n_dims) as f32. A piece that starts inside its sixteen slots is
