@@ -4,6 +4,7 @@
 // A multiple of 16. Converting a block costs as much as five pairs do with it.
 inline constexpr int64_t kMaxPairs = 64;
 inline constexpr int64_t kStateFloats = 16384;  // 64 KiB of unfinished outputs, well inside L2
+static_assert(kMaxHeadDim <= kStateFloats, "one pair must fit");
 // With more pieces, converting keys costs less than a whole vector per piece and pair.
 inline constexpr int64_t kMaxDirectPieces = 8;
 

@@ -51,10 +51,11 @@ struct MatmulArgs {
 
 // Keys and values of one layer. Sixteen cells share a block of keys, cells innermost, so that
 // scores of sixteen cells come from whole vectors; values lie cell by cell. S = slots, a multiple
-// of 16.
+// of 16; head_dim is a multiple of 16, for Q8_0 of 32, and at most kMaxHeadDim.
 //   F16   k[S/16][n_kv_heads][head_dim][16] f16      v[S][n_kv_heads][head_dim] f16
 //   Q8_0  k[S/16][n_kv_heads][head_dim/32]{ d[16] f16, q[32][16] i8 }
 //         v[S][n_kv_heads][head_dim/32]{ d f16, q[32] i8 }
+inline constexpr int64_t kMaxHeadDim = 16384;
 enum class CacheType : uint8_t { F16, Q8_0 };
 struct KvView {
   uint8_t* k;
@@ -64,7 +65,7 @@ struct KvView {
   int64_t head_dim;
 };
 
-// The cells a row attends to, ascending in position, no position twice.
+// The cells a row attends to, ascending in position, no position twice, none negative.
 struct RowView {
   const int32_t* slots;
   const int32_t* positions;
@@ -75,7 +76,7 @@ struct AttendArgs {
   KvView kv;
   const float* q;  // n_rows x n_heads x head_dim
   int64_t q_stride;
-  float* out;  // as q
+  float* out;  // as q, and not the same memory
   int64_t out_stride;
   const RowView* views;  // one per row
   int64_t n_heads;
