@@ -29,9 +29,10 @@ void check(const LayerKv& layer, size_t i, CacheType type) {
   if (type == CacheType::Q8_0 && layer.head_dim % kBlockDims != 0)
     throw UnsupportedError(where + ": heads of " + std::to_string(layer.head_dim) +
                            " do not divide into blocks of 32; use cache type f16");
-  if (layer.head_dim % kLanes != 0)
+  if (layer.head_dim % kLanes != 0 || layer.head_dim > kMaxHeadDim)
     throw UnsupportedError(where + ": heads of " + std::to_string(layer.head_dim) +
-                           "; this build has kernels for multiples of 16");
+                           "; this build has kernels for multiples of 16 up to " +
+                           std::to_string(kMaxHeadDim));
 }
 
 // Bytes of keys (or values) of a layer, rounded up so that the next array starts aligned.

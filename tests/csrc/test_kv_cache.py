@@ -342,8 +342,9 @@ def test_a_cache_that_cannot_be_is_refused() -> None:
         ([(0, 32, 0)], "f16", 16, 1, 1, ShapeError, "layer 0 has 0 heads of 32"),
         ([(1, 32, 0), (1, 48, 0)], "q8_0", 16, 1, 1, UnsupportedError, "layer 1: heads of 48"),
         ([(1, 40, 0)], "f16", 16, 1, 1, UnsupportedError, "layer 0: heads of 40"),
+        ([(1, 16400, 0)], "f16", 16, 1, 1, UnsupportedError, "multiples of 16 up to 16384"),
         ([(1024, 4096, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
-        ([(2**20, 2**20 - 16, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
+        ([(2**20, 2**14, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
     ]:
         with pytest.raises(error, match=message):
             kernels.KvCache(layers, kind, n_ctx, n_seq, n_batch)
