@@ -5,15 +5,16 @@
 //   F  16 f32 lanes          fma(a,b,c) = a*b + c, fnma(a,b,c) = -a*b + c, one rounding each
 //      zip_lo, zip_hi interleave the lower, upper halves: a0 b0 a1 b1 ...
 //      where_less(a,b,yes,no) picks per lane; max(a,b) is b where a lane is not a number
-//   I  16 i32 lanes          to_i rounds to nearest even, in range only; shr is logical, sar arithmetic
+//   I  16 i32 lanes          to_i rounds to nearest even, in range only
+//      shr is logical, sar arithmetic
 //   B  64 bytes              byte 4*lane + t; bshl/bshr shift 16-bit pairs: mask the result
 //      bmerge(a, mask, b) = (a & mask) | b
 //
 // reduce_add has a fixed shape: lane i + lane i+8, then +4, +2, +1.
 // dot_u7(acc, w, a): acc[lane] += sum over t<4 of w[4*lane+t] * a[t], w in 0..127, a in -127..127.
 // dot_s8 the same for w in -128..127, on w = s8_prepare(w) and an accumulator that began at
-// s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3] against
-// a[0..15]; dot16_u needs no w above Max, which a machine without VNNI turns into speed.
+// s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3]
+// against a[0..15]; dot16_u needs no w above Max, which a machine without VNNI turns into speed.
 #pragma once
 
 // One word a line, which clang-format would spread over five.
