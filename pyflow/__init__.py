@@ -14,16 +14,24 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .generate import Chunk, Completion, Stream
+from .sampling import SamplingParams
+from .session import ChatSession
 
 __all__ = [
     "CancelledError",
+    "ChatSession",
+    "Chunk",
+    "Completion",
     "Context",
     "FormatError",
     "MemoryPlan",
     "Model",
     "PyflowError",
     "ResourceError",
+    "SamplingParams",
     "ShapeError",
+    "Stream",
     "UnsupportedError",
     "load",
     "plan",

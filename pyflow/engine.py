@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, Unpack, overload
 
 import numpy as np
 import psutil
@@ -24,6 +24,7 @@ from . import _core, catalogue
 from .architectures import build_spec
 from .chat import ChatTemplate
 from .errors import PyflowError, ResourceError, ShapeError, UnsupportedError
+from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .spec import ModelSpec
 from .tokenizer import Tokenizer
 from .topology import default_threads
@@ -191,6 +192,32 @@ class Model:
             max(1, ids.size), n_batch=min(DEFAULT_BATCH, max(1, ids.size))
         ) as context:
             return context.forward(ids, logits="all")
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], **options: Unpack[Options]
+    ) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> Completion | list[Completion]:
+        """What the model writes after the prompt; a list of it for several prompts.
+
+        A prompt is text, continued as it stands, or token ids; several run as one batch. Options:
+        n_predict, sampling, stop, n_ctx, cache_type, progress; see `generate.Options`.
+        PyflowError: an empty prompt, one too long for the context, an option out of range.
+        """
+        return generate(self, prompt, **options)
+
+    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
+        """The same as an iterator of chunks, each as soon as its token is drawn.
+
+        Also a context manager, which ends the generation and frees its context when it is left.
+        """
+        return stream(self, prompt, **options)
 
     @contextmanager
     def scorer(self, *, n_ctx: int, regime: Regime = "prefill") -> Iterator[Scorer]:

@@ -274,6 +274,15 @@ class ChatSession:
         n_dropped: so many tokens left the conversation since the cache was filled. If the cache
         holds what follows them, it is moved up.
         """
+        try:
+            return self._cut_and_move(target, n_dropped)
+        except BaseException:
+            # Ctrl-C can come anywhere; what the cache then holds is not known.
+            self._context.clear()
+            self._cached = []
+            raise
+
+    def _cut_and_move(self, target: list[int], n_dropped: int) -> int:
         context = self._context
         same = _common_prefix(self._cached, target)
         moved = self._cached[:same] + self._cached[same + n_dropped :]

@@ -39,8 +39,9 @@ PYTHON: list[set[str]] = [
     {"spec", "architectures", "tokenizer", "chat", "sampling", "topology", "models"},
     {"download"},
     {"catalogue"},
-    {"engine"},
-    {"generate", "session", "speculate", "cluster"},
+    # Models offer generation as methods; generation knows models as types alone.
+    {"engine", "generate"},
+    {"session", "speculate", "cluster"},
     {"__init__"},
     {"cli", "__main__"},
 ]

@@ -32,8 +32,18 @@ COMMANDS = {
 }
 
 
+class _PipeClosedError(Exception):
+    """A BrokenPipeError, which click would turn into an exit code of its own."""
+
+
 class _Commands(click.Group):
     """Loads a command when it is asked for, so that `pyflow --help` is quick."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _PipeClosedError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [*COMMANDS]
@@ -78,7 +88,7 @@ def main(args: Sequence[str] | None = None) -> int:
         code = cli.main(args, prog_name="pyflow", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, _PipeClosedError):
         # Whoever read the output has had enough; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -56,7 +56,7 @@ def command(
             sampling=sampling,
             n_predict=n_predict,
             stop=stop,
-            n_ctx=options.context_size(loaded, ctx_size),
+            n_ctx=options.context_size(ctx_size, loaded.spec.n_ctx_train),
             cache_type=cast("CacheType", cache_type),
             notice=lambda text: click.echo(f"({text})", err=True),
         ) as session,

@@ -94,7 +94,7 @@ def command(
             n_predict=n_predict,
             sampling=sampling,
             stop=stop,
-            n_ctx=options.context_size(loaded, ctx_size),
+            n_ctx=options.context_size(ctx_size, loaded.spec.n_ctx_train),
             cache_type=cast("CacheType", cache_type),
             progress=progress,
         )

@@ -196,12 +196,11 @@ def load(name: str | None, n_threads: int | None) -> Model:
     return load_model(name or default_model(), n_threads=n_threads)
 
 
-def context_size(model: Model, n_ctx: int | None) -> int | None:
-    """What -c asks for; a usage error where the model cannot."""
-    most = model.spec.n_ctx_train
+def context_size(n_ctx: int | None, most: int, option: str = "-c") -> int | None:
+    """What an option asks for, 0 being `most`; a usage error where that is more than `most`."""
     if n_ctx is not None and n_ctx > most:
         raise click.UsageError(
-            f"-c {n_ctx}: {model.name} was trained for {most} tokens of context; "
-            f"choose -c {most} or less"
+            f"{option}: {n_ctx} tokens of context are more than the {most} that the model was "
+            f"trained for; choose {most} or less"
         )
     return most if n_ctx == 0 else n_ctx

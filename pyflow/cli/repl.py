@@ -15,6 +15,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
 
 from pyflow.cli.terminal import reading_progress, show
 from pyflow.errors import PyflowError
@@ -182,6 +183,7 @@ def _reader(history: History) -> Callable[[str], str]:
     names = ["/help", "/clear", "/regen", "/save", "/load", "/set", "/exit"]
     prompt: PromptSession[str] = PromptSession(
         history=history,
+        complete_style=CompleteStyle.READLINE_LIKE,  # a menu would reserve lines below
         # With standard output going elsewhere, only the answers should go there.
         output=create_output(None if sys.stdout.isatty() else sys.stderr),
         completer=WordCompleter(names, sentence=True),

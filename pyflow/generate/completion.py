@@ -26,8 +26,8 @@ class Chunk(NamedTuple):
     text: str
     token: int | None
     """None for the rest of the text after a cancellation."""
-    index: int
-    """Of the prompt."""
+    prompt: int
+    """Which of the prompts it answers, counted from 0."""
     logprobs: TokenLogprobs | None
 
     def __str__(self) -> str:

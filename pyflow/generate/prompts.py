@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
@@ -24,89 +24,64 @@ N_PARALLEL = 16
 OPEN_END = 4096
 
 
+class Options(TypedDict, total=False):
+    """How to go on from prompts; the same for all of them."""
+
+    n_predict: int
+    """Tokens to draw at most; -1, the default, goes on to the end of the answer or context."""
+    sampling: SamplingParams
+    """Without a seed, one is drawn; the completion tells it."""
+    stop: Sequence[str]
+    """The text ends before the first of these, no part of which is ever given out."""
+    n_ctx: int | None
+    """Tokens of a prompt and its answer together; None suits prompt and n_predict."""
+    cache_type: CacheType
+    """How keys and values are kept: f16, the default, or q8_0."""
+    progress: Progress | None
+    """Called as progress(done, total) while long prompts are read."""
+
+
 @overload
 def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-    source: Model | Context,
-    prompt: Prompt,
-    *,
-    n_predict: int = ...,
-    sampling: SamplingParams | None = ...,
-    stop: Sequence[str] = ...,
-    n_ctx: int | None = ...,
-    cache_type: CacheType = ...,
-    progress: Progress | None = ...,
+    source: Model | Context, prompt: Prompt, **options: Unpack[Options]
 ) -> Completion: ...
 @overload
 def generate(
-    source: Model | Context,
-    prompt: Sequence[Prompt],
-    *,
-    n_predict: int = ...,
-    sampling: SamplingParams | None = ...,
-    stop: Sequence[str] = ...,
-    n_ctx: int | None = ...,
-    cache_type: CacheType = ...,
-    progress: Progress | None = ...,
+    source: Model | Context, prompt: Sequence[Prompt], **options: Unpack[Options]
 ) -> list[Completion]: ...
 def generate(
-    source: Model | Context,
-    prompt: Prompt | Sequence[Prompt],
-    *,
-    n_predict: int = -1,
-    sampling: SamplingParams | None = None,
-    stop: Sequence[str] = (),
-    n_ctx: int | None = None,
-    cache_type: CacheType = "f16",
-    progress: Progress | None = None,
+    source: Model | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
 ) -> Completion | list[Completion]:
     """What the model writes after the prompt; a list of it for several prompts. See `stream`."""
-    with stream(
-        source,
-        prompt,
-        n_predict=n_predict,
-        sampling=sampling,
-        stop=stop,
-        n_ctx=n_ctx,
-        cache_type=cache_type,
-        progress=progress,
-    ) as chunks:
+    with stream(source, prompt, **options) as chunks:
         for _ in chunks:
             pass
         return chunks.completion if _is_one(prompt) else chunks.completions
 
 
 def stream(
-    source: Model | Context,
-    prompt: Prompt | Sequence[Prompt],
-    *,
-    n_predict: int = -1,
-    sampling: SamplingParams | None = None,
-    stop: Sequence[str] = (),
-    n_ctx: int | None = None,
-    cache_type: CacheType = "f16",
-    progress: Progress | None = None,
+    source: Model | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
 ) -> Stream:
     """What the model writes, chunk by chunk, each as soon as its token is drawn.
 
     source: a model, which gets a context of the size that this call needs; or a context, whose
         sequences are cleared and whose size counts.
-    n_predict: tokens to draw at most; -1 goes on to the end of the answer or of the context.
-    sampling: a seed that is None is drawn; the completion tells it.
-    stop: the text ends before the first of these texts, no part of which is ever given out.
-    n_ctx: tokens of a prompt and its answer together; None suits prompt and n_predict.
-    progress: called as progress(done, total) while prompts are read.
 
     Several prompts run as sequences of one batch. Each gives the text that it gives alone; further
     copies of a prompt take further streams of noise.
 
     PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
     """
+    n_predict, stop = options.get("n_predict", -1), options.get("stop", ())
+    n_ctx = options.get("n_ctx")
     if n_predict < 1 and n_predict != -1:
         raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
     if isinstance(stop, str) or not all(stop):
         raise PyflowError(f"stop: expected texts that are not empty, found {stop!r}")
-    sampling = (sampling or SamplingParams()).seeded()
+    sampling = options.get("sampling", SamplingParams()).seeded()
     model, context = _model_and_context(source)
+    if context is not None and n_ctx is not None:
+        raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
     prompts = _tokens(model, prompt)
     limits = []
     for tokens in prompts:
@@ -128,7 +103,9 @@ def stream(
                 f"was trained for; found {n_ctx:,}"
             )
         context = model.context(
-            sum(most_first[:n_parallel]), n_seq_max=n_parallel, cache_type=cache_type
+            sum(most_first[:n_parallel]),
+            n_seq_max=n_parallel,
+            cache_type=options.get("cache_type", "f16"),
         )
     else:
         context.clear()
@@ -152,7 +129,7 @@ def stream(
         seed=cast(int, sampling.seed),
         n_parallel=n_parallel,
         owned=owned,
-        progress=progress,
+        progress=options.get("progress"),
     )
 
 

@@ -140,7 +140,7 @@ class Stream:
             for sequence in alive:
                 rest = sequence.end("cancelled")
                 if rest:
-                    yield Chunk(rest, None, sequence.index, None)
+                    yield Chunk(rest, None, sequence.number, None)
         finally:
             for sequence in self._all:
                 sequence.end("cancelled")
@@ -187,8 +187,8 @@ class _Step(NamedTuple):
 class _Sequence:
     """One prompt on its way."""
 
-    def __init__(self, index: int, request: Request, context: Context, seed: int) -> None:
-        self.index = index
+    def __init__(self, number: int, request: Request, context: Context, seed: int) -> None:
+        self.number = number
         self.request = request
         self.seq = -1
         self.pending: Sequence[int] = request.tokens[request.n_past :]
@@ -227,7 +227,7 @@ class _Sequence:
                 self._logprobs = []
             self._logprobs.append(logprobs)
         if token in self._stop_ids:
-            return Chunk(self.end("eos"), token, self.index, logprobs)
+            return Chunk(self.end("eos"), token, self.number, logprobs)
         self._tokens.append(token)
         text, stopped = self._scanner.feed(self._detokenizer.feed(token))
         if text:
@@ -243,7 +243,7 @@ class _Sequence:
                 text += self.end("context")
             else:
                 self.pending, self.position = feed
-        return Chunk(text, token, self.index, logprobs)
+        return Chunk(text, token, self.number, logprobs)
 
     def end(self, reason: StopReason) -> str:
         """Ends for this reason unless it has ended; the text that was held back."""

@@ -260,6 +260,11 @@ def test_what_cannot_be_is_said_at_once(
     assert not fake_model.contexts
 
 
+def test_a_context_has_its_own_size(fake_model: Any) -> None:
+    with pytest.raises(PyflowError, match="n_ctx"):
+        stream(fake_model.context(64), "x", n_ctx=32)
+
+
 def test_a_context_beyond_the_models_is_refused(fake_model: Any) -> None:
     with pytest.raises(ShapeError, match="up to 8,192"):
         stream(fake_model, "x", n_ctx=8193)

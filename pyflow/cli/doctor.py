@@ -1,0 +1,72 @@
+"""`pyflow doctor`: what pyflow found on this machine, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib import metadata
+from typing import Any
+
+import click
+import psutil
+
+from pyflow import _core, catalogue, topology
+from pyflow.cli import options
+
+# Beyond the caches of any machine of today, and read in a fraction of a second.
+_PROBE_BYTES = 1 << 30
+_REPEATS = 5
+
+
+@click.command("doctor")
+@options.as_json
+def command(*, as_json: bool) -> None:
+    """Show what pyflow found here: CPU features and the kernels chosen, threads and why, memory.
+
+    The read bandwidth, measured now, bounds the speed of generation: every token reads all weights.
+    """
+    found = _examine()
+    click.echo(json.dumps(found) if as_json else _report(found))
+
+
+def _examine() -> dict[str, Any]:
+    cpu = _core.cpu_info()
+    n_threads, why = topology.default_threads()
+    memory = psutil.virtual_memory()
+    probe = min(_PROBE_BYTES, memory.available // 4)
+    bandwidth = _core.read_bandwidth(_core.ThreadPool(n_threads), probe, _REPEATS)
+    return {
+        "pyflow": metadata.version("pyflow-llm"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": cpu["model"],
+        "features": cpu["features"],
+        "kernels": cpu["tables"],
+        "isa": cpu["isa"],
+        "threads": n_threads,
+        "threads_why": why,
+        "memory_total": memory.total,
+        "memory_available": memory.available,
+        "read_bandwidth": bandwidth,
+        "cache": str(catalogue.cache_dir()),
+        "pulled": [entry.name for entry in catalogue.models() if entry.pulled],
+    }
+
+
+def _report(found: dict[str, Any]) -> str:
+    gib = 2**30
+    rows = {
+        "pyflow": f"{found['pyflow']}, Python {found['python']}, {found['system']}",
+        "CPU": found["cpu"],
+        "features": " ".join(found["features"]),
+        "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
+        "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
+        "memory": f"{found['memory_available'] / gib:.1f} GiB available"
+        f" of {found['memory_total'] / gib:.1f} GiB",
+        "bandwidth": f"{found['read_bandwidth'] / 1e9:.1f} GB/s read by {found['threads']} threads:"
+        " a model of 1 GB generates at most"
+        f" {found['read_bandwidth'] / 1e9:.0f} tokens/s",
+        "models": ", ".join(found["pulled"]) or "none pulled; run 'pyflow pull smollm2'",
+        "cache": found["cache"],
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in rows.items())

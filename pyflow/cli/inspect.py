@@ -1,0 +1,140 @@
+"""`pyflow inspect`: what is in a model file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import Any, cast
+
+import click
+import numpy as np
+
+from pyflow import catalogue, formats
+from pyflow.cli import options
+
+# Of an array or a text, so much is shown.
+_ITEMS = 4
+_CHARS = 60
+
+
+@click.command("inspect")
+@click.argument("file", metavar="FILE")
+@click.option("--memory", is_flag=True, help="Say what running it takes, and whether that fits.")
+@options.ctx_size
+@options.cache_type
+@options.as_json
+def command(
+    *, file: str, memory: bool, ctx_size: int | None, cache_type: str, as_json: bool
+) -> None:
+    """Show what is in FILE, a GGUF file or the name of a pulled model.
+
+    Without --memory: its metadata and tensors, those of types that this build cannot run included.
+    With it: the memory that the model and a context of -c tokens take. Nothing is loaded.
+    """
+    if ctx_size is not None and not memory:
+        raise click.UsageError("-c only matters with --memory; add it, or leave -c out")
+    path = catalogue.resolve(file)
+    checkpoint = formats.open(path)
+    result = _memory(checkpoint, ctx_size, cache_type) if memory else _contents(checkpoint)
+    if as_json:
+        click.echo(json.dumps({"path": str(path), **result}))
+    elif memory:
+        _print_memory(result)
+    else:
+        _print_contents(str(path), result)
+
+
+def _memory(checkpoint: formats.Checkpoint, n_ctx: int | None, cache_type: str) -> dict[str, Any]:
+    from pyflow.engine import CacheType, plan
+
+    family = checkpoint.metadata.get("general.architecture")
+    most = checkpoint.metadata.get(f"{family}.context_length")
+    if isinstance(most, int):
+        n_ctx = options.context_size(n_ctx, most)
+    needs = plan(checkpoint.path, n_ctx=n_ctx, cache_type=cast("CacheType", cache_type))
+    return {
+        "weights": needs.weights,
+        "kv": needs.kv,
+        "scratch": needs.scratch,
+        "tokenizer": needs.tokenizer,
+        "total": needs.total,
+        "available": needs.available,
+        "fits": needs.fits,
+    }
+
+
+def _print_memory(needs: dict[str, Any]) -> None:
+    for name in ("weights", "kv", "scratch", "tokenizer", "total", "available"):
+        click.echo(f"{name:<10} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
+    click.echo(
+        "it fits" if needs["fits"] else "it does not fit: take a smaller -c or --cache-type q8_0"
+    )
+
+
+def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
+    tensors = [
+        {
+            "name": t.name,
+            "type": t.dtype,
+            "supported": t.supported,
+            "shape": list(t.shape),
+            "nbytes": t.nbytes,
+            "offset": t.offset,
+        }
+        for t in checkpoint.tensors
+    ]
+    return {
+        "version": checkpoint.native.version,
+        "nbytes": checkpoint.nbytes,
+        "n_params": sum(math.prod(t.shape) for t in checkpoint.tensors),
+        "types": dict(Counter(t.dtype for t in checkpoint.tensors)),
+        "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
+        "tensors": tensors,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it, long arrays by their length and first items."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        items = [_plain(item) for item in value[:_ITEMS]]
+        return items if len(value) <= _ITEMS else {"length": len(value), "first": items}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _print_contents(path: str, contents: dict[str, Any]) -> None:
+    click.echo(f"{path}: GGUF version {contents['version']}, {contents['nbytes']:,} bytes")
+    click.echo(
+        f"{contents['n_params']:,} parameters in {len(contents['tensors'])} tensors: ", nl=False
+    )
+    click.echo(", ".join(f"{n} of {kind}" for kind, n in contents["types"].items()))
+    click.echo("\nmetadata")
+    width = max(map(len, contents["metadata"]), default=0)
+    for key, value in contents["metadata"].items():
+        click.echo(f"  {_text(key):<{width}}  {_text(value)}")
+    click.echo("\ntensors")
+    width = max((len(t["name"]) for t in contents["tensors"]), default=0)
+    for t in contents["tensors"]:
+        shape = " x ".join(map(str, t["shape"])) or "scalar"
+        note = "" if t["supported"] else "  (this build cannot run this type)"
+        click.echo(
+            f"  {_text(t['name']):<{width}}  {t['type']:<8} {shape:<16} {t['nbytes']:>13,}{note}"
+        )
+
+
+def _text(value: Any) -> str:
+    """One line for the screen: a file's text may hold anything, escape sequences too."""
+    if isinstance(value, dict):
+        first = ", ".join(_text(item) for item in value["first"])
+        return f"[{first}, ...] ({value['length']:,} items)"
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = text if len(text) <= _CHARS else f"{text[:_CHARS]}... ({len(text):,} characters)"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _mebibytes(n: int) -> str:
+    return f"{n / 2**20:,.1f} MiB"
