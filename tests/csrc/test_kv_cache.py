@@ -234,6 +234,21 @@ def test_a_row_of_two_sequences_misses_only_what_both_have_lost() -> None:
         cache.begin([(10, [1])])
     cache.begin([(10, [0, 1])])
     assert [cache.views(layer)[0][0] for layer in range(2)] == [[10], [10]]
+    cache.abort()
+    feed(cache, 10, start=10)
+    cache.seq_rm(0, 8, -1)  # now both have lost something there, but not the same
+    cache.seq_rm(1, 7, 8)
+    cache.begin([(10, [0, 1])])
+
+
+def test_a_copied_ending_takes_a_sequence_past_its_own_cells() -> None:
+    cache = make(0, 4, n_ctx=100, n_seq_max=2)
+    feed(cache, 20)
+    feed(cache, 6, seq=1)  # the ring holds 3, 4 and 5 of it
+    cache.seq_cp(0, 1, 6, -1)
+    cache.check()
+    assert cache.cells(1, 0) == cache.cells(1, 1)
+    assert cache.groups()[1][2] == 3
 
 
 def test_text_may_come_out_of_order() -> None:
@@ -249,6 +264,23 @@ def test_text_may_come_out_of_order() -> None:
     ]
     cache.commit()
     cache.check()
+
+
+def test_a_shift_may_carry_text_over_text() -> None:
+    cache = make(0, n_ctx=32, rotate=lambda *_: None)
+    feed(cache, 8, start=10)
+    feed(cache, 4, start=18)
+    for p0, p1, delta, expected in [
+        (18, -1, -16, [*range(2, 6), *range(10, 18)]),
+        (0, 10, 16, range(10, 22)),
+        (12, 14, -12, [0, 1, 10, 11, *range(14, 22)]),
+    ]:
+        cache.seq_add(0, p0, p1, delta)
+        cache.check()
+        assert [p for p, _ in cache.cells(0, 0)] == list(expected)
+        cache.begin([(30, [0])])
+        assert cache.views(0)[0][0] == [*expected, 30]
+        cache.abort()
 
 
 def test_what_a_shift_drops_needs_no_cell() -> None:

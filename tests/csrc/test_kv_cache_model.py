@@ -342,8 +342,7 @@ class KvMachine(RuleBasedStateMachine):
             p0, p1 = max(held, default=-1) + 1, -1
         elif how == "before":
             p0, p1 = 0, min(held, default=END)
-        within = self.range_of(p0, p1)
-        due = self.model.why_not_cp(dst, within)
+        due = self.model.why_not_cp(dst, within := self.range_of(p0, p1))
         if self.attempt(due, lambda: self.cache.seq_cp(src, dst, p0, p1)):
             self.model.cp(src, dst, within)
 
@@ -370,8 +369,7 @@ class KvMachine(RuleBasedStateMachine):
     @rule(data=st.data(), p0=positions, p1=positions, delta=st.integers(-12, 12))
     def add(self, data: st.DataObject, p0: int, p1: int, delta: int) -> None:
         s = data.draw(st.sampled_from(self.ids))
-        within = self.range_of(p0, p1)
-        due = self.model.why_not_add(s, within, delta)
+        due = self.model.why_not_add(s, within := self.range_of(p0, p1), delta)
         if self.attempt(due, lambda: self.cache.seq_add(s, p0, p1, delta)):
             self.model.add(s, within, delta)
 
