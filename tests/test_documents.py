@@ -1,0 +1,48 @@
+"""What the documents say exists: links, commands with their flags, and the README's Python."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND_LINES = sorted(
+    {line for path in DOCUMENTS for line in re.findall(r"^ {4}(pyflow .*)", path.read_text(), re.M)}
+)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert not [target for target in targets if not (path.parent / target).exists()]
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_commands_and_flags_exist(line: str) -> None:
+    from pyflow.cli import cli
+
+    words = shlex.split(line, comments=True)[1:]
+    command: click.Command | None = cli
+    while isinstance(command, click.Group):
+        command = command.get_command(click.Context(command), words.pop(0))
+    assert command is not None
+    known = {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+@pytest.mark.model
+def test_the_python_of_the_readme_runs(
+    model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model_path("smollm2")
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code.replace("model.gguf", str(path)), "README.md", "exec"), names)
+    assert "Paris" in capsys.readouterr().out
+    assert getattr(names["logits"], "shape", ()) == (3, 49152)
