@@ -10,7 +10,7 @@ namespace pyflow {
 namespace {
 
 std::string shape_text(int64_t rows, int64_t cols) {
-  return "(" + std::to_string(rows) + ", " + std::to_string(cols) + ")";
+  return std::to_string(rows) + " x " + std::to_string(cols);
 }
 
 }  // namespace
