@@ -1,5 +1,9 @@
 #include "kernels/dispatch.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -16,6 +20,14 @@ const KernelTable* kernels_avx512();
 
 namespace {
 
+#if defined(__x86_64__)
+// clang 16's __builtin_cpu_supports does not know the name.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 struct Entry {
   const char* name;
   bool runnable;
@@ -28,8 +40,7 @@ std::vector<Entry> entries() {
   std::vector<Entry> all = {{"scalar", true, kernels_scalar}};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
@@ -83,7 +94,7 @@ CpuInfo cpu_info() {
   PYFLOW_FEATURE("avx");
   PYFLOW_FEATURE("avx2");
   PYFLOW_FEATURE("fma");
-  PYFLOW_FEATURE("f16c");
+  if (has_f16c()) info.features.push_back("f16c");
   PYFLOW_FEATURE("avx512f");
   PYFLOW_FEATURE("avx512bw");
   PYFLOW_FEATURE("avx512vl");
