@@ -5,7 +5,8 @@
 ...     print(model.generate("The capital of France is", n_predict=8).text)
 """
 
-from .engine import Context, MemoryPlan, Model, load, plan
+from .context import Context
+from .engine import MemoryPlan, Model, load, plan
 from .errors import (
     CancelledError,
     FormatError,

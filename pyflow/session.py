@@ -18,7 +18,8 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
-    from pyflow.engine import CacheType, Model, Progress
+    from pyflow.context import CacheType, Progress
+    from pyflow.engine import Model
 
 Role = Literal["system", "user", "assistant"]
 _FORMAT = "pyflow-chat-1"

@@ -1,7 +1,7 @@
 """Teacher-forced on llama.cpp's own greedy continuations, pyflow chooses the same next token.
 
-Wherever llama.cpp was sure: where its token is more than half a logit above every other, under each
-of its own settings (golden/make_continuations.py says why).
+Wherever llama.cpp was sure: where its token is more than half a logit above every other. In one
+place of 2,582 pyflow does not follow, and the test names it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from pyflow.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 SURE = 0.5
+
+# Alone at the start of a text, this token has a few activations thousands of times as large as the
+# others. Unrounded arithmetic (golden/exact_model.py) says 16 with 7.86, then 13 with 7.65, and has
+# 15 not among the first five; pyflow says 16 with 9.35, then 13 with 8.98; llama.cpp, which rounds
+# 256 activations by one scale, says 15 with 14.39, then 16 with 13.32.
+LLAMA_CPP_ROUNDS_AWAY = {"qwen2.5-coder-1.5b": ["one token, token 0: expected 15, found 16"]}
+
 MODELS = [
     "smollm2",
     "gemma3",
@@ -32,8 +39,8 @@ def read(name: str) -> dict[str, Any]:
 
 
 def margins(prompt: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How far llama.cpp's token was above the others at each position, at the least, in logits."""
-    return np.array(prompt["least_margins"])
+    """How far llama.cpp's token was above every other at each position, in logits."""
+    return np.subtract(prompt["token_logits"], prompt["second_logits"])
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3", "qwen2.5-coder-1.5b"])
@@ -61,10 +68,9 @@ def test_the_next_token_is_llama_cpps_wherever_it_was_sure(
             chosen = np.concatenate([head, tail]).argmax(axis=1)
             for i in np.flatnonzero((chosen != tokens) & (margins(prompt) > SURE)):
                 wrong.append(
-                    f"{prompt['name']}, token {i}: expected {tokens[i]} by a margin of "
-                    f"{margins(prompt)[i]:.3f}, found {chosen[i]}"
+                    f"{prompt['name']}, token {i}: expected {tokens[i]}, found {chosen[i]}"
                 )
-    assert not wrong, "\n".join(wrong)
+    assert wrong == LLAMA_CPP_ROUNDS_AWAY.get(name, [])
 
 
 @pytest.mark.model

@@ -40,7 +40,7 @@ PYTHON: list[set[str]] = [
     {"download"},
     {"catalogue"},
     # Models offer generation as methods; generation knows models as types alone.
-    {"engine", "generate"},
+    {"context", "engine", "generate"},
     {"session", "speculate", "cluster"},
     {"__init__"},
     {"cli", "__main__"},

@@ -1,12 +1,12 @@
 // y = W . x, written once for every weight format and instruction set.
 //
-// Quantized weights meet int8 activations. In a piece of 64 k, with sub-blocks j of 32 or 16 k, for
-// one output element (a lane):
+// Quantized weights meet int8 activations. In each 32 k, with sub-blocks j of 32 or 16 k, for one
+// output element (a lane):
 //
 //   I_j = sum of (integer weight) * (integer activation)      exact in int32
 //   t   = s_0 * I_0,  then t = fma(s_j, I_j, t)               ascending j
 //   t   = fma(m_j, sum of activations in j, t)                formats with a minimum, ascending j
-//   acc = fma(t, scale of the activations, acc)               ascending pieces, from 0
+//   acc = fma(t, scale of the 32 activations, acc)            ascending k, from 0
 //
 // s_j and m_j are products of the file's scales that f32 holds exactly. This is all there is to an
 // element, so its bits depend on nothing but the weights and the row (contract C1).
@@ -39,11 +39,14 @@ static inline Simd::I dot16(Simd::I acc, const Simd::B (&w)[4], const int8_t* a)
   }
 }
 
-// Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete.
+// Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
+// t in when half of the piece is.
 template <class Format, int Rows, int Q>
-static inline void quarter(const uint8_t* piece, const Simd::F* s, const ActBlock* a,
-                           Simd::I (&dot)[Rows], Simd::F (&t)[Rows]) {
-  constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters;
+static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
+                           const ActBlock* a, Simd::I (&dot)[Rows], Simd::F (&t)[Rows],
+                           Simd::F (&acc)[Rows]) {
+  constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
+  constexpr int kSubs = 2 / kQuarters;  // in a half
   Simd::B w[4];
   Format::template weights<Simd, Q>(piece, w);
 #pragma GCC unroll 8
@@ -52,7 +55,18 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const ActBloc
     dot[r] = dot16<Format>(dot[r], w, a[r].q + 16 * Q);
     if constexpr (Q % kQuarters == kQuarters - 1) {
       const Simd::F f = Simd::to_f(dot[r]);
-      t[r] = kSub == 0 ? Simd::mul(s[kSub], f) : Simd::fma(s[kSub], f, t[r]);
+      t[r] = kSub % kSubs == 0 ? Simd::mul(s[kSub], f) : Simd::fma(s[kSub], f, t[r]);
+    }
+    if constexpr (Q % 2 == 1) {
+      if constexpr (Format::kMinimum) {
+#pragma GCC unroll 2
+        for (int j = kHalf * kSubs; j < (kHalf + 1) * kSubs; ++j) {
+          const Simd::F sum = Format::kSubBlock == 32 ? Simd::set1(a[r].fsum32[j % 2])
+                                                      : Simd::to_f(Simd::iset1(a[r].sum16[j]));
+          t[r] = Simd::fma(m[j], sum, t[r]);
+        }
+      }
+      acc[r] = Simd::fma(t[r], Simd::set1(a[r].scale[kHalf]), acc[r]);
     }
   }
 }
@@ -83,22 +97,10 @@ static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* 
         Simd::prefetch(piece + kPrefetchAhead + i);
       Simd::I dot[Rows];
       Simd::F t[Rows];
-      quarter<Format, Rows, 0>(piece, s, a, dot, t);
-      quarter<Format, Rows, 1>(piece, s, a, dot, t);
-      quarter<Format, Rows, 2>(piece, s, a, dot, t);
-      quarter<Format, Rows, 3>(piece, s, a, dot, t);
-#pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        if constexpr (Format::kMinimum) {
-#pragma GCC unroll 4
-          for (int j = 0; j < kSubs; ++j) {
-            const Simd::F sum = Format::kSubBlock == 32 ? Simd::set1(a[r].fsum32[j % 2])
-                                                        : Simd::to_f(Simd::iset1(a[r].sum16[j]));
-            t[r] = Simd::fma(m[j], sum, t[r]);
-          }
-        }
-        acc[r] = Simd::fma(t[r], Simd::set1(a[r].scale), acc[r]);
-      }
+      quarter<Format, Rows, 0>(piece, s, m, a, dot, t, acc);
+      quarter<Format, Rows, 1>(piece, s, m, a, dot, t, acc);
+      quarter<Format, Rows, 2>(piece, s, m, a, dot, t, acc);
+      quarter<Format, Rows, 3>(piece, s, m, a, dot, t, acc);
     }
   }
 #pragma GCC unroll 8

@@ -1,35 +1,35 @@
-// Activations to int8, per row and 64 k.
+// Activations to int8, per row and 32 k.
 
-// Below this a block counts as zeros: 127 / max would leave f32's range for max < 3.8e-37.
+// Below this they count as zeros: 127 / max would leave f32's range for max < 3.8e-37.
 static constexpr float kLeastMaximum = 0x1p-120f;
 
-// Sixty-four floats. q = round to nearest even of x * (127 / max |x|). A block with an infinity or
-// a NaN cannot be scaled: its scale is NaN, so that every output that meets it says so.
-static inline void quantize_block(const float* x, ActBlock& out) {
+// Thirty-two floats, half h of a block. q = round to nearest even of x * (127 / max |x|). Floats
+// with an infinity or a NaN cannot be scaled: their scale is NaN, so that every output that meets
+// them says so.
+static inline void quantize_half(const float* x, int h, ActBlock& out) {
   using S = Simd;
-  S::F v[4], largest = S::zero(), poison = S::zero();
-  for (int i = 0; i < 4; ++i) {
-    v[i] = S::load(x + 16 * i);
-    largest = S::max(S::abs(v[i]), largest);
-    poison = S::fma(v[i], S::zero(), poison);  // 0, or NaN where v is not finite
-  }
+  const S::F v[2] = {S::load(x), S::load(x + 16)};
+  const S::F poison =  // 0, or NaN where x is not finite
+      S::fma(v[1], S::zero(), S::mul(v[0], S::zero()));
   const bool finite = S::reduce_add(poison) == 0.0f;
-  const float max = finite ? S::reduce_max(largest) : 0.0f;
+  const float max = finite ? S::reduce_max(S::max(S::abs(v[0]), S::abs(v[1]))) : 0.0f;
   const bool zeros = max < kLeastMaximum;
-  out.scale = !finite ? __builtin_nanf("") : zeros ? 0.0f : max / 127.0f;
+  out.scale[h] = !finite ? __builtin_nanf("") : zeros ? 0.0f : max / 127.0f;
   const S::F inverse = S::set1(zeros ? 0.0f : 127.0f / max);
-  float sum16[4];
-  for (int i = 0; i < 4; ++i) {
-    const S::I q = finite ? S::to_i(S::mul(v[i], inverse)) : S::izero();
-    S::store_i8(out.q + 16 * i, q);
-    sum16[i] = S::reduce_add(S::to_f(q));  // |sum| <= 2032: exact
-    out.sum16[i] = static_cast<int16_t>(sum16[i]);
-  }
+  float sum16[2];
   for (int i = 0; i < 2; ++i) {
-    out.fsum32[i] = sum16[2 * i] + sum16[2 * i + 1];
-    out.sum32[i] = static_cast<int32_t>(out.fsum32[i]);
+    const S::I q = finite ? S::to_i(S::mul(v[i], inverse)) : S::izero();
+    S::store_i8(out.q + 32 * h + 16 * i, q);
+    sum16[i] = S::reduce_add(S::to_f(q));  // |sum| <= 2032: exact
+    out.sum16[2 * h + i] = static_cast<int16_t>(sum16[i]);
   }
-  out.unused = 0;
+  out.fsum32[h] = sum16[0] + sum16[1];
+  out.sum32[h] = static_cast<int32_t>(out.fsum32[h]);
+}
+
+static inline void quantize_block(const float* x, ActBlock& out) {
+  quantize_half(x, 0, out);
+  quantize_half(x + 32, 1, out);
 }
 
 static void quantize_row(const float* x, int64_t k, ActBlock* out, int64_t stride) {

@@ -12,21 +12,20 @@ namespace pyflow {
 
 // Sixteen output rows make a tile; a tile is cut along k into format-sized pieces.
 inline constexpr int64_t kTileRows = 16;
-inline constexpr int64_t kActBlock = 64;      // activations that share a scale
+inline constexpr int64_t kActBlock = 64;      // activations that are stored together
 inline constexpr int64_t kPanelRows = 16;     // activation rows stored side by side
 inline constexpr int64_t kLogicalBlock = 64;  // positions softmaxed together
 inline constexpr int64_t kLogicalSpan =
     512;  // positions merged together; the unit of splitting work
 
-// Sixty-four activations of one row as int8: x ~ scale * q, |q| <= 127. The sums serve formats
-// whose weights carry an offset or a minimum.
+// Sixty-four activations of one row as int8: x[i] ~ scale[i / 32] * q[i], |q| <= 127. The sums
+// serve formats whose weights carry an offset or a minimum.
 struct alignas(32) ActBlock {
   int8_t q[64];
-  float scale;
-  float fsum32[2];  // sum of q[0..31], q[32..63], exact
+  float scale[2];   // of q[0..31], q[32..63]
+  float fsum32[2];  // their sums, exact
   int32_t sum32[2];
   int16_t sum16[4];
-  int32_t unused;
 };
 static_assert(sizeof(ActBlock) == 96);
 

@@ -20,7 +20,8 @@ from pyflow.cli import options
 from pyflow.cli.terminal import progress
 
 if TYPE_CHECKING:
-    from pyflow.engine import Context, Model
+    from pyflow.context import Context
+    from pyflow.engine import Model
 
 N_BATCH = 512
 

@@ -13,7 +13,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.session import ChatSession
 
 if TYPE_CHECKING:
-    from pyflow.engine import CacheType
+    from pyflow.context import CacheType
 
 
 @click.command("chat")

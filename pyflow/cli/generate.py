@@ -15,7 +15,8 @@ from pyflow.sampling import SamplingParams
 from pyflow.session import chat_template
 
 if TYPE_CHECKING:
-    from pyflow.engine import CacheType, Model
+    from pyflow.context import CacheType
+    from pyflow.engine import Model
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",

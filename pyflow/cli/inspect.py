@@ -46,7 +46,8 @@ def command(
 
 
 def _memory(checkpoint: formats.Checkpoint, n_ctx: int | None, cache_type: str) -> dict[str, Any]:
-    from pyflow.engine import CacheType, plan
+    from pyflow.context import CacheType
+    from pyflow.engine import plan
 
     family = checkpoint.metadata.get("general.architecture")
     most = checkpoint.metadata.get(f"{family}.context_length")

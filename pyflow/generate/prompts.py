@@ -12,7 +12,8 @@ from pyflow.generate.stream import Request, Stream
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyflow.engine import Context, Model, Progress
+    from pyflow.context import Context, Progress
+    from pyflow.engine import Model
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, which gets BOS where the model wants one, or token ids, which are taken as they are."""

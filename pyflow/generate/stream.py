@@ -18,7 +18,7 @@ from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, T
 from pyflow.generate.stop import StopScanner
 
 if TYPE_CHECKING:
-    from pyflow.engine import Context, Progress
+    from pyflow.context import Context, Progress
 
 
 class Feed(NamedTuple):

@@ -4,10 +4,10 @@
 
 The prompt goes through in batches of at most 512, then 48 tokens are generated one by one, past the
 end-of-turn token where the model comes to one. For each the two likeliest tokens and their logits
-are kept. A second engine may differ where the two are close, not where they are far apart; but the
+are kept. A second engine may differ where the two are close, not where they are far apart. The
 distance itself depends on how an engine rounds: llama.cpp's own settings move it by 0.2 logits
-(root mean square), and by more than 1 at worst. So the same tokens are scored under its other
-settings too, and the least margin found is kept: the choice is sure where every one of them is.
+(root mean square), and by more than 1 at worst. The least of these distances is kept too, for
+whoever looks into a difference; tests go by the first.
 """
 
 from __future__ import annotations
