@@ -81,6 +81,7 @@ def cli(ctx: click.Context) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command line, by default the process's own; returns the exit code."""
+    _open_closed_streams()
     try:
         # Text that the terminal's encoding lacks must not end a generation.
         for output in (sys.stdout, sys.stderr):
@@ -111,6 +112,16 @@ def main(args: Sequence[str] | None = None) -> int:
             f"{type(error).__name__}: {error}; this is a fault of pyflow: report it with what "
             "PYFLOW_DEBUG=1 shows",
         )
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a standard stream that was closed (`<&-`); reading it is to find nothing.
+
+    In their order, so that each takes its own descriptor before a model file does.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _exit_code(error: Exception) -> int:

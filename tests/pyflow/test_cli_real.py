@@ -141,6 +141,23 @@ def test_ctrl_c_prints_what_there_is_and_exits_130(tmp_path: Path) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("closed", "code", "message"),
+    [("<&-", 2, "error: standard input is empty"), (">&-", 0, ""), ("<&- >&- 2>&-", 0, "")],
+)
+def test_closed_standard_streams_are_no_fault(
+    tmp_path: Path, closed: str, code: int, message: str
+) -> None:
+    command = ["chat"] if message else ["generate", "-p", COUNT, "-n", "2"]
+    line = f"exec {' '.join([*PYFLOW, *command])} -m smollm2 {closed}".replace(COUNT, f"'{COUNT}'")
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, env=environment(tmp_path), text=True
+    )
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     args = ["generate", "-m", "smollm2", "-p", COUNT, "--raw", "--temp", "0", "-n", "40"]
     with subprocess.Popen(
