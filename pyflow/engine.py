@@ -82,7 +82,9 @@ def plan(
     """
     checkpoint = formats.open(catalogue.resolve(path))
     spec = _checked_spec(checkpoint)
-    stage = _core.Stage(checkpoint.native, spec.stage(), _core.ThreadPool(1), load=False)
+    stage = _core.Stage(
+        checkpoint.native, spec.stage(), _core.ThreadPool(default_threads()[0]), load=False
+    )
     args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
     return _plan(checkpoint, stage, args)
 

@@ -167,7 +167,9 @@ void register_cells(py::module_& m) {
             const int64_t n = c.view.n_kv_heads * c.view.head_dim;
             require(k.size() == n && v.size() == n, "k and v are n_kv_heads x head_dim");
             c.check_slot(slot);
-            kernel_table(isa).store_kv(c.view, slot, k.data(), v.data());
+            const int64_t dim = c.view.head_dim;
+            for (int64_t h = 0; h < c.view.n_kv_heads; ++h)
+              kernel_table(isa).store_kv(c.view, slot, h, k.data() + h * dim, v.data() + h * dim);
           },
           py::arg("isa"), py::arg("slot"), py::arg("k").noconvert(), py::arg("v").noconvert())
       .def(

@@ -46,42 +46,44 @@ static inline void quantize_q8(const float* x, uint16_t* d, int8_t* q) {
   S::store_i8(q + 16, round(b));
 }
 
-static void store_k(const KvView& kv, int64_t slot, const float* k) {
+static inline void store_key(const KvView& kv, int64_t slot, int64_t head, const float* k) {
   const int64_t lane = slot % 16;
-  for (int64_t head = 0; head < kv.n_kv_heads; ++head, k += kv.head_dim) {
-    if (kv.type == CacheType::F16) {
-      uint16_t* to = key_f16(kv, slot, head) + lane;
-      for (int64_t i = 0; i < kv.head_dim; i += 16) {
-        uint16_t half[16];
-        Simd::store_f16(half, Simd::load(k + i));
-        for (int64_t j = 0; j < 16; ++j) to[(i + j) * 16] = half[j];
-      }
-    } else {
-      KeyQ8* to = key_q8(kv, slot, head);
-      for (int64_t i = 0; i < kv.head_dim; i += 32, ++to) {
-        int8_t q[32];
-        quantize_q8(k + i, &to->d[lane], q);
-        for (int64_t j = 0; j < 32; ++j) to->q[j * 16 + lane] = q[j];
-      }
+  if (kv.type == CacheType::F16) {
+    uint16_t* to = key_f16(kv, slot, head) + lane;
+    for (int64_t i = 0; i < kv.head_dim; i += 16) {
+      uint16_t half[16];
+      Simd::store_f16(half, Simd::load(k + i));
+      for (int64_t j = 0; j < 16; ++j) to[(i + j) * 16] = half[j];
+    }
+  } else {
+    KeyQ8* to = key_q8(kv, slot, head);
+    for (int64_t i = 0; i < kv.head_dim; i += 32, ++to) {
+      int8_t q[32];
+      quantize_q8(k + i, &to->d[lane], q);
+      for (int64_t j = 0; j < 32; ++j) to->q[j * 16 + lane] = q[j];
     }
   }
 }
 
-static void store_v(const KvView& kv, int64_t slot, const float* v) {
-  for (int64_t head = 0; head < kv.n_kv_heads; ++head, v += kv.head_dim) {
-    if (kv.type == CacheType::F16) {
-      uint16_t* to = value_f16(kv, slot, head);
-      for (int64_t i = 0; i < kv.head_dim; i += 16) Simd::store_f16(to + i, Simd::load(v + i));
-    } else {
-      ValueQ8* to = value_q8(kv, slot, head);
-      for (int64_t i = 0; i < kv.head_dim; i += 32, ++to) quantize_q8(v + i, &to->d, to->q);
-    }
+static inline void store_value(const KvView& kv, int64_t slot, int64_t head, const float* v) {
+  if (kv.type == CacheType::F16) {
+    uint16_t* to = value_f16(kv, slot, head);
+    for (int64_t i = 0; i < kv.head_dim; i += 16) Simd::store_f16(to + i, Simd::load(v + i));
+  } else {
+    ValueQ8* to = value_q8(kv, slot, head);
+    for (int64_t i = 0; i < kv.head_dim; i += 32, ++to) quantize_q8(v + i, &to->d, to->q);
   }
 }
 
-static void store_kv(const KvView& kv, int64_t slot, const float* k, const float* v) {
-  store_k(kv, slot, k);
-  store_v(kv, slot, v);
+static void store_kv(const KvView& kv, int64_t slot, int64_t kv_head, const float* k,
+                     const float* v) {
+  store_key(kv, slot, kv_head, k);
+  store_value(kv, slot, kv_head, v);
+}
+
+static void store_k(const KvView& kv, int64_t slot, const float* k) {
+  for (int64_t head = 0; head < kv.n_kv_heads; ++head)
+    store_key(kv, slot, head, k + head * kv.head_dim);
 }
 
 static void load_k(const KvView& kv, int64_t slot, float* k) {

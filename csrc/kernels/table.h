@@ -111,8 +111,9 @@ struct KernelTable {
   // Rotates the first 2 * n_pairs values of a head. cos_sin: n_pairs cosines, then n_pairs sines.
   // Half order pairs (i, i + n_pairs), interleaved order (2i, 2i + 1).
   void (*rope)(float* head, const float* cos_sin, int64_t n_pairs, bool interleaved);
-  void (*store_kv)(const KvView&, int64_t slot, const float* k, const float* v);
-  // The reverse of store_kv for keys: n_kv_heads x head_dim floats.
+  // Key and value of one head into a cell: head_dim floats each.
+  void (*store_kv)(const KvView&, int64_t slot, int64_t kv_head, const float* k, const float* v);
+  // All keys of a cell, n_kv_heads x head_dim floats.
   void (*load_k)(const KvView&, int64_t slot, float* k);
   void (*store_k)(const KvView&, int64_t slot, const float* k);
 

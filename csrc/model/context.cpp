@@ -47,7 +47,8 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
 // Where everything lies in the scratch buffer, in bytes from its start.
 struct Context::Layout {
   int64_t stride, head_stride, head_rows, partial_floats;
-  size_t x, h, temp, acts, partials, gathered, logits, ropes, total = 0;
+  size_t x, h, temp, acts, partials, gathered, logits, ropes, own_x, own_h, own_acts, total = 0;
+  int64_t acts_per_row;
 
   Layout(const Stage& stage, const ContextConfig& c) {
     const ScratchNeeds& needs = stage.needs();
@@ -62,12 +63,16 @@ struct Context::Layout {
     x = take(c.n_batch * stride * 4);
     h = take(c.n_batch * stride * 4);
     temp = take(c.n_batch * needs.floats_per_row * 4);
-    const int64_t blocks = (needs.max_k + kActBlock - 1) / kActBlock;
-    acts = take(c.n_batch * blocks * static_cast<int64_t>(sizeof(ActBlock)));
+    acts_per_row = (needs.max_k + kActBlock - 1) / kActBlock;
+    acts = take(c.n_batch * acts_per_row * static_cast<int64_t>(sizeof(ActBlock)));
     partials = take(partial_floats * 4);
     gathered = take(head_rows * stride * 4);
     logits = take(head_rows * head_stride * 4);
     ropes = take(c.n_batch * rope_floats * 4);
+    const int64_t own_rows = kOwnRows * stage.pool().size();
+    own_x = take(own_rows * stride * 4);
+    own_h = take(own_rows * stride * 4);
+    own_acts = take(own_rows * acts_per_row * static_cast<int64_t>(sizeof(ActBlock)));
   }
 
  private:
@@ -145,18 +150,26 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
   };
   try {
     stage_->pool().run([&](Team& team) {
+      const int64_t own = kOwnRows * team.rank();
+      const bool own_rows = n <= kOwnRows;
+      // copy_hidden() finds x where rank 0 leaves it.
+      float* own_x = team.rank() ? floats(at.own_x) + own * at.stride : floats(at.x);
+      ActBlock* own_acts = reinterpret_cast<ActBlock*>(base + at.own_acts) + own * at.acts_per_row;
       Step step{.kernels = stage_->kernels(),
                 .regime = input.regime,
                 .n_rows = n,
                 .stride = at.stride,
                 .tokens = input.tokens,
+                .own_rows = own_rows,
                 .registers = {floats(at.x), floats(at.h)},
+                .shared = {floats(at.x), floats(at.h)},
+                .own = {own_x, floats(at.own_h) + own * at.stride},
                 .ropes = {},
                 .rope_pairs = {},
                 .rope_interleaved = interleaved,
                 .kv = &kv_,
                 .temp = floats(at.temp),
-                .acts = reinterpret_cast<ActBlock*>(base + at.acts),
+                .acts = own_rows ? own_acts : reinterpret_cast<ActBlock*>(base + at.acts),
                 .partials = floats(at.partials),
                 .partial_capacity = at.partial_floats};
       size_t rope_at = at.ropes;
@@ -213,9 +226,10 @@ void Context::forward(Step& step, Team& team, const Input& input) {
     stage_->embed(step, team);
   } else {
     const int64_t n_embd = stage_->spec().n_embd;
-    team.for_each(step.n_rows, 1, [&](int64_t begin, int64_t end) {
+    float* x = step.row_output(0);
+    each_row(step, team, step.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
-        std::memcpy(step.registers[0] + r * step.stride, input.hidden.data() + r * n_embd,
+        std::memcpy(x + r * step.stride, input.hidden.data() + r * n_embd,
                     static_cast<size_t>(n_embd) * sizeof(float));
     });
   }

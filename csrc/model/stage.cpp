@@ -40,8 +40,8 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
 }
 
 void Stage::embed(Step& s, Team& team) const {
-  float* x = s.registers[0];
-  team.for_each(s.n_rows, 1, [&](int64_t begin, int64_t end) {
+  float* x = s.row_output(0);
+  each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* row = x + r * s.stride;
       embedding_->dequantize_row(s.tokens[static_cast<size_t>(r)], row);
@@ -53,20 +53,20 @@ void Stage::embed(Step& s, Team& team) const {
 void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* gathered,
                    float* logits, int64_t stride) const {
   const int64_t n = static_cast<int64_t>(rows.size());
-  team.for_each(n, 1, [&](int64_t begin, int64_t end) {
+  if (s.own_rows) gathered = s.own[1];
+  each_row(s, team, n, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       kernels_.rms_norm(s.registers[0] + rows[static_cast<size_t>(i)] * s.stride, head_norm_,
                         head_eps_, spec_.n_embd, gathered + i * s.stride);
   });
   quantize_rows(s, team, gathered, s.stride, n, spec_.n_embd);
-  multiply(s, team, std::array{Product{head_, logits, stride}}, gathered, s.stride, n);
-  if (head_scale_ == 1 && head_softcap_ == 0) return;
-  team.for_each(n, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (head_scale_ != 1) kernels_.scale(logits + i * stride, head_scale_, spec_.n_vocab);
-      if (head_softcap_ != 0) kernels_.softcap(logits + i * stride, head_softcap_, spec_.n_vocab);
-    }
-  });
+  const auto finish = [&](int64_t row, int64_t column, int64_t columns) {
+    float* values = logits + row * stride + column;
+    if (head_scale_ != 1) kernels_.scale(values, head_scale_, columns);
+    if (head_softcap_ != 0) kernels_.softcap(values, head_softcap_, columns);
+  };
+  multiply(s, team, std::array{Product{head_, logits, stride}}, gathered, s.stride, n,
+           std::cref(finish));
 }
 
 }  // namespace pyflow

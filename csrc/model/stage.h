@@ -37,7 +37,7 @@ class Stage {
   void embed(Step&, Team&) const;
   const std::vector<std::vector<std::unique_ptr<Block>>>& layers() const { return layers_; }
   // logits[i] for the rows of x that are listed; n_vocab floats each, `stride` apart. `gathered`
-  // holds rows.size() x step.stride floats. Called by every thread.
+  // holds rows.size() x step.stride floats, for shared rows. Called by every thread.
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,
               int64_t stride) const;
 

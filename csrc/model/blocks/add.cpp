@@ -1,4 +1,6 @@
 // x += h: closes a residual branch.
+#include <algorithm>
+
 #include "model/blocks/blocks.h"
 
 namespace pyflow {
@@ -12,9 +14,13 @@ class Add final : public Block {
   ScratchNeeds needs() const override { return {}; }
 
   void forward(Step& s, Team& team) const override {
-    team.for_each(s.n_rows, rows_per_piece(s, team), [&](int64_t begin, int64_t end) {
-      s.kernels.add(s.registers[out_] + begin * s.stride, s.registers[in_] + begin * s.stride,
-                    (end - begin) * s.stride);
+    const float* old = s.registers[out_];
+    const float* in = s.registers[in_];
+    float* out = s.row_output(out_);
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      const int64_t at = begin * s.stride, n = (end - begin) * s.stride;
+      if (old != out) std::copy_n(old + at, n, out + at);
+      s.kernels.add(out + at, in + at, n);
     });
   }
 

@@ -10,6 +10,8 @@ namespace {
 // From this many rows on, rows alone keep all threads busy; below, one row is cut at spans.
 constexpr int64_t kManyRows = 8;
 constexpr int64_t kRowTile = 16;
+// From this many on, attention by more threads saves more than the barrier costs that it takes.
+constexpr int64_t kCellsWorthABarrier = 64;
 
 class Attention final : public Block {
  public:
@@ -65,19 +67,7 @@ class Attention final : public Block {
              std::array{Product{q_, q, padded(q_dim())}, Product{k_, k, padded(kv_dim())},
                         Product{v_, v, padded(kv_dim())}},
              in, s.stride, s.n_rows);
-    const KvView kv = s.kv->view(layer_);
-    const auto slots = s.kv->slots(layer_);
-    team.for_each(s.n_rows, rows_per_piece(s, team), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        float* k_row = k + r * padded(kv_dim());
-        float* v_row = v + r * padded(kv_dim());
-        prepare(s, r, q + r * padded(q_dim()), n_heads_, q_bias_, q_norm_);
-        prepare(s, r, k_row, n_kv_heads_, k_bias_, k_norm_);
-        if (v_bias_) s.kernels.add(v_row, v_bias_, kv_dim());
-        s.kernels.store_kv(kv, slots[static_cast<size_t>(r)], k_row, v_row);
-      }
-    });
-    const AttendArgs args = {.kv = kv,
+    const AttendArgs args = {.kv = s.kv->view(layer_),
                              .q = q,
                              .q_stride = padded(q_dim()),
                              .out = mixed,
@@ -86,10 +76,40 @@ class Attention final : public Block {
                              .n_heads = n_heads_,
                              .scale = scale_,
                              .softcap = softcap_};
-    attend(s, team, args);
+    const Cut cut = cut_for(s, team, args);
+    // Heads [first, last) of the keys and values, and the queries that ask for them.
+    const auto prepare_heads = [&](int64_t row, int64_t first, int64_t last) {
+      prepare(s, row, q + row * padded(q_dim()), first * group(), last * group(), q_bias_, q_norm_);
+      float* k_row = k + row * padded(kv_dim());
+      float* v_row = v + row * padded(kv_dim());
+      prepare(s, row, k_row, first, last, k_bias_, k_norm_);
+      const int64_t at = first * head_dim_, n = (last - first) * head_dim_;
+      if (v_bias_) s.kernels.add(v_row + at, v_bias_ + at, n);
+      const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(row)];
+      for (int64_t h = first; h < last; ++h)
+        s.kernels.store_kv(args.kv, slot, h, k_row + h * head_dim_, v_row + h * head_dim_);
+    };
+    if (s.own_rows && cut.whole()) {
+      // Whoever prepares a head attends to it: no other thread reads its cells in this step.
+      team.for_each(n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t r = 0; r < s.n_rows; ++r) prepare_heads(r, begin, end);
+        for (int64_t h = begin; h < end; ++h) s.kernels.attend(args, 0, s.n_rows, h);
+      });
+    } else {
+      team.for_each(s.n_rows * n_kv_heads_,
+                    std::max<int64_t>(1, s.n_rows * n_kv_heads_ / (4 * team.size())),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t i = begin, n; i < end; i += n) {
+                        const int64_t head = i % n_kv_heads_;
+                        n = std::min(n_kv_heads_ - head, end - i);
+                        prepare_heads(i / n_kv_heads_, head, head + n);
+                      }
+                    });
+      attend(s, team, args, cut);
+    }
     quantize_rows(s, team, mixed, padded(q_dim()), s.n_rows, q_dim());
-    multiply(s, team, std::array{Product{o_, s.registers[out_], s.stride}}, mixed, padded(q_dim()),
-             s.n_rows);
+    multiply(s, team, std::array{Product{o_, s.product_output(out_), s.stride}}, mixed,
+             padded(q_dim()), s.n_rows);
   }
 
  private:
@@ -101,12 +121,13 @@ class Attention final : public Block {
     return tensor.empty() ? nullptr : w.vector(tensor, n);
   }
 
-  // Bias, per-head norm and rotation of one row's query or key heads.
-  void prepare(const Step& s, int64_t r, float* heads, int64_t n, const float* bias,
-               const float* norm) const {
-    if (bias) s.kernels.add(heads, bias, n * head_dim_);
+  // Bias, norm and rotation of heads [first, last) of one row's queries or keys.
+  void prepare(const Step& s, int64_t r, float* heads, int64_t first, int64_t last,
+               const float* bias, const float* norm) const {
+    const int64_t at = first * head_dim_;
+    if (bias) s.kernels.add(heads + at, bias + at, (last - first) * head_dim_);
     const int64_t pairs = s.rope_pairs[rope_];
-    for (int64_t h = 0; h < n; ++h) {
+    for (int64_t h = first; h < last; ++h) {
       float* head = heads + h * head_dim_;
       if (norm) s.kernels.rms_norm(head, norm, norm_eps_, head_dim_, head);
       s.kernels.rope(head, s.ropes[rope_] + r * 2 * pairs, pairs, s.rope_interleaved[rope_] != 0);
@@ -117,30 +138,50 @@ class Attention final : public Block {
     return v.n == 0 ? 0 : v.positions[v.n - 1] / kLogicalSpan - v.positions[0] / kLogicalSpan + 1;
   }
 
-  void attend(const Step& s, Team& team, const AttendArgs& args) const {
-    int64_t most = 1;
-    for (int64_t r = 0; r < std::min(s.n_rows, kManyRows); ++r)
-      most = std::max(most, spans(args.views[r]));
-    const int64_t per_span = n_heads_ / n_kv_heads_ * (head_dim_ + 2);
-    const bool split = s.n_rows < kManyRows && most > 1 && team.size() > 1 &&
-                       s.n_rows * n_kv_heads_ * most * per_span <= s.partial_capacity;
-    if (!split) {
-      const int64_t tiles = (s.n_rows + kRowTile - 1) / kRowTile;
-      team.for_each(tiles * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
+  // How attention is shared out, beyond tiles of rows by heads of keys: by spans of positions, or
+  // by parts of the query heads that share a head of keys.
+  struct Cut {
+    int64_t spans, parts;
+    bool whole() const { return spans == 1 && parts == 1; }
+  };
+
+  Cut cut_for(const Step& s, const Team& team, const AttendArgs& args) const {
+    Cut cut = {1, 1};
+    if (s.n_rows >= kManyRows || team.size() == 1) return cut;
+    int64_t cells = 0;
+    for (int64_t r = 0; r < s.n_rows; ++r) {
+      cut.spans = std::max(cut.spans, spans(args.views[r]));
+      cells = std::max(cells, args.views[r].n);
+    }
+    if (s.n_rows * n_kv_heads_ * cut.spans * partial_floats() > s.partial_capacity) cut.spans = 1;
+    if (cut.spans == 1 && cells >= kCellsWorthABarrier)
+      while (cut.parts < group() && cut.parts * n_kv_heads_ % team.size()) ++cut.parts;
+    return cut;
+  }
+
+  void attend(const Step& s, Team& team, const AttendArgs& args, const Cut& cut) const {
+    if (cut.spans == 1) {
+      const int64_t tiles = (s.n_rows + kRowTile - 1) / kRowTile, parts = cut.parts;
+      team.for_each(tiles * n_kv_heads_ * parts, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t r = i / n_kv_heads_ * kRowTile;
-          s.kernels.attend(args, r, std::min(r + kRowTile, s.n_rows), i % n_kv_heads_);
+          const int64_t row = i / (n_kv_heads_ * parts) * kRowTile, head = i / parts % n_kv_heads_;
+          const int64_t first = group() * (i % parts) / parts,
+                        last = group() * (i % parts + 1) / parts;
+          s.kernels.attend(part_of(args, head, first, last), row,
+                           std::min(row + kRowTile, s.n_rows), head);
         }
       });
       return;
     }
-    const auto partial = [&](int64_t row_head) { return s.partials + row_head * most * per_span; };
-    team.for_each(s.n_rows * n_kv_heads_ * most, 1, [&](int64_t begin, int64_t end) {
+    const auto partial = [&](int64_t row_head) {
+      return s.partials + row_head * cut.spans * partial_floats();
+    };
+    team.for_each(s.n_rows * n_kv_heads_ * cut.spans, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row_head = i / most, r = row_head / n_kv_heads_;
-        if (i % most < spans(args.views[r]))
-          s.kernels.attend_span(args, r, row_head % n_kv_heads_, i % most,
-                                partial(row_head) + i % most * per_span);
+        const int64_t row_head = i / cut.spans, span = i % cut.spans, row = row_head / n_kv_heads_;
+        if (span < spans(args.views[row]))
+          s.kernels.attend_span(args, row, row_head % n_kv_heads_, span,
+                                partial(row_head) + span * partial_floats());
       }
     });
     team.for_each(s.n_rows * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
@@ -149,6 +190,19 @@ class Attention final : public Block {
                                spans(args.views[i / n_kv_heads_]));
     });
   }
+
+  // The same with only query heads [first, last) of those that share `kv_head`.
+  AttendArgs part_of(AttendArgs args, int64_t kv_head, int64_t first, int64_t last) const {
+    // The kernel looks for heads kv_head * (last - first) and on.
+    const int64_t shift = (kv_head * (group() - (last - first)) + first) * head_dim_;
+    args.n_heads = n_kv_heads_ * (last - first);
+    args.q += shift;
+    args.out += shift;
+    return args;
+  }
+
+  int64_t group() const { return n_heads_ / n_kv_heads_; }
+  int64_t partial_floats() const { return group() * (head_dim_ + 2); }
 
   size_t in_, out_;
   int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_;

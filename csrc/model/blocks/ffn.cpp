@@ -32,23 +32,16 @@ class Ffn final : public Block {
     const int64_t stride = padded(n_ff_);
     float* gate = s.temp;
     float* up = s.temp + s.n_rows * stride;
-    float* in = s.registers[in_];
+    const float* in = s.registers[in_];
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
+    const auto activate = [&](int64_t row, int64_t column, int64_t columns) {
+      const int64_t at = row * stride + column;
+      s.kernels.gate(act_, gate + at, up + at, columns);
+    };
     multiply(s, team, std::array{Product{&gate_, gate, stride}, Product{&up_, up, stride}}, in,
-             s.stride, s.n_rows);
-    // Cut along the row as well: one token's gate is long enough to share.
-    constexpr int64_t kPiece = 1024;
-    const int64_t pieces = (n_ff_ + kPiece - 1) / kPiece;
-    team.for_each(s.n_rows * pieces, std::max<int64_t>(1, s.n_rows * pieces / (4 * team.size())),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      const int64_t at = i / pieces * stride + i % pieces * kPiece;
-                      const int64_t n = std::min(kPiece, n_ff_ - i % pieces * kPiece);
-                      s.kernels.gate(act_, gate + at, up + at, n);
-                    }
-                  });
+             s.stride, s.n_rows, std::cref(activate));
     quantize_rows(s, team, gate, stride, s.n_rows, n_ff_);
-    multiply(s, team, std::array{Product{&down_, s.registers[out_], s.stride}}, gate, stride,
+    multiply(s, team, std::array{Product{&down_, s.product_output(out_), s.stride}}, gate, stride,
              s.n_rows);
   }
 

@@ -17,8 +17,8 @@ class Norm final : public Block {
 
   void forward(Step& s, Team& team) const override {
     const float* in = s.registers[in_];
-    float* out = s.registers[out_];
-    team.for_each(s.n_rows, rows_per_piece(s, team), [&](int64_t begin, int64_t end) {
+    float* out = s.row_output(out_);
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
         s.kernels.rms_norm(in + r * s.stride, weight_, eps_, n_, out + r * s.stride);
     });
