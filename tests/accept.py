@@ -3,7 +3,8 @@
 usage: python tests/accept.py [--again] [PYTEST ARGUMENT ...]
 
 Every result is written down when it is known, in .accept/<hash of the sources>.jsonl, so that a run
-that was stopped goes on where it was. --again forgets what passed. Exit code: pytest's.
+that was stopped goes on where it was. --again forgets what passed. Exit code: pytest's, and 1 where
+a check could not run.
 """
 
 from __future__ import annotations
@@ -96,6 +97,9 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     ledger = Ledger(ledger_path)
     code = pytest.main(["-m", "accept", "-v", *arguments], plugins=[ledger])
+    if code == pytest.ExitCode.OK and any(line.startswith("skipped") for line in ledger.ran):
+        print("some checks could not run; the reasons are above")
+        return 1
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and ledger.skipped:
         return 0
     return int(code)
