@@ -36,7 +36,7 @@ struct Entry {
 
 // One line per instruction set, best last. __builtin_cpu_supports also asks the operating system
 // whether it saves the wider registers.
-std::vector<Entry> entries() {
+std::vector<Entry> detect() {
   std::vector<Entry> all = {{"scalar", true, kernels_scalar}};
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -47,6 +47,12 @@ std::vector<Entry> entries() {
   all.push_back({"avx2", avx2, kernels_avx2});
   all.push_back({"avx512", avx512, kernels_avx512});
 #endif
+  return all;
+}
+
+// Asked once: on a virtual machine every cpuid is a trip to the hypervisor.
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> all = detect();
   return all;
 }
 
