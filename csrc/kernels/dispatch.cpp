@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #endif
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -20,6 +21,24 @@ const KernelTable* kernels_avx512();
 
 namespace {
 
+// One line per instruction set, best last, with the features that it needs.
+struct Entry {
+  const char* name;
+  const KernelTable* (*table)();
+  std::vector<std::string_view> needs;
+};
+std::vector<Entry> entries() {
+  std::vector<Entry> all = {{"scalar", kernels_scalar, {}}};
+#if defined(__x86_64__)
+  all.push_back({"avx2", kernels_avx2, {"avx2", "fma", "f16c"}});
+  all.push_back(
+      {"avx512",
+       kernels_avx512,
+       {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"}});
+#endif
+  return all;
+}
+
 #if defined(__x86_64__)
 // clang 16's __builtin_cpu_supports does not know the name.
 bool has_f16c() {
@@ -28,32 +47,44 @@ bool has_f16c() {
 }
 #endif
 
-struct Entry {
-  const char* name;
-  bool runnable;
-  const KernelTable* (*table)();
-};
-
-// One line per instruction set, best last. __builtin_cpu_supports also asks the operating system
-// whether it saves the wider registers.
-std::vector<Entry> detect() {
-  std::vector<Entry> all = {{"scalar", true, kernels_scalar}};
+// What of this CPU matters to a kernel choice; names as in /proc/cpuinfo or nearly.
+std::vector<std::string> detect() {
+  std::vector<std::string> found;
+  [[maybe_unused]] const auto add = [&](const char* name, bool there) {
+    if (there) found.emplace_back(name);
+  };
 #if defined(__x86_64__)
+  // Also asks the operating system whether it saves the wider registers.
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-  all.push_back({"avx2", avx2, kernels_avx2});
-  all.push_back({"avx512", avx512, kernels_avx512});
+#define PYFLOW_FEATURE(name) add(name, __builtin_cpu_supports(name))
+  PYFLOW_FEATURE("sse4.2");
+  PYFLOW_FEATURE("avx");
+  PYFLOW_FEATURE("avx2");
+  PYFLOW_FEATURE("fma");
+  add("f16c", has_f16c());
+  PYFLOW_FEATURE("avx512f");
+  PYFLOW_FEATURE("avx512bw");
+  PYFLOW_FEATURE("avx512dq");
+  PYFLOW_FEATURE("avx512vl");
+  PYFLOW_FEATURE("avx512vnni");
+  PYFLOW_FEATURE("avx512vbmi");
+  PYFLOW_FEATURE("avx512bf16");
+#undef PYFLOW_FEATURE
 #endif
-  return all;
+  return found;
 }
 
 // Asked once: on a virtual machine every cpuid is a trip to the hypervisor.
-const std::vector<Entry>& entries() {
-  static const std::vector<Entry> all = detect();
-  return all;
+const std::vector<std::string>& features() {
+  static const std::vector<std::string> found = detect();
+  return found;
+}
+
+bool runnable(const Entry& entry) {
+  const std::vector<std::string>& found = features();
+  return std::all_of(entry.needs.begin(), entry.needs.end(), [&](std::string_view need) {
+    return std::find(found.begin(), found.end(), need) != found.end();
+  });
 }
 
 }  // namespace
@@ -61,7 +92,7 @@ const std::vector<Entry>& entries() {
 std::vector<const KernelTable*> runnable_tables() {
   std::vector<const KernelTable*> tables;
   for (const Entry& e : entries())
-    if (e.runnable) tables.push_back(e.table());
+    if (runnable(e)) tables.push_back(e.table());
   return tables;
 }
 
@@ -69,11 +100,11 @@ const KernelTable& kernel_table(std::string_view name) {
   std::string known;
   for (const Entry& e : entries()) {
     if (name == e.name) {
-      if (e.runnable) return *e.table();
+      if (runnable(e)) return *e.table();
       throw UnsupportedError("PYFLOW_ISA=" + std::string(name) +
                              ": this CPU lacks the instructions; unset it or choose another");
     }
-    if (e.runnable) known += std::string(known.empty() ? "" : ", ") + e.name;
+    if (runnable(e)) known += std::string(known.empty() ? "" : ", ") + e.name;
   }
   throw UnsupportedError("PYFLOW_ISA=" + std::string(name) +
                          ": no such kernel table; this CPU runs " + known);
@@ -93,22 +124,7 @@ CpuInfo cpu_info() {
     if (line.starts_with("model name") && colon != std::string::npos)
       info.model = line.substr(colon + 2);
   }
-#if defined(__x86_64__)
-#define PYFLOW_FEATURE(f) \
-  if (__builtin_cpu_supports(f)) info.features.push_back(f)
-  PYFLOW_FEATURE("sse4.2");
-  PYFLOW_FEATURE("avx");
-  PYFLOW_FEATURE("avx2");
-  PYFLOW_FEATURE("fma");
-  if (has_f16c()) info.features.push_back("f16c");
-  PYFLOW_FEATURE("avx512f");
-  PYFLOW_FEATURE("avx512bw");
-  PYFLOW_FEATURE("avx512vl");
-  PYFLOW_FEATURE("avx512vnni");
-  PYFLOW_FEATURE("avx512vbmi");
-  PYFLOW_FEATURE("avx512bf16");
-#undef PYFLOW_FEATURE
-#endif
+  info.features = features();
   return info;
 }
 
