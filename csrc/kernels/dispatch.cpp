@@ -16,6 +16,7 @@ namespace pyflow {
 const KernelTable* kernels_scalar();
 #if defined(__x86_64__)
 const KernelTable* kernels_avx2();
+const KernelTable* kernels_avxvnni();
 const KernelTable* kernels_avx512();
 #endif
 
@@ -31,6 +32,7 @@ std::vector<Entry> entries() {
   std::vector<Entry> all = {{"scalar", kernels_scalar, {}}};
 #if defined(__x86_64__)
   all.push_back({"avx2", kernels_avx2, {"avx2", "fma", "f16c"}});
+  all.push_back({"avxvnni", kernels_avxvnni, {"avx2", "fma", "f16c", "avxvnni"}});
   all.push_back(
       {"avx512",
        kernels_avx512,
@@ -40,10 +42,15 @@ std::vector<Entry> entries() {
 }
 
 #if defined(__x86_64__)
-// clang 16's __builtin_cpu_supports does not know the name.
+// For names that clang 16's __builtin_cpu_supports does not know. The instructions behind them work
+// on the registers of AVX2, so a table that asks for that too knows that the system saves those.
 bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+bool has_avxvnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
 }
 #endif
 
@@ -62,6 +69,7 @@ std::vector<std::string> detect() {
   PYFLOW_FEATURE("avx2");
   PYFLOW_FEATURE("fma");
   add("f16c", has_f16c());
+  add("avxvnni", has_avxvnni());
   PYFLOW_FEATURE("avx512f");
   PYFLOW_FEATURE("avx512bw");
   PYFLOW_FEATURE("avx512dq");

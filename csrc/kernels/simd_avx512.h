@@ -3,7 +3,9 @@
 // vocabulary.
 #pragma once
 
-struct Simd {
+#include "kernels/simd_vnni.h"
+
+struct Zmm {
   static constexpr int kAccumulators = 24;  // vectors that a kernel may keep in registers
 
   using F = __m512;
@@ -117,27 +119,13 @@ struct Simd {
     return _mm512_shuffle_epi8(
         _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);
   }
-  static inline I dot_u7(I acc, B w, const int8_t* a) {
-    int32_t quad;
-    __builtin_memcpy(&quad, a, 4);
+  static inline B bxor(B a, B b) { return _mm512_xor_si512(a, b); }
+  static inline I dpbusd(I acc, B w, int32_t quad) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad));
-  }
-  // VNNI multiplies unsigned by signed, so the weight is biased by 128 and the bias taken off
-  // through the activation's sum, once per block.
-  static inline I s8_start(int32_t a_sum) { return _mm512_set1_epi32(-128 * a_sum); }
-  static inline B s8_prepare(B w) { return _mm512_xor_si512(w, bset1(0x80)); }
-  static inline I dot_s8(I acc, B w, const int8_t* a) { return dot_u7(acc, w, a); }
-  template <int Max>
-  static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) acc = dot_u7(acc, w[g], a + 4 * g);
-    return acc;
-  }
-  static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
-    return dot16_u<255>(acc, w, a);
   }
 
   static inline void prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
   }
 };
+using Simd = Vnni<Zmm>;
