@@ -2,6 +2,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include <algorithm>
@@ -18,6 +21,8 @@ const KernelTable* kernels_scalar();
 const KernelTable* kernels_avx2();
 const KernelTable* kernels_avxvnni();
 const KernelTable* kernels_avx512();
+#elif defined(__aarch64__)
+const KernelTable* kernels_neon();
 #endif
 
 namespace {
@@ -37,6 +42,8 @@ std::vector<Entry> entries() {
       {"avx512",
        kernels_avx512,
        {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"}});
+#elif defined(__aarch64__)
+  all.push_back({"neon", kernels_neon, {"asimddp"}});
 #endif
   return all;
 }
@@ -78,6 +85,8 @@ std::vector<std::string> detect() {
   PYFLOW_FEATURE("avx512vbmi");
   PYFLOW_FEATURE("avx512bf16");
 #undef PYFLOW_FEATURE
+#elif defined(__aarch64__)
+  add("asimddp", getauxval(AT_HWCAP) & HWCAP_ASIMDDP);
 #endif
   return found;
 }

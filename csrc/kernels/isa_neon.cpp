@@ -1,0 +1,40 @@
+// The kernel table for neon. Everything here has internal linkage but the one exported function:
+// this file is compiled with instruction-set flags, and nothing of it may be merged into other
+// code.
+#include <arm_neon.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/table.h"
+#include "quant/formats.def"
+
+namespace pyflow {
+namespace {
+
+// In this order: each builds on those before it.
+// clang-format off
+#include "kernels/simd_neon.h"
+#include "kernels/math.inl"
+#include "kernels/matmul.inl"
+#include "kernels/elementwise.inl"
+#include "kernels/attention.inl"
+// clang-format on
+
+KernelTable make_table() {
+  KernelTable t{};
+  t.name = "neon";
+  fill_matmul(t);
+  fill_elementwise(t);
+  fill_attention(t);
+  return t;
+}
+
+}  // namespace
+
+extern const KernelTable* kernels_neon();
+const KernelTable* kernels_neon() {
+  static const KernelTable table = make_table();
+  return &table;
+}
+
+}  // namespace pyflow
