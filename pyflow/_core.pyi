@@ -80,6 +80,18 @@ class GgufFile:
 def read_head(path: str | bytes | PathLike[str] | PathLike[bytes], nbytes: int) -> bytes:
     """The first bytes of a regular file, at most nbytes. FormatError when there is no such file."""
 
+# ---- weight formats (bind_quant.cpp)
+
+def weight_formats() -> list[dict[str, Any]]:
+    """name: str, gguf_id: int, block: int (weights in one), block_bytes: int; of each format."""
+
+def runnable_isas() -> list[str]:
+    """Names of the kernel tables that this CPU can run, best last."""
+
+def dequantize(
+    dtype: str, data: NDArray[np.uint8], shape: Sequence[int]
+) -> NDArray[np.float32]: ...
+
 # ---- sampler (bind_sampler.cpp)
 
 @final
@@ -157,6 +169,16 @@ class Stage:
     ) -> None: ...
     @property
     def weight_bytes(self) -> int: ...
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of packed weights that every token needs.
+
+        All but an embedding that is not also the head: a token takes one row of that.
+        """
+    def read_rate(self, repeats: int) -> float:
+        """Bytes per second of only reading those, by the pool's threads; the best of repeats."""
+    def dot_rate(self, repeats: int) -> float:
+        """Multiply-adds of int8 per second of the kernel table, by the pool's threads; the best."""
     @property
     def isa(self) -> str: ...
     @property

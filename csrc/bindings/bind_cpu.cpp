@@ -3,45 +3,24 @@
 #include "core/buffer.h"
 #include "core/thread_pool.h"
 #include "kernels/dispatch.h"
-
-#include <time.h>
+#include "kernels/probe.h"
 
 #include <algorithm>
-#include <memory>
+#include <array>
 
 namespace pyflow {
 namespace {
 
-double seconds() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-// Bytes per second of reading `nbytes` of fresh memory with all threads, the best of `repeats`.
+// Of fresh memory, each page first touched by a thread that will read it.
 double read_bandwidth(ThreadPool& pool, int64_t nbytes, int repeats) {
-  constexpr int64_t kPiece = 1 << 20;
-  const int64_t pieces = std::max<int64_t>(1, nbytes / kPiece);
-  const Buffer buffer(static_cast<size_t>(pieces * kPiece), "bandwidth probe");
-  const KernelTable& kernels = kernel_table();
-  std::atomic<uint64_t> sink{0};
-  pool.run([&](Team& team) {  // each page is first touched by a thread that will read it
-    team.for_each(pieces, 1, [&](int64_t begin, int64_t end) {
-      std::fill(buffer.data() + begin * kPiece, buffer.data() + end * kPiece, uint8_t{1});
-    });
+  const Buffer buffer(static_cast<size_t>(std::max<int64_t>(64, nbytes)), "bandwidth probe");
+  const auto size = static_cast<int64_t>(buffer.size());
+  pool.run([&](Team& team) {
+    const int64_t begin = size * team.rank() / team.size();
+    std::fill(buffer.data() + begin, buffer.data() + size * (team.rank() + 1) / team.size(),
+              uint8_t{1});
   });
-  double best = 0;
-  for (int i = 0; i < repeats; ++i) {
-    const double start = seconds();
-    pool.run([&](Team& team) {
-      team.for_each(pieces, 1, [&](int64_t begin, int64_t end) {
-        sink.fetch_xor(kernels.read_bytes(buffer.data() + begin * kPiece, (end - begin) * kPiece),
-                       std::memory_order_relaxed);
-      });
-    });
-    best = std::max(best, static_cast<double>(pieces * kPiece) / (seconds() - start));
-  }
-  return best;
+  return read_rate(pool, kernel_table(), std::array{Bytes{buffer.data(), buffer.size()}}, repeats);
 }
 
 }  // namespace

@@ -155,6 +155,17 @@ void register_elementwise(py::module_& m) {
         return kernel_table(isa).read_bytes(p.data(), p.size());
       },
       py::arg("isa"), py::arg("p").noconvert());
+  m.def(
+      "dot_peak",
+      [](const std::string& isa, int64_t n, const Bytes& weights,
+         const py::array_t<int8_t, py::array::c_style>& acts) {
+        require(weights.size() == 64 && acts.size() == kPeakActs, "64 weights, 1024 activations");
+        Ints sums(16);
+        const int64_t done =
+            kernel_table(isa).dot_peak(n, weights.data(), acts.data(), sums.mutable_data());
+        return py::make_tuple(done, sums);
+      },
+      py::arg("isa"), py::arg("n"), py::arg("weights").noconvert(), py::arg("acts").noconvert());
 }
 
 void register_cells(py::module_& m) {

@@ -6,6 +6,7 @@
 #include "bindings/bind.h"
 #include "formats/gguf.h"
 #include "kernels/dispatch.h"
+#include "kernels/probe.h"
 #include "model/context.h"
 #include "sample/sampler.h"
 
@@ -219,6 +220,22 @@ void register_model(py::module_& m) {
       .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
            py::arg("load") = true)
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
+      .def_property_readonly("token_bytes",
+                             [](const Stage& s) {
+                               size_t n = 0;
+                               for (const Bytes part : s.token_weights()) n += part.size();
+                               return n;
+                             })
+      .def(
+          "read_rate",
+          [](const Stage& s, int repeats) {
+            return read_rate(s.pool(), s.kernels(), s.token_weights(), repeats);
+          },
+          py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "dot_rate",
+          [](const Stage& s, int repeats) { return dot_rate(s.pool(), s.kernels(), repeats); },
+          py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 

@@ -77,7 +77,7 @@ struct Activations {
 };
 
 void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
-            py::array_t<float>& y, int64_t tile_begin, int64_t tile_end) {
+            py::array_t<float>& y, int64_t tile_begin, int64_t tile_end, int repeats) {
   const auto item = static_cast<py::ssize_t>(sizeof(float));
   if (a.k != w.cols() || y.ndim() != 2 || y.shape(0) != a.n_rows ||
       y.shape(1) < w.tiles() * kTileRows || y.strides(1) != item || y.strides(0) % item != 0 ||
@@ -94,7 +94,8 @@ void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
   args.y_stride = y.strides(0) / item;
   const KernelTable& table = kernel_table(isa);
   py::gil_scoped_release unlocked;
-  table.matmul[static_cast<size_t>(w.dtype())](args, tile_begin, tile_end);
+  for (int i = 0; i < repeats; ++i)
+    table.matmul[static_cast<size_t>(w.dtype())](args, tile_begin, tile_end);
 }
 
 void register_packed_tensor(py::module_& testing) {
@@ -148,7 +149,8 @@ void register_quant(py::module_& m) {
       .def(py::init<const std::string&, const FloatArray&>(), py::arg("isa"), py::arg("x"))
       .def("block", &Activations::block_bytes, py::arg("row"), py::arg("kb"));
   testing.def("matmul", &matmul, py::arg("isa"), py::arg("weights"), py::arg("activations"),
-              py::arg("y").noconvert(), py::arg("tile_begin"), py::arg("tile_end"));
+              py::arg("y").noconvert(), py::arg("tile_begin"), py::arg("tile_end"),
+              py::arg("repeats") = 1);
 }
 
 }  // namespace pyflow

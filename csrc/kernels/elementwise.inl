@@ -134,6 +134,26 @@ static uint64_t read_bytes(const uint8_t* p, int64_t nbytes) {
   return total;
 }
 
+// Half of the registers hold sums: enough to hide the latency of a dot product, and none is
+// spilled. Weights of 4 bits let a machine without VNNI add the most before it widens.
+static int64_t dot_peak(int64_t n, const uint8_t* weights, const int8_t* acts, int32_t* sums) {
+  using S = Simd;
+  constexpr int kChains = S::kAccumulators < 2 ? 1 : S::kAccumulators / 2;
+  constexpr int64_t kMultiplies = 16 * 16;  // of a dot16
+  const S::B w = S::bload(weights), w4[4] = {w, w, w, w};
+  S::I sum[kChains];
+  for (auto& s : sum) s = S::izero();
+  int64_t done = 0;
+  for (int64_t at = 0; done < n; done += kChains * kMultiplies) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kChains; ++c, at += 16)
+      sum[c] = S::dot16_u<15>(sum[c], w4, acts + at % kPeakActs);
+  }
+  for (int c = 1; c < kChains; ++c) sum[0] = S::iadd(sum[0], sum[c]);
+  S::store_i32(sums, sum[0]);
+  return done;
+}
+
 static inline void fill_elementwise(KernelTable& t) {
   t.rms_norm = rms_norm;
   t.add = add;
@@ -143,4 +163,5 @@ static inline void fill_elementwise(KernelTable& t) {
   t.rope = rope;
   t.log_sum_exp = log_sum_exp;
   t.read_bytes = read_bytes;
+  t.dot_peak = dot_peak;
 }

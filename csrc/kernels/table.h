@@ -89,6 +89,8 @@ enum class Regime : uint8_t { Prefill, Decode };
 
 enum class Activation : uint8_t { Silu, GeluTanh };
 
+inline constexpr int64_t kPeakActs = 1024;  // first-level cache, yet too many for registers
+
 struct KernelTable {
   const char* name;
 
@@ -132,6 +134,11 @@ struct KernelTable {
   double (*log_sum_exp)(const float* x, int64_t n);
   // Reads every byte once (64-byte multiples) and returns a checksum: the honest bandwidth probe.
   uint64_t (*read_bytes)(const uint8_t* p, int64_t nbytes);
+  // At least n multiply-adds of int8, by the instructions of matmul and nothing else: the honest
+  // peak of its arithmetic. Dot d is sixteen times 16 weights (the same 64 bytes, 0 to 15, four
+  // times) by the 16 of kPeakActs activations from 16 * d on, which wrap. Adds all dots up in 16
+  // sums, modulo 2^32, and returns how many multiply-adds that were.
+  int64_t (*dot_peak)(int64_t n, const uint8_t* weights, const int8_t* acts, int32_t* sums);
 };
 
 }  // namespace pyflow

@@ -39,6 +39,14 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
   if (load) weights_.pack(*pool_);
 }
 
+std::vector<std::span<const uint8_t>> Stage::token_weights() const {
+  auto parts = weights_.parts();
+  if (embedding_ != head_)
+    std::erase_if(parts,
+                  [&](const auto& p) { return embedding_ && p.data() == embedding_->data(); });
+  return parts;
+}
+
 void Stage::embed(Step& s, Team& team) const {
   float* x = s.row_output(0);
   each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {

@@ -25,6 +25,9 @@ class Stage {
   ThreadPool& pool() const { return *pool_; }
   const std::set<std::string>& used_tensors() const { return weights_.used(); }
   size_t weight_bytes() const { return weights_.nbytes(); }
+  // What every token needs: all weights, but no embedding that is not also the head, of which a
+  // token takes one row.
+  std::vector<std::span<const uint8_t>> token_weights() const;
   const std::vector<LayerKv>& kv_layers() const { return kv_layers_; }
   // The rope that layer's keys carry.
   const RopeSpec& kv_rope(size_t layer) const { return spec_.ropes[kv_ropes_[layer]]; }

@@ -56,10 +56,16 @@ void Weights::pack(ThreadPool& pool) {
   });
 }
 
+std::vector<std::span<const uint8_t>> Weights::parts() const {
+  std::vector<std::span<const uint8_t>> parts;
+  for (const auto& [name, m] : matrices_) parts.emplace_back(m.packed->data(), m.packed->nbytes());
+  for (const auto& [name, v] : vectors_) parts.emplace_back(v.data(), v.size());
+  return parts;
+}
+
 size_t Weights::nbytes() const {
   size_t n = 0;
-  for (const auto& [name, m] : matrices_) n += m.packed->nbytes();
-  for (const auto& [name, v] : vectors_) n += v.size();
+  for (const auto part : parts()) n += part.size();
   return n;
 }
 

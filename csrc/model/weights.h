@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/tensor.h"
@@ -35,7 +37,8 @@ class Weights {
   // Packs every matrix that was asked for, each tile by one thread, and releases the source pages.
   void pack(ThreadPool& pool);
 
-  size_t nbytes() const;  // what the packed matrices and vectors take
+  std::vector<std::span<const uint8_t>> parts() const;  // the packed matrices and the vectors
+  size_t nbytes() const;                                // what they take
   const std::set<std::string>& used() const { return used_; }
 
  private:

@@ -232,6 +232,20 @@ def test_read_bytes_reads_every_byte(table: str) -> None:
         assert kernels.read_bytes(table, p) == int(words.sum(dtype=np.uint64))
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_the_peak_of_dot_products_does_all_that_it_counts(table: str) -> None:
+    rng = np.random.default_rng(6)
+    weights = rng.integers(0, 16, 64, dtype=np.uint8)
+    groups = rng.integers(-127, 128, (32, 1, 16), dtype=np.int8)
+    acts = np.concatenate([groups, -groups], 1).reshape(64, 4, 4)  # every second takes one back
+    dots = np.einsum("lt,dgt->dl", weights.reshape(16, 4).astype(int), acts.astype(int))
+    for n in (1, 256, 100_000):
+        done, sums = kernels.dot_peak(table, n, weights, acts.reshape(-1))
+        assert n <= done < n + 256 * 16
+        whole, rest = divmod(done // 256, 64)
+        np.testing.assert_array_equal(sums, whole * dots.sum(0) + dots[:rest].sum(0))
+
+
 def poisoned_cells(kind: str, n_kv_heads: int, head_dim: int, slots: int) -> tuple[Any, Any, Any]:
     cell = n_kv_heads * (head_dim * 2 if kind == "f16" else head_dim // 32 * 34)
     k, v = np.full((2, slots * cell), 0xFF, np.uint8)

@@ -1,0 +1,22 @@
+// The bounds of speed, measured: what the threads of a pool reach when they do nothing but read, or
+// nothing but multiply, with the kernels of a table.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/thread_pool.h"
+#include "kernels/table.h"
+
+namespace pyflow {
+
+using Bytes = std::span<const uint8_t>;
+
+// Bytes per second of reading all parts once, the best of `repeats`. Of each part a thread reads
+// the share that it computes with in a step (Team::for_each).
+double read_rate(ThreadPool&, const KernelTable&, std::span<const Bytes> parts, int repeats);
+
+// Multiply-adds of int8 per second, the best of `repeats`.
+double dot_rate(ThreadPool&, const KernelTable&, int repeats);
+
+}  // namespace pyflow
