@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
-import numpy as np
 
-from pyflow import _core, formats
 from pyflow.cli import options
 from pyflow.cli.terminal import progress
+from pyflow.cli.timing import N_BATCH, Test, measure
 
 if TYPE_CHECKING:
-    from pyflow.context import Context
-    from pyflow.engine import Model
+    from pyflow.context import CacheType
 
-N_BATCH = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """Reading n_prompt tokens, or generating n_gen, after n_depth tokens of context."""
-
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-
-    @property
-    def name(self) -> str:
-        kind = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
-        return f"{kind} @ d{self.n_depth}" if self.n_depth else kind
-
-    @property
-    def n_tokens(self) -> int:
-        return self.n_prompt + self.n_gen
+# Where the batches of a verification are measured, unless -d says otherwise.
+_ROWS_DEPTH = 128
 
 
 def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
@@ -54,9 +29,11 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> li
         raise click.BadParameter(
             f"expected numbers such as 128,512 or 1-8*2, found {value!r}", ctx, param
         ) from None
-    least = 1 if param.name == "threads" else 0
+    least = 0 if param.name in {"n_prompt", "n_gen", "n_depth"} else 1
     if min(counts) < least:
         raise click.BadParameter(f"expected {least} or more, found {min(counts)}", ctx, param)
+    if param.name == "n_rows" and max(counts) > N_BATCH:
+        raise click.BadParameter(f"expected at most {N_BATCH}, found {max(counts)}", ctx, param)
     return counts
 
 
@@ -89,24 +66,28 @@ def _range(text: str) -> Iterator[int]:
     "--n-prompt",
     metavar="N,...",
     callback=_counts,
-    default="512",
-    help="Prompt tokens to read; 0 is none.",
+    help="Prompt tokens to read; 0 is none.  [default: 512, or 0 with --rows]",
 )
 @click.option(
     "-n",
     "--n-gen",
     metavar="N,...",
     callback=_counts,
-    default="64",
-    help="Tokens to generate; 0 is none.",
+    help="Tokens to generate; 0 is none.  [default: 64, or 0 with --rows]",
+)
+@click.option(
+    "--rows",
+    "n_rows",
+    metavar="N,...",
+    callback=_counts,
+    help="Rows of a batch that verifies a draft: decoded at once, logits of all wanted.",
 )
 @click.option(
     "-d",
     "--n-depth",
     metavar="N,...",
     callback=_counts,
-    default="0",
-    help="Tokens of context before that.",
+    help=f"Tokens of context before that.  [default: 0, or {_ROWS_DEPTH} for --rows]",
 )
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, help="Runs of each test.")
 @options.cache_type
@@ -117,112 +98,106 @@ def command(
     *,
     model: str | None,
     threads: list[int] | None,
-    n_prompt: list[int],
-    n_gen: list[int],
-    n_depth: list[int],
+    n_prompt: list[int] | None,
+    n_gen: list[int] | None,
+    n_rows: list[int] | None,
+    n_depth: list[int] | None,
     repetitions: int,
     cache_type: str,
     output: str,
 ) -> None:
-    """Measure tokens per second: reading a prompt (pp) and generating (tg).
+    """Measure tokens per second: reading a prompt (pp), generating (tg), verifying (--rows).
 
     Numbers may be lists (128,512) and ranges (1-8, 1-8*2); every combination is run, after a
-    warm-up. Names and fields are llama-bench's. Drawing the token is part of generating.
+    warm-up. Names and fields are llama-bench's. Drawing the tokens is part of generating and
+    verifying. Row counts are measured in turn, and medians count.
+
+    The limit of pp is the rate of int8 multiply-adds that the same threads reach with nothing else
+    to do, that of the others the rate at which they only read the weights; both in this run.
     """
-    tests = [
-        *(Test(n, 0, d) for d in n_depth for n in n_prompt if n),
-        *(Test(0, n, d) for d in n_depth for n in n_gen if n),
+    depths = n_depth or [0]
+    n_prompt = n_prompt or ([0] if n_rows else [512])
+    n_gen = n_gen or ([0] if n_rows else [64])
+    groups = [
+        *([Test(d, n_prompt=n)] for d in depths for n in n_prompt if n),
+        *([Test(d, n_gen=n)] for d in depths for n in n_gen if n),
+        *(
+            [Test(d, n_rows=n) for n in dict.fromkeys(n_rows or [])]
+            for d in n_depth or [_ROWS_DEPTH]
+        ),
     ]
-    if not tests:
+    groups = [group for group in groups if group]
+    if not groups:
         raise click.UsageError("there is nothing to measure: -p and -n are both 0")
-    results = []
+    results: list[dict[str, Any]] = []
     thread_counts: list[int | None] = [*threads] if threads else [None]
     with progress("measuring") as show:
-        for n_threads in thread_counts:
+        for i, n_threads in enumerate(thread_counts):
             with options.load(model, n_threads) as loaded:
-                n_ctx = max(test.n_tokens + test.n_depth for test in tests)
-                options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n and -d")
-                for test in tests:
-                    results.append(_measure(loaded, test, repetitions, cache_type))
+                n_ctx = max(test.n_ctx for group in groups for test in group)
+                options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
+                for j, group in enumerate(groups, 1):
+                    results += measure(loaded, group, repetitions, cast("CacheType", cache_type))
                     if show is not None:
-                        show(len(results), len(tests) * len(thread_counts))
-    click.echo(json.dumps(results, indent=2) if output == "json" else _table(results))
+                        show(len(groups) * i + j, len(groups) * len(thread_counts))
+    click.echo(json.dumps(results, indent=2) if output == "json" else _tables(results))
 
 
-def _measure(model: Model, test: Test, repetitions: int, cache_type: str) -> dict[str, Any]:
-    started = datetime.now(UTC)
-    # Fixed tokens: what they are does not change the work, and the same ones every time compare.
-    tokens = np.random.default_rng(1).integers(
-        0, model.spec.n_vocab, test.n_depth + test.n_tokens, dtype=np.int32
-    )
-    samples_ns = []
-    with model.context(len(tokens), n_batch=N_BATCH, cache_type=cache_type) as context:  # type: ignore[arg-type]
-        for run in range(-1, repetitions):
-            context.clear()
-            if test.n_depth:
-                context.forward(tokens[: test.n_depth], logits="none")
-            start = time.monotonic_ns()
-            (_read if test.n_prompt else _generate)(context, tokens, test.n_depth)
-            if run >= 0:
-                samples_ns.append(time.monotonic_ns() - start)
-    samples_ts = [1e9 * test.n_tokens / ns for ns in samples_ns]
-    tensors = formats.open(model.path).tensors
-    return {
-        "build_commit": metadata.version("pyflow-llm"),
-        "cpu_info": _core.cpu_info()["model"],
-        "backends": f"CPU {model.isa}",
-        "model_filename": str(model.path),
-        "model_type": model.name,
-        "model_size": sum(t.nbytes for t in tensors),
-        "model_n_params": sum(prod(t.shape) for t in tensors),
-        "n_batch": N_BATCH,
-        "n_ubatch": N_BATCH,
-        "n_threads": model.n_threads,
-        "type_k": cache_type,
-        "type_v": cache_type,
-        "n_prompt": test.n_prompt,
-        "n_gen": test.n_gen,
-        "n_depth": test.n_depth,
-        "test_time": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "avg_ns": round(statistics.fmean(samples_ns)),
-        "stddev_ns": round(_spread(samples_ns)),
-        "avg_ts": statistics.fmean(samples_ts),
-        "stddev_ts": _spread(samples_ts),
-        "samples_ns": samples_ns,
-        "samples_ts": samples_ts,
-    }
+def _tables(results: list[dict[str, Any]]) -> str:
+    """One of prompts and generation, one of batches, as far as they were measured."""
+    speeds = [r for r in results if not r["n_rows"]]
+    batches = [r for r in results if r["n_rows"]]
+    parts = []
+    if speeds:
+        head = ["model", "size", "params", "backend", "threads", "test", "t/s"]
+        parts.append(_table([*head, "rate", "of limit"], [_speed(r) for r in speeds]))
+    if batches:
+        head = ["model", "backend", "threads", "test", "ms", "of 1 row", "t/s"]
+        parts.append(_table([*head, "rate", "of limit"], [_batch(r) for r in batches]))
+    return "\n\n".join(parts)
 
 
-def _read(context: Context, tokens: np.ndarray[Any, np.dtype[np.int32]], n_depth: int) -> None:
-    context.forward(tokens[n_depth:], logits="last")
-
-
-def _generate(context: Context, tokens: np.ndarray[Any, np.dtype[np.int32]], n_depth: int) -> None:
-    greedy = [_core.Sampler(temperature=0.0)]
-    row = np.zeros(1, np.int32)
-    for position in range(n_depth, len(tokens)):
-        at = np.array([position], np.int32)
-        context.sample(tokens[position : position + 1], at, 0, row, greedy)
-
-
-def _spread(samples: list[Any]) -> float:
-    return statistics.stdev(samples) if len(samples) > 1 else 0.0
-
-
-def _table(results: list[dict[str, Any]]) -> str:
-    head = ["model", "size", "params", "backend", "threads", "test", "t/s"]
-    rows = [
-        [
-            r["model_type"],
-            f"{r['model_size'] / 2**20:.2f} MiB",
-            f"{r['model_n_params'] / 1e6:.2f} M",
-            r["backends"],
-            str(r["n_threads"]),
-            Test(r["n_prompt"], r["n_gen"], r["n_depth"]).name,
-            f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
-        ]
-        for r in results
+def _speed(r: dict[str, Any]) -> list[str]:
+    return [
+        r["model_type"],
+        f"{r['model_size'] / 2**20:.2f} MiB",
+        f"{r['model_n_params'] / 1e6:.2f} M",
+        r["backends"],
+        str(r["n_threads"]),
+        _name(r),
+        f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
+        *_limit(r),
     ]
+
+
+def _batch(r: dict[str, Any]) -> list[str]:
+    ms = r["median_ns"] / 1e6
+    return [
+        r["model_type"],
+        r["backends"],
+        str(r["n_threads"]),
+        _name(r),
+        f"{ms:.2f}",
+        "" if r["of_one_row"] is None else f"{r['of_one_row']:.2f}",
+        f"{1e3 * r['n_rows'] / ms:.1f}",
+        *_limit(r),
+    ]
+
+
+def _name(r: dict[str, Any]) -> str:
+    return Test(r["n_depth"], n_prompt=r["n_prompt"], n_gen=r["n_gen"], n_rows=r["n_rows"]).name
+
+
+def _limit(r: dict[str, Any]) -> list[str]:
+    """The rate, and its part of the limit."""
+    if r["gb_per_s"] is not None:
+        return [f"{r['gb_per_s']:.1f} GB/s", f"{r['of_read_limit']:.0%}"]
+    if r["gmac_per_s"] is not None:
+        return [f"{r['gmac_per_s']:.0f} GMAC/s", f"{r['of_dot_peak']:.0%}"]
+    return ["", ""]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     # Numbers to the right, as the colons tell Markdown.
     left = [name in {"model", "backend"} for name in head]

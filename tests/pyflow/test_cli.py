@@ -108,6 +108,9 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "-p", "0", "-n", "0"], "nothing to measure"),
         (["bench", "-p", "5-1"], "expected numbers"),
         (["bench", "-t", "0"], "expected 1 or more"),
+        (["bench", "--rows", "0"], "expected 1 or more"),
+        (["bench", "--rows", "1,513"], "expected at most 512, found 513"),
+        (["bench", "--rows", "1", "-d", "1,8192"], "8193 tokens of context are more than the 8192"),
         (["eval", "ppl"], "--file"),
     ],
 )

@@ -119,9 +119,51 @@ def test_bench_uses_llama_benchs_names(capsys: pytest.CaptureFixture[str]) -> No
         assert len(r["samples_ns"]) == len(r["samples_ts"]) == 2
         assert r["avg_ts"] > 0
         assert r["model_n_params"] == 134_515_008
+        assert r["of_one_row"] is None
     out, _ = output(capsys, *args)
     assert "pp8 @ d4" in out
     assert len({len(line) for line in out.splitlines()}) == 1
+
+
+def test_bench_holds_speeds_against_what_the_machine_could_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ["bench", "-m", "smollm2", "-p", "8", "-n", "2", "-r", "3", "-t", "1"]
+    prompt, generation = json.loads(output(capsys, *args, "-o", "json")[0])
+    # Every weight but the vocabulary's multiplies every token; the vocabulary's only the last one.
+    layers, vocabulary = 106_168_320, 49_152 * 576
+    multiplies = 8 * layers + vocabulary
+    assert prompt["gmac_per_s"] == pytest.approx(multiplies / prompt["median_ns"])
+    part = prompt["gmac_per_s"] / prompt["dot_peak_gmac_per_s"]
+    assert prompt["of_dot_peak"] == pytest.approx(part)
+    assert prompt["gb_per_s"] is prompt["of_read_limit"] is None
+    read = 2 * 96_576_768
+    assert generation["gb_per_s"] == pytest.approx(read / generation["median_ns"])
+    assert generation["of_read_limit"] > 0
+    assert generation["gmac_per_s"] is generation["of_dot_peak"] is None
+
+
+def test_bench_verifies_batches_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["bench", "-m", "smollm2", "--rows", "1,3", "-r", "2", "-t", "1"]
+    args += ["--cache-type", "q8_0"]
+    told = json.loads(output(capsys, *args, "-o", "json")[0])
+    assert [(r["n_rows"], r["n_depth"], r["n_prompt"], r["n_gen"]) for r in told] == [
+        (1, 128, 0, 0),
+        (3, 128, 0, 0),
+    ]
+    one, three = told
+    assert one["of_one_row"] == 1
+    # The median of two is their mean, which the file keeps as whole nanoseconds.
+    assert three["of_one_row"] == pytest.approx(three["median_ns"] / one["median_ns"], rel=1e-6)
+    assert three["gb_per_s"] == pytest.approx(96_576_768 / three["median_ns"], rel=1e-6)
+    assert three["type_k"] == three["type_v"] == "q8_0"
+    out, _ = output(capsys, *args, "-d", "4,600", "-p", "4")
+    speeds, batches = out.split("\n\n")
+    assert "pp4 @ d600" in speeds
+    assert "rows3 @ d4" in batches
+    assert "rows1 @ d600" in batches
+    assert "rows" not in speeds
+    assert len({len(line) for line in batches.splitlines()}) == 1
 
 
 def test_ctrl_c_prints_what_there_is_and_exits_130(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""What `pyflow bench` times, and the bounds that it holds the times against."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core, formats
+
+if TYPE_CHECKING:
+    from pyflow.context import CacheType, Context
+    from pyflow.engine import Model
+
+N_BATCH = 512
+# Runs of a bound at each sample; the best counts, as the first has threads to wake.
+_PROBES = 3
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """After n_depth tokens: reading n_prompt, or generating n_gen, or n_rows in one batch."""
+
+    n_depth: int
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_rows: int = 0
+
+    @property
+    def name(self) -> str:
+        parts = {"pp": self.n_prompt, "tg": self.n_gen, "rows": self.n_rows}
+        (kind,) = (f"{key}{n}" for key, n in parts.items() if n)
+        return f"{kind} @ d{self.n_depth}" if self.n_depth else kind
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_prompt + self.n_gen + self.n_rows
+
+    @property
+    def n_ctx(self) -> int:
+        return self.n_depth + self.n_tokens
+
+    @property
+    def n_passes(self) -> int:
+        """How often all weights are read while tokens are decoded."""
+        return self.n_gen or 1
+
+
+def measure(
+    model: Model, tests: list[Test], repetitions: int, cache_type: CacheType
+) -> Iterator[dict[str, Any]]:
+    """A result for each test, all of one depth.
+
+    Samples are taken in turn, the order mirrored from one repetition to the next, so that a machine
+    that slows down does so for all tests; the bounds are measured right after each sample.
+    """
+    started = datetime.now(UTC)
+    n_ctx = max(test.n_ctx for test in tests)
+    # Fixed tokens: what they are does not change the work, and the same ones every time compare.
+    tokens = np.random.default_rng(1).integers(0, model.spec.n_vocab, n_ctx, dtype=np.int32)
+    samples: dict[Test, list[int]] = {test: [] for test in tests}
+    bounds: dict[Test, list[float]] = {test: [] for test in tests}
+    with model.context(n_ctx, n_batch=N_BATCH, cache_type=cache_type) as context:
+        for run in range(-1, repetitions):
+            for test in tests if run % 2 else reversed(tests):
+                _go_to(context, tokens[: test.n_depth])
+                spent = _timed(context, test, tokens)
+                bound = (model.stage.dot_rate if test.n_prompt else model.stage.read_rate)(_PROBES)
+                if run >= 0:  # the first turn warms up
+                    samples[test].append(spent)
+                    bounds[test].append(bound)
+    for test in tests:
+        ns = samples[test]
+        ts = [1e9 * test.n_tokens / spent for spent in ns]
+        yield {
+            **_setting(model, cache_type),
+            "n_prompt": test.n_prompt,
+            "n_gen": test.n_gen,
+            "n_rows": test.n_rows,
+            "n_depth": test.n_depth,
+            "test_time": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "avg_ns": round(statistics.fmean(ns)),
+            "stddev_ns": round(_spread(ns)),
+            "median_ns": round(statistics.median(ns)),
+            "avg_ts": statistics.fmean(ts),
+            "stddev_ts": _spread(ts),
+            "samples_ns": ns,
+            "samples_ts": ts,
+            **_bounds(model, test, statistics.median(ns), statistics.median(bounds[test])),
+            "of_one_row": _of_one_row(test, samples),
+        }
+
+
+def _go_to(context: Context, past: NDArray[np.int32]) -> None:
+    """Leaves the context holding just these tokens; what it has of them is not computed again."""
+    if past.size and context.seq_reusable(0, past.size) == past.size:
+        context.seq_rm(0, past.size)
+        return
+    context.clear()
+    if past.size:
+        context.forward(past, logits="none", regime="prefill")
+
+
+def _timed(context: Context, test: Test, tokens: NDArray[np.int32]) -> int:
+    """Nanoseconds of the test."""
+    first, end = test.n_depth, test.n_ctx
+    if test.n_prompt:
+        start = time.monotonic_ns()
+        context.forward(tokens[first:end], logits="last", regime="prefill")
+        return time.monotonic_ns() - start
+    n_rows = test.n_rows or 1
+    samplers = [_core.Sampler(temperature=0.0) for _ in range(n_rows)]
+    wanted = np.arange(n_rows, dtype=np.int32)
+    start = time.monotonic_ns()
+    for at in range(first, end, n_rows):
+        batch = slice(at, at + n_rows)
+        context.sample(tokens[batch], at + wanted, 0, wanted, samplers)
+    return time.monotonic_ns() - start
+
+
+def _setting(model: Model, cache_type: CacheType) -> dict[str, Any]:
+    tensors = formats.open(model.path).tensors
+    return {
+        "build_commit": metadata.version("pyflow-llm"),
+        "cpu_info": _core.cpu_info()["model"],
+        "backends": f"CPU {model.isa}",
+        "model_filename": str(model.path),
+        "model_type": model.name,
+        "model_size": sum(t.nbytes for t in tensors),
+        "model_n_params": sum(prod(t.shape) for t in tensors),
+        "n_batch": N_BATCH,
+        "n_ubatch": N_BATCH,
+        "n_threads": model.n_threads,
+        "type_k": cache_type,
+        "type_v": cache_type,
+    }
+
+
+def _bounds(model: Model, test: Test, ns: float, bound: float) -> dict[str, float | None]:
+    """Rates in 10^9 a second, and their part of what the same threads reach doing nothing else.
+
+    Decoding reads the weights; a prompt multiplies by them (attention is left out of both).
+    """
+    keys = ["gb_per_s", "read_limit_gb_per_s", "of_read_limit"]
+    keys += ["gmac_per_s", "dot_peak_gmac_per_s", "of_dot_peak"]
+    found: dict[str, float | None] = dict.fromkeys(keys)
+    if test.n_prompt:
+        multiplies = _multiplies(model, test.n_prompt)
+        if multiplies is None:
+            return found
+        rate, of = multiplies / ns, 3
+    else:
+        rate, of = test.n_passes * model.stage.token_bytes / ns, 0
+    found |= zip(keys[of:], (rate, bound / _GIGA, rate * _GIGA / bound), strict=False)
+    return found
+
+
+def _multiplies(model: Model, n_tokens: int) -> int | None:
+    """Multiply-adds by weights for a prompt; None unless all of them are of int8 activations."""
+    spec, used = model.spec, model.spec.tensors()
+    unquantized = {f["name"] for f in _core.weight_formats() if f["block"] == 1}
+    total = 0
+    for tensor in formats.open(model.path).tensors:
+        if len(tensor.shape) != 2 or tensor.name not in used:
+            continue
+        if tensor.dtype in unquantized:
+            return None
+        if tensor.name == spec.head.weight:  # the last token's logits alone are wanted
+            total += prod(tensor.shape)
+        elif tensor.name != spec.embedding.weight:
+            total += prod(tensor.shape) * n_tokens
+    return total
+
+
+def _of_one_row(test: Test, samples: dict[Test, list[int]]) -> float | None:
+    """How much longer the batch takes than one of one row; None where that was not measured."""
+    one = samples.get(Test(test.n_depth, n_rows=1))
+    if not test.n_rows or one is None:
+        return None
+    return statistics.median(samples[test]) / statistics.median(one)
+
+
+def _spread(samples: list[Any]) -> float:
+    return statistics.stdev(samples) if len(samples) > 1 else 0.0
