@@ -1,4 +1,4 @@
-"""pyflow beside llama.cpp: prefill and decode, the same tokens, the same threads, in one run.
+"""pyflow beside other runtimes: prefill and decode, the same tokens and threads, in one run.
 
     python bench/compare.py -m smollm2 -t 1,2 --peer-python PYTHON
 
@@ -10,6 +10,7 @@ so for both. Medians count; the spread is the smallest and the largest. bench/RE
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -23,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from read_limit import bytes_per_token
 from report import as_markdown, draw
+from sides import SIDES
 
+from pyflow import _core
 from pyflow.catalogue import resolve
 from pyflow.errors import PyflowError
 
@@ -51,6 +53,13 @@ class Child:
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One request, one answer; ends the program with the side's own words when it fails."""
+        answer = self.try_to(op, **arguments)
+        if "error" in answer:
+            raise SystemExit(f"{self.side}: {op}: {answer['error']}")
+        return answer
+
+    def try_to(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One request, one answer, which is {"error": words} when it fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -59,10 +68,9 @@ class Child:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        reply = json.loads(line) if line else {"error": "its process ended; see above"}
-        if "error" in reply:
-            raise SystemExit(f"{self.side}: {op}: {reply['error']}")
-        answer: dict[str, Any] = reply
+        answer: dict[str, Any] = (
+            json.loads(line) if line else {"error": "its process ended; see above"}
+        )
         return answer
 
     def __enter__(self) -> Child:
@@ -113,13 +121,22 @@ def measure(
     n_prompt, n_generate = options.n_prompt, options.n_generate
     n_before = max(1, DECODE_CONTEXT - n_generate // 2)
     n_ctx = -(-max(n_prompt, n_before + n_generate) // 256) * 256
-    loads = [
-        child.ask("load", path=str(path), n_threads=n_threads, n_ctx=n_ctx) for child, _ in children
-    ]
-    sizes = {reply["n_vocab"] for reply in loads}
-    if len(sizes) != 1:
+    loads = {
+        child.side: child.try_to("load", path=str(path), n_threads=n_threads, n_ctx=n_ctx)
+        for child, _ in children
+    }
+    refused = {side: reply["error"] for side, reply in loads.items() if "error" in reply}
+    for side, words in refused.items():
+        print(f"{path.stem}: {side}: {words}", file=sys.stderr)
+    if "pyflow" in refused or len(refused) == len(loads):
+        raise SystemExit(f"{path}: cannot be measured")
+    loads = {side: reply for side, reply in loads.items() if side not in refused}
+    sizes = {reply["n_vocab"] for reply in loads.values()} - {None}
+    if len(sizes) > 1:
         raise SystemExit(f"{path}: the sides disagree on the vocabulary's size: {sorted(sizes)}")
-    ids = np.random.default_rng(1).integers(0, sizes.pop(), max(n_prompt, DECODE_CONTEXT * 2))
+    # A side that does not tell the size gets ids that every model has.
+    n_vocab = sizes.pop() if sizes else 1000
+    ids = np.random.default_rng(1).integers(0, n_vocab, max(n_prompt, DECODE_CONTEXT * 2))
     tokens: list[int] = ids.tolist()
     requests = {
         f"prefill {n_prompt}": (n_prompt, "prefill", {"tokens": tokens[:n_prompt]}),
@@ -129,8 +146,12 @@ def measure(
             {"prompt": tokens[:n_before], "tokens": (tokens * n_generate)[:n_generate]},
         ),
     }
-    turns = [(child, variant) for child, variants in children for variant in variants]
-    nbytes = bytes_per_token(path)
+    turns = [
+        (child, variant)
+        for child, variants in children
+        if child.side in loads
+        for variant in variants
+    ]
     rows = []
     for test, (n_tokens, op, arguments) in requests.items():
         series = {(child.side, variant): Series(child.side, variant) for child, variant in turns}
@@ -142,7 +163,7 @@ def measure(
             seconds = child.ask(op, variant=variant, **arguments)["seconds"]
             series[child.side, variant].samples.append(n_tokens / seconds)
             if op == "decode":
-                reply = child.ask("read_rate", nbytes=nbytes)
+                reply = child.ask("read_rate")
                 rates += [reply["bytes_per_second"]] if reply["bytes_per_second"] else []
         summaries = [one.summary() for one in series.values()]
         best = {
@@ -155,19 +176,13 @@ def measure(
             "test": test,
             "best": best,
             "all": summaries,
-            "bytes_per_token": nbytes,
+            "refused": refused,
+            "bytes_per_token": loads.get("pyflow", {}).get("bytes_per_token"),
             "read_bytes_per_second": statistics.median(rates) if rates else None,
         }
         rows.append(row)
         print(f"{path.stem} t={n_threads} {test}", file=sys.stderr)
     return rows
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown CPU"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -180,15 +195,31 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--peer-python", default=sys.executable, help="a Python that can import llama_cpp"
     )
-    parser.add_argument("--isa", help="kernel table that pyflow must use")
-    parser.add_argument("--only", choices=["pyflow", "llama.cpp"], help="measure one side alone")
+    parser.add_argument(
+        "--openvino-python", metavar="PYTHON", help="also measure openvino-genai, in this Python"
+    )
+    parser.add_argument("--isa", help="kernel table that pyflow must use, e.g. avx2")
+    parser.add_argument("--only", choices=SIDES, help="measure one side alone")
     parser.add_argument("-o", "--output", choices=["md", "json"], default="md")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw a chart")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the ratios")
     options = parser.parse_args(arguments)
     try:
         options.threads = [int(count) for count in options.threads.split(",")]
     except ValueError:
         parser.error(f"-t {options.threads}: expected numbers with commas between them")
+    options.pythons = {
+        side: python
+        for side, python in zip(
+            SIDES, (sys.executable, options.peer_python, options.openvino_python), strict=True
+        )
+        if python is not None and options.only in (None, side)
+    }
+    if not options.pythons:
+        parser.error(f"--only {options.only}: give its Python, --{options.only}-python")
+    if options.plot and options.only:
+        parser.error("--plot: a ratio needs two sides; leave --only out")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot: matplotlib is not here; run 'pip install matplotlib'")
     counts = [*options.threads, options.n_prompt, options.n_generate, options.repeats]
     if min(counts) < 1:
         parser.error("-t, -p, -n and -r must be at least 1")
@@ -199,19 +230,19 @@ def main() -> None:
     options = parse()
     try:
         paths = [resolve(model).resolve() for model in options.model]
+        cpu = _core.cpu_info()["model"]
     except PyflowError as error:
         raise SystemExit(str(error)) from None
     with ExitStack() as stack:
         children = []
         sides: dict[str, dict[str, Any]] = {}
-        for side, python in (("pyflow", sys.executable), ("llama.cpp", options.peer_python)):
-            if options.only in (None, side):
-                environment = {"PYFLOW_ISA": options.isa} if options.isa else {}
-                child = stack.enter_context(Child(side, python, environment))
-                sides[side] = child.ask("describe")
-                children.append((child, tuple(sides[side]["variants"])))
+        for side, python in options.pythons.items():
+            environment = {"PYFLOW_ISA": options.isa} if options.isa else {}
+            child = stack.enter_context(Child(side, python, environment))
+            sides[side] = child.ask("describe")
+            children.append((child, tuple(sides[side]["variants"])))
         run = {
-            "cpu": cpu_model(),
+            "cpu": cpu,
             "n_cpus": len(os.sched_getaffinity(0)),
             "load_average_before": os.getloadavg()[0],
             "command": " ".join(["python", "bench/compare.py", *sys.argv[1:]]),

@@ -16,15 +16,25 @@ def as_markdown(run: dict[str, Any]) -> str:
     ]
     for side in run["sides"].values():
         lines.append(f"- {side['name']}: {side['system_info']}")
-    header = ["model", "threads", "test", *run["sides"], "ratio", "read limit", "of limit"]
+    peers = [side for side in run["sides"] if side != "pyflow"]
+    ratios = [f"pyflow / {peer}" for peer in peers] if "pyflow" in run["sides"] else []
+    header = ["model", "threads", "test", *run["sides"], *ratios, "read limit", "of limit"]
     lines += ["", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for row in run["rows"]:
         best = row["best"]
         cells = [row["model"], str(row["n_threads"]), row["test"]]
-        cells += [spread(best[side]) for side in run["sides"]]
-        cells.append(ratio(best))
+        cells += [spread(best[side]) if side in best else "" for side in run["sides"]]
+        if ratios:
+            cells += [f"{ratio(best, peer)[1]:.2f}" if peer in best else "" for peer in peers]
         cells += limit(row)
         lines.append("| " + " | ".join(cells) + " |")
+    refusals = [
+        f"- {row['model']}: {side} cannot run it: {' '.join(words.split())}"
+        for row in run["rows"]
+        for side, words in row["refused"].items()
+    ]
+    if refusals:
+        lines += ["", *dict.fromkeys(refusals)]
     return "\n".join(lines)
 
 
@@ -33,22 +43,26 @@ def spread(summary: dict[str, Any]) -> str:
     return text if summary["variant"] == "default" else f"{text} {summary['variant']}"
 
 
-def ratio(best: dict[str, Any]) -> str:
-    """pyflow's median over the peer's best variant's."""
-    if len(best) < 2:
-        return ""
-    return f"{best['pyflow']['median'] / best['llama.cpp']['median']:.2f}"
+def ratio(best: dict[str, Any], peer: str) -> tuple[float, float, float]:
+    """pyflow over the peer's best variant: the least, of the medians, and the most.
+
+    The extremes set the slowest sample of one side against the fastest of the other.
+    """
+    ours, theirs = best["pyflow"], best[peer]
+    return (
+        ours["min"] / theirs["max"],
+        ours["median"] / theirs["median"],
+        ours["max"] / theirs["min"],
+    )
 
 
 def limit(row: dict[str, Any]) -> list[str]:
-    """Tokens/s that plain reads of the weights would allow, and the part of it that was reached."""
+    """Tokens/s that plain reads of pyflow's weights would allow, and the part that it reached."""
     rate = row["read_bytes_per_second"]
     if rate is None:
         return ["", ""]
     bound = rate / row["bytes_per_token"]
-    best = max(summary["median"] for summary in row["best"].values())
-    first = row["best"].get("pyflow", {"median": best})["median"]
-    return [number(bound), f"{first / bound:.0%}"]
+    return [number(bound), f"{row['best']['pyflow']['median'] / bound:.0%}"]
 
 
 def number(value: float) -> str:
@@ -57,32 +71,40 @@ def number(value: float) -> str:
 
 
 def draw(run: dict[str, Any], target: Path) -> None:
-    """Bars of the medians with their spread, one pair for each row."""
+    """Bars of pyflow's speed over each peer's, with their spread; one chart for each test."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    tests = list(dict.fromkeys(row["test"].split()[0] for row in run["rows"]))
+    peers = [side for side in run["sides"] if side != "pyflow"]
+    tests = list(dict.fromkeys(row["test"] for row in run["rows"]))
+    width = 0.8 / len(peers)
     figure, axes = pyplot.subplots(1, len(tests), figsize=(6 * len(tests), 4), squeeze=False)
     for axis, test in zip(axes[0], tests, strict=True):
-        rows = [row for row in run["rows"] if row["test"].startswith(test)]
-        width = 0.8 / len(run["sides"])
-        for i, side in enumerate(run["sides"]):
-            summaries = [row["best"][side] for row in rows]
-            middles = [s["median"] for s in summaries]
-            spans = [
-                [s["median"] - s["min"] for s in summaries],
-                [s["max"] - s["median"] for s in summaries],
+        rows = [row for row in run["rows"] if row["test"] == test]
+        for i, peer in enumerate(peers):
+            places = [
+                (j + (i + 0.5) * width - 0.4, ratio(row["best"], peer))
+                for j, row in enumerate(rows)
+                if peer in row["best"]
             ]
-            places = [j + i * width for j in range(len(rows))]
-            axis.bar(places, middles, width, yerr=spans, capsize=2, label=side)
+            middles = [middle for _, (_, middle, _) in places]
+            spans = [
+                [middle - least for _, (least, middle, _) in places],
+                [most - middle for _, (_, middle, most) in places],
+            ]
+            at = [place for place, _ in places]
+            axis.bar(at, middles, width, yerr=spans, capsize=2, label=f"pyflow / {peer}")
+            for place, middle in zip(at, middles, strict=True):
+                axis.text(place, 0, f"{middle:.2f}", ha="center", va="bottom", fontsize=8)
         labels = [f"{row['model']}\n{row['n_threads']} thr." for row in rows]
-        axis.set_xticks([j + width / 2 for j in range(len(rows))], labels, fontsize=8)
-        axis.set_ylabel("tokens/s")
-        axis.set_yscale("log")
-        axis.set_title(rows[0]["test"])
+        axis.set_xticks(range(len(rows)), labels, fontsize=8)
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_ylabel("ratio of tokens/s")
+        axis.set_title(test)
         axis.legend()
     figure.suptitle(run["cpu"], fontsize=9)
     figure.tight_layout()
     figure.savefig(target, dpi=150)
+    pyplot.close(figure)

@@ -1,45 +1,19 @@
-"""The comparison takes turns fairly, counts bytes rightly and prints what it measured."""
+"""The comparison takes turns fairly, and prints and draws what it measured."""
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a module of bench/, which is not a package."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench")
-    return importlib.import_module
 
 
 def test_every_second_repeat_runs_backwards(bench: Callable[[str], ModuleType]) -> None:
     turns = list(bench("compare").mirrored(["pyflow", "off", "on"], 3))
     assert turns == ["pyflow", "off", "on", "on", "off", "pyflow", "pyflow", "off", "on"]
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_embedding_table_is_read_only_where_it_is_the_head(
-    bench: Callable[[str], ModuleType], tmp_path: Path, tied: bool
-) -> None:
-    path = tmp_path / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((32, 32), np.float16))
-    if not tied:
-        writer.add_tensor("output.weight", np.zeros((8, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert bench("read_limit").bytes_per_token(path) == 8 * 32 * 4 + 32 * 32 * 2
 
 
 def run_of(best: dict[str, Any], rate: float | None) -> dict[str, Any]:
@@ -48,6 +22,7 @@ def run_of(best: dict[str, Any], rate: float | None) -> dict[str, Any]:
         "n_threads": 2,
         "test": "decode 64 @ 118",
         "best": best,
+        "refused": {},
         "bytes_per_token": 1000,
         "read_bytes_per_second": rate,
     }
@@ -77,12 +52,67 @@ def test_the_table_shows_both_medians_their_ratio_and_the_part_of_the_limit(
     )
 
 
+def test_a_side_that_cannot_run_a_model_is_left_out_and_says_why(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    run = run_of({"pyflow": summary(120, "default"), "llama.cpp": summary(80, "default")}, None)
+    run["sides"]["openvino"] = {"name": "openvino", "system_info": "some CPU"}
+    run["rows"][0]["refused"] = {"openvino": "no such\n type"}
+    run["rows"].append(run["rows"][0])
+    *_, row, blank, refusal = bench("report").as_markdown(run).splitlines()
+    assert row.endswith("| 80.0 (79.0..81.0) |  | 1.50 |  |  |  |")
+    assert (blank, refusal) == ("", "- tiny: openvino cannot run it: no such type")
+
+
+def test_a_ratio_s_spread_sets_the_slowest_against_the_fastest(
+    bench: Callable[[str], ModuleType],
+) -> None:
+    best = {"pyflow": summary(120, "default"), "llama.cpp": summary(80, "default")}
+    assert bench("report").ratio(best, "llama.cpp") == (119 / 81, 120 / 80, 121 / 79)
+
+
+def test_the_ratios_are_drawn(bench: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    best = {"pyflow": summary(120, "default"), "llama.cpp": summary(80, "default")}
+    run = run_of({**best, "openvino": summary(60, "default")}, None)
+    run["rows"].append({**run["rows"][0], "model": "other", "best": best})
+    bench("report").draw(run, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_chart_without_matplotlib_is_refused_before_anything_is_measured(
+    bench: Callable[[str], ModuleType],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SystemExit):
+        bench("compare").parse(["--plot", "chart.png"])
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_sides_have_the_python_that_was_given(bench: Callable[[str], ModuleType]) -> None:
+    parse = bench("compare").parse
+    assert parse(["--peer-python", "a"]).pythons == {"pyflow": sys.executable, "llama.cpp": "a"}
+    assert parse(["--only", "openvino", "--openvino-python", "b"]).pythons == {"openvino": "b"}
+
+
 def test_one_side_alone_has_neither_ratio_nor_limit(bench: Callable[[str], ModuleType]) -> None:
     table = bench("report").as_markdown(run_of({"llama.cpp": summary(80, "default")}, None))
-    assert table.splitlines()[-1] == ("| tiny | 2 | decode 64 @ 118 | 80.0 (79.0..81.0) |  |  |  |")
+    assert table.splitlines()[-1] == "| tiny | 2 | decode 64 @ 118 | 80.0 (79.0..81.0) |  |  |"
 
 
-@pytest.mark.parametrize("arguments", [["-t", "0"], ["-t", "two"], ["-r", "0"], ["-n", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-t", "0"],
+        ["-t", "two"],
+        ["-r", "0"],
+        ["-n", "-1"],
+        ["--only", "openvino"],
+        ["--plot", "a.png", "--only", "pyflow"],
+    ],
+)
 def test_senseless_options_are_refused(
     bench: Callable[[str], ModuleType],
     capsys: pytest.CaptureFixture[str],
