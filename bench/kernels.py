@@ -1,0 +1,222 @@
+"""Matrix products alone: every weight format on every kernel table, by one thread.
+
+    python bench/kernels.py
+
+Weights come once from the second-level cache and once from memory. Medians of the samples count.
+bench/README.md says what the columns mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.cli.terminal import progress
+
+N_COLS = 2048
+# Rows of the matrices that come from memory: long enough for a call to cost nothing beside them.
+N_ROWS = 4096
+N_SAMPLES = 5
+FORMATS = {f["name"]: f for f in _core.weight_formats()}
+KIB, MIB = 1 << 10, 1 << 20
+# Where the system does not tell its caches.
+USUAL_CACHES = {2: MIB, 3: 32 * MIB}
+
+
+def caches() -> dict[int, int]:
+    """Bytes of the second- and the third-level cache of the first CPU."""
+    found = dict(USUAL_CACHES)
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        level = int((index / "level").read_text())
+        if level in found:
+            found[level] = int((index / "size").read_text().strip().removesuffix("K")) * KIB
+    return found
+
+
+def packed(name: str, nbytes: int) -> list[Any]:
+    """Matrices of N_COLS columns whose tiles take about nbytes: one, or several of N_ROWS rows."""
+    fmt = FORMATS[name]
+    row_bytes = N_COLS // fmt["block"] * fmt["block_bytes"]
+    n_rows = max(16, min(nbytes // row_bytes // 16 * 16, N_ROWS))
+    rng = np.random.default_rng(1)
+    if fmt["block"] == 1:  # random bytes would hold subnormal numbers, which are slow
+        values = rng.standard_normal(n_rows * N_COLS).astype(np.float32)
+        as_bytes = {
+            "F32": lambda: values.view(np.uint8),
+            "F16": lambda: values.astype(np.float16).view(np.uint8),
+            "BF16": lambda: np.ascontiguousarray(values.view(np.uint16)[1::2]).view(np.uint8),
+        }
+        data = as_bytes[name]()
+    else:  # any bytes are weights; scales that are not numbers cost no more than others
+        data = rng.integers(0, 256, n_rows * row_bytes, dtype=np.uint8)
+    data = data.reshape(n_rows, row_bytes)
+    n = max(1, round(nbytes / (n_rows * row_bytes)))
+    return [_core.testing.PackedTensor(name, data, n_rows, N_COLS) for _ in range(n)]
+
+
+def seconds_each(
+    isa: str, matrices: list[Any], x: NDArray[np.float32], seconds: float
+) -> list[float]:
+    """Seconds of a product with one matrix, by samples of about `seconds` in all."""
+    acts = _core.testing.Activations(isa, x)
+    tiles = matrices[0].tiles
+    y = np.empty((len(x), 16 * tiles), np.float32)
+    around = itertools.cycle(matrices)
+
+    def run(n: int) -> float:
+        start = time.monotonic()
+        if len(matrices) == 1:
+            _core.testing.matmul(isa, matrices[0], acts, y, 0, tiles, n)
+        else:
+            for matrix in itertools.islice(around, n):
+                _core.testing.matmul(isa, matrix, acts, y, 0, tiles)
+        return (time.monotonic() - start) / n
+
+    run(1)
+    n = max(1, round(seconds / N_SAMPLES / run(1)))
+    return [run(n) for _ in range(N_SAMPLES)]
+
+
+def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One result for each format, size, table and number of rows."""
+    rng = np.random.default_rng(2)
+    for name in options.formats:
+        for place, nbytes in options.sizes.items():
+            matrices = packed(name, nbytes)
+            n_weights = matrices[0].rows * matrices[0].cols
+            for isa, n_rows in itertools.product(options.isas, options.rows):
+                x = rng.standard_normal((n_rows, N_COLS)).astype(np.float32)
+                samples = seconds_each(isa, matrices, x, options.seconds)
+                middle = statistics.median(samples)
+                yield {
+                    "format": name,
+                    "isa": isa,
+                    "n_rows": n_rows,
+                    "weights_in": place,
+                    "nbytes": sum(matrix.nbytes for matrix in matrices),
+                    "gmac_per_s": n_rows * n_weights / middle / 1e9,
+                    "gb_per_s": matrices[0].nbytes / middle / 1e9,
+                    "samples_s": samples,
+                }
+
+
+def dot_peak(isa: str) -> float:
+    """10^9 multiply-adds of int8 a second: what a table reaches with nothing else to do."""
+    weights = (np.arange(64) % 16).astype(np.uint8)
+    group = np.arange(16, dtype=np.int8)
+    acts = np.tile(np.concatenate([group, -group]), 32)  # sums stay near zero
+    rates = []
+    for _ in range(N_SAMPLES):
+        start = time.monotonic()
+        done, _ = _core.testing.dot_peak(isa, 1 << 27, weights, acts)
+        rates.append(done / (time.monotonic() - start) / 1e9)
+    return max(rates)
+
+
+def limits(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The arithmetic's of each table, and the reading's from each place."""
+    pool = _core.ThreadPool(1)
+    return {
+        "dot_peak_gmac_per_s": {isa: dot_peak(isa) for isa in options.isas},
+        "read_gb_per_s": {
+            place: _core.read_bandwidth(pool, nbytes, N_SAMPLES) / 1e9
+            for place, nbytes in options.sizes.items()
+        },
+    }
+
+
+def as_markdown(run: dict[str, Any]) -> str:
+    """A line for each format, table and number of rows; the places side by side."""
+    bounds = run["limits"]
+    places = list(bounds["read_gb_per_s"])
+    head = ["format", "table", "rows"]
+    head += [f"{place}, {unit}" for place in places for unit in ("GMAC/s", "GB/s")]
+    found = {(c["format"], c["isa"], c["n_rows"], c["weights_in"]): c for c in run["cells"]}
+    peaks = ", ".join(f"{isa} {rate:.1f}" for isa, rate in bounds["dot_peak_gmac_per_s"].items())
+    reads = ", ".join(f"{rate:.1f} from {place}" for place, rate in bounds["read_gb_per_s"].items())
+    lines = [
+        f"{run['cpu']}, one thread, load average before the run {run['load_average_before']:.1f}; "
+        f"matrices of {N_COLS} columns; "
+        + ", ".join(f"{place}: {n / MIB:.1f} MiB" for place, n in run["sizes"].items()),
+        f"`{run['command']}`",
+        "",
+        f"- only int8 dot products, GMAC/s: {peaks}",
+        f"- only reading, GB/s: {reads}",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
+    ]
+    for name, isa, n_rows in dict.fromkeys(key[:3] for key in found):
+        row = [found.get((name, isa, n_rows, place)) for place in places]
+        texts = [f"{c[u]:.1f}" if c else "" for c in row for u in ("gmac_per_s", "gb_per_s")]
+        lines.append("| " + " | ".join([name, isa, str(n_rows), *texts]) + " |")
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    isas = _core.runnable_isas()
+    cache = caches()
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--isas", nargs="+", choices=isas, default=isas, help="kernel tables")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each cell")
+    parser.add_argument(
+        "--cache-kib", type=int, default=cache[2] // 2 // KIB, help="default: half of the L2"
+    )
+    # Beyond 1 GiB packing takes longer than measuring.
+    parser.add_argument(
+        "--memory-mib",
+        type=int,
+        default=min(4 * cache[3], 1024 * MIB) // MIB,
+        help="default: four times the L3, at most 1024",
+    )
+    parser.add_argument("-o", "--output", choices=["md", "json"], default="md")
+    options = parser.parse_args(arguments)
+    if min([*options.rows, options.cache_kib, options.memory_mib]) < 1 or options.seconds <= 0:
+        parser.error("--rows, --seconds, --cache-kib and --memory-mib must be positive")
+    options.sizes = {"cache": options.cache_kib * KIB, "memory": options.memory_mib * MIB}
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints what was measured, also when it was interrupted; returns the exit code."""
+    options = parse(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    run: dict[str, Any] = {
+        "cpu": _core.cpu_info()["model"],
+        "load_average_before": os.getloadavg()[0],
+        "command": " ".join(["python", "bench/kernels.py", *given]),
+        "caches": caches(),
+        "sizes": options.sizes,
+        "limits": limits(options),
+        "cells": [],
+    }
+    total = len(options.formats) * len(options.sizes) * len(options.isas) * len(options.rows)
+    code = 0
+    try:
+        with progress("measuring") as show:
+            for cell in cells(options):
+                run["cells"].append(cell)
+                if show is not None:
+                    show(len(run["cells"]), total)
+    except KeyboardInterrupt:
+        code = 130
+    print(json.dumps(run, indent=1) if options.output == "json" else as_markdown(run))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
