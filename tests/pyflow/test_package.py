@@ -29,6 +29,17 @@ def test_a_program_started_in_the_clone_imports_the_installed_package() -> None:
     assert done.stdout.strip() == pyflow.__file__
 
 
+def test_the_source_folder_says_that_it_is_no_package() -> None:
+    # -E forgets PYTHONSAFEPATH, -S what is installed: ./pyflow is all that there is.
+    command = [sys.executable, "-E", "-S", "-c", "import pyflow"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: {ROOT / 'pyflow'} is pyflow's source folder, without")
+    assert "python -P" in said
+    assert "make dev" in said
+
+
 def test_every_module_has_one_name() -> None:
     for name in ("pyflow.formats", "pyflow.quant"):
         importlib.import_module(name)
