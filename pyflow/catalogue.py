@@ -132,11 +132,13 @@ def resolve(name_or_path: str | Path) -> Path:
     """The GGUF file meant by the name of a pulled model or by a path; FormatError if none is."""
     path = Path(name_or_path)
     name = str(name_or_path)
+    if not name:
+        raise FormatError(f"the name of the model is empty{_suggestions(path)}")
     known = next((e for e in _ENTRIES if e.name == name), None)
     if known is not None and known.pulled:
         return known.path
-    if path.is_file():
-        return path
+    if path.exists() and not path.is_dir():
+        return path  # a pipe or device too: opening it says that it is none to be read
     if known is not None:
         raise FormatError(
             f"{name} is not pulled yet; run 'pyflow pull {name}' ({known.nbytes / 1e6:.0f} MB)"

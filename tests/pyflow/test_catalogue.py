@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import pyflow
 from pyflow import catalogue, download
 from pyflow.catalogue import Entry
 from pyflow.download import Part, Progress
@@ -306,6 +307,15 @@ def test_a_model_is_found_by_name_or_path(tmp_path: Path) -> None:
         catalogue.resolve(tmp_path / "gone.gguf")
     with pytest.raises(FormatError, match=r"is a folder.*near\.gguf"):
         catalogue.resolve(tmp_path)
+    with pytest.raises(FormatError, match=r"name of the model is empty; .*tiny"):
+        catalogue.resolve("")
+
+
+def test_what_is_there_and_no_file_is_said_to_be_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path / "fifo", "a pipe"), (Path("/dev/zero"), "a device")):
+        with pytest.raises(FormatError, match=f"expected a regular file, found {kind}"):
+            pyflow.load(path)
 
 
 @pytest.mark.usefixtures("index")
