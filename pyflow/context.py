@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
-from .errors import PyflowError, ShapeError
+from .errors import CancelledError, PyflowError, ShapeError
 from .spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Context:
         self.n_seq_max = int(args["n_seq_max"])
         self.n_batch = int(args["n_batch"])
         self._native: _core.Context | None = _core.Context(model.stage, **args)  # type: ignore[arg-type]
+        self._interrupted = False
 
     @property
     def native(self) -> _core.Context:
@@ -137,7 +138,11 @@ class Context:
             at = np.asarray(positions, np.int32)
             if at.shape != ids.shape:
                 raise ShapeError(f"positions: expected {ids.size}, found {at.size}")
+        self._interrupted = False
         for begin in range(0, ids.size, self.n_batch):
+            # Between chunks no run is in progress that the extension could stop.
+            if self._interrupted:
+                raise CancelledError("stopped")
             end = min(begin + self.n_batch, ids.size)
             part = seqs if isinstance(seqs, int) else seqs[begin:end]
             yield begin, (ids[begin:end], at[begin:end], part)
@@ -145,8 +150,14 @@ class Context:
                 progress(end, ids.size)
 
     def interrupt(self) -> None:
-        """Stops the call in progress with CancelledError; safe from other threads and handlers."""
-        self.native.interrupt()
+        """Stops the call in progress, if any, with CancelledError.
+
+        Safe at any time, from other threads and from signal handlers.
+        """
+        self._interrupted = True
+        native = self._native  # looked at once: another thread may be closing
+        if native is not None:
+            native.interrupt()
 
     def clear(self) -> None:
         """Forgets all sequences."""

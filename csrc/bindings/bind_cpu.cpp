@@ -20,7 +20,8 @@ double read_bandwidth(ThreadPool& pool, int64_t nbytes, int repeats) {
     std::fill(buffer.data() + begin, buffer.data() + size * (team.rank() + 1) / team.size(),
               uint8_t{1});
   });
-  return read_rate(pool, kernel_table(), std::array{Bytes{buffer.data(), buffer.size()}}, repeats);
+  return read_rate(pool, kernel_table(), std::array{Bytes{buffer.data(), buffer.size()}}, repeats,
+                   check_signals);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<GgufFile> file, const py::dict
                       [file](const TensorRecord& r) { file->file().release(r.offset, r.nbytes); }};
   py::gil_scoped_release release;
   return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
-                                 load);
+                                 load, check_signals);
 }
 
 CacheType cache_type(const std::string& name) {
@@ -229,12 +229,14 @@ void register_model(py::module_& m) {
       .def(
           "read_rate",
           [](const Stage& s, int repeats) {
-            return read_rate(s.pool(), s.kernels(), s.token_weights(), repeats);
+            return read_rate(s.pool(), s.kernels(), s.token_weights(), repeats, check_signals);
           },
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def(
           "dot_rate",
-          [](const Stage& s, int repeats) { return dot_rate(s.pool(), s.kernels(), repeats); },
+          [](const Stage& s, int repeats) {
+            return dot_rate(s.pool(), s.kernels(), repeats, check_signals);
+          },
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
       .def_property_readonly("used_tensors", &Stage::used_tensors);

@@ -18,9 +18,11 @@ double seconds() {
 
 // `amount` per second of the fastest of `repeats` runs over n pieces.
 template <class Body>
-double best_rate(ThreadPool& pool, int repeats, double amount, int64_t n, const Body& body) {
+double best_rate(ThreadPool& pool, int repeats, const Poll& poll, double amount, int64_t n,
+                 const Body& body) {
   double best = 0;
   for (int i = 0; i < repeats; ++i) {
+    poll();
     const double start = seconds();
     pool.run([&](Team& team) { team.for_each(n, 1, body); });
     best = std::max(best, amount / (seconds() - start));
@@ -31,7 +33,7 @@ double best_rate(ThreadPool& pool, int repeats, double amount, int64_t n, const 
 }  // namespace
 
 double read_rate(ThreadPool& pool, const KernelTable& kernels, std::span<const Bytes> parts,
-                 int repeats) {
+                 int repeats, const Poll& poll) {
   // A few pieces per thread, so that a delayed thread can be helped; whole lines.
   constexpr size_t kPiece = 1 << 20, kLine = 64;
   std::vector<Bytes> pieces;
@@ -46,7 +48,7 @@ double read_rate(ThreadPool& pool, const KernelTable& kernels, std::span<const B
     }
   for (const Bytes piece : pieces) nbytes += static_cast<double>(piece.size());
   std::atomic<uint64_t> sink{0};
-  return best_rate(pool, repeats, nbytes, static_cast<int64_t>(pieces.size()),
+  return best_rate(pool, repeats, poll, nbytes, static_cast<int64_t>(pieces.size()),
                    [&](int64_t begin, int64_t end) {
                      uint64_t sum = 0;
                      for (int64_t i = begin; i < end; ++i) {
@@ -57,7 +59,7 @@ double read_rate(ThreadPool& pool, const KernelTable& kernels, std::span<const B
                    });
 }
 
-double dot_rate(ThreadPool& pool, const KernelTable& kernels, int repeats) {
+double dot_rate(ThreadPool& pool, const KernelTable& kernels, int repeats, const Poll& poll) {
   constexpr int64_t kMultiplies = 1 << 26;  // per piece: some 0.2 ms, 20 ms of plain C++
   const int64_t n_pieces = 8 * pool.size();
   alignas(64) std::array<uint8_t, 64> weights;
@@ -77,7 +79,7 @@ double dot_rate(ThreadPool& pool, const KernelTable& kernels, int repeats) {
   };
   piece(0, 1);
   const auto amount = static_cast<double>(done * n_pieces);  // every piece does the same
-  return best_rate(pool, repeats, amount, n_pieces, [&](int64_t begin, int64_t end) {
+  return best_rate(pool, repeats, poll, amount, n_pieces, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) piece(i, i + 1);
   });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "core/thread_pool.h"
@@ -10,13 +11,16 @@
 
 namespace pyflow {
 
+// Called before each repeat, by the calling thread; it may throw to stop.
+using Poll = std::function<void()>;
 using Bytes = std::span<const uint8_t>;
 
 // Bytes per second of reading all parts once, the best of `repeats`. Of each part a thread reads
 // the share that it computes with in a step (Team::for_each).
-double read_rate(ThreadPool&, const KernelTable&, std::span<const Bytes> parts, int repeats);
+double read_rate(ThreadPool&, const KernelTable&, std::span<const Bytes> parts, int repeats,
+                 const Poll&);
 
 // Multiply-adds of int8 per second, the best of `repeats`.
-double dot_rate(ThreadPool&, const KernelTable&, int repeats);
+double dot_rate(ThreadPool&, const KernelTable&, int repeats, const Poll&);
 
 }  // namespace pyflow

@@ -7,7 +7,7 @@
 namespace pyflow {
 
 Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
-             const KernelTable& kernels, bool load)
+             const KernelTable& kernels, bool load, const std::function<void()>& poll)
     : spec_(std::move(spec)),
       kernels_(kernels),
       pool_(std::move(pool)),
@@ -36,7 +36,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     head_softcap_ = spec_.head->number("softcap");
     needs_.at_least({.max_k = n_embd});
   }
-  if (load) weights_.pack(*pool_);
+  if (load) weights_.pack(*pool_, poll);
 }
 
 std::vector<std::span<const uint8_t>> Stage::token_weights() const {

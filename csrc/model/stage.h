@@ -16,9 +16,10 @@ namespace pyflow {
 class Stage {
  public:
   // Binds, checks and packs the weights; without `load` only binds and checks, to plan memory.
-  // Throws ShapeError for a missing tensor or a wrong shape.
+  // Throws ShapeError for a missing tensor or a wrong shape, and what `poll` does: see
+  // Weights::pack.
   Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
-        const KernelTable& kernels, bool load);
+        const KernelTable& kernels, bool load, const std::function<void()>& poll);
 
   const StageSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }

@@ -44,16 +44,17 @@ const float* Weights::vector(const std::string& name, int64_t n) {
   return buffer.as<float>();
 }
 
-void Weights::pack(ThreadPool& pool) {
-  pool.run([&](Team& team) {
-    for (auto& [name, m] : matrices_) {
-      const int64_t tiles = m.packed->tiles();
+void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
+  for (auto& [name, m] : matrices_) {
+    poll();
+    const int64_t tiles = m.packed->tiles();
+    pool.run([&](Team& team) {
       team.for_each(
           tiles, std::max<int64_t>(1, tiles / (8 * team.size())),
           [&](int64_t begin, int64_t end) { m.packed->pack_tiles(m.record->data, begin, end); });
-      if (team.rank() == 0) source_.release(*m.record);
-    }
-  });
+    });
+    source_.release(*m.record);
+  }
 }
 
 std::vector<std::span<const uint8_t>> Weights::parts() const {

@@ -35,7 +35,8 @@ class Weights {
   const float* vector(const std::string& name, int64_t n);
 
   // Packs every matrix that was asked for, each tile by one thread, and releases the source pages.
-  void pack(ThreadPool& pool);
+  // `poll` is called between matrices, by the calling thread; it may throw to stop.
+  void pack(ThreadPool& pool, const std::function<void()>& poll);
 
   std::vector<std::span<const uint8_t>> parts() const;  // the packed matrices and the vectors
   size_t nbytes() const;                                // what they take
