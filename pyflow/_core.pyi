@@ -151,6 +151,11 @@ def gumbel(seed: int, stream: int, position: int, tokens: NDArray[np.int32]) -> 
 
 # --- threads, stages, contexts (bind_model.cpp) ---
 
+MAX_SEQUENCES: int
+"""The most sequences that a context may keep."""
+MAX_BATCH: int
+"""The most rows that a step may have."""
+
 class ThreadPool:
     """Persistent worker threads, shared by all contexts of a model."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
+from .arguments import one_of, whole, whole_numbers
 from .errors import CancelledError, PyflowError, ShapeError
 from .spec import ModelSpec
 
@@ -66,8 +67,10 @@ class Context:
         n_batch run in chunks; progress(done, total) is called after each.
         Raises ResourceError when the cells run out, before anything is written by that chunk.
         """
-        ids = token_ids(tokens)
-        wanted = {"last": ids.size - 1, "all": 0, "none": ids.size}[logits]
+        ids = whole_numbers("tokens", tokens)
+        firsts = {"last": ids.size - 1, "all": 0, "none": ids.size}
+        one_of("logits", logits, firsts)
+        wanted = firsts[logits]
         parts = []
         for at, chunk in self._chunks(ids, positions, seqs, progress):
             rows = np.arange(max(0, wanted - at), chunk[0].size, dtype=np.int32)
@@ -89,10 +92,10 @@ class Context:
 
         One call into the extension per n_batch rows: forward and sampling together.
         """
-        ids = token_ids(tokens)
-        rows = np.asarray(wanted, np.int32)
+        ids = whole_numbers("tokens", tokens)
+        rows = whole_numbers("wanted", wanted)
         if ids.size <= self.n_batch and positions is not None:
-            at = np.asarray(positions, np.int32)
+            at = whole_numbers("positions", positions)
             return self.native.sample(ids, at, seqs, rows, samplers, regime)
         out: list[_core.Sampled] = []
         for at_row, chunk in self._chunks(ids, positions, seqs, progress):
@@ -110,8 +113,8 @@ class Context:
         progress: Progress | None = None,
     ) -> NDArray[np.float64]:
         """log p(tokens[i + 1] | tokens[: i + 1]) for i = first .. n - 2, in a cleared cache."""
-        ids = token_ids(tokens)
-        if not 0 <= first < ids.size - 1:
+        ids = whole_numbers("tokens", tokens)
+        if not 0 <= whole("first", first) < ids.size - 1:
             raise ShapeError(f"score: expected 0 <= first < {ids.size - 1}, found {first}")
         self.clear()
         parts = []
@@ -135,7 +138,7 @@ class Context:
             start = self.seq_pos_max(seqs) + 1
             at = np.arange(start, start + ids.size, dtype=np.int32)
         else:
-            at = np.asarray(positions, np.int32)
+            at = whole_numbers("positions", positions)
             if at.shape != ids.shape:
                 raise ShapeError(f"positions: expected {ids.size}, found {at.size}")
         self._interrupted = False
@@ -165,37 +168,41 @@ class Context:
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Shares the cells of src at positions [p0, p1) with dst; p1 < 0 means to the end."""
-        self.native.seq_cp(src, dst, p0, p1)
+        self.native.seq_cp(whole("src", src), whole("dst", dst), whole("p0", p0), whole("p1", p1))
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
         """Takes positions [p0, p1) out of a sequence; cells that no sequence holds become free."""
-        self.native.seq_rm(seq, p0, p1)
+        self.native.seq_rm(whole("seq", seq), whole("p0", p0), whole("p1", p1))
 
     def seq_keep(self, seq: int) -> None:
         """Removes every sequence but this one."""
-        self.native.seq_keep(seq)
+        self.native.seq_keep(whole("seq", seq))
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Shifts positions [p0, p1) by delta and turns their keys along.
 
         Keys are rounded again: results differ slightly from those of a recomputed context.
         """
-        self.native.seq_add(seq, p0, p1, delta)
+        self.native.seq_add(
+            whole("seq", seq), whole("p0", p0), whole("p1", p1), whole("delta", delta)
+        )
 
     def seq_pos_min(self, seq: int) -> int:
         """The oldest position of a sequence, -1 when it is empty."""
-        return self.native.seq_pos_min(seq)
+        return self.native.seq_pos_min(whole("seq", seq))
 
     def seq_pos_max(self, seq: int) -> int:
         """The newest position of a sequence, -1 when it is empty."""
-        return self.native.seq_pos_max(seq)
+        return self.native.seq_pos_max(whole("seq", seq))
 
     def seq_reusable(self, seq: int, n: int | None = None) -> int:
         """The longest prefix, of at most n positions, to which the sequence may be cut and go on.
 
         Less than it holds where a window has already dropped what the next position would see.
         """
-        return self.native.seq_reusable(seq, (1 << 31) - 1 if n is None else n)
+        return self.native.seq_reusable(
+            whole("seq", seq), (1 << 31) - 1 if n is None else whole("n", n)
+        )
 
     def close(self) -> None:
         """Frees the cache; idempotent."""
@@ -222,23 +229,19 @@ class Scorer:
         return self.context.score(tokens, first, regime=self.regime)
 
 
-def token_ids(tokens: Tokens) -> NDArray[np.int32]:
-    """As the extension takes them: (n,) int32. Raises ShapeError for other shapes."""
-    ids = np.ascontiguousarray(tokens, dtype=np.int32)
-    if ids.ndim != 1:
-        raise ShapeError(f"tokens: expected one dimension, found {ids.ndim}")
-    return ids
-
-
 def context_args(
     spec: ModelSpec, n_ctx: int | None, n_seq_max: int, n_batch: int, cache_type: CacheType
 ) -> dict[str, int | str]:
     """The arguments of a native context, defaults filled in; ShapeError for a size out of range."""
-    if n_ctx is None or n_ctx == 0:
+    n_seq_max = whole("n_seq_max", n_seq_max, 1, _core.MAX_SEQUENCES)
+    n_ctx = 0 if n_ctx is None else whole("n_ctx", n_ctx)
+    if n_ctx == 0:
         n_ctx = min(DEFAULT_CTX, spec.n_ctx_train)
     if not 1 <= n_ctx <= spec.n_ctx_train * n_seq_max:
         raise ShapeError(
             f"n_ctx: expected 1 to {spec.n_ctx_train}, the context that {spec.name} was trained for"
             f"{f', times {n_seq_max} sequences' if n_seq_max > 1 else ''}; found {n_ctx}"
         )
+    n_batch = whole("n_batch", n_batch, 1, _core.MAX_BATCH)
+    one_of("cache_type", cache_type, get_args(CacheType))
     return {"n_ctx": n_ctx, "n_seq_max": n_seq_max, "n_batch": n_batch, "cache_type": cache_type}

@@ -21,6 +21,7 @@ from pyflow import formats
 
 from . import _core, catalogue
 from .architectures import build_spec
+from .arguments import whole, whole_numbers
 from .chat import ChatTemplate
 from .context import (
     DEFAULT_BATCH,
@@ -30,7 +31,6 @@ from .context import (
     Scorer,
     Tokens,
     context_args,
-    token_ids,
 )
 from .errors import PyflowError, ResourceError, ShapeError, UnsupportedError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
@@ -99,8 +99,7 @@ class Model:
         start = time.monotonic()
         if n_threads is None:
             n_threads, _ = default_threads()
-        if n_threads < 1:
-            raise ResourceError(f"threads: expected at least 1, found {n_threads}")
+        n_threads = whole("n_threads", n_threads, 1)
         self.path = catalogue.resolve(path)
         self._checkpoint = formats.open(self.path)
         self.metadata = self._checkpoint.metadata
@@ -189,7 +188,7 @@ class Model:
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Logits after each token of a fresh sequence: (len(tokens), n_vocab)."""
-        ids = token_ids(tokens)
+        ids = whole_numbers("tokens", tokens)
         with self.context(
             max(1, ids.size), n_batch=min(DEFAULT_BATCH, max(1, ids.size))
         ) as context:
@@ -211,6 +210,7 @@ class Model:
         A prompt is text, continued as it stands, or token ids; several run as one batch. Options:
         n_predict, sampling, stop, n_ctx, cache_type, progress; see `generate.Options`.
         PyflowError: an empty prompt, one too long for the context, an option out of range.
+        TypeError: an option that there is not.
         """
         return generate(self, prompt, **options)
 

@@ -34,6 +34,7 @@ CPP_ONLY = {
 # Modules of pyflow, lowest first; a module may import from its own line and the lines before it.
 PYTHON: list[set[str]] = [
     {"errors", "_core"},
+    {"arguments"},
     {"formats"},
     {"quant"},
     {"spec", "architectures", "tokenizer", "chat", "sampling", "topology", "models"},

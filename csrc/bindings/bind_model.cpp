@@ -93,7 +93,14 @@ ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch,
 // One sequence id for all rows, one per row, or a list of ids per row (branches of a tree).
 std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
   std::vector<KvRow> out(static_cast<size_t>(positions.size()));
-  const auto add = [](KvRow& row, int id) {
+  const auto add = [](KvRow& row, const py::handle& given) {
+    int id = 0;
+    try {
+      id = given.cast<int>();
+    } catch (const py::cast_error&) {
+      throw ShapeError("seqs: expected numbers of sequences, found " +
+                       py::repr(given).cast<std::string>());
+    }
     if (id < 0 || id >= kMaxSequences)
       throw ShapeError("sequence " + std::to_string(id) + ": expected 0 to " +
                        std::to_string(kMaxSequences - 1));
@@ -107,11 +114,11 @@ std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
   for (size_t i = 0; i < out.size(); ++i) {
     out[i].position = positions.data()[i];
     if (one)
-      add(out[i], seqs.cast<int>());
+      add(out[i], seqs);
     else if (py::isinstance<py::sequence>(list[i]))
-      for (const auto& id : list[i].cast<py::sequence>()) add(out[i], id.cast<int>());
+      for (const auto& id : list[i].cast<py::sequence>()) add(out[i], id);
     else
-      add(out[i], list[i].cast<int>());
+      add(out[i], list[i]);
   }
   return out;
 }
@@ -212,6 +219,9 @@ py::array_t<double> score(Context& c, const py::object& input, const IntArray& p
 }  // namespace
 
 void register_model(py::module_& m) {
+  m.attr("MAX_SEQUENCES") = kMaxSequences;
+  m.attr("MAX_BATCH") = kMaxBatch;
+
   py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
       .def(py::init<int>(), py::arg("n_threads"))
       .def_property_readonly("n_threads", &ThreadPool::size);

@@ -93,7 +93,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         };
         check("n_ctx", config.n_ctx, int64_t{1} << 30);
         check("n_seq_max", config.n_seq_max, kMaxSequences);
-        check("n_batch", config.n_batch, 1 << 16);
+        check("n_batch", config.n_batch, kMaxBatch);
         return config;
       }()),
       kv_(kv_config(*stage_, config_), stage_->kernels()),

@@ -14,10 +14,12 @@
 
 namespace pyflow {
 
+inline constexpr int64_t kMaxBatch = 1 << 16;
+
 struct ContextConfig {
   int64_t n_ctx = 0;  // cells of the unwindowed layers
   int n_seq_max = 1;
-  int64_t n_batch = 512;  // rows of one step at most
+  int64_t n_batch = 512;  // rows of one step at most, up to kMaxBatch
   CacheType cache_type = CacheType::F16;
 };
 

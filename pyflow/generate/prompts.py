@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
+import numpy as np
+
+from pyflow.arguments import whole, whole_numbers
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
 from pyflow.generate.stream import Request, Stream
@@ -72,14 +76,22 @@ def stream(
     copies of a prompt take further streams of noise.
 
     PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
+    TypeError: an option that there is not.
     """
-    n_predict, stop = options.get("n_predict", -1), options.get("stop", ())
+    _check_names(options)
+    n_predict = whole("n_predict", options.get("n_predict", -1))
+    stop = options.get("stop", ())
     n_ctx = options.get("n_ctx")
+    if n_ctx is not None:
+        n_ctx = whole("n_ctx", n_ctx, 0)
     if n_predict < 1 and n_predict != -1:
         raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
-    if isinstance(stop, str) or not all(stop):
-        raise PyflowError(f"stop: expected texts that are not empty, found {stop!r}")
-    sampling = options.get("sampling", SamplingParams()).seeded()
+    if not _are_texts(stop):
+        raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
+    sampling = options.get("sampling", SamplingParams())
+    if not isinstance(sampling, SamplingParams):
+        raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
+    sampling = sampling.seeded()
     model, context = _model_and_context(source)
     if context is not None and n_ctx is not None:
         raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
@@ -145,11 +157,32 @@ def check_fits(n_tokens: int, n_ctx: int) -> None:
         )
 
 
-def _is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is a single prompt: text, or numbers."""
-    return isinstance(prompt, str) or (
-        len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence))
+def _check_names(options: Collection[str]) -> None:
+    """TypeError, as Python's own, for an option that there is not."""
+    for name in sorted(set(options) - Options.__optional_keys__):
+        if name in (field.name for field in dataclasses.fields(SamplingParams)):
+            raise TypeError(
+                f"unknown option {name!r}: it is a part of sampling; "
+                f"write sampling=SamplingParams({name}=...)"
+            )
+        raise TypeError(
+            f"unknown option {name!r}: expected {', '.join(sorted(Options.__optional_keys__))}"
+        )
+
+
+def _are_texts(given: object) -> bool:
+    return (
+        isinstance(given, Collection)
+        and not isinstance(given, str)
+        and all(isinstance(text, str) and text for text in given)
     )
+
+
+def _is_one(prompt: object) -> bool:
+    """Whether this is a single prompt, text or numbers, or else what is none at all."""
+    if isinstance(prompt, str) or not isinstance(prompt, (Sequence, np.ndarray)):
+        return True
+    return len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence, np.ndarray))
 
 
 def _model_and_context(source: Model | Context) -> tuple[Model, Context | None]:
@@ -162,6 +195,17 @@ def _model_and_context(source: Model | Context) -> tuple[Model, Context | None]:
 
 def _tokens(model: Model, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
     given = cast("Sequence[Prompt]", [prompt] if _is_one(prompt) else prompt)
-    if not given:
+    if len(given) == 0:
         raise PyflowError("prompts: expected at least one, found none")
-    return [model.tokenizer.encode(p) if isinstance(p, str) else [int(t) for t in p] for p in given]
+    return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
+
+
+def _ids(model: Model, prompt: Sequence[int]) -> list[int]:
+    ids: list[int] = whole_numbers("prompt, unless it is text", prompt).tolist()
+    for token in ids:
+        if not 0 <= token < model.spec.n_vocab:
+            raise ShapeError(
+                f"prompt: token {token}: expected 0 to {model.spec.n_vocab - 1}, the vocabulary "
+                f"of {model.name}"
+            )
+    return ids

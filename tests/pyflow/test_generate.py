@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -250,6 +251,21 @@ def test_an_error_in_the_engine_comes_out_and_frees_the_context(fake_model: Any)
         ("x", {"n_predict": -2}, "n_predict"),
         ("x", {"stop": [""]}, "stop"),
         ("x", {"stop": "end"}, "stop"),
+        ("x", {"stop": None}, "stop: expected a list of texts that are not empty, found None"),
+        ("x", {"stop": [5]}, r"stop: .*found \[5\]"),
+        ("x", {"n_predict": 2.5}, "n_predict: expected a whole number, found 2.5"),
+        ("x", {"n_ctx": 64.5}, "n_ctx: expected a whole number, found 64.5"),
+        ("x", {"n_ctx": -5}, "n_ctx: expected 0 to"),
+        ("x", {"sampling": None}, r"sampling: expected SamplingParams\(\.\.\.\), found None"),
+        ([-1], {}, "prompt: token -1: expected 0 to 258, the vocabulary of fake"),
+        ([[1], [259]], {}, "prompt: token 259: expected 0 to 258"),
+        ([2**40], {}, "prompt.*: expected numbers of 32 bits, found 1099511627776"),
+        ([1.5], {}, r"prompt.*: expected whole numbers in one dimension, found \[1.5\]"),
+        (["x", 5], {}, "prompt.*: expected whole numbers in one dimension, found 5"),
+        (b"abc", {}, "prompt.*: expected whole numbers in one dimension, found b'abc'"),
+        (bytearray(b"abc"), {}, r"prompt.*found bytearray\(b'abc'\)"),
+        ({"a": 1}, {}, r"prompt.*found \{'a': 1\}"),
+        (None, {}, "prompt.*found None"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(
@@ -258,6 +274,21 @@ def test_what_cannot_be_is_said_at_once(
     with pytest.raises(PyflowError, match=message):
         stream(fake_model, prompt, **options)
     assert not fake_model.contexts
+
+
+def test_an_unknown_option_is_a_type_error_that_names_the_right_place(fake_model: Any) -> None:
+    with pytest.raises(TypeError, match=r"'top_k'.*sampling=SamplingParams\(top_k=\.\.\.\)"):
+        generate(fake_model, "Hi", n_predict=3, top_k=1)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="'foo': expected cache_type, n_ctx, n_predict, progress,"):
+        stream(fake_model, "Hi", foo=1)  # type: ignore[call-arg]
+    assert not fake_model.contexts
+
+
+def test_arrays_of_tokens_are_prompts(fake_model: Any) -> None:
+    one = generate(fake_model, np.array([72, 105]), n_predict=1)
+    two = generate(fake_model, np.array([[72, 105], [72, 111]], np.uint8), n_predict=1)
+    assert one.prompt_tokens == [72, 105]
+    assert [done.prompt_tokens for done in two] == [[72, 105], [72, 111]]
 
 
 def test_a_context_has_its_own_size(fake_model: Any) -> None:
