@@ -137,8 +137,12 @@ def resolve(name_or_path: str | Path) -> Path:
     known = next((e for e in _ENTRIES if e.name == name), None)
     if known is not None and known.pulled:
         return known.path
-    if path.exists() and not path.is_dir():
-        return path  # a pipe or device too: opening it says that it is none to be read
+    try:
+        # A pipe or device too: opening it says what it is.
+        if path.exists() and not path.is_dir():
+            return path
+    except OSError:  # a name too long, a folder closed to us: opening it says which
+        return path
     if known is not None:
         raise FormatError(
             f"{name} is not pulled yet; run 'pyflow pull {name}' ({known.nbytes / 1e6:.0f} MB)"

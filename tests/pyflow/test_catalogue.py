@@ -316,6 +316,8 @@ def test_what_is_there_and_no_file_is_said_to_be_none(tmp_path: Path) -> None:
     for path, kind in ((tmp_path / "fifo", "a pipe"), (Path("/dev/zero"), "a device")):
         with pytest.raises(FormatError, match=f"expected a regular file, found {kind}"):
             pyflow.load(path)
+    with pytest.raises(FormatError, match="cannot be opened: File name too long"):
+        pyflow.load("a" * 300)
 
 
 @pytest.mark.usefixtures("index")
