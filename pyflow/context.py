@@ -24,6 +24,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 CacheType: TypeAlias = Literal["f16", "q8_0"]
 Regime: TypeAlias = Literal["prefill", "decode"]
 
+REGIMES: tuple[Regime, ...] = get_args(Regime)
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 
@@ -70,6 +71,7 @@ class Context:
         ids = whole_numbers("tokens", tokens)
         firsts = {"last": ids.size - 1, "all": 0, "none": ids.size}
         one_of("logits", logits, firsts)
+        one_of("regime", regime, REGIMES)
         wanted = firsts[logits]
         parts = []
         for at, chunk in self._chunks(ids, positions, seqs, progress):
@@ -94,6 +96,7 @@ class Context:
         """
         ids = whole_numbers("tokens", tokens)
         rows = whole_numbers("wanted", wanted)
+        one_of("regime", regime, REGIMES)
         if ids.size <= self.n_batch and positions is not None:
             at = whole_numbers("positions", positions)
             return self.native.sample(ids, at, seqs, rows, samplers, regime)
@@ -114,6 +117,7 @@ class Context:
     ) -> NDArray[np.float64]:
         """log p(tokens[i + 1] | tokens[: i + 1]) for i = first .. n - 2, in a cleared cache."""
         ids = whole_numbers("tokens", tokens)
+        one_of("regime", regime, REGIMES)
         if not 0 <= whole("first", first) < ids.size - 1:
             raise ShapeError(f"score: expected 0 <= first < {ids.size - 1}, found {first}")
         self.clear()
@@ -234,7 +238,7 @@ def context_args(
 ) -> dict[str, int | str]:
     """The arguments of a native context, defaults filled in; ShapeError for a size out of range."""
     n_seq_max = whole("n_seq_max", n_seq_max, 1, _core.MAX_SEQUENCES)
-    n_ctx = 0 if n_ctx is None else whole("n_ctx", n_ctx)
+    n_ctx = 0 if n_ctx is None else whole("n_ctx", n_ctx, 0)
     if n_ctx == 0:
         n_ctx = min(DEFAULT_CTX, spec.n_ctx_train)
     if not 1 <= n_ctx <= spec.n_ctx_train * n_seq_max:

@@ -61,6 +61,10 @@ CALLS: dict[str, tuple[Callable[[Model, Context], object], str]] = {
         lambda _, c: c.forward([1], logits="x"),  # type: ignore[arg-type]
         "logits: expected last or all or none, found 'x'",
     ),
+    "regime": (
+        lambda _, c: c.forward([1], regime=None),  # type: ignore[arg-type]
+        "regime: expected prefill or decode, found None",
+    ),
     "delta": (
         lambda _, c: c.seq_add(0, 0, -1, 2**40),
         "delta: expected -2147483648 to 2147483647, found 1099511627776",
