@@ -30,7 +30,10 @@ const TensorRecord& Weights::record(const std::string& name, int64_t rows, int64
 const PackedTensor& Weights::matrix(const std::string& name, int64_t rows, int64_t cols) {
   const TensorRecord& r = record(name, rows, cols);
   Matrix& m = matrices_[name];
-  if (!m.packed) m = {&r, std::make_unique<PackedTensor>(r.dtype, rows, cols)};
+  if (!m.packed) {
+    m = {&r, std::make_unique<PackedTensor>(r.dtype, rows, cols)};
+    in_order_.push_back(&m);
+  }
   return *m.packed;
 }
 
@@ -45,21 +48,27 @@ const float* Weights::vector(const std::string& name, int64_t n) {
 }
 
 void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
-  for (auto& [name, m] : matrices_) {
+  size_t total = 0;
+  for (const Matrix* m : in_order_) total += m->packed->nbytes();
+  arena_ = Buffer(total, "weights");
+  uint8_t* at = arena_.data();
+  for (Matrix* m : in_order_) {
     poll();
-    const int64_t tiles = m.packed->tiles();
+    m->packed->place(at);
+    at += m->packed->nbytes();
+    const int64_t tiles = m->packed->tiles();
     pool.run([&](Team& team) {
       team.for_each(
           tiles, std::max<int64_t>(1, tiles / (8 * team.size())),
-          [&](int64_t begin, int64_t end) { m.packed->pack_tiles(m.record->data, begin, end); });
+          [&](int64_t begin, int64_t end) { m->packed->pack_tiles(m->record->data, begin, end); });
     });
-    source_.release(*m.record);
+    source_.release(*m->record);
   }
 }
 
 std::vector<std::span<const uint8_t>> Weights::parts() const {
   std::vector<std::span<const uint8_t>> parts;
-  for (const auto& [name, m] : matrices_) parts.emplace_back(m.packed->data(), m.packed->nbytes());
+  for (const Matrix* m : in_order_) parts.emplace_back(m->packed->data(), m->packed->nbytes());
   for (const auto& [name, v] : vectors_) parts.emplace_back(v.data(), v.size());
   return parts;
 }

@@ -34,8 +34,9 @@ class Weights {
   // A vector of n floats, widened to f32.
   const float* vector(const std::string& name, int64_t n);
 
-  // Packs every matrix that was asked for, each tile by one thread, and releases the source pages.
-  // `poll` is called between matrices, by the calling thread; it may throw to stop.
+  // Packs every matrix that was asked for, side by side in that order, each tile by one thread, and
+  // releases the source pages. `poll` is called between matrices, by the calling thread; it may
+  // throw to stop.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
 
   std::vector<std::span<const uint8_t>> parts() const;  // the packed matrices and the vectors
@@ -52,6 +53,8 @@ class Weights {
   TensorSource source_;
   std::set<std::string> used_;
   std::map<std::string, Matrix> matrices_;
+  std::vector<Matrix*> in_order_;  // as they were asked for, which is as a step reads them
+  Buffer arena_;                   // one for all, so that huge pages fit in
   std::map<std::string, Buffer> vectors_;
 };
 

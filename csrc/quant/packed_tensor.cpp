@@ -134,13 +134,12 @@ size_t PackedTensor::packed_bytes(DType dtype, int64_t rows, int64_t cols) {
 }
 
 PackedTensor::PackedTensor(DType dtype, int64_t rows, int64_t cols)
-    : dtype_(dtype),
-      rows_(rows),
-      cols_(cols),
-      buffer_(packed_bytes(dtype, rows, cols), "weights") {}
+    : dtype_(dtype), rows_(rows), cols_(cols), nbytes_(packed_bytes(dtype, rows, cols)) {}
 
 PackedTensor PackedTensor::pack(const uint8_t* src, int64_t rows, int64_t cols, DType dtype) {
   PackedTensor tensor(dtype, rows, cols);
+  tensor.own_ = Buffer(tensor.nbytes(), "weights");
+  tensor.place(tensor.own_.data());
   tensor.pack_tiles(src, 0, tensor.tiles());
   return tensor;
 }

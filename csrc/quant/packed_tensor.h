@@ -32,24 +32,26 @@ size_t row_bytes(DType dtype, int64_t cols);
 class PackedTensor {
  public:
   PackedTensor() = default;
-  // Memory for the tiles, zeroed, to be filled by pack_tiles(). Throws ShapeError, ResourceError.
+  // A shape; its tiles are nowhere yet. Throws ShapeError.
   PackedTensor(DType dtype, int64_t rows, int64_t cols);
-  // Allocates and packs on this thread.
+  // The tiles are to lie here: nbytes() of memory on a 64-byte border, which outlive the tensor.
+  void place(uint8_t* memory) { data_ = memory; }
+  // Packs on this thread, into memory of its own. Throws ShapeError, ResourceError.
   static PackedTensor pack(const uint8_t* src, int64_t rows, int64_t cols, DType dtype);
 
   static int64_t tile_count(int64_t rows) { return (rows + 15) / 16; }
   static size_t packed_bytes(DType dtype, int64_t rows, int64_t cols);
 
   void pack_tiles(const uint8_t* src, int64_t tile_begin, int64_t tile_end) {
-    pyflow::pack_tiles(src, dtype_, rows_, cols_, tile_begin, tile_end, buffer_.data());
+    pyflow::pack_tiles(src, dtype_, rows_, cols_, tile_begin, tile_end, data_);
   }
 
   DType dtype() const { return dtype_; }
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
   int64_t tiles() const { return tile_count(rows_); }
-  const uint8_t* data() const { return buffer_.data(); }
-  size_t nbytes() const { return buffer_.size(); }
+  const uint8_t* data() const { return data_; }
+  size_t nbytes() const { return nbytes_; }
 
   // cols() floats, equal to dequantize() of the file's row.
   void dequantize_row(int64_t row, float* out) const;
@@ -59,7 +61,9 @@ class PackedTensor {
  private:
   DType dtype_ = DType::F32;
   int64_t rows_ = 0, cols_ = 0;
-  Buffer buffer_;
+  size_t nbytes_ = 0;
+  uint8_t* data_ = nullptr;
+  Buffer own_;
 };
 
 }  // namespace pyflow
