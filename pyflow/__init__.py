@@ -5,7 +5,9 @@
 ...     print(model.generate("The capital of France is", n_predict=8).text)
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 if find_spec("pyflow._core") is None:
     raise ImportError(
@@ -13,19 +15,20 @@ if find_spec("pyflow._core") is None:
         "another folder or as 'python -P', which does not look here, or build it with 'make dev'"
     )
 
-from .context import Context
-from .engine import MemoryPlan, Model, load, plan
-from .errors import (
-    CancelledError,
-    FormatError,
-    PyflowError,
-    ResourceError,
-    ShapeError,
-    UnsupportedError,
-)
-from .generate import Chunk, Completion, Stream
-from .sampling import SamplingParams
-from .session import ChatSession
+if TYPE_CHECKING:
+    from .context import Context
+    from .engine import MemoryPlan, Model, load, plan
+    from .errors import (
+        CancelledError,
+        FormatError,
+        PyflowError,
+        ResourceError,
+        ShapeError,
+        UnsupportedError,
+    )
+    from .generate import Chunk, Completion, Stream
+    from .sampling import SamplingParams
+    from .session import ChatSession
 
 __all__ = [
     "CancelledError",
@@ -45,3 +48,17 @@ __all__ = [
     "load",
     "plan",
 ]
+
+# Lowest first: a name is where it is first met.
+_MODULES = ("errors", "sampling", "context", "generate", "engine", "session")
+
+
+def __getattr__(name: str) -> object:
+    """The engine is imported when it is first used: `pyflow --help` can do without."""
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(import_module(f"{__name__}.{module}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

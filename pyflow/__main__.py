@@ -1,8 +1,19 @@
-"""`python -m pyflow` is the command `pyflow`."""
+"""`pyflow`, the command, and `python -m pyflow`."""
 
 import sys
 
-from pyflow.cli import main
+
+def main() -> int:
+    """Runs the process's own command line; returns the exit code."""
+    try:
+        # Inside: Ctrl-C while this is imported has nothing to tell but that it came.
+        from pyflow.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,7 +33,7 @@ CPP_ONLY = {
 
 # Modules of pyflow, lowest first; a module may import from its own line and the lines before it.
 PYTHON: list[set[str]] = [
-    {"errors", "_core"},
+    {"errors", "text", "_core"},
     {"arguments"},
     {"formats"},
     {"quant"},

@@ -12,6 +12,7 @@ from pyflow.formats import Checkpoint
 
 from .._core import TensorRecord
 from ..errors import FormatError, UnsupportedError
+from ..text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Metadata:
     @property
     def name(self) -> str:
         name = self.checkpoint.metadata.get("general.name")
-        return name if isinstance(name, str) else self.checkpoint.path.stem
+        return printable(name if isinstance(name, str) else self.checkpoint.path.stem)
 
     def _get(self, key: str) -> tuple[str, object]:
         full = f"{self.architecture}.{key}"

@@ -10,13 +10,14 @@ import difflib
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
+from pyflow.cli.output import describe, print_error
+from pyflow.errors import FormatError, ResourceError, ShapeError, UnsupportedError
 
 # The order of `pyflow --help`.
 COMMANDS = {
@@ -37,26 +38,45 @@ class _PipeClosedError(Exception):
     """A BrokenPipeError, which click would turn into an exit code of its own."""
 
 
-class _Commands(click.Group):
-    """Loads a command when it is asked for, so that `pyflow --help` is quick."""
+class Group(click.Group):
+    """Commands below one name; the name alone prints its help."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, invoke_without_command=True, **options)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
         except BrokenPipeError as error:
             raise _PipeClosedError from error
+        except click.UsageError as error:
+            if error.ctx is None and ctx.invoked_subcommand:
+                # An option without its value, of the command below.
+                error.ctx = click.Context(self, parent=ctx, info_name=ctx.invoked_subcommand)
+            raise
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+        return found
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        names = self.list_commands(ctx)
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(names)}"
+            raise click.UsageError(f"no command is called {name!r}; {hint}", ctx)
+        return super().get_command(ctx, name)
+
+
+class _Commands(Group):
+    """Loads a command when it is asked for, so that `pyflow --help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(COMMANDS)}"
-            raise click.UsageError(f"no command is called {name!r}; {hint}", ctx)
-        found = importlib.import_module(f"pyflow.cli.{name}").command
-        assert isinstance(found, click.Command)
-        return found
+        if name not in self.commands and name in COMMANDS:
+            self.add_command(importlib.import_module(f"pyflow.cli.{name}").command, name)
+        return super().get_command(ctx, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -65,19 +85,15 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
-    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="pyflow-llm", message="pyflow %(version)s")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli() -> None:
     """Run quantized language models on the CPU.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
     memory, 130 interrupted.
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -96,23 +112,20 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     except (click.Abort, KeyboardInterrupt) as error:
         if isinstance(error.__cause__, EOFError):
+            click.echo(err=True)  # ends the line of the question
             return _fail(1, "no answer was given")
-        return (
-            130 if isinstance(error, KeyboardInterrupt) or error.__cause__ else _fail(1, "aborted")
-        )
+        if isinstance(error, click.Abort) and error.__cause__ is None:
+            return _fail(1, "aborted")
+        return _interrupted()
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "pyflow"
         return _fail(2, f"{error.format_message()} (see '{command} --help')")
     except click.ClickException as error:
         return _fail(error.exit_code, error.format_message())
-    except (PyflowError, MemoryError, OSError) as error:
-        return _fail(_exit_code(error), str(error) or "out of memory")
     except Exception as error:
-        return _fail(
-            1,
-            f"{type(error).__name__}: {error}; this is a fault of pyflow: report it with what "
-            "PYFLOW_DEBUG=1 shows",
-        )
+        if _is_interruption(error):
+            return _interrupted()
+        return _fail(_exit_code(error), describe(error))
 
 
 def _open_closed_streams() -> None:
@@ -125,14 +138,26 @@ def _open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused it: libraries that it meets while they are imported say ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
+
+
+def _interrupted() -> int:
+    click.echo("interrupted", err=True)
+    return 130
+
+
 def _exit_code(error: Exception) -> int:
     if isinstance(error, (ResourceError, MemoryError)):
         return 4
+    if str(error).startswith("PYFLOW_ISA="):
+        return 2  # unsupported, but by who set the variable and not by the model
     return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1
 
 
 def _fail(code: int, message: str) -> int:
-    if os.environ.get("PYFLOW_DEBUG"):
-        traceback.print_exc()
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    print_error(message)
     return code

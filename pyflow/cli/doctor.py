@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from importlib import metadata
 from typing import Any
@@ -12,6 +11,7 @@ import psutil
 
 from pyflow import _core, catalogue, topology
 from pyflow.cli import options
+from pyflow.cli.output import print_json
 
 # Beyond the caches of any machine of today, and read in a fraction of a second.
 _PROBE_BYTES = 1 << 30
@@ -26,7 +26,10 @@ def command(*, as_json: bool) -> None:
     The read bandwidth, measured now, bounds the speed of generation: every token reads all weights.
     """
     found = _examine()
-    click.echo(json.dumps(found) if as_json else _report(found))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(_report(found))
 
 
 def _examine() -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from pyflow.cli import inputs, options
+from pyflow.cli import Group, inputs, options
+from pyflow.cli.output import print_json
 from pyflow.cli.terminal import progress
 from pyflow.errors import ShapeError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyflow.quant.perplexity import Regime
 
 
-@click.group("eval")
+@click.group("eval", cls=Group)
 def command() -> None:
     """Measure how well a model predicts text."""
 
@@ -81,7 +81,7 @@ def ppl(
             "n_ctx": ctx_size,
             "regime": regime,
         }
-        click.echo(json.dumps(figures))
+        print_json(figures)
     else:
         click.echo(
             f"perplexity {result.ppl:.4f} +- {result.stderr:.4f} over {len(result.chunks)} chunks "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from pyflow.cli import inputs, options
+from pyflow.cli.output import print_json
 from pyflow.cli.terminal import on_interrupt, reading_progress
 from pyflow.generate import Completion, StopReason, stream
 from pyflow.sampling import SamplingParams
@@ -106,7 +106,7 @@ def command(
         done = chunks.completions
         if as_json or jsonl:
             for completion in done:
-                click.echo(json.dumps(as_dict(loaded, completion)))
+                print_json(as_dict(loaded, completion))
         elif not done[0].text.endswith("\n"):
             click.echo()
         if drawn and sampling.temperature > 0:

@@ -12,6 +12,8 @@ import numpy as np
 
 from pyflow import catalogue, formats
 from pyflow.cli import options
+from pyflow.cli.output import print_json
+from pyflow.text import printable
 
 # Of an array or a text, so much is shown.
 _ITEMS = 4
@@ -38,7 +40,7 @@ def command(
     checkpoint = formats.open(path)
     result = _memory(checkpoint, ctx_size, cache_type) if memory else _contents(checkpoint)
     if as_json:
-        click.echo(json.dumps({"path": str(path), **result}))
+        print_json({"path": str(path), **result})
     elif memory:
         _print_memory(result)
     else:
@@ -128,13 +130,13 @@ def _print_contents(path: str, contents: dict[str, Any]) -> None:
 
 
 def _text(value: Any) -> str:
-    """One line for the screen: a file's text may hold anything, escape sequences too."""
+    """One line for the screen."""
     if isinstance(value, dict):
         first = ", ".join(_text(item) for item in value["first"])
         return f"[{first}, ...] ({value['length']:,} items)"
     text = value if isinstance(value, str) else json.dumps(value)
     text = text if len(text) <= _CHARS else f"{text[:_CHARS]}... ({len(text):,} characters)"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)
 
 
 def _mebibytes(n: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from pyflow import catalogue
+from pyflow.cli.output import print_json
 
 
 @click.command("list")
@@ -26,7 +25,7 @@ def command(as_json: bool) -> None:
             }
             for entry in entries
         ]
-        click.echo(json.dumps(objects, indent=2))
+        print_json(objects, indent=2)
         return
     rows = [("NAME", "SIZE", "LICENCE", "PULLED")]
     for entry in entries:

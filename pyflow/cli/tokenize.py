@@ -8,6 +8,8 @@ import click
 
 from pyflow import catalogue, formats
 from pyflow.cli import inputs, options
+from pyflow.cli.output import print_json
+from pyflow.text import printable
 from pyflow.tokenizer import Tokenizer
 
 
@@ -52,7 +54,7 @@ def command(
             {"id": token, "text": piece.decode("utf-8", "replace"), "bytes": list(piece)}
             for token, piece in zip(ids, pieces, strict=True)
         ]
-        click.echo(json.dumps({"n_tokens": len(ids), "ids": ids, "tokens": tokens}))
+        print_json({"n_tokens": len(ids), "ids": ids, "tokens": tokens})
         return
     for token, piece in zip(ids, pieces, strict=True):
         click.echo(f"{token:>8} {_show(piece)}")
@@ -68,6 +70,6 @@ def _text(prompt: str | None, file: str | None, stdin: str | None) -> str:
 def _show(piece: bytes) -> str:
     """Text in quotes with escapes; bytes where it is not whole characters."""
     try:
-        return json.dumps(piece.decode("utf-8"), ensure_ascii=False)
+        return printable(json.dumps(piece.decode("utf-8"), ensure_ascii=False))
     except UnicodeDecodeError:
         return "".join(f"<0x{byte:02X}>" for byte in piece)

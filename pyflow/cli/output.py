@@ -1,0 +1,48 @@
+"""What goes to the screen in a fixed form: JSON, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import traceback
+
+import click
+
+from pyflow.errors import PyflowError
+from pyflow.text import printable
+
+
+def print_json(value: object, *, indent: int | None = None) -> None:
+    """One JSON text on standard output; numbers that JSON lacks, such as infinity, are null."""
+    click.echo(json.dumps(_finite(value), indent=indent, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def describe(error: Exception) -> str:
+    """What to tell of an error: a fault of ours where it is not one that we raise."""
+    if isinstance(error, OSError) and error.strerror:
+        # What is not about a file with a name is about the one that all text goes to.
+        return f"{error.filename or 'standard output'}: {error.strerror}"
+    if isinstance(error, (PyflowError, MemoryError, OSError)):
+        return str(error) or "out of memory"
+    return (
+        f"{type(error).__name__}: {error}; this is a fault of pyflow: report it with what "
+        "PYFLOW_DEBUG=1 shows"
+    )
+
+
+def print_error(message: str) -> None:
+    """One line on standard error, whatever the message quotes."""
+    if os.environ.get("PYFLOW_DEBUG"):
+        traceback.print_exc()
+    click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
