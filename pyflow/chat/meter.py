@@ -17,8 +17,12 @@ T = TypeVar("T")
 # Real templates take a few dozen steps a message and a few milliseconds in all.
 _MAX_STEPS = 1 << 20
 _MAX_SECONDS = 5.0
-# Characters of a text or items of a container with all that it contains; also of all output.
-MAX_SIZE = 1 << 26
+# Characters of a text, or of all texts in a container, where an item counts as _ITEM more; also of
+# all output. The longest contexts here have 2**17 tokens, and few texts 16 characters a token.
+MAX_SIZE = 1 << 21
+_ITEM = 64  # about the memory that an item takes
+# Characters of all values that were ever made: bounds memory, whatever the template keeps.
+_MAX_MADE = 1 << 27
 
 
 class BudgetError(TemplateError):
@@ -29,6 +33,7 @@ class BudgetError(TemplateError):
 class _Budget:
     steps: int = _MAX_STEPS
     chars: int = MAX_SIZE
+    made: int = _MAX_MADE
     deadline: float = field(default_factory=lambda: time.monotonic() + _MAX_SECONDS)
 
 
@@ -54,6 +59,8 @@ def spend(chars: int = 0) -> None:
         raise BudgetError(f"takes more than {_MAX_STEPS} steps")
     if budget.chars < 0:
         raise BudgetError(f"writes more than {MAX_SIZE} characters")
+    if budget.made < 0:
+        raise BudgetError(f"makes values of more than {_MAX_MADE} characters")
     if time.monotonic() > budget.deadline:
         raise BudgetError(f"takes longer than {_MAX_SECONDS:.0f} s")
 
@@ -64,25 +71,33 @@ def check_length(length: int) -> None:
         raise BudgetError(f"makes a value of size {length}")
 
 
-def check_size(value: T) -> T:
-    """`value`, unless it is too large.
+def size_of(value: object) -> int:
+    """Characters of a text; of a container those in it and its items, as often as they are in it.
 
-    A container counts with everything in it, as often as it is in it: x = [x, x], done thirty
-    times, is small in memory and 2**30 items long when it is printed or compared.
+    x = [x, x], done thirty times, is small in memory and 2**30 items long when it is printed or
+    compared: counting ends, with BudgetError, beyond the largest size allowed.
     """
     if isinstance(value, str):
-        check_length(len(value))
-    elif isinstance(value, (list, tuple, dict)):
-        pending: list[object] = [value]
-        size = 0
-        while pending:
-            item = pending.pop()
-            children = [*item, *item.values()] if isinstance(item, dict) else item
-            if isinstance(children, (list, tuple)):
-                size += 1 + len(children)
-                if size > MAX_SIZE >> 6:  # an item takes about as much memory as 64 characters
-                    raise BudgetError("makes a very large or deep list")
-                pending += [c for c in children if isinstance(c, (list, tuple, dict))]
+        return len(value)
+    size = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        children = [*item, *item.values()] if isinstance(item, dict) else item
+        if isinstance(children, (list, tuple)):
+            size += _ITEM * (1 + len(children))
+            size += sum(len(child) for child in children if isinstance(child, str))
+            check_length(size)
+            pending += [c for c in children if isinstance(c, (list, tuple, dict))]
+    return size
+
+
+def check_size(value: T) -> T:
+    """`value`, just made, unless it is too large by itself or with all that was made before."""
+    check_length(size_of(value))
+    if isinstance(value, (str, list, tuple, dict)):
+        _budget.get().made -= len(value)
+        spend()
     return value
 
 
@@ -109,6 +124,13 @@ class _Charges(NodeTransformer):
         return node
 
     visit_For = visit_Macro = visit_CallBlock = _body
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:
+        raise BudgetError("turns on autoescape, which is for HTML")
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _apply("checked", node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)

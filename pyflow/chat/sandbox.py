@@ -18,28 +18,29 @@ from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.utils import Namespace
 
 from pyflow.chat.meter import (
-    MAX_SIZE,
     BudgetError,
     check_length,
     check_size,
     insert_charges,
     metered,
+    size_of,
     spend,
 )
 
 # The largest templates in use have 40 kB.
 _MAX_TEMPLATE = 1 << 18
 _MAX_INT = 1 << 63
-# Arguments that say how long a result is to be.
-_MAX_WIDTH = 1 << 10
-_WIDE = frozenset(
-    ("batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "tojson", "zfill")
-)
+# Their arguments say how long a result is to be.
+_WIDE = frozenset(("batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "zfill"))
 # No chat template needs these, and their cost is not in the sizes of their operands.
-_REMOVED_FILTERS = ("center", "filesizeformat", "format", "pprint", "random", "urlize", "wordwrap")
+_REMOVED_FILTERS = frozenset(
+    ("center", "filesizeformat", "format", "pprint", "random", "striptags", "urlize", "wordwrap")
+)
+_REMOVED_METHODS = frozenset(("format_map", "translate"))
 
 
 class RefusedError(TemplateError):
@@ -58,7 +59,14 @@ def compile_template(text: str) -> Template:
 def render(template: Template, variables: Mapping[str, object]) -> str:
     """The text that `template` makes of `variables`, within the budget of one rendering."""
     with metered():
-        return template.render(variables)
+        return check_size(template.render(variables))
+
+
+class _Namespace(Namespace):
+    """Printing one would print all that it holds, uncounted."""
+
+    def __repr__(self) -> str:
+        return "namespace"
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -73,7 +81,13 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=_count_output,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals = {
+            "dict": dict,
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "range": safe_range,
+            "strftime_now": _strftime_now,
+        }
         self.filters["tojson"] = _tojson
         for name in _REMOVED_FILTERS:
             del self.filters[name]
@@ -85,7 +99,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         spend()
         receiver = getattr(__obj, "__self__", None)
         if isinstance(receiver, str):
-            args = tuple(_check_operands(__obj.__name__, [receiver, *args])[1:])
+            if __obj.__name__ in _REMOVED_METHODS:
+                raise BudgetError(f"calls {__obj.__name__}")
+            args = tuple(_check_operands(__obj.__name__, [receiver, *args], kwargs)[1:])
         return check_size(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -96,7 +112,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "**" and not (abs(left) <= 1024 and abs(right) <= 6):
             raise BudgetError("computes a large power")
         if operator == "%" and isinstance(left, str):
-            _check_format(left)
+            _check_format(left, "%", right)
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, int) and abs(result) > _MAX_INT:
             raise BudgetError("computes a large number")
@@ -104,9 +120,14 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapper = super().wrap_str_format(value)
-        if wrapper is not None:
-            _check_format(value.__self__)
-        return wrapper
+        if wrapper is None:
+            return None
+
+        def wrapped(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__, "{", [args, kwargs])
+            return wrapper(*args, **kwargs)
+
+        return wrapped
 
 
 class _Generation(Extension):
@@ -123,21 +144,27 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         spend()
-        if name in _WIDE:
-            _check_widths(kwargs.values())
-        return check_size(function(*_check_operands(name, list(args)), **kwargs))
+        return check_size(function(*_check_operands(name, list(args), kwargs), **kwargs))
 
     return bounded
 
 
-def _check_operands(name: str, args: list[Any]) -> list[Any]:
+def _check_operands(name: str, args: list[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """`args` of a filter or a method of str, refused where the result would be outsized."""
     if name in _WIDE:
-        _check_widths(args)
+        # A filter's first arguments may be Jinja's own; those of a method begin with its text.
+        text, *widths = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, (str, list, tuple, int))
+        ]
+        width = max((abs(w) if isinstance(w, int) else len(w) for w in widths), default=0)
+        check_length(max(1, len(text)) * width)
     texts = [arg for arg in args if isinstance(arg, str)]
+    texts += [kwargs[key] for key in ("old", "new", "d") if isinstance(kwargs.get(key), str)]
     if name == "replace" and len(texts) >= 3:
         check_length(len(texts[2]) * (texts[0].count(texts[1]) + 1))
     if name == "join":
+        if len(texts) >= 2:  # the characters of one are joined by the other
+            check_length(len(texts[0]) * len(texts[1]))
         separator = max(map(len, texts), default=0)
         return [
             _counted(arg, separator) if isinstance(arg, Iterable) and arg not in texts else arg
@@ -146,17 +173,11 @@ def _check_operands(name: str, args: list[Any]) -> list[Any]:
     return args
 
 
-def _check_widths(args: Iterable[Any]) -> None:
-    for arg in args:
-        if (isinstance(arg, int) and abs(arg) > _MAX_WIDTH) or (
-            isinstance(arg, str) and len(arg) > MAX_SIZE // _MAX_WIDTH
-        ):
-            raise BudgetError("makes too wide a text")
-
-
-def _check_format(text: str) -> None:
+def _check_format(text: str, mark: str, operands: object) -> None:
+    """BudgetError where formatting may be outsized: every mark could stand for all operands."""
     if re.search(r"[0-9]{4}|\*|\{[^}]*\{", text):
         raise BudgetError("formats too wide a text")
+    check_length(len(text) + text.count(mark) * (1000 + size_of(operands)))
 
 
 def _counted(items: Iterable[Any], separator: int) -> Iterator[Any]:
@@ -206,15 +227,15 @@ def _strftime_now(pattern: str) -> str:
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """JSON as chat templates expect it: Jinja's own would escape <, > and & for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    if len(indent) > 64 if isinstance(indent, str) else abs(indent or 0) > 64:
+        raise BudgetError("indents too far")
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    # Piece by piece, as indentation repeats at every depth.
+    return "".join(_counted(encoder.iterencode(value), 0))

@@ -9,13 +9,16 @@ from typing import cast
 
 from jinja2 import TemplateError
 
+from pyflow.chat.meter import MAX_SIZE
 from pyflow.chat.sandbox import RefusedError, compile_template, render
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FormatError, PyflowError, UnsupportedError
 from pyflow.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
 
 _KEY = "tokenizer.chat_template"
+# Of all messages: leaves as much to the template.
+_MAX_CHARS = MAX_SIZE // 2
 # A role often becomes part of a control token, so it may not contain the rest of one.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Private use characters of the last plane stand for the first characters of control tokens.
@@ -93,6 +96,12 @@ class ChatTemplate:
         texts give exactly the tokens of the whole rendered text.
         """
         check_messages(messages)
+        n_chars = sum(map(len, _texts(messages)))
+        if n_chars > _MAX_CHARS:
+            raise PyflowError(
+                f"the messages have {n_chars:,} characters, more than the {_MAX_CHARS:,} that a chat"
+                " template is given; shorten them, or continue a text without its template"
+            )
         shield = _Shield(self._tokenizer, self._text, messages, variables)
         text = self.render(
             cast("Sequence[Message]", shield(messages)),
@@ -102,6 +111,8 @@ class ChatTemplate:
         ids = self._tokenizer.encode(
             text, add_special=False, parse_special=True, literal=shield.literal
         )
+        if not ids:
+            raise FormatError(f"{self._source}: {_KEY} makes nothing of these messages")
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pyflow.chat import ChatTemplate
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FormatError, PyflowError, UnsupportedError
 from pyflow.tokenizer import Tokenizer
 
 Tokenizers = Callable[[str], Tokenizer]
@@ -154,6 +154,20 @@ def test_the_dialect_of_hugging_face_is_understood(make: Callable[[str], ChatTem
     assert template.render(turns("a", "skip", "c")) == 'first 3\na!c!abab3[1, "é<"]4'
 
 
+def test_a_template_that_makes_nothing_is_to_blame_itself(
+    make: Callable[[str], ChatTemplate],
+) -> None:
+    with pytest.raises(FormatError, match=r"m\.gguf: .*makes nothing of these messages"):
+        make("{% if false %}x{% endif %}").encode(turns("hi"))
+
+
+def test_messages_longer_than_any_context_are_refused_before_the_template(
+    make: Callable[[str], ChatTemplate],
+) -> None:
+    with pytest.raises(PyflowError, match="the messages have 1,100,000 characters"):
+        make("{{ messages }}").encode(turns("x" * 1_100_000))
+
+
 def test_a_template_that_refuses_is_quoted(make: Callable[[str], ChatTemplate]) -> None:
     with pytest.raises(UnsupportedError, match=r"m\.gguf: .*refuses: roles must alternate"):
         make("{{ raise_exception('roles must alternate') }}").render([])
@@ -204,6 +218,26 @@ HOSTILE = [
     "{% set s = 'x' * 9999999 %}{{ range(9999) | join(s) }}",
     "{% macro f() %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endmacro %}"
     "{% set y = f() %}",
+    "{{ lipsum(n=100000000) }}",
+    "{% autoescape true %}{{ 'a' * 2000000 }}{% endautoescape %}",
+    "{{ 'hello world ' * 400000 }}",
+    "{{ ('%(a)s' * 9999) % {'a': 'x' * 99999} }}",
+    "{{ ('{0}' * 9999).format('x' * 99999) }}",
+    "{{ ('x' * 99999).translate({120: 'y' * 99999}) }}",
+    "{{ ('x' * 99999) | join('y' * 99999) }}",
+    "{{ ('y' * 99999).join('x' * 99999) }}",
+    "{{ range(9999) | join(d='y' * 99999) }}",
+    "{{ ('x' * 99999) | replace(old='x', new='y' * 99999) }}",
+    "{{ [[[1]] * 99] | tojson(indent=999999) }}",
+    "{{ ('<' * 99999) | indent(width=99999) }}",
+    "{% set a = 'x' * 2000000 %}{{ [a] * 9999 == [a ~ ''] * 9999 }}",
+    "{% set s = 'x' * 2000000 %}{% set n = namespace() %}"
+    + "".join(f"{{% set n.a{i} = s %}}" for i in range(999))
+    + "{{ n }}{{ n ~ s ~ s }}",
+    LOOP + "{% set n.x = 'x' * 2000000 %}{% set n.y = n.y + [n.x[1:]] %}{% endfor %}",
+    "".join(f"{{% set a{i} = s[{i}:] %}}" for i in range(99)).join(
+        ("{% set s = 'x' * 2000000 %}", "")
+    ),
 ]
 
 
