@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Role = Literal["system", "user", "assistant"]
 _FORMAT = "pyflow-chat-1"
+_MAX_FILE = 1 << 26  # bytes; a conversation of this size fits no context
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,6 +146,8 @@ class ChatSession:
     def save(self, path: str | Path) -> None:
         """Writes the conversation as JSON, whole or not at all."""
         target = Path(path)
+        if target.is_dir():
+            raise PyflowError(f"{target}: is a folder, expected the name of a file")
         saved = _File(format=_FORMAT, model=self._model.name, messages=self._messages)
         text = msgspec.json.format(msgspec.json.encode(saved), indent=2)
         beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
@@ -158,10 +161,16 @@ class ChatSession:
     def load(self, path: str | Path) -> None:
         """Takes over a conversation that `save` wrote, its system message included."""
         try:
-            saved = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+            with Path(path).open("rb") as file:
+                raw = file.read(_MAX_FILE + 1)
+            if len(raw) > _MAX_FILE:
+                raise PyflowError(
+                    f"{path}: is no conversation: it has more than {_MAX_FILE:,} bytes"
+                )
+            saved = msgspec.json.decode(raw, type=_File)
         except OSError as error:
             raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise PyflowError(f"{path}: is not a saved conversation: {error}") from None
         if saved.format != _FORMAT:
             raise PyflowError(f"{path}: format: expected {_FORMAT!r}, found {saved.format!r}")

@@ -125,7 +125,7 @@ class _Charges(NodeTransformer):
 
     visit_For = visit_Macro = visit_CallBlock = _body
 
-    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:
+    def visit_ScopedEvalContextModifier(self, _: nodes.ScopedEvalContextModifier) -> nodes.Node:
         raise BudgetError("turns on autoescape, which is for HTML")
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:

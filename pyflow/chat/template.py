@@ -99,8 +99,8 @@ class ChatTemplate:
         n_chars = sum(map(len, _texts(messages)))
         if n_chars > _MAX_CHARS:
             raise PyflowError(
-                f"the messages have {n_chars:,} characters, more than the {_MAX_CHARS:,} that a chat"
-                " template is given; shorten them, or continue a text without its template"
+                f"the messages have {n_chars:,} characters, more than the {_MAX_CHARS:,} that a"
+                " chat template is given; shorten them, or continue a text without its template"
             )
         shield = _Shield(self._tokenizer, self._text, messages, variables)
         text = self.render(

@@ -17,9 +17,11 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from pyflow.cli.output import describe, print_error
 from pyflow.cli.terminal import reading_progress, show
 from pyflow.errors import PyflowError
 from pyflow.session import ChatSession
+from pyflow.text import printable
 
 _HELP = """\
 /help              this list
@@ -48,7 +50,7 @@ class Repl:
         self._read = read if read is not None else _reader(_history())
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: click.echo(_HELP, err=True),
-            "/clear": lambda _: session.clear(),
+            "/clear": self._clear,
             "/regen": self._regenerate,
             "/save": self._save,
             "/load": self._load,
@@ -78,10 +80,12 @@ class Repl:
                     raise PyflowError(f"no command is called {command!r}; /help lists them")
                 elif text:
                     self._answer(text)
-            except PyflowError as error:
-                click.echo(f"error: {error}", err=True)
             except KeyboardInterrupt:
                 click.echo("(stopped)", err=True)
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # the conversation is worth more than one command
+                print_error(describe(error))
 
     def _question(self) -> tuple[str, bool]:
         """One line, or what stands between three quotes twice; and whether it is the latter."""
@@ -101,6 +105,11 @@ class Repl:
         with reading_progress() as progress:
             show(self._session.regenerate(progress=progress))
 
+    def _clear(self, _: str) -> None:
+        self._session.clear()
+        kept = ", but not the system message" if self._session.system else ""
+        click.echo(f"(forgotten{kept})", err=True)
+
     def _save(self, rest: str) -> None:
         path = _path(rest, "/save")
         self._session.save(path)
@@ -109,13 +118,18 @@ class Repl:
     def _load(self, rest: str) -> None:
         self._session.load(_path(rest, "/load"))
         for message in self._session.messages:
-            click.echo(f"{message.role}: {message.content}", err=True)
+            content = printable(message.content, keep="\n\t")
+            click.echo(f"{message.role}: {content}", err=True)
 
     def _set(self, rest: str) -> None:
         session = self._session
         name, _, value = rest.partition(" ")
         name = name.lstrip("-").replace("-", "_")
         name = _SHORT.get(name, name)
+        if not name:
+            for known in ("n_predict", *_PARAMETERS, "system"):
+                self._tell(known)
+            return
         if name == "system":
             session.system = value.strip() or None
         elif name == "n_predict":
@@ -127,14 +141,16 @@ class Repl:
             session.sampling = dataclasses.replace(
                 session.sampling, **{name: _number(name, value, _PARAMETERS[name])}
             )
-        elif name:
+        else:
             names = ", ".join(["system", "n_predict", *_PARAMETERS])
             raise PyflowError(f"no parameter is called {name!r}; there are {names}")
-        else:
-            click.echo(f"n_predict {session.n_predict}", err=True)
-            for parameter in _PARAMETERS:
-                click.echo(f"{parameter} {getattr(session.sampling, parameter)}", err=True)
-            click.echo(f"system {session.system or '(none)'}", err=True)
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        holder = self._session.sampling if name in _PARAMETERS else self._session
+        value = getattr(holder, name)
+        text = "(none)" if value is None else printable(str(value), keep="\n\t")
+        click.echo(f"{name} {text}", err=True)
 
 
 _SHORT = {"temp": "temperature", "n": "n_predict", "predict": "n_predict"}
@@ -161,9 +177,13 @@ def _number(name: str, value: str, kind: type[int] | type[float]) -> Any:
 def _path(rest: str, command: str) -> Path:
     try:
         (path,) = shlex.split(rest)
+        if path:
+            return Path(path).expanduser()
     except ValueError:
-        raise PyflowError(f"{command}: expected one file name, found {rest!r}") from None
-    return Path(path).expanduser()
+        pass
+    except RuntimeError as error:  # ~name of nobody
+        raise PyflowError(f"{command}: {rest}: {error}") from None
+    raise PyflowError(f"{command}: expected one file name, found {rest!r}")
 
 
 def _history() -> History:

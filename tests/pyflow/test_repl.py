@@ -129,6 +129,59 @@ def test_save_and_load(talk: Talk, session: ChatSession, tmp_path: Path) -> None
     assert "/no/such: cannot be read" in err
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/save .", ".: is a folder"),
+        ("/save /", "/: is a folder"),
+        ('/save ""', "expected one file name"),
+        ("/save ~nouser/x", "~nouser/x: Could not determine home directory"),
+        ("/load ~nouser", "~nouser: Could not determine home directory"),
+        ("/load /dev/zero", "/dev/zero: is no conversation"),
+        ("/load a\0b", "this is a fault of pyflow"),
+    ],
+)
+def test_no_command_ends_the_chat(
+    talk: Talk, session: ChatSession, line: str, message: str
+) -> None:
+    _, err = talk(line, "One?")
+    told = err.splitlines()[1]  # after the greeting
+    assert told.startswith("error: ")
+    assert message in told
+    assert roles(session) == ["system", "user", "assistant"]
+
+
+def test_a_fault_does_not_end_the_chat(
+    talk: Talk, session: ChatSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "save", lambda _: 1 / 0)
+    _, err = talk("/save x", "One?")
+    assert "error: ZeroDivisionError: division by zero; this is a fault of pyflow" in err
+    assert roles(session) == ["system", "user", "assistant"]
+
+
+def test_control_characters_of_a_file_are_not_obeyed(
+    talk: Talk, session: ChatSession, tmp_path: Path
+) -> None:
+    session.system = "\x1b[2J\x9b\u202e\nS"
+    path = tmp_path / "x"
+    _, err = talk(f"/save {path}", f"/load {path}", "/set")
+    assert err.count("\\x1b[2J\\x9b\\u202e\nS") == 2
+    assert "\x1b" not in err
+
+
+def test_set_and_clear_tell_what_they_did(talk: Talk, session: ChatSession) -> None:
+    _, err = talk("/set temp 0.5", "/set system Be kind.", "/set n 5", "/clear")
+    assert err.splitlines()[1:] == [
+        "temperature 0.5",
+        "system Be kind.",
+        "n_predict 5",
+        "(forgotten, but not the system message)",
+    ]
+    session.system = None
+    assert "(forgotten)" in talk("/clear")[1]
+
+
 def test_set_changes_parameters(talk: Talk, session: ChatSession) -> None:
     talk("/set temp 0.5", "/set --top-k 7", "/set repeat-penalty 1.5", "/set seed 9", "/set n 5")
     assert session.sampling == SamplingParams(temperature=0.5, top_k=7, repeat_penalty=1.5, seed=9)
