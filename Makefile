@@ -19,31 +19,32 @@ help:
 	@echo "also: wheel install dev accept lint format docs warnings sanitize clean (see CONTRIBUTING.md)"
 
 # Four stamps in the environment say how far it has come: created, able to build, holding the wheel,
-# holding the wheel and the tools that test and lint. The build tools live in it, not in a throwaway
+# holding the wheel and the tools that test and lint. The way to the third is silent, for `make chat`
+# may answer into a pipe. The build tools live in it, not in a throwaway
 # environment, because only unchanging paths let a second build reuse the first one's objects.
 venv: $(VENV)/.created
 $(VENV)/.created:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pyflow needs Python 3.11 or newer: make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pyflow needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
 BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 $(VENV)/.can-build: $(VENV)/.created pyproject.toml
-	$(BIN)/python -c '$(BUILD_REQUIRES)' | xargs -d '\n' $(PIP) install 'cmake>=3.20' ninja
-	touch $@
+	@$(BIN)/python -c '$(BUILD_REQUIRES)' | xargs -d '\n' $(PIP) install 'cmake>=3.20' ninja
+	@touch $@
 
 wheel: dist/.built
 dist/.built: $(VENV)/.can-build $(SOURCES)
-	@echo "building the wheel (a few minutes the first time)"
-	rm -rf dist
-	$(PIP) wheel --no-build-isolation --no-deps -w dist . </dev/null
-	touch $@
+	@echo "building the wheel (a few minutes the first time)" >&2
+	@rm -rf dist
+	@$(PIP) wheel --no-build-isolation --no-deps -w dist . </dev/null
+	@touch $@
 
 install: $(VENV)/.installed
 $(VENV)/.installed: dist/.built
-	$(PIP) install dist/*.whl </dev/null
-	$(PIP) install --no-deps --force-reinstall dist/*.whl </dev/null
-	touch $@
+	@$(PIP) install dist/*.whl </dev/null
+	@$(PIP) install --no-deps --force-reinstall dist/*.whl </dev/null
+	@touch $@
 
 tools: $(VENV)/.tools
 $(VENV)/.tools: $(VENV)/.installed
@@ -56,7 +57,7 @@ dev: $(VENV)/.tools
 	rm $(VENV)/.installed $(VENV)/.tools
 
 chat: install
-	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null
+	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null >/dev/null
 	@$(SAFE) $(BIN)/pyflow chat -m smollm2
 
 test: $(VENV)/.tools

@@ -9,12 +9,14 @@ are done: an interrupted pull is resumed by cutting it back to the end of the la
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ from typing import BinaryIO, Literal
 from pyflow.errors import FormatError, PyflowError, ResourceError
 
 _CHUNK = 1 << 20
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.2
 _SPARE = 64 << 20  # bytes of disk to leave free
 
@@ -160,6 +163,7 @@ def _download(requirement: str, folder: Path, seen: Callable[[int], None]) -> Pa
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            preexec_fn=_die_with_parent(),  # noqa: PLW1509 (one system call that takes no lock)
         ) as process,
     ):
         try:
@@ -181,6 +185,12 @@ def _download(requirement: str, folder: Path, seen: Callable[[int], None]) -> Pa
             " parts are kept"
         )
     return found[0]
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """What a child calls so that the system kills it when this process is killed."""
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _tree_size(folder: Path) -> int:

@@ -111,10 +111,11 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (click.Abort, KeyboardInterrupt) as error:
-        if isinstance(error.__cause__, EOFError):
-            click.echo(err=True)  # ends the line of the question
+        if error.__cause__ is None and isinstance(error.__context__, (EOFError, KeyboardInterrupt)):
+            click.echo(err=True)  # a question leaves its line open
+        if isinstance(error.__context__, EOFError):
             return _fail(1, "no answer was given")
-        if isinstance(error, click.Abort) and error.__cause__ is None:
+        if isinstance(error, click.Abort) and error.__context__ is None:
             return _fail(1, "aborted")
         return _interrupted()
     except click.UsageError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Where the batches of a verification are measured, unless -d says otherwise.
 _ROWS_DEPTH = 128
+_MAX_COUNTS = 1000
 
 
 def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
@@ -24,16 +26,20 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> li
     if value is None:
         return None
     try:
-        counts = [n for part in value.split(",") for n in _range(part)]
+        numbers = (n for part in value.split(",") for n in _range(part))
+        counts = [*itertools.islice(numbers, _MAX_COUNTS + 1)]
     except ValueError:
         raise click.BadParameter(
             f"expected numbers such as 128,512 or 1-8*2, found {value!r}", ctx, param
         ) from None
+    if len(counts) > _MAX_COUNTS:
+        raise click.BadParameter(f"expected at most {_MAX_COUNTS} numbers", ctx, param)
     least = 0 if param.name in {"n_prompt", "n_gen", "n_depth"} else 1
     if min(counts) < least:
         raise click.BadParameter(f"expected {least} or more, found {min(counts)}", ctx, param)
-    if param.name == "n_rows" and max(counts) > N_BATCH:
-        raise click.BadParameter(f"expected at most {N_BATCH}, found {max(counts)}", ctx, param)
+    most = {"n_rows": N_BATCH, "threads": options.MAX_THREADS}.get(str(param.name))
+    if most is not None and max(counts) > most:
+        raise click.BadParameter(f"expected at most {most}, found {max(counts)}", ctx, param)
     return counts
 
 

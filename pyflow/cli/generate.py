@@ -89,6 +89,7 @@ def command(
     drawn = sampling.seed is None
     sampling = sampling.seeded()
     with options.load(model, threads) as loaded, reading_progress() as progress:
+        options.check_bias(sampling, loaded)
         chunks = stream(
             loaded,
             [encode(loaded, text, chat) for text in texts],

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
+
+# No context holds a text of this size; what has no end, such as /dev/zero, ends here.
+_MAX_BYTES = 1 << 28
 
 
 def decode(raw: bytes, name: str) -> str:
@@ -27,12 +31,16 @@ def argument(text: str, name: str) -> str:
 
 def read(path: str) -> str:
     """The text of a file, or of standard input for `-`."""
-    if path == "-":
-        return decode(sys.stdin.buffer.read(), "standard input")
+    name = "standard input" if path == "-" else path
     try:
-        return decode(Path(path).read_bytes(), path)
-    except OSError as error:
-        raise click.UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise click.UsageError(f"{name}: cannot be read: {reason}") from None
+    if len(raw) > _MAX_BYTES:
+        raise click.UsageError(f"{name}: has more than {_MAX_BYTES:,} bytes; give a shorter text")
+    return decode(raw, name)
 
 
 def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
@@ -58,12 +66,15 @@ def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
 def json_lines(path: str) -> list[str]:
     """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
     prompts = []
-    for number, line in enumerate(read(path).splitlines(), start=1):
+    # Not splitlines(): JSON texts may hold other characters that it takes for line ends.
+    for number, line in enumerate(read(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
             value = json.loads(line)
+        except RecursionError:
+            raise click.UsageError(f"{where}: is nested too deeply") from None
         except ValueError as error:
             raise click.UsageError(f"{where}: is not JSON: {error}") from None
         text = value.get("prompt") if isinstance(value, dict) else value

@@ -17,26 +17,28 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT = SamplingParams()
+MAX_THREADS = 1024
 
 
 def _no_empty(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> tuple[str, ...]:
-    if not all(values):
+    ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    if value == "" or (isinstance(value, tuple) and not all(value)):
         raise click.BadParameter("expected some text, found none", ctx, param)
-    return values
+    return value
 
 
 model = click.option(
     "-m",
     "--model",
     metavar="MODEL",
+    callback=_no_empty,
     help="A pulled model's name, or the path of a GGUF file.  [default: the pulled one]",
 )
 threads = click.option(
     "-t",
     "--threads",
-    type=click.IntRange(1, 1024),
+    type=click.IntRange(1, MAX_THREADS),
     help="Threads to compute with.  [default: as 'pyflow doctor' says]",
 )
 ctx_size = click.option(
@@ -148,6 +150,10 @@ def sampling(function: F) -> F:
     def wrapper(*args: Any, logit_bias: tuple[str, ...], seed: int, **options: Any) -> Any:
         names = SamplingParams.__dataclass_fields__
         given = {name: options.pop(name) for name in list(options) if name in names}
+        if not -1 <= seed < 1 << 64:
+            raise click.UsageError(
+                f"--seed: expected 0 to 2^64 - 1, or -1 to draw one, found {seed}"
+            )
         try:
             params = SamplingParams(
                 **given,
@@ -155,7 +161,8 @@ def sampling(function: F) -> F:
                 seed=None if seed == -1 else seed,
             )
         except PyflowError as error:
-            raise click.UsageError(f"--{error}".replace("_", "-", 1)) from None
+            name, colon, rest = str(error).partition(":")
+            raise click.UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
         return function(*args, sampling=params, **options)
 
     for option in reversed(_SAMPLING):
@@ -189,6 +196,15 @@ def default_model() -> str:
     )
 
 
+def check_bias(sampling: SamplingParams, model: Model) -> None:
+    """A usage error where --logit-bias names a token that the model lacks."""
+    n_vocab = model.spec.n_vocab
+    if token := next((t for t in sampling.logit_bias if not 0 <= t < n_vocab), None):
+        raise click.UsageError(
+            f"--logit-bias: expected a token from 0 to {n_vocab - 1}, found {token}"
+        )
+
+
 def load(name: str | None, n_threads: int | None) -> Model:
     """The model that -m and -t ask for."""
     from pyflow.engine import load as load_model
@@ -202,5 +218,9 @@ def context_size(n_ctx: int | None, most: int, option: str = "-c") -> int | None
         raise click.UsageError(
             f"{option}: {n_ctx} tokens of context are more than the {most} that the model was "
             f"trained for; choose {most} or less"
+        )
+    if n_ctx == 1:
+        raise click.UsageError(
+            f"{option}: a context of 1 token has no room for an answer; choose 2 or more, or 0"
         )
     return most if n_ctx == 0 else n_ctx

@@ -32,7 +32,7 @@ def command(name: str, force: bool) -> None:
     entry = catalogue.entry(name)
     console.print(f"{entry.description}, {entry.nbytes / 1e6:.0f} MB, licence: {entry.licence}")
     if entry.pulled and not force:
-        console.print("already there")
+        console.print("already there, by its size; --force fetches and checks it again")
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),

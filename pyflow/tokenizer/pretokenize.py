@@ -12,6 +12,7 @@ expressions fast, and Unicode's classes our own fixed table (see unicode_ranges.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Iterator
@@ -152,11 +153,12 @@ def known() -> dict[str, PreTokenizer]:
 
 
 def by_name(name: str, *, source: str) -> PreTokenizer:
-    """The pre-tokenizer called `name`; UnsupportedError lists the known ones if there is none."""
+    """The pre-tokenizer called `name`; UnsupportedError if there is none."""
     try:
         return known()[name]
     except KeyError:
+        close = ", ".join(difflib.get_close_matches(name, known(), cutoff=0.0))
         raise UnsupportedError(
-            f"{source}: tokenizer.ggml.pre: unknown pre-tokenizer {name!r}; text would be cut"
-            f" in the wrong places; known: {', '.join(sorted(known()))}"
+            f"{source}: tokenizer.ggml.pre: unknown pre-tokenizer {name[:60]!r}; text would be cut"
+            f" in the wrong places; of the {len(known())} known, the closest are {close}"
         ) from None

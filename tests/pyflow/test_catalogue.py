@@ -266,6 +266,18 @@ def test_an_interrupt_ends_pip_and_leaves_a_pull_that_can_go_on(
 
 
 @forks
+def test_pip_ends_with_a_pull_that_is_killed(index: Path) -> None:
+    (index / "slow").touch()
+    child = multiprocessing.get_context("fork").Process(target=_pull_in_child)
+    child.start()
+    _wait(lambda: bool(asked(index)))
+    child.kill()
+    child.join(30)
+    status = Path("/proc", (index / "pid").read_text(), "status")
+    _wait(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+@forks
 def test_two_pulls_at_once_fetch_once(index: Path) -> None:
     (index / "slow").touch()
     child = multiprocessing.get_context("fork").Process(target=_pull_in_child)

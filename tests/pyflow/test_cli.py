@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 from pyflow import _core, catalogue
 from pyflow.cli import COMMANDS, cli, main, options
 from pyflow.cli.bench import _range
-from pyflow.errors import FormatError, PyflowError, ResourceError
+from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -84,7 +85,15 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["generate", "-p", "x", "-n", "0"], "expected 1 or more, or -1"),
         (["generate", "-p", "x", "--temp", "-1"], "--temperature: expected 0"),
         (["generate", "-p", "x", "--top-p", "nan"], "--top-p: expected"),
-        (["generate", "-p", "x", "--seed", "-2"], "--seed: expected"),
+        (["generate", "-p", "x", "--seed", "-2"], "--seed: expected 0 to 2^64 - 1, or -1 to draw"),
+        (["generate", "-p", "x", "--seed", str(1 << 64)], "--seed: expected 0 to 2^64 - 1, or -1"),
+        (["generate", "-p", "x", "--repeat-last-n", "-2"], "--repeat-last-n: expected"),
+        (["generate", "-p", "x", "-l", "999999+1"], "--logit-bias: expected a token from 0 to 258"),
+        (["generate", "-p", "x", "-c", "1"], "-c: a context of 1 token"),
+        (["generate", "-p", "x", "-m", ""], "'--model': expected some text"),
+        (["generate", "--stop"], "(see 'pyflow generate --help')"),
+        (["generate", "-f", "/dev/zero"], "/dev/zero: has more than"),
+        (["generate", "-f", "a\0b"], "cannot be read: embedded null byte"),
         (["generate", "-p", "x", "-l", "15043"], "--logit-bias: expected TOKEN+BIAS"),
         (["generate", "-p", "x", "-l", "a+1"], "--logit-bias: expected TOKEN+BIAS"),
         (["generate", "-p", "x", "--stop", ""], "--stop"),
@@ -111,6 +120,10 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "--rows", "0"], "expected 1 or more"),
         (["bench", "--rows", "1,513"], "expected at most 512, found 513"),
         (["bench", "--rows", "1", "-d", "1,8192"], "8193 tokens of context are more than the 8192"),
+        (["bench", "-t", "5000"], "expected at most 1024, found 5000"),
+        (["bench", "-p", "1-1000000000"], "expected at most 1000 numbers"),
+        (["eval", "foo"], "no command is called 'foo'; there are ppl (see 'pyflow eval --help')"),
+        (["eval", "ppl", "-f"], "(see 'pyflow eval ppl --help')"),
         (["eval", "ppl"], "--file"),
     ],
 )
@@ -133,7 +146,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, args: list[str], mess
         (MemoryError(), 4),
         (OSError(5, "a b"), 1),
         (RuntimeError("a b"), 1),
-        (KeyboardInterrupt(), 130),
+        (UnsupportedError("PYFLOW_ISA=x: no such kernel table"), 2),
+        (PyflowError("\x1b[2Jx\x9b"), 1),
     ],
 )
 def test_errors_end_in_their_exit_code(
@@ -146,10 +160,64 @@ def test_errors_end_in_their_exit_code(
     found, out, err = run("inspect", "x")
     assert (found, out) == (code, "")
     assert err.count("\n") == 1
+    assert err.strip().isprintable()
     assert "Traceback" not in err
     monkeypatch.setenv("PYFLOW_DEBUG", "1")
-    if code != 130:
-        assert main(["inspect", "x"]) == code
+    assert main(["inspect", "x"]) == code
+
+
+def _of(cause: BaseException) -> ImportError:
+    error = ImportError("initialization failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), _of(KeyboardInterrupt())])
+def test_an_interruption_is_told_as_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(catalogue, "resolve", fail)
+    code, out, err = run("inspect", "x")
+    assert (code, out, err.strip()) == (130, "", "interrupted")
+
+
+def test_no_answer_is_told_on_a_line_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    _, _, err = run("rm", "smollm2")
+    assert err.endswith("\nerror: no answer was given\n")
+
+
+def test_a_command_with_commands_below_prints_its_help(run: Run) -> None:
+    code, out, err = run("eval")
+    assert (code, err) == (0, "")
+    assert "Usage: pyflow eval" in out
+    assert "ppl" in out
+
+
+def test_a_full_disk_is_told_with_the_output_that_it_took(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    code, _, err = run("list")
+    assert (code, err) == (1, "error: standard output: No space left on device\n")
+
+
+def test_json_has_no_infinity(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from pyflow.quant import perplexity
+
+    found = perplexity.Perplexity(ppl=2.0, stderr=math.inf, chunks=(2.0,), tokens=1, seconds=1.0)
+    monkeypatch.setattr(perplexity, "perplexity", lambda *_, **__: found)
+    (tmp_path / "x").write_text("x")
+    code, out, _ = run("eval", "ppl", "-f", str(tmp_path / "x"), "--json")
+    assert code == 0
+    assert json.loads(out, parse_constant=pytest.fail)["stderr"] is None
 
 
 def test_debugging_shows_where(
@@ -269,6 +337,15 @@ def test_json_lines_run_as_one_batch(run: Run, fake_model: Any, tmp_path: Path) 
     assert "3 prompts" in err
 
 
+def test_only_a_line_feed_ends_a_line_of_json(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"a\u2028b\u0085c"\r\n"d"\n', newline="")
+    code, out, _ = run("generate", "--raw", "--jsonl", "-f", str(file), "-n", "1")
+    assert code == 0
+    told = [bytes(json.loads(line)["prompt_tokens"][1:]).decode() for line in out.splitlines()]
+    assert told == ["a\u2028b\u0085c", "d"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -277,6 +354,7 @@ def test_json_lines_run_as_one_batch(run: Run, fake_model: Any, tmp_path: Path) 
         ('""\n', "line 1: expected a text"),
         ('{"text": "a"}\n', "line 1: expected a text"),
         ("\n", "expected at least one prompt"),
+        ('"a"\n' + "[" * 99999 + "\n", "line 2: is nested too deeply"),
     ],
 )
 def test_bad_json_lines_are_named(run: Run, tmp_path: Path, text: str, message: str) -> None:

@@ -1,0 +1,22 @@
+"""Text of files on its way to the screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyflow.formats import Checkpoint
+
+from pyflow.architectures.metadata import Metadata
+from pyflow.text import printable
+
+
+def test_what_a_terminal_obeys_is_escaped_and_letters_stay() -> None:
+    assert printable("Größe 你好 👍") == "Größe 你好 👍"
+    assert printable("\x1b[2J\r\n\x9b\u202e\udcff") == r"\x1b[2J\r\n\x9b\u202e\udcff"
+    assert printable("a\n\tb\r", keep="\n\t") == "a\n\tb\\r"
+
+
+def test_the_name_of_a_model_can_be_shown_and_saved() -> None:
+    given = {"general.architecture": "llama", "general.name": "a\x1b[2J\nb\udcff"}
+    checkpoint = Checkpoint(Path("x.gguf"), given, (), 0, None)  # type: ignore[arg-type]
+    assert Metadata.of(checkpoint).name == r"a\x1b[2J\nb\udcff"
