@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -152,12 +153,9 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _check_operands(name: str, args: list[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """`args` of a filter or a method of str, refused where the result would be outsized."""
     if name in _WIDE:
-        # A filter's first arguments may be Jinja's own; those of a method begin with its text.
-        text, *widths = [
-            x for x in (*args, *kwargs.values()) if isinstance(x, (str, list, tuple, int))
-        ]
-        width = max((abs(w) if isinstance(w, int) else len(w) for w in widths), default=0)
-        check_length(max(1, len(text)) * width)
+        # At worst every character of a text becomes a line of that width.
+        sizes = [x for x in (*args, *kwargs.values()) if isinstance(x, (int, str))]
+        check_length(math.prod(max(1, x if isinstance(x, int) else len(x)) for x in sizes))
     texts = [arg for arg in args if isinstance(arg, str)]
     texts += [kwargs[key] for key in ("old", "new", "d") if isinstance(kwargs.get(key), str)]
     if name == "replace" and len(texts) >= 3:

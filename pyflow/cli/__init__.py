@@ -41,8 +41,8 @@ class _PipeClosedError(Exception):
 class Group(click.Group):
     """Commands below one name; the name alone prints its help."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, invoke_without_command=True, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(invoke_without_command=True, **options)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

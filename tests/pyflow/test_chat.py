@@ -204,6 +204,8 @@ HOSTILE = [
     "{{ 'x' | indent(9999999999, true) }}",
     "{{ [[1]] | tojson(indent=9999999999) }}",
     "{{ [1] | batch(9999999999, 1) | list }}",
+    "{{ range(9) | batch(9999999999, 1) | list }}",
+    "{{ range(9) | slice(9999999999) | list }}",
     "{{ strftime_now('%9999999999d') }}",
     LOOP + "{% set n.x = n.x ~ n.x %}{% endfor %}",
     LOOP + "{% set n.x = n.x + n.x %}{% endfor %}",
