@@ -11,7 +11,7 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
+        print("\ninterrupted", file=sys.stderr)
         return 130
 
 

@@ -44,3 +44,26 @@ def test_every_module_has_one_name() -> None:
     for name in ("pyflow.formats", "pyflow.quant"):
         importlib.import_module(name)
     assert not {"formats", "quant"} & sys.modules.keys()
+
+
+def test_importing_the_package_imports_no_engine_until_it_is_used() -> None:
+    code = (
+        "import sys, pyflow; assert not {'numpy', 'pyflow._core'} & sys.modules.keys()\n"
+        "assert all(getattr(pyflow, name).__name__ == name for name in pyflow.__all__)\n"
+        "assert not hasattr(pyflow, 'nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_interruption_while_the_command_is_imported_is_quiet() -> None:
+    code = (
+        "import sys\n"
+        "from pyflow.__main__ import main\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'click': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"interrupted")
