@@ -1,5 +1,7 @@
 """Checkpoints: files that hold a model's weights and what describes them.
 
+import pyflow.formats
+
 checkpoint = pyflow.formats.open("model.gguf")
 checkpoint.metadata["general.architecture"]
 """
