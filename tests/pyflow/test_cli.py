@@ -354,7 +354,7 @@ def test_only_a_line_feed_ends_a_line_of_json(run: Run, tmp_path: Path) -> None:
         ('""\n', "line 1: expected a text"),
         ('{"text": "a"}\n', "line 1: expected a text"),
         ("\n", "expected at least one prompt"),
-        ('"a"\n' + "[" * 99999 + "\n", "line 2: is nested too deeply"),
+        pytest.param('"a"\n' + "[" * 99999, "line 2: is nested too deeply", id="deep"),
     ],
 )
 def test_bad_json_lines_are_named(run: Run, tmp_path: Path, text: str, message: str) -> None:
