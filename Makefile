@@ -12,11 +12,11 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools dev chat test accept lint format docs warnings sanitize clean
+.PHONY: help venv wheel install tools dev chat test accept lint format docs warnings sanitize sanitize-threads clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
-	@echo "also: wheel install dev accept lint format docs warnings sanitize clean (see CONTRIBUTING.md)"
+	@echo "also: wheel install dev accept lint format docs warnings sanitize sanitize-threads clean (see CONTRIBUTING.md)"
 
 # Four stamps in the environment say how far it has come: created, able to build, holding the wheel,
 # holding the wheel and the tools that test and lint. The way to the third is silent, for `make chat`
@@ -107,6 +107,15 @@ sanitize: $(VENV)/.tools
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(SAFE) PYTHONPATH=$(ASAN)/site \
 	  $(BIN)/pytest -m 'not accept and not model' $(NOT_SANITIZED) $(SANITIZED_TESTS) $(ARGS)
+
+# The same with ThreadSanitizer, on whole steps of a real model: races between the threads of a step.
+TSAN := $(abspath build/tsan)
+sanitize-threads: $(VENV)/.tools
+	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(TSAN)/site \
+	  -C build-dir=$(TSAN)/cmake -C cmake.define.PYFLOW_SANITIZE=thread . </dev/null
+	LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" \
+	  $(SAFE) PYTHONPATH=$(TSAN)/site \
+	  $(BIN)/pytest -k 'smollm2 and not instruction_set and not stages' tests/pyflow/test_row_purity.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from pyflow.cli import options
+from pyflow.cli.output import print_json
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
 
@@ -146,7 +146,10 @@ def command(
                     results += measure(loaded, group, repetitions, cast("CacheType", cache_type))
                     if show is not None:
                         show(len(groups) * i + j, len(groups) * len(thread_counts))
-    click.echo(json.dumps(results, indent=2) if output == "json" else _tables(results))
+    if output == "json":
+        print_json(results, indent=2)
+    else:
+        click.echo(_tables(results))
 
 
 def _tables(results: list[dict[str, Any]]) -> str:
