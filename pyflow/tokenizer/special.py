@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -16,16 +17,19 @@ class SpecialTokens:
     """
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
-        self._ids = dict(tokens)
+        self._ids = {text: token for text, token in tokens if text}
         # All tokens by their first two characters (or one): a match can only start at one of these,
-        # and there only a few lengths need a look, however many tokens there are.
-        lengths: dict[str, set[int]] = defaultdict(set)
+        # and there only a few lengths need a look, however many tokens there are. By that prefix
+        # and the token's bytes: the lengths in characters.
+        lengths: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for text in self._ids:
-            lengths[text[:2]].add(len(text))
+            lengths[text[:2]][len(text.encode())].add(len(text))
         for text in self._ids:
             if text[:1] in lengths:  # the expression finds the one-character prefix first
-                lengths[text[:1]] |= lengths[text[:2]]
-        self._lengths = dict(lengths)
+                for size, characters in lengths[text[:2]].items():
+                    lengths[text[:1]][size] |= characters
+        self._lengths = {prefix: dict(sizes) for prefix, sizes in lengths.items()}
+        self._sizes = sorted({len(text.encode()) for text in self._ids}, reverse=True)
         starts = "|".join(re.escape(prefix) for prefix in sorted(lengths, key=len))
         self._starts = re.compile(f"(?=({starts}))") if starts else None
 
@@ -42,25 +46,56 @@ class SpecialTokens:
 
     def starts(self, text: str) -> list[int]:
         """Every position of `text` where one of the tokens is written."""
-        return sorted({start for start, _ in self._candidates(text)})
+        return [
+            start
+            for prefix, start in self._possible(text)
+            if any(
+                self._is_token(text, start, length, size)
+                for size, lengths in self._lengths[prefix].items()
+                for length in lengths
+            )
+        ]
 
     def _find(self, text: str) -> list[tuple[int, int]]:
         """The places that are read as tokens, in order."""
         taken = bytearray(len(text))
         chosen = []
-        for start, end in sorted(
-            self._candidates(text), key=lambda c: (-len(text[c[0] : c[1]].encode()), c)
-        ):
-            if taken.find(1, start, end) < 0:
-                taken[start:end] = b"\1" * (end - start)
-                chosen.append((start, end))
+        waiting: dict[str, list[int]] = defaultdict(list)
+        for prefix, start in self._possible(text):
+            waiting[prefix].append(start)
+        for size in self._sizes if waiting else ():
+            matches = [
+                self._matches(text, starts, self._lengths[prefix][size], size, taken)
+                for prefix, starts in waiting.items()
+                if size in self._lengths[prefix]
+            ]
+            before = len(chosen)
+            for start, end in heapq.merge(*matches):
+                if taken.find(1, start, end) < 0:
+                    taken[start:end] = b"\1" * (end - start)
+                    chosen.append((start, end))
+            if len(chosen) > before:
+                for prefix, starts in waiting.items():
+                    waiting[prefix] = [start for start in starts if not taken[start]]
         return sorted(chosen)
 
-    def _candidates(self, text: str) -> Iterator[tuple[int, int]]:
-        if self._starts is None:
-            return
-        for match in self._starts.finditer(text):
-            start = match.start()
-            for length in self._lengths[match[1]]:
-                if text[start : start + length] in self._ids:
-                    yield start, min(start + length, len(text))
+    def _matches(
+        self, text: str, starts: list[int], lengths: Iterable[int], size: int, taken: bytearray
+    ) -> Iterator[tuple[int, int]]:
+        """Where tokens of `size` bytes are written, looked for as late as the caller asks."""
+        ordered = sorted(lengths)
+        for start in starts:
+            if not taken[start]:
+                for length in ordered:
+                    if self._is_token(text, start, length, size):
+                        yield start, start + length
+
+    def _is_token(self, text: str, start: int, length: int, size: int) -> bool:
+        token = text[start : start + length]
+        return len(token) == length and token in self._ids and len(token.encode()) == size
+
+    def _possible(self, text: str) -> Iterator[tuple[str, int]]:
+        """Positions that begin as a token does, ascending, with what it begins with."""
+        if self._starts is not None:
+            for match in self._starts.finditer(text):
+                yield match[1], match.start()

@@ -1,5 +1,6 @@
 """Tokenizers on vocabularies small enough to see what must come out."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_the_longest_special_token_wins_even_when_it_begins_later() -> None:
     assert list(special.split("zaa")) == ["z", 3, 3]
     assert list(special.split("")) == []
     assert list(SpecialTokens([]).split("abc")) == ["abc"]
+    assert list(SpecialTokens([("", 7)]).split("abc")) == ["abc"]
+
+
+def test_a_long_run_that_many_special_tokens_fit_takes_little_memory() -> None:
+    special = SpecialTokens([(" " * n, n) for n in range(2, 32)])
+    assert list(special.split(" " * 100)) == [31, 31, 31, 7]
+    tracemalloc.start()
+    assert sum(map(int, special.split(" " * 200_000))) == 200_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
 
 
 def test_streaming_waits_for_whole_characters() -> None:
