@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 from typing import Any
@@ -34,7 +35,8 @@ def command(*, as_json: bool) -> None:
 
 def _examine() -> dict[str, Any]:
     cpu = _core.cpu_info()
-    n_threads, why = topology.default_threads()
+    machine = topology.read_topology(os.sched_getaffinity(0))
+    n_threads, why = topology.choose_threads(machine, topology.cgroup_cpus())
     memory = psutil.virtual_memory()
     probe = min(_PROBE_BYTES, memory.available // 4)
     bandwidth = _core.read_bandwidth(_core.ThreadPool(n_threads), probe, _REPEATS)
@@ -46,6 +48,14 @@ def _examine() -> dict[str, Any]:
         "features": cpu["features"],
         "kernels": cpu["tables"],
         "isa": cpu["isa"],
+        "topology": {
+            "cores": machine.cores(),
+            "fast_cores": machine.cores(fast_only=True),
+            "logical_cpus": len(machine.cpus),
+            "sockets": machine.packages,
+            "memory_nodes": machine.nodes,
+            "text": str(machine),
+        },
         "threads": n_threads,
         "threads_why": why,
         "memory_total": memory.total,
@@ -60,7 +70,7 @@ def _report(found: dict[str, Any]) -> str:
     gib = 2**30
     rows = {
         "pyflow": f"{found['pyflow']}, Python {found['python']}, {found['system']}",
-        "CPU": found["cpu"],
+        "CPU": f"{found['cpu']}: {found['topology']['text']}",
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
