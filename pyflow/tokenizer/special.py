@@ -59,7 +59,7 @@ class SpecialTokens:
     def _find(self, text: str) -> list[tuple[int, int]]:
         """The places that are read as tokens, in order."""
         taken = bytearray(len(text))
-        chosen = []
+        chosen: list[tuple[int, int]] = []
         waiting: dict[str, list[int]] = defaultdict(list)
         for prefix, start in self._possible(text):
             waiting[prefix].append(start)
