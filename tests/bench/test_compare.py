@@ -72,7 +72,6 @@ def test_a_ratio_s_spread_sets_the_slowest_against_the_fastest(
 
 
 def test_the_ratios_are_drawn(bench: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     best = {"pyflow": summary(120, "default"), "llama.cpp": summary(80, "default")}
     run = run_of({**best, "openvino": summary(60, "default")}, None)
     run["rows"].append({**run["rows"][0], "model": "other", "best": best})
