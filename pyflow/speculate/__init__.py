@@ -1,0 +1,1 @@
+"""Speculative decoding: drafters guess, the model verifies many guesses in one step."""
