@@ -81,7 +81,8 @@ class DraftTree:
         return tokens[::-1]
 
     def select(self, nodes: Sequence[int]) -> DraftTree:
-        """The tree of these nodes, ascending, each with its parent among them."""
+        """The tree of these nodes, ascending, each with its parent among them; of what is asked,
+        that after a node that was left out is asked no more."""
         number = {-1: -1} | {node: i for i, node in enumerate(nodes)}
         verified = self.verified
         return DraftTree(
@@ -90,6 +91,6 @@ class DraftTree:
             scores=[self.scores[n] for n in nodes],
             evidence=[self.evidence[n] for n in nodes] if self.evidence else [],
             n_verified=sum(n < verified for n in nodes),
-            asked=[number[n] for n in self.asked],
+            asked=[number[n] for n in self.asked if n in number],
             laws=[self.laws[n + 1] for n in (-1, *nodes)] if self.laws else [],
         )
