@@ -247,6 +247,63 @@ class Context:
     def seq_pos_max(self, seq: int) -> int: ...
     def seq_reusable(self, seq: int, n: int) -> int: ...
 
+# --- speculation (bind_speculate.cpp) ---
+
+class Draft:
+    """A sequence's newest token and what may follow it: see pyflow.speculate.DraftTree."""
+
+    def __init__(
+        self,
+        seq: int,
+        root: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        n_verified: int,
+        asked: Sequence[int],
+        sampler: Sampler,
+    ) -> None: ...
+
+class Verified:
+    @property
+    def nodes(self) -> list[int]:
+        """The accepted nodes, from the root on."""
+    @property
+    def drawn(self) -> list[Sampled]:
+        """Their tokens, and one more."""
+    @property
+    def answers(self) -> list[int]:
+        """By asked node."""
+    @property
+    def hidden(self) -> NDArray[np.float32] | None:
+        """n_embd floats."""
+
+def verify(
+    context: Context,
+    drafts: Sequence[Draft],
+    policy: str,
+    stops: Sequence[int],
+    hidden: bool = False,
+    first_layer: int = 0,
+    features: ArrayLike = ...,
+) -> list[Verified]:
+    """See pyflow.Context, as for the functions below."""
+
+def guess(
+    context: Context,
+    tokens: ArrayLike,
+    parents: ArrayLike,
+    seq: int,
+    wanted: ArrayLike,
+    paths: Sequence[Sequence[int]],
+    sampler: Sampler,
+    n: int,
+) -> list[list[tuple[int, float]]]: ...
+def exit_layer(
+    context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int
+) -> NDArray[np.float32]: ...
+def commit(context: Context, rows: Sequence[int], seq: int) -> None: ...
+def abort(context: Context) -> None: ...
+
 # --- the machine (bind_cpu.cpp) ---
 
 def cpu_info() -> dict[str, Any]:

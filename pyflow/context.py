@@ -23,8 +23,10 @@ Sequences: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | NDArray[n
 Progress: TypeAlias = Callable[[int, int], None]
 CacheType: TypeAlias = Literal["f16", "q8_0"]
 Regime: TypeAlias = Literal["prefill", "decode"]
+Policy: TypeAlias = Literal["exact"]
 
 REGIMES: tuple[Regime, ...] = get_args(Regime)
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 
@@ -106,6 +108,66 @@ class Context:
             mine = samplers[len(out) : len(out) + here.size]
             out += self.native.sample(*chunk, here, mine, regime)
         return out
+
+    def verify(
+        self,
+        drafts: Sequence[_core.Draft],
+        *,
+        policy: Policy = "exact",
+        stops: Sequence[int] = (),
+        hidden: bool = False,
+        first_layer: int = 0,
+        features: NDArray[np.float32] | None = None,
+    ) -> list[_core.Verified]:
+        """Runs the newest token of some sequences and the trees drafted below it, all in one step.
+
+        What stands by the policy becomes cells, the rest leaves no trace, and each draft's sampler
+        has accepted all that was drawn for it: one token more than nodes are accepted. Nothing is
+        accepted after one of `stops`. hidden: also return the head's input in the row of the last
+        draw. With first_layer, the rows of the only draft are pending after `exit_layer`, root and
+        nodes in their order, and go on from `features` (n, n_embd).
+        """
+        one_of("policy", policy, POLICIES)
+        rows = np.empty((0,), np.float32) if features is None else features
+        return _core.verify(self.native, drafts, policy, stops, hidden, first_layer, rows)
+
+    def guess(
+        self,
+        tokens: Tokens,
+        parents: ArrayLike,
+        seq: int,
+        wanted: ArrayLike,
+        paths: Sequence[Sequence[int]],
+        sampler: _core.Sampler,
+        n: int = 1,
+    ) -> list[list[tuple[int, float]]]:
+        """Grows the pending tree of a sequence, or begins one: see `commit`.
+
+        parents: for each token the number of the row it follows, counted since the tree began, or
+        -1 for its root. For each wanted row, of those given now, the n tokens that the sampler
+        would draw after it, likeliest first, and their probabilities; paths holds the tokens between
+        what the sampler has accepted and that place.
+        """
+        return _core.guess(
+            self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n
+        )
+
+    def exit_layer(
+        self, tokens: Tokens, parents: ArrayLike, seq: int, layer: int
+    ) -> NDArray[np.float32]:
+        """Grows the pending tree as `guess` does, but runs the first layers alone.
+
+        Returns what layer number `layer` would get, (n, n_embd). `verify` goes on from there.
+        """
+        return _core.exit_layer(self.native, tokens, parents, whole("seq", seq), layer)
+
+    def commit(self, rows: Sequence[int], seq: int) -> None:
+        """Ends the pending tree: these rows, each after its parent, become cells of the sequence."""
+        _core.commit(self.native, rows, whole("seq", seq))
+
+    def abort(self) -> None:
+        """Ends the pending tree, if there is one, without a trace."""
+        _core.abort(self.native)
 
     def score(
         self,

@@ -23,5 +23,6 @@ void register_kernels(py::module_& m);
 void register_kv(py::module_& m);
 void register_sampler(py::module_& m);
 void register_model(py::module_& m);
+void register_speculate(py::module_& m);
 
 }  // namespace pyflow

@@ -82,6 +82,8 @@ void register_kv(py::module_& m) {
            py::arg("layers"), py::arg("type"), py::arg("n_ctx"), py::arg("n_seq_max"),
            py::arg("n_batch"), py::arg("rotate") = py::none())
       .def("begin", [](KvCache& c, const std::vector<Row>& rows) { c.begin(rows_from(rows)); })
+      .def("grow", [](KvCache& c, const std::vector<Row>& rows,
+                      const std::vector<int32_t>& parents) { c.grow(rows_from(rows), parents); })
       .def("slots",
            [](const KvCache& c, size_t layer) {
              const auto slots = c.slots(layer);
@@ -96,7 +98,11 @@ void register_kv(py::module_& m) {
            })
       .def("commit", [](KvCache& c) { c.commit(); })
       .def("commit",
-           [](KvCache& c, const std::vector<int32_t>& rows, int seq) { c.commit(rows, seq); })
+           [](KvCache& c, const std::vector<std::pair<int32_t, int>>& accepted) {
+             std::vector<kv::Accepted> rows;
+             for (const auto& [row, seq] : accepted) rows.push_back({row, seq});
+             c.commit(rows);
+           })
       .def("abort", &KvCache::abort)
       .def("seq_cp", &KvCache::seq_cp)
       .def("seq_rm", &KvCache::seq_rm)

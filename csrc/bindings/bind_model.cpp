@@ -3,22 +3,14 @@
 #include <memory>
 #include <optional>
 
-#include "bindings/bind.h"
+#include "bindings/bind_run.h"
 #include "formats/gguf.h"
 #include "kernels/dispatch.h"
 #include "kernels/probe.h"
-#include "model/context.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
 namespace {
-
-using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
-
-std::span<const int32_t> ints(const IntArray& a) {
-  return {a.data(), static_cast<size_t>(a.size())};
-}
 
 BlockSpec block_spec(const py::dict& d) {
   BlockSpec spec;
@@ -130,27 +122,12 @@ void run(Context& c, const py::object& input, const IntArray& positions, const p
   const IntArray tokens = c.stage().first() ? input.cast<IntArray>() : IntArray(0);
   const FloatArray hidden = c.stage().first() ? FloatArray(0) : input.cast<FloatArray>();
   const Context::Input in{.tokens = ints(tokens),
-                          .hidden = {hidden.data(), static_cast<size_t>(hidden.size())},
+                          .hidden = floats(hidden),
                           .rows = kv_rows,
+                          .parents = {},
                           .wanted = ints(wanted),
                           .regime = regime_of(regime)};
-  // Ctrl-C during a long prefill: Python only looks at signals when asked to.
-  bool signalled = false;
-  const auto poll = [&] {
-    py::gil_scoped_acquire acquire;
-    signalled = PyErr_CheckSignals() != 0;
-    return signalled;
-  };
-  const std::unique_lock busy(c.busy(), std::try_to_lock);
-  if (!busy)
-    throw ResourceError("context: already running in another thread; use one context per thread");
-  try {
-    py::gil_scoped_release release;
-    c.run(in, consume, poll);
-  } catch (const CancelledError&) {
-    if (signalled) throw py::error_already_set();
-    throw;
-  }
+  run_released(c, [&](const std::function<bool()>& poll) { c.run(in, consume, poll); });
 }
 
 py::array_t<float> forward(Context& c, const py::object& input, const IntArray& positions,

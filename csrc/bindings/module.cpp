@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_kv(m);
   pyflow::register_sampler(m);
   pyflow::register_model(m);
+  pyflow::register_speculate(m);
 }

@@ -35,16 +35,17 @@ int64_t Cells::hole(const KvRow& row) const {
 }
 
 void Cells::reserve(const Step& step) {
-  slots_.clear();
-  for (const KvRow& row : step.rows()) {
-    int32_t& tail = tail_[static_cast<size_t>(row.sequences.first())];
+  for (size_t i = slots_.size(); i < step.rows().size(); ++i) {
+    const KvRow& row = step.rows()[i];
+    const int seq = row.sequences.first();
+    const int32_t parent = step.parent(i);
     const int32_t previous =
-        tail >= 0 ? tail : sequence(row.sequences.first()).slot_before(row.position);
-    tail = slot_map_.place(previous, row.position);
-    slots_.push_back(tail);
+        parent == kNoParent ? slot_before(seq, row.position) : slots_[static_cast<size_t>(parent)];
+    slots_.push_back(slot_map_.place(previous, row.position));
+    if (!step.is_tree()) tail_[static_cast<size_t>(seq)] = slots_.back();
   }
-  slot_map_.settle(slots_);
-  for (const KvRow& row : step.rows()) tail_[static_cast<size_t>(row.sequences.first())] = -1;
+  if (!step.is_tree())
+    for (const KvRow& row : step.rows()) tail_[static_cast<size_t>(row.sequences.first())] = -1;
   views_.build(step, sequences_, slots_);
 }
 
@@ -54,6 +55,7 @@ void Cells::add(int seq, const Run& run) {
 }
 
 void Cells::end_step() {
+  slot_map_.settle(slots_);
   slots_.clear();
   evict();
 }
@@ -65,15 +67,13 @@ void Cells::commit(const Step& step) {
   end_step();
 }
 
-std::span<const CellMove> Cells::commit(const Step& step, std::span<const int32_t> accepted,
-                                        int seq) {
+std::span<const CellMove> Cells::commit(const Step& step, std::span<const Accepted> accepted) {
   moves_.clear();
   for (int32_t slot : slots_) slot_map_.release(slot);
-  for (int32_t i : accepted) slot_map_.take(slots_[static_cast<size_t>(i)]);
-  int32_t previous =
-      accepted.empty() ? -1 : sequence(seq).slot_before(step.row(accepted.front()).position);
-  for (int32_t i : accepted) {
+  for (const Accepted& a : accepted) slot_map_.take(slots_[static_cast<size_t>(a.row)]);
+  for (const auto& [i, seq] : accepted) {
     int32_t slot = slots_[static_cast<size_t>(i)];
+    const int32_t previous = slot_before(seq, step.row(i).position);
     // An accepted cell that is still to move has its slot taken, so no move overwrites it.
     if (previous >= 0 && !slot_map_.taken(slot_map_.after(previous))) {
       const int32_t to = slot_map_.after(previous);
@@ -83,14 +83,16 @@ std::span<const CellMove> Cells::commit(const Step& step, std::span<const int32_
       slot = to;
     }
     add(seq, {step.row(i).position, slot, 1});
-    previous = slot;
+    tail_[static_cast<size_t>(seq)] = slot;
   }
+  for (const Accepted& a : accepted) tail_[static_cast<size_t>(a.seq)] = -1;
   end_step();
   return moves_;
 }
 
 void Cells::abort() {
   for (int32_t slot : slots_) slot_map_.release(slot);
+  slot_map_.settle(slots_);
   slots_.clear();
 }
 

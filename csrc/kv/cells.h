@@ -41,9 +41,10 @@ class Cells {
   int64_t hole(const KvRow& row) const;
 
   // None of these can fail: the cache has checked.
+  // Reserves for the rows that have joined the step since the last call.
   void reserve(const Step& step);
   void commit(const Step& step);
-  std::span<const CellMove> commit(const Step& step, std::span<const int32_t> accepted, int seq);
+  std::span<const CellMove> commit(const Step& step, std::span<const Accepted> accepted);
   void abort();
 
   void share(int src, int dst, int64_t p0, int64_t p1);
@@ -68,13 +69,18 @@ class Cells {
   void retire(const Run& run);
   void add(int seq, const Run& run);
   void end_step();
+  // The slot of the cell before `position` in a sequence, pending ones that tail_ knows included.
+  int32_t slot_before(int seq, int32_t position) const {
+    const int32_t tail = tail_[static_cast<size_t>(seq)];
+    return tail >= 0 ? tail : sequence(seq).slot_before(position);
+  }
 
   int64_t window_;
   SlotMap slot_map_;
   std::vector<Runs> sequences_;
   Views views_;
   std::vector<int32_t> slots_;  // of the pending rows
-  std::vector<int32_t> tail_;   // per sequence: the slot of its latest pending row, -1 without
+  std::vector<int32_t> tail_;   // per sequence: the slot of its latest row so far, -1 without
   std::vector<CellMove> moves_;
   std::vector<Run> unshared_, pieces_, held_;
 };

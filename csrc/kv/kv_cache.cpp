@@ -83,9 +83,10 @@ void KvCache::check_room(const Cells& cells, int64_t n_cells, const char* what) 
 
 void KvCache::check_rows(std::span<const KvRow> rows) const {
   if (rows.empty()) throw ShapeError("KV cache: a step without rows");
-  if (static_cast<int64_t>(rows.size()) > config_.n_batch)
-    throw ShapeError("KV cache: a step of " + str(static_cast<int64_t>(rows.size())) +
-                     " rows; this cache takes " + str(config_.n_batch) + " (n_batch): split it");
+  const auto n_rows = static_cast<int64_t>(step_.rows().size() + rows.size());
+  if (n_rows > config_.n_batch)
+    throw ShapeError("KV cache: a step of " + str(n_rows) + " rows; this cache takes " +
+                     str(config_.n_batch) + " (n_batch): split it");
   for (const KvRow& row : rows) {
     if (row.position < 0 || row.position >= kMaxPositions)
       throw ShapeError("KV cache: a row at position " + str(row.position) + "; expected 0 .. " +
@@ -100,8 +101,59 @@ void KvCache::check_rows(std::span<const KvRow> rows) const {
   }
 }
 
-void KvCache::begin(std::span<const KvRow> rows) {
-  check_idle("begin");
+void KvCache::check_parents(std::span<const KvRow> rows, std::span<const int32_t> parents) const {
+  if (parents.size() != rows.size())
+    throw ShapeError("KV cache: expected a parent for each of " + str(rows.size()) +
+                     " rows, found " + str(parents.size()));
+  const auto before = static_cast<int64_t>(step_.rows().size());
+  SequenceSet roots;
+  for (int64_t i = 0; i < before; ++i)
+    if (step_.parent(static_cast<size_t>(i)) == kNoParent)
+      roots |= step_.row(static_cast<int32_t>(i)).sequences;
+  for (int64_t i = 0; i < static_cast<int64_t>(rows.size()); ++i) {
+    const KvRow& row = rows[static_cast<size_t>(i)];
+    const int32_t p = parents[static_cast<size_t>(i)];
+    if (p == kNoParent) {
+      if (row.sequences.intersects(roots))
+        throw ShapeError("KV cache: row " + str(before + i) + " at position " + str(row.position) +
+                         " is the second root of a sequence; a step has one tree per sequence");
+      roots |= row.sequences;
+      continue;
+    }
+    if (p < 0 || p >= before + i)
+      throw ShapeError("KV cache: parent " + str(p) + " of row " + str(before + i) +
+                       ": expected a row before it, or -1");
+    const KvRow& parent = p < before ? step_.row(p) : rows[static_cast<size_t>(p - before)];
+    if (row.position != parent.position + 1 || !(row.sequences == parent.sequences))
+      throw ShapeError("KV cache: row " + str(before + i) + " at position " + str(row.position) +
+                       " does not continue its parent, row " + str(p) + " at position " +
+                       str(parent.position));
+  }
+}
+
+void KvCache::check_distinct() const {
+  SequenceSet seen;  // by the rows at the same position, which must not share a sequence
+  int32_t position = -1;
+  for (int32_t i : step_.by_position()) {
+    const KvRow& row = step_.row(i);
+    if (row.position != position) seen = SequenceSet();
+    position = row.position;
+    for (int s : row.sequences)
+      if (seen.contains(s))
+        throw ShapeError("KV cache: two rows of the step give sequence " + str(s) + " position " +
+                         str(position));
+    seen |= row.sequences;
+  }
+}
+
+void KvCache::grow(std::span<const KvRow> rows, std::span<const int32_t> parents) {
+  if (pending_ && !step_.is_tree()) check_idle("grow");
+  check_parents(rows, parents);
+  add(rows, parents);
+}
+
+void KvCache::add(std::span<const KvRow> rows, std::span<const int32_t> parents) {
+  if (parents.empty()) check_idle("begin");
   check_rows(rows);
   for (const Group& group : groups_) {
     check_room(group.cells, static_cast<int64_t>(rows.size()), "the step");
@@ -115,19 +167,13 @@ void KvCache::begin(std::span<const KvRow> rows) {
                             " positions (seq_rm) and compute the rest again");
       }
   }
-  step_.set(rows);
-  SequenceSet seen;  // by the rows at the same position, which must not share a sequence
-  int32_t position = -1;
-  for (int32_t i : step_.by_position()) {
-    const KvRow& row = step_.row(i);
-    if (row.position != position) seen = SequenceSet();
-    position = row.position;
-    for (int s : row.sequences)
-      if (seen.contains(s))
-        throw ShapeError("KV cache: two rows of the step give sequence " + str(s) + " position " +
-                         str(position));
-    seen |= row.sequences;
-  }
+  step_.add(rows, parents);
+  if (!step_.is_tree()) try {
+      check_distinct();
+    } catch (...) {
+      step_.clear();
+      throw;
+    }
   step_.group_peers();
   for (Group& group : groups_) group.cells.reserve(step_);
   pending_ = true;
@@ -136,32 +182,41 @@ void KvCache::begin(std::span<const KvRow> rows) {
 void KvCache::commit() {
   check_pending("commit");
   for (Group& group : groups_) group.cells.commit(step_);
-  pending_ = false;
+  end_step();
 }
 
-void KvCache::commit(std::span<const int32_t> accepted, int seq) {
+void KvCache::commit(std::span<const Accepted> accepted) {
   check_pending("commit");
-  check_sequence(seq);
   const auto n_rows = static_cast<int64_t>(step_.rows().size());
-  int32_t position = -1;
-  for (int32_t i : accepted) {
+  for (size_t a = 0; a < accepted.size(); ++a) {
+    const auto& [i, seq] = accepted[a];
+    check_sequence(seq);
     if (i < 0 || i >= n_rows)
       throw ShapeError("KV cache: accepted row " + str(i) + "; the step has " + str(n_rows) +
                        " rows");
-    if (step_.row(i).position <= position)
-      throw ShapeError("KV cache: accepted row " + str(i) + " at position " +
-                       str(step_.row(i).position) + " after position " + str(position) +
-                       "; accepted rows ascend in position");
-    position = step_.row(i).position;
+    const int32_t position = step_.row(i).position;
+    for (const Accepted& earlier : accepted.first(a)) {
+      if (earlier.row == i) throw ShapeError("KV cache: row " + str(i) + " is accepted twice");
+      if (const int32_t before = step_.row(earlier.row).position;
+          earlier.seq == seq && before >= position)
+        throw ShapeError("KV cache: accepted row " + str(i) + " at position " + str(position) +
+                         " after position " + str(before) +
+                         "; accepted rows of a sequence ascend in position");
+    }
     check_free(seq, position, int64_t{position} + 1);
   }
-  for (Group& group : groups_) move(group, group.cells.commit(step_, accepted, seq));
-  pending_ = false;
+  for (Group& group : groups_) move(group, group.cells.commit(step_, accepted));
+  end_step();
 }
 
 void KvCache::abort() {
   check_pending("abort");
   for (Group& group : groups_) group.cells.abort();
+  end_step();
+}
+
+void KvCache::end_step() {
+  step_.clear();
   pending_ = false;
 }
 

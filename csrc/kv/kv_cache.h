@@ -7,8 +7,10 @@
 // not on the length of the text. docs/kv-cache.md works an example.
 //
 // A step: begin(rows) reserves a cell per row and group, the layers store keys and values at
-// slots() and attend over views(), then commit() or abort(). Operations that throw have changed
-// nothing. One thread at a time.
+// slots() and attend over views(), then commit() or abort(). A tree of drafted tokens is a step of
+// rows with parents, which may grow before it ends: such a row sees the cells of its sequences and,
+// of the pending rows, its ancestors. Operations that throw have changed nothing. One thread at a
+// time.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +48,13 @@ class KvCache {
   // sequences, a negative position, a sequence out of range, or one that already holds the
   // position. ResourceError: too few free cells, or a window that reaches positions whose cells
   // have been evicted.
-  void begin(std::span<const KvRow> rows);
+  void begin(std::span<const KvRow> rows) { add(rows, {}); }
+  // The same for rows of trees: parents[i] is the pending row that row i continues, one before it,
+  // or kNoParent. Adds to a tree that is pending already. ShapeError also for a row that does not
+  // follow its parent in position or has other sequences, and for a second root of a sequence.
+  void grow(std::span<const KvRow> rows, std::span<const int32_t> parents);
+  // The rows of the step that is pending, if one is.
+  std::span<const KvRow> pending() const { return step_.rows(); }
   // Per pending row: where its keys and values go.
   std::span<const int32_t> slots(size_t layer) const { return cells_of(layer).slots(); }
   // Per pending row: the cells it sees, pending ones and its own included. Valid until the step
@@ -55,9 +63,10 @@ class KvCache {
   const KvView& view(size_t layer) const { return storage_.view(layer); }
   // All pending rows become cells of their sequences.
   void commit();
-  // The pending rows listed, ascending in position, become cells of `seq` alone; the others are
-  // freed. Their keys and values move to where they continue the sequence, where possible.
-  void commit(std::span<const int32_t> accepted, int seq);
+  // The pending rows listed, those of a sequence ascending in position, each become a cell of that
+  // sequence alone; the others are freed. Their keys and values move to where they continue the
+  // sequence, where possible.
+  void commit(std::span<const kv::Accepted> accepted);
   // Frees all pending rows.
   void abort();
 
@@ -105,6 +114,11 @@ class KvCache {
   void check_sequence(int seq) const;
   void check_free(int seq, int64_t p0, int64_t p1) const;
   void check_rows(std::span<const KvRow> rows) const;
+  void check_parents(std::span<const KvRow> rows, std::span<const int32_t> parents) const;
+  // No two rows of the step give a sequence the same position.
+  void check_distinct() const;
+  void add(std::span<const KvRow> rows, std::span<const int32_t> parents);
+  void end_step();
   void check_room(const kv::Cells& cells, int64_t n_cells, const char* what) const;
   const kv::Cells& cells_of(size_t layer) const { return groups_[group_of_[layer]].cells; }
   void move(const Group& group, std::span<const kv::CellMove> moves);

@@ -18,11 +18,21 @@ struct KvRow {
 
 namespace kv {
 
-// Rows with equal sequences see prefixes of one list of cells; which pending rows are in it is the
-// same in every group.
+// The parent of a row that none of the pending rows comes before.
+inline constexpr int32_t kNoParent = -1;
+
+// A pending row that becomes a cell of a sequence.
+struct Accepted {
+  int32_t row;
+  int seq;
+};
+
+// Rows that see prefixes of one list of cells: those with equal sequences, or on one branch of a
+// tree. Which pending rows are in the list is the same in every group.
 struct Peers {
   SequenceSet sequences;
-  std::vector<int32_t> seen;  // pending rows that these sequences see, ascending in position
+  std::vector<int32_t> seen;  // pending rows in the list, ascending in position
+  bool lasting;               // the list is that of a sequence, and kept from step to step
 };
 
 class Step {
@@ -33,25 +43,33 @@ class Step {
     peers_of_.reserve(static_cast<size_t>(n_batch));
   }
 
-  void set(std::span<const KvRow> rows) {
-    rows_.assign(rows.begin(), rows.end());
-    by_position_.resize(rows.size());
-    for (size_t i = 0; i < rows.size(); ++i) by_position_[i] = static_cast<int32_t>(i);
+  // Without parents rows see one another by sequences and positions, else only their ancestors:
+  // parents[i] is the row that row i continues.
+  void add(std::span<const KvRow> rows, std::span<const int32_t> parents) {
+    rows_.insert(rows_.end(), rows.begin(), rows.end());
+    parents_.insert(parents_.end(), parents.begin(), parents.end());
+    by_position_.resize(rows_.size());
+    for (size_t i = 0; i < rows_.size(); ++i) by_position_[i] = static_cast<int32_t>(i);
     std::sort(by_position_.begin(), by_position_.end(), [this](int32_t a, int32_t b) {
       return row(a).position != row(b).position ? row(a).position < row(b).position : a < b;
     });
   }
-  void clear() { rows_.clear(); }
+  void clear() {
+    rows_.clear();
+    parents_.clear();
+  }
 
   // Sorts the rows, already checked, into peers.
   void group_peers() {
     n_peers_ = 0;
     peers_of_.resize(rows_.size());
+    if (is_tree()) return group_branches();
     for (size_t i = 0; i < rows_.size(); ++i) {
       const bool as_before = i > 0 && rows_[i].sequences == rows_[i - 1].sequences;
       peers_of_[i] = as_before ? peers_of_[i - 1] : find_peers(rows_[i].sequences);
     }
     for (Peers& p : std::span(peers_).first(n_peers_)) {
+      p.lasting = p.sequences.size() == 1;
       p.seen.clear();
       for (int32_t r : by_position_)
         if (p.sequences.subset_of(row(r).sequences)) p.seen.push_back(r);
@@ -59,6 +77,8 @@ class Step {
   }
 
   bool empty() const { return rows_.empty(); }
+  bool is_tree() const { return !parents_.empty(); }
+  int32_t parent(size_t row) const { return is_tree() ? parents_[row] : kNoParent; }
   std::span<const KvRow> rows() const { return rows_; }
   const KvRow& row(int32_t i) const { return rows_[static_cast<size_t>(i)]; }
   std::span<const int32_t> by_position() const { return by_position_; }
@@ -69,12 +89,40 @@ class Step {
   size_t find_peers(const SequenceSet& sequences) {
     for (size_t i = 0; i < n_peers_; ++i)
       if (peers_[i].sequences == sequences) return i;
+    return new_peers(sequences);
+  }
+
+  size_t new_peers(const SequenceSet& sequences) {
     if (n_peers_ == peers_.size()) peers_.emplace_back();
     peers_[n_peers_].sequences = sequences;
     return n_peers_++;
   }
 
+  // Peers are the branches from a root to a leaf. From the last row on, whoever has not been
+  // passed on a way to a root is a leaf; the branch that passes first takes a row along.
+  void group_branches() {
+    constexpr size_t kNone = SIZE_MAX;
+    std::fill(peers_of_.begin(), peers_of_.end(), kNone);
+    for (auto leaf = static_cast<int32_t>(rows_.size()) - 1; leaf >= 0; --leaf) {
+      if (peers_of_[static_cast<size_t>(leaf)] != kNone) continue;
+      const size_t branch = new_peers(row(leaf).sequences);
+      Peers& p = peers_[branch];
+      p.seen.clear();
+      p.lasting = false;
+      for (int32_t r = leaf; r != kNoParent; r = parents_[static_cast<size_t>(r)]) {
+        size_t& peers = peers_of_[static_cast<size_t>(r)];
+        // The only branch to pass a root first is the sequence's own.
+        if (peers == kNone && parents_[static_cast<size_t>(r)] == kNoParent)
+          p.lasting = p.sequences.size() == 1;
+        if (peers == kNone) peers = branch;
+        p.seen.push_back(r);
+      }
+      std::reverse(p.seen.begin(), p.seen.end());
+    }
+  }
+
   std::vector<KvRow> rows_;
+  std::vector<int32_t> parents_;  // of a tree's rows
   std::vector<int32_t> by_position_;
   std::vector<Peers> peers_;  // never shrinks, so that a steady step does not allocate
   size_t n_peers_ = 0;

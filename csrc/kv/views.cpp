@@ -67,16 +67,16 @@ Views::Views(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch)
 void Views::build(const Step& step, std::span<const Runs> sequences,
                   std::span<const int32_t> slots) {
   size_t n_shared = 0;
-  for (const Peers& p : step.peers()) n_shared += p.sequences.size() > 1;
+  for (const Peers& p : step.peers()) n_shared += !p.lasting;
   if (shared_.size() < n_shared) shared_.resize(n_shared);
   list_of_peers_.clear();
   n_shared = 0;
   for (const Peers& p : step.peers()) {
     const auto seq = static_cast<size_t>(p.sequences.first());
     const bool alone = p.sequences.size() == 1;
-    List& list = alone ? own_[seq] : shared_[n_shared++];
+    List& list = p.lasting ? own_[seq] : shared_[n_shared++];
     list.reserve(reserve_);
-    if (!alone) list.cut(0);
+    if (!p.lasting) list.cut(0);
     fill(list, alone ? sequences[seq].all() : common(p.sequences, sequences), p, step, slots);
     list_of_peers_.push_back(&list);
   }

@@ -2,8 +2,8 @@
 //
 // A sequence keeps its list from step to step and appends to it: a row that belongs to that
 // sequence alone points into the list, so a decode step costs one entry and the rows of a prefill
-// chunk share one array. Rows that belong to several sequences (inner nodes of a tree) get a list
-// per distinct set.
+// chunk share one array. Rows that belong to several sequences get a list per distinct set, and
+// those of a tree one per branch.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ class Views {
   int64_t window_;
   size_t reserve_;
   std::vector<List> own_;     // per sequence, kept between steps
-  std::vector<List> shared_;  // per set of several sequences, rebuilt by each step
+  std::vector<List> shared_;  // per other set of sequences or branch, rebuilt by each step
   std::vector<const List*> list_of_peers_;
   std::vector<RowView> rows_;
   std::vector<Run> common_, scratch_;

@@ -39,6 +39,7 @@ struct Step {
   const KernelTable& kernels;
   Regime regime;
   int64_t n_rows;
+  int64_t first_row;                         // its number among the pending rows of the cache
   int64_t stride;                            // floats between rows of a register
   std::span<const int32_t> tokens;           // empty on a stage without embedding
   bool own_rows;                             // few rows: what is done row by row, each thread does

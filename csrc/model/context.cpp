@@ -103,14 +103,22 @@ Context::Memory Context::memory(const Stage& stage, const ContextConfig& config)
   return {KvCache::nbytes(kv_config(stage, config)), Layout(stage, config).total};
 }
 
-void Context::run(const Input& input, const Consume& consume, const std::function<bool()>& poll) {
-  const Layout at(*stage_, config_);
-  const int64_t n = static_cast<int64_t>(input.rows.size());
+int64_t Context::end_layer(const Input& input) const {
+  return input.end_layer == kLastLayer ? std::ssize(stage_->layers()) : input.end_layer;
+}
+
+void Context::check(const Input& input, int64_t n) const {
+  const int64_t n_vocab = stage_->spec().n_vocab, n_layers = std::ssize(stage_->layers());
   if (n < 1 || n > config_.n_batch)
     throw ShapeError("rows: expected 1 to n_batch = " + std::to_string(config_.n_batch) +
                      ", found " + std::to_string(n));
-  const int64_t n_vocab = stage_->spec().n_vocab;
-  if (stage_->first()) {
+  if (input.first_layer < 0 || input.first_layer > end_layer(input) || end_layer(input) > n_layers)
+    throw ShapeError("layers: expected a range within 0 to " + std::to_string(n_layers) +
+                     ", found " + std::to_string(input.first_layer) + " to " +
+                     std::to_string(end_layer(input)));
+  if (input.rows.empty() && input.first_layer == 0)
+    throw ShapeError("rows: expected some, for those that are pending have run the first layer");
+  if (stage_->first() && input.first_layer == 0) {
     if (static_cast<int64_t>(input.tokens.size()) != n)
       throw ShapeError("tokens: expected one per row, found " +
                        std::to_string(input.tokens.size()) + " for " + std::to_string(n) + " rows");
@@ -123,13 +131,32 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
                      std::to_string(stage_->spec().n_embd) + " floats, found " +
                      std::to_string(input.hidden.size()));
   }
-  if (!input.wanted.empty() && !stage_->last())
-    throw ShapeError("logits: this stage has no head; ask the last one");
+  if (!input.wanted.empty() && (!stage_->last() || end_layer(input) < n_layers))
+    throw ShapeError("logits: this stage has no head, or ends before; ask the last one");
   for (size_t i = 0; i < input.wanted.size(); ++i)
     if (input.wanted[i] < (i ? input.wanted[i - 1] + 1 : 0) || input.wanted[i] >= n)
       throw ShapeError("wanted rows: expected ascending numbers below " + std::to_string(n));
+}
 
-  kv_.begin(input.rows);
+void Context::run(const Input& input, const Consume& consume, const std::function<bool()>& poll) {
+  const Layout at(*stage_, config_);
+  const bool resumed = input.rows.empty();
+  // A copy, for the pending rows are the cache's.
+  const std::vector<KvRow> again(kv_.pending().begin(), kv_.pending().end());
+  const std::span<const KvRow> rows = resumed ? std::span(again) : input.rows;
+  const int64_t n = static_cast<int64_t>(rows.size()), first_row = resumed ? 0 : std::ssize(again);
+  const bool tree = resumed || !input.parents.empty();
+  const int64_t n_vocab = stage_->spec().n_vocab;
+  try {
+    check(input, n);
+    if (!resumed && tree)
+      kv_.grow(rows, input.parents);
+    else if (!resumed)
+      kv_.begin(rows);
+  } catch (...) {
+    abort();
+    throw;
+  }
   cancel_.store(false, std::memory_order_relaxed);
   last_poll_ns_ = now_ns();
   poll_ = &poll;
@@ -158,6 +185,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
       Step step{.kernels = stage_->kernels(),
                 .regime = input.regime,
                 .n_rows = n,
+                .first_row = first_row,
                 .stride = at.stride,
                 .tokens = input.tokens,
                 .own_rows = own_rows,
@@ -178,7 +206,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
         step.rope_pairs.push_back(static_cast<int64_t>(r.inv_freq.size()));
         rope_at += static_cast<size_t>(config_.n_batch) * 2 * r.inv_freq.size() * sizeof(float);
       }
-      fill_ropes(step, team, input.rows);
+      fill_ropes(step, team, rows);
       forward(step, team, input);
       if (stop_[0] || stop_[1]) return;
       for (int64_t i = 0; i < static_cast<int64_t>(input.wanted.size()); i += at.head_rows) {
@@ -195,12 +223,16 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
     if (stop_[0] || stop_[1]) throw CancelledError("stopped");
     if (failure) std::rethrow_exception(failure);
   } catch (...) {
-    kv_.abort();
-    last_rows_ = 0;
+    abort();
     throw;
   }
-  kv_.commit();
+  if (!tree) kv_.commit();
   last_rows_ = n;
+}
+
+void Context::abort() {
+  if (!kv_.pending().empty()) kv_.abort();
+  last_rows_ = 0;
 }
 
 void Context::fill_ropes(Step& step, Team& team, std::span<const KvRow> rows) {
@@ -222,7 +254,7 @@ void Context::fill_ropes(Step& step, Team& team, std::span<const KvRow> rows) {
 }
 
 void Context::forward(Step& step, Team& team, const Input& input) {
-  if (stage_->first()) {
+  if (stage_->first() && input.first_layer == 0) {
     stage_->embed(step, team);
   } else {
     const int64_t n_embd = stage_->spec().n_embd;
@@ -236,12 +268,10 @@ void Context::forward(Step& step, Team& team, const Input& input) {
   // The decision to stop after layer i is taken by rank 0 while layer i runs and read by all at the
   // start of layer i + 1: the barriers of layer i lie between, and two flags keep a slow reader
   // from meeting the next decision.
-  size_t i = 0;
-  for (const auto& layer : stage_->layers()) {
+  for (int64_t i = input.first_layer; i < end_layer(input); ++i) {
     if (stop_[i & 1]) return;
     if (team.rank() == 0) stop_[(i + 1) & 1] = should_stop();
-    for (const auto& block : layer) block->forward(step, team);
-    ++i;
+    for (const auto& block : stage_->layers()[static_cast<size_t>(i)]) block->forward(step, team);
   }
 }
 
@@ -253,13 +283,22 @@ bool Context::should_stop() {
   return *poll_ && (*poll_)();
 }
 
-void Context::copy_hidden(float* out) const {
+const float* Context::hidden_of(int64_t row) const {
   const Layout at(*stage_, config_);
+  return reinterpret_cast<const float*>(scratch_.data() + at.x) + row * at.stride;
+}
+
+void Context::copy_hidden(float* out) const {
   const int64_t n_embd = stage_->spec().n_embd;
   for (int64_t r = 0; r < last_rows_; ++r)
-    std::memcpy(out + r * n_embd,
-                reinterpret_cast<const float*>(scratch_.data() + at.x) + r * at.stride,
-                static_cast<size_t>(n_embd) * sizeof(float));
+    std::memcpy(out + r * n_embd, hidden_of(r), static_cast<size_t>(n_embd) * sizeof(float));
+}
+
+void Context::copy_normed(int64_t row, float* out) const {
+  if (row < 0 || row >= last_rows_)
+    throw ShapeError("hidden: row " + std::to_string(row) + ": the last run had " +
+                     std::to_string(last_rows_));
+  stage_->final_norm(hidden_of(row), out);
 }
 
 }  // namespace pyflow

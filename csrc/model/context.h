@@ -35,25 +35,36 @@ class Context {
   // What a context of this configuration allocates.
   static Memory memory(const Stage& stage, const ContextConfig& config);
 
-  // A step's rows: token ids on a first stage, hidden states (n x n_embd) on a later one.
+  static constexpr int64_t kLastLayer = -1;
+  // A step's rows: token ids where it begins with the embedding, hidden states (n x n_embd) where
+  // it begins at a layer.
   struct Input {
     std::span<const int32_t> tokens;
     std::span<const float> hidden;
+    // None: the rows that are pending, whose further layers are to run.
     std::span<const KvRow> rows;
-    std::span<const int32_t> wanted;  // ascending row indices whose logits are consumed
+    std::span<const int32_t> parents;  // of a tree, see KvCache::grow; else none
+    std::span<const int32_t> wanted;   // ascending row indices whose logits are consumed
     Regime regime = Regime::Decode;
+    int64_t first_layer = 0, end_layer = kLastLayer;
   };
   // Receives the logits of wanted[i]; called by several threads at once, for different i. May
   // throw.
   using Consume = std::function<void(int64_t i, std::span<const float> logits)>;
 
-  // Runs the rows and commits their cells. `poll` is called between layers, at most every 50 ms, by
-  // the calling thread; true asks to stop. Throws CancelledError when stopped; whatever it throws,
-  // the cache is as it was before.
+  // Runs the rows and commits their cells, but for those of a tree: they stay pending. `poll` is
+  // called between layers, at most every 50 ms, by the calling thread; true asks to stop. Throws
+  // CancelledError when stopped; whatever it throws, the cache is as it was before, and no row is
+  // pending.
   void run(const Input& input, const Consume& consume, const std::function<bool()>& poll);
 
-  // Hidden states of the last run, n_embd floats per row; for the next stage.
+  // Frees the rows that are pending, if there are any.
+  void abort();
+
+  // Hidden states of the last run, n_embd floats per row; for the next stage or layer.
   void copy_hidden(float* out) const;
+  // The same of one row, as the head takes it.
+  void copy_normed(int64_t row, float* out) const;
 
   // Stops the run in progress, if any; safe from any thread and from signal handlers.
   void interrupt() noexcept { cancel_.store(true, std::memory_order_relaxed); }
@@ -65,6 +76,9 @@ class Context {
 
  private:
   struct Layout;
+  void check(const Input& input, int64_t n) const;
+  int64_t end_layer(const Input& input) const;
+  const float* hidden_of(int64_t row) const;
   void forward(Step&, Team&, const Input&);
   void fill_ropes(Step&, Team&, std::span<const KvRow> rows);
   bool should_stop();

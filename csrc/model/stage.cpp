@@ -58,14 +58,17 @@ void Stage::embed(Step& s, Team& team) const {
   });
 }
 
+void Stage::final_norm(const float* x, float* out) const {
+  kernels_.rms_norm(x, head_norm_, head_eps_, spec_.n_embd, out);
+}
+
 void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* gathered,
                    float* logits, int64_t stride) const {
   const int64_t n = static_cast<int64_t>(rows.size());
   if (s.own_rows) gathered = s.own[1];
   each_row(s, team, n, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      kernels_.rms_norm(s.registers[0] + rows[static_cast<size_t>(i)] * s.stride, head_norm_,
-                        head_eps_, spec_.n_embd, gathered + i * s.stride);
+      final_norm(s.registers[0] + rows[static_cast<size_t>(i)] * s.stride, gathered + i * s.stride);
   });
   quantize_rows(s, team, gathered, s.stride, n, spec_.n_embd);
   const auto finish = [&](int64_t row, int64_t column, int64_t columns) {

@@ -40,6 +40,8 @@ class Stage {
   // x = rows of the embedding matrix. Called by every thread.
   void embed(Step&, Team&) const;
   const std::vector<std::vector<std::unique_ptr<Block>>>& layers() const { return layers_; }
+  // A row of x as the head takes it, n_embd floats.
+  void final_norm(const float* x, float* out) const;
   // logits[i] for the rows of x that are listed; n_vocab floats each, `stride` apart. `gathered`
   // holds rows.size() x step.stride floats, for shared rows. Called by every thread.
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,

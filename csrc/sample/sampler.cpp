@@ -153,6 +153,42 @@ Sampled Sampler::sample(std::span<const float> row, int64_t position,
   return out;
 }
 
+std::vector<Guess> Sampler::guess(std::span<const float> row, int64_t position,
+                                  std::span<const int32_t> path, int n) const {
+  require(!row.empty(), "logits", "at least one", row.size());
+  require(n >= 1, "guesses", "1 or more", n);
+  const Logits logits(row, changes(row, path));
+  const bool greedy = params_.temperature == 0;
+  // Unlikelier tokens are no good guesses, whatever their noise.
+  constexpr int kGuessed = 64;
+  const std::vector<Candidate> kept =
+      greedy || takes_all(logits) ? logits.top(std::max(n, kGuessed)) : truncate(logits);
+  const double temperature = greedy ? 1 : params_.temperature;
+  const Noise noise(params_.seed, params_.stream, position);
+  struct Scored {
+    double score, weight;
+    int32_t token;
+  };
+  std::vector<Scored> scored;
+  double total = 0;
+  for (const Candidate& c : kept) {
+    const double score = c.logit / temperature + (greedy ? 0 : noise.gumbel(c.token));
+    const double weight =
+        portable::exp((static_cast<double>(c.logit) - logits.max()) / temperature);
+    total += weight;
+    scored.push_back({score, weight, c.token});
+  }
+  const auto count = std::min(scored.size(), static_cast<size_t>(n));
+  std::partial_sort(scored.begin(), scored.begin() + static_cast<ptrdiff_t>(count), scored.end(),
+                    [](const Scored& a, const Scored& b) {
+                      return a.score != b.score ? a.score > b.score : a.token < b.token;
+                    });
+  std::vector<Guess> out;
+  for (const Scored& s : std::span(scored).first(count))
+    out.push_back({s.token, static_cast<float>(s.weight / total)});
+  return out;
+}
+
 std::vector<Candidate> Sampler::changes(std::span<const float> row,
                                         std::span<const int32_t> path) const {
   if (params_.logit_bias.empty() && !penalizes()) return {};
@@ -184,13 +220,16 @@ std::vector<Candidate> Sampler::changes(std::span<const float> row,
   return out;
 }
 
+bool Sampler::takes_all(const Logits& logits) const {
+  const bool top_k_off = params_.top_k == 0 || params_.top_k >= logits.size();
+  return top_k_off && params_.top_p == 1.0f && params_.min_p == 0.0f;
+}
+
 int32_t Sampler::draw(const Logits& logits, int64_t position) const {
   if (params_.temperature == 0) return logits.argmax();
   const Noise noise(params_.seed, params_.stream, position);
   const double temperature = params_.temperature;
-  const bool top_k_off = params_.top_k == 0 || params_.top_k >= logits.size();
-  if (top_k_off && params_.top_p == 1.0f && params_.min_p == 0.0f)
-    return draw_from_all(logits, noise, temperature);
+  if (takes_all(logits)) return draw_from_all(logits, noise, temperature);
   Race race(temperature);
   for (const Candidate& c : truncate(logits)) race.enter(c.token, c.logit, noise.gumbel(c.token));
   return race.winner();

@@ -47,6 +47,12 @@ struct Sampled {
   std::vector<std::pair<int32_t, float>> top;  // the n_logprobs likeliest and their logprobs
 };
 
+// What a drafter expects to be drawn.
+struct Guess {
+  int32_t token;
+  float probability;  // among the likeliest tokens, or those that the stages leave
+};
+
 class Sampler {
  public:
   // Throws Error for a parameter out of its range.
@@ -58,6 +64,12 @@ class Sampler {
   Sampled sample(std::span<const float> logits, int64_t position,
                  std::span<const int32_t> path = {}) const;
 
+  // The n tokens that sample() would draw for `position`, were these the logits: what it draws,
+  // what it would draw if that were forbidden, and so on. Their noise is sample()'s, so another
+  // model's logits lead to the same token wherever the two models agree well enough.
+  std::vector<Guess> guess(std::span<const float> logits, int64_t position,
+                           std::span<const int32_t> path, int n) const;
+
   // Adds a token of the text, prompt or generated, to what penalties look back on.
   void accept(int32_t token);
 
@@ -68,6 +80,7 @@ class Sampler {
 
  private:
   bool penalizes() const;
+  bool takes_all(const Logits& logits) const;
   std::vector<Candidate> changes(std::span<const float> row, std::span<const int32_t> path) const;
   int32_t draw(const Logits& logits, int64_t position) const;
   std::vector<Candidate> truncate(const Logits& logits) const;

@@ -65,8 +65,26 @@ size_t speculate() {
     for (int b : {1, 2}) cache.seq_cp(0, b, std::max(cache.seq_pos_max(b) + 1, 0), -1);
     const KvRow rows[] = {{p, {0, 1, 2}}, {p + 1, {1}}, {p + 1, {2}}, {p + 2, {1}}, {p + 2, {2}}};
     cache.begin(rows);
-    const int32_t accepted[] = {0, 2, 4};
-    cache.commit(accepted, 0);
+    const kv::Accepted accepted[] = {{0, 0}, {2, 0}, {4, 0}};
+    cache.commit(accepted);
+    p += 3;
+  });
+}
+
+// The same as a tree, which grows once before it is cut.
+size_t grow() {
+  const KernelTable table{};
+  KvCache cache(config(1), table);
+  int32_t p = 0;
+  return steady([&] {
+    const KvRow rows[] = {{p, {0}}, {p + 1, {0}}, {p + 1, {0}}};
+    const int32_t parents[] = {kv::kNoParent, 0, 0};
+    cache.grow(rows, parents);
+    const KvRow more[] = {{p + 2, {0}}, {p + 2, {0}}};
+    const int32_t their_parents[] = {1, 2};
+    cache.grow(more, their_parents);
+    const kv::Accepted accepted[] = {{0, 0}, {2, 0}, {4, 0}};
+    cache.commit(accepted);
     p += 3;
   });
 }
@@ -76,7 +94,8 @@ size_t speculate() {
 
 int main() {
   using namespace pyflow;
-  const size_t one = decode(1), four = decode(4), tree = speculate();
-  std::printf("allocations: one sequence %zu, four %zu, a tree %zu\n", one, four, tree);
-  return one + four + tree == 0 ? 0 : 1;
+  const size_t one = decode(1), four = decode(4), branches = speculate(), tree = grow();
+  std::printf("allocations: one sequence %zu, four %zu, branches %zu, a tree %zu\n", one, four,
+              branches, tree);
+  return one + four + branches + tree == 0 ? 0 : 1;
 }

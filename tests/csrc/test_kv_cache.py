@@ -113,7 +113,7 @@ def test_accepted_cells_move_behind_the_text_bit_for_bit(kind: str) -> None:
         for store in (cache.keys(layer), cache.values(layer)):
             store[:] = rng.integers(0, 256, store.size, np.uint8)
     old = [(cache.slots(g), cache.keys(g).copy(), cache.values(g).copy()) for g in range(2)]
-    cache.commit([0, 2, 4], 0)
+    cache.commit([(0, 0), (2, 0), (4, 0)])
     cache.check()
     for layer, (slots, keys, values) in enumerate(old):
         held = dict(cache.cells(layer, 0))
@@ -342,7 +342,7 @@ def test_what_a_step_cannot_have_is_named() -> None:
 
 def test_steps_and_operations_do_not_mix() -> None:
     cache = make(0, n_ctx=16, n_seq_max=2, rotate=lambda *_: None)
-    for call in (cache.commit, cache.abort, lambda: cache.commit([], 0)):
+    for call in (cache.commit, cache.abort, lambda: cache.commit([])):
         with pytest.raises(PyflowError, match="without begin"):
             call()
     cache.begin([(0, [0])])
@@ -356,10 +356,10 @@ def test_steps_and_operations_do_not_mix() -> None:
     ):
         with pytest.raises(PyflowError, match="pending; commit or abort the step first"):
             call()
-    for accepted, message in [([1], "accepted row 1; the step has 1"), ([0, 0], "ascend")]:
+    for accepted, message in [([1], "accepted row 1; the step has 1"), ([0, 0], "twice")]:
         with pytest.raises(ShapeError, match=message):
-            cache.commit(accepted, 0)
-    cache.commit([0], 1)
+            cache.commit([(row, 0) for row in accepted])
+    cache.commit([(0, 1)])
     assert [cache.seq_pos_max(s) for s in range(2)] == [-1, 0]
 
 

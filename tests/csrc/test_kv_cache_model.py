@@ -258,7 +258,8 @@ class KvMachine(RuleBasedStateMachine):
         path = sorted(chosen, key=lambda i: rows[i][0])
         where = [rows[i][0] for i in path]
         clash = len(set(where)) < len(where) or self.model.positions(seq) & set(where)
-        if not self.attempt({ShapeError} if clash else set(), lambda: self.cache.commit(path, seq)):
+        accepted = [(i, seq) for i in path]
+        if not self.attempt({ShapeError} if clash else set(), lambda: self.cache.commit(accepted)):
             self.check_views()  # still pending
             self.cache.abort()
             path = []

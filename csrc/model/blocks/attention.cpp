@@ -72,7 +72,7 @@ class Attention final : public Block {
                              .q_stride = padded(q_dim()),
                              .out = mixed,
                              .out_stride = padded(q_dim()),
-                             .views = s.kv->views(layer_).data(),
+                             .views = s.kv->views(layer_).data() + s.first_row,
                              .n_heads = n_heads_,
                              .scale = scale_,
                              .softcap = softcap_};
@@ -85,7 +85,7 @@ class Attention final : public Block {
       prepare(s, row, k_row, first, last, k_bias_, k_norm_);
       const int64_t at = first * head_dim_, n = (last - first) * head_dim_;
       if (v_bias_) s.kernels.add(v_row + at, v_bias_ + at, n);
-      const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(row)];
+      const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(s.first_row + row)];
       for (int64_t h = first; h < last; ++h)
         s.kernels.store_kv(args.kv, slot, h, k_row + h * head_dim_, v_row + h * head_dim_);
     };
