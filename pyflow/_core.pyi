@@ -193,7 +193,14 @@ class Context:
     """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""
 
     def __init__(
-        self, stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+        self,
+        stage: Stage,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        cache_type: str,
+        layers: Sequence[int] = (),
     ) -> None: ...
     @staticmethod
     def memory(
@@ -246,6 +253,8 @@ class Context:
     def seq_pos_min(self, seq: int) -> int: ...
     def seq_pos_max(self, seq: int) -> int: ...
     def seq_reusable(self, seq: int, n: int) -> int: ...
+    @property
+    def n_free(self) -> int: ...
 
 # --- speculation (bind_speculate.cpp) ---
 
@@ -301,7 +310,7 @@ def guess(
 def exit_layer(
     context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int
 ) -> NDArray[np.float32]: ...
-def commit(context: Context, rows: Sequence[int], seq: int) -> None: ...
+def commit(context: Context, accepted: Sequence[tuple[int, int]]) -> None: ...
 def abort(context: Context) -> None: ...
 
 # --- the machine (bind_cpu.cpp) ---

@@ -38,12 +38,18 @@ class Context:
     position of their sequence.
     """
 
-    def __init__(self, model: Model, args: dict[str, int | str]) -> None:
+    def __init__(
+        self, model: Model, args: dict[str, int | str], layers: Sequence[int] = ()
+    ) -> None:
         self.model = model
         self.n_ctx = int(args["n_ctx"])
         self.n_seq_max = int(args["n_seq_max"])
         self.n_batch = int(args["n_batch"])
-        self._native: _core.Context | None = _core.Context(model.stage, **args)  # type: ignore[arg-type]
+        self._native: _core.Context | None = _core.Context(
+            model.stage,
+            layers=whole_numbers("layers", layers).tolist(),
+            **args,  # type: ignore[arg-type]
+        )
         self._interrupted = False
 
     @property
@@ -144,9 +150,9 @@ class Context:
         """Grows the pending tree of a sequence, or begins one: see `commit`.
 
         parents: for each token the number of the row it follows, counted since the tree began, or
-        -1 for its root. For each wanted row, of those given now, the n tokens that the sampler
-        would draw after it, likeliest first, and their probabilities; paths holds the tokens between
-        what the sampler has accepted and that place.
+        -1 for a root, of which each sequence has one. For each wanted row, of those given now, the
+        n tokens that the sampler would draw after it, likeliest first, and their probabilities;
+        paths holds the tokens between what the sampler has accepted and that place.
         """
         return _core.guess(
             self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n
@@ -161,13 +167,21 @@ class Context:
         """
         return _core.exit_layer(self.native, tokens, parents, whole("seq", seq), layer)
 
-    def commit(self, rows: Sequence[int], seq: int) -> None:
-        """Ends the pending tree: these rows, each after its parent, become cells of the sequence."""
-        _core.commit(self.native, rows, whole("seq", seq))
+    def commit(self, accepted: Sequence[tuple[int, int]]) -> None:
+        """Ends the pending trees: of (row, sequence), each row becomes a cell of the sequence.
+
+        The rows of a sequence come in the order of their positions. All others leave no trace.
+        """
+        _core.commit(self.native, accepted)
 
     def abort(self) -> None:
-        """Ends the pending tree, if there is one, without a trace."""
+        """Ends the pending trees, if there are any, without a trace."""
         _core.abort(self.native)
+
+    @property
+    def n_free(self) -> int:
+        """Cells that are free in every layer."""
+        return self.native.n_free
 
     def score(
         self,

@@ -159,10 +159,12 @@ class Model:
         n_seq_max: int = 1,
         n_batch: int = DEFAULT_BATCH,
         cache_type: CacheType = "f16",
+        layers: Sequence[int] = (),
     ) -> Context:
         """A fresh context of n_ctx cells shared by up to n_seq_max sequences.
 
         n_ctx: None is 4096 or the model's own limit, whichever is less. n_batch: rows of one step.
+        layers: those that run, the others are left out; none named, all run.
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
@@ -172,7 +174,7 @@ class Model:
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
                 f"{memory.available:,} are available; choose a smaller context or cache type q8_0"
             )
-        return Context(self, args)
+        return Context(self, args, layers)
 
     def memory(
         self,

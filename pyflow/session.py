@@ -225,7 +225,7 @@ class ChatSession:
             n_dropped, ids = len(ids) - len(shorter), shorter
             sampler.stream = self._stream
             keep = self._reuse([*ids, *drawn], n_dropped)
-            return Feed([*ids, *drawn][keep:], keep)
+            return Feed([*ids, *drawn], keep)
 
         def finish(done: Completion) -> None:
             self._open = None

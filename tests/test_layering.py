@@ -41,8 +41,8 @@ PYTHON: list[set[str]] = [
     {"download"},
     {"catalogue"},
     # Models offer generation as methods; generation knows models as types alone.
-    {"context", "engine", "generate"},
-    {"session", "speculate", "cluster"},
+    {"context", "engine", "generate", "speculate"},
+    {"session", "cluster"},
     {"__init__"},
     {"cli", "__main__"},
 ]

@@ -1,5 +1,6 @@
 // Threads, stages and contexts: conversion only. The GIL is released while a step runs.
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -79,7 +80,7 @@ Regime regime_of(const std::string& name) {
 
 ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch,
                              const std::string& type) {
-  return {n_ctx, n_seq_max, n_batch, cache_type(type)};
+  return {n_ctx, n_seq_max, n_batch, cache_type(type), {}};
 }
 
 // One sequence id for all rows, one per row, or a list of ids per row (branches of a tree).
@@ -230,12 +231,13 @@ void register_model(py::module_& m) {
 
   py::class_<Context>(m, "Context")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
-                       const std::string& type) {
-             return std::make_unique<Context>(std::move(stage),
-                                              context_config(n_ctx, n_seq_max, n_batch, type));
+                       const std::string& type, std::vector<int64_t> layers) {
+             ContextConfig config = context_config(n_ctx, n_seq_max, n_batch, type);
+             config.layers = std::move(layers);
+             return std::make_unique<Context>(std::move(stage), config);
            }),
            py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
-           py::arg("n_batch"), py::arg("cache_type"))
+           py::arg("n_batch"), py::arg("cache_type"), py::arg("layers") = std::vector<int64_t>())
       .def_static(
           "memory",
           [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
@@ -266,6 +268,13 @@ void register_model(py::module_& m) {
       .def("seq_pos_max", [](Context& c, int seq) { return c.kv().seq_pos_max(seq); })
       .def("seq_reusable",
            [](Context& c, int seq, int32_t n) { return c.kv().seq_reusable(seq, n); })
+      .def_property_readonly("n_free",
+                             [](Context& c) {
+                               int64_t n = std::numeric_limits<int64_t>::max();
+                               for (const KvGroup& g : c.kv().groups())
+                                 n = std::min(n, g.capacity - g.used);
+                               return n;
+                             })
       .def("clear", [](Context& c) { c.kv().clear(); });
 }
 

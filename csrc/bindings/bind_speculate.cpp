@@ -94,10 +94,10 @@ py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray
   return out;
 }
 
-void commit(Context& c, const std::vector<int32_t>& rows, int seq) {
-  std::vector<kv::Accepted> accepted;
-  for (const int32_t row : rows) accepted.push_back({row, seq});
-  c.kv().commit(accepted);
+void commit(Context& c, const std::vector<std::pair<int32_t, int>>& accepted) {
+  std::vector<kv::Accepted> rows;
+  for (const auto& [row, seq] : accepted) rows.push_back({row, seq});
+  c.kv().commit(rows);
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ void register_speculate(py::module_& m) {
         py::arg("wanted"), py::arg("paths"), py::arg("sampler"), py::arg("n"));
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),
         py::arg("seq"), py::arg("layer"));
-  m.def("commit", &commit, py::arg("context"), py::arg("rows"), py::arg("seq"));
+  m.def("commit", &commit, py::arg("context"), py::arg("accepted"));
   m.def("abort", &Context::abort, py::arg("context"));
 }
 

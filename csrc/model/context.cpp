@@ -96,8 +96,16 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         check("n_batch", config.n_batch, kMaxBatch);
         return config;
       }()),
+      runs_layer_(stage_->layers().size(), config_.layers.empty()),
       kv_(kv_config(*stage_, config_), stage_->kernels()),
-      scratch_(Layout(*stage_, config_).total, "scratch") {}
+      scratch_(Layout(*stage_, config_).total, "scratch") {
+  for (const int64_t layer : config_.layers) {
+    if (layer < 0 || layer >= std::ssize(runs_layer_))
+      throw ShapeError("layer " + std::to_string(layer) + ": expected 0 to " +
+                       std::to_string(std::ssize(runs_layer_) - 1));
+    runs_layer_[static_cast<size_t>(layer)] = 1;
+  }
+}
 
 Context::Memory Context::memory(const Stage& stage, const ContextConfig& config) {
   return {KvCache::nbytes(kv_config(stage, config)), Layout(stage, config).total};
@@ -265,13 +273,16 @@ void Context::forward(Step& step, Team& team, const Input& input) {
                     static_cast<size_t>(n_embd) * sizeof(float));
     });
   }
-  // The decision to stop after layer i is taken by rank 0 while layer i runs and read by all at the
-  // start of layer i + 1: the barriers of layer i lie between, and two flags keep a slow reader
-  // from meeting the next decision.
+  // The decision to stop after a layer is taken by rank 0 while the layer runs and read by all at
+  // the start of the next one: the barriers of the layer lie between, and two flags keep a slow
+  // reader from meeting the next decision.
+  size_t n_run = 0;
   for (int64_t i = input.first_layer; i < end_layer(input); ++i) {
-    if (stop_[i & 1]) return;
-    if (team.rank() == 0) stop_[(i + 1) & 1] = should_stop();
+    if (!runs_layer_[static_cast<size_t>(i)]) continue;
+    if (stop_[n_run & 1]) return;
+    if (team.rank() == 0) stop_[(n_run + 1) & 1] = should_stop();
     for (const auto& block : stage_->layers()[static_cast<size_t>(i)]) block->forward(step, team);
+    ++n_run;
   }
 }
 

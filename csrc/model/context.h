@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "core/buffer.h"
 #include "kv/kv_cache.h"
@@ -21,6 +22,7 @@ struct ContextConfig {
   int n_seq_max = 1;
   int64_t n_batch = 512;  // rows of one step at most, up to kMaxBatch
   CacheType cache_type = CacheType::F16;
+  std::vector<int64_t> layers;  // those that run; none: all
 };
 
 class Context {
@@ -85,6 +87,7 @@ class Context {
 
   std::shared_ptr<const Stage> stage_;
   ContextConfig config_;
+  std::vector<uint8_t> runs_layer_;
   KvCache kv_;
   Buffer scratch_;
   int64_t last_rows_ = 0;

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from pyflow.speculate.stats import SpeculationStats
+
 StopReason: TypeAlias = Literal["eos", "length", "stop", "cancelled", "context"]
 """The model ended its answer; n_predict; a stop text came; somebody asked; the context is full."""
 
@@ -83,6 +85,8 @@ class Completion:
     seed: int
     logprobs: list[TokenLogprobs] | None
     """One per drawn token, where they were asked for."""
+    speculation: SpeculationStats | None = None
+    """What speculation brought, where it was asked for."""
 
     def __str__(self) -> str:
         return self.text

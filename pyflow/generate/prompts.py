@@ -14,6 +14,7 @@ from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
 from pyflow.generate.stream import Request, Stream
 from pyflow.sampling import SamplingParams
+from pyflow.speculate import Speculator
 
 if TYPE_CHECKING:
     from pyflow.context import Context, Progress
@@ -44,6 +45,8 @@ class Options(TypedDict, total=False):
     """How keys and values are kept: f16, the default, or q8_0."""
     progress: Progress | None
     """Called as progress(done, total) while long prompts are read."""
+    speculator: Speculator | None
+    """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
 
 
 @overload
@@ -143,6 +146,7 @@ def stream(
         n_parallel=n_parallel,
         owned=owned,
         progress=options.get("progress"),
+        speculator=options.get("speculator"),
     )
 
 

@@ -16,16 +16,19 @@ from pyflow import _core
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.generate.stop import StopScanner
+from pyflow.speculate import Root, SpeculationStats, Speculator, Start
 
 if TYPE_CHECKING:
     from pyflow.context import Context, Progress
 
 
 class Feed(NamedTuple):
-    """Tokens to run next, the first one at `position`."""
+    """How a sequence goes on after its context has been changed."""
 
-    tokens: list[int]
-    position: int
+    text: list[int]
+    """All that it consists of now, the newest token included."""
+    n_past: int
+    """So many tokens of it are in the context already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,7 @@ class Stream:
     """Chunks as their tokens are drawn, of several prompts in turn. One thread at a time.
 
     Also a context manager: leaving it ends what is unfinished and frees the context, if it is the
-    stream's own.
+    stream's own. With a speculator, a step may draw several tokens; they are the same ones.
     """
 
     def __init__(
@@ -63,9 +66,13 @@ class Stream:
         n_parallel: int = 1,
         owned: bool = False,
         progress: Progress | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._context = context
         self._owned = owned
+        self._speculator = speculator
+        if speculator is not None:
+            speculator.forget()
         self._progress = progress
         self._n_parallel = n_parallel
         self._cancelled = False
@@ -81,13 +88,17 @@ class Stream:
     @property
     def completions(self) -> list[Completion]:
         """One per prompt, complete once the stream has ended or has been closed."""
-        return [sequence.completion() for sequence in self._all]
+        return [self._completion(sequence) for sequence in self._all]
 
     @property
     def completion(self) -> Completion:
         """Of the only prompt."""
         (only,) = self._all
-        return only.completion()
+        return self._completion(only)
+
+    def _completion(self, sequence: _Sequence) -> Completion:
+        stats = self._speculator.stats(sequence.number) if self._speculator else None
+        return sequence.completion(stats)
 
     def cancel(self) -> None:
         """Ends the stream soon, with what there is; safe in signal handlers and other threads."""
@@ -97,10 +108,7 @@ class Stream:
     def close(self) -> None:
         """Ends the stream now; idempotent."""
         self._chunks.close()
-        for sequence in self._all:
-            sequence.end("cancelled")
-        if self._owned:
-            self._context.close()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -122,16 +130,28 @@ class Stream:
                     alive.append(waiting.popleft())
                     alive[-1].start(free.pop())
                     step = None
-                if step is None or not step.advance(alive):
-                    step = _Step.of(alive)
                 if self._cancelled:
                     raise CancelledError("stopped")
-                drawn = context.sample(*step, progress=self._progress)
+                drawn: list[list[_core.Sampled]]
+                if self._speculator is not None and self._ready(self._speculator, alive):
+                    roots = [sequence.root() for sequence in alive]
+                    stops = context.model.tokenizer.stop_ids
+                    drawn = self._speculator.step(context, roots, list(stops))
+                    step = None
+                else:
+                    if step is None or not step.advance(alive):
+                        step = _Step.of(alive)
+                    drawn = [[s] for s in context.sample(*step, progress=self._progress)]
+                    if self._speculator is not None:
+                        self._tell(self._speculator, alive, [tokens[0].token for tokens in drawn])
                 now = time.monotonic()
                 ended = False
-                for sequence, sampled in zip(alive, drawn, strict=True):
-                    yield sequence.take(sampled, now)
-                    ended = ended or sequence.reason is not None
+                for sequence, several in zip(alive, drawn, strict=True):
+                    for sampled in several:
+                        yield sequence.take(sampled, now)
+                        if sequence.reason is not None:
+                            ended = True
+                            break
                 if ended:
                     free += [sequence.seq for sequence in alive if sequence.reason is not None]
                     alive = [sequence for sequence in alive if sequence.reason is None]
@@ -142,10 +162,34 @@ class Stream:
                 if rest:
                     yield Chunk(rest, None, sequence.number, None)
         finally:
-            for sequence in self._all:
-                sequence.end("cancelled")
-            if self._owned:
-                context.close()
+            self._end()
+
+    def _end(self) -> None:
+        for sequence in self._all:
+            sequence.end("cancelled")
+            if self._speculator is not None:
+                self._speculator.end(sequence.number)
+        if self._owned:
+            self._context.close()
+
+    @staticmethod
+    def _ready(speculator: Speculator, alive: Sequence[_Sequence]) -> bool:
+        """Whether every sequence has one token to run and drafters that know its text."""
+        return all(len(s.pending) == 1 and speculator.started(s.number) for s in alive)
+
+    def _tell(
+        self, speculator: Speculator, alive: Sequence[_Sequence], tokens: Sequence[int]
+    ) -> None:
+        """What a step brought in which prompts were read, or drafters not ready."""
+        for sequence, token in zip(alive, tokens, strict=True):
+            if speculator.started(sequence.number) and not sequence.is_new:
+                speculator.note(sequence.number, token)
+                continue
+            sequence.is_new = False
+            start = Start(
+                [*sequence.text, token], sequence.request.sampler, self._context, sequence.seq
+            )
+            speculator.start(sequence.number, start)
 
 
 class _Step(NamedTuple):
@@ -193,6 +237,9 @@ class _Sequence:
         self.seq = -1
         self.pending: Sequence[int] = request.tokens[request.n_past :]
         self.position = request.n_past
+        self.text: Sequence[int] = request.tokens
+        """What the context holds once the pending tokens have run, if `is_new`."""
+        self.is_new = True
         self.reason: StopReason | None = None
         self._context = context
         self._seed = seed
@@ -242,8 +289,20 @@ class _Sequence:
             if feed is None:
                 text += self.end("context")
             else:
-                self.pending, self.position = feed
+                self.text, self.position = feed
+                self.pending = feed.text[feed.n_past :]
+                self.is_new = True
         return Chunk(text, token, self.number, logprobs)
+
+    def root(self) -> Root:
+        """Its only pending token, and how far it may go."""
+        request = self.request
+        depth = request.limit - self.position - 1
+        if request.n_predict > 0:
+            depth = min(depth, request.n_predict - self._n_drawn - 1)
+        return Root(
+            self.number, self.seq, self.pending[0], self.position, max(0, depth), request.sampler
+        )
 
     def end(self, reason: StopReason) -> str:
         """Ends for this reason unless it has ended; the text that was held back."""
@@ -255,7 +314,7 @@ class _Sequence:
         self._text.append(text)
         return text
 
-    def completion(self) -> Completion:
+    def completion(self, speculation: SpeculationStats | None) -> Completion:
         if self.reason is None:
             raise PyflowError("the stream has not ended: read it to its end, or close it")
         return Completion(
@@ -272,4 +331,5 @@ class _Sequence:
             ),
             seed=self._seed,
             logprobs=self._logprobs,
+            speculation=speculation,
         )

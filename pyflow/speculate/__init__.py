@@ -1,1 +1,19 @@
 """Speculative decoding: drafters guess, the model verifies many guesses in one step."""
+
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
+from pyflow.speculate.speculator import Root, Speculator
+from pyflow.speculate.stats import SpeculationStats
+from pyflow.speculate.tree import DraftTree, Law
+
+__all__ = [
+    "Budget",
+    "DraftTree",
+    "Drafter",
+    "Law",
+    "Method",
+    "Observed",
+    "Root",
+    "SpeculationStats",
+    "Speculator",
+    "Start",
+]

@@ -1,0 +1,170 @@
+"""How much to draft, and whether to draft at all: by what rows cost and guesses bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyflow.speculate.costs import StepCosts
+from pyflow.speculate.tree import DraftTree
+
+Kind = tuple[str, int, int]
+"""Guesses that are right equally often: the method, its evidence, and how deep they lie."""
+
+
+class Acceptance:
+    """How often guesses are right if what they follow is, by their kind."""
+
+    # The drafter's own belief counts as much as so many guesses, and what is older than about 100
+    # guesses of its kind is forgotten: texts change.
+    BELIEF = 3.0
+    KEEP = 0.99
+    # Guesses of all kinds fade too, so that one that failed is tried again some time.
+    FADE_EVERY, FADE = 256, 0.7
+
+    def __init__(self) -> None:
+        self._right: dict[Kind, float] = {}
+        self._tried: dict[Kind, float] = {}
+        self._n = 0
+
+    def probability(self, kind: Kind, belief: float) -> float:
+        tried = self._tried.get(kind, 0.0)
+        return (self.BELIEF * belief + self._right.get(kind, 0.0)) / (self.BELIEF + tried)
+
+    def observe(self, kind: Kind, right: bool) -> None:
+        self._right[kind] = self._right.get(kind, 0.0) * self.KEEP + right
+        self._tried[kind] = self._tried.get(kind, 0.0) * self.KEEP + 1
+
+    def step(self) -> None:
+        """Called once per step of decoding."""
+        self._n += 1
+        if self._n % self.FADE_EVERY == 0:
+            for counts in (self._right, self._tried):
+                for kind in counts:
+                    counts[kind] *= self.FADE
+
+
+@dataclass(slots=True)
+class _Pay:
+    """Whether a method that costs something has paid lately, in steps that it drafted."""
+
+    tokens: float = 0.0  # per step
+    cost: float = 0.0  # of a step with its drafting, in plain steps
+    seen: int = 0
+    pause: int = 0  # steps still to go without it
+    paused: int = 0  # how often in a row
+
+    PROBE = 8
+
+    def add(self, tokens: int, cost: float) -> None:
+        self.seen += 1
+        weight = max(0.08, 1 / self.seen)
+        self.tokens += weight * (tokens - self.tokens)
+        self.cost += weight * (cost - self.cost)
+
+
+class Controller:
+    """Chooses methods and trees. One per model: what it has learned outlives a text."""
+
+    # A path below this probability is not worth looking at.
+    LEAST = 0.02
+
+    def __init__(self, costs: StepCosts, *, fixed: bool = False) -> None:
+        """fixed: run all that is drafted, to see what it brings; nothing is ever switched off."""
+        self.costs = costs
+        self.fixed = fixed
+        self._acceptance = Acceptance()
+        self._pay: dict[str, _Pay] = {}
+
+    def least(self, n_sequences: int) -> float:
+        """The probability of a path from which on a further row pays, about."""
+        if self.fixed:
+            return 0.0
+        now = self.costs.ratio(n_sequences)
+        return max(self.LEAST, (self.costs.ratio(n_sequences + 1) - now) / now)
+
+    def wants(self, method: str) -> bool:
+        """Whether to ask a method now. Called once per step and method."""
+        pay = self._pay.get(method)
+        if self.fixed or pay is None:
+            return True
+        if pay.pause > 0:
+            pay.pause -= 1
+            return False
+        return True
+
+    def gain(self, method: str, tree: DraftTree) -> float:
+        """Tokens per time, in those of plain decoding, that a tree promises for one sequence."""
+        paths = self.path_probabilities(method, tree)
+        if tree.asked:
+            return (1 + sum(paths[: tree.verified])) / self.costs.ratio(1 + len(tree))
+        best, tokens = 1.0, 1.0
+        for n, p in enumerate(sorted(paths, reverse=True), 2):
+            tokens += p
+            best = max(best, tokens / self.costs.ratio(n))
+        return best
+
+    def choose(self, drafts: Sequence[tuple[str, DraftTree]]) -> list[DraftTree]:
+        """What to run of one step's drafts, a method and its tree for each sequence."""
+        self._acceptance.step()
+        if self.fixed:
+            return [tree for _, tree in drafts]
+        # Whole, or not at all: trees that ask the model something.
+        fixed = [bool(tree.asked) for _, tree in drafts]
+        n_rows = len(drafts) + sum(len(t) for (_, t), f in zip(drafts, fixed, strict=True) if f)
+        candidates = []
+        for i, (method, tree) in enumerate(drafts):
+            if not fixed[i]:
+                for node, p in enumerate(self.path_probabilities(method, tree)):
+                    candidates.append((-p, i, node))
+        # Paths grow less likely with every node, so a prefix of this order is a set of trees.
+        candidates.sort()
+        tokens = float(len(drafts))
+        best_rate, best_n = tokens / self.costs.ratio(n_rows), 0
+        for n, (p, _, _) in enumerate(candidates, 1):
+            tokens -= p
+            rate = tokens / self.costs.ratio(n_rows + n)
+            if rate > best_rate:
+                best_rate, best_n = rate, n
+        nodes: list[list[int]] = [[] for _ in drafts]
+        for _, i, node in candidates[:best_n]:
+            nodes[i].append(node)
+        return [
+            tree if fixed[i] else tree.select(sorted(nodes[i]))
+            for i, (_, tree) in enumerate(drafts)
+        ]
+
+    def path_probabilities(self, method: str, tree: DraftTree) -> list[float]:
+        """Per node, how likely it is that it and all before it are right."""
+        out: list[float] = []
+        for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths(), strict=True)):
+            kind = _kind(method, tree, node, depth)
+            before = 1.0 if parent < 0 else out[parent]
+            out.append(before * self._acceptance.probability(kind, tree.scores[node]))
+        return out
+
+    def observe(
+        self, method: str, tree: DraftTree, accepted: Sequence[int], draft_cost: float
+    ) -> None:
+        """A tree ran, and these nodes were accepted; drafting took so many plain steps' time."""
+        depths = tree.depths()
+        on_path = {-1, *accepted}
+        for node in range(tree.verified):
+            if tree.parents[node] in on_path:
+                self._acceptance.observe(_kind(method, tree, node, depths[node]), node in on_path)
+        pay = self._pay.setdefault(method, _Pay())
+        pay.add(1 + len(accepted), self.costs.ratio(1 + len(tree)) + draft_cost)
+        if self.fixed or pay.seen < pay.PROBE:
+            return
+        if pay.tokens < pay.cost:
+            # Truly off, then looked at again: later and later while it goes on not to pay.
+            pay.pause = 32 << min(pay.paused, 5)
+            pay.paused += 1
+            pay.seen = 0
+        else:
+            pay.paused = 0
+
+
+def _kind(method: str, tree: DraftTree, node: int, depth: int) -> Kind:
+    evidence = tree.evidence[node] if tree.evidence else 0
+    return method, evidence, min(depth, 4) if depth < 8 else 8

@@ -1,0 +1,233 @@
+"""Speculation for a model: asks drafters, lets the model verify, and learns what pays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
+
+from pyflow import _core
+from pyflow.speculate.controller import Controller
+from pyflow.speculate.costs import StepCosts
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
+from pyflow.speculate.stats import SpeculationStats
+from pyflow.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyflow.context import Context, Policy
+
+
+class Root(NamedTuple):
+    """Where a sequence stands: its newest token, which has no cell yet."""
+
+    number: int
+    """The caller's own for the sequence."""
+    seq: int
+    """Of the context."""
+    token: int
+    position: int
+    depth: int
+    """So many further tokens may be accepted besides the one that any step draws."""
+    sampler: _core.Sampler
+
+
+@dataclass(slots=True)
+class _Sequence:
+    drafters: list[Drafter]
+    stats: SpeculationStats
+
+
+class _Drafted(NamedTuple):
+    """Who drafted what: an index of the methods, -1 for nobody."""
+
+    method: int
+    tree: DraftTree
+
+
+_NOTHING = _Drafted(-1, DraftTree())
+
+
+class Speculator:
+    """Makes the steps of sequences whose prompts have been read, one or several at a time.
+
+    Output is that of plain decoding, token for token, under the policy `exact`; under `rejection`
+    it has the same distribution. One thread at a time. Also a context manager, which closes it.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        *,
+        policy: Policy = "exact",
+        n_max: int = 16,
+        fixed: bool = False,
+    ) -> None:
+        """methods: the first one that has a guess which pays drafts. n_max: nodes of a step.
+
+        fixed: every draft is run whole and nothing is ever switched off: to measure a method.
+        """
+        self.methods = list(methods)
+        self.policy = policy
+        self.n_max = n_max
+        self.controller = Controller(StepCosts(), fixed=fixed)
+        self._hidden = any(method.wants_hidden for method in methods)
+        self._sequences: dict[int, _Sequence] = {}
+
+    @property
+    def costs(self) -> StepCosts:
+        return self.controller.costs
+
+    def start(self, number: int, start: Start) -> None:
+        """A sequence begins; what it was before, if anything, is kept in its statistics."""
+        before = self._sequences.get(number)
+        if before is not None:
+            self._close(before)
+        self._sequences[number] = _Sequence(
+            [method.start(start) for method in self.methods],
+            before.stats if before else SpeculationStats(),
+        )
+
+    def started(self, number: int) -> bool:
+        """Whether the sequence has begun and not ended."""
+        return number in self._sequences and bool(self._sequences[number].drafters)
+
+    def end(self, number: int) -> None:
+        """A sequence has ended; its statistics stay until `forget`."""
+        if number in self._sequences:
+            self._close(self._sequences[number])
+
+    def forget(self) -> None:
+        """Ends all sequences, and drops their statistics."""
+        for sequence in self._sequences.values():
+            self._close(sequence)
+        self._sequences.clear()
+
+    def stats(self, number: int) -> SpeculationStats:
+        """Of one sequence so far."""
+        found = self._sequences.get(number)
+        return found.stats if found else SpeculationStats()
+
+    def step(
+        self, context: Context, roots: Sequence[Root], stops: Sequence[int]
+    ) -> list[list[_core.Sampled]]:
+        """The next tokens of each sequence, at least one, none after one of `stops`."""
+        begin = time.monotonic()
+        drafted = self._draft(context, roots)
+        ran = self.controller.choose([(self._name(d), d.tree) for d in drafted])
+        middle = time.monotonic()
+        n_rows = len(roots) + sum(map(len, ran))
+        results: Sequence[_core.Verified | None]
+        if n_rows == len(roots) and not self._hidden:
+            drawn = self._plain(context, roots)
+            results = [None] * len(roots)
+        else:
+            found = context.verify(
+                [
+                    _core.Draft(r.seq, r.token, t.tokens, t.parents, t.verified, t.asked, r.sampler)
+                    for r, t in zip(roots, ran, strict=True)
+                ],
+                policy=self.policy,
+                stops=stops,
+                hidden=self._hidden,
+            )
+            drawn = [v.drawn for v in found]
+            results = found
+        end = time.monotonic()
+        self.costs.observe(n_rows, end - middle)
+        plain = self.costs.seconds(len(roots))
+        for root, draft, tree, tokens, result in zip(
+            roots, drafted, ran, drawn, results, strict=True
+        ):
+            sequence = self._sequences[root.number]
+            nodes = result.nodes if result else []
+            method = self._name(draft) if len(tree) else ""
+            stats = sequence.stats
+            stats.add(tree.verified, len(tree) - tree.verified, len(nodes), method)
+            stats.draft_s += (middle - begin) / len(roots)
+            stats.verify_s += (end - middle) / len(roots)
+            if method:
+                cost = (middle - begin) / plain if plain > 0 else 0.0
+                self.controller.observe(method, tree, nodes, cost)
+            emitted = [s.token for s in tokens]
+            for i, drafter in enumerate(sequence.drafters):
+                own = bool(method) and i == draft.method
+                drafter.observe(
+                    Observed(
+                        tokens=emitted,
+                        accepted=len(nodes) if own else 0,
+                        answers=result.answers if result and own else (),
+                        hidden=result.hidden if result else None,
+                    )
+                )
+        return drawn
+
+    def note(self, number: int, token: int) -> None:
+        """A sequence went on by one token in a step that was made elsewhere."""
+        for drafter in self._sequences[number].drafters:
+            drafter.observe(Observed(tokens=[token], accepted=0))
+
+    def close(self) -> None:
+        """Frees what drafters and methods hold; statistics stay. Idempotent."""
+        for sequence in self._sequences.values():
+            self._close(sequence)
+        for method in self.methods:
+            method.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _draft(self, context: Context, roots: Sequence[Root]) -> list[_Drafted]:
+        # Nobody may take cells from the roots of the others.
+        n_cells = min(context.n_free, context.n_batch) - len(roots)
+        wanted = [self.controller.wants(method.name) for method in self.methods]
+        out = []
+        for i, root in enumerate(roots):
+            n_nodes = min(self.n_max, n_cells // (len(roots) - i))
+            budget = Budget(
+                n_nodes=n_nodes,
+                depth=root.depth,
+                least=self.controller.least(len(roots)),
+                laws=self.policy == "rejection",
+            )
+            best = self._best(root, budget, wanted) if n_nodes > 0 and root.depth > 0 else _NOTHING
+            n_cells -= len(best.tree)
+            out.append(best)
+        return out
+
+    def _best(self, root: Root, budget: Budget, wanted: Sequence[bool]) -> _Drafted:
+        """The first method's tree that promises to pay."""
+        for i, drafter in enumerate(self._sequences[root.number].drafters):
+            if not wanted[i]:
+                continue
+            tree = drafter.propose(budget)
+            name = self.methods[i].name
+            if len(tree) and (self.controller.fixed or self.controller.gain(name, tree) > 1):
+                return _Drafted(i, tree)
+        return _NOTHING
+
+    def _plain(self, context: Context, roots: Sequence[Root]) -> list[list[_core.Sampled]]:
+        drawn = context.sample(
+            np.fromiter((r.token for r in roots), np.int32, len(roots)),
+            np.fromiter((r.position for r in roots), np.int32, len(roots)),
+            [r.seq for r in roots],
+            np.arange(len(roots), dtype=np.int32),
+            [r.sampler for r in roots],
+        )
+        return [[sampled] for sampled in drawn]
+
+    def _name(self, draft: _Drafted) -> str:
+        return self.methods[draft.method].name if draft.method >= 0 else ""
+
+    def _close(self, sequence: _Sequence) -> None:
+        for drafter in sequence.drafters:
+            drafter.close()
+        sequence.drafters = []
