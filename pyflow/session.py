@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
     from pyflow.context import CacheType, Progress
     from pyflow.engine import Model
+    from pyflow.speculate import Speculator
 
 Role = Literal["system", "user", "assistant"]
 _FORMAT = "pyflow-chat-1"
@@ -68,9 +69,11 @@ class ChatSession:
         stop: Sequence[str] = (),
         n_ctx: int | None = None,
         cache_type: CacheType = "f16",
+        speculator: Speculator | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """notice: called with a sentence, once, when the model begins to forget turns.
+        """speculator: drafts, for answers sooner; it is the caller's, and may serve other sessions.
+        notice: called with a sentence, once, when the model begins to forget turns.
 
         UnsupportedError: the model has no chat template.
         """
@@ -78,6 +81,7 @@ class ChatSession:
         self._template = chat_template(model)
         self._context = model.context(n_ctx, cache_type=cache_type)
         self._sampling = (sampling or SamplingParams()).seeded()
+        self._speculator = speculator
         self._notice = notice
         self._noticed = False
         self._messages: list[ChatMessage] = []
@@ -244,7 +248,10 @@ class ChatSession:
         )
         seed = self._sampling.seed
         assert seed is not None
-        self._open = Turn(Stream(self._context, [request], seed=seed, progress=progress), finish)
+        stream = Stream(
+            self._context, [request], seed=seed, progress=progress, speculator=self._speculator
+        )
+        self._open = Turn(stream, finish)
         return self._open
 
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from pyflow.cli import inputs, options
+from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import reading_progress, show
 from pyflow.sampling import SamplingParams
 from pyflow.session import ChatSession
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @options.sampling
 @options.stop
 @options.cache_type
+@speculation
 def command(
     *,
     model: str | None,
@@ -35,6 +37,7 @@ def command(
     sampling: SamplingParams,
     stop: tuple[str, ...],
     cache_type: str,
+    spec: SpecChoice,
 ) -> int:
     """Talk with a model. /help lists what can be typed besides questions.
 
@@ -50,6 +53,7 @@ def command(
     sampling = sampling.seeded()
     with (
         options.load(model, threads) as loaded,
+        spec.speculator(loaded, threads) as speculator,
         ChatSession(
             loaded,
             system=system,
@@ -58,6 +62,7 @@ def command(
             stop=stop,
             n_ctx=options.context_size(ctx_size, loaded.spec.n_ctx_train),
             cache_type=cast("CacheType", cache_type),
+            speculator=speculator,
             notice=lambda text: click.echo(f"({text})", err=True),
         ) as session,
     ):
@@ -67,6 +72,8 @@ def command(
         if question is not None:
             with reading_progress() as progress:
                 done = show(session.ask(question, progress=progress))
+            if done.speculation is not None:
+                click.echo(str(done.speculation), err=True)
             return 130 if done.stop_reason == "cancelled" else 0
         from pyflow.cli.repl import Repl
 

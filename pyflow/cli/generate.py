@@ -9,10 +9,12 @@ import click
 
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
+from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import on_interrupt, reading_progress
 from pyflow.generate import Completion, StopReason, stream
 from pyflow.sampling import SamplingParams
 from pyflow.session import chat_template
+from pyflow.speculate import SpeculationStats
 
 if TYPE_CHECKING:
     from pyflow.context import CacheType
@@ -51,6 +53,7 @@ _ENDS: dict[StopReason, str] = {
 @options.sampling
 @options.stop
 @options.cache_type
+@speculation
 @options.as_json
 @click.option(
     "--logprobs",
@@ -74,6 +77,7 @@ def command(
     sampling: SamplingParams,
     stop: tuple[str, ...],
     cache_type: str,
+    spec: SpecChoice,
     as_json: bool,
 ) -> int:
     """Continue a text, or answer one question.
@@ -88,7 +92,11 @@ def command(
     texts = inputs.json_lines(file) if jsonl and file else [inputs.prompt(prompt, file, stdin)]
     drawn = sampling.seed is None
     sampling = sampling.seeded()
-    with options.load(model, threads) as loaded, reading_progress() as progress:
+    with (
+        options.load(model, threads) as loaded,
+        spec.speculator(loaded, threads) as speculator,
+        reading_progress() as progress,
+    ):
         options.check_bias(sampling, loaded)
         chunks = stream(
             loaded,
@@ -99,6 +107,7 @@ def command(
             n_ctx=options.context_size(ctx_size, loaded.spec.n_ctx_train),
             cache_type=cast("CacheType", cache_type),
             progress=progress,
+            speculator=speculator,
         )
         with chunks, on_interrupt(chunks.cancel):
             for chunk in chunks:
@@ -113,6 +122,9 @@ def command(
         if drawn and sampling.temperature > 0:
             click.echo(f"seed {sampling.seed}", err=True)
         click.echo(timing_line(done), err=True)
+        if speculator is not None:
+            parts = [c.speculation for c in done if c.speculation is not None]
+            click.echo(str(SpeculationStats.total(parts)), err=True)
     return 130 if any(c.stop_reason == "cancelled" for c in done) else 0
 
 
@@ -134,6 +146,8 @@ def as_dict(model: Model, done: Completion) -> dict[str, Any]:
         "seed": done.seed,
         "timings": done.timings.as_dict(),
     }
+    if done.speculation is not None:
+        result["speculation"] = done.speculation.as_dict()
     if done.logprobs is not None:
         result["logprobs"] = [
             {

@@ -1,0 +1,223 @@
+"""The options of speculative decoding, which several commands share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from pyflow.cli.options import F
+from pyflow.errors import PyflowError
+
+if TYPE_CHECKING:
+    from pyflow.context import Policy
+    from pyflow.engine import Model
+    from pyflow.speculate import Speculator
+
+_NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
+_EXACT, _LAW, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
+
+
+def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+    """Numbers and ranges, as in 0-9,29."""
+    if value is None:
+        return []
+    found: set[int] = set()
+    try:
+        for part in value.split(","):
+            first, dash, last = part.partition("-")
+            found.update(range(int(first), int(last if dash else first) + 1))
+            if dash and int(last) < int(first):
+                raise ValueError
+    except ValueError:
+        raise click.BadParameter(
+            f"expected layers such as 0-9,29, found {value!r}", ctx, param
+        ) from None
+    return sorted(found)
+
+
+def _three(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int, int]:
+    try:
+        w, n, g = (int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"expected W,N,G such as 7,5,7, found {value!r}", ctx, param
+        ) from None
+    if not (1 <= w <= 64 and 2 <= n <= 16 and 1 <= g <= 64):
+        raise click.BadParameter(
+            f"expected W and G from 1 to 64 and N from 2 to 16, found {value!r}", ctx, param
+        )
+    return w, n, g
+
+
+_OPTIONS = (
+    click.option(
+        "--spec",
+        type=click.Choice(_NAMES),
+        default="none",
+        help="Draft tokens and verify several in one step; the text stays the same. auto takes "
+        "what pays, and nothing where nothing does.",
+    ),
+    click.option(
+        "--draft-model",
+        metavar="MODEL[,MODEL]",
+        help="For draft and auto: a small model with the same vocabulary, or self; of several the "
+        "smallest first.",
+    ),
+    click.option(
+        "--draft-layers",
+        metavar="LAYERS",
+        callback=_layers,
+        help="Layers that self runs as a draft model, as in 0-9,29.  [default: all]",
+    ),
+    click.option(
+        "--spec-n-max",
+        type=click.IntRange(0, 160),
+        default=0,
+        help="Drafted tokens of a step at most; 0 leaves it to the method.",
+    ),
+    click.option(
+        "--spec-tree",
+        type=click.FloatRange(0, 1),
+        default=1.0,
+        metavar="P",
+        help="Draft models branch at tokens of this probability or more; 1 drafts a chain.",
+    ),
+    click.option(
+        "--spec-pool", metavar="FILE", help="A text whose phrases the methods pool and auto draft."
+    ),
+    click.option(
+        "--lookahead",
+        metavar="W,N,G",
+        default="7,5,7",
+        callback=_three,
+        help="Lookahead's window, n-gram size and guesses.",
+    ),
+    click.option(
+        "--spec-policy",
+        type=click.Choice([*_EXACT, *_LAW, *_LOSSY]),
+        default="exact",
+        help="How drafts are accepted: exact gives the tokens of plain decoding, rejection others "
+        "of the same distribution; flexible and typical change it and need --lossy.",
+    ),
+    click.option("--lossy", is_flag=True, help="Allow a policy that changes what is generated."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecChoice:
+    """What the options ask for."""
+
+    method: str
+    draft_models: list[str]
+    draft_layers: list[int]
+    n_max: int
+    p_split: float
+    pool: str | None
+    lookahead: tuple[int, int, int]
+    policy: str
+
+    @contextmanager
+    def speculator(self, model: Model, n_threads: int | None) -> Iterator[Speculator | None]:
+        """For the model; draft models and texts are loaded, and freed in the end."""
+        if self.method == "none":
+            yield None
+            return
+        from pyflow.engine import load
+        from pyflow.speculate.methods import Speculation, speculator
+        from pyflow.speculate.pool import NgramPool
+
+        with ExitStack() as stack:
+            drafts: list[tuple[Model, list[int]]] = []
+            for name in self.draft_models:
+                if name == "self":
+                    drafts.append((model, self.draft_layers))
+                else:
+                    draft = load(name, n_threads=n_threads or model.n_threads)
+                    drafts.append((stack.enter_context(draft), []))
+            n_layers = len(model.spec.layers)
+            if beyond := [layer for layer in self.draft_layers if layer >= n_layers]:
+                raise click.UsageError(
+                    f"--draft-layers: {model.name} has layers 0 to {n_layers - 1}, found "
+                    f"{beyond[0]}"
+                )
+            w, n, g = self.lookahead
+            options = Speculation(
+                method=self.method,
+                n_max=self.n_max,
+                draft_models=drafts,
+                p_split=self.p_split,
+                window=w,
+                ngram=n,
+                guesses=g,
+                pool=NgramPool.from_tokens(_pool_tokens(model, self.pool)) if self.pool else None,
+                policy=cast("Policy", self.policy),
+            )
+            yield stack.enter_context(speculator(model, options))
+
+
+def _pool_tokens(model: Model, path: str) -> list[int]:
+    try:
+        return model.tokenizer.encode(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise PyflowError(f"{path}: is not a text in UTF-8: {error}") from None
+
+
+def speculation(function: F) -> F:
+    """Adds the options; the command receives `spec: SpecChoice` instead."""
+
+    @functools.wraps(function)
+    def wrapper(
+        *args: Any,
+        spec: str,
+        draft_model: str | None,
+        draft_layers: list[int],
+        spec_n_max: int,
+        spec_tree: float,
+        spec_pool: str | None,
+        lookahead: tuple[int, int, int],
+        spec_policy: str,
+        lossy: bool,
+        **options: Any,
+    ) -> Any:
+        models = [name for name in (draft_model or "").split(",") if name]
+        if spec_policy in _LOSSY and not lossy:
+            raise click.UsageError(
+                f"--spec-policy {spec_policy} changes what is generated; add --lossy to allow that"
+            )
+        if spec == "draft" and not models:
+            raise click.UsageError("--spec draft needs --draft-model, a model or self")
+        if models and spec not in ("draft", "auto"):
+            raise click.UsageError(
+                f"--draft-model is of no use to --spec {spec}; use draft or auto"
+            )
+        if draft_layers and "self" not in models:
+            raise click.UsageError("--draft-layers is for --draft-model self")
+        if spec == "pool" and spec_pool is None:
+            raise click.UsageError("--spec pool needs --spec-pool FILE")
+        if spec_pool is not None and spec not in ("pool", "auto"):
+            raise click.UsageError(f"--spec-pool is of no use to --spec {spec}; use pool or auto")
+        if spec_policy == "rejection" and spec != "draft":
+            raise click.UsageError("--spec-policy rejection needs --spec draft")
+        choice = SpecChoice(
+            spec,
+            models,
+            draft_layers,
+            spec_n_max,
+            spec_tree,
+            spec_pool,
+            lookahead,
+            spec_policy,
+        )
+        return function(*args, spec=choice, **options)
+
+    for option in reversed(_OPTIONS):
+        wrapper = option(wrapper)
+    return wrapper  # type: ignore[return-value]
