@@ -130,6 +130,9 @@ void register_speculate(py::module_& m) {
         py::arg("seq"), py::arg("layer"));
   m.def("commit", &commit, py::arg("context"), py::arg("accepted"));
   m.def("abort", &Context::abort, py::arg("context"));
+  // For tests: what lies in a context's cells.
+  m.attr("testing").attr("context_kv") = py::cpp_function(
+      [](Context& c) -> KvCache& { return c.kv(); }, py::return_value_policy::reference_internal);
 }
 
 }  // namespace pyflow

@@ -96,7 +96,7 @@ class Controller:
     def gain(self, method: str, tree: DraftTree) -> float:
         """Tokens per time, in those of plain decoding, that a tree promises for one sequence."""
         paths = self.path_probabilities(method, tree)
-        if tree.asked:
+        if tree.whole:
             return (1 + sum(paths[: tree.verified])) / self.costs.ratio(1 + len(tree))
         best, tokens = 1.0, 1.0
         for n, p in enumerate(sorted(paths, reverse=True), 2):
@@ -109,8 +109,7 @@ class Controller:
         self._acceptance.step()
         if self.fixed:
             return [tree for _, tree in drafts]
-        # Whole, or not at all: trees that ask the model something.
-        fixed = [bool(tree.asked) for _, tree in drafts]
+        fixed = [tree.whole for _, tree in drafts]
         n_rows = len(drafts) + sum(len(t) for (_, t), f in zip(drafts, fixed, strict=True) if f)
         candidates = []
         for i, (method, tree) in enumerate(drafts):

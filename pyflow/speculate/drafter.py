@@ -44,6 +44,8 @@ class Budget:
     """Longest path at most."""
     least: float = 0.0
     """A node pays for its row from this probability of its whole path on."""
+    exits: bool = False
+    """Layers of the target may be run for the draft: no other sequence is in the step."""
     laws: bool = False
     """The drafter must draw at random, not take the likeliest, and give the laws it drew from."""
 

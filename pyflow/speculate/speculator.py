@@ -115,12 +115,25 @@ class Speculator:
         self, context: Context, roots: Sequence[Root], stops: Sequence[int]
     ) -> list[list[_core.Sampled]]:
         """The next tokens of each sequence, at least one, none after one of `stops`."""
+        try:
+            return self._step(context, roots, stops)
+        except BaseException:
+            context.abort()  # what a drafter may have run
+            raise
+
+    def _step(
+        self, context: Context, roots: Sequence[Root], stops: Sequence[int]
+    ) -> list[list[_core.Sampled]]:
         begin = time.monotonic()
         drafted = self._draft(context, roots)
         ran = self.controller.choose([(self._name(d), d.tree) for d in drafted])
         middle = time.monotonic()
         n_rows = len(roots) + sum(map(len, ran))
         results: Sequence[_core.Verified | None]
+        if any(
+            d.tree.features is not None and not len(t) for d, t in zip(drafted, ran, strict=True)
+        ):
+            context.abort()
         if n_rows == len(roots) and not self._hidden:
             drawn = self._plain(context, roots)
             results = [None] * len(roots)
@@ -133,6 +146,8 @@ class Speculator:
                 policy=self.policy,
                 stops=stops,
                 hidden=self._hidden,
+                first_layer=ran[0].first_layer,
+                features=ran[0].features,
             )
             drawn = [v.drawn for v in found]
             results = found
@@ -196,6 +211,7 @@ class Speculator:
                 n_nodes=n_nodes,
                 depth=root.depth,
                 least=self.controller.least(len(roots)),
+                exits=len(roots) == 1,
                 laws=self.policy == "rejection",
             )
             best = self._best(root, budget, wanted) if n_nodes > 0 and root.depth > 0 else _NOTHING

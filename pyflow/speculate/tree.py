@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 Law: TypeAlias = Sequence[tuple[int, float]]
 """Tokens and their probabilities, which add up to 1; all other tokens have none."""
 
@@ -35,8 +38,19 @@ class DraftTree:
     """For the policy `rejection`: the distribution from which the children of the root, of node 0,
     of node 1 ... were drawn, in the order of the nodes and without replacement."""
 
+    first_layer: int = 0
+    """Where verification goes on, if the drafter has run the root and all nodes, in this order,
+    through the layers before (`Context.exit_layer`); their rows are pending."""
+    features: NDArray[np.float32] | None = None
+    """What came out: (1 + n, n_embd)."""
+
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it must be run as it is or not at all."""
+        return bool(self.asked) or self.features is not None
 
     @property
     def verified(self) -> int:

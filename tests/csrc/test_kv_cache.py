@@ -395,3 +395,67 @@ def test_a_steady_step_allocates_nothing(tmp_path: Path) -> None:
     done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert re.fullmatch(r"allocations: .*\n", done.stdout)
+
+
+def test_trees_that_cannot_be_are_refused() -> None:
+    cache = make(0, n_ctx=16, n_seq_max=2, n_batch=8)
+    feed(cache, 3)
+    cache.grow([(3, [0]), (4, [0])], [-1, 0])
+    for rows, parents, message in [
+        ([(4, [0])], [], "expected a parent for each of 1 rows, found 0"),
+        ([(3, [0])], [-1], "second root of a sequence"),
+        ([(4, [0])], [2], "parent 2 of row 2"),
+        ([(6, [0])], [1], "does not continue its parent, row 1 at position 4"),
+        ([(5, [1])], [1], "does not continue its parent"),
+        ([(5, [0])] * 7, [1] * 7, "a step of 9 rows"),
+        ([], [], "without rows"),
+    ]:
+        with pytest.raises(ShapeError, match=message):
+            cache.grow(rows, parents)
+        cache.check()
+    with pytest.raises(PyflowError, match="pending"):
+        cache.begin([(5, [0])])
+    cache.grow([(5, [0]), (0, [1])], [1, -1])
+    with pytest.raises(ShapeError, match="ascend"):
+        cache.commit([(1, 0), (0, 0)])
+    cache.commit([(0, 0), (1, 0), (3, 1)])
+    assert [cache.seq_pos_max(s) for s in range(2)] == [4, 0]
+    assert cache.groups() == [(0, 16, 6)]
+
+
+def test_trees_leak_no_cell() -> None:
+    rng = np.random.default_rng(3)
+    cache = make(0, 7, n_ctx=200, n_seq_max=2, n_batch=24)
+    ends = [0, 0]
+    for _ in range(4000):
+        rows = [(ends[s], [s]) for s in range(2)]
+        parents = [-1, -1]
+        cache.grow(rows, parents)
+        for _ in range(rng.integers(0, 3)):
+            more, their = [], []
+            for _ in range(rng.integers(1, 6)):
+                parent = int(rng.integers(0, len(rows) + len(more)))
+                p, s = (rows + more)[parent]
+                more.append((p + 1, s))
+                their.append(parent)
+            cache.grow(more, their)
+            rows, parents = rows + more, parents + their
+        if rng.random() < 0.3:
+            cache.abort()
+        else:
+            node, path = int(rng.integers(0, len(rows))), []
+            while node >= 0:
+                path.append(node)
+                node = parents[node]
+            seq = rows[path[0]][1][0]
+            cache.commit([(i, seq) for i in path[::-1]])
+            ends[seq] += len(path)
+        for s in range(2):
+            if ends[s] > 80:
+                cache.seq_rm(s, 0, -1)
+                ends[s] = 0
+        assert [used for _, _, used in cache.groups()] == [
+            sum(ends),
+            sum(min(6, end) for end in ends),
+        ]
+    cache.check()

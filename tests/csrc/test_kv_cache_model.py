@@ -66,6 +66,8 @@ class Reference:
         self.groups = [Group(window, capacity) for window, capacity in groups]
         self.n_batch = n_batch
         self.pending: list[Cell] = []
+        self.parents: list[int] | None = None
+        """Of the pending rows, where they are those of trees."""
 
     def positions(self, s: int) -> set[int]:
         return self.groups[0].positions(s)
@@ -92,15 +94,38 @@ class Reference:
     def sees(self, g: Group, row: Cell) -> list[tuple[int, int]]:
         return sorted(
             (c.position, c.token)
-            for c in g.cells + self.pending
+            for c in g.cells + (self.pending if self.parents is None else self.ancestors(row))
             if row.sequences <= c.sequences and g.reaches(row.position, c.position)
         )
+
+    def ancestors(self, row: Cell) -> list[Cell]:
+        assert self.parents is not None
+        found, i = [], self.pending.index(row)
+        while i >= 0:
+            found.append(self.pending[i])
+            i = self.parents[i]
+        return found
+
+    def why_not_grow(self, rows: list[Row]) -> set[type]:
+        errors: set[type] = set()
+        if not 0 < len(self.pending) + len(rows) <= self.n_batch:
+            errors.add(ShapeError)
+        for g in self.groups:
+            if len(g.cells) + len(self.pending) + len(rows) > g.capacity:
+                errors.add(ResourceError)
+            if any(g.reaches(p, q) for p, s in rows for q in g.evicted.get(s[0], set())):
+                errors.add(ResourceError)
+        return errors
+
+    def grow(self, rows: list[Row], parents: list[int], tokens: Sequence[int]) -> None:
+        self.parents = (self.parents or []) + parents
+        self.pending += [Cell(p, set(s), t) for (p, s), t in zip(rows, tokens, strict=True)]
 
     def finish(self, kept: Iterable[Cell]) -> None:
         for c in kept:
             for g in self.groups:
                 g.cells.append(Cell(c.position, set(c.sequences), c.token))
-        self.pending = []
+        self.pending, self.parents = [], None
         for g in self.groups:
             g.tidy()
 
@@ -311,6 +336,50 @@ class KvMachine(RuleBasedStateMachine):
         row = st.tuples(st.integers(0, 30), who)
         rows = data.draw(st.lists(row, max_size=5), "rows")
         self.step(rows, data, self.ids[0])
+
+    @rule(data=st.data(), n_stages=st.integers(1, 3))
+    def drafted_tree(self, data: st.DataObject, n_stages: int) -> None:
+        """Trees below the ends of some sequences grow for a while; of each a path is kept."""
+        seqs = data.draw(st.lists(st.sampled_from(self.ids), min_size=1, max_size=2, unique=True))
+        rows: list[Row] = []
+        parents: list[int] = []
+        for stage in range(n_stages):
+            more = [(self.model.groups[0].end(s), [s]) for s in seqs if stage == 0]
+            their = [-1] * len(more)
+            for _ in range(data.draw(st.integers(stage > 0, 4), "nodes")):
+                parent = data.draw(st.integers(0, len(rows) + len(more) - 1), "parent")
+                p, s = (rows + more)[parent]
+                more.append((p + 1, s))
+                their.append(parent)
+            due = self.model.why_not_grow(more)
+            if not self.attempt(due, lambda m=more, t=their: self.cache.grow(m, t)):  # type: ignore[misc]
+                break
+            tokens = [(self.n_tokens + i) % 2048 for i in range(len(more))]
+            self.n_tokens += len(more)
+            self.model.grow(more, their, tokens)
+            for layer, store in enumerate(self.stores):
+                slots = self.cache.slots(layer)[len(rows) :]
+                for slot, token, (p, _) in zip(slots, tokens, more, strict=True):
+                    store.write(slot, token, p)
+            rows, parents = rows + more, parents + their
+            self.check_views()
+            self.cache.check()
+        if not rows:
+            return
+        path: list[int] = []
+        for root in range(len(seqs)):
+            node = data.draw(st.integers(0, len(rows) - 1), "leaf")
+            way = []
+            while node >= 0:
+                way.append(node)
+                node = parents[node]
+            path += way[::-1] if way[-1] == root else []
+        kept = [self.model.pending[i] for i in path]
+        if path or data.draw(st.booleans(), "commit nothing"):
+            self.cache.commit([(i, rows[i][1][0]) for i in path])
+        else:
+            self.cache.abort()
+        self.model.finish(kept)
 
     @rule(data=st.data(), n=st.integers(1, 9))
     def tree(self, data: st.DataObject, n: int) -> None:
