@@ -83,7 +83,7 @@ class LookaheadDrafter:
         self._method = method
         self._prompt = list(tokens)
         self._random = random.Random(len(tokens))
-        # The last tokens, as many as one n-gram has; the last of all is the root.
+        # The last tokens, one less than an n-gram has; the last of all is the root.
         self._latest: tuple[int, ...] = ()
         # First token of n-grams to what follows it, used last at the end.
         self._pool: dict[int, dict[tuple[int, ...], None]] = {}
@@ -164,10 +164,10 @@ class LookaheadDrafter:
         n = self._method.ngram
         text = (*self._latest, *tokens)
         if self._method.prompt_as_reference:
-            # Of the n-grams, those that end in the new tokens.
-            for end in range(max(len(self._latest) + 1, n), len(text) + 1):
+            # Each of them ends in a new token.
+            for end in range(n, len(text) + 1):
                 self._keep(text[end - n : end])
-        self._latest = text[-n:]
+        self._latest = text[1 - n :]
 
     def _keep(self, ngram: tuple[int, ...]) -> None:
         """Puts an n-gram into the pool, or to the end of its list."""

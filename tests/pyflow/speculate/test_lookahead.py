@@ -71,13 +71,13 @@ def test_steps_in_which_the_tree_does_not_run_leave_the_window_whole(
 
 
 def test_the_smallest_window_step_by_step(bench: Any) -> None:
-    drafter = bench.start(
-        Lookahead(window=3, ngram=3, prompt_as_reference=False), [10, 20, 30, 40, 50]
-    )
+    method = Lookahead(window=3, ngram=3, prompt_as_reference=False)
+    drafter = bench.start(method, range(500, 600))
     first = drafter.propose(ROOM)
     # 3 + 3 - 3 random tokens of the prompt, a chain, in which the root is not asked.
     a, b, c = first.tokens
-    assert {a, b, c} <= {10, 20, 30, 40, 50}
+    assert len({a, b, c}) == 3
+    assert {a, b, c} <= set(range(500, 600))
     assert first.parents == [-1, 0, 1]
     assert first.asked == [0, 1, 2]
     assert first.verified == 0

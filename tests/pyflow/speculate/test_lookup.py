@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.errors import ShapeError
@@ -25,6 +25,7 @@ def leaves(tree: DraftTree) -> list[list[int]]:
 
 
 @given(TEXT, BUDGETS)
+@settings(max_examples=50)
 def test_every_draft_is_a_continuation_in_the_text(
     bench: Any, text: list[int], budget: Budget
 ) -> None:
@@ -40,6 +41,7 @@ def test_every_draft_is_a_continuation_in_the_text(
 
 
 @given(TEXT, st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), max_size=8), BUDGETS)
+@settings(max_examples=50)
 def test_an_index_that_grew_is_the_index_of_the_whole(
     bench: Any, prompt: list[int], steps: list[list[int]], budget: Budget
 ) -> None:
@@ -52,6 +54,7 @@ def test_an_index_that_grew_is_the_index_of_the_whole(
 
 
 @given(TEXT, BUDGETS)
+@settings(max_examples=50)
 def test_no_path_is_less_likely_than_the_budget_says(
     bench: Any, text: list[int], budget: Budget
 ) -> None:
@@ -63,6 +66,7 @@ def test_no_path_is_less_likely_than_the_budget_says(
 
 
 @given(TEXT, st.integers(1, 4))
+@settings(max_examples=50)
 def test_there_are_no_more_branches_than_allowed(
     bench: Any, text: list[int], branches: int
 ) -> None:

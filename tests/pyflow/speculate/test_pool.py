@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.speculate.drafter import Budget, Observed
@@ -16,6 +16,7 @@ ROOM = Budget(n_nodes=64, depth=32)
 
 
 @given(TEXT, TEXT.filter(lambda ngram: 1 <= len(ngram) <= 4))
+@settings(max_examples=50)
 def test_all_occurrences_that_something_follows_are_found(
     text: list[int], ngram: list[int]
 ) -> None:
@@ -27,6 +28,7 @@ def test_all_occurrences_that_something_follows_are_found(
 
 
 @given(TEXT, TEXT.filter(bool), st.integers(0, 12), st.integers(0, 9), st.floats(0, 0.5))
+@settings(max_examples=50)
 def test_every_draft_is_in_the_text_after_the_same_tokens(
     bench: Any, text: list[int], latest: list[int], n_nodes: int, depth: int, least: float
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.speculate.drafter import Budget
@@ -23,6 +23,7 @@ def made_of(paths: list[list[int]]) -> DraftTree:
 
 
 @given(PATHS)
+@settings(max_examples=50)
 def test_a_tree_of_paths_has_each_beginning_once(paths: list[list[int]]) -> None:
     tree = made_of(paths)
     beginnings = {tuple(path[:n]) for path in paths for n in range(1, len(path) + 1)}
@@ -35,6 +36,7 @@ def test_a_tree_of_paths_has_each_beginning_once(paths: list[list[int]]) -> None
 
 
 @given(PATHS)
+@settings(max_examples=50)
 def test_a_child_is_found_by_its_token(paths: list[list[int]]) -> None:
     tree = made_of(paths)
     for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
@@ -43,6 +45,7 @@ def test_a_child_is_found_by_its_token(paths: list[list[int]]) -> None:
 
 
 @given(PATHS, st.data())
+@settings(max_examples=50)
 def test_selected_nodes_keep_their_paths(paths: list[list[int]], data: st.DataObject) -> None:
     tree = made_of(paths)
     tree.scores = [node / 100 for node in range(len(tree))]
@@ -86,6 +89,7 @@ def test_a_path_ends_where_the_belief_in_it_is_too_small() -> None:
 
 
 @given(PATHS, st.integers(-1, 20), st.lists(st.floats(0, 1), min_size=12, max_size=12))
+@settings(max_examples=50)
 def test_the_likeliest_nodes_are_a_tree(
     bench: Any, paths: list[list[int]], n_nodes: int, beliefs: list[float]
 ) -> None:
