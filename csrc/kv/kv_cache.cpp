@@ -146,15 +146,20 @@ void KvCache::check_distinct() const {
   }
 }
 
+void KvCache::begin(std::span<const KvRow> rows) {
+  check_idle("begin");
+  check_rows(rows);
+  add(rows, {});
+}
+
 void KvCache::grow(std::span<const KvRow> rows, std::span<const int32_t> parents) {
   if (pending_ && !step_.is_tree()) check_idle("grow");
+  check_rows(rows);
   check_parents(rows, parents);
   add(rows, parents);
 }
 
 void KvCache::add(std::span<const KvRow> rows, std::span<const int32_t> parents) {
-  if (parents.empty()) check_idle("begin");
-  check_rows(rows);
   for (const Group& group : groups_) {
     check_room(group.cells, static_cast<int64_t>(rows.size()), "the step");
     for (const KvRow& row : rows)

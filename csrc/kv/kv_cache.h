@@ -48,7 +48,7 @@ class KvCache {
   // sequences, a negative position, a sequence out of range, or one that already holds the
   // position. ResourceError: too few free cells, or a window that reaches positions whose cells
   // have been evicted.
-  void begin(std::span<const KvRow> rows) { add(rows, {}); }
+  void begin(std::span<const KvRow> rows);
   // The same for rows of trees: parents[i] is the pending row that row i continues, one before it,
   // or kNoParent. Adds to a tree that is pending already. ShapeError also for a row that does not
   // follow its parent in position or has other sequences, and for a second root of a sequence.

@@ -93,16 +93,21 @@ class Controller:
             return False
         return True
 
-    def gain(self, method: str, tree: DraftTree) -> float:
-        """Tokens per time, in those of plain decoding, that a tree promises for one sequence."""
-        paths = self.path_probabilities(method, tree)
+    def promises(self, method: str, tree: DraftTree) -> bool:
+        """Whether some part of a tree is expected to pay for one sequence.
+
+        What asks the model something pays later, if ever: that shows in the whole (`wants`).
+        """
+        if self.fixed or tree.asked:
+            return True
+        tokens, paths = 1.0, self.path_probabilities(method, tree)
         if tree.whole:
-            return (1 + sum(paths[: tree.verified])) / self.costs.ratio(1 + len(tree))
-        best, tokens = 1.0, 1.0
+            return 1 + sum(paths) > self.costs.ratio(1 + len(tree))
         for n, p in enumerate(sorted(paths, reverse=True), 2):
             tokens += p
-            best = max(best, tokens / self.costs.ratio(n))
-        return best
+            if tokens > self.costs.ratio(n):
+                return True
+        return False
 
     def choose(self, drafts: Sequence[tuple[str, DraftTree]]) -> list[DraftTree]:
         """What to run of one step's drafts, a method and its tree for each sequence."""

@@ -56,7 +56,7 @@ def speculator(model: Model, options: Speculation) -> Speculator:
     for draft, _ in options.draft_models:
         if draft is not model:
             check_vocabulary(model, draft)
-    methods, n_max = make(options)
+    methods, n_max = make(model, options)
     return Speculator(
         methods, policy=options.policy, n_max=options.n_max or n_max, fixed=options.fixed
     )
@@ -65,17 +65,17 @@ def speculator(model: Model, options: Speculation) -> Speculator:
 Made: TypeAlias = tuple[list[Method], int]
 
 
-def _lookup(_: Speculation) -> Made:
+def _lookup(_model: Model, _options: Speculation) -> Made:
     return [PromptLookup()], 16
 
 
-def _pool(options: Speculation) -> Made:
+def _pool(_model: Model, options: Speculation) -> Made:
     if options.pool is None:
         raise PyflowError("speculation: the method pool needs a text to take n-grams from")
     return [options.pool], 16
 
 
-def _draft(options: Speculation) -> Made:
+def _draft(_model: Model, options: Speculation) -> Made:
     made: DraftModel | None = None
     for draft, layers in options.draft_models:
         made = DraftModel(draft, layers=layers, p_split=options.p_split, filler=made)
@@ -84,26 +84,31 @@ def _draft(options: Speculation) -> Made:
     return [made], 8
 
 
-def _lookahead(options: Speculation) -> Made:
-    lookahead = Lookahead(window=options.window, ngram=options.ngram, guesses=options.guesses)
-    return [lookahead], (options.window + options.guesses) * (options.ngram - 1)
+def _lookahead(model: Model, options: Speculation) -> Made:
+    made = Lookahead(
+        window=options.window,
+        ngram=options.ngram,
+        guesses=options.guesses,
+        stop_ids=model.tokenizer.stop_ids,
+    )
+    return [made], (options.window + options.guesses) * (options.ngram - 1)
 
 
-def _jacobi(options: Speculation) -> Made:
+def _jacobi(_model: Model, options: Speculation) -> Made:
     return [Jacobi(window=options.window)], options.window
 
 
-def _auto(options: Speculation) -> Made:
+def _auto(model: Model, options: Speculation) -> Made:
     """First what costs nothing."""
-    methods, n_max = _lookup(options)
+    methods, n_max = _lookup(model, options)
     if options.pool is not None:
-        methods += _pool(options)[0]
+        methods += _pool(model, options)[0]
     if options.draft_models:
-        methods += _draft(options)[0]
+        methods += _draft(model, options)[0]
     return methods, n_max
 
 
-METHODS: dict[str, Callable[[Speculation], Made]] = {
+METHODS: dict[str, Callable[[Model, Speculation], Made]] = {
     "auto": _auto,
     "draft": _draft,
     "lookup": _lookup,

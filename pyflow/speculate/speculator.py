@@ -226,7 +226,7 @@ class Speculator:
                 continue
             tree = drafter.propose(budget)
             name = self.methods[i].name
-            if len(tree) and (self.controller.fixed or self.controller.gain(name, tree) > 1):
+            if len(tree) and self.controller.promises(name, tree):
                 return _Drafted(i, tree)
         return _NOTHING
 
