@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from pyflow.speculate.drafter import Budget, Method, Observed, Start
 from pyflow.speculate.tree import DraftTree
+
+# Test modules cannot import each other; from here on `import adversaries` finds it.
+sys.path.insert(0, str(Path(__file__).parent))
+try:
+    import adversaries  # noqa: F401
+finally:
+    sys.path.pop(0)
 
 NextToken = Callable[[Sequence[int]], int]
 
