@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,22 @@ def references(plain: list[pyflow.Completion]) -> list[list[int]]:
     return [c.prompt_tokens + c.tokens for c in plain]
 
 
-SHALLOW = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 29]
+def shallow(model: pyflow.Model) -> list[int]:
+    """A draft model: some layers of the target."""
+    n = len(model.spec.layers)
+    return [*range(n // 3), n - 1]
+
+
 METHODS: dict[str, Callable[[pyflow.Model, list[list[int]]], list[Method]]] = {
     "lookup": lambda _m, _r: [PromptLookup()],
     "pool": lambda m, _r: [NgramPool.from_tokens(m.tokenizer.encode(PROMPTS[0] * 3))],
     "lookahead": lambda _m, _r: [Lookahead(window=3, ngram=4, guesses=3)],
     "jacobi": lambda _m, _r: [Jacobi(window=5)],
-    "draft chain": lambda m, _r: [DraftModel(m, layers=SHALLOW, p_min=0)],
-    "draft tree": lambda m, _r: [DraftModel(m, layers=SHALLOW, p_min=0.05, p_split=0.1)],
+    "draft chain": lambda m, _r: [DraftModel(m, layers=shallow(m), p_min=0)],
+    "draft tree": lambda m, _r: [DraftModel(m, layers=shallow(m), p_min=0.05, p_split=0.1)],
     "draft whole": lambda m, _r: [DraftModel(m, p_min=0)],
-    "two drafts": lambda m, _r: [DraftModel(m, filler=DraftModel(m, layers=SHALLOW))],
-    "several": lambda m, _r: [PromptLookup(), DraftModel(m, layers=SHALLOW)],
+    "two drafts": lambda m, _r: [DraftModel(m, filler=DraftModel(m, layers=shallow(m)))],
+    "several": lambda m, _r: [PromptLookup(), DraftModel(m, layers=shallow(m))],
     "oracle": lambda _m, r: [bad.oracle(r)],
     "off by one": lambda _m, r: [bad.off_by_one(r)],
     "half right": lambda m, r: [bad.half_right(r, m.spec.n_vocab)],
@@ -127,6 +133,48 @@ def test_speculation_changes_no_token(
         else:
             for prompt, one in zip(PROMPTS, expected, strict=True):
                 check(model.generate(prompt, speculator=speculator, **options), [one])
+
+
+LONG = {
+    "greedy": SAMPLINGS["greedy"],
+    "free": SamplingParams(
+        temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.15, seed=9
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def long_runs(request: pytest.FixtureRequest, model_path: Callable[[str], Path]) -> Iterator[Any]:
+    """A model, 20 prompts, and its plain continuations by sampling."""
+    golden = Path(__file__).parents[2] / "golden" / f"continuations_{request.param}.json"
+    prompts = [entry["ids"] for entry in json.loads(golden.read_text())["prompts"]][-20:]
+    with pyflow.load(model_path(request.param), n_threads=2) as model:
+        yield (
+            model,
+            prompts,
+            {
+                name: model.generate(prompts, n_predict=200, sampling=sampling)
+                for name, sampling in LONG.items()
+            },
+        )
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("sampling", LONG)
+@pytest.mark.parametrize("method", METHODS)
+def test_speculation_changes_no_token_of_long_texts(
+    long_runs: Any, method: str, sampling: str
+) -> None:
+    model, prompts, plain = long_runs
+    expected = plain[sampling]
+    made = METHODS[method](model, references(expected))
+    options = {"n_predict": 200, "sampling": LONG[sampling]}
+    with Speculator(made, n_max=24, fixed=sampling == "greedy") as speculator:
+        if method == "exit":  # which runs layers of the target only for a single sequence
+            for prompt, one in zip(prompts, expected, strict=True):
+                check(model.generate(prompt, speculator=speculator, **options), [one])
+        else:
+            check(model.generate(prompts, speculator=speculator, **options), expected)
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 7])
