@@ -39,10 +39,11 @@ class _PipeClosedError(Exception):
 
 
 class Group(click.Group):
-    """Commands below one name; the name alone prints its help."""
+    """Commands below one name. The name alone prints its help, or is a command of its own."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, is_command: bool = False, **options: Any) -> None:
         super().__init__(invoke_without_command=True, **options)
+        self._is_command = is_command
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -54,7 +55,7 @@ class Group(click.Group):
                 # An option without its value, of the command below.
                 error.ctx = click.Context(self, parent=ctx, info_name=ctx.invoked_subcommand)
             raise
-        if ctx.invoked_subcommand is None:
+        if ctx.invoked_subcommand is None and not self._is_command:
             click.echo(ctx.get_help())
         return found
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from click.core import ParameterSource
 
-from pyflow.cli import options
-from pyflow.cli.output import print_json
+from pyflow.cli import Group, bench_spec, options
+from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
 
@@ -58,7 +59,7 @@ def _range(text: str) -> Iterator[int]:
         n = n * k if by == "*" else n + k
 
 
-@click.command("bench")
+@click.group("bench", cls=Group, is_command=True)
 @options.model
 @click.option(
     "-t",
@@ -100,7 +101,9 @@ def _range(text: str) -> Iterator[int]:
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
 )
+@click.pass_context
 def command(
+    ctx: click.Context,
     *,
     model: str | None,
     threads: list[int] | None,
@@ -121,6 +124,9 @@ def command(
     The limit of pp is the rate of int8 multiply-adds that the same threads reach with nothing else
     to do, that of the others the rate at which they only read the weights; both in this run.
     """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx, ctx.invoked_subcommand)
+        return
     depths = n_depth or [0]
     n_prompt = n_prompt or ([0] if n_rows else [512])
     n_gen = n_gen or ([0] if n_rows else [64])
@@ -152,6 +158,14 @@ def command(
         click.echo(_tables(results))
 
 
+def _refuse_options(ctx: click.Context, name: str) -> None:
+    """A usage error for an option before the name of the command below that it was meant for."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(str(param.name))
+        if source not in (None, ParameterSource.DEFAULT):
+            raise click.UsageError(f"{param.opts[0]} stands before {name!r}; write it behind", ctx)
+
+
 def _tables(results: list[dict[str, Any]]) -> str:
     """One of prompts and generation, one of batches, as far as they were measured."""
     speeds = [r for r in results if not r["n_rows"]]
@@ -159,11 +173,15 @@ def _tables(results: list[dict[str, Any]]) -> str:
     parts = []
     if speeds:
         head = ["model", "size", "params", "backend", "threads", "test", "t/s"]
-        parts.append(_table([*head, "rate", "of limit"], [_speed(r) for r in speeds]))
+        parts.append(_table(head, [_speed(r) for r in speeds]))
     if batches:
         head = ["model", "backend", "threads", "test", "ms", "of 1 row", "t/s"]
-        parts.append(_table([*head, "rate", "of limit"], [_batch(r) for r in batches]))
+        parts.append(_table(head, [_batch(r) for r in batches]))
     return "\n\n".join(parts)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return markdown_table([*head, "rate", "of limit"], rows, left={"model", "backend"})
 
 
 def _speed(r: dict[str, Any]) -> list[str]:
@@ -206,21 +224,4 @@ def _limit(r: dict[str, Any]) -> list[str]:
     return ["", ""]
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    # Numbers to the right, as the colons tell Markdown.
-    left = [name in {"model", "backend"} for name in head]
-    rule = [
-        ":" + "-" * (w - 1) if at_left else "-" * (w - 1) + ":"
-        for w, at_left in zip(widths, left, strict=True)
-    ]
-    lines = [head, rule, *rows]
-    return "\n".join(
-        "| "
-        + " | ".join(
-            cell.ljust(w) if at_left else cell.rjust(w)
-            for cell, w, at_left in zip(line, widths, left, strict=True)
-        )
-        + " |"
-        for line in lines
-    )
+command.add_command(bench_spec.command)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -66,6 +68,20 @@ def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
 def json_lines(path: str) -> list[str]:
     """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
     prompts = []
+    for where, line, value in json_values(path):
+        text = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(text, str) or not text.strip():
+            raise click.UsageError(
+                f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
+            )
+        prompts.append(text)
+    if not prompts:
+        raise click.UsageError(f"{path}: expected at least one prompt, found none")
+    return prompts
+
+
+def json_values(path: str) -> Iterator[tuple[str, str, Any]]:
+    """For every line of a file that is not blank: where it is, the line, and the JSON it holds."""
     # Not splitlines(): JSON texts may hold other characters that it takes for line ends.
     for number, line in enumerate(read(path).split("\n"), start=1):
         if not line.strip():
@@ -77,12 +93,4 @@ def json_lines(path: str) -> list[str]:
             raise click.UsageError(f"{where}: is nested too deeply") from None
         except ValueError as error:
             raise click.UsageError(f"{where}: is not JSON: {error}") from None
-        text = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(text, str) or not text.strip():
-            raise click.UsageError(
-                f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
-            )
-        prompts.append(text)
-    if not prompts:
-        raise click.UsageError(f"{path}: expected at least one prompt, found none")
-    return prompts
+        yield where, line, value

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import traceback
+from collections.abc import Collection
 
 import click
 
@@ -26,6 +27,26 @@ def _finite(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def markdown_table(head: list[str], rows: list[list[str]], left: Collection[str] = ()) -> str:
+    """Padded to even columns; numbers to the right, as the colons tell Markdown, but for `left`."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    is_left = [name in left for name in head]
+    rule = [
+        ":" + "-" * (w - 1) if at_left else "-" * (w - 1) + ":"
+        for w, at_left in zip(widths, is_left, strict=True)
+    ]
+    lines = [head, rule, *rows]
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.ljust(w) if at_left else cell.rjust(w)
+            for cell, w, at_left in zip(line, widths, is_left, strict=True)
+        )
+        + " |"
+        for line in lines
+    )
 
 
 def describe(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyflow.context import Policy
     from pyflow.engine import Model
     from pyflow.speculate import Speculator
+    from pyflow.speculate.pool import NgramPool
 
 _NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
 _EXACT, _LAW, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
@@ -55,6 +56,22 @@ def _three(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
     return w, n, g
 
 
+draft_model_option = click.option(
+    "--draft-model",
+    metavar="MODEL[,MODEL]",
+    help="For draft and auto: a small model with the same vocabulary, or self; of several the "
+    "smallest first.",
+)
+draft_layers_option = click.option(
+    "--draft-layers",
+    metavar="LAYERS",
+    callback=_layers,
+    help="Layers that self runs as a draft model, as in 0-9,29.  [default: all]",
+)
+pool_option = click.option(
+    "--spec-pool", metavar="FILE", help="A text whose phrases the methods pool and auto draft."
+)
+
 _OPTIONS = (
     click.option(
         "--spec",
@@ -63,18 +80,8 @@ _OPTIONS = (
         help="Draft tokens and verify several in one step; the text stays the same. auto takes "
         "what pays, and nothing where nothing does.",
     ),
-    click.option(
-        "--draft-model",
-        metavar="MODEL[,MODEL]",
-        help="For draft and auto: a small model with the same vocabulary, or self; of several the "
-        "smallest first.",
-    ),
-    click.option(
-        "--draft-layers",
-        metavar="LAYERS",
-        callback=_layers,
-        help="Layers that self runs as a draft model, as in 0-9,29.  [default: all]",
-    ),
+    draft_model_option,
+    draft_layers_option,
     click.option(
         "--spec-n-max",
         type=click.IntRange(0, 160),
@@ -88,9 +95,7 @@ _OPTIONS = (
         metavar="P",
         help="Draft models branch at tokens of this probability or more; 1 drafts a chain.",
     ),
-    click.option(
-        "--spec-pool", metavar="FILE", help="A text whose phrases the methods pool and auto draft."
-    ),
+    pool_option,
     click.option(
         "--lookahead",
         metavar="W,N,G",
@@ -128,24 +133,12 @@ class SpecChoice:
         if self.method == "none":
             yield None
             return
-        from pyflow.engine import load
         from pyflow.speculate.methods import Speculation, speculator
-        from pyflow.speculate.pool import NgramPool
 
         with ExitStack() as stack:
-            drafts: list[tuple[Model, list[int]]] = []
-            for name in self.draft_models:
-                if name == "self":
-                    drafts.append((model, self.draft_layers))
-                else:
-                    draft = load(name, n_threads=n_threads or model.n_threads)
-                    drafts.append((stack.enter_context(draft), []))
-            n_layers = len(model.spec.layers)
-            if beyond := [layer for layer in self.draft_layers if layer >= n_layers]:
-                raise click.UsageError(
-                    f"--draft-layers: {model.name} has layers 0 to {n_layers - 1}, found "
-                    f"{beyond[0]}"
-                )
+            drafts = stack.enter_context(
+                draft_models(model, self.draft_models, self.draft_layers, n_threads)
+            )
             w, n, g = self.lookahead
             options = Speculation(
                 method=self.method,
@@ -155,15 +148,41 @@ class SpecChoice:
                 window=w,
                 ngram=n,
                 guesses=g,
-                pool=NgramPool.from_tokens(_pool_tokens(model, self.pool)) if self.pool else None,
+                pool=ngram_pool(model, self.pool) if self.pool else None,
                 policy=cast("Policy", self.policy),
             )
             yield stack.enter_context(speculator(model, options))
 
 
-def _pool_tokens(model: Model, path: str) -> list[int]:
+@contextmanager
+def draft_models(
+    model: Model, names: Sequence[str], layers: Sequence[int], n_threads: int | None
+) -> Iterator[list[tuple[Model, Sequence[int]]]]:
+    """Those that --draft-model names, each with its layers; loaded, and freed in the end."""
+    from pyflow.engine import load
+
+    n_layers = len(model.spec.layers)
+    if beyond := [layer for layer in layers if layer >= n_layers]:
+        raise click.UsageError(
+            f"--draft-layers: {model.name} has layers 0 to {n_layers - 1}, found {beyond[0]}"
+        )
+    with ExitStack() as stack:
+        drafts: list[tuple[Model, Sequence[int]]] = []
+        for name in names:
+            if name == "self":
+                drafts.append((model, layers))
+            else:
+                draft = load(name, n_threads=n_threads or model.n_threads)
+                drafts.append((stack.enter_context(draft), ()))
+        yield drafts
+
+
+def ngram_pool(model: Model, path: str) -> NgramPool:
+    """The n-grams of the text that --spec-pool names."""
+    from pyflow.speculate.pool import NgramPool
+
     try:
-        return model.tokenizer.encode(Path(path).read_text("utf-8"))
+        return NgramPool.from_tokens(model.tokenizer.encode(Path(path).read_text("utf-8")))
     except OSError as error:
         raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

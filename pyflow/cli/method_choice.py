@@ -1,0 +1,93 @@
+"""Ways to speculate as `pyflow bench spec` writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+    from pyflow.speculate import Speculator
+    from pyflow.speculate.pool import NgramPool
+
+_METHOD = re.compile(
+    r"none|auto|draft|lookup|pool|jacobi(:\d+)?"
+    r"|lookahead(:\d+/\d+/\d+(/noexplore|/noverify|/noprompt)*)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodChoice:
+    """A method as it is written, in Lookahead's case with the parts of it that are left out."""
+
+    written: str
+
+    @property
+    def name(self) -> str:
+        return self.written.partition(":")[0]
+
+    def speculator(
+        self,
+        model: Model,
+        drafts: Sequence[tuple[Model, Sequence[int]]],
+        pool: NgramPool | None,
+        *,
+        fixed: bool,
+    ) -> Speculator | None:
+        """A fresh one, to be closed; None for plain decoding."""
+        from pyflow.speculate import Speculator
+        from pyflow.speculate.lookahead import Lookahead
+        from pyflow.speculate.methods import Speculation, speculator
+
+        if self.name == "none":
+            return None
+        words = self.written.partition(":")[2].split("/")
+        sizes = [int(word) for word in words if word.isdigit()]
+        if self.name == "lookahead":
+            window, ngram, guesses = sizes or (7, 5, 7)
+            lookahead = Lookahead(
+                window,
+                ngram,
+                guesses,
+                prompt_as_reference="noprompt" not in words,
+                explore="noexplore" not in words,
+                verify="noverify" not in words,
+                stop_ids=model.tokenizer.stop_ids,
+            )
+            return Speculator([lookahead], n_max=(window + guesses) * (ngram - 1), fixed=fixed)
+        given = Speculation(
+            method=self.name,
+            draft_models=drafts if self.name in ("auto", "draft") else (),
+            pool=pool if self.name in ("auto", "pool") else None,
+            window=sizes[0] if sizes else 8,
+            fixed=fixed,
+        )
+        return speculator(model, given)
+
+
+def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[MethodChoice]:
+    """Those of an option, separated by commas."""
+    names = value.split(",")
+    for name in names:
+        if not _METHOD.fullmatch(name):
+            raise click.BadParameter(
+                f"expected none, auto, draft, lookup, pool, jacobi:8 or lookahead:7/5/7, "
+                f"found {name!r}",
+                ctx,
+                param,
+            )
+        _, _, sizes = name.partition(":")
+        numbers = [int(n) for n in sizes.split("/") if n.isdigit()]
+        if any(not 1 <= n <= 64 for n in numbers) or (len(numbers) == 3 and numbers[1] < 2):
+            raise click.BadParameter(
+                f"expected numbers from 1 to 64, and n-grams of 2 tokens or more, found {name!r}",
+                ctx,
+                param,
+            )
+    if len(set(names)) < len(names):
+        raise click.BadParameter(f"expected every method once, found {value!r}", ctx, param)
+    return [MethodChoice(name) for name in names]

@@ -1,0 +1,218 @@
+"""What `pyflow bench spec` says of its samples: numbers with their uncertainty, tables, a chart."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow.cli.output import markdown_table
+from pyflow.cli.paired import Sample
+from pyflow.speculate import SpeculationStats
+
+ALL = "all"
+_RESAMPLES = 10_000
+_CHUNK = 1_000
+_CTAR = range(1, 5)
+_HEAD = ["task", "method", "n", "tokens/step", "rows/step", "drafted", "accepted", "rate"]
+_HEAD += ["CTAR 1-4", "speed-up, median", "geometric mean", "t/s", "plain t/s", "prompt"]
+
+
+def interval(
+    values: Sequence[float], statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a statistic over the last axis: percentiles of its values for
+    10,000 resamples, the same ones in every run."""
+    given = np.asarray(values, np.float64)
+    random = np.random.default_rng(1)
+    found = [
+        statistic(given[random.integers(0, given.size, (_CHUNK, given.size))])
+        for _ in range(_RESAMPLES // _CHUNK)
+    ]
+    low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.median(values, axis=-1))
+
+
+def geometric_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.exp(np.log(values).mean(axis=-1)))
+
+
+def summaries(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """One for every setting, task and method, and of all tasks of a setting together."""
+    out = []
+    for setting in dict.fromkeys(s.setting for s in samples):
+        of_setting = [s for s in samples if s.setting == setting]
+        tasks = list(dict.fromkeys(s.group.task for s in of_setting))
+        for task in [*tasks, ALL]:
+            of_task = [s for s in of_setting if task in (s.group.task, ALL)]
+            for method in dict.fromkeys(s.method for s in of_task):
+                found = [s for s in of_task if s.method == method]
+                out.append(
+                    {
+                        "batch": setting.n_batch,
+                        "prompt_len": setting.prompt_len,
+                        "task": task,
+                        "method": method,
+                        **_summary(found),
+                    }
+                )
+    return out
+
+
+def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    ratios = [s.ratio for s in samples if s.ratio is not None]
+    parts = [s.run.stats for s in samples if s.run.stats is not None]
+    stats = SpeculationStats.total(parts)
+    decode_s = 1e-3 * sum(s.run.decode_ms for s in samples)
+    plain_s = 1e-3 * sum(s.plain.decode_ms for s in samples)
+    n_tokens = sum(s.run.decode_n for s in samples)
+    prompts = np.array([s.run.prompt_ms / s.plain.prompt_ms for s in samples])
+    of_ratios: dict[str, Any] = dict.fromkeys(
+        ["speedup_median", "speedup_median_95", "speedup_geomean", "speedup_geomean_95"]
+    )
+    if ratios:
+        values = np.array(ratios)
+        of_ratios = {
+            "speedup_median": float(median(values)),
+            "speedup_median_95": interval(ratios, median),
+            "speedup_geomean": float(geometric_mean(values)),
+            "speedup_geomean_95": interval(ratios, geometric_mean),
+        }
+    return {
+        "n": len(ratios),
+        "n_questions": sum(len(s.group.ids) for s in samples),
+        **(stats.as_dict() if parts else {}),
+        "rows_per_step": _rows_per_step(stats) if parts else None,
+        **of_ratios,
+        "tokens_per_second": n_tokens / decode_s if decode_s else None,
+        "plain_tokens_per_second": n_tokens / plain_s if plain_s else None,
+        "prompt_ratio": float(geometric_mean(prompts)),
+    }
+
+
+def _rows_per_step(stats: SpeculationStats) -> float:
+    """Of one sequence, its root included."""
+    return 1 + (stats.drafted + stats.explored) / stats.steps if stats.steps else 0.0
+
+
+def as_markdown(run: dict[str, Any]) -> str:
+    """What was run, and a table for every setting."""
+    parts = [
+        f"{run['model']}, {run['cpu']} ({run['backend']}), {run['n_threads']} threads, load "
+        f"average before the run {run['load_average_before']:.1f}",
+        f"`{run['command']}`",
+    ]
+    for batch, limit in dict.fromkeys((r["batch"], r["prompt_len"]) for r in run["summaries"]):
+        rows = [r for r in run["summaries"] if (r["batch"], r["prompt_len"]) == (batch, limit)]
+        together = "one at a time" if batch == 1 else f"{batch} at a time"
+        parts.append(f"Prompts of at most {limit} tokens, {together}:")
+        parts.append(markdown_table(_HEAD, [_cells(r) for r in rows], left={"task", "method"}))
+    return "\n\n".join(parts)
+
+
+def _cells(r: dict[str, Any]) -> list[str]:
+    drafts = [""] * 6
+    if r["rows_per_step"] is not None:
+        drafts = [
+            f"{r['tokens_per_step']:.2f}",
+            f"{r['rows_per_step']:.1f}",
+            str(r["drafted"]),
+            str(r["accepted"]),
+            f"{r['acceptance_rate']:.0%}" if r["drafted"] else "",
+            " ".join(f"{r['ctar'][w - 1]:.2f}" for w in _CTAR),
+        ]
+    return [
+        r["task"],
+        r["method"],
+        str(r["n"]),
+        *drafts,
+        _with_interval(r["speedup_median"], r["speedup_median_95"]),
+        _with_interval(r["speedup_geomean"], r["speedup_geomean_95"]),
+        _rate(r["tokens_per_second"]),
+        _rate(r["plain_tokens_per_second"]),
+        f"{r['prompt_ratio']:.2f}",
+    ]
+
+
+def _with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
+    if value is None or ends is None:
+        return ""
+    return f"{value:.2f} ({ends[0]:.2f}..{ends[1]:.2f})"
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def draw(run: dict[str, Any], target: Path) -> None:
+    """Tokens per step over the rows of a step, with a line through Lookahead's sizes; and the
+    speed-ups of every task. The first setting counts."""
+    mpl = importlib.import_module("matplotlib")
+    mpl.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    first = (run["summaries"][0]["batch"], run["summaries"][0]["prompt_len"])
+    rows = [r for r in run["summaries"] if (r["batch"], r["prompt_len"]) == first]
+    figure, (steps, speeds) = pyplot.subplots(1, 2, figsize=(14, 5))
+    _draw_steps(steps, [r for r in rows if r["task"] == ALL and r["rows_per_step"]])
+    _draw_speeds(speeds, [r for r in rows if r["speedup_median"] is not None])
+    figure.suptitle(f"{run['model']}, {run['cpu']}, {run['n_threads']} threads", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(target, dpi=150)
+    pyplot.close(figure)
+
+
+def _draw_steps(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    for r in rows:
+        axis.plot(r["rows_per_step"], r["tokens_per_step"], "o")
+        axis.annotate(r["method"], (r["rows_per_step"], r["tokens_per_step"]), fontsize=7)
+    if fit := line(rows):
+        slope, base, at = fit
+        ends = np.array([min(at), max(at)])
+        label = f"{base:.2f} + {slope:.3f} log2(rows)"
+        axis.plot(2**ends, base + slope * ends, "--", color="black", linewidth=0.8, label=label)
+        axis.legend(fontsize=7)
+    axis.set_xscale("log", base=2)
+    axis.margins(x=0.2)
+    axis.set_xlabel("rows of a step")
+    axis.set_ylabel("tokens of a step")
+
+
+def line(rows: Sequence[dict[str, Any]]) -> tuple[float, float, list[float]] | None:
+    """Tokens per step as slope x log2(rows) + base, by least squares over the whole Lookaheads, and
+    their log2(rows); None where there are not two of them."""
+    whole = [r for r in rows if re.fullmatch(r"lookahead(:\d+/\d+/\d+)?", r["method"])]
+    at = [float(np.log2(r["rows_per_step"])) for r in whole]
+    if len(set(at)) < 2:
+        return None
+    slope, base = np.polyfit(at, [r["tokens_per_step"] for r in whole], 1)
+    return float(slope), float(base), at
+
+
+def _draw_speeds(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Medians with their intervals."""
+    methods = list(dict.fromkeys(r["method"] for r in rows))
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    width = 0.8 / max(1, len(methods))
+    for i, method in enumerate(methods):
+        of_method = [r for r in rows if r["method"] == method]
+        at = [tasks.index(r["task"]) + (i + 0.5) * width - 0.4 for r in of_method]
+        middles = [r["speedup_median"] for r in of_method]
+        # A median of resamples of an even number may lie beside the median itself, never past it.
+        spans = [
+            [max(0.0, r["speedup_median"] - r["speedup_median_95"][0]) for r in of_method],
+            [max(0.0, r["speedup_median_95"][1] - r["speedup_median"]) for r in of_method],
+        ]
+        axis.bar(at, middles, width, yerr=spans, capsize=2, label=method)
+    axis.set_xticks(range(len(tasks)), tasks, fontsize=7, rotation=20)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_ylabel("times plain decoding, median")
+    axis.legend(fontsize=7)
