@@ -29,7 +29,7 @@ def test_commands_and_flags_exist(line: str) -> None:
 
     words = shlex.split(line, comments=True)[1:]
     command: click.Command | None = cli
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         command = command.get_command(click.Context(command), words.pop(0))
     assert command is not None
     known = {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}
