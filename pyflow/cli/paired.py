@@ -173,7 +173,7 @@ class Pairs:
                             self._check(sample)
                             samples.append(sample)
                 if turn >= 0:
-                    yield samples
+                    yield sorted(samples, key=lambda s: self._names.index(s.method))
 
     def _context(self, setting: Setting, groups: Sequence[Group]) -> Context:
         longest = max(len(prompt) for group in groups for prompt in group.prompts)

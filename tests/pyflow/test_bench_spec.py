@@ -245,7 +245,13 @@ def test_markdown_has_a_table_for_every_setting_and_the_chart_is_drawn(
         lines = table.strip().splitlines()
         assert len({len(line) for line in lines}) == 1
         assert len(lines) == 2 + 3 * 3
-        assert [line.split("|")[1].strip() for line in lines[-3:]] == ["all"] * 3
+        assert lines[1].startswith("| :--")
+        cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:]]
+        assert cells == [
+            [task, method]
+            for task in ("raw", "question", "all")
+            for method in ("lookup", "lookahead:2/3/2", "lookahead:4/4/4")
+        ]
     assert "Prompts of at most 40 tokens, one at a time:" in out
     assert chart.read_bytes().startswith(b"\x89PNG")
 
