@@ -118,8 +118,14 @@ def stream(
                 f"n_ctx: expected up to {model.spec.n_ctx_train:,}, the context that {model.name} "
                 f"was trained for; found {n_ctx:,}"
             )
+        n_cells = sum(most_first[:n_parallel])
+        speculator = options.get("speculator")
+        if speculator is not None:
+            # Trees must fit in beside the text until its end.
+            most = n_parallel * model.spec.n_ctx_train
+            n_cells = min(n_cells + n_parallel * speculator.n_max, most)
         context = model.context(
-            sum(most_first[:n_parallel]),
+            n_cells,
             n_seq_max=n_parallel,
             cache_type=options.get("cache_type", "f16"),
         )
