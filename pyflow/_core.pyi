@@ -139,6 +139,10 @@ class Sampler:
         path: Sequence[int] | NDArray[np.int32] = ...,
     ) -> Sampled:
         """The token for `position`; `path` are the tokens between the accepted ones and it."""
+    def law(
+        self, logits: ArrayLike, path: Sequence[int] | NDArray[np.int32] = ...
+    ) -> list[tuple[int, float]]:
+        """The distribution that `sample` draws from, by token; a certainty at temperature 0."""
     def accept(self, token: int) -> None:
         """Adds a token of the text to what penalties look back on."""
     def accept_all(self, tokens: Sequence[int] | NDArray[np.int32]) -> None: ...
@@ -258,6 +262,9 @@ class Context:
 
 # --- speculation (bind_speculate.cpp) ---
 
+POLICIES: dict[str, str]
+"""Names of policies, each with its promise: exact, law or lossy."""
+
 class Draft:
     """A sequence's newest token and what may follow it: see pyflow.speculate.DraftTree."""
 
@@ -270,6 +277,7 @@ class Draft:
         n_verified: int,
         asked: Sequence[int],
         sampler: Sampler,
+        laws: Sequence[Sequence[tuple[int, float]]] = (),
     ) -> None: ...
 
 class Verified:
@@ -306,7 +314,8 @@ def guess(
     paths: Sequence[Sequence[int]],
     sampler: Sampler,
     n: int,
-) -> list[list[tuple[int, float]]]: ...
+    law: bool = False,
+) -> Any: ...
 def exit_layer(
     context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int
 ) -> NDArray[np.float32]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 Sequences: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int32]
 Progress: TypeAlias = Callable[[int, int], None]
+Guesses: TypeAlias = list[tuple[int, float]]
+"""Tokens and their probabilities."""
 CacheType: TypeAlias = Literal["f16", "q8_0"]
 Regime: TypeAlias = Literal["prefill", "decode"]
-Policy: TypeAlias = Literal["exact"]
+Policy: TypeAlias = str
+"""A key of POLICIES."""
 
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-POLICIES: tuple[Policy, ...] = get_args(Policy)
+POLICIES: dict[Policy, str] = _core.POLICIES
+"""What each policy of verification promises: `exact`, the tokens of plain decoding; `law`, their
+distribution; `lossy`, neither."""
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 
@@ -137,6 +142,7 @@ class Context:
         rows = np.empty((0,), np.float32) if features is None else features
         return _core.verify(self.native, drafts, policy, stops, hidden, first_layer, rows)
 
+    @overload
     def guess(
         self,
         tokens: Tokens,
@@ -146,16 +152,49 @@ class Context:
         paths: Sequence[Sequence[int]],
         sampler: _core.Sampler,
         n: int = 1,
-    ) -> list[list[tuple[int, float]]]:
+        *,
+        law: Literal[False] = False,
+    ) -> list[Guesses]: ...
+
+    @overload
+    def guess(
+        self,
+        tokens: Tokens,
+        parents: ArrayLike,
+        seq: int,
+        wanted: ArrayLike,
+        paths: Sequence[Sequence[int]],
+        sampler: _core.Sampler,
+        n: int = 1,
+        *,
+        law: Literal[True],
+    ) -> tuple[list[Guesses], list[Guesses]]: ...
+
+    def guess(
+        self,
+        tokens: Tokens,
+        parents: ArrayLike,
+        seq: int,
+        wanted: ArrayLike,
+        paths: Sequence[Sequence[int]],
+        sampler: _core.Sampler,
+        n: int = 1,
+        *,
+        law: bool = False,
+    ) -> list[Guesses] | tuple[list[Guesses], list[Guesses]]:
         """Grows the pending tree of a sequence, or begins one: see `commit`.
 
         parents: for each token the number of the row it follows, counted since the tree began, or
         -1 for a root, of which each sequence has one. For each wanted row, of those given now, the
         n tokens that the sampler would draw after it, likeliest first, and their probabilities;
         paths holds the tokens between what the sampler has accepted and that place.
+
+        law: draw them at random instead, by noise that has nothing to do with the sampler's own,
+        and return besides, per wanted row, the distribution that they were drawn from without
+        replacement: DraftTree.laws. It is empty at temperature 0, where nothing is drawn.
         """
         return _core.guess(
-            self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n
+            self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n, law
         )
 
     def exit_layer(

@@ -24,5 +24,6 @@ void register_kv(py::module_& m);
 void register_sampler(py::module_& m);
 void register_model(py::module_& m);
 void register_speculate(py::module_& m);
+void register_testing(py::module_& m);
 
 }  // namespace pyflow

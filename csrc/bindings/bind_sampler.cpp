@@ -1,5 +1,5 @@
 // The sampler and its noise: conversion only.
-#include "bindings/bind.h"
+#include "bindings/bind_law.h"
 #include "sample/noise.h"
 #include "sample/sampler.h"
 
@@ -13,6 +13,12 @@ Sampled sample(const Sampler& sampler, const FloatArray& logits, int64_t positio
                const IntArray& path) {
   return sampler.sample({logits.data(), static_cast<size_t>(logits.size())}, position,
                         {path.data(), static_cast<size_t>(path.size())});
+}
+
+Pairs law(const Sampler& sampler, const FloatArray& logits, const IntArray& path) {
+  return pairs_of(sampler.law({logits.data(), static_cast<size_t>(logits.size())},
+                              {path.data(), static_cast<size_t>(path.size())}),
+                  &Weighted::weight);
 }
 
 py::array_t<double> gumbel(uint64_t seed, uint32_t stream, int64_t position,
@@ -53,6 +59,7 @@ void register_sampler(py::module_& m) {
            py::arg("n_logprobs") = d.n_logprobs)
       .def("sample", &sample, py::arg("logits"), py::arg("position"),
            py::arg("path") = IntArray(py::ssize_t{0}))
+      .def("law", &law, py::arg("logits"), py::arg("path") = IntArray(py::ssize_t{0}))
       .def_property(
           "stream", [](const Sampler& s) { return s.params().stream; }, &Sampler::set_stream)
       .def("accept", &Sampler::accept, py::arg("token"))

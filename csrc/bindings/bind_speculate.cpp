@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/bind_law.h"
 #include "bindings/bind_run.h"
 #include "model/verification.h"
 
@@ -62,11 +63,9 @@ void grow(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
   });
 }
 
-using Guesses = std::vector<std::pair<int32_t, float>>;
-
 std::vector<Guesses> guess(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
                            const IntArray& wanted, const std::vector<std::vector<int32_t>>& paths,
-                           const Sampler& sampler, int n) {
+                           const Sampler& sampler, int n, Purpose purpose) {
   if (paths.size() != static_cast<size_t>(wanted.size()))
     throw ShapeError("paths: expected one per wanted row, found " + std::to_string(paths.size()) +
                      " for " + std::to_string(wanted.size()) + " rows");
@@ -77,11 +76,24 @@ std::vector<Guesses> guess(Context& c, const IntArray& tokens, const IntArray& p
       [&](int64_t i, std::span<const float> logits) {
         const auto at = static_cast<size_t>(i);
         const int32_t position = rows[static_cast<size_t>(wanted.data()[i])].position;
-        for (const Guess& g : sampler.guess(logits, int64_t{position} + 1, paths[at], n))
-          out[at].emplace_back(g.token, g.probability);
+        out[at] = sampler.guess(logits, int64_t{position} + 1, paths[at], n, purpose);
       },
       rows);
   return out;
+}
+
+// Per wanted row its guesses, and with `law` the law that they were drawn from besides.
+py::object guess_drawn(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
+                       const IntArray& wanted, const std::vector<std::vector<int32_t>>& paths,
+                       const Sampler& sampler, int n, bool law) {
+  std::vector<Pairs> guessed, laws;
+  const Purpose purpose = law ? Purpose::Draft : Purpose::Sample;
+  for (const Guesses& g : guess(c, tokens, parents, seq, wanted, paths, sampler, n, purpose)) {
+    guessed.push_back(pairs_of(g.tokens, &Guess::probability));
+    laws.push_back(pairs_of(g.law, &Weighted::weight));
+  }
+  if (!law) return py::cast(guessed);
+  return py::make_tuple(guessed, laws);
 }
 
 py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
@@ -103,16 +115,19 @@ void commit(Context& c, const std::vector<std::pair<int32_t, int>>& accepted) {
 }  // namespace
 
 void register_speculate(py::module_& m) {
+  py::dict promises;
+  for (const Policy& policy : policies()) promises[policy.name] = policy.promise;
+  m.attr("POLICIES") = promises;
   py::class_<Draft>(m, "Draft")
       .def(py::init([](int seq, int32_t root, std::vector<int32_t> tokens,
                        std::vector<int32_t> parents, int64_t n_verified, std::vector<int32_t> asked,
-                       Sampler& sampler) {
-             return Draft{
-                 seq,     root, std::move(tokens), std::move(parents), n_verified, std::move(asked),
-                 &sampler};
+                       Sampler& sampler, const std::vector<Pairs>& laws) {
+             return Draft{seq,           root,       std::move(tokens), std::move(parents),
+                          laws_of(laws), n_verified, std::move(asked),  &sampler};
            }),
            py::arg("seq"), py::arg("root"), py::arg("tokens"), py::arg("parents"),
-           py::arg("n_verified"), py::arg("asked"), py::arg("sampler"), py::keep_alive<1, 8>());
+           py::arg("n_verified"), py::arg("asked"), py::arg("sampler"),
+           py::arg("laws") = std::vector<Pairs>(), py::keep_alive<1, 8>());
   py::class_<Verified>(m, "Verified")
       .def_property_readonly("nodes", [](const Verified& v) { return v.verdict.nodes; })
       .def_property_readonly("drawn", [](const Verified& v) { return v.verdict.drawn; })
@@ -124,8 +139,9 @@ void register_speculate(py::module_& m) {
   m.def("verify", &verify_drafts, py::arg("context"), py::arg("drafts"), py::arg("policy"),
         py::arg("stops"), py::arg("hidden") = false, py::arg("first_layer") = 0,
         py::arg("features") = FloatArray(0));
-  m.def("guess", &guess, py::arg("context"), py::arg("tokens"), py::arg("parents"), py::arg("seq"),
-        py::arg("wanted"), py::arg("paths"), py::arg("sampler"), py::arg("n"));
+  m.def("guess", &guess_drawn, py::arg("context"), py::arg("tokens"), py::arg("parents"),
+        py::arg("seq"), py::arg("wanted"), py::arg("paths"), py::arg("sampler"), py::arg("n"),
+        py::arg("law") = false);
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),
         py::arg("seq"), py::arg("layer"));
   m.def("commit", &commit, py::arg("context"), py::arg("accepted"));

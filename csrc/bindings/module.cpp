@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_sampler(m);
   pyflow::register_model(m);
   pyflow::register_speculate(m);
+  pyflow::register_testing(m);
 }

@@ -7,8 +7,17 @@
 namespace pyflow {
 namespace {
 
+// The part of a draft that may be accepted.
+TreeView verified(const Draft& draft) {
+  const auto n = static_cast<size_t>(draft.n_verified);
+  const std::span<const Law> laws(draft.laws);
+  return {.tokens = std::span(draft.tokens).first(n),
+          .parents = std::span(draft.parents).first(n),
+          .laws = laws.empty() ? laws : laws.first(n + 1)};
+}
+
 void check(const Draft& draft) {
-  check_tree(draft.tokens, draft.parents);
+  check_tree({.tokens = draft.tokens, .parents = draft.parents, .laws = draft.laws});
   const auto n = static_cast<int64_t>(draft.tokens.size());
   if (draft.n_verified < 0 || draft.n_verified > n)
     throw ShapeError("draft: n_verified: expected 0 to " + std::to_string(n) + ", found " +
@@ -94,15 +103,14 @@ std::vector<Verified> verify(Context& context, std::span<const Draft> drafts,
                              const VerifyOptions& options, const std::function<bool()>& poll) {
   if (drafts.empty()) throw ShapeError("verify: expected at least one draft, found none");
   const bool resumed = options.first_layer > 0;
+  const Policy& policy = policy_named(options.policy);
   std::vector<std::unique_ptr<Verifier>> verifiers;
   for (const Draft& draft : drafts) {
     check(draft);
-    const auto verified = static_cast<size_t>(draft.n_verified);
     verifiers.push_back(
-        make_verifier(options.policy, {.tokens = std::span(draft.tokens).first(verified),
-                                       .parents = std::span(draft.parents).first(verified),
-                                       .sampler = *draft.sampler,
-                                       .position = context.kv().seq_pos_max(draft.seq) + 1}));
+        make_verifier(policy, {.tree = verified(draft),
+                               .sampler = *draft.sampler,
+                               .position = context.kv().seq_pos_max(draft.seq) + 1}));
   }
   const Batch batch(context.kv(), drafts, resumed);
   std::vector<Verified> out(drafts.size());

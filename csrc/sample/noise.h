@@ -3,6 +3,9 @@
 // The next token is argmax over the candidates of (logit / temperature + noise), which draws from
 // their softmax (the Gumbel-max trick). As the noise of a token at a position is a fixed number, a
 // draft verified later, in any batch or order, meets the very draw that plain decoding makes.
+//
+// Drafting at random and deciding on such drafts need numbers that have nothing to do with those of
+// sampling: they count elsewhere in the same generator.
 #pragma once
 
 #include <algorithm>
@@ -26,18 +29,22 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
   return c;
 }
 
+// What numbers are for. Pairs of tokens take 30 bits of a counter, this the other two.
+enum class Purpose : uint32_t { Sample = 0, Draft = 1, Verify = 2 };
+
 class Noise {
  public:
-  Noise(uint64_t seed, uint32_t stream, int64_t position)
+  Noise(uint64_t seed, uint32_t stream, int64_t position, Purpose purpose = Purpose::Sample)
       : key_{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)},
+        purpose_(static_cast<uint32_t>(purpose) << 30),
         stream_(stream),
         position_(static_cast<uint64_t>(position)) {}
 
   // 64 random bits for token 2 * pair and for token 2 * pair + 1.
   std::array<uint64_t, 2> bits(uint32_t pair) const {
-    const auto r = philox4x32(
-        {pair, stream_, static_cast<uint32_t>(position_), static_cast<uint32_t>(position_ >> 32)},
-        key_);
+    const auto r = philox4x32({pair | purpose_, stream_, static_cast<uint32_t>(position_),
+                               static_cast<uint32_t>(position_ >> 32)},
+                              key_);
     return {uint64_t{r[1]} << 32 | r[0], uint64_t{r[3]} << 32 | r[2]};
   }
 
@@ -45,11 +52,11 @@ class Noise {
     return from_bits(bits(static_cast<uint32_t>(token) / 2)[token & 1]);
   }
 
-  // -log(-log u) for u = (upper 52 bits + 1/2) / 2^52: never 0 or 1, and exact in a double.
-  static double from_bits(uint64_t r) {
-    const double u = (static_cast<double>(r >> 12) + 0.5) * 0x1p-52;
-    return -portable::log(-portable::log(u));
-  }
+  // (upper 52 bits + 1/2) / 2^52: never 0 or 1, and exact in a double.
+  static double uniform(uint64_t r) { return (static_cast<double>(r >> 12) + 0.5) * 0x1p-52; }
+
+  // -log(-log u)
+  static double from_bits(uint64_t r) { return -portable::log(-portable::log(uniform(r))); }
 
   // An upper bound of from_bits(r) without logarithms: after c leading ones 1 - u > 2^-(c+1), and
   // -log u >= 1 - u, hence the noise is below (c+1) ln2. The slack covers rounding.
@@ -60,6 +67,7 @@ class Noise {
 
  private:
   std::array<uint32_t, 2> key_;
+  uint32_t purpose_;
   uint32_t stream_;
   uint64_t position_;
 };

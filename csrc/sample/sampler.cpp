@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "core/errors.h"
-#include "sample/noise.h"
 
 namespace pyflow {
 namespace {
@@ -140,52 +139,85 @@ Sampled Sampler::sample(std::span<const float> row, int64_t position,
   std::vector<Candidate> changed = changes(row, path);
   const bool as_given = changed.empty();
   const Logits logits(row, std::move(changed));
-  Sampled out;
-  out.token = draw(logits, position);
-  if (params_.n_logprobs > 0) {
-    const Logits given = as_given ? logits : Logits(row, {});
-    const double log_sum = given.max() + portable::log(given.sum_exp());
-    const auto logprob = [&](float logit) { return static_cast<float>(logit - log_sum); };
-    out.logprob = logprob(row[static_cast<size_t>(out.token)]);
-    for (const Candidate& c : given.top(params_.n_logprobs))
-      out.top.emplace_back(c.token, logprob(c.logit));
-  }
+  const int32_t token = draw(logits, position);
+  return as_given ? report(logits, row, token) : report(row, token);
+}
+
+Sampled Sampler::report(std::span<const float> row, int32_t token) const {
+  if (params_.n_logprobs == 0) return {.token = token, .top = {}};
+  return report(Logits(row, {}), row, token);
+}
+
+Sampled Sampler::report(const Logits& given, std::span<const float> row, int32_t token) const {
+  Sampled out{.token = token, .top = {}};
+  if (params_.n_logprobs == 0) return out;
+  const double log_sum = given.max() + portable::log(given.sum_exp());
+  const auto logprob = [&](float logit) { return static_cast<float>(logit - log_sum); };
+  out.logprob = logprob(row[static_cast<size_t>(token)]);
+  for (const Candidate& c : given.top(params_.n_logprobs))
+    out.top.emplace_back(c.token, logprob(c.logit));
   return out;
 }
 
-std::vector<Guess> Sampler::guess(std::span<const float> row, int64_t position,
-                                  std::span<const int32_t> path, int n) const {
+Law Sampler::law(std::span<const float> row, std::span<const int32_t> path) const {
+  require(!row.empty(), "logits", "at least one", row.size());
+  const Logits logits(row, changes(row, path));
+  if (params_.temperature == 0) return {{logits.argmax(), 1.0}};
+  return softmax(takes_all(logits) ? logits.at_least(kNever) : truncate(logits), logits.max());
+}
+
+// By token, without those whose weight is too small for a double.
+Law Sampler::softmax(std::span<const Candidate> kept, float max) const {
+  const double temperature = params_.temperature == 0 ? 1 : params_.temperature;
+  Law law;
+  law.reserve(kept.size());
+  for (const Candidate& c : kept)
+    if (const double w = portable::exp((static_cast<double>(c.logit) - max) / temperature); w > 0)
+      law.push_back({c.token, w});
+  std::ranges::sort(law, {}, &Weighted::token);
+  const double sum = total(law);
+  for (Weighted& w : law) w.weight /= sum;
+  return law;
+}
+
+Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<const int32_t> path,
+                       int n, Purpose purpose) const {
   require(!row.empty(), "logits", "at least one", row.size());
   require(n >= 1, "guesses", "1 or more", n);
   const Logits logits(row, changes(row, path));
   const bool greedy = params_.temperature == 0;
   // Unlikelier tokens are no good guesses, whatever their noise.
-  constexpr int kGuessed = 64;
-  const std::vector<Candidate> kept =
-      greedy || takes_all(logits) ? logits.top(std::max(n, kGuessed)) : truncate(logits);
-  const double temperature = greedy ? 1 : params_.temperature;
-  const Noise noise(params_.seed, params_.stream, position);
+  const auto most = static_cast<size_t>(std::max(n, 64));
+  std::vector<Candidate> kept =
+      greedy || takes_all(logits) ? logits.top(static_cast<int64_t>(most)) : truncate(logits);
+  if (kept.size() > most) {
+    std::nth_element(kept.begin(), kept.begin() + static_cast<ptrdiff_t>(most), kept.end());
+    kept.resize(most);
+  }
+  Guesses out;
+  Law law = softmax(kept, logits.max());
+  const bool drawn = purpose == Purpose::Draft && !greedy;
+  const Noise noise(params_.seed, params_.stream, position, purpose);
   struct Scored {
-    double score, weight;
+    double score, probability;
     int32_t token;
   };
   std::vector<Scored> scored;
-  double total = 0;
   for (const Candidate& c : kept) {
-    const double score = c.logit / temperature + (greedy ? 0 : noise.gumbel(c.token));
-    const double weight =
-        portable::exp((static_cast<double>(c.logit) - logits.max()) / temperature);
-    total += weight;
-    scored.push_back({score, weight, c.token});
+    const double score =
+        greedy ? c.logit : c.logit / double{params_.temperature} + noise.gumbel(c.token);
+    const double probability = weight_of(law, c.token);
+    // What the law does not hold cannot have been drawn from it.
+    if (!drawn || probability > 0) scored.push_back({score, probability, c.token});
   }
   const auto count = std::min(scored.size(), static_cast<size_t>(n));
   std::partial_sort(scored.begin(), scored.begin() + static_cast<ptrdiff_t>(count), scored.end(),
                     [](const Scored& a, const Scored& b) {
                       return a.score != b.score ? a.score > b.score : a.token < b.token;
                     });
-  std::vector<Guess> out;
   for (const Scored& s : std::span(scored).first(count))
-    out.push_back({s.token, static_cast<float>(s.weight / total)});
+    out.tokens.push_back({s.token, static_cast<float>(s.probability)});
+  if (drawn) out.law = std::move(law);
   return out;
 }
 

@@ -21,7 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "sample/law.h"
 #include "sample/logits.h"
+#include "sample/noise.h"
 
 namespace pyflow {
 
@@ -50,7 +52,12 @@ struct Sampled {
 // What a drafter expects to be drawn.
 struct Guess {
   int32_t token;
-  float probability;  // among the likeliest tokens, or those that the stages leave
+  float probability;  // among those that were candidates
+};
+
+struct Guesses {
+  std::vector<Guess> tokens;
+  Law law;  // what they were drawn from, if they were
 };
 
 class Sampler {
@@ -64,11 +71,20 @@ class Sampler {
   Sampled sample(std::span<const float> logits, int64_t position,
                  std::span<const int32_t> path = {}) const;
 
+  // The distribution that sample() draws from, which is a certainty at temperature 0. Throws Error
+  // for broken logits.
+  Law law(std::span<const float> logits, std::span<const int32_t> path = {}) const;
+
+  // What sample() tells about a token that something else has drawn from the row.
+  Sampled report(std::span<const float> logits, int32_t token) const;
+
   // The n tokens that sample() would draw for `position`, were these the logits: what it draws,
-  // what it would draw if that were forbidden, and so on. Their noise is sample()'s, so another
-  // model's logits lead to the same token wherever the two models agree well enough.
-  std::vector<Guess> guess(std::span<const float> logits, int64_t position,
-                           std::span<const int32_t> path, int n) const;
+  // what it would draw if that were forbidden, and so on. For Purpose::Sample their noise is
+  // sample()'s, so another model's logits lead to the same token wherever the two models agree
+  // well enough. For Purpose::Draft they are drawn by noise of their own, without replacement, from
+  // `law`; at temperature 0 they are no draw, and the law is empty.
+  Guesses guess(std::span<const float> logits, int64_t position, std::span<const int32_t> path,
+                int n, Purpose purpose = Purpose::Sample) const;
 
   // Adds a token of the text, prompt or generated, to what penalties look back on.
   void accept(int32_t token);
@@ -84,6 +100,8 @@ class Sampler {
   std::vector<Candidate> changes(std::span<const float> row, std::span<const int32_t> path) const;
   int32_t draw(const Logits& logits, int64_t position) const;
   std::vector<Candidate> truncate(const Logits& logits) const;
+  Law softmax(std::span<const Candidate> kept, float max) const;
+  Sampled report(const Logits& given, std::span<const float> row, int32_t token) const;
 
   SamplerParams params_;
   std::deque<int32_t> history_;  // oldest first

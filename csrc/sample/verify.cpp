@@ -1,18 +1,23 @@
 #include "sample/verify.h"
 
-#include <algorithm>
-
 #include "core/errors.h"
 
 namespace pyflow {
 namespace {
 
+constexpr Policy kPolicies[] = {
+    {"exact", "exact", nullptr},
+    {"rejection", "law", walk_rejection},
+    {"flexible", "lossy", walk_flexible},
+    {"typical", "lossy", walk_typical},
+};
+
 class Exact final : public Verifier {
  public:
-  explicit Exact(const DraftView& draft) : draft_(draft), drawn_(draft.n_rows()) {}
+  explicit Exact(const DraftView& draft) : draft_(draft), drawn_(draft.tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
-    const std::vector<int32_t> path = draft_.path(row);
+    const std::vector<int32_t> path = draft_.tree.path(row);
     const auto depth = static_cast<int64_t>(path.size());
     drawn_[row] = draft_.sampler.sample(logits, draft_.position + depth + 1, path);
   }
@@ -22,48 +27,72 @@ class Exact final : public Verifier {
     for (int32_t node = -1;;) {
       const Sampled& next =
           verdict.drawn.emplace_back(std::move(drawn_[static_cast<size_t>(node + 1)]));
-      node = child(node, next.token);
+      node = draft_.tree.first_child(node);
+      while (node >= 0 && draft_.tree.tokens[static_cast<size_t>(node)] != next.token)
+        node = draft_.tree.next_sibling(node);
       if (node < 0) return verdict;
       verdict.nodes.push_back(node);
     }
   }
 
  private:
-  int32_t child(int32_t parent, int32_t token) const {
-    for (size_t i = static_cast<size_t>(parent + 1); i < draft_.tokens.size(); ++i)
-      if (draft_.parents[i] == parent && draft_.tokens[i] == token) return static_cast<int32_t>(i);
-    return -1;
-  }
-
   DraftView draft_;
   std::vector<Sampled> drawn_;  // by row
 };
 
+// Decides at random, by the laws of all rows.
+class ByLaw final : public Verifier {
+ public:
+  ByLaw(Walk walk, const DraftView& draft)
+      : walk_(walk), draft_(draft), target_(draft.tree.n_rows()), logits_(draft.tree.n_rows()) {}
+
+  void look(size_t row, std::span<const float> logits) override {
+    target_[row] = draft_.sampler.law(logits, draft_.tree.path(row));
+    // Logprobs are those of a token that is not known yet.
+    if (draft_.sampler.params().n_logprobs > 0) logits_[row].assign(logits.begin(), logits.end());
+  }
+
+  Verdict walk() override {
+    const SamplerParams& params = draft_.sampler.params();
+    KeyedChance chance(params.seed, params.stream, draft_.position);
+    Walked walked = walk_(draft_.tree, target_, chance);
+    Verdict verdict;
+    size_t row = 0;
+    for (const int32_t node : walked.nodes) {
+      verdict.drawn.push_back(
+          draft_.sampler.report(logits_[row], draft_.tree.tokens[static_cast<size_t>(node)]));
+      row = static_cast<size_t>(node + 1);
+    }
+    verdict.drawn.push_back(draft_.sampler.report(logits_[row], walked.last));
+    verdict.nodes = std::move(walked.nodes);
+    return verdict;
+  }
+
+ private:
+  Walk walk_;
+  DraftView draft_;
+  std::vector<Law> target_;                 // by row
+  std::vector<std::vector<float>> logits_;  // by row, if logprobs are wanted
+};
+
 }  // namespace
 
-void check_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents) {
-  if (tokens.size() != parents.size())
-    throw ShapeError("draft: expected a parent for each of " + std::to_string(tokens.size()) +
-                     " tokens, found " + std::to_string(parents.size()));
-  for (size_t i = 0; i < parents.size(); ++i)
-    if (parents[i] < -1 || parents[i] >= static_cast<int32_t>(i))
-      throw ShapeError("draft: parent " + std::to_string(parents[i]) + " of node " +
-                       std::to_string(i) + ": expected a node before it, or -1");
+std::span<const Policy> policies() { return kPolicies; }
+
+const Policy& policy_named(const std::string& name) {
+  std::string names;
+  for (const Policy& policy : kPolicies) {
+    if (name == policy.name) return policy;
+    names += (names.empty() ? "" : ", ") + std::string(policy.name);
+  }
+  throw UnsupportedError("policy '" + name + "': expected one of " + names);
 }
 
-std::vector<int32_t> DraftView::path(size_t row) const {
-  std::vector<int32_t> out;
-  for (auto node = static_cast<int32_t>(row) - 1; node >= 0;
-       node = parents[static_cast<size_t>(node)])
-    out.push_back(tokens[static_cast<size_t>(node)]);
-  std::reverse(out.begin(), out.end());
-  return out;
-}
-
-std::unique_ptr<Verifier> make_verifier(const std::string& policy, const DraftView& draft) {
-  check_tree(draft.tokens, draft.parents);
-  if (policy == "exact") return std::make_unique<Exact>(draft);
-  throw UnsupportedError("policy '" + policy + "': expected exact");
+std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftView& draft) {
+  check_tree(draft.tree);
+  if (policy.walk == nullptr) return std::make_unique<Exact>(draft);
+  check_laws(draft.tree);
+  return std::make_unique<ByLaw>(policy.walk, draft);
 }
 
 }  // namespace pyflow

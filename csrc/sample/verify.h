@@ -4,7 +4,8 @@
 // A policy first looks at the logits of every row that may be accepted, in any order and in several
 // threads, and then walks. `exact` draws at every row what plain decoding would draw there: the
 // noise of a draw depends on its position alone (noise.h), so the tokens are those of plain
-// decoding, greedy or sampled, whatever the tree is.
+// decoding, greedy or sampled, whatever the tree is. The others are in policies/, a file each; at
+// temperature 0 all do what `exact` does.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +15,15 @@
 #include <string>
 #include <vector>
 
+#include "sample/policies/walk.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
 
-// A tree of guesses below a root: node i is tokens[i] after node parents[i], which is below i, or
-// after the root where it is -1. Row 0 is the root's, row i + 1 that of node i.
 struct DraftView {
-  std::span<const int32_t> tokens, parents;
+  TreeView tree;
   const Sampler& sampler;  // has accepted the text up to the root
   int64_t position;        // of the root
-
-  size_t n_rows() const { return tokens.size() + 1; }
-  // The tokens below the root on the way to a row, its own included.
-  std::vector<int32_t> path(size_t row) const;
 };
 
 struct Verdict {
@@ -44,11 +40,20 @@ class Verifier {
   virtual Verdict walk() = 0;
 };
 
-// Throws ShapeError unless every token has a parent, and that comes before it.
-void check_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents);
+struct Policy {
+  const char* name;
+  // What the output has in common with that of plain decoding: exact, the very tokens; law, their
+  // distribution; lossy, neither.
+  const char* promise;
+  Walk walk;  // null: draws what plain decoding draws
+};
 
-// Throws UnsupportedError for a policy that there is not, ShapeError for a tree that is none. The
-// view's data must outlive the verifier.
-std::unique_ptr<Verifier> make_verifier(const std::string& policy, const DraftView& draft);
+// All there are.
+std::span<const Policy> policies();
+// Throws UnsupportedError for a policy that there is not.
+const Policy& policy_named(const std::string& name);
+
+// Throws ShapeError for a tree that is none. The view's data must outlive the verifier.
+std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftView& draft);
 
 }  // namespace pyflow

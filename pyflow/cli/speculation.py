@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,6 @@ from pyflow.cli.options import F
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
-    from pyflow.context import Policy
     from pyflow.engine import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.pool import NgramPool
@@ -149,7 +148,7 @@ class SpecChoice:
                 ngram=n,
                 guesses=g,
                 pool=ngram_pool(model, self.pool) if self.pool else None,
-                policy=cast("Policy", self.policy),
+                policy=self.policy,
             )
             yield stack.enter_context(speculator(model, options))
 

@@ -140,7 +140,9 @@ class Speculator:
         else:
             found = context.verify(
                 [
-                    _core.Draft(r.seq, r.token, t.tokens, t.parents, t.verified, t.asked, r.sampler)
+                    _core.Draft(
+                        r.seq, r.token, t.tokens, t.parents, t.verified, t.asked, r.sampler, t.laws
+                    )
                     for r, t in zip(roots, ran, strict=True)
                 ],
                 policy=self.policy,

@@ -36,7 +36,9 @@ class DraftTree:
     """Nodes, -1 for the root, after which the drafter wants to know the likeliest token."""
     laws: list[Law] = field(default_factory=list)
     """For the policy `rejection`: the distribution from which the children of the root, of node 0,
-    of node 1 ... were drawn, in the order of the nodes and without replacement."""
+    of node 1 ... were drawn, in the order of the nodes and without replacement; empty where they
+    were not drawn at random. The policy stays true to the model only if no node is left out because
+    of which token was drawn: how many children a node gets must be settled before."""
 
     first_layer: int = 0
     """Where verification goes on, if the drafter has run the root and all nodes, in this order,

@@ -399,3 +399,52 @@ def test_another_stream_keeps_the_history() -> None:
     after = [draw.sample(x, i).token for i in range(50)]
     assert after == [fresh.sample(x, i).token for i in range(50)]
     assert after != before
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.6, "top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.2, "temperature": 1.5},
+        {"temperature": 0.0},
+        {"repeat_penalty": 1.7, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    ],
+    ids=str,
+)
+def test_law_is_what_sample_draws_from(params: dict[str, Any]) -> None:
+    x, n = random_logits(8, 3, spread=1.0), 40_000
+    s = _core.Sampler(**(OFF | params), seed=5)
+    s.accept_all([1, 2, 2])
+    path = np.array([2, 6], np.int32)
+    law_of = dict(s.law(x, path))
+    assert sum(law_of.values()) == pytest.approx(1, abs=1e-12)
+    assert list(law_of) == sorted(law_of)
+    drawn = np.bincount([s.sample(x, at, path).token for at in range(n)], minlength=8)
+    assert set(np.flatnonzero(drawn)) == set(law_of)
+    expected = np.array([law_of.get(t, 0.0) for t in range(8)])
+    np.testing.assert_allclose(drawn / n, expected, atol=5 * 0.5 / np.sqrt(n))
+
+
+def test_drafts_are_drawn_from_the_law_that_is_told_by_noise_of_their_own() -> None:
+    x, n = np.random.default_rng(4).normal(size=300).astype(np.float32), 4000
+    s = _core.Sampler(temperature=0.7, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+    counts = np.zeros(300)
+    same = 0
+    for at in range(n):
+        guesses, law_of = _core.testing.guess(s, x, at, 3, True)
+        assert len({t for t, _ in guesses}) == 3
+        assert all(p == pytest.approx(dict(law_of)[t], rel=1e-6) for t, p in guesses)
+        counts[guesses[0][0]] += 1
+        same += guesses[0][0] == s.sample(x, at).token
+    assert len(law_of) == 64
+    q = np.zeros(300)
+    for t, p in law_of:
+        q[t] = p
+    assert np.abs(counts / n - q).sum() / 2 < 0.06
+    # As often as two draws agree that know nothing of each other.
+    p = np.array([dict(s.law(x))[t] for t in range(300)])
+    assert same / n == pytest.approx((p * q).sum(), abs=5 * 0.5 / np.sqrt(n))
+    assert _core.testing.guess(s, x, 0, 1, False)[1] == []
+    assert _core.testing.guess(_core.Sampler(temperature=0), x, 0, 3, True)[1] == []

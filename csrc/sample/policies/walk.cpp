@@ -1,0 +1,63 @@
+#include "sample/policies/walk.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/errors.h"
+
+namespace pyflow {
+
+std::vector<int32_t> TreeView::path(size_t row) const {
+  std::vector<int32_t> out;
+  for (auto node = static_cast<int32_t>(row) - 1; node >= 0;
+       node = parents[static_cast<size_t>(node)])
+    out.push_back(tokens[static_cast<size_t>(node)]);
+  std::ranges::reverse(out);
+  return out;
+}
+
+int32_t TreeView::child_from(int32_t node, int32_t parent) const {
+  for (auto i = static_cast<size_t>(node); i < parents.size(); ++i)
+    if (parents[i] == parent) return static_cast<int32_t>(i);
+  return -1;
+}
+
+void check_tree(const TreeView& tree) {
+  if (tree.tokens.size() != tree.parents.size())
+    throw ShapeError("draft: expected a parent for each of " + std::to_string(tree.tokens.size()) +
+                     " tokens, found " + std::to_string(tree.parents.size()));
+  for (size_t i = 0; i < tree.parents.size(); ++i)
+    if (tree.parents[i] < -1 || tree.parents[i] >= static_cast<int32_t>(i))
+      throw ShapeError("draft: parent " + std::to_string(tree.parents[i]) + " of node " +
+                       std::to_string(i) + ": expected a node before it, or -1");
+  if (!tree.laws.empty() && tree.laws.size() != tree.n_rows())
+    throw ShapeError("draft: laws: expected " + std::to_string(tree.n_rows()) +
+                     ", the root's and one per node, or none; found " +
+                     std::to_string(tree.laws.size()));
+}
+
+void check_laws(const TreeView& tree) {
+  if (tree.laws.empty()) return;
+  for (size_t i = 0; i < tree.tokens.size(); ++i) {
+    const Law& law = tree.laws[static_cast<size_t>(tree.parents[i] + 1)];
+    if (law.empty()) continue;
+    const auto node = [&] {
+      return std::string("draft: node ") + std::to_string(i) + ", token " +
+             std::to_string(tree.tokens[i]);
+    };
+    if (weight_of(law, tree.tokens[i]) == 0)
+      throw ShapeError(node() + ": impossible by the law that it was drawn from");
+    for (int32_t s = tree.next_sibling(static_cast<int32_t>(i)); s >= 0; s = tree.next_sibling(s))
+      if (tree.tokens[static_cast<size_t>(s)] == tree.tokens[i])
+        throw ShapeError(node() + ": drawn a second time as node " + std::to_string(s));
+  }
+}
+
+int32_t draw(const Law& law, Chance& chance) {
+  std::vector<double> weights;
+  weights.reserve(law.size());
+  for (const Weighted& w : law) weights.push_back(w.weight);
+  return law[chance.draw(weights)].token;
+}
+
+}  // namespace pyflow
