@@ -96,9 +96,11 @@ class Controller:
     def promises(self, method: str, tree: DraftTree) -> bool:
         """Whether some part of a tree is expected to pay for one sequence.
 
-        What asks the model something pays later, if ever: that shows in the whole (`wants`).
+        What asks the model something pays later, if ever, and to judge what was drawn at random by
+        what came out would change the distribution: these two show their worth in the whole
+        (`wants`).
         """
-        if self.fixed or tree.asked:
+        if self.fixed or tree.asked or tree.laws:
             return True
         tokens, paths = 1.0, self.path_probabilities(method, tree)
         if tree.whole:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyflow.errors import UnsupportedError
 from pyflow.speculate.drafter import Budget, Drafter, Observed, Start
-from pyflow.speculate.tree import DraftTree
+from pyflow.speculate.tree import DraftTree, Law
 
 if TYPE_CHECKING:
     from pyflow.context import Context
@@ -148,12 +148,19 @@ class DraftModel:
         wanted: Sequence[int],
         paths: Sequence[Sequence[int]],
         n: int,
-    ) -> list[list[tuple[int, float]]]:
-        """Runs rows of a tree; see Context.guess."""
+        law: bool,
+    ) -> tuple[list[list[_Guess]], Sequence[Law]]:
+        """Runs rows of a tree; see Context.guess. Without `law` there are none."""
         assert self._context is not None
         self._n_rows += len(tokens)
         try:
-            return self._context.guess(tokens, parents, start.seq, wanted, paths, start.sampler, n)
+            args = (tokens, parents, start.seq, wanted, paths, start.sampler, n)
+            laws: Sequence[Law] = ()
+            if law:
+                found, laws = self._context.guess(*args, law=True)
+            else:
+                found = self._context.guess(*args)
+            return [[_Guess(*guess) for guess in row] for row in found], laws
         except BaseException:
             # The pending trees are gone.
             self._n_rows, self._accepted = 0, []
@@ -199,6 +206,8 @@ class _DraftModelDrafter:
             n_rows = 1 + 2 * budget.n_nodes
         if n_rows > method.n_free:
             self.missing = []
+        elif budget.laws:
+            self._draw(budget)
         elif self.inner is not None:
             self._refine(budget, self.inner)
         else:
@@ -237,7 +246,7 @@ class _DraftModelDrafter:
         level = [-1]
         for depth in range(1, budget.depth + 1):
             following = []
-            for node, found in zip(level, self._run(level, branches), strict=True):
+            for node, found in zip(level, self._run(level, branches)[0], strict=True):
                 for rank, guess in enumerate(found):
                     path = reach[node] * guess.probability
                     if (
@@ -253,13 +262,34 @@ class _DraftModelDrafter:
                 return
             level = following
 
+    def _draw(self, budget: Budget) -> None:
+        """A chain, each node drawn from the law that the tree tells.
+
+        What has been drawn stays, however unlikely it is: else the laws would not be those of the
+        drafts. How likely it is may only decide whether the chain goes on.
+        """
+        tree = self.tree
+        node, path = -1, 1.0
+        while True:
+            ((guess,),), laws = self._run([node], 1, law=True)
+            tree.laws += laws
+            path *= guess.probability
+            node = tree.add(guess.token, node, guess.probability, _bucket(guess, 0))
+            if (
+                len(tree) == min(budget.n_nodes, budget.depth)
+                or guess.probability < self.method.p_min
+                or path < budget.least
+            ):
+                tree.laws.append([])
+                return
+
     def _refine(self, budget: Budget, filler: Drafter) -> None:
         """The filler's chain, as far as this model agrees; then what it says itself."""
         tree, method = self.tree, self.method
         chain = _first_path(filler.propose(budget))[: budget.n_nodes - 1]
         node, path = -1, 1.0
         while True:
-            for i, found in enumerate(self._run([node], 1, chain)):
+            for i, found in enumerate(self._run([node], 1, chain)[0]):
                 guess = found[0]
                 path *= guess.probability
                 if guess.probability < method.p_min or path < budget.least:
@@ -277,7 +307,9 @@ class _DraftModelDrafter:
         """The row of a node, or of the root."""
         return self.missing_rows[-1] if node < 0 else self.node_rows[node]
 
-    def _run(self, nodes: Sequence[int], n: int, chain: Sequence[int] = ()) -> list[list[_Guess]]:
+    def _run(
+        self, nodes: Sequence[int], n: int, chain: Sequence[int] = (), *, law: bool = False
+    ) -> tuple[list[list[_Guess]], Sequence[Law]]:
         """The n best guesses after each of these nodes, of one level, whose rows run for it.
 
         A chain may follow a single node: then also after each token of it.
@@ -301,8 +333,8 @@ class _DraftModelDrafter:
             tokens.append(token)
         paths = [self.tree.path(node) for node in nodes]
         paths += [[*paths[-1], *chain[: i + 1]] for i in range(len(chain))]
-        found = self.method.guess(self.start, tokens, parents, range(first, len(tokens)), paths, n)
-        return [[_Guess(*g) for g in row] for row in found]
+        wanted = range(first, len(tokens))
+        return self.method.guess(self.start, tokens, parents, wanted, paths, n, law)
 
 
 def _first_path(tree: DraftTree) -> list[int]:

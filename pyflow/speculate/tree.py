@@ -52,7 +52,7 @@ class DraftTree:
     @property
     def whole(self) -> bool:
         """Whether it must be run as it is or not at all."""
-        return bool(self.asked) or self.features is not None
+        return bool(self.asked or self.laws) or self.features is not None
 
     @property
     def verified(self) -> int:
