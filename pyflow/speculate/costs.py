@@ -22,10 +22,12 @@ class StepCosts:
         self._one = 0.0  # seconds of a single row
         self._factor = {1: 1.0}  # measured / (prior x one), by rows
         self._seen = {1: 0}
+        self._known: dict[int, float] = {}  # ratios since the last step
 
     def observe(self, n_rows: int, seconds: float) -> None:
         """A step of n rows took so long."""
         n_rows = min(n_rows, self.MOST_ROWS)
+        self._known.clear()
         if self._one == 0.0:
             self._one = seconds / self._prior(n_rows)
             self._seen[n_rows] = self._seen.get(n_rows, 0) + 1
@@ -48,8 +50,10 @@ class StepCosts:
     def ratio(self, n_rows: int) -> float:
         """Expected over that of a single row; never less than for fewer rows."""
         n_rows = max(1, min(n_rows, self.MOST_ROWS))
-        least = max((self._at(m) for m in self._factor if m < n_rows), default=1.0)
-        return max(least, self._at(n_rows))
+        if n_rows not in self._known:
+            least = max((self._at(m) for m in self._factor if m < n_rows), default=1.0)
+            self._known[n_rows] = max(least, self._at(n_rows))
+        return self._known[n_rows]
 
     def _at(self, n_rows: int) -> float:
         return self._prior(n_rows) * self._correction(n_rows)
