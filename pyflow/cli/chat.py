@@ -72,8 +72,6 @@ def command(
         if question is not None:
             with reading_progress() as progress:
                 done = show(session.ask(question, progress=progress))
-            if done.speculation is not None:
-                click.echo(str(done.speculation), err=True)
             return 130 if done.stop_reason == "cancelled" else 0
         from pyflow.cli.repl import Repl
 

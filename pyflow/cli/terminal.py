@@ -97,6 +97,8 @@ def show(turn: Turn) -> Completion:
     if not done.text.endswith("\n"):
         click.echo()
     click.echo(speed_line(done), err=True)
+    if done.speculation is not None:
+        click.echo(f"[{done.speculation}]", err=True)
     return done
 
 

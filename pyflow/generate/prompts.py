@@ -94,6 +94,11 @@ def stream(
     sampling = options.get("sampling", SamplingParams())
     if not isinstance(sampling, SamplingParams):
         raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
+    speculator = options.get("speculator")
+    if speculator is not None and not isinstance(speculator, Speculator):
+        raise PyflowError(
+            f"speculator: expected one of pyflow.speculate.speculator(...), found {speculator!r}"
+        )
     sampling = sampling.seeded()
     model, context = _model_and_context(source)
     if context is not None and n_ctx is not None:
@@ -119,7 +124,6 @@ def stream(
                 f"was trained for; found {n_ctx:,}"
             )
         n_cells = sum(most_first[:n_parallel])
-        speculator = options.get("speculator")
         if speculator is not None:
             # Trees must fit in beside the text until its end.
             most = n_parallel * model.spec.n_ctx_train
@@ -152,7 +156,7 @@ def stream(
         n_parallel=n_parallel,
         owned=owned,
         progress=options.get("progress"),
-        speculator=options.get("speculator"),
+        speculator=speculator,
     )
 
 

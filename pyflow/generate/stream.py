@@ -71,8 +71,8 @@ class Stream:
         self._context = context
         self._owned = owned
         self._speculator = speculator
-        if speculator is not None:
-            speculator.forget()
+        self._speculating = False
+        self._stats: dict[int, SpeculationStats] = {}
         self._progress = progress
         self._n_parallel = n_parallel
         self._cancelled = False
@@ -97,8 +97,9 @@ class Stream:
         return self._completion(only)
 
     def _completion(self, sequence: _Sequence) -> Completion:
-        stats = self._speculator.stats(sequence.number) if self._speculator else None
-        return sequence.completion(stats)
+        if self._speculator is None:
+            return sequence.completion(None)
+        return sequence.completion(self._stats.get(sequence.number, SpeculationStats()))
 
     def cancel(self) -> None:
         """Ends the stream soon, with what there is; safe in signal handlers and other threads."""
@@ -125,6 +126,9 @@ class Stream:
         alive: list[_Sequence] = []
         step: _Step | None = None
         try:
+            if self._speculator is not None:
+                self._speculator.begin()
+                self._speculating = True
             while alive or waiting:
                 while waiting and free:
                     alive.append(waiting.popleft())
@@ -153,6 +157,9 @@ class Stream:
                             ended = True
                             break
                 if ended:
+                    for sequence in alive:
+                        if sequence.reason is not None and self._speculator is not None:
+                            self._speculator.end(sequence.number)
                     free += [sequence.seq for sequence in alive if sequence.reason is not None]
                     alive = [sequence for sequence in alive if sequence.reason is None]
                     step = None
@@ -167,8 +174,9 @@ class Stream:
     def _end(self) -> None:
         for sequence in self._all:
             sequence.end("cancelled")
-            if self._speculator is not None:
-                self._speculator.end(sequence.number)
+        if self._speculator is not None and self._speculating:
+            self._speculating = False
+            self._stats = self._speculator.finish()
         if self._owned:
             self._context.close()
 

@@ -1,6 +1,7 @@
 """Speculative decoding: drafters guess, the model verifies many guesses in one step."""
 
 from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
+from pyflow.speculate.methods import Speculation, speculator
 from pyflow.speculate.speculator import Root, Speculator
 from pyflow.speculate.stats import SpeculationStats
 from pyflow.speculate.tree import DraftTree, Law
@@ -13,7 +14,9 @@ __all__ = [
     "Method",
     "Observed",
     "Root",
+    "Speculation",
     "SpeculationStats",
     "Speculator",
     "Start",
+    "speculator",
 ]

@@ -70,6 +70,7 @@ class DraftModel:
         self.p_split = p_split
         self.filler = filler
         self._context: Context | None = None
+        self._target: Model | None = None  # whose vocabulary has been checked
         self._held: dict[int, list[int]] = {}  # by sequence: the tokens in the context
         # Rows of the pending trees, which are those of all sequences that draft.
         self._n_rows = 0
@@ -79,8 +80,11 @@ class DraftModel:
     def start(self, sequence: Start) -> Drafter:
         """Reads what it does not know of the sequence's text yet."""
         target = sequence.context
-        if self._context is None:
+        if self._target is not target.model:
+            self.close()
             check_vocabulary(target.model, self.model)
+            self._target = target.model
+        if self._context is None:
             self._context = self.model.context(
                 min(target.n_ctx, self.model.spec.n_ctx_train * target.n_seq_max),
                 n_seq_max=target.n_seq_max,

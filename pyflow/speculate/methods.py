@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from pyflow.arguments import whole
 from pyflow.errors import PyflowError
 from pyflow.speculate.draft_model import DraftModel, check_vocabulary
 from pyflow.speculate.drafter import Method
@@ -50,6 +51,9 @@ def speculator(model: Model, options: Speculation) -> Speculator:
     PyflowError: a method that there is not, or that lacks what it needs; UnsupportedError: a draft
     model of another vocabulary.
     """
+    whole("n_max", options.n_max, 0)
+    if not 0 <= options.p_split <= 1:
+        raise PyflowError(f"p_split: expected 0 to 1, found {options.p_split!r}")
     make = METHODS.get(options.method)
     if make is None:
         raise PyflowError(f"speculation: expected {', '.join(METHODS)}, found {options.method!r}")

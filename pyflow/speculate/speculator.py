@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from pyflow import _core
+from pyflow.errors import PyflowError
 from pyflow.speculate.controller import Controller
 from pyflow.speculate.costs import StepCosts
 from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
@@ -76,10 +77,29 @@ class Speculator:
         self.controller = Controller(StepCosts(), fixed=fixed)
         self._hidden = any(method.wants_hidden for method in methods)
         self._sequences: dict[int, _Sequence] = {}
+        self._busy = False
 
     @property
     def costs(self) -> StepCosts:
         return self.controller.costs
+
+    def begin(self) -> None:
+        """A stream of sequences begins; PyflowError while another one has not ended."""
+        if self._busy:
+            raise PyflowError(
+                "speculator: it still serves another stream; end that first, or make a speculator "
+                "for each"
+            )
+        self._busy = True
+
+    def finish(self) -> dict[int, SpeculationStats]:
+        """The stream has ended: the statistics of its sequences by their numbers."""
+        stats = {number: sequence.stats for number, sequence in self._sequences.items()}
+        for sequence in self._sequences.values():
+            self._close(sequence)
+        self._sequences.clear()
+        self._busy = False
+        return stats
 
     def start(self, number: int, start: Start) -> None:
         """A sequence begins; what it was before, if anything, is kept in its statistics."""
@@ -96,20 +116,9 @@ class Speculator:
         return number in self._sequences and bool(self._sequences[number].drafters)
 
     def end(self, number: int) -> None:
-        """A sequence has ended; its statistics stay until `forget`."""
+        """A sequence has ended; its statistics stay until the stream does."""
         if number in self._sequences:
             self._close(self._sequences[number])
-
-    def forget(self) -> None:
-        """Ends all sequences, and drops their statistics."""
-        for sequence in self._sequences.values():
-            self._close(sequence)
-        self._sequences.clear()
-
-    def stats(self, number: int) -> SpeculationStats:
-        """Of one sequence so far."""
-        found = self._sequences.get(number)
-        return found.stats if found else SpeculationStats()
 
     def step(
         self, context: Context, roots: Sequence[Root], stops: Sequence[int]
@@ -188,7 +197,7 @@ class Speculator:
             drafter.observe(Observed(tokens=[token], accepted=0))
 
     def close(self) -> None:
-        """Frees what drafters and methods hold; statistics stay. Idempotent."""
+        """Frees what drafters and methods hold; idempotent."""
         for sequence in self._sequences.values():
             self._close(sequence)
         for method in self.methods:

@@ -1,0 +1,106 @@
+"""The options of speculation: what they refuse, and what they tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pyflow
+from pyflow.cli import main
+from pyflow.errors import PyflowError
+from pyflow.speculate import Speculation, speculator
+
+TEXT = "red, green, blue, red, green, blue, red, green,"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--spec", "draft"], "--spec draft needs --draft-model"),
+        (["--spec", "pool"], "--spec pool needs --spec-pool"),
+        (["--spec", "guess"], "'guess' is not one of"),
+        (["--draft-model", "self"], "--draft-model is of no use to --spec none"),
+        (["--spec", "auto", "--draft-layers", "0-3"], "--draft-layers is for --draft-model self"),
+        (["--draft-layers", "3-1"], "expected layers such as 0-9,29"),
+        (["--lookahead", "3,1,3"], "expected W and G from 1 to 64 and N from 2 to 16"),
+        (["--lookahead", "3,3"], "expected W,N,G such as 7,5,7"),
+        (["--spec-pool", "x"], "--spec-pool is of no use to --spec none"),
+        (["--spec", "lookup", "--spec-policy", "typical"], "add --lossy"),
+        (["--spec", "lookup", "--spec-policy", "rejection"], "needs --spec draft"),
+    ],
+)
+@pytest.mark.parametrize("command", [["generate", "-p", "x"], ["chat"]])
+def test_options_that_do_not_fit_are_refused(
+    command: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_statistics_are_told(
+    model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pool = tmp_path / "pool.txt"
+    pool.write_text(TEXT * 3)
+    args = ["generate", "-m", str(model_path("smollm2")), "-p", TEXT, "--raw", "-n", "24"]
+    args += ["--temp", "0", "--json"]
+    assert main(args) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert "speculation" not in plain
+    for options in (
+        ["--spec", "auto"],
+        ["--spec", "lookup", "--spec-n-max", "3"],
+        ["--spec", "pool", "--spec-pool", str(pool)],
+        ["--spec", "draft", "--draft-model", "self,self", "--draft-layers", "0-9,29"],
+        ["--spec", "lookahead", "--lookahead", "3,3,3"],
+        ["--spec", "jacobi"],
+    ):
+        assert main([*args, *options]) == 0
+        out, err = capsys.readouterr()
+        told = json.loads(out)
+        assert told["tokens"] == plain["tokens"]
+        stats = told["speculation"]
+        assert stats["tokens"] == 23
+        assert stats["steps"] + stats["accepted"] == 23
+        assert len(stats["ctar"]) == 6
+        assert "tokens per step" in err
+
+
+@pytest.mark.model
+def test_draft_models_that_cannot_be_are_refused(
+    model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    smollm2, gemma3 = (str(model_path(name)) for name in ("smollm2", "gemma3"))
+    args = ["generate", "-m", smollm2, "-p", "x", "--spec", "draft"]
+    assert main([*args, "--draft-model", gemma3]) == 3
+    assert "has 262144 tokens, SmolLM2" in capsys.readouterr().err
+    assert main([*args, "--draft-model", "self", "--draft-layers", "0-30"]) == 2
+    assert "has layers 0 to 29, found 30" in capsys.readouterr().err
+    assert main([*args, "--draft-model", "/nowhere.gguf"]) != 0
+
+
+@pytest.mark.model
+def test_a_speculator_serves_one_stream_at_a_time(model_path: Callable[[str], Path]) -> None:
+    with (
+        pyflow.load(model_path("smollm2")) as model,
+        speculator(model, Speculation(method="lookup")) as lookup,
+    ):
+        first = model.stream(TEXT, n_predict=24, speculator=lookup)
+        next(first)
+        with pytest.raises(PyflowError, match="still serves another stream"):
+            model.generate(TEXT, n_predict=4, speculator=lookup)
+        first.close()
+        second = model.generate(TEXT, n_predict=24, speculator=lookup)
+        model.generate("Another text", n_predict=4, speculator=lookup)
+        assert second.speculation is not None
+        assert second.speculation.tokens == len(second.tokens) - 1
+        with pytest.raises(PyflowError, match="speculator: expected one of"):
+            model.generate(TEXT, n_predict=4, speculator="auto")  # type: ignore[arg-type]
+        for wrong in (Speculation(method="guess"), Speculation(method="draft"),
+                      Speculation(method="pool"), Speculation(p_split=2)):  # fmt: skip
+            with pytest.raises(PyflowError, match="expected|needs"):
+                speculator(model, wrong)
