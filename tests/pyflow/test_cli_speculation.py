@@ -102,5 +102,5 @@ def test_a_speculator_serves_one_stream_at_a_time(model_path: Callable[[str], Pa
             model.generate(TEXT, n_predict=4, speculator="auto")  # type: ignore[arg-type]
         for wrong in (Speculation(method="guess"), Speculation(method="draft"),
                       Speculation(method="pool"), Speculation(p_split=2)):  # fmt: skip
-            with pytest.raises(PyflowError, match="expected|needs"):
+            with pytest.raises(PyflowError, match=r"expected|needs"):
                 speculator(model, wrong)
