@@ -68,6 +68,9 @@ class Controller:
 
     # A path below this probability is not worth looking at.
     LEAST = 0.02
+    # What is expected must beat a plain step by so much: expectations err, and of a batch that is
+    # waited for the slowest sequence counts, which others' luck does not help.
+    MARGIN = 1.03
 
     def __init__(self, costs: StepCosts, *, fixed: bool = False) -> None:
         """fixed: run all that is drafted, to see what it brings; nothing is ever switched off."""
@@ -104,10 +107,10 @@ class Controller:
             return True
         tokens, paths = 1.0, self.path_probabilities(method, tree)
         if tree.whole:
-            return 1 + sum(paths) > self.costs.ratio(1 + len(tree))
+            return 1 + sum(paths) > self.MARGIN * self.costs.ratio(1 + len(tree))
         for n, p in enumerate(sorted(paths, reverse=True), 2):
             tokens += p
-            if tokens > self.costs.ratio(n):
+            if tokens > self.MARGIN * self.costs.ratio(n):
                 return True
         return False
 
@@ -126,7 +129,7 @@ class Controller:
         # Paths grow less likely with every node, so a prefix of this order is a set of trees.
         candidates.sort()
         tokens = float(len(drafts))
-        best_rate, best_n = tokens / self.costs.ratio(n_rows), 0
+        best_rate, best_n = self.MARGIN * tokens / self.costs.ratio(n_rows), 0
         for n, (p, _, _) in enumerate(candidates, 1):
             tokens -= p
             rate = tokens / self.costs.ratio(n_rows + n)
