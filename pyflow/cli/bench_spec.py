@@ -65,6 +65,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     "plain decoding once more. W/N/G/noexplore, /noverify and /noprompt leave out Lookahead's "
     "window, its guesses, or those from the text.",
 )
+@click.option("--tasks", metavar="TASK,...", help="Only these tasks of the file.")
 @click.option(
     "--n-per-task",
     type=click.IntRange(1),
@@ -126,6 +127,7 @@ def command(
     model: str | None,
     prompts: str,
     methods: list[MethodChoice],
+    tasks: str | None,
     n_per_task: int,
     n_predict: int,
     temp: float,
@@ -156,11 +158,11 @@ def command(
         raise click.UsageError(
             f"--batch: {max(batch)} questions of a task are more than --n-per-task {n_per_task}"
         )
-    tasks = questions.read(prompts)
-    short = min(tasks, key=lambda task: len(tasks[task]))
-    if len(tasks[short]) < max(batch):
+    asked = _only(questions.read(prompts), tasks)
+    short = min(asked, key=lambda task: len(asked[task]))
+    if len(asked[short]) < max(batch):
         raise click.UsageError(
-            f"--batch: {max(batch)} questions are more than the {len(tasks[short])} of the task "
+            f"--batch: {max(batch)} questions are more than the {len(asked[short])} of the task "
             f"{short!r} in {prompts}"
         )
     samples: list[Sample] = []
@@ -172,7 +174,7 @@ def command(
             speculation.draft_models(loaded, models, draft_layers, threads)
         )
         pool = speculation.ngram_pool(loaded, spec_pool) if spec_pool else None
-        plan = _plan(loaded, tasks, n_per_task, batch, prompt_len)
+        plan = _plan(loaded, asked, n_per_task, batch, prompt_len)
         longest = max(len(p) for groups in plan.values() for g in groups for p in g.prompts)
         options.context_size(longest + n_predict, loaded.spec.n_ctx_train, "--prompt-len and -n")
         n_groups = sum(len(groups) - 1 for groups in plan.values())
@@ -241,6 +243,16 @@ def _check(
         raise click.UsageError("--spec-pool is for the methods pool and auto")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot: matplotlib is not here; run 'pip install matplotlib'")
+
+
+def _only(
+    found: dict[str, list[questions.Question]], names: str | None
+) -> dict[str, list[questions.Question]]:
+    """The tasks that are named, in the file's order; all where none is."""
+    wanted = list(found) if names is None else names.split(",")
+    if unknown := [name for name in wanted if name not in found]:
+        raise click.UsageError(f"--tasks: {unknown[0]!r} is none of {', '.join(found)}")
+    return {name: several for name, several in found.items() if name in wanted}
 
 
 def _plan(

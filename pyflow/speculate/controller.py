@@ -68,6 +68,8 @@ class Controller:
 
     # A path below this probability is not worth looking at.
     LEAST = 0.02
+    # Drafting that takes less than this part of a plain step counts as free.
+    FREE = 0.02
     # What is expected must beat a plain step by so much: expectations err, and of a batch that is
     # waited for the slowest sequence counts, which others' luck does not help.
     MARGIN = 1.03
@@ -161,8 +163,18 @@ class Controller:
         for node in range(tree.verified):
             if tree.parents[node] in on_path:
                 self._acceptance.observe(_kind(method, tree, node, depths[node]), node in on_path)
+        # What costs nothing but its rows has been cut to what pays.
+        if tree.whole or draft_cost > self.FREE:
+            self._account(method, 1 + len(accepted), self.costs.ratio(1 + len(tree)) + draft_cost)
+
+    def spent(self, method: str, draft_cost: float) -> None:
+        """A method was asked, for so many plain steps' time, and nothing of its draft ran."""
+        if draft_cost > self.FREE:
+            self._account(method, 1, 1 + draft_cost)
+
+    def _account(self, method: str, tokens: int, cost: float) -> None:
         pay = self._pay.setdefault(method, _Pay())
-        pay.add(1 + len(accepted), self.costs.ratio(1 + len(tree)) + draft_cost)
+        pay.add(tokens, cost)
         if self.fixed or pay.seen < pay.PROBE:
             return
         if pay.tokens < pay.cost:

@@ -43,13 +43,14 @@ class _Sequence:
 
 
 class _Drafted(NamedTuple):
-    """Who drafted what: an index of the methods, -1 for nobody."""
+    """Who drafted what: an index of the methods, -1 for nobody; and the seconds that took."""
 
     method: int
     tree: DraftTree
+    seconds: float
 
 
-_NOTHING = _Drafted(-1, DraftTree())
+_NOTHING = _Drafted(-1, DraftTree(), 0.0)
 
 
 class Speculator:
@@ -175,9 +176,11 @@ class Speculator:
             stats.add(tree.verified, len(tree) - tree.verified, len(nodes), method)
             stats.draft_s += (middle - begin) / len(roots)
             stats.verify_s += (end - middle) / len(roots)
+            cost = draft.seconds / plain if plain > 0 else 0.0
             if method:
-                cost = (middle - begin) / plain if plain > 0 else 0.0
                 self.controller.observe(method, tree, nodes, cost)
+            elif draft.method >= 0:
+                self.controller.spent(self._name(draft), cost)
             emitted = [s.token for s in tokens]
             for i, drafter in enumerate(sequence.drafters):
                 own = bool(method) and i == draft.method
@@ -225,20 +228,32 @@ class Speculator:
                 exits=len(roots) == 1,
                 laws=self.policy == "rejection",
             )
-            best = self._best(root, budget, wanted) if n_nodes > 0 and root.depth > 0 else _NOTHING
+            best = (
+                self._best(context, root, budget, wanted)
+                if n_nodes > 0 and root.depth > 0
+                else _NOTHING
+            )
             n_cells -= len(best.tree)
             out.append(best)
         return out
 
-    def _best(self, root: Root, budget: Budget, wanted: Sequence[bool]) -> _Drafted:
+    def _best(
+        self, context: Context, root: Root, budget: Budget, wanted: Sequence[bool]
+    ) -> _Drafted:
         """The first method's tree that promises to pay."""
         for i, drafter in enumerate(self._sequences[root.number].drafters):
             if not wanted[i]:
                 continue
+            begin = time.monotonic()
             tree = drafter.propose(budget)
+            seconds = time.monotonic() - begin
             name = self.methods[i].name
             if len(tree) and self.controller.promises(name, tree):
-                return _Drafted(i, tree)
+                return _Drafted(i, tree, seconds)
+            if tree.features is not None:
+                context.abort()
+            if self.costs.seconds(1) > 0:
+                self.controller.spent(name, seconds / self.costs.seconds(1))
         return _NOTHING
 
     def _plain(self, context: Context, roots: Sequence[Root]) -> list[list[_core.Sampled]]:

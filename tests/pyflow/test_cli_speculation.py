@@ -77,7 +77,7 @@ def test_draft_models_that_cannot_be_are_refused(
     smollm2, gemma3 = (str(model_path(name)) for name in ("smollm2", "gemma3"))
     args = ["generate", "-m", smollm2, "-p", "x", "--spec", "draft"]
     assert main([*args, "--draft-model", gemma3]) == 3
-    assert "has 262144 tokens, SmolLM2" in capsys.readouterr().err
+    assert "has 262144 tokens, Smollm2 135M" in capsys.readouterr().err
     assert main([*args, "--draft-model", "self", "--draft-layers", "0-30"]) == 2
     assert "has layers 0 to 29, found 30" in capsys.readouterr().err
     assert main([*args, "--draft-model", "/nowhere.gguf"]) != 0

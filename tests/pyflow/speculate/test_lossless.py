@@ -234,7 +234,16 @@ def test_exited_features_go_on_as_a_full_forward(
             sampling=SAMPLINGS["default"],
             speculator=speculator,
         )
+        # What it has run, and is then not wanted, leaves no trace.
+        speculator.controller.fixed = False
+        again = model.generate(
+            PROMPTS[1],
+            n_predict=N_PREDICT,
+            sampling=SAMPLINGS["default"],
+            speculator=speculator,
+        )
     assert check(done, expected).tokens_per_step > 1.5
+    check(again, expected)
 
 
 def test_hidden_states_are_those_of_plain_decoding(model: pyflow.Model) -> None:

@@ -1,0 +1,85 @@
+"""Every table and chart of docs/speculative.md, by `pyflow bench spec`.
+
+usage: python bench/speculation.py SPEC_BENCH_QUESTIONS FOLDER [TABLE ...]
+
+Writes <table>.json with every sample, and <table>.md; those that are there already stay, so that a
+run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from pyflow.cli.spec_tables import as_markdown
+
+QWEN = ["-m", "qwen2.5-coder-1.5b", "-t", "2"]
+CODE = str(Path(__file__).parent / "data" / "code_prompts.jsonl")
+LOOKAHEADS = [
+    "lookahead:15/5/15",
+    "lookahead:10/5/10",
+    "lookahead:7/5/7",
+    "lookahead:3/4/3",
+    "lookahead:7/5/7/noexplore",
+    "lookahead:7/5/7/noverify",
+    "lookahead:7/5/7/noprompt",
+    "jacobi:8",
+]
+
+
+def tables(questions: str, folder: Path) -> dict[str, list[str]]:
+    """The options of `pyflow bench spec` by the name of the table."""
+    spec_bench = ["--prompts", questions]
+    auto = ["--methods", "auto"]
+    return {
+        "tasks": [*QWEN, *spec_bench, *auto],
+        "sampled": [*QWEN, *spec_bench, *auto, "--temp", "1"],
+        "code": [*QWEN, "--prompts", CODE, *auto],
+        "batches": [*QWEN, *spec_bench, *auto, "--batch", "2,4", "--n-per-task", "8"],
+        "batch4": [
+            *QWEN,
+            *spec_bench,
+            "--methods",
+            "auto,none",
+            "--batch",
+            "4",
+            "--n-per-task",
+            "24",
+        ],
+        "lookahead": [
+            *QWEN,
+            *spec_bench,
+            *("--methods", ",".join(LOOKAHEADS), "--fixed", "--n-per-task", "1"),
+            *("--plot", str(folder / "lookahead.png")),
+        ],
+        "draft": [
+            *("-m", "smollm2", "-t", "2", *spec_bench, "--n-per-task", "5"),
+            *("--methods", "draft,auto", "--draft-model", "self"),
+            *("--draft-layers", "0-19,25-29"),
+        ],
+    }
+
+
+def main(questions: str, folder: Path, wanted: list[str]) -> int:
+    """Makes the tables that are wanted, all where none is named."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, options in tables(questions, folder).items():
+        target = folder / f"{name}.json"
+        if (wanted and name not in wanted) or target.exists():
+            continue
+        print(f"{name}: pyflow bench spec {' '.join(options)}", file=sys.stderr)
+        command = [sys.executable, "-P", "-m", "pyflow", "bench", "spec", *options, "-o", "json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            return done.returncode
+        (folder / f"{name}.md").write_text(as_markdown(json.loads(done.stdout)) + "\n")
+        target.write_text(done.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
