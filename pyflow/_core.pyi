@@ -315,7 +315,12 @@ def guess(
     sampler: Sampler,
     n: int,
     law: bool = False,
-) -> Any: ...
+) -> (
+    list[list[tuple[int, float]]]
+    | tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]
+):
+    """With `law` the second form."""
+
 def exit_layer(
     context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int
 ) -> NDArray[np.float32]: ...

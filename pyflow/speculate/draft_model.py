@@ -51,6 +51,8 @@ class DraftModel:
     wants_hidden = False
     # Rows of the draft model's steps: what a tree of drafts and the tokens it has missed may take.
     _N_BATCH = 512
+    # Of a text; a tree takes the rest as rows before its root.
+    _MOST_MISSING = 16
 
     def __init__(
         self,
@@ -76,9 +78,10 @@ class DraftModel:
         self._n_rows = 0
         self._accepted: list[tuple[int, int]] = []
         self._observed = False
+        self._drafters: list[_DraftModelDrafter] = []
 
     def start(self, sequence: Start) -> Drafter:
-        """Reads what it does not know of the sequence's text yet."""
+        """Keeps what its context has of the text; the rest is read when there is to be a draft."""
         target = sequence.context
         if self._target is not target.model:
             self.close()
@@ -100,9 +103,10 @@ class DraftModel:
         keep = self._context.seq_reusable(sequence.seq, same)
         self._context.seq_rm(sequence.seq, keep)
         del held[keep:]
-        self.read(sequence.seq, sequence.tokens[:-1])
         inner = self.filler.start(sequence) if self.filler is not None else None
-        return _DraftModelDrafter(self, sequence, inner)
+        drafter = _DraftModelDrafter(self, sequence, inner)
+        self._drafters.append(drafter)
+        return drafter
 
     def close(self) -> None:
         """Frees its context, not its model."""
@@ -125,18 +129,28 @@ class DraftModel:
             self._context.commit(self._accepted)
         self._n_rows, self._accepted, self._observed = 0, [], False
 
-    def read(self, seq: int, tokens: Sequence[int]) -> None:
-        """Appends what a sequence's context lacks of a text; no tree may be pending."""
-        assert self._context is not None
-        held = self._held[seq]
-        if missing := tokens[len(held) :]:
-            self._context.forward(missing, None, seq, logits="none", regime="prefill")
-            held += missing
-
     def begin(self) -> None:
-        """A drafter begins a tree: if what became of the last trees is known, they end."""
+        """A drafter begins a tree: if what became of the last trees is known, they end.
+
+        Before the first tree of a step, texts are read of which much is missing: a prompt, or what
+        was written while this method was off. One that does not fit any more is left alone.
+        """
         if self._observed:
             self.settle()
+        if self._n_rows > 0:
+            return
+        assert self._context is not None
+        for drafter in self._drafters:
+            seq = drafter.start.seq
+            missing = drafter.text[len(self._held[seq]) : -1]
+            if self._MOST_MISSING < len(missing) < self._context.n_free:
+                self._context.forward(missing, None, seq, logits="none", regime="prefill")
+                self._held[seq] += missing
+
+    def end(self, drafter: _DraftModelDrafter) -> None:
+        """Its sequence has ended."""
+        if drafter in self._drafters:
+            self._drafters.remove(drafter)
 
     def accept(self, seq: int, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """These rows of the pending tree were right."""
@@ -181,7 +195,7 @@ class DraftModel:
         return min(self._context.n_free, self._context.n_batch - self._n_rows)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _DraftModelDrafter:
     method: DraftModel
     start: Start
@@ -203,12 +217,8 @@ class _DraftModelDrafter:
         method.begin()
         self._forget()
         self.missing = self.text[len(method.held(seq)) :]
-        n_rows = len(self.missing) + 2 * budget.n_nodes
-        if n_rows > method.n_free and method.n_rows == 0:
-            method.read(seq, self.text[:-1])
-            self.missing = self.text[-1:]
-            n_rows = 1 + 2 * budget.n_nodes
-        if n_rows > method.n_free:
+        if len(self.missing) + 2 * budget.n_nodes > method.n_free:
+            # Too little room, or a long text while others of the step have drafted already.
             self.missing = []
         elif budget.laws:
             self._draw(budget)
@@ -235,6 +245,7 @@ class _DraftModelDrafter:
 
     def close(self) -> None:
         self._forget()
+        self.method.end(self)
         if self.inner is not None:
             self.inner.close()
 
