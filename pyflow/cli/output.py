@@ -31,6 +31,7 @@ def _finite(value: object) -> object:
 
 def markdown_table(head: list[str], rows: list[list[str]], left: Collection[str] = ()) -> str:
     """Padded to even columns; numbers to the right, as the colons tell Markdown, but for `left`."""
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     # A rule has a dash and a colon at least.
     widths = [max(2, *map(len, column)) for column in zip(head, *rows, strict=True)]
     is_left = [name in left for name in head]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,13 @@ pool_option = click.option(
     "--spec-pool", metavar="FILE", help="A text whose phrases the methods pool and auto draft."
 )
 
+
+def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("expected a number, found nan", ctx, param)
+    return value
+
+
 _OPTIONS = (
     click.option(
         "--spec",
@@ -92,6 +100,7 @@ _OPTIONS = (
         type=click.FloatRange(0, 1),
         default=1.0,
         metavar="P",
+        callback=_no_nan,
         help="Draft models branch at tokens of this probability or more; 1 drafts a chain.",
     ),
     pool_option,
@@ -100,7 +109,7 @@ _OPTIONS = (
         metavar="W,N,G",
         default="7,5,7",
         callback=_three,
-        help="Lookahead's window, n-gram size and guesses.",
+        help="Lookahead's window, n-gram size and guesses; jacobi guesses W tokens.",
     ),
     click.option(
         "--spec-policy",
@@ -222,6 +231,19 @@ def speculation(function: F) -> F:
             raise click.UsageError("--spec pool needs --spec-pool FILE")
         if spec_pool is not None and spec not in ("pool", "auto"):
             raise click.UsageError(f"--spec-pool is of no use to --spec {spec}; use pool or auto")
+        given = {
+            "--spec-n-max": spec_n_max != 0,
+            "--spec-tree": spec_tree != 1,
+            "--spec-policy": spec_policy != "exact",
+            "--lossy": lossy,
+        }
+        if spec == "none" and any(given.values()):
+            flag = next(name for name, there in given.items() if there)
+            raise click.UsageError(f"{flag} is of no use without --spec; add --spec auto")
+        if spec_tree != 1 and not models:
+            raise click.UsageError("--spec-tree is for draft models: add --draft-model")
+        if lossy and spec_policy not in _LOSSY:
+            raise click.UsageError(f"--lossy is for --spec-policy {' or '.join(_LOSSY)}")
         if spec_policy == "rejection" and spec != "draft":
             raise click.UsageError("--spec-policy rejection needs --spec draft")
         choice = SpecChoice(

@@ -1,6 +1,7 @@
 """What every drafter is: a method, which makes one drafter for each sequence.
 
-Drafts are hints. A drafter may be wrong, late, or broken: output does not change, only speed does.
+Drafts are hints. A drafter may be wrong or late: output does not change, only speed does. One that
+is broken ends the generation with an error that names it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Start:
     """How the target draws: a drafter that draws like it, noise included, is right more often. Not
     to be changed."""
     context: Context
-    """Of the target; only for drafters that run layers of it."""
+    """Of the target; only for drafters that run layers of it (`Context.exit_layer`), and not to be
+    changed otherwise."""
     seq: int
     """The sequence in that context."""
 

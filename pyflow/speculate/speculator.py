@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from pyflow import _core
+from pyflow.arguments import one_of, whole
 from pyflow.errors import PyflowError
+from pyflow.speculate.check import checked, guarded
 from pyflow.speculate.controller import Controller
 from pyflow.speculate.costs import StepCosts
 from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
@@ -72,9 +74,10 @@ class Speculator:
 
         fixed: every draft is run whole and nothing is ever switched off: to measure a method.
         """
+        one_of("policy", policy, _core.POLICIES)
         self.methods = list(methods)
         self.policy = policy
-        self.n_max = n_max
+        self.n_max = whole("n_max", n_max, 1)
         self.controller = Controller(StepCosts(), fixed=fixed)
         self._hidden = any(method.wants_hidden for method in methods)
         self._sequences: dict[int, _Sequence] = {}
@@ -184,14 +187,13 @@ class Speculator:
             emitted = [s.token for s in tokens]
             for i, drafter in enumerate(sequence.drafters):
                 own = bool(method) and i == draft.method
-                drafter.observe(
-                    Observed(
-                        tokens=emitted,
-                        accepted=len(nodes) if own else 0,
-                        answers=result.answers if result and own else (),
-                        hidden=result.hidden if result else None,
-                    )
+                seen = Observed(
+                    tokens=emitted,
+                    accepted=len(nodes) if own else 0,
+                    answers=result.answers if result and own else (),
+                    hidden=result.hidden if result else None,
                 )
+                guarded(self.methods[i].name, lambda d=drafter, o=seen: d.observe(o))  # type: ignore[misc]
         return drawn
 
     def note(self, number: int, token: int) -> None:
@@ -245,9 +247,10 @@ class Speculator:
             if not wanted[i]:
                 continue
             begin = time.monotonic()
-            tree = drafter.propose(budget)
-            seconds = time.monotonic() - begin
             name = self.methods[i].name
+            proposed = guarded(name, lambda drafter=drafter: drafter.propose(budget))  # type: ignore[misc]
+            seconds = time.monotonic() - begin
+            tree = checked(name, proposed, budget, context.model.spec.n_vocab)
             if len(tree) and self.controller.promises(name, tree):
                 return _Drafted(i, tree, seconds)
             if tree.features is not None:

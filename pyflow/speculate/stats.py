@@ -92,6 +92,8 @@ class SpeculationStats:
         }
 
     def __str__(self) -> str:
+        if self.steps == 0:
+            return "no step to speculate in"
         ctar = " ".join(f"{self.ctar(w):.2f}" for w in _DEPTHS)
         return (
             f"drafted {self.drafted}, accepted {self.accepted} ({self.acceptance_rate:.0%}); "

@@ -1,0 +1,91 @@
+"""A method that hands over nonsense is named, and nothing runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import adversaries as bad
+import pytest
+
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+from pyflow.speculate import DraftTree, Root, Speculator, Start
+
+N_VOCAB = 100
+
+
+def tree(**changes: Any) -> DraftTree:
+    fields: dict[str, Any] = {
+        "tokens": [1, 2, 3],
+        "parents": [-1, 0, 1],
+        "scores": [1.0, 0.5, 0.5],
+        "evidence": [0, 1, 2],
+    }
+    return DraftTree(**(fields | changes))
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def run(*_: object) -> Any:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "draft: expected a DraftTree, found None"),
+        ([1, 2], "draft: expected a DraftTree"),
+        (tree(parents=[-1, 1, 1]), "parent of node 1: expected a node before it, or -1, found 1"),
+        (tree(parents=[-2, 0, 1]), "parent of node 0"),
+        (tree(parents=[-1, 0]), "parents: expected one for each of 3 nodes"),
+        (tree(parents=[-1, 0, 1, 2]), "parents: expected one for each of 3 nodes"),
+        (tree(parents=[-1, 0.0, 1]), "parent of node 1"),
+        (tree(scores=[]), "scores: expected one for each of 3 nodes"),
+        (tree(scores=[5.0, 1.0, 1.0]), "score of node 0: expected 0 to 1, found 5.0"),
+        (tree(scores=[1.0, math.nan, 1.0]), "score of node 1"),
+        (tree(scores=[1.0, None, 1.0]), "score of node 1"),
+        (tree(evidence=[1]), "evidence: expected one for each of 3 nodes"),
+        (tree(evidence=[[], [], []]), "evidence: expected whole numbers"),
+        (tree(tokens=[1, 100, 3]), "token of node 1: expected 0 to 99, found 100"),
+        (tree(tokens=[1, 2**40, 3]), "token of node 1"),
+        (tree(tokens=["a", 2, 3]), "token of node 0"),
+        (tree(n_verified=4), "n_verified: expected -1 to 3, found 4"),
+        (tree(asked=[3]), "asked: expected nodes from -1 to 2, found 3"),
+        (tree(asked=["a"]), "asked: expected nodes"),
+        (bad.chain(range(6), cast(Any, SimpleNamespace(n_nodes=9, depth=9))), "at most 5 nodes"),
+        (
+            bad.chain(range(5), cast(Any, SimpleNamespace(n_nodes=9, depth=9))),
+            "paths of at most 4 nodes, found 5",
+        ),
+        (raising(ValueError("no idea")), "the method broken failed: ValueError: no idea"),
+    ],
+)
+def test_what_is_no_draft_is_refused(made: Any, message: str, fixed: bool) -> None:
+    aborted = []
+    context: Any = SimpleNamespace(
+        n_free=100,
+        n_batch=100,
+        abort=lambda: aborted.append(True),
+        model=SimpleNamespace(spec=SimpleNamespace(n_vocab=N_VOCAB)),
+    )
+    run = made if callable(made) else lambda *_: made
+    sampler = SamplingParams(temperature=0, seed=1).sampler()
+    with Speculator([bad.Scripted("broken", run)], n_max=5, fixed=fixed) as speculator:
+        speculator.start(0, Start([1], sampler, context, 0))
+        with pytest.raises(PyflowError, match="the method broken") as caught:
+            speculator.step(context, [Root(0, 0, 1, 1, 4, sampler)], [])
+    assert message in str(caught.value)
+    assert aborted
+
+
+def test_options_are_checked() -> None:
+    for wrong in (-3, 2.5, 0):
+        with pytest.raises(PyflowError, match="n_max"):
+            Speculator([], n_max=cast(int, wrong))
+    with pytest.raises(PyflowError, match="policy"):
+        Speculator([], policy="greedy")
