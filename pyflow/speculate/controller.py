@@ -66,8 +66,8 @@ class _Pay:
 class Controller:
     """Chooses methods and trees. One per model: what it has learned outlives a text."""
 
-    # A path below this probability is not worth looking at.
-    LEAST = 0.02
+    # A path below this probability is not worth its row, even one that seems to cost nothing.
+    LEAST = 0.05
     # Drafting that takes less than this part of a plain step counts as free.
     FREE = 0.02
     # What is expected must beat a plain step by so much: expectations err, and of a batch that is
@@ -112,6 +112,8 @@ class Controller:
             return 1 + sum(paths) > self.MARGIN * self.costs.ratio(1 + len(tree))
         for n, p in enumerate(sorted(paths, reverse=True), 2):
             tokens += p
+            if p < self.LEAST:
+                break
             if tokens > self.MARGIN * self.costs.ratio(n):
                 return True
         return False
@@ -121,13 +123,16 @@ class Controller:
         self._acceptance.step()
         if self.fixed:
             return [tree for _, tree in drafts]
+        if self.costs.stale(len(drafts)):
+            return [DraftTree() for _ in drafts]
         fixed = [tree.whole for _, tree in drafts]
         n_rows = len(drafts) + sum(len(t) for (_, t), f in zip(drafts, fixed, strict=True) if f)
         candidates = []
         for i, (method, tree) in enumerate(drafts):
             if not fixed[i]:
                 for node, p in enumerate(self.path_probabilities(method, tree)):
-                    candidates.append((-p, i, node))
+                    if p >= self.LEAST:
+                        candidates.append((-p, i, node))
         # Paths grow less likely with every node, so a prefix of this order is a set of trees.
         candidates.sort()
         tokens = float(len(drafts))

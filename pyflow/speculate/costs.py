@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
+
 
 class StepCosts:
     """Seconds of a step by its number of rows.
@@ -11,63 +14,75 @@ class StepCosts:
     """
 
     # Until measured: what a further row adds to the time of one. On two cores with AVX512-VNNI
-    # 8 rows of a 1.5B model in Q4_K took 1.4 times one row (docs/performance.md).
+    # 8 rows of a 1.5B model in Q4_K took 1.25 to 1.4 times one row (docs/performance.md).
     PRIOR_SLOPE = 0.06
     MOST_ROWS = 256
-    # A sample counts so much; its deviation from what was expected is cut to a factor of 2, for a
-    # neighbour on the machine can hold a step up for any time.
-    WEIGHT = 0.15
+    # The median of so many latest samples counts: a neighbour on the machine can hold up any step.
+    SAMPLES = 5
+    # A number of rows is known after so many samples, for so many steps: to measure plain steps
+    # again costs a hundredth of what three tokens per step bring.
+    SURE, AGED = 3, 64
 
     def __init__(self) -> None:
-        self._one = 0.0  # seconds of a single row
-        self._factor = {1: 1.0}  # measured / (prior x one), by rows
-        self._seen = {1: 0}
+        self._samples: dict[int, deque[float]] = {}
+        self._factor: dict[int, float] = {}  # median / prior, by rows
+        self._measured: dict[int, int] = {}  # by rows, when: in steps
+        self._n_steps = 0
         self._known: dict[int, float] = {}  # ratios since the last step
+
+    def stale(self, n_rows: int) -> bool:
+        """Whether a step of so many rows should be made again, to be measured.
+
+        Else the first one, which may have been held up, would be what all others are held against.
+        """
+        return (
+            len(self._samples.get(n_rows, ())) < self.SURE
+            or self._n_steps - self._measured.get(n_rows, 0) > self.AGED
+        )
 
     def observe(self, n_rows: int, seconds: float) -> None:
         """A step of n rows took so long."""
         n_rows = min(n_rows, self.MOST_ROWS)
+        self._n_steps += 1
+        self._measured[n_rows] = self._n_steps
+        samples = self._samples.setdefault(n_rows, deque(maxlen=self.SAMPLES))
+        samples.append(seconds)
+        typical = median(samples) if len(samples) >= self.SURE else min(samples)
+        self._factor[n_rows] = typical / self._prior(n_rows)
         self._known.clear()
-        if self._one == 0.0:
-            self._one = seconds / self._prior(n_rows)
-            self._seen[n_rows] = self._seen.get(n_rows, 0) + 1
-            return
-        found = seconds / (self._one * self._prior(n_rows) * self._correction(n_rows))
-        found = min(2.0, max(0.5, found))
-        if n_rows == 1:
-            # The weights of the first samples are larger: an average at first.
-            seen = self._seen[1] = self._seen[1] + 1
-            self._one *= found ** max(self.WEIGHT, 1 / seen)
-            return
-        seen = self._seen[n_rows] = self._seen.get(n_rows, 0) + 1
-        start = self._correction(n_rows)
-        self._factor[n_rows] = start * found ** max(self.WEIGHT, 1 / (seen + 1))
 
     def seconds(self, n_rows: int) -> float:
         """Expected, 0 before anything has been measured."""
-        return self._one * self.ratio(n_rows)
+        return self._at(1) * self.ratio(n_rows)
 
     def ratio(self, n_rows: int) -> float:
-        """Expected over that of a single row; never less than for fewer rows."""
+        """Expected over that of a single row; never more than for more rows.
+
+        Noise only ever makes steps longer, so where two numbers of rows contradict one another, the
+        shorter time is believed.
+        """
         n_rows = max(1, min(n_rows, self.MOST_ROWS))
+        if not self._factor:
+            return self._prior(n_rows)
         if n_rows not in self._known:
-            least = max((self._at(m) for m in self._factor if m < n_rows), default=1.0)
-            self._known[n_rows] = max(least, self._at(n_rows))
+            self._known[n_rows] = max(1.0, self._at(n_rows) / self._at(1))
         return self._known[n_rows]
 
     def _at(self, n_rows: int) -> float:
-        return self._prior(n_rows) * self._correction(n_rows)
+        found = self._prior(n_rows) * self._interpolated(n_rows)
+        more = (self._prior(m) * f for m, f in self._factor.items() if m > n_rows)
+        return min(found, min(more, default=found))
 
     def _prior(self, n_rows: int) -> float:
         return 1 + self.PRIOR_SLOPE * (n_rows - 1)
 
-    def _correction(self, n_rows: int) -> float:
-        """Of the nearest numbers of rows that were measured, between them in proportion."""
-        if n_rows in self._factor:
-            return self._factor[n_rows]
-        below = max(m for m in self._factor if m < n_rows)
+    def _interpolated(self, n_rows: int) -> float:
+        """The factor of the nearest numbers of rows that were measured, in proportion."""
+        if n_rows in self._factor or not self._factor:
+            return self._factor.get(n_rows, 0.0)
+        below = max((m for m in self._factor if m < n_rows), default=0)
         above = min((m for m in self._factor if m > n_rows), default=0)
-        if above == 0:
-            return self._factor[below]
+        if below == 0 or above == 0:
+            return self._factor[below or above]
         share = (n_rows - below) / (above - below)
         return self._factor[below] * (1 - share) + self._factor[above] * share

@@ -213,13 +213,16 @@ def test_guessing_blindly_brings_nothing(
 def test_what_never_pays_is_switched_off(
     model: pyflow.Model, plain: Callable[[str], list[pyflow.Completion]]
 ) -> None:
+    # Kinds of guesses fade, and are then tried again for a while: hence most steps, and not all.
     with Speculator([bad.noise(model.spec.n_vocab)]) as speculator:
-        for _ in range(3):
-            done = model.generate(
+        runs = [
+            model.generate(
                 PROMPTS[1], n_predict=N_PREDICT, sampling=SAMPLINGS["greedy"], speculator=speculator
             )
-    stats = check(done, plain("greedy")[1:2])
-    assert stats.plain_steps > 0.8 * stats.steps
+            for _ in range(6)
+        ]
+    stats = check(runs[-2:], plain("greedy")[1:2] * 2)
+    assert stats.plain_steps > 0.6 * stats.steps
 
 
 @pytest.mark.parametrize("layer", [1, 17, 30])

@@ -1,0 +1,42 @@
+"""What steps cost is learned from the steps that are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyflow.speculate.costs import StepCosts
+
+
+def test_ratios_become_what_is_measured() -> None:
+    costs = StepCosts()
+    truth = {1: 0.010, 4: 0.011, 8: 0.014}
+    for _ in range(40):
+        for n_rows, seconds in truth.items():
+            costs.observe(n_rows, seconds)
+    assert costs.seconds(1) == pytest.approx(0.010, rel=0.01)
+    assert costs.ratio(4) == pytest.approx(1.1, rel=0.02)
+    assert costs.ratio(8) == pytest.approx(1.4, rel=0.02)
+    assert 1.1 < costs.ratio(6) < 1.4
+    assert costs.ratio(16) > 1.4
+
+
+def test_more_rows_never_cost_less_and_outliers_do_not_count() -> None:
+    costs = StepCosts()
+    for n_rows, seconds in ((1, 0.01), (8, 0.03), (12, 0.02)) * 20:
+        costs.observe(n_rows, seconds)
+    ratios = [costs.ratio(n) for n in range(1, 64)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == 1
+    assert costs.ratio(8) == costs.ratio(12) == pytest.approx(2)
+
+
+def test_a_first_step_that_was_held_up_is_forgotten() -> None:
+    costs = StepCosts()
+    costs.observe(1, 0.1)
+    assert costs.stale(1)
+    for _ in range(300):
+        if costs.stale(1):
+            costs.observe(1, 0.01)
+        costs.observe(5, 0.014)
+    assert costs.ratio(5) > 1.2
+    assert not costs.stale(1)
