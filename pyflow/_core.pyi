@@ -315,12 +315,7 @@ def guess(
     sampler: Sampler,
     n: int,
     law: bool = False,
-) -> (
-    list[list[tuple[int, float]]]
-    | tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]
-):
-    """With `law` the second form."""
-
+) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]: ...
 def exit_layer(
     context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int
 ) -> NDArray[np.float32]: ...

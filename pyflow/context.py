@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
 from .arguments import one_of, whole, whole_numbers
+from .closing import Closing
 from .errors import CancelledError, PyflowError, ShapeError
 from .spec import ModelSpec
 
@@ -36,7 +36,7 @@ DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 
 
-class Context:
+class Context(Closing):
     """One user's KV cache over a model: runs tokens, keeps sequences. One thread at a time.
 
     Positions count from 0 in each sequence. Where `positions` is None, tokens follow the newest
@@ -142,34 +142,6 @@ class Context:
         rows = np.empty((0,), np.float32) if features is None else features
         return _core.verify(self.native, drafts, policy, stops, hidden, first_layer, rows)
 
-    @overload
-    def guess(
-        self,
-        tokens: Tokens,
-        parents: ArrayLike,
-        seq: int,
-        wanted: ArrayLike,
-        paths: Sequence[Sequence[int]],
-        sampler: _core.Sampler,
-        n: int = 1,
-        *,
-        law: Literal[False] = False,
-    ) -> list[Guesses]: ...
-
-    @overload
-    def guess(
-        self,
-        tokens: Tokens,
-        parents: ArrayLike,
-        seq: int,
-        wanted: ArrayLike,
-        paths: Sequence[Sequence[int]],
-        sampler: _core.Sampler,
-        n: int = 1,
-        *,
-        law: Literal[True],
-    ) -> tuple[list[Guesses], list[Guesses]]: ...
-
     def guess(
         self,
         tokens: Tokens,
@@ -181,7 +153,7 @@ class Context:
         n: int = 1,
         *,
         law: bool = False,
-    ) -> list[Guesses] | tuple[list[Guesses], list[Guesses]]:
+    ) -> tuple[list[Guesses], list[Guesses]]:
         """Grows the pending tree of a sequence, or begins one: see `commit`.
 
         parents: for each token the number of the row it follows, counted since the tree began, or
@@ -189,9 +161,10 @@ class Context:
         n tokens that the sampler would draw after it, likeliest first, and their probabilities;
         paths holds the tokens between what the sampler has accepted and that place.
 
-        law: draw them at random instead, by noise that has nothing to do with the sampler's own,
-        and return besides, per wanted row, the distribution that they were drawn from without
-        replacement: DraftTree.laws. It is empty at temperature 0, where nothing is drawn.
+        law: draw them at random instead, by noise that has nothing to do with the sampler's own.
+        What comes second is, per wanted row, the distribution that they were drawn from without
+        replacement: DraftTree.laws. It is empty without `law`, and at temperature 0, where nothing
+        is drawn.
         """
         return _core.guess(
             self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n, law
@@ -326,14 +299,6 @@ class Context:
     def close(self) -> None:
         """Frees the cache; idempotent."""
         self._native = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

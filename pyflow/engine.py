@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import Unpack, overload
 
 import numpy as np
 import psutil
@@ -23,6 +22,7 @@ from . import _core, catalogue
 from .architectures import build_spec
 from .arguments import whole, whole_numbers
 from .chat import ChatTemplate
+from .closing import Closing
 from .context import (
     DEFAULT_BATCH,
     CacheType,
@@ -89,7 +89,7 @@ def plan(
     return _plan(checkpoint, stage, args)
 
 
-class Model:
+class Model(Closing):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
     Also a context manager: leaving it frees the weights once no context uses them.
@@ -232,14 +232,6 @@ class Model:
     def close(self) -> None:
         """Frees the weights once no context uses them; idempotent."""
         self._stage = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _checked_spec(checkpoint: formats.Checkpoint) -> ModelSpec:

@@ -6,15 +6,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from pyflow.closing import Closing
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate import Chunk, Completion, Feed, Request, Stream
 from pyflow.generate.prompts import check_fits
 from pyflow.sampling import SamplingParams
+from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
@@ -50,7 +51,7 @@ def chat_template(model: Model) -> ChatTemplate:
     return model.chat_template
 
 
-class ChatSession:
+class ChatSession(Closing):
     """Questions and answers in one context. Also a context manager that frees it. One thread.
 
     What the model has read stays in its cache: a turn computes only what is new. When the context
@@ -189,14 +190,6 @@ class ChatSession:
         """Frees the context; idempotent."""
         self._context.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def _n_system(self) -> int:
         return int(bool(self._messages) and self._messages[0].role == "system")
@@ -301,20 +294,20 @@ class ChatSession:
 
     def _cut_and_move(self, target: list[int], n_dropped: int) -> int:
         context = self._context
-        same = _common_prefix(self._cached, target)
+        same = common_prefix(self._cached, target)
         moved = self._cached[:same] + self._cached[same + n_dropped :]
-        if n_dropped > 0 and _common_prefix(moved, target) > same:
+        if n_dropped > 0 and common_prefix(moved, target) > same:
             context.seq_rm(0, same, same + n_dropped)
             context.seq_add(0, same + n_dropped, -1, -n_dropped)
             self._cached = moved
-            same = _common_prefix(moved, target)
+            same = common_prefix(moved, target)
         keep = context.seq_reusable(0, min(same, len(target) - 1))
         context.seq_rm(0, keep)
         del self._cached[keep:]
         return keep
 
 
-class Turn:
+class Turn(Closing):
     """An answer as it comes: an iterator of chunks. Leaving it as a context manager ends it."""
 
     def __init__(self, stream: Stream, finish: Callable[[Completion], None]) -> None:
@@ -346,20 +339,3 @@ class Turn:
         if self._finish is not None:
             finish, self._finish = self._finish, None
             finish(self._stream.completion)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

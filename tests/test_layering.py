@@ -33,7 +33,7 @@ CPP_ONLY = {
 
 # Modules of pyflow, lowest first; a module may import from its own line and the lines before it.
 PYTHON: list[set[str]] = [
-    {"errors", "text", "_core"},
+    {"errors", "text", "closing", "_core"},
     {"arguments"},
     {"formats"},
     {"quant"},

@@ -82,18 +82,17 @@ std::vector<Guesses> guess(Context& c, const IntArray& tokens, const IntArray& p
   return out;
 }
 
-// Per wanted row its guesses, and with `law` the law that they were drawn from besides.
-py::object guess_drawn(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
-                       const IntArray& wanted, const std::vector<std::vector<int32_t>>& paths,
-                       const Sampler& sampler, int n, bool law) {
+// Per wanted row its guesses, and the law that they were drawn from: an empty one without `law`.
+std::pair<std::vector<Pairs>, std::vector<Pairs>> guess_drawn(
+    Context& c, const IntArray& tokens, const IntArray& parents, int seq, const IntArray& wanted,
+    const std::vector<std::vector<int32_t>>& paths, const Sampler& sampler, int n, bool law) {
   std::vector<Pairs> guessed, laws;
   const Purpose purpose = law ? Purpose::Draft : Purpose::Sample;
   for (const Guesses& g : guess(c, tokens, parents, seq, wanted, paths, sampler, n, purpose)) {
     guessed.push_back(pairs_of(g.tokens, &Guess::probability));
     laws.push_back(pairs_of(g.law, &Weighted::weight));
   }
-  if (!law) return py::cast(guessed);
-  return py::make_tuple(guessed, laws);
+  return {std::move(guessed), std::move(laws)};
 }
 
 py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray& parents, int seq,

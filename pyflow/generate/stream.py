@@ -6,13 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.closing import Closing
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.generate.stop import StopScanner
@@ -50,7 +50,7 @@ class Request:
     on, or returns None to end."""
 
 
-class Stream:
+class Stream(Closing):
     """Chunks as their tokens are drawn, of several prompts in turn. One thread at a time.
 
     Also a context manager: leaving it ends what is unfinished and frees the context, if it is the
@@ -110,14 +110,6 @@ class Stream:
         """Ends the stream now; idempotent."""
         self._chunks.close()
         self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> Generator[Chunk, None, None]:
         context = self._context

@@ -98,6 +98,10 @@ class Controller:
             return False
         return True
 
+    def wants_plain(self, n_sequences: int) -> bool:
+        """Whether the next step should be a plain one, to know what that costs."""
+        return not self.fixed and self.costs.stale(n_sequences)
+
     def promises(self, method: str, tree: DraftTree) -> bool:
         """Whether some part of a tree is expected to pay for one sequence.
 
@@ -123,8 +127,6 @@ class Controller:
         self._acceptance.step()
         if self.fixed:
             return [tree for _, tree in drafts]
-        if self.costs.stale(len(drafts)):
-            return [DraftTree() for _ in drafts]
         fixed = [tree.whole for _, tree in drafts]
         n_rows = len(drafts) + sum(len(t) for (_, t), f in zip(drafts, fixed, strict=True) if f)
         candidates = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyflow.errors import UnsupportedError
 from pyflow.speculate.drafter import Budget, Drafter, Observed, Start
-from pyflow.speculate.tree import DraftTree, Law
+from pyflow.speculate.tree import DraftTree, Law, common_prefix
 
 if TYPE_CHECKING:
     from pyflow.context import Context
@@ -99,7 +99,7 @@ class DraftModel:
             return self.start(sequence)
         self.settle()
         held = self._held.setdefault(sequence.seq, [])
-        same = _common(held, sequence.tokens[:-1])
+        same = common_prefix(held, sequence.tokens[:-1])
         keep = self._context.seq_reusable(sequence.seq, same)
         self._context.seq_rm(sequence.seq, keep)
         del held[keep:]
@@ -168,16 +168,13 @@ class DraftModel:
         n: int,
         law: bool,
     ) -> tuple[list[list[_Guess]], Sequence[Law]]:
-        """Runs rows of a tree; see Context.guess. Without `law` there are none."""
+        """Runs rows of a tree; see Context.guess."""
         assert self._context is not None
         self._n_rows += len(tokens)
         try:
-            args = (tokens, parents, start.seq, wanted, paths, start.sampler, n)
-            laws: Sequence[Law] = ()
-            if law:
-                found, laws = self._context.guess(*args, law=True)
-            else:
-                found = self._context.guess(*args)
+            found, laws = self._context.guess(
+                tokens, parents, start.seq, wanted, paths, start.sampler, n, law=law
+            )
             return [[_Guess(*guess) for guess in row] for row in found], laws
         except BaseException:
             # The pending trees are gone.
@@ -365,12 +362,3 @@ def _first_path(tree: DraftTree) -> list[int]:
 def _bucket(guess: _Guess, rank: int) -> int:
     """How sure the draft model is, in tenths, and whether it is its first choice."""
     return min(int(10 * guess.probability), 9) + (10 if rank > 0 else 0)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

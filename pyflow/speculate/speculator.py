@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pyflow import _core
 from pyflow.arguments import one_of, whole
+from pyflow.closing import Closing
 from pyflow.errors import PyflowError
 from pyflow.speculate.check import checked, guarded
 from pyflow.speculate.controller import Controller
@@ -55,7 +55,7 @@ class _Drafted(NamedTuple):
 _NOTHING = _Drafted(-1, DraftTree(), 0.0)
 
 
-class Speculator:
+class Speculator(Closing):
     """Makes the steps of sequences whose prompts have been read, one or several at a time.
 
     Output is that of plain decoding, token for token, under the policy `exact`; under `rejection`
@@ -138,7 +138,9 @@ class Speculator:
         self, context: Context, roots: Sequence[Root], stops: Sequence[int]
     ) -> list[list[_core.Sampled]]:
         begin = time.monotonic()
-        drafted = self._draft(context, roots)
+        # A plain step that is only made to be measured needs no drafts.
+        measures = self.controller.wants_plain(len(roots))
+        drafted = [_NOTHING] * len(roots) if measures else self._draft(context, roots)
         ran = self.controller.choose([(self._name(d), d.tree) for d in drafted])
         middle = time.monotonic()
         n_rows = len(roots) + sum(map(len, ran))
@@ -198,8 +200,9 @@ class Speculator:
 
     def note(self, number: int, token: int) -> None:
         """A sequence went on by one token in a step that was made elsewhere."""
-        for drafter in self._sequences[number].drafters:
-            drafter.observe(Observed(tokens=[token], accepted=0))
+        seen = Observed(tokens=[token], accepted=0)
+        for method, drafter in zip(self.methods, self._sequences[number].drafters, strict=True):
+            guarded(method.name, lambda d=drafter: d.observe(seen))  # type: ignore[misc]
 
     def close(self) -> None:
         """Frees what drafters and methods hold; idempotent."""
@@ -207,14 +210,6 @@ class Speculator:
             self._close(sequence)
         for method in self.methods:
             method.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _draft(self, context: Context, roots: Sequence[Root]) -> list[_Drafted]:
         # Nobody may take cells from the roots of the others.
@@ -273,6 +268,6 @@ class Speculator:
         return self.methods[draft.method].name if draft.method >= 0 else ""
 
     def _close(self, sequence: _Sequence) -> None:
-        for drafter in sequence.drafters:
-            drafter.close()
-        sequence.drafters = []
+        drafters, sequence.drafters = sequence.drafters, []
+        for method, drafter in zip(self.methods, drafters, strict=False):
+            guarded(method.name, drafter.close)

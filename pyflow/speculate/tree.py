@@ -110,3 +110,13 @@ class DraftTree:
             asked=[number[n] for n in self.asked if n in number],
             laws=[self.laws[n + 1] for n in (-1, *nodes)] if self.laws else [],
         )
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

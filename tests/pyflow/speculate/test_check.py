@@ -76,6 +76,8 @@ def test_what_is_no_draft_is_refused(made: Any, message: str, fixed: bool) -> No
     run = made if callable(made) else lambda *_: made
     sampler = SamplingParams(temperature=0, seed=1).sampler()
     with Speculator([bad.Scripted("broken", run)], n_max=5, fixed=fixed) as speculator:
+        for _ in range(speculator.costs.SURE):  # else the first steps are plain, to be measured
+            speculator.costs.observe(1, 0.01)
         speculator.start(0, Start([1], sampler, context, 0))
         with pytest.raises(PyflowError, match="the method broken") as caught:
             speculator.step(context, [Root(0, 0, 1, 1, 4, sampler)], [])
