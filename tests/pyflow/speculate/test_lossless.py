@@ -16,6 +16,7 @@ import pyflow
 from pyflow import _core
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Method, SpeculationStats, Speculator
+from pyflow.speculate.costs import StepCosts
 from pyflow.speculate.draft_model import DraftModel
 from pyflow.speculate.jacobi import Jacobi
 from pyflow.speculate.lookahead import Lookahead
@@ -108,7 +109,7 @@ def check(done: Any, expected: list[pyflow.Completion]) -> SpeculationStats:
 
 # Every pair of method and sampling, and every other factor with each of both.
 PAIRS = [
-    (method, sampling, (i + j) % 2 == 0, (i + j // 2) % 2 == 0)
+    (method, sampling, (i + j) % 2 == 0, (i + j) % 3 != 0)
     for (i, method), (j, sampling) in itertools.product(enumerate(METHODS), enumerate(SAMPLINGS))
 ]
 
@@ -210,11 +211,19 @@ def test_guessing_blindly_brings_nothing(
     assert check(done, plain("greedy")).tokens_per_step == 1
 
 
+class KnownCosts(StepCosts):
+    """Steps that take as long as expected, whatever else the machine does."""
+
+    def observe(self, n_rows: int, seconds: float) -> None:
+        super().observe(n_rows, 0.01 * self._prior(n_rows))
+
+
 def test_what_never_pays_is_switched_off(
     model: pyflow.Model, plain: Callable[[str], list[pyflow.Completion]]
 ) -> None:
     # Kinds of guesses fade, and are then tried again for a while: hence most steps, and not all.
     with Speculator([bad.noise(model.spec.n_vocab)]) as speculator:
+        speculator.controller.costs = KnownCosts()
         runs = [
             model.generate(
                 PROMPTS[1], n_predict=N_PREDICT, sampling=SAMPLINGS["greedy"], speculator=speculator
@@ -279,7 +288,7 @@ def test_cells_are_bitwise_those_of_sequential_decoding(
     with pyflow.load(model_path(name), n_threads=2) as model:
         text = rng.integers(0, model.spec.n_vocab, 660).tolist()
         start = 500 if name == "gemma3" else 30
-        text = text[: start + 120]
+        text = text[: start + 60]
         with model.context(1024, cache_type=cache_type) as plain:
             plain.forward(text[:start], regime="prefill", logits="none")
             for token in text[start:]:
