@@ -107,34 +107,33 @@ def check(done: Any, expected: list[pyflow.Completion]) -> SpeculationStats:
     return SpeculationStats.total(c.speculation for c in done)
 
 
-# Every pair of method and sampling, and every other factor with each of both.
+# Every pair of method and sampling, and every other factor with each of both. Prompts come together
+# or one after another; then two of them, for a method knows the first when it sees the second.
 PAIRS = [
-    (method, sampling, (i + j) % 2 == 0, (i + j) % 3 != 0)
+    (method, sampling, (i + j) % 2 == 0, [] if (i + j) % 3 else [j, (j + 1) % 3])
     for (i, method), (j, sampling) in itertools.product(enumerate(METHODS), enumerate(SAMPLINGS))
 ]
 
 
-@pytest.mark.parametrize(("method", "sampling", "fixed", "together"), PAIRS)
+@pytest.mark.parametrize(("method", "sampling", "fixed", "order"), PAIRS)
 def test_speculation_changes_no_token(
     model: pyflow.Model,
     plain: Callable[[str], list[pyflow.Completion]],
     method: str,
     sampling: str,
     fixed: bool,
-    together: bool,
+    order: list[int],
 ) -> None:
     expected = plain(sampling)
     made = METHODS[method](model, references(expected))
     options: dict[str, Any] = {"n_predict": N_PREDICT, "sampling": SAMPLINGS[sampling]}
-    n_max = 24 if method == "lookahead" else 7
+    # Draft models cost the most time by far, and four of their guesses tell as much as seven.
+    n_max = 24 if method == "lookahead" else 4 if "draft" in method else 7
     with Speculator(made, n_max=n_max, fixed=fixed) as speculator:
-        if together or method == "exit":
-            prompts: Any = PROMPTS if together else PROMPTS[:1]
-            done = model.generate(prompts, speculator=speculator, **options)
-            check(done, expected[: len(prompts)])
-        else:
-            for prompt, one in zip(PROMPTS, expected, strict=True):
-                check(model.generate(prompt, speculator=speculator, **options), [one])
+        if not order:
+            check(model.generate(PROMPTS, speculator=speculator, **options), expected)
+        for i in order:
+            check(model.generate(PROMPTS[i], speculator=speculator, **options), [expected[i]])
 
 
 LONG = {
@@ -215,6 +214,7 @@ class KnownCosts(StepCosts):
     """Steps that take as long as expected, whatever else the machine does."""
 
     def observe(self, n_rows: int, seconds: float) -> None:
+        del seconds
         super().observe(n_rows, 0.01 * self._prior(n_rows))
 
 
