@@ -201,7 +201,7 @@ void register_model(py::module_& m) {
   m.attr("MAX_BATCH") = kMaxBatch;
 
   py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
-      .def(py::init<int>(), py::arg("n_threads"))
+      .def(py::init<int, bool>(), py::arg("n_threads"), py::arg("adapts") = true)
       .def_property_readonly("n_threads", &ThreadPool::size);
 
   py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")

@@ -1,6 +1,7 @@
 #include "core/thread_pool.h"
 
 #include <sched.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <string>
@@ -31,6 +32,12 @@ void pause() {
 #endif
 }
 
+int64_t nanoseconds(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return int64_t{1'000'000'000} * t.tv_sec + t.tv_nsec;
+}
+
 // Returns once `a` differs from `old`.
 void await(const std::atomic<uint32_t>& a, uint32_t old, int spins) {
   for (int i = 0; i < spins; ++i) {
@@ -42,11 +49,18 @@ void await(const std::atomic<uint32_t>& a, uint32_t old, int spins) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads), owner_(getpid()) {
+ThreadPool::ThreadPool(int n_threads, bool adapts)
+    : n_threads_(n_threads),
+      adapts_(adapts && n_threads > 1),
+      owner_(getpid()),
+      n_cores_(usable_cores()),
+      team_size_(n_threads),
+      n_team_(n_threads),
+      spins_(kSpins) {
   if (n_threads < 1 || n_threads > 1024)
     throw ResourceError("threads: expected 1 to 1024, found " + std::to_string(n_threads));
-  spins_ = n_threads > usable_cores() ? kSpinsOversubscribed : kSpins;
   cursors_ = std::make_unique<Cursor[]>(2 * static_cast<size_t>(n_threads));
+  members_ = std::make_unique<Member[]>(static_cast<size_t>(n_threads));
   try {
     for (int rank = 1; rank < n_threads; ++rank)
       threads_.emplace_back([this, rank] { worker(rank); });
@@ -67,9 +81,14 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::shut_down() {
   stop_.store(true, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);
-  epoch_.notify_all();
+  for (int rank = 1; rank < n_threads_; ++rank) call(rank);
   for (auto& t : threads_) t.join();
+}
+
+void ThreadPool::call(int rank) {
+  auto& region = members_[static_cast<size_t>(rank)].region;
+  region.fetch_add(1, std::memory_order_release);
+  region.notify_one();
 }
 
 void ThreadPool::run(const std::function<void(Team&)>& f) {
@@ -79,40 +98,52 @@ void ThreadPool::run(const std::function<void(Team&)>& f) {
   for (int i = 0; i < 2 * n_threads_; ++i) cursors_[i].next.store(0, std::memory_order_relaxed);
   job_ = &f;
   failure_ = nullptr;
-  epoch_.fetch_add(1, std::memory_order_release);
-  epoch_.notify_all();
+  n_team_ = team_size_.now();
+  spins_ = n_team_ > n_cores_ ? kSpinsOversubscribed : kSpins;
+  const int64_t begin = adapts_ ? nanoseconds(CLOCK_MONOTONIC) : 0;
+  for (int rank = 1; rank < n_team_; ++rank) call(rank);
   work(0);
+  if (adapts_) {
+    int64_t cpu_ns = 0;
+    for (int rank = 0; rank < n_team_; ++rank) cpu_ns += members_[static_cast<size_t>(rank)].cpu_ns;
+    team_size_.observe(nanoseconds(CLOCK_MONOTONIC) - begin, cpu_ns);
+  }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void ThreadPool::work(int rank) {
-  Team team(*this, rank, n_threads_);
+  Team team(*this, rank, n_team_);
+  const int64_t begin = adapts_ ? nanoseconds(CLOCK_THREAD_CPUTIME_ID) : 0;
   try {
     (*job_)(team);
   } catch (...) {
     std::lock_guard lock(failure_lock_);
     if (!failure_) failure_ = std::current_exception();
   }
+  if (adapts_)
+    members_[static_cast<size_t>(rank)].cpu_ns = nanoseconds(CLOCK_THREAD_CPUTIME_ID) - begin;
   wait_barrier();
 }
 
 void ThreadPool::worker(int rank) {
   for (uint32_t seen = 0;; ++seen) {
-    await(epoch_, seen, spins_);
+    await(members_[static_cast<size_t>(rank)].region, seen, kSpins);
     if (stop_.load(std::memory_order_relaxed)) return;
     work(rank);
   }
 }
 
 void ThreadPool::wait_barrier() {
-  if (n_threads_ == 1) return;
+  if (n_team_ == 1) return;
+  const auto n_team = static_cast<uint32_t>(n_team_);
+  const int spins = spins_;
   const uint32_t phase = phase_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(n_threads_)) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_team) {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
     phase_.notify_all();
   } else {
-    await(phase_, phase, spins_);
+    await(phase_, phase, spins);
   }
 }
 

@@ -2,7 +2,9 @@
 //
 // run(f) calls f(team) on every thread, the caller being thread 0. Inside, the team meets at
 // barrier() and shares loops by for_each(). Workers spin briefly between regions, then sleep.
-// Results never depend on which thread took which item (contract C1); only time does.
+// Where other processes take cores away, a team has fewer threads for a while (team_size.h).
+// Results never depend on which thread took which item, nor on how many there are (contract C1);
+// only time does.
 #pragma once
 
 #include <atomic>
@@ -14,6 +16,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "core/team_size.h"
 
 namespace pyflow {
 
@@ -44,8 +48,9 @@ class Team {
 
 class ThreadPool {
  public:
-  // Throws ResourceError unless 1 <= n_threads <= 1024 and the system grants them.
-  explicit ThreadPool(int n_threads);
+  // Throws ResourceError unless 1 <= n_threads <= 1024 and the system grants them. adapts: teams
+  // may be smaller than the pool.
+  explicit ThreadPool(int n_threads, bool adapts = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -61,8 +66,13 @@ class ThreadPool {
   struct alignas(64) Cursor {
     std::atomic<int64_t> next{0};
   };
+  struct alignas(64) Member {
+    std::atomic<uint32_t> region{0};  // how many regions this thread was called to
+    int64_t cpu_ns = 0;               // of the last region
+  };
   void worker(int rank);
   void work(int rank);
+  void call(int rank);
   void wait_barrier();
   void shut_down();
   Cursor& cursor(uint32_t loop, int rank) {
@@ -70,15 +80,20 @@ class ThreadPool {
   }
 
   int n_threads_;
+  bool adapts_;
   int owner_;  // process id: threads do not survive fork()
-  int spins_;
+  int n_cores_;
   std::vector<std::thread> threads_;
   std::unique_ptr<Cursor[]> cursors_;
+  std::unique_ptr<Member[]> members_;
   std::mutex turn_;
+  TeamSize team_size_;
+  // Of the region that runs.
+  int n_team_;
+  int spins_;
   const std::function<void(Team&)>* job_ = nullptr;
   std::exception_ptr failure_;
   std::mutex failure_lock_;
-  alignas(64) std::atomic<uint32_t> epoch_{0};
   alignas(64) std::atomic<uint32_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
   std::atomic<bool> stop_{false};

@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,11 +18,13 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "core/team_size.h"
 #include "core/thread_pool.h"
 
 namespace {
 
 using pyflow::Team;
+using pyflow::TeamSize;
 using pyflow::ThreadPool;
 
 void check(bool ok, const std::string& what) {
@@ -47,7 +51,7 @@ void visits(ThreadPool& pool, int64_t n, int64_t grain, int n_loops) {
 
 void loops_visit_every_item_once() {
   for (int n_threads : {1, 2, 3, 4}) {
-    ThreadPool pool(n_threads);
+    ThreadPool pool(n_threads, false);
     // Odd and even numbers of loops: a region must not inherit the cursors of the one before.
     for (int round = 0; round < 25; ++round)
       for (int64_t n : {0, 1, 3, 64, 257})
@@ -57,7 +61,7 @@ void loops_visit_every_item_once() {
 
 void idle_threads_take_over_the_share_of_a_busy_one() {
   for (int n_threads : {2, 4}) {
-    ThreadPool pool(n_threads);
+    ThreadPool pool(n_threads, false);
     constexpr int64_t kItems = 64;
     for (int round = 0; round < 50; ++round) {
       std::atomic<int64_t> done{0};
@@ -75,7 +79,7 @@ void idle_threads_take_over_the_share_of_a_busy_one() {
 
 void barriers_order_plain_memory() {
   for (int n_threads : {2, 4}) {
-    ThreadPool pool(n_threads);
+    ThreadPool pool(n_threads, false);
     std::vector<int> slots(static_cast<size_t>(n_threads), 0);
     pool.run([&](Team& team) {
       const auto mine = static_cast<size_t>(team.rank());
@@ -92,7 +96,7 @@ void barriers_order_plain_memory() {
 
 void many_short_regions_run_on_all_threads() {
   for (int n_threads : {1, 2, 4}) {
-    ThreadPool pool(n_threads);
+    ThreadPool pool(n_threads, false);
     std::vector<int> runs(static_cast<size_t>(n_threads), 0);
     for (int region = 1; region <= 5000; ++region) {
       pool.run([&](Team& team) {
@@ -107,7 +111,7 @@ void many_short_regions_run_on_all_threads() {
 }
 
 void callers_take_turns() {
-  ThreadPool pool(3);
+  ThreadPool pool(3, false);
   int64_t sum = 0;  // not atomic: only one region may run at a time
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; ++c)
@@ -121,6 +125,54 @@ void callers_take_turns() {
     });
   for (auto& t : callers) t.join();
   check(sum == 4 * 500 * 2, "no region was lost");
+}
+
+// More threads than cores, so that teams shrink, are tried larger, and shrink again.
+void teams_change_their_size_between_regions() {
+  ThreadPool pool(8);
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(1))
+    visits(pool, 257, 1, 3);
+}
+
+constexpr int64_t kMillisecond = 1'000'000;
+
+// Regions of one unit of work on a machine of so many free cores; the final size, and how many
+// regions ran with each.
+std::map<int, int> sizes(TeamSize& size, double n_cores, int n_regions) {
+  std::map<int, int> ran;
+  for (int i = 0; i < n_regions; ++i) {
+    const double share = std::min(1.0, n_cores / size.now());  // of a core for each thread
+    const auto wall = static_cast<int64_t>(3 * kMillisecond / (size.now() * share));
+    size.observe(wall, static_cast<int64_t>(static_cast<double>(wall) * share * size.now()));
+    ran[size.now()] += 1;
+  }
+  return ran;
+}
+
+void teams_are_as_large_as_there_are_cores_for_them() {
+  TeamSize size(4);
+  check(size.now() == 4, "a team begins whole");
+  check(sizes(size, 4, 10000)[4] == 10000, "a team that gets its cores stays whole");
+  auto ran = sizes(size, 2, 10000);
+  check(ran[2] > 9500, "two cores are for two threads");
+  check(ran[3] > 0 && ran[1] == 0, "a larger team is tried now and then");
+  ran = sizes(size, 4, 10000);
+  check(size.now() == 4 && ran[4] > 7000, "and comes back when the cores do");
+  // One thread of two shares its core, and the other one waits for it half of the time.
+  TeamSize pair(2);
+  int alone = 0;
+  for (int i = 0; i < 10000; ++i) {
+    alone += pair.now() == 1;
+    if (pair.now() == 1)
+      pair.observe(3 * kMillisecond, 3 * kMillisecond);
+    else
+      pair.observe(6 * kMillisecond, 6 * kMillisecond);
+  }
+  check(alone > 9500, "a thread that only holds the other one up is left out");
+  TeamSize one(1);
+  one.observe(1000 * kMillisecond, 0);
+  check(one.now() == 1, "somebody has to do it");
 }
 
 void an_exception_of_all_threads_reaches_the_caller() {
@@ -186,6 +238,8 @@ const std::map<std::string, void (*)()> kProperties = {
     PYFLOW_PROPERTY(barriers_order_plain_memory),
     PYFLOW_PROPERTY(many_short_regions_run_on_all_threads),
     PYFLOW_PROPERTY(callers_take_turns),
+    PYFLOW_PROPERTY(teams_change_their_size_between_regions),
+    PYFLOW_PROPERTY(teams_are_as_large_as_there_are_cores_for_them),
     PYFLOW_PROPERTY(an_exception_of_all_threads_reaches_the_caller),
     PYFLOW_PROPERTY(pools_come_and_go),
     PYFLOW_PROPERTY(impossible_sizes_are_refused),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,14 @@ def test_rows_do_not_see_their_batch(
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_rows_do_not_see_the_thread_count(
-    path: Path, tokens: NDArray[np.int32], alone: Logits, n_threads: int
+    path: Path,
+    tokens: NDArray[np.int32],
+    alone: Logits,
+    n_threads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # However few cores there are.
+    monkeypatch.setattr(_core, "ThreadPool", partial(_core.ThreadPool, adapts=False))
     with pyflow.load(path, n_threads=n_threads) as model, model.context(256) as context:
         assert same(context.forward(tokens[:100], logits="all"), alone[:100])
         assert same(context.forward(tokens[100:101]), alone[100:101])
