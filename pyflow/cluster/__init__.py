@@ -1,0 +1,1 @@
+"""One request over the ranks of a pipeline: stages, drafts, and who decides what runs."""

@@ -1,0 +1,139 @@
+"""What ranks of a pipeline say to one another.
+
+Frames run from the head through all stages, in order; so every stage makes the same changes to its
+cells in the same order, and a run finds those of all runs before it. Cancellations take a way of
+their own and may overtake frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from numpy.typing import NDArray
+
+Regime: TypeAlias = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Sequence dst comes to hold the cells of src at positions [p0, p1) too."""
+
+    src: int
+    dst: int
+    p0: int
+    p1: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The sequence no longer holds positions [p0, p1); p1 < 0 is the end."""
+
+    seq: int
+    p0: int
+    p1: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """These tokens follow in the text: what samplers look back on."""
+
+    tokens: tuple[int, ...]
+
+
+Op: TypeAlias = Share | Remove | Accept
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens at consecutive positions of a sequence, to be computed by all stages.
+
+    path: the tokens between the text accepted so far and the first of these.
+    n_draws: after so many of the last rows a token is drawn.
+    """
+
+    number: int
+    seq: int
+    position: int
+    tokens: tuple[int, ...]
+    path: tuple[int, ...] = ()
+    n_draws: int = 1
+    regime: Regime = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Changes to cells, then perhaps a run; from one stage to the next.
+
+    hidden: (n, n_embd) f32, what the stage before made of the run's rows. None from the head, and
+    where a stage has left the run out.
+    """
+
+    epoch: int
+    number: int
+    ops: tuple[Op, ...] = ()
+    run: Run | None = None
+    hidden: NDArray[Any] | None = None
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The tokens drawn after a run's rows; none if it was left out somewhere."""
+
+    epoch: int
+    run: int
+    draws: tuple[int, ...]
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for these runs, nor for one that reads their cells: leave them out."""
+
+    epoch: int
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Guess up to n tokens after the text whose first `keep` tokens you know, then `tokens`.
+
+    A chain ends where its next token is less likely than `least`.
+    """
+
+    epoch: int
+    number: int
+    keep: int
+    tokens: tuple[int, ...]
+    n: int
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What was guessed for a request, and how likely each guess is by who made it."""
+
+    epoch: int
+    request: int
+    tokens: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The job is over: finish what was sent before, and leave."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rank cannot go on: why, in a line for people."""
+
+    epoch: int
+    rank: int
+    reason: str
+
+
+Message: TypeAlias = Frame | Result | Cancel | DraftRequest | Drafted | Goodbye | Failure
