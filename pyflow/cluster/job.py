@@ -1,0 +1,64 @@
+"""What a pipeline is asked to do, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pyflow.cluster.messages import Cancel, DraftRequest, Frame
+
+EndReason: TypeAlias = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One text to go on from.
+
+    prompt: tokens, of which the first n_past are in sequence 0 of every stage. n_ctx: positions,
+    and cells of a stage. n_batch: rows of a run at most. n_partitions: sequences besides 0.
+    """
+
+    prompt: Sequence[int]
+    n_predict: int
+    n_ctx: int
+    n_past: int = 0
+    n_batch: int = 512
+    n_partitions: int = 8
+    stops: frozenset[int] = frozenset()
+    epoch: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Tokens that the text may come to have."""
+        return min(len(self.prompt) + self.n_predict, self.n_ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """The text goes on by these tokens."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is over, and nothing is on its way."""
+
+    reason: EndReason
+
+
+Action: TypeAlias = Frame | Cancel | DraftRequest | Emit | Done
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of runs and guesses."""
+
+    runs: int = 0
+    rows: int = 0
+    cancelled: int = 0
+    drafted: int = 0
+    decided: int = 0
+    """Guesses that the text has come to."""
+    accepted: int = 0
