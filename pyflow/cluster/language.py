@@ -177,6 +177,9 @@ class LanguageDrafter:
         chances = (self.alpha,) * len(guesses)
         return Drafted(request.epoch, request.number, tuple(guesses), chances)
 
+    def close(self) -> None:
+        """There is nothing to free."""
+
     def _add(self, token: int) -> None:
         before = self._cells[-1] if self._cells else self.language.first()
         self._cells.append(self.language.step(before, token))

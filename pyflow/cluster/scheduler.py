@@ -256,7 +256,7 @@ class Scheduler:
         return max(0, self.job.limit - 1 - self._chain.end)
 
     def _has_cells(self, n: int) -> bool:
-        """Whether there are cells for a run of guesses, and for all text that may come meanwhile."""
+        """Whether there are cells for a run of guesses, and for text that may come meanwhile."""
         if not self._chain.seq and not self._free:
             return False
         # Where text is run anew that was a guess before, both have cells until the guess is judged.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from pyflow.cluster.drafts import Guesser
 from pyflow.cluster.job import Action, Done, Emit, EndReason
 from pyflow.cluster.messages import (
     Cancel,
@@ -32,12 +33,6 @@ class Executor(Protocol):
     """What a stage makes of a frame; with skip, its run is left out."""
 
     def handle(self, frame: Frame, skip: bool = False) -> Frame | Result | None: ...
-
-
-class Guesser(Protocol):
-    """What a drafter answers."""
-
-    def answer(self, request: DraftRequest) -> Drafted: ...
 
 
 @dataclass(frozen=True, slots=True)

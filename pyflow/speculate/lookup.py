@@ -150,5 +150,18 @@ class LookupDrafter:
                 latest[ngram] = at
             tokens.append(token)
 
+    def retract(self, n_tokens: int) -> None:
+        """Forgets all but the first n_tokens of the text, as if they had never been observed."""
+        tokens = self._tokens
+        while len(tokens) > n_tokens:
+            tokens.pop()
+            at = len(tokens)
+            for n, latest, earlier in self._index:
+                before = earlier.pop()
+                if before:
+                    latest[tuple(tokens[at - n :])] = before
+                elif at >= n:
+                    del latest[tuple(tokens[at - n :])]
+
     def close(self) -> None:
         """There is nothing to free."""

@@ -1,0 +1,111 @@
+"""Who guesses for a pipeline: from the text alone, whatever is verified meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from pyflow.cluster.messages import Drafted, DraftRequest
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+from pyflow.speculate.drafter import Budget, Observed
+from pyflow.speculate.lookup import LookupDrafter, PromptLookup
+
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+
+
+class Guesser(Protocol):
+    """Answers requests, one after the other. What it says may be wrong, and changes no token."""
+
+    def answer(self, request: DraftRequest) -> Drafted:
+        """Up to n guesses after the text that the request tells."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it keeps; idempotent."""
+        ...
+
+
+class LookupGuesser:
+    """What followed the last time the text went like this."""
+
+    def __init__(self) -> None:
+        self._drafter = LookupDrafter(PromptLookup(branches=1), [])
+        self._n_text = 0
+
+    def answer(self, request: DraftRequest) -> Drafted:
+        """The longest match's continuation, as far as it is likely enough."""
+        _check_keep(request, self._n_text)
+        self._drafter.retract(request.keep)
+        self._drafter.observe(Observed(tokens=request.tokens, accepted=0))
+        self._n_text = request.keep + len(request.tokens)
+        if request.n == 0:
+            return _drafted(request, [], [])
+        budget = Budget(n_nodes=request.n, depth=request.n, least=request.least)
+        tree = self._drafter.propose(budget)
+        return _drafted(request, tree.tokens, tree.scores)  # one branch is a chain
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class ModelGuesser:
+    """A smaller model of the same vocabulary, which draws with the same noise."""
+
+    def __init__(self, model: Model, sampling: SamplingParams, n_ctx: int) -> None:
+        """sampling: the job's own, seed included. n_ctx: positions of the text at most."""
+        self._context = model.context(min(n_ctx, model.spec.n_ctx_train))
+        # It has accepted nothing: what penalties look back on comes with each draw.
+        self._sampler = sampling.sampler()
+        self._n_back = sampling.repeat_last_n
+        self._text: list[int] = []
+        self._cells: list[int] = []  # the tokens in the context
+
+    def answer(self, request: DraftRequest) -> Drafted:
+        """The tokens that the model itself would write, as far as they are likely enough."""
+        _check_keep(request, len(self._text))
+        del self._text[request.keep :]
+        self._text += request.tokens
+        tokens: list[int] = []
+        chances: list[float] = []
+        if not self._text or len(self._text) + request.n > self._context.n_ctx:
+            return _drafted(request, tokens, chances)
+        self._read(request.keep)
+        while len(tokens) < request.n:
+            last = tokens[-1] if tokens else self._text[-1]
+            path = (self._text + tokens)[-self._n_back :] if self._n_back > 0 else []
+            guesses, _ = self._context.guess([last], [-1], 0, [0], [path], self._sampler)
+            self._context.commit([(0, 0)])
+            self._cells.append(last)
+            token, chance = guesses[0][0]
+            if chance < request.least:
+                break
+            tokens.append(token)
+            chances.append(min(1.0, chance))
+        return _drafted(request, tokens, chances)
+
+    def _read(self, keep: int) -> None:
+        """Brings the context to all of the text but its last token."""
+        n = min(keep, len(self._cells))
+        for mine, theirs in zip(self._cells[n:], self._text[n:], strict=False):
+            if mine != theirs:
+                break
+            n += 1
+        n = self._context.seq_reusable(0, min(n, len(self._text) - 1))
+        self._context.seq_rm(0, n)
+        if unread := self._text[n:-1]:
+            self._context.forward(unread, logits="none", regime="prefill")
+        self._cells = self._text[:-1]
+
+    def close(self) -> None:
+        """Frees the context."""
+        self._context.close()
+
+
+def _check_keep(request: DraftRequest, n_text: int) -> None:
+    if request.keep > n_text:
+        raise PyflowError(f"drafter: asked to keep {request.keep} tokens of a text of {n_text}")
+
+
+def _drafted(request: DraftRequest, tokens: list[int], chances: list[float]) -> Drafted:
+    return Drafted(request.epoch, request.number, tuple(tokens), tuple(chances))

@@ -1,0 +1,84 @@
+"""Guessers follow the text wherever it goes, and back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pyflow
+from pyflow.cluster.drafts import LookupGuesser, ModelGuesser
+from pyflow.cluster.messages import DraftRequest
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+from pyflow.speculate.drafter import Observed
+from pyflow.speculate.lookup import LookupDrafter, PromptLookup
+
+
+def request(number: int, keep: int, *tokens: int, n: int = 4, least: float = 0.0) -> DraftRequest:
+    return DraftRequest(0, number, keep, tokens, n, least)
+
+
+@given(st.lists(st.integers(0, 4), max_size=60), st.lists(st.integers(0, 60), max_size=5))
+@settings(deadline=None)
+def test_what_is_retracted_was_never_there(tokens: list[int], cuts: list[int]) -> None:
+    drafter = LookupDrafter(PromptLookup(), [])
+    drafter.observe(Observed(tokens=tokens, accepted=0))
+    text = list(tokens)
+    for cut in cuts:
+        text = text[:cut]
+        drafter.retract(cut)
+        fresh = LookupDrafter(PromptLookup(), text)
+        assert drafter._tokens == fresh._tokens
+        again = LookupDrafter(PromptLookup(), [])
+        again.observe(Observed(tokens=text, accepted=0))
+        assert drafter._index == again._index
+        drafter.observe(Observed(tokens=[1, 2], accepted=0))
+        text += [1, 2]
+
+
+def test_lookup_goes_on_as_the_text_did_before() -> None:
+    guesser = LookupGuesser()
+    text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
+    drafted = guesser.answer(request(1, 0, *text))
+    assert drafted.tokens == (4, 5, 6, 7)
+    assert all(0 < p <= 1 for p in drafted.probabilities)
+    # Guesses that were sent become text for the next request; then another way is taken.
+    assert guesser.answer(request(2, 10, 4, 5)).tokens[:2] == (6, 7)
+    assert guesser.answer(request(3, 10, 9)).tokens == ()
+    assert guesser.answer(request(4, 11, 1, 2, n=0)).tokens == ()
+    assert guesser.answer(request(5, 13, least=0.99)).tokens == ()
+    with pytest.raises(PyflowError, match="keep 99 tokens of a text of 13"):
+        guesser.answer(request(6, 99))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_guesses_what_it_would_write(
+    model_path: Callable[[str], Path], temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.2)
+    with pyflow.load(model_path("smollm2"), n_threads=2) as model:
+        prompt = model.tokenizer.encode("The capital of France is")
+        wrote = model.generate(prompt, n_predict=12, sampling=sampling).tokens
+        guesser = ModelGuesser(model, sampling, 128)
+        guesser.answer(request(1, 0, *prompt, n=0))
+        assert list(guesser.answer(request(2, len(prompt))).tokens) == wrote[:4]
+        # On from what it has guessed, back to a wrong word, and on the right way again.
+        rng, text = random.Random(4), [*prompt, *wrote[:4]]
+        known = len(prompt)
+        for number in range(3, 9):
+            at = rng.randrange(9)
+            text = [*prompt, *wrote[:at]]
+            keep = min(known, len(text), len(prompt))
+            drafted = guesser.answer(request(number, keep, *text[keep:]))
+            assert list(drafted.tokens) == wrote[at : at + 4]
+            known = len(text)
+            guesser.answer(request(100 + number, len(prompt), 17, 18, n=2))
+            known = len(prompt) + 2
+        assert guesser.answer(request(900, len(prompt), *wrote[:2], least=1.0)).tokens == ()
+        guesser.close()
