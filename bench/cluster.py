@@ -33,9 +33,10 @@ from functools import partial
 
 from pyflow.cluster.job import Job
 from pyflow.cluster.language import Language, LanguageDrafter, LanguageStage
+from pyflow.cluster.plan import Link
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.virtual import ClusterTimes, LinkTimes, Trace, VirtualPipeline
+from pyflow.cluster.virtual import ClusterTimes, Trace, VirtualPipeline
 
 BITS = {"Q2_K": 3.35, "Q3_K_M": 3.91, "Q4_K_M": 4.85}
 N_PROMPT = 128
@@ -88,8 +89,8 @@ PAIRS = [
     Pair("Falcon-180B + Falcon-7B", FALCON_180B, Weights(7.2e9, 32, 4544, "Q3_K_M"), 0.687),
     Pair("Falcon-180B + Falcon-40B", FALCON_180B, Weights(41e9, 60, 8192, "Q3_K_M"), 0.695),
 ]
-EDR = LinkTimes(2e-6, 12e9)
-GIGABIT = LinkTimes(1e-4, 118e6)
+EDR = Link(2e-6, 12e9)
+GIGABIT = Link(1e-4, 118e6)
 # Two sockets of six channels DDR4-2666 and 18 cores at 2.3 GHz; of four DDR3-1600 and 8 at 2.0.
 XEON_GOLD = Node(2 * 6 * 2666e6 * 8 * 0.7, 2 * 18 * 2.3e9 * 16)
 XEON_E5 = Node(2 * 4 * 1600e6 * 8 * 0.7, 2 * 8 * 2.0e9 * 8)
@@ -99,7 +100,7 @@ CLUSTERS = {"C": (XEON_GOLD, EDR, (4, 8, 15, 32)), "A": (XEON_E5, GIGABIT, (4, 8
 def simulate(
     pair: Pair,
     node: Node,
-    link: LinkTimes,
+    link: Link,
     n_stages: int,
     strategy: Strategy,
     n_tokens: int,
@@ -141,7 +142,7 @@ def candidates(n_nodes: int) -> Iterator[tuple[str, int, Strategy]]:
 
 
 def best(
-    pair: Pair, node: Node, link: LinkTimes, n_nodes: int, n_tokens: int, n_seeds: int
+    pair: Pair, node: Node, link: Link, n_nodes: int, n_tokens: int, n_seeds: int
 ) -> dict[str, dict[str, float]]:
     """Per strategy: medians of the fastest choice of its numbers."""
     found: dict[str, dict[str, float]] = {}

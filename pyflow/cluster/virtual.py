@@ -25,6 +25,7 @@ from pyflow.cluster.messages import (
     Result,
     Run,
 )
+from pyflow.cluster.plan import Link
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.errors import PyflowError
 
@@ -33,14 +34,6 @@ class Executor(Protocol):
     """What a stage makes of a frame; with skip, its run is left out."""
 
     def handle(self, frame: Frame, skip: bool = False) -> Frame | Result | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LinkTimes:
-    """Seconds until a message's first byte arrives, and bytes per second."""
-
-    latency_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +47,7 @@ class ClusterTimes:
 
     stage_s: Sequence[Callable[[int], float]]
     n_layers: Sequence[int]
-    link: LinkTimes
+    link: Link
     row_nbytes: int
     draft_s: float = 0.0
     read_s: float = 0.0

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pyflow.cluster.job import Done, Emit, Job
 from pyflow.cluster.language import Language, LanguageDrafter, LanguageStage
 from pyflow.cluster.messages import Cancel, Drafted, DraftRequest, Frame, Remove, Result, Share
+from pyflow.cluster.plan import Link
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.virtual import ClusterTimes, LinkTimes, Trace, VirtualPipeline
+from pyflow.cluster.virtual import ClusterTimes, Trace, VirtualPipeline
 from pyflow.errors import PyflowError, ResourceError, ShapeError
 
 PROMPT = list(range(100, 140))
@@ -62,7 +63,7 @@ class Run:
         times = ClusterTimes(
             stage_s=[lambda n: 0.02 * (1 + 0.05 * (n - 1))] * n_stages,
             n_layers=[5] * n_stages,
-            link=LinkTimes(1e-4, 118e6),
+            link=Link(1e-4, 118e6),
             row_nbytes=32768,
             draft_s=0.006,
         )
