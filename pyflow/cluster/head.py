@@ -1,0 +1,94 @@
+"""The head of a pipeline: carries out what the scheduler decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from pyflow.closing import Closing
+from pyflow.cluster.drafts import Guesser
+from pyflow.cluster.job import Done, Emit
+from pyflow.cluster.messages import Cancel, Drafted, DraftRequest, Frame, Result
+from pyflow.cluster.scheduler import Scheduler
+
+
+class Transport(Protocol):
+    """How the head reaches stages and drafter."""
+
+    def send(self, frame: Frame) -> None:
+        """To the first stage, behind all frames before."""
+        ...
+
+    def cancel(self, message: Cancel) -> None:
+        """To all stages, before frames that wait."""
+        ...
+
+    def receive(self, timeout: float | None = None) -> Result | Drafted:
+        """Results in the order of their runs, drafts when they come; raises what went wrong."""
+        ...
+
+    def post(self, message: Drafted | BaseException) -> None:
+        """Has `receive` return a message or raise. From any thread."""
+        ...
+
+
+class Drafting(Closing):
+    """A guesser in a thread of its own: it drafts while stages compute.
+
+    Only the latest request is answered; of those before it learns how the text went.
+    """
+
+    def __init__(self, guesser: Guesser, transport: Transport) -> None:
+        self._guesser = guesser
+        self._transport = transport
+        self._requests: SimpleQueue[DraftRequest | None] = SimpleQueue()
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def ask(self, request: DraftRequest) -> None:
+        """The draft is posted to the transport, unless a later request overtakes this one."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Ends the thread after the draft that it is at; idempotent."""
+        self._requests.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while (request := self._requests.get()) is not None:
+                last = self._requests.empty()
+                drafted = self._guesser.answer(request if last else replace(request, n=0))
+                if last and request.n:
+                    self._transport.post(drafted)
+        except BaseException as error:
+            self._transport.post(error)
+
+
+def write(
+    scheduler: Scheduler, transport: Transport, drafting: Drafting | None = None
+) -> Iterator[tuple[int, ...]]:
+    """The tokens of the scheduler's job as they become certain, one or several at a time.
+
+    To be read to its end, or the transport to be reset before the next job.
+    """
+    actions = scheduler.start()
+    while True:
+        # Whoever reads the tokens may take their time; stages should not wait for that.
+        for action in actions:
+            match action:
+                case Frame():
+                    transport.send(action)
+                case Cancel():
+                    transport.cancel(action)
+                case DraftRequest() if drafting is not None:
+                    drafting.ask(action)
+        for action in actions:
+            if isinstance(action, Emit):
+                yield action.tokens
+        if any(isinstance(action, Done) for action in actions):
+            return
+        actions = scheduler.on(transport.receive())
