@@ -1,0 +1,185 @@
+"""A pipeline within one process: a thread per stage, queues between them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import Protocol, TypeAlias, TypedDict, Unpack
+
+from pyflow import _core
+from pyflow.arguments import whole
+from pyflow.closing import Closing
+from pyflow.cluster.messages import Cancel, Drafted, Frame, Result
+from pyflow.cluster.stage import ModelStage
+from pyflow.context import CacheType
+from pyflow.errors import PyflowError
+from pyflow.formats import Checkpoint
+from pyflow.sampling import SamplingParams
+from pyflow.spec import ModelSpec
+
+
+class Stage(Protocol):
+    """What `ModelStage` does, and whatever stands in for one."""
+
+    def handle(self, frame: Frame) -> Frame | Result | None: ...
+    def cancel(self, runs: Iterable[int]) -> None: ...
+    def stop(self) -> None: ...
+    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int: ...
+
+
+class Sizes(TypedDict, total=False):
+    """Of each stage's context."""
+
+    n_ctx: int | None
+    n_seq_max: int
+    n_batch: int
+    cache_type: CacheType
+
+
+@dataclass(slots=True)
+class _Job:
+    """A new job on its way through the stages."""
+
+    sampling: SamplingParams
+    stream: int
+    keep: int
+
+
+_Item: TypeAlias = Frame | Result | Drafted | _Job | BaseException | None
+_Queue: TypeAlias = "SimpleQueue[_Item]"
+
+
+def local_stages(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    n_stages: int,
+    sampling: SamplingParams,
+    pool: _core.ThreadPool | None = None,
+    n_threads: int = 1,
+    **sizes: Unpack[Sizes],
+) -> list[ModelStage]:
+    """The model in n_stages parts with as many layers each, or one more.
+
+    pool: for all of them, which then take turns; None gives each one its own, of n_threads.
+    """
+    n = whole("n_stages", n_stages, 1, spec.n_layers)
+    cuts = [spec.n_layers * i // n for i in range(n + 1)]
+    return [
+        ModelStage(
+            checkpoint,
+            spec,
+            layers=range(first, last),
+            pool=pool or _core.ThreadPool(n_threads),
+            sampling=sampling,
+            **sizes,
+        )
+        for first, last in pairwise(cuts)
+    ]
+
+
+class ThreadPipeline(Closing):
+    """Stages that work at the same time, each on a frame of its own. One thread drives it.
+
+    Also a context manager: leaving it ends the threads.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._inbox: _Queue = SimpleQueue()
+        self._queues: list[_Queue] = [SimpleQueue() for _ in stages]
+        onward = [*self._queues[1:], self._inbox]
+        threads = [
+            Thread(target=_work, args=way, daemon=True)
+            for way in zip(stages, self._queues, onward, strict=True)
+        ]
+        # Also called when the pipeline is forgotten, and before the interpreter ends.
+        self._finish = weakref.finalize(self, _end, stages, threads, self._queues, self._inbox)
+        for thread in threads:
+            thread.start()
+
+    def send(self, frame: Frame) -> None:
+        """Gives the first stage a frame, behind those before it."""
+        self._queues[0].put(frame)
+
+    def cancel(self, message: Cancel) -> None:
+        """Has the stages leave runs out. Safe at any time and from any thread."""
+        for stage in self._stages:
+            stage.cancel(message.runs)
+
+    def receive(self, timeout: float | None = None) -> Result | Drafted:
+        """The next result, in the order in which runs were sent, or what was posted.
+
+        Raises what a stage has raised, which has ended the pipeline; queue.Empty after `timeout`
+        seconds.
+        """
+        while True:
+            item = self._next(timeout)
+            if isinstance(item, Result | Drafted):
+                return item
+
+    def post(self, message: Drafted | BaseException) -> None:
+        """Has `receive` return a message from beside the stages, or raise. From any thread."""
+        self._inbox.put(message)
+
+    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+        """Begins a job; what is still on its way of the one before comes to nothing.
+
+        Returns how many positions of sequence 0 have been kept, of the first `keep`.
+        """
+        for stage in self._stages:
+            stage.stop()
+        while True:
+            job = _Job(sampling, stream, keep)
+            self._queues[0].put(job)
+            while self._next(None) is not job:
+                pass
+            if job.keep == keep:
+                return keep
+            keep = job.keep  # which each stage must be able to go on from
+
+    def close(self) -> None:
+        """Ends the threads, and a run in progress after its layer; idempotent."""
+        self._finish()
+
+    def _next(self, timeout: float | None) -> _Item:
+        item = self._inbox.get(timeout=timeout)
+        if isinstance(item, BaseException):
+            self._inbox.put(item)  # for whoever asks next
+            raise item
+        return item
+
+
+def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
+    """A stage's thread. It does not know the pipeline, which may so be forgotten."""
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, Frame):
+                out = stage.handle(item)
+                if out is not None:
+                    onward.put(out)
+            elif isinstance(item, _Job):
+                item.keep = stage.reset(item.sampling, stream=item.stream, keep=item.keep)
+                onward.put(item)
+            elif isinstance(item, BaseException):
+                raise item  # of a stage before, behind the results that it still had a part in
+    except BaseException as error:
+        onward.put(error)
+
+
+def _end(
+    stages: Sequence[Stage], threads: Sequence[Thread], queues: Sequence[_Queue], inbox: _Queue
+) -> None:
+    for stage, queue in zip(stages, queues, strict=True):
+        stage.stop()
+        queue.put(None)
+    for stage, thread in zip(stages, threads, strict=True):
+        while thread.is_alive() and thread is not current_thread():
+            # Once more, for a run that had just begun may not have seen it.
+            stage.stop()
+            thread.join(0.05)
+    inbox.put(PyflowError("the pipeline has been closed"))

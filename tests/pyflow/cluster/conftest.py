@@ -1,0 +1,122 @@
+"""Pipelines of real models, and a head that is played by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyflow
+from pyflow import SamplingParams, formats
+from pyflow.cluster.messages import Accept, Frame, Op, Result, Run
+from pyflow.cluster.stage import ModelStage
+from pyflow.cluster.threads import Sizes, local_stages
+
+TEXT = "Once upon a time, in a village between two rivers, there lived an old clockmaker who"
+
+
+class Head:
+    """Numbers runs and sends them through stages, one after the other."""
+
+    def __init__(self, stages: Sequence[ModelStage], sampling: SamplingParams, keep: int) -> None:
+        self.stages = stages
+        self.numbers = itertools.count()
+        self.kept = min(stage.reset(sampling, keep=keep) for stage in stages)
+
+    def through(self, frame: Frame) -> Result | None:
+        message: Any = frame
+        for stage in self.stages:
+            message = stage.handle(message)
+        assert message is None or isinstance(message, Result)
+        return message
+
+    def do(self, *ops: Op) -> None:
+        assert self.through(Frame(0, 0, ops)) is None
+
+    def run(self, tokens: Sequence[int], position: int, *ops: Op, **how: Any) -> Result:
+        number = next(self.numbers)
+        run = Run(number, how.pop("seq", 0), position, tuple(tokens), **how)
+        result = self.through(Frame(0, number, ops, run))
+        assert result is not None
+        assert result.run == number
+        return result
+
+    def decode(self, text: Sequence[int], n: int, *, start: int = 0, chunk: int = 7) -> list[int]:
+        """Plain decoding: text from `start` on in chunks, then a token per run, n draws in all."""
+        self.do(Accept(tuple(text[:start])))
+        drawn: list[int] = []
+        for at in range(start, len(text), chunk):
+            part, is_last = tuple(text[at : at + chunk]), at + chunk >= len(text)
+            drawn += self.run(part, at, n_draws=int(is_last)).draws
+            assert len(drawn) == is_last
+            self.do(Accept(part))
+        for at in range(len(text), len(text) + n - 1):
+            part = tuple(drawn[-1:])
+            drawn += self.run(part, at).draws
+            self.do(Accept(part))
+        return drawn
+
+    def n_free(self) -> list[int]:
+        return [stage.n_free for stage in self.stages]
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A model, and its pipelines by their number of stages, opened once."""
+
+    model: pyflow.Model
+    prompt: list[int]
+    sizes: Sizes
+    _stages: Callable[..., list[ModelStage]]
+
+    def plain(self, tokens: Sequence[int], sampling: SamplingParams, n: int) -> list[int]:
+        """What plain decoding draws."""
+        drawn = self.model.generate(tokens, n_predict=n, sampling=sampling)
+        assert drawn.timings.predicted_n == n
+        return drawn.tokens
+
+    def head(
+        self, n_stages: int, sampling: SamplingParams, *, keep: int = 0, own_pools: bool = False
+    ) -> Head:
+        """A new job for stages that share a thread pool, or have one thread each."""
+        return Head(self._stages(n_stages, own_pools), sampling, keep)
+
+    def wrong(self, token: int) -> int:
+        return (token + 1) % self.model.spec.n_vocab
+
+
+@pytest.fixture(scope="package")
+def rigs(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], Rig]]:
+    """Rigs by the names of models."""
+    sizes: Sizes = {"n_ctx": 2048, "n_seq_max": 6, "n_batch": 256}
+    with ExitStack() as opened:
+
+        @cache
+        def rig(name: str) -> Rig:
+            model = opened.enter_context(pyflow.load(model_path(name), n_threads=2))
+
+            @cache
+            def stages(n_stages: int, own_pools: bool) -> list[ModelStage]:
+                return local_stages(
+                    formats.open(model.path),
+                    model.spec,
+                    n_stages=n_stages,
+                    sampling=SamplingParams(seed=0),
+                    pool=None if own_pools else model.pool,
+                    **sizes,
+                )
+
+            return Rig(model, model.tokenizer.encode(TEXT), sizes, stages)
+
+        yield rig
+
+
+@pytest.fixture(params=["smollm2", "gemma3"])
+def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
+    return rigs(request.param)
