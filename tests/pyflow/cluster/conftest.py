@@ -73,7 +73,8 @@ class Rig:
     model: pyflow.Model
     prompt: list[int]
     sizes: Sizes
-    _stages: Callable[..., list[ModelStage]]
+    stages: Callable[[int, bool], list[ModelStage]]
+    """By their number, and whether each has a thread pool of its own."""
 
     def plain(self, tokens: Sequence[int], sampling: SamplingParams, n: int) -> list[int]:
         """What plain decoding draws."""
@@ -85,7 +86,7 @@ class Rig:
         self, n_stages: int, sampling: SamplingParams, *, keep: int = 0, own_pools: bool = False
     ) -> Head:
         """A new job for stages that share a thread pool, or have one thread each."""
-        return Head(self._stages(n_stages, own_pools), sampling, keep)
+        return Head(self.stages(n_stages, own_pools), sampling, keep)
 
     def wrong(self, token: int) -> int:
         return (token + 1) % self.model.spec.n_vocab
