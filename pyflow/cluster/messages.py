@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 from numpy.typing import NDArray
 
+from pyflow.sampling import SamplingParams
+
 Regime: TypeAlias = Literal["prefill", "decode"]
 
 
@@ -136,4 +138,46 @@ class Failure:
     reason: str
 
 
-Message: TypeAlias = Frame | Result | Cancel | DraftRequest | Drafted | Goodbye | Failure
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who a rank is, before anything else.
+
+    version: of pyflow. model: sha256 of what identifies its file, in hex. isa: its kernels, which
+    may be others on each rank. Its layers are [first, last), none where these are the same.
+    """
+
+    epoch: int
+    rank: int
+    host: str
+    pid: int
+    version: str
+    model: str
+    isa: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A new job: nothing of those before is wanted any more.
+
+    Of sequence 0 the first `keep` positions stay; the last stage draws by sampling and stream.
+    """
+
+    epoch: int
+    sampling: SamplingParams
+    stream: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A stage is ready for the job, and has kept so many positions of sequence 0."""
+
+    epoch: int
+    keep: int
+
+
+Message: TypeAlias = (
+    Frame | Result | Cancel | DraftRequest | Drafted | Goodbye | Failure | Hello | Begin | Begun
+)

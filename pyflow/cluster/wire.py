@@ -15,6 +15,7 @@ what was damaged, not who wrote it: any peer can send what is within bounds.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from typing import cast
@@ -36,22 +37,27 @@ from .layouts import (
 )
 from .messages import (
     Accept,
+    Begin,
+    Begun,
     Cancel,
     Drafted,
     DraftRequest,
     Failure,
     Frame,
     Goodbye,
+    Hello,
     Message,
     Remove,
     Result,
     Run,
     Share,
 )
+from .parameters import parameters
 
 __all__ = [
     "MAX_EMBD",
     "MAX_ITEMS",
+    "MAX_JSON_NBYTES",
     "MAX_TEXT_NBYTES",
     "MAX_TOKENS",
     "VERSION",
@@ -66,6 +72,7 @@ MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
 MAX_TEXT_NBYTES = 4_096
+MAX_JSON_NBYTES = 1 << 20  # of sampling parameters: a bias for each of 32,768 tokens
 _I32_MAX = (1 << 31) - 1
 
 _MAGIC = b"PFWM"
@@ -90,11 +97,18 @@ def _drafted_agrees(drafted: Drafted) -> None:
     within("length of Drafted.probabilities", len(drafted.probabilities), n, n)
 
 
+def _hello_agrees(hello: Hello) -> None:
+    within("Hello.last", hello.last, hello.first, _I32_MAX)
+    if not re.fullmatch("[0-9a-f]{64}", hello.model):
+        raise WireError(f"Hello.model: expected a sha256 in hex, found {hello.model!r:.80}")
+
+
 _I32 = number("i", 0, _I32_MAX)
 _NUMBER = number("q", 0, (1 << 63) - 1)
 _COUNT = number("I", 0, MAX_TOKENS)
 _TOKENS = several(_I32, MAX_TOKENS)
 _CHANCE = number("d", 0, 1)
+_NAME = text(255)
 
 _OP = one_of(
     Record(Share, src=_I32, dst=_I32, p0=_I32, p1=_I32),
@@ -136,6 +150,25 @@ _MESSAGES = (
     ),
     Record(Goodbye),
     Record(Failure, rank=_I32, reason=text(MAX_TEXT_NBYTES)),
+    Record(
+        Hello,
+        _hello_agrees,
+        rank=_I32,
+        host=_NAME,
+        pid=_I32,
+        version=_NAME,
+        model=_NAME,
+        isa=_NAME,
+        first=_I32,
+        last=_I32,
+    ),
+    Record(
+        Begin,
+        sampling=parameters(MAX_JSON_NBYTES),
+        stream=number("I", 0, (1 << 32) - 1),
+        keep=_I32,
+    ),
+    Record(Begun, keep=_I32),
 )
 _PLACES = {record.kind: place for place, record in enumerate(_MESSAGES)}
 

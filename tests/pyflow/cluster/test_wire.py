@@ -17,27 +17,35 @@ from hypothesis.extra import numpy as st_numpy
 from pyflow.cluster import wire
 from pyflow.cluster.messages import (
     Accept,
+    Begin,
+    Begun,
     Cancel,
     Drafted,
     DraftRequest,
     Failure,
     Frame,
     Goodbye,
+    Hello,
     Message,
     Remove,
     Result,
     Run,
     Share,
 )
+from pyflow.cluster.parameters import to_json
 from pyflow.cluster.wire import WireError, decode, encode, frame_nbytes
 from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
 
 I32_MAX = 2**31 - 1
-FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE = range(7)
+FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE, HELLO, BEGIN = range(9)
 
 HIDDEN = np.linspace(-3, 3, 10, dtype=np.float32).reshape(2, 5)
 RUN = Run(7, 3, 100, (5, 6), path=(8, 9, 10), n_draws=2, regime="prefill")
 OPS = (Share(0, 3, 98, 100), Remove(2, 99, -1), Accept((11, 12)))
+SAMPLING = SamplingParams(
+    temperature=1.2, top_p=0.1, seed=2**64 - 1, logit_bias={3: float("-inf"), 7: -0.25}
+)
 SAMPLES: dict[str, Message] = {
     "frame": Frame(1, 40, ops=OPS, run=RUN, hidden=HIDDEN),
     "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
@@ -49,6 +57,9 @@ SAMPLES: dict[str, Message] = {
     "drafted": Drafted(1, 9, (4, 5), (1.0, 0.125)),
     "goodbye": Goodbye(2**32 - 1),
     "failure": Failure(3, 2, "rank 2: größer als der Speicher"),
+    "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2", 10, 18),
+    "begin": Begin(4, SAMPLING, 3, 99),
+    "begun": Begun(4, 98),
 }
 samples = pytest.mark.parametrize("message", SAMPLES.values(), ids=SAMPLES.keys())
 
@@ -102,6 +113,28 @@ def drafts(draw: st.DrawFn) -> Drafted:
     return Drafted(draw(EPOCHS), draw(NUMBERS), tokens, probabilities)
 
 
+FLOATS = st.floats(0.01, 2)
+BIASES = st.dictionaries(I32, FLOATS | st.just(float("-inf")), max_size=4)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=FLOATS,
+    top_k=st.integers(0, 99),
+    top_p=st.floats(0.01, 1),
+    repeat_penalty=FLOATS,
+    logit_bias=BIASES.map(lambda biases: dict(sorted(biases.items()))),
+    seed=up_to(2**64 - 1),
+)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+
+
+@st.composite
+def hellos(draw: st.DrawFn) -> Hello:
+    first, last = sorted((draw(I32), draw(I32)))
+    names = draw(NAMES), draw(I32), draw(NAMES), draw(DIGESTS), draw(NAMES)
+    return Hello(draw(EPOCHS), draw(I32), *names, first, last)
+
+
 STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Frame: frames(),
     Result: st.builds(Result, EPOCHS, NUMBERS, TOKENS, st.booleans()),
@@ -112,6 +145,9 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Drafted: drafts(),
     Goodbye: st.builds(Goodbye, EPOCHS),
     Failure: st.builds(Failure, EPOCHS, I32, TEXTS),
+    Hello: hellos(),
+    Begin: st.builds(Begin, EPOCHS, SAMPLINGS, up_to(2**32 - 1), I32),
+    Begun: st.builds(Begun, EPOCHS, I32),
 }
 
 
@@ -185,7 +221,7 @@ def test_the_bytes_are_those_that_the_format_says() -> None:
 
 def test_the_format_has_not_changed_without_a_new_version() -> None:
     digest = hashlib.sha256(b"".join(map(encode, SAMPLES.values()))).hexdigest()
-    assert (wire.VERSION, digest[:16]) == (1, "60fe25984c549719")
+    assert (wire.VERSION, digest[:16]) == (1, "ea80393c99b628f9")
 
 
 # --- hidden states ---
@@ -281,7 +317,7 @@ def test_random_bytes_are_refused(data: bytes, begins_well: bool) -> None:
         decode(b"PFWM\1\0" * begins_well + data)
 
 
-@given(st.integers(0, 8), st.binary(max_size=80), EPOCHS)
+@given(st.integers(0, 10), st.binary(max_size=80), EPOCHS)
 @settings(max_examples=300)
 def test_random_payloads_are_refused_or_those_of_a_message(
     place: int, payload: bytes, epoch: int
@@ -310,6 +346,18 @@ def test_changed_words_are_refused_or_make_another_message(
 ZERO = struct.pack("<q", 0)  # a number of a frame, run or request
 RUN_OF_ONE = ZERO + words(0, 0) + words(1, 5) + words(0) + words(1, 1)
 WITH_ROWS = ZERO + words(0) + words(1) + RUN_OF_ONE + words(0) + words(1)
+
+
+def hello(model: str, first: int, last: int) -> bytes:
+    names = [struct.pack("<I", len(name)) + name.encode() for name in ("h", "0.1", model, "avx2")]
+    return words(1) + names[0] + words(9) + b"".join(names[1:]) + words(first, last)
+
+
+def begin(json: str) -> tuple[int, bytes, str]:
+    return BEGIN, words(len(json)) + json.encode() + words(0, 0), "sampling: "
+
+
+JSON = to_json(SAMPLING)
 LIES: dict[str, tuple[int, bytes, str]] = {
     "ops": (FRAME, ZERO + words(2**32 - 1), "length of Frame.ops: expected 0 to 4096, found 42949"),
     "op": (FRAME, ZERO + words(1, 3), "Frame.ops: expected 0 to 2, found 3"),
@@ -335,7 +383,25 @@ LIES: dict[str, tuple[int, bytes, str]] = {
     "text": (FAILURE, words(0, 4097) + b"x" * 4097, "bytes of Failure.reason: expected 0 to 4096"),
     "half a character": (FAILURE, words(0, 1) + b"\xc3", "Failure.reason: expected UTF-8"),
     "surrogate": (FAILURE, words(0, 3) + b"\xed\xa0\x80", "Failure.reason: expected UTF-8"),
-    "type": (7, b"", "type of message: expected 0 to 6, found 7"),
+    "digest": (HELLO, hello("0" * 63, 0, 1), "Hello.model: expected a sha256 in hex, found '000"),
+    "layers": (HELLO, hello("0" * 64, 2, 1), "Hello.last: expected 2 to 2147483647, found 1"),
+    "no json": begin("{"),
+    "no parameters": begin("[1,2]"),
+    "deep": begin("[" * 100_000),
+    "a word": begin(JSON.replace('"top_k":40', '"top_k":"40"')),
+    "a flag": begin(JSON.replace('"top_k":40', '"top_k":true')),
+    "a biased word": begin(JSON.replace("-0.25", '"-0.25"')),
+    "biases of no token": begin(JSON.replace('"7":', '"7.5":')),
+    "biases without names": begin(JSON.replace('{"3":-1e999,"7":-0.25}', "[1]")),
+    "no seed": begin(JSON.replace(f"{2**64 - 1}", "null")),
+    "seed": begin(JSON.replace(f"{2**64 - 1}", f"{2**64}")),
+    "digits": begin(JSON.replace(f"{2**64 - 1}", "1" * 5000)),
+    "constant": begin(JSON.replace("-1e999", "-Infinity")),
+    "other name": begin(JSON.replace("top_k", "top_q")),
+    "twice": begin(JSON.replace("{", '{"top_k":40,', 1)),
+    "spaces": begin(JSON.replace(",", ", ")),
+    "out of range": begin(JSON.replace('"top_p":0.1', '"top_p":1.1')),
+    "type": (10, b"", "type of message: expected 0 to 9, found 10"),
 }
 
 
@@ -412,6 +478,12 @@ BAD: dict[str, tuple[Any, str]] = {
     "surrogate": (Failure(0, 0, "\ud800"), "Failure.reason: expected UTF-8"),
     "word": (Result(0, 0, (cast(Any, "a"),)), "Result.draws: expected a number .* found 'a'"),
     "none": (Failure(0, cast(Any, None), ""), "Failure.rank: expected a number .* found None"),
+    "no seed": (Begin(0, SamplingParams(), 0, 0), "sampling.seed: expected a number, found None"),
+    "stream": (Begin(0, SAMPLING, 2**32, 0), "Begin.stream: expected a number .* found 4294967296"),
+    "model": (
+        replace(cast(Hello, SAMPLES["hello"]), model="A" * 64),
+        "Hello.model: expected a sha",
+    ),
     "no message": (Share(0, 0, 0, 0), "message: expected one of .*'Frame'.*, found Share"),
 }
 
