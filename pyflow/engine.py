@@ -81,7 +81,7 @@ def plan(
     Raises like `load`.
     """
     checkpoint = formats.open(catalogue.resolve(path))
-    spec = _checked_spec(checkpoint)
+    spec = checked_spec(checkpoint)
     stage = _core.Stage(
         checkpoint.native, spec.stage(), _core.ThreadPool(default_threads()[0]), load=False
     )
@@ -103,7 +103,7 @@ class Model(Closing):
         self.path = catalogue.resolve(path)
         self._checkpoint = formats.open(self.path)
         self.metadata = self._checkpoint.metadata
-        self.spec = _checked_spec(self._checkpoint)
+        self.spec = checked_spec(self._checkpoint)
         self.n_threads = n_threads
         self._pool = _core.ThreadPool(n_threads)
         need = sum(t.nbytes for t in self._checkpoint.tensors)
@@ -234,7 +234,7 @@ class Model(Closing):
         self._stage = None
 
 
-def _checked_spec(checkpoint: formats.Checkpoint) -> ModelSpec:
+def checked_spec(checkpoint: formats.Checkpoint) -> ModelSpec:
     """The spec, every tensor of the file being used or known to be unused."""
     spec = build_spec(checkpoint)
     unused = {t.name for t in checkpoint.tensors} - spec.tensors() - spec.ignored

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -11,12 +10,12 @@ from pyflow import SamplingParams
 from pyflow.cluster.drafts import Guesser, LookupGuesser, ModelGuesser
 from pyflow.cluster.head import Drafting, write
 from pyflow.cluster.job import Job
-from pyflow.cluster.messages import Drafted, DraftRequest
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.threads import ThreadPipeline
 
 from .conftest import Rig
+from .oracle import Oracle
 
 pytestmark = pytest.mark.model
 
@@ -42,28 +41,6 @@ PROMPTS = [
     "The history of the Roman empire begins with",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
 ]
-
-
-class Oracle:
-    """Knows the answer, and guesses each token rightly with probability alpha."""
-
-    def __init__(self, reference: Sequence[int], alpha: float, n_vocab: int) -> None:
-        self._reference, self._alpha, self._n_vocab = list(reference), alpha, n_vocab
-        self._text: list[int] = []
-        self._rng = random.Random(3)
-
-    def answer(self, request: DraftRequest) -> Drafted:
-        del self._text[request.keep :]
-        self._text += request.tokens
-        rest = self._reference[len(self._text) : len(self._text) + request.n]
-        tokens = tuple(
-            token if self._rng.random() < self._alpha else (token + 1) % self._n_vocab
-            for token in rest
-        )
-        return Drafted(request.epoch, request.number, tokens, (0.9,) * len(tokens))
-
-    def close(self) -> None:
-        pass
 
 
 def oracle(alpha: float) -> Callable[[Rig, SamplingParams, list[int]], Guesser]:

@@ -1,0 +1,133 @@
+"""A rank's way to the other ranks: MPI, of which this uses bytes, two tags and a barrier.
+
+Any thread sends, and waits until MPI has taken the bytes; one thread receives and never sends. So
+every rank takes what it is sent, whatever it does meanwhile, and no two can wait for each other.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyflow.cluster.messages import Cancel, Message
+from pyflow.cluster.wire import WireError, decode, encode
+from pyflow.errors import PyflowError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# What a rank is given: who sent it, and a message or why it was none.
+Deliver: TypeAlias = Callable[[int, Message | WireError], None]
+
+_CANCEL_TAG, _TAG = 1, 2  # in the order in which they are looked at
+# MPI waits by spinning, but ranks may share cores with those that compute. A message is found at
+# most this late; a layer of a small model takes about as long as the longest sleep.
+_SHORTEST_S, _LONGEST_S = 20e-6, 500e-6
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a rank has sent to others, by the names of the messages' types."""
+
+    messages: Counter[str] = field(default_factory=Counter)
+    nbytes: Counter[str] = field(default_factory=Counter)
+
+
+class Endpoint:
+    """This rank among all that mpiexec has started; every rank makes one at the same time."""
+
+    def __init__(self) -> None:
+        """PyflowError where there is no MPI, or none that several threads may call."""
+        mpi = _mpi()
+        self._byte, self._any, self._status = mpi.BYTE, mpi.ANY_SOURCE, mpi.Status()
+        self._comm = mpi.COMM_WORLD.Dup()  # nobody else's messages come here
+        self._comm.Set_errhandler(mpi.ERRORS_ARE_FATAL)  # a rank that is lost ends all others
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self.sent = Traffic()
+        self._lock = Lock()
+        self._leaving: MPI.Request | None = None
+        self._deliver: Deliver
+        self._thread: Thread
+
+    def start(self, deliver: Deliver) -> None:
+        """From now on deliver gets what comes, in a thread of its own, in which it must not wait.
+
+        Messages of a rank come in their order, but cancellations before others.
+        """
+        self._deliver = deliver
+        self._thread = Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def send(self, to: int, message: Message) -> None:
+        """Safe from any thread but the one that delivers; one's own rank gets it as it is."""
+        if to == self.rank:
+            self._deliver(to, message)
+            return
+        data = encode(message)
+        tag = _CANCEL_TAG if isinstance(message, Cancel) else _TAG
+        self._comm.Send([data, self._byte], to, tag)
+        with self._lock:
+            self.sent.messages[type(message).__name__] += 1
+            self.sent.nbytes[type(message).__name__] += len(data)
+
+    def leave(self) -> None:
+        """Returns once all ranks have called this, after which they must not send; once only."""
+        self._leaving = self._comm.Ibarrier()
+        self._thread.join()
+        self._comm.Free()
+
+    def _receive(self) -> None:
+        try:
+            idle_s, is_over = _SHORTEST_S, False
+            while True:
+                if self._receive_one():
+                    idle_s = _SHORTEST_S
+                elif is_over:
+                    return
+                elif self._leaving is not None and self._leaving.Test():
+                    is_over = True  # but for what came before the last rank left
+                else:
+                    time.sleep(idle_s)
+                    idle_s = min(2 * idle_s, _LONGEST_S)
+        except BaseException:
+            traceback.print_exc()
+            self._comm.Abort(1)  # whoever sends to this rank would wait for ever
+
+    def _receive_one(self) -> bool:
+        """Whether there was a message."""
+        for tag in (_CANCEL_TAG, _TAG):
+            message = self._comm.Improbe(self._any, tag, self._status)
+            if message is None:
+                continue
+            source, n = self._status.Get_source(), self._status.Get_count(self._byte)
+            data = bytearray(n)
+            message.Recv([data, self._byte])
+            found: Message | WireError
+            try:
+                found = decode(data)
+            except WireError as error:
+                found = error
+            self._deliver(source, found)
+            return True
+        return False
+
+
+def _mpi() -> ModuleType:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as e:  # the latter: there is no library of MPI
+        raise PyflowError(
+            f"a cluster needs MPI, found {e}: pip install 'pyflow-llm[cluster]'"
+        ) from None
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise PyflowError(
+            "MPI: expected one that several threads may call (THREAD_MULTIPLE), found none: do not "
+            "set mpi4py.rc.thread_level, or use another MPI"
+        )
+    return MPI

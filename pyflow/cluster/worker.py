@@ -1,0 +1,95 @@
+"""A rank's part in a pipeline: its stage, at work on what others send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+from pyflow.cluster.messages import Begin, Begun, Cancel, Failure, Frame, Goodbye, Message
+from pyflow.cluster.threads import Stage
+from pyflow.cluster.wire import MAX_TEXT_NBYTES
+from pyflow.errors import PyflowError
+
+_NO_EPOCH = -1
+
+
+class Worker:
+    """One thread works; any thread delivers, which takes no time.
+
+    Frames and cancellations count only within their epoch, that of the latest job delivered.
+    """
+
+    def __init__(
+        self, rank: int, host: str, onward: int, send: Callable[[int, Message], None]
+    ) -> None:
+        """onward: the rank with the next stage. The head is on rank 0."""
+        self._rank, self._host, self._onward, self._send = rank, host, onward, send
+        self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
+        self._stage: Stage | None = None
+        self._epoch = _NO_EPOCH
+        self._dismissed = False
+
+    def deliver(self, source: int, message: Message | PyflowError) -> None:
+        """A message for this rank, or why one of the source's was none."""
+        stage = self._stage
+        match message:
+            case Cancel():
+                if stage is not None and message.epoch == self._epoch:
+                    stage.cancel(message.runs)
+                return
+            case Begin():
+                self._epoch = message.epoch
+            case Goodbye():
+                self._epoch = _NO_EPOCH
+            case PyflowError():
+                message = PyflowError(f"a message of rank {source}: {message}")
+        self._inbox.put(message)
+        if not isinstance(message, Frame):
+            self.stop()
+
+    def stop(self) -> None:
+        """Leaves out the run in progress and those that wait, until the next job."""
+        if self._stage is not None:
+            self._stage.stop()
+
+    def take(self) -> Message:
+        """The next message, once there is one; raises what was none."""
+        message = self._inbox.get()
+        if isinstance(message, PyflowError):
+            raise message
+        self._dismissed = isinstance(message, Goodbye)
+        return message
+
+    def work(self, stage: Stage | None) -> None:
+        """Has the stage do what comes, until the head says goodbye. None: nothing should come."""
+        self._stage = stage
+        while not isinstance(message := self.take(), Goodbye):
+            match message:
+                case Begin() if stage is not None:
+                    keep = stage.reset(message.sampling, stream=message.stream, keep=message.keep)
+                    self._send(0, Begun(message.epoch, keep))
+                case Frame() if stage is not None:
+                    if message.epoch == self._epoch:
+                        out = stage.handle(message)
+                        if out is not None:
+                            self._send(self._onward if isinstance(out, Frame) else 0, out)
+                case _:
+                    raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Tells the head what is raised within; left only when the head has said goodbye."""
+        try:
+            yield
+        except BaseException as error:
+            self._send(0, failure(self._rank, self._host, error))
+        while not self._dismissed:
+            self._dismissed = isinstance(self._inbox.get(), Goodbye)
+
+
+def failure(rank: int, host: str, error: BaseException) -> Failure:
+    """What the head gets to know of an error, as far as it goes into a message."""
+    kind = "" if isinstance(error, PyflowError) else f"{type(error).__name__}: "
+    data = f"{host}: {kind}{error}".encode(errors="replace")
+    return Failure(0, rank, data[:MAX_TEXT_NBYTES].decode(errors="ignore"))

@@ -1,0 +1,182 @@
+"""What every rank of test_mpi.py runs: mpiexec -n N python mpi_driver.py SCENARIO MODEL LAYERS OUT.
+
+Rank 0 checks tokens, and every rank leaves what it has sent in the folder OUT. A scenario with
+"@rank" lets that rank do wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cache
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+from oracle import Oracle
+
+import pyflow
+from pyflow import PyflowError, SamplingParams, _core
+from pyflow.cluster import endpoint, mpi
+from pyflow.cluster.endpoint import Traffic
+from pyflow.cluster.head import Drafting, write
+from pyflow.cluster.job import Job
+from pyflow.cluster.messages import Frame, Result
+from pyflow.cluster.mpi import MpiPipeline, serve
+from pyflow.cluster.scheduler import Scheduler
+from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
+from pyflow.cluster.threads import Sizes
+
+N_PREDICT = 24
+SIZES: Sizes = {"n_ctx": 256, "n_seq_max": 6, "n_batch": 8}
+STRATEGIES = [iterative(), speculative(4), pipeinfer(1, 6), pipeinfer(4, 6)]
+SAMPLINGS = [
+    SamplingParams(temperature=0, seed=1),
+    SamplingParams(temperature=1.2, repeat_penalty=1.2, presence_penalty=0.2, seed=5),
+]
+TEXT = "The history of the Roman empire begins with"
+
+
+class Jobs:
+    """One after the other over the same pipeline, with oracles that are right half of the time."""
+
+    def __init__(self, model: pyflow.Model, pipeline: MpiPipeline) -> None:
+        self.model, self.pipeline = model, pipeline
+        self.plain = cache(self._plain)
+
+    def _plain(self, prompt: tuple[int, ...], sampling: int) -> list[int]:
+        drawn = self.model.generate(prompt, n_predict=N_PREDICT, sampling=SAMPLINGS[sampling])
+        assert len(drawn.tokens) == N_PREDICT, "the test wants a text that does not end"
+        return drawn.tokens
+
+    def run(
+        self,
+        prompt: Sequence[int],
+        strategy: Strategy,
+        sampling: int,
+        *,
+        keep: int = 0,
+        n_wanted: int = N_PREDICT,
+    ) -> Scheduler:
+        """Compares a job with plain decoding; reads only n_wanted of its runs' tokens."""
+        plain = self.plain(tuple(prompt), sampling)
+        assert self.pipeline.reset(SAMPLINGS[sampling], keep=keep) == keep
+        job = Job(
+            prompt=prompt,
+            n_predict=N_PREDICT,
+            n_ctx=256,
+            n_past=keep,
+            n_batch=8,
+            n_partitions=5,
+            epoch=self.pipeline.epoch,
+        )
+        scheduler = Scheduler(job, strategy)
+        guesser = Oracle([*prompt, *plain], 0.5, self.model.spec.n_vocab)
+        with Drafting(guesser, self.pipeline) as drafting:
+            written = write(scheduler, self.pipeline, drafting)
+            found = [token for some in islice(written, n_wanted) for token in some]
+            assert next(written, None) is None or n_wanted < N_PREDICT
+        assert found == plain[: len(found)], (strategy, sampling, found, plain)
+        assert len(found) == N_PREDICT or n_wanted < N_PREDICT
+        return scheduler
+
+
+def jobs(model: pyflow.Model, pipeline: MpiPipeline) -> None:
+    """All strategies, greedy or sampled; then a chat; then one that is given up."""
+    run, prompt = Jobs(model, pipeline).run, model.tokenizer.encode(TEXT)
+    for i, strategy in enumerate(STRATEGIES):
+        done = run(prompt, strategy, (i + MPI.COMM_WORLD.size) % 2)
+    text, keep = done.text, done.n_past
+    assert keep == len(text) - 1
+    longer = [*text, *model.tokenizer.encode(". After that")]
+    done = run(longer, STRATEGIES[2], 1, keep=keep)
+    run(longer, STRATEGIES[3], 0, keep=keep, n_wanted=3)
+    run(longer, STRATEGIES[3], 1, keep=keep)
+    run(longer, STRATEGIES[1], 0, n_wanted=1)
+    run(prompt, STRATEGIES[0], 0)
+
+
+def one_job(model: pyflow.Model, pipeline: MpiPipeline) -> None:
+    """Token by token."""
+    Jobs(model, pipeline).run(model.tokenizer.encode(TEXT), iterative(), 0)
+
+
+def frames(pipeline: MpiPipeline) -> None:
+    """A job that nobody checks, for what goes wrong."""
+    pipeline.reset(SAMPLINGS[0])
+    job = Job(prompt=range(1, 20), n_predict=8, n_ctx=256, n_batch=8, epoch=pipeline.epoch)
+    for _ in write(Scheduler(job, iterative()), pipeline):
+        pass
+
+
+class Raises(mpi.ModelStage):
+    """Fails at its second frame."""
+
+    n_frames = 0
+
+    def handle(self, frame: Frame) -> Frame | Result | None:
+        self.n_frames += 1
+        if self.n_frames == 2:
+            raise ZeroDivisionError("what a stage may raise " + 5000 * "ö")
+        return super().handle(frame)
+
+
+def corrupt(encode: Callable[[Any], bytearray]) -> Callable[[Any], bytearray]:
+    """Damages what is computed, on its way."""
+
+    def damaged(message: Any) -> bytearray:
+        data = encode(message)
+        if isinstance(message, Frame | Result):
+            data[-1] ^= 1
+        return data
+
+    return damaged
+
+
+def do_wrong(how: str) -> None:
+    if how == "raise":
+        mpi.ModelStage = Raises  # type: ignore[misc]
+    elif how == "corrupt":
+        endpoint.encode = corrupt(endpoint.encode)  # type: ignore[attr-defined]
+    elif how == "version":
+        metadata.version = lambda _: "0.0.9"
+
+
+def head(scenario: str, path: Path, ranges: list[range]) -> Traffic:
+    if scenario in ("jobs", "one job"):
+        with (
+            pyflow.load(path, n_threads=1) as model,
+            MpiPipeline(path, ranges, pool=model.pool, **SIZES) as pipeline,
+        ):
+            (jobs if scenario == "jobs" else one_job)(model, pipeline)
+            return pipeline.sent
+    with closing(MpiPipeline(path, ranges, pool=_core.ThreadPool(1), **SIZES)) as pipeline:
+        frames(pipeline)
+        return pipeline.sent
+
+
+def main(scenario: str, model: str, layers: str, out: str) -> None:
+    rank, at = MPI.COMM_WORLD.rank, 0
+    ranges = [range(at, at := at + int(n)) for n in layers.split(",")]
+    path = Path(model)
+    scenario, _, culprit = scenario.partition("@")
+    if culprit == str(rank):
+        do_wrong(scenario)
+        if scenario in ("model", "missing"):
+            path = Path(out) / "other.gguf"
+    if rank == 0:
+        try:
+            sent = head(scenario, path, ranges)
+        except PyflowError as error:
+            sys.exit(f"error: {error}")
+    else:
+        sent = serve(path, ranges, pool=_core.ThreadPool(1), **SIZES)
+    (Path(out) / f"{rank}.json").write_text(json.dumps([sent.messages, sent.nbytes]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
