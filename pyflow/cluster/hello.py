@@ -59,7 +59,7 @@ def check(hellos: Sequence[Hello], ranges: Sequence[range]) -> None:
         layers = layers_of(other.rank, ranges)
         pairs = (
             ("pyflow", own.version, other.version, "install the same pyflow on all"),
-            ("model", own.model, other.model, "give all the same file"),
+            ("model", own.model[:12], other.model[:12], "give all the same file"),
             (
                 "layers",
                 f"[{layers.start}, {layers.stop})",
@@ -70,8 +70,7 @@ def check(hellos: Sequence[Hello], ranges: Sequence[range]) -> None:
         for name, expected, found, what in pairs:
             if expected != found:
                 faults.append(
-                    f"rank {other.rank} ({other.host}): {name}: expected {expected:.16}, found "
-                    f"{found:.16}"
+                    f"rank {other.rank} ({other.host}): {name}: expected {expected}, found {found}"
                 )
                 advice.add(what)
     if faults:

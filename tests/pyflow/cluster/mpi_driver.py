@@ -105,6 +105,15 @@ def one_job(model: pyflow.Model, pipeline: MpiPipeline) -> None:
     Jobs(model, pipeline).run(model.tokenizer.encode(TEXT), iterative(), 0)
 
 
+def forgotten(model: pyflow.Model, pipeline: MpiPipeline) -> None:
+    """One stage has kept less than the others: all go on from there."""
+    run, prompt = Jobs(model, pipeline).run, model.tokenizer.encode(TEXT)
+    assert len(prompt) > 7
+    run(prompt, STRATEGIES[3], 0)
+    assert pipeline.reset(SAMPLINGS[0], keep=7) == 5
+    run(prompt, STRATEGIES[3], 0, keep=5)
+
+
 def frames(pipeline: MpiPipeline) -> None:
     """A job that nobody checks, for what goes wrong."""
     pipeline.reset(SAMPLINGS[0])
@@ -125,6 +134,16 @@ class Raises(mpi.ModelStage):
         return super().handle(frame)
 
 
+class Forgets(mpi.ModelStage):
+    """Keeps five positions at most."""
+
+    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+        return super().reset(sampling, stream=stream, keep=min(keep, 5))
+
+
+CHECKED = {"jobs": jobs, "one job": one_job, "forgets": forgotten}
+
+
 def corrupt(encode: Callable[[Any], bytearray]) -> Callable[[Any], bytearray]:
     """Damages what is computed, on its way."""
 
@@ -140,6 +159,8 @@ def corrupt(encode: Callable[[Any], bytearray]) -> Callable[[Any], bytearray]:
 def do_wrong(how: str) -> None:
     if how == "raise":
         mpi.ModelStage = Raises  # type: ignore[misc]
+    elif how == "forgets":
+        mpi.ModelStage = Forgets  # type: ignore[misc]
     elif how == "corrupt":
         endpoint.encode = corrupt(endpoint.encode)  # type: ignore[attr-defined]
     elif how == "version":
@@ -147,12 +168,12 @@ def do_wrong(how: str) -> None:
 
 
 def head(scenario: str, path: Path, ranges: list[range]) -> Traffic:
-    if scenario in ("jobs", "one job"):
+    if scenario in CHECKED:
         with (
             pyflow.load(path, n_threads=1) as model,
             MpiPipeline(path, ranges, pool=model.pool, **SIZES) as pipeline,
         ):
-            (jobs if scenario == "jobs" else one_job)(model, pipeline)
+            CHECKED[scenario](model, pipeline)
             return pipeline.sent
     with closing(MpiPipeline(path, ranges, pool=_core.ThreadPool(1), **SIZES)) as pipeline:
         frames(pipeline)

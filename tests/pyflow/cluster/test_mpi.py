@@ -1,0 +1,158 @@
+"""Real ranks: mpiexec starts mpi_driver.py, which compares tokens with plain decoding."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import gguf
+import psutil
+import pytest
+
+from pyflow.cluster.wire import frame_nbytes
+
+if TYPE_CHECKING:
+    from pyflow.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.model
+
+DRIVER = Path(__file__).with_name("mpi_driver.py")
+LIMIT_S = 120  # a start takes a few seconds; one that hangs takes this long
+N_PREDICT, N_BATCH, TEXT = 24, 8, "The history of the Roman empire begins with"  # the driver's
+
+Start: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def start(model_path: Callable[[str], Path], tmp_path: Path) -> Start:
+    """Runs a scenario on as many ranks as layers has numbers, and leaves no process behind."""
+    beside = Path(sys.executable).parent
+    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    assert mpiexec, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(DRIVER.parent), os.getenv("PYTHONPATH")]))
+    }
+
+    def run(
+        scenario: str, layers: str, n_ranks: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        n = n_ranks or len(layers.split(","))
+        command = [mpiexec, "-n", str(n), sys.executable, str(DRIVER), scenario]
+        command += [str(model_path("smollm2")), layers, str(tmp_path)]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # mpiexec then ends its ranks
+                out, err = process.communicate()
+                err += f"\nended after {LIMIT_S} s"
+        assert not left(str(tmp_path)), err
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return run
+
+
+def left(folder: str) -> list[psutil.Process]:
+    """Ranks that still run, after some seconds in which they may end; none will be left."""
+    until = time.monotonic() + 5
+    while True:
+        found = [p for p in psutil.process_iter(["cmdline"]) if folder in (p.info["cmdline"] or [])]
+        if not found or time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    for process in found:
+        process.kill()
+    return found
+
+
+def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("layers", ["30", "15,15", "12,8,10", "6,6,6,6,6"])
+def test_ranks_write_what_one_place_writes_in_all_jobs(start: Start, layers: str) -> None:
+    assert_silent(start("jobs", layers))
+
+
+def test_ranks_without_layers_take_no_part_and_all_go_on_from_the_least_that_is_kept(
+    start: Start, tmp_path: Path
+) -> None:
+    assert_silent(start("forgets@1", "0,14,0,16"))
+    assert set(sent(tmp_path, 2)) == {"Hello"}
+    assert set(sent(tmp_path, 3)) == {"Hello", "Begun", "Result"}
+
+
+def sent(folder: Path, rank: int) -> dict[str, tuple[int, int]]:
+    """Messages and bytes by the names of types."""
+    messages, nbytes = json.loads((folder / f"{rank}.json").read_text())
+    return {name: (messages[name], nbytes[name]) for name in messages}
+
+
+def test_a_token_is_a_frame_per_hop_and_a_result(
+    start: Start, tmp_path: Path, tokenizer_of: Callable[[str], Tokenizer]
+) -> None:
+    assert_silent(start("one job", "10,10,10"))
+    n_prompt, n_embd = len(tokenizer_of("smollm2").encode(TEXT)), 576
+    n_chunks = math.ceil(n_prompt / N_BATCH)
+    for rank in (0, 1):
+        n, nbytes = sent(tmp_path, rank)["Frame"]
+        # A run per chunk of the prompt, the last of which draws, and one per token but the last.
+        assert n == n_chunks + N_PREDICT - 1
+        accepted = 4 + 4 + 4  # one op: the token that was drawn before
+        rows = n_chunks * frame_nbytes(N_BATCH, n_embd)
+        most = rows + (N_PREDICT - 1) * (frame_nbytes(1, n_embd) + accepted) + 4 * n_prompt
+        assert 4 * n_embd * (n_prompt + N_PREDICT - 1) < nbytes <= most
+    n, nbytes = sent(tmp_path, 2)["Result"]
+    assert n_chunks + N_PREDICT - 1 == n
+    assert nbytes <= n * 48
+    others = {
+        0: {"Hello": 2, "Begin": 2, "Goodbye": 2},
+        1: {"Hello": 1, "Begun": 1},
+        2: {"Hello": 1, "Begun": 1},
+    }
+    for rank, expected in others.items():
+        found = {name: n for name, (n, _) in sent(tmp_path, rank).items()}
+        assert {name: n for name, n in found.items() if name in expected} == expected
+        assert set(found) - set(expected) == {"Result" if rank == 2 else "Frame"}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "layers", "n_ranks", "says"),
+    [
+        ("raise@1", "15,15", 2, ["rank 1 on ", ": ZeroDivisionError: what a stage may raise"]),
+        ("raise@0", "15,15", 2, ["rank 0 on ", ": ZeroDivisionError: what a stage may raise"]),
+        ("corrupt@1", "10,10,10", 3, ["rank 2 on ", "a message of rank 1: crc32: expected 0x"]),
+        ("corrupt@2", "10,10,10", 3, ["rank 2 on ", "crc32: expected 0x", ", found 0x"]),
+        ("version@2", "10,10,10", 3, ["rank 2 (", "pyflow: expected ", ", found 0.0.9; install"]),
+        ("model@1", "10,10,10", 3, ["rank 1 (", "model: expected ", ", found ", "the same file"]),
+        ("missing@1", "15,15", 2, ["rank 1 on ", "other.gguf: no such file"]),
+        ("too many", "14,16", 3, ["expected 2 ranks, found 3: 0 on ", ", 2 on ", "start 2 with"]),
+    ],
+)
+def test_what_goes_wrong_on_a_rank_ends_all_with_one_message(
+    start: Start, tmp_path: Path, scenario: str, layers: str, n_ranks: int, says: list[str]
+) -> None:
+    if scenario.startswith("model"):
+        writer = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    done = start(scenario, layers, n_ranks)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert len(done.stderr.encode()) < 5000
+    for words in says:
+        assert words in done.stderr

@@ -1,0 +1,159 @@
+"""A rank's part in a pipeline, over a stage that computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from pyflow import PyflowError, SamplingParams
+from pyflow.cluster.messages import (
+    Begin,
+    Begun,
+    Cancel,
+    Failure,
+    Frame,
+    Goodbye,
+    Message,
+    Result,
+    Run,
+)
+from pyflow.cluster.wire import MAX_TEXT_NBYTES, WireError, encode
+from pyflow.cluster.worker import Worker, failure
+
+SAMPLING = SamplingParams(seed=1)
+
+
+def frame(epoch: int, number: int) -> Frame:
+    return Frame(epoch, number, (), Run(number, 0, number, (1,)))
+
+
+class Fake:
+    """Notes what it is told; as the last stage it makes results of frames."""
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        self.is_last = is_last
+        self.told: list[object] = []
+        self.during: dict[int, Callable[[], None]] = {}  # what happens while it handles a frame
+
+    def handle(self, frame: Frame) -> Frame | Result | None:
+        self.told.append(frame.number)
+        self.during[frame.number]() if frame.number in self.during else None
+        return Result(frame.epoch, frame.number, ()) if self.is_last else frame
+
+    def cancel(self, runs: Iterable[int]) -> None:
+        self.told.append(("cancel", *runs))
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+        assert sampling == SAMPLING
+        self.told.append(("reset", stream, keep))
+        return keep - 1
+
+
+class Rank:
+    """A worker as rank 1 of 3, and what it has sent."""
+
+    def __init__(self, stage: Fake | None) -> None:
+        self.stage = stage
+        self.sent: list[tuple[int, Message]] = []
+        self.worker = Worker(1, "hostb", 2, lambda to, message: self.sent.append((to, message)))
+
+    def given(self, *messages: Message | WireError) -> None:
+        for message in messages:
+            self.worker.deliver(0, message)
+
+    def work(self) -> None:
+        """Until its goodbye."""
+        with self.worker.reporting():
+            self.worker.work(self.stage)
+
+
+def begin(epoch: int) -> Begin:
+    return Begin(epoch, SAMPLING, 3, 9)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_frame_goes_on_to_the_next_stage_and_a_result_to_the_head(is_last: bool) -> None:
+    stage = Fake(is_last=is_last)
+    rank = Rank(stage)
+    stage.during[1] = lambda: rank.given(Goodbye(0))
+    rank.given(begin(4), frame(4, 0), frame(4, 1), frame(4, 2))
+    rank.work()
+    assert stage.told == [("reset", 3, 9), 0, 1, "stop"]  # 2 waited, and was wanted no more
+    outs = [(0, Result(4, i, ())) if is_last else (2, frame(4, i)) for i in range(2)]
+    assert rank.sent == [(0, Begun(4, 8)), *outs]
+
+
+def test_frames_and_cancellations_of_another_job_are_dropped() -> None:
+    stage = Fake()
+    rank = Rank(stage)
+    stage.during[1] = lambda: rank.given(
+        Cancel(3, (5,)), Cancel(4, (6, 7)), begin(5), Cancel(4, (8,)), frame(4, 9), frame(5, 2)
+    )
+    stage.during[2] = lambda: rank.given(Goodbye(0))
+    rank.given(begin(4), frame(3, 0), frame(4, 1), frame(4, 8))
+    rank.work()
+    first = [("reset", 3, 9), 1, ("cancel", 6, 7), "stop"]
+    assert stage.told == [*first, ("reset", 3, 9), 2, "stop"]
+    assert [m.epoch for _, m in rank.sent] == [4, 4, 5, 5]
+
+
+def test_what_a_stage_raises_is_reported_and_nothing_is_done_after_it() -> None:
+    stage = Fake()
+    rank = Rank(stage)
+
+    def fail() -> None:
+        rank.given(frame(4, 2), begin(5), WireError("damaged"), Goodbye(0))
+        raise ZeroDivisionError("thirteen")
+
+    stage.during[1] = fail
+    rank.given(begin(4), frame(4, 1))
+    rank.work()
+    assert rank.sent[1:] == [(0, Failure(0, 1, "hostb: ZeroDivisionError: thirteen"))]
+    assert 2 not in stage.told
+
+
+@pytest.mark.parametrize("stage", [None, Fake()])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (WireError("crc32"), "a message of rank 0: crc32"),
+        (Result(0, 1, ()), "nobody here waits for a Result"),
+        (Begun(0, 1), "nobody here waits for a Begun"),
+    ],
+)
+def test_what_should_not_have_come_is_reported(
+    stage: Fake | None, wrong: Message | WireError, says: str
+) -> None:
+    rank = Rank(stage)
+    rank.given(wrong, Goodbye(0))
+    rank.work()
+    assert rank.sent == [(0, Failure(0, 1, f"hostb: {says}"))]
+
+
+def test_a_rank_without_layers_waits_for_its_goodbye_and_reports_frames() -> None:
+    for given, expected in (((), []), ((frame(0, 1),), ["nobody here waits for a Frame"])):
+        rank = Rank(None)
+        rank.given(*given, Cancel(0, (1,)), Goodbye(0))
+        rank.work()
+        assert rank.sent == [(0, Failure(0, 1, f"hostb: {says}")) for says in expected]
+
+
+def test_a_goodbye_that_was_taken_before_the_work_ends_it_too() -> None:
+    rank = Rank(Fake())
+    rank.given(Goodbye(0))
+    with rank.worker.reporting():
+        assert rank.worker.take() == Goodbye(0)
+    assert rank.sent == []
+
+
+@pytest.mark.parametrize("reason", ["x" * 9000, "ö" * 9000, "x" + "ö" * 9000, "\ud800", ""])
+def test_a_reason_is_cut_to_what_a_message_can_hold(reason: str) -> None:
+    message = failure(2, "hostc", PyflowError(reason))
+    assert message.rank == 2
+    assert message.reason.startswith("hostc: ")
+    assert len(message.reason.encode()) <= MAX_TEXT_NBYTES
+    assert encode(message)
