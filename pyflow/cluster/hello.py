@@ -59,7 +59,7 @@ def check(hellos: Sequence[Hello], ranges: Sequence[range]) -> None:
         layers = layers_of(other.rank, ranges)
         pairs = (
             ("pyflow", own.version, other.version, "install the same pyflow on all"),
-            ("model", own.model[:12], other.model[:12], "give all the same file"),
+            ("model", own.model, other.model, "give all the same file"),
             (
                 "layers",
                 f"[{layers.start}, {layers.stop})",

@@ -25,13 +25,13 @@ def test_ranks_fit_together_on_any_instruction_set() -> None:
 
 
 def test_all_differences_are_in_one_message() -> None:
-    other = replace(HELLOS[1], version="0.0.9", model="b" + 63 * "a", last=11)
+    other = replace(HELLOS[1], version="0.0.9", model=63 * "a" + "b", last=11)
     with pytest.raises(PyflowError) as caught:
         check([HELLOS[0], other, replace(HELLOS[2], version="0.2.0")], RANGES)
     assert str(caught.value) == (
         "ranks differ from rank 0 (host0): "
         "rank 1 (host1): pyflow: expected 0.1.0, found 0.0.9; "
-        "rank 1 (host1): model: expected aaaaaaaaaaaa, found baaaaaaaaaaa; "
+        f"rank 1 (host1): model: expected {64 * 'a'}, found {63 * 'a'}b; "
         "rank 1 (host1): layers: expected [10, 10), found [10, 11); "
         "rank 2 (host2): pyflow: expected 0.1.0, found 0.2.0; "
         "give all the same file, give all the same layers, install the same pyflow on all"
