@@ -63,7 +63,8 @@ def serve(
 class MpiPipeline(Closing):
     """On rank 0: the stages of all ranks. One thread drives it.
 
-    Also a context manager: leaving it ends what the other ranks do.
+    Also a context manager: leaving it ends what the other ranks do. They wait for it from their
+    start: what may fail on rank 0 before must end them too, as `python -m mpi4py` does.
     """
 
     def __init__(
