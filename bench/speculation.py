@@ -37,7 +37,7 @@ def tables(questions: str, folder: Path) -> dict[str, list[str]]:
         "tasks": [*QWEN, *spec_bench, *auto],
         "sampled": [*QWEN, *spec_bench, *auto, "--temp", "1"],
         "code": [*QWEN, "--prompts", CODE, *auto],
-        "batches": [*QWEN, *spec_bench, *auto, "--batch", "2,4", "--n-per-task", "8"],
+        "batch2": [*QWEN, *spec_bench, *auto, "--batch", "2", "--n-per-task", "8"],
         "batch4": [
             *QWEN,
             *spec_bench,
