@@ -64,9 +64,9 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: int) -> int:
-    if value < -1 or value == 0:
+    if value < -1 or value == 0 or value >= 1 << 31:
         raise click.BadParameter(
-            f"expected 1 or more, or -1 for no limit, found {value}", ctx, param
+            f"expected 1 to {(1 << 31) - 1}, or -1 for no limit, found {value}", ctx, param
         )
     return value
 
