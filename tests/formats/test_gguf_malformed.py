@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pyflow import _core, errors
@@ -22,12 +22,23 @@ def refusal(path: Path, data: bytes) -> errors.PyflowError:
     return caught.value
 
 
+def shown(name: str) -> str:
+    """A name as people are shown it: what could move a terminal's cursor is spelt out."""
+    spelt = re.compile(r"[\x00-\x1f\x7f-\x9f\\\udc80-\udcff]")
+    return spelt.sub(
+        lambda found: "".join(
+            f"\\x{byte:02x}" for byte in found[0].encode("utf-8", "surrogateescape")
+        ),
+        name,
+    )
+
+
 def use(file: _core.GgufFile) -> None:
     """Touch everything that an open file offers."""
     for s in file.metadata.values():
         repr(s)
     for t in file.tensors:
-        assert t.name in repr(t)
+        assert shown(t.name) in repr(t)
         if t.nbytes:
             file.data(t.name).sum()
 
@@ -141,6 +152,9 @@ def mutate(data: bytes, edits: list[tuple[str, int, int]]) -> bytes:
     return bytes(out)
 
 
+@example(edits=[("byte", 4188, 0)])  # in the name of a tensor, spelt out when shown
+@example(edits=[("byte", 4188, 0x5C)])
+@example(edits=[("byte", 4188, 0xFF)])
 @settings(
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
