@@ -17,8 +17,8 @@ Bits per weight are those of llama.cpp's formats for models of this size: Q2_K 3
 Q4_K_M 4.85. A core makes 16 multiply-adds of quantized weights per cycle with AVX2, 8 with AVX:
 half of what its vector unit could, the rest goes into unpacking.
 
-Iterative and speculative pipelines have all nodes as stages, and the speculative one's drafts are
-made by its head meanwhile; PipeInfer gives one node to the draft model.
+Iterative and speculative pipelines have all nodes as stages. The speculative one's head makes a
+draft, sends it, and waits for what becomes of it before the next; PipeInfer gives one node to the draft model.
 """
 
 from __future__ import annotations

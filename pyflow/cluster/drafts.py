@@ -9,6 +9,7 @@ from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.drafter import Budget, Observed
 from pyflow.speculate.lookup import LookupDrafter, PromptLookup
+from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
@@ -70,10 +71,10 @@ class ModelGuesser:
         chances: list[float] = []
         if not self._text or len(self._text) + request.n > self._context.n_ctx:
             return _drafted(request, tokens, chances)
-        self._read(request.keep)
+        self._read()
         while len(tokens) < request.n:
             last = tokens[-1] if tokens else self._text[-1]
-            path = (self._text + tokens)[-self._n_back :] if self._n_back > 0 else []
+            path = self._looked_back_on(tokens)
             guesses, _ = self._context.guess([last], [-1], 0, [0], [path], self._sampler)
             self._context.commit([(0, 0)])
             self._cells.append(last)
@@ -84,14 +85,17 @@ class ModelGuesser:
             chances.append(min(1.0, chance))
         return _drafted(request, tokens, chances)
 
-    def _read(self, keep: int) -> None:
+    def _looked_back_on(self, guesses: list[int]) -> list[int]:
+        """What penalties see of the text and the guesses after it."""
+        known = self._text + guesses
+        if self._n_back < 0:
+            return known
+        return known[len(known) - min(self._n_back, len(known)) :]
+
+    def _read(self) -> None:
         """Brings the context to all of the text but its last token."""
-        n = min(keep, len(self._cells))
-        for mine, theirs in zip(self._cells[n:], self._text[n:], strict=False):
-            if mine != theirs:
-                break
-            n += 1
-        n = self._context.seq_reusable(0, min(n, len(self._text) - 1))
+        n = common_prefix(self._cells, self._text[:-1])
+        n = self._context.seq_reusable(0, n)
         self._context.seq_rm(0, n)
         if unread := self._text[n:-1]:
             self._context.forward(unread, logits="none", regime="prefill")

@@ -38,6 +38,7 @@ from pyflow.cluster.messages import (
 from pyflow.cluster.paths import Chain, Flight
 from pyflow.cluster.strategy import Strategy
 from pyflow.errors import PyflowError, ResourceError, ShapeError
+from pyflow.speculate.tree import common_prefix
 
 
 class Scheduler:
@@ -347,8 +348,7 @@ class _Drafts:
         """Of text and guesses: how many tokens are known, and the others. Begins a request."""
         self.number += 1
         base = text[self._n_text :] + guesses
-        pairs = zip(base, self._known[self._n_text :], strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        same = common_prefix(base, self._known[self._n_text :])
         keep = self._n_text + same
         self._known[keep:] = base[same:]
         self._n_text = len(text)

@@ -41,8 +41,8 @@ class ClusterTimes:
     """How long everything takes.
 
     stage_s: per stage, seconds of a run by its number of rows. n_layers: of each stage, between
-    which a run can be stopped. draft_s: seconds of one guess; read_s: of one token of the prompt
-    that the drafter reads. row_nbytes: of the hidden state of one row on a link.
+    which a run can be stopped. draft_s: seconds of one guess; what the drafter reads costs nothing.
+    row_nbytes: of the hidden state of one row on a link.
     """
 
     stage_s: Sequence[Callable[[int], float]]
@@ -50,7 +50,6 @@ class ClusterTimes:
     link: Link
     row_nbytes: int
     draft_s: float = 0.0
-    read_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,13 +63,6 @@ class Trace:
     end_s: float = 0.0
     busy_s: list[float] = field(default_factory=list)
     """By stage."""
-    n_messages: int = 0
-    n_bytes: int = 0
-
-    @property
-    def prefill_s(self) -> float:
-        """Until the first token, which the prompt's own run draws."""
-        return self.times[0]
 
     @property
     def ttft_s(self) -> float:
@@ -147,8 +139,6 @@ class VirtualPipeline:
         n_bytes = _HEADER_NBYTES
         if isinstance(message, Frame) and message.hidden is not None and message.run:
             n_bytes += self._times.row_nbytes * len(message.run.tokens)
-        self.trace.n_messages += 1
-        self.trace.n_bytes += n_bytes
         # Cancellations have a way of their own.
         key = (src, dst, isinstance(message, Cancel))
         left = max(self._now, self._links.get(key, 0.0))
@@ -240,11 +230,9 @@ class VirtualPipeline:
         self._pending.append(request)
         self._drafting += 1
         turn = self._drafting
-        n_new = len(request.tokens)
-        reading = self._times.read_s * max(0, n_new - 1)
         if not request.n:
             return
-        seconds = self._jitter(reading + self._times.draft_s * request.n)
+        seconds = self._jitter(self._times.draft_s * request.n)
         self._at(self._now + seconds, lambda: self._answer(turn))
 
     def _answer(self, turn: int) -> None:

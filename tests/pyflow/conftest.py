@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pyflow.cli import main, options
 from pyflow.errors import CancelledError, ResourceError, ShapeError
 from pyflow.tokenizer import Detokenizer
 
@@ -202,3 +205,20 @@ def saying() -> Callable[..., FakeModel]:
         return FakeModel(logits_of, **options)
 
     return make
+
+
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fake_model: Any
+) -> Callable[..., tuple[int, str, str]]:
+    """run(*args, model=..., stdin=...) -> exit code, standard output, standard error."""
+    monkeypatch.delenv("PYFLOW_DEBUG", raising=False)
+
+    def run_(*args: str, model: Any = None, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(options, "load", lambda *_: model or fake_model)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = main(args)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_

@@ -313,6 +313,36 @@ def test_nothing_likely_enough_is_not_asked_for_until_a_result() -> None:
     assert hand.asked.number != number
 
 
+def test_without_asynchrony_results_wait_for_the_draft() -> None:
+    hand = Hand(pipeinfer(2, 4, asynchronous=False))
+    hand.draw(1, 10)
+    assert hand.asked is not None
+    hand.draw(2, 11)
+    assert hand.text == [10]
+    hand.draft(11, 12)
+    assert hand.text == [10, 11]
+
+
+def test_what_is_likely_enough_rises_along_a_chain_and_falls_while_nothing_is() -> None:
+    hand = Hand(pipeinfer(1, 9, least=0.5, recovery=0.1, decay=0.2))
+    hand.draw(1, 10)
+    asked = []
+    for token in (11, 12, 13):
+        assert hand.asked is not None
+        asked.append(hand.asked.least)
+        hand.draft(token)
+    assert asked == pytest.approx([0.5, 0.6, 0.7])
+    hand.draft()  # nothing after 13
+    assert hand.asked is not None
+    number = hand.asked.number
+    hand.draw(2, 20)  # another chain, and text that grew
+    assert hand.asked.number > number
+    assert hand.asked.least == pytest.approx(0.5)
+    hand.draft()
+    hand.draw(hand.scheduler._flights[0].run.number, 0, skipped=True)  # a result without text
+    assert hand.asked.least == pytest.approx(0.5 + 0.1 - 0.2)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ShapeError, match="prompt: expected more"):
         Scheduler(Job(prompt=[], n_predict=5, n_ctx=10), iterative())

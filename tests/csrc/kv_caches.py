@@ -1,0 +1,25 @@
+"""Small KV caches, and text for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyflow import _core
+
+kernels = _core.testing
+LAYER = (2, 32)  # heads, head_dim
+
+
+def make(*windows: int, n_ctx: int, n_seq_max: int = 1, n_batch: int = 8, **kwargs: Any) -> Any:
+    kind = kwargs.pop("type", "f16")
+    return kernels.KvCache(
+        [(*LAYER, w) for w in windows], kind, n_ctx, n_seq_max, n_batch, **kwargs
+    )
+
+
+def feed(cache: Any, n: int, *, start: int = 0, seq: int = 0, chunk: int = 8) -> None:
+    """Commits positions start .. start + n - 1."""
+    for p in range(start, start + n, chunk):
+        cache.begin([(q, [seq]) for q in range(p, min(p + chunk, start + n))])
+        cache.commit()
+    cache.check()

@@ -1,0 +1,168 @@
+"""Messages of every type, at random and by hand, and bytes that only claim to be some."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from pyflow.cluster import wire
+from pyflow.cluster.messages import (
+    Accept,
+    Begin,
+    Begun,
+    Cancel,
+    Drafted,
+    DraftRequest,
+    Failure,
+    Frame,
+    Goodbye,
+    Hello,
+    Message,
+    Remove,
+    Result,
+    Run,
+    Share,
+)
+from pyflow.sampling import SamplingParams
+
+I32_MAX = 2**31 - 1
+FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE, HELLO, BEGIN = range(9)
+
+HIDDEN = np.linspace(-3, 3, 10, dtype=np.float32).reshape(2, 5)
+RUN = Run(7, 3, 100, (5, 6), path=(8, 9, 10), n_draws=2, regime="prefill")
+OPS = (Share(0, 3, 98, 100), Remove(2, 99, -1), Accept((11, 12)))
+SAMPLING = SamplingParams(
+    temperature=1.2, top_p=0.1, seed=2**64 - 1, logit_bias={3: float("-inf"), 7: -0.25}
+)
+SAMPLES: dict[str, Message] = {
+    "frame": Frame(1, 40, ops=OPS, run=RUN, hidden=HIDDEN),
+    "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
+    "frame, empty": Frame(0, 0),
+    "result": Result(1, 7, (13, I32_MAX)),
+    "result, skipped": Result(2, 8, (), skipped=True),
+    "cancel": Cancel(1, (7, 2**40)),
+    "draft request": DraftRequest(1, 9, 99, (1, 2, 3), 16, 0.25),
+    "drafted": Drafted(1, 9, (4, 5), (1.0, 0.125)),
+    "goodbye": Goodbye(2**32 - 1),
+    "failure": Failure(3, 2, "rank 2: größer als der Speicher"),
+    "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2", 10, 18),
+    "begin": Begin(4, SAMPLING, 3, 99),
+    "begun": Begun(4, 98),
+}
+samples = pytest.mark.parametrize("message", SAMPLES.values(), ids=SAMPLES.keys())
+
+
+def up_to(most: int) -> st.SearchStrategy[int]:
+    return st.integers(0, most) | st.sampled_from([0, most])
+
+
+def tuples_of(item: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(item, min_size=least, max_size=9).map(tuple)
+
+
+EPOCHS, I32, NUMBERS = up_to(2**32 - 1), up_to(I32_MAX), up_to(2**63 - 1)
+TOKENS = tuples_of(I32)
+CHANCES = st.floats(0, 1)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+SHARES = st.builds(Share, I32, I32, I32, I32)
+REMOVES = st.builds(Remove, I32, I32, st.integers(-(2**31), I32_MAX))
+ALL_OPS = tuples_of(SHARES | REMOVES | st.builds(Accept, TOKENS))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    tokens = draw(tuples_of(I32, least=1))
+    return Run(
+        number=draw(NUMBERS),
+        seq=draw(I32),
+        position=draw(up_to(I32_MAX - len(tokens))),
+        tokens=tokens,
+        path=draw(TOKENS),
+        n_draws=draw(up_to(len(tokens))),
+        regime=draw(st.sampled_from(["prefill", "decode"])),
+    )
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    run, hidden = draw(st.none() | runs()), None
+    if run is not None and draw(st.booleans()):
+        shape = (len(run.tokens), draw(st.integers(1, 7)))
+        values = st.floats(width=32)  # NaN and infinities too
+        hidden = draw(st_numpy.arrays(np.float32, shape, elements=values))
+    skipped = draw(st.booleans())
+    return Frame(draw(EPOCHS), draw(NUMBERS), draw(ALL_OPS), run, hidden, skipped)
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Drafted:
+    pairs = draw(st.lists(st.tuples(I32, CHANCES), max_size=9))
+    tokens, probabilities = tuple(t for t, _ in pairs), tuple(p for _, p in pairs)
+    return Drafted(draw(EPOCHS), draw(NUMBERS), tokens, probabilities)
+
+
+FLOATS = st.floats(0.01, 2)
+BIASES = st.dictionaries(I32, FLOATS | st.just(float("-inf")), max_size=4)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=FLOATS,
+    top_k=st.integers(0, 99),
+    top_p=st.floats(0.01, 1),
+    repeat_penalty=FLOATS,
+    logit_bias=BIASES.map(lambda biases: dict(sorted(biases.items()))),
+    seed=up_to(2**64 - 1),
+)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+
+
+@st.composite
+def hellos(draw: st.DrawFn) -> Hello:
+    first, last = sorted((draw(I32), draw(I32)))
+    names = draw(NAMES), draw(I32), draw(NAMES), draw(DIGESTS), draw(NAMES)
+    return Hello(draw(EPOCHS), draw(I32), *names, first, last)
+
+
+STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
+    Frame: frames(),
+    Result: st.builds(Result, EPOCHS, NUMBERS, TOKENS, st.booleans()),
+    Cancel: st.builds(Cancel, EPOCHS, tuples_of(NUMBERS)),
+    DraftRequest: st.builds(
+        DraftRequest, EPOCHS, NUMBERS, I32, TOKENS, up_to(wire.MAX_TOKENS), CHANCES
+    ),
+    Drafted: drafts(),
+    Goodbye: st.builds(Goodbye, EPOCHS),
+    Failure: st.builds(Failure, EPOCHS, I32, TEXTS),
+    Hello: hellos(),
+    Begin: st.builds(Begin, EPOCHS, SAMPLINGS, up_to(2**32 - 1), I32),
+    Begun: st.builds(Begun, EPOCHS, I32),
+}
+
+
+def assert_same(found: Message, expected: Message) -> None:
+    """All fields equal, and of the same types; hidden states bit by bit."""
+    if isinstance(found, Frame) and isinstance(expected, Frame):
+        for name in ("dtype", "shape"):
+            assert getattr(found.hidden, name, None) == getattr(expected.hidden, name, None)
+        if found.hidden is not None and expected.hidden is not None:
+            assert found.hidden.tobytes() == expected.hidden.tobytes()
+        found, expected = replace(found, hidden=None), replace(expected, hidden=None)
+    assert type(found) is type(expected)
+    assert repr(found) == repr(expected)
+
+
+def sealed(place: int, payload: bytes, *, epoch: int = 0, version: int = 1) -> bytes:
+    """What a peer sends who knows the format and may lie in the payload."""
+    start = struct.pack("<4sHHIQ", b"PFWM", version, place, epoch, len(payload))
+    return start + struct.pack("<I", zlib.crc32(start + payload)) + payload
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
