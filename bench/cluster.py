@@ -18,7 +18,8 @@ Q4_K_M 4.85. A core makes 16 multiply-adds of quantized weights per cycle with A
 half of what its vector unit could, the rest goes into unpacking.
 
 Iterative and speculative pipelines have all nodes as stages. The speculative one's head makes a
-draft, sends it, and waits for what becomes of it before the next; PipeInfer gives one node to the draft model.
+draft, sends it, and waits for what becomes of it before the next; PipeInfer gives one node to the
+draft model.
 """
 
 from __future__ import annotations
