@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +113,13 @@ class Model(Closing):
                 f"{self.path}: the weights take {need:,} bytes, {free:,} are available; close "
                 f"other programs or choose a smaller model"
             )
-        self._stage: _core.Stage | None = _core.Stage(
-            self._checkpoint.native, self.spec.stage(), self._pool
-        )
-        self.tokenizer = Tokenizer.from_metadata(self.metadata, source=str(self.path))
+        # The vocabulary is read while the threads of the pool pack weights.
+        with ThreadPoolExecutor(1) as beside:
+            tokenizer = beside.submit(Tokenizer.from_metadata, self.metadata, source=str(self.path))
+            self._stage: _core.Stage | None = _core.Stage(
+                self._checkpoint.native, self.spec.stage(), self._pool
+            )
+            self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab > self.spec.n_vocab:
             raise ShapeError(
                 f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the embedding "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.tokenizer import bpe, spm
 from pyflow.tokenizer.detokenizer import Detokenizer
@@ -212,7 +214,6 @@ class Tokenizer:
         return self._vocab.types[token]
 
     def _special_tokens(self, *kinds: TokenType) -> SpecialTokens:
-        types = self._vocab.types
-        return SpecialTokens(
-            (text, i) for i, text in enumerate(self._vocab.texts) if types[i] in kinds
-        )
+        kind = np.frombuffer(self._vocab.types, np.uint8)
+        tokens = np.flatnonzero(np.isin(kind, kinds)).tolist()
+        return SpecialTokens((self._vocab.texts[i], i) for i in tokens)

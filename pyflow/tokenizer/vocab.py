@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
@@ -136,12 +137,16 @@ def read_merges(metadata: Mapping[str, object], *, source: str) -> list[tuple[st
     """The pairs of `tokenizer.ggml.merges`, best first."""
     key = "tokenizer.ggml.merges"
     pairs: dict[tuple[str, str], None] = {}  # of equal pairs the first, better one counts
-    for i, merge in enumerate(_strings(metadata, key, source=source)):
-        # The first part may itself begin with a space.
-        cut = merge.find(" ", 1)
-        if cut < 0:
-            raise FormatError(
-                f"{source}: {key}: item {i}, {merge!r:.80}, is not two parts with a space"
-            )
-        pairs[merge[:cut], merge[cut + 1 :]] = None
+    merges = _strings(metadata, key, source=source)
+    for i, (first, space, second) in enumerate(map(str.partition, merges, repeat(" "))):
+        pair = first, second
+        if not (first and space):
+            # The first part may itself begin with a space.
+            rest, cut, last = second.partition(" ")
+            if not cut:
+                raise FormatError(
+                    f"{source}: {key}: item {i}, {merges[i]!r:.80}, is not two parts with a space"
+                )
+            pair = " " + rest, last
+        pairs[pair] = None
     return list(pairs)
