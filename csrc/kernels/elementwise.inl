@@ -123,7 +123,10 @@ static uint64_t read_bytes(const uint8_t* p, int64_t nbytes) {
   for (auto& s : sum) s = S::izero();
   int64_t i = 0;
   for (; i + 512 <= nbytes; i += 512)
-    for (int c = 0; c < 8; ++c) sum[c] = S::iadd(sum[c], at(i + 64 * c));
+    for (int c = 0; c < 8; ++c) {
+      S::prefetch(p + i + 64 * c + kPrefetchAhead);
+      sum[c] = S::iadd(sum[c], at(i + 64 * c));
+    }
   for (; i + 64 <= nbytes; i += 64) sum[0] = S::iadd(sum[0], at(i));
   int32_t lanes[16];
   uint64_t total = 0;

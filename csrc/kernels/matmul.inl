@@ -39,6 +39,20 @@ static inline Simd::I dot16(Simd::I acc, const Simd::B (&w)[4], const int8_t* a)
   }
 }
 
+// Bytes that a prefetch runs ahead of a read: far enough for memory's latency at one core's share
+// of its bandwidth, and across the 4 KiB borders at which hardware prefetchers stop.
+static constexpr int64_t kPrefetchAhead = 9216;
+
+// Fetches ahead of quarter Q of a piece. Little by little: all lines of a piece at once fill the
+// queue of misses, behind which the loads of the present piece then wait.
+template <class Format, int Q>
+static inline void prefetch_quarter(const uint8_t* piece) {
+  constexpr int kLines = (Format::kUnitBytes / Format::kPieces + 63) / 64;
+#pragma GCC unroll 8
+  for (int i = kLines * Q / 4; i < kLines * (Q + 1) / 4; ++i)
+    Simd::prefetch(piece + kPrefetchAhead + 64 * i);
+}
+
 // Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
 // t in when half of the piece is.
 template <class Format, int Rows, int Q>
@@ -47,6 +61,7 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
                            Simd::F (&acc)[Rows]) {
   constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
   constexpr int kSubs = 2 / kQuarters;  // in a half
+  prefetch_quarter<Format, Q>(piece);
   Simd::B w[4];
   Format::template weights<Simd, Q>(piece, w);
 #pragma GCC unroll 8
@@ -74,10 +89,6 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
 // Activation rows at once: each keeps an integer sum, t and acc in registers.
 static constexpr int kRegisterRows = Simd::kAccumulators < 6 ? 1 : Simd::kAccumulators / 3;
 
-// Bytes that a prefetch runs ahead of a read: far enough for memory's latency at one core's share
-// of its bandwidth, and across the 4 KiB borders at which hardware prefetchers stop.
-static constexpr int64_t kPrefetchAhead = 4608;
-
 // One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
 template <class Format, int Rows>
 static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a, int64_t width,
@@ -92,9 +103,6 @@ static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* 
     for (int p = 0; p < Format::kPieces; ++p, a += width) {
       const uint8_t* piece = tile + p * Format::kPieceBytes;
       const Simd::F *s = scales + p * kSubs, *m = minimums + p * kSubs;
-#pragma GCC unroll 32
-      for (int i = 0; i < Format::kUnitBytes / Format::kPieces; i += 64)
-        Simd::prefetch(piece + kPrefetchAhead + i);
       Simd::I dot[Rows];
       Simd::F t[Rows];
       quarter<Format, Rows, 0>(piece, s, m, a, dot, t, acc);

@@ -125,7 +125,7 @@ struct Zmm {
   }
 
   static inline void prefetch(const void* p) {
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
   }
 };
 using Simd = Vnni<Zmm>;

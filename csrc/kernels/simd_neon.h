@@ -218,7 +218,7 @@ struct Simd {
     return dot16_s(acc, w, a);
   }
 
-  static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into L2
+  static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 #undef PYFLOW_EACH_1
 #undef PYFLOW_EACH_2
 #undef PYFLOW_EACH_N

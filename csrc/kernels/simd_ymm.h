@@ -158,7 +158,7 @@ struct Ymm {
     return {_mm256_shuffle_epi8(t, index.lo), _mm256_shuffle_epi8(t, index.hi)};
   }
   static inline void prefetch(const void* p) {
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
   }
 #undef PYFLOW_EACH_F
 #undef PYFLOW_EACH_I
