@@ -97,6 +97,7 @@ class Pairs {
     const int64_t n_pieces = block.n_pieces;
     alignas(64) float by_slot[kPairTile][kMaxDirectPieces * 16 + 16];
     alignas(64) float d[kMaxDirectPieces * 16];
+    const int64_t ahead = key_nbytes(kv, kLogicalBlock);
     const uint16_t* f16[kMaxDirectPieces];
     const int8_t* q8[kMaxDirectPieces];
     for (int64_t p0 = 0; p0 < n_seen_; p0 += kPairTile) {
@@ -113,14 +114,14 @@ class Pairs {
         for (int64_t p = 0; p < n; ++p) coefficients[p] = seen_[p0 + p].q + d0;
         if (kv.type == CacheType::F16) {
           for (int64_t i = 0; i < n_pieces; ++i) f16[i] = key_f16(kv, pieces[i].slot, kv_head_);
-          fma_pairs(n, coefficients, KeyRowsF16{f16}, step, sums, true, n_pieces);
+          fma_pairs(n, coefficients, KeyRowsF16{f16, ahead}, step, sums, true, n_pieces);
         } else {
           for (int64_t i = 0; i < n_pieces; ++i) {
             const KeyQ8* keys = key_q8(kv, pieces[i].slot, kv_head_) + d0 / 32;
             q8[i] = keys->q;
             Simd::store(d + i * 16, Simd::load_f16(keys->d));
           }
-          fma_pairs(n, coefficients, KeyRowsQ8{q8, d}, step, sums, d0 == 0, n_pieces);
+          fma_pairs(n, coefficients, KeyRowsQ8{q8, d, ahead}, step, sums, d0 == 0, n_pieces);
         }
       }
       for (int64_t p = 0; p < n; ++p)

@@ -19,19 +19,32 @@ struct Piece {
 };
 
 // Rows of a product: at(i, v) is the v-th vector of row i, skip(n) leaves out the first n rows.
+// fetch(i, v) asks for what lies there in the next block, `ahead` bytes on if its slots follow.
+static inline void fetch_ahead(const void* p, int64_t nbytes) {
+  Simd::prefetch(static_cast<const char*>(p) + nbytes);
+}
 struct ScratchRows {
   const float* p;
   int64_t stride;
+  void fetch(int64_t, int64_t) const {}
   Simd::F at(int64_t i, int64_t v) const { return Simd::load(p + i * stride + v * 16); }
   ScratchRows skip(int64_t n) const { return {p + n * stride, stride}; }
 };
 struct KeyRowsF16 {
   const uint16_t* const* pieces;
+  int64_t ahead;
+  void fetch(int64_t i, int64_t v) const {
+    if (i % 2 == 0) fetch_ahead(pieces[v] + i * 16, ahead);
+  }
   Simd::F at(int64_t i, int64_t v) const { return Simd::load_f16(pieces[v] + i * 16); }
 };
 struct KeyRowsQ8 {
   const int8_t* const* pieces;
   const float* d;
+  int64_t ahead;
+  void fetch(int64_t i, int64_t v) const {
+    if (i % 4 == 0) fetch_ahead(pieces[v] + i * 16, ahead);
+  }
   Simd::F at(int64_t i, int64_t v) const {
     return Simd::mul(Simd::load(d + v * 16), Simd::load_i8f(pieces[v] + i * 16));
   }
@@ -40,6 +53,9 @@ struct ValueRowsF16 {
   const uint16_t* p;
   int64_t stride;
   const int32_t* slots;
+  void fetch(int64_t i, int64_t v) const {
+    if (v % 2 == 0) fetch_ahead(p + slots[i] * stride + v * 16, 2 * kLogicalBlock * stride);
+  }
   Simd::F at(int64_t i, int64_t v) const { return Simd::load_f16(p + slots[i] * stride + v * 16); }
   ValueRowsF16 skip(int64_t n) const { return {p, stride, slots + n}; }
 };
@@ -47,6 +63,10 @@ struct ValueRowsQ8 {
   const ValueQ8* p;
   int64_t stride;
   const int32_t* slots;
+  void fetch(int64_t i, int64_t v) const {
+    const int64_t ahead = static_cast<int64_t>(sizeof(ValueQ8)) * kLogicalBlock * stride;
+    if (v % 2 == 0) fetch_ahead(p + slots[i] * stride + v / 2, ahead);
+  }
   // d * q is exact: 11 bits times 7.
   Simd::F at(int64_t i, int64_t v) const {
     const ValueQ8& b = p[slots[i] * stride + v / 2];
@@ -70,7 +90,10 @@ static inline void fma_tile(const float* const* coefficients, const Rows& rows, 
   for (int64_t i = 0; i < n; ++i) {
     S::F row[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) row[v] = rows.at(i, v0 + v);
+    for (int v = 0; v < V; ++v) {
+      rows.fetch(i, v0 + v);
+      row[v] = rows.at(i, v0 + v);
+    }
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const S::F x = S::set1(c[p][i]);

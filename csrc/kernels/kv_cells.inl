@@ -26,6 +26,12 @@ static inline ValueQ8* value_q8(const KvView& kv, int64_t slot, int64_t head) {
   return reinterpret_cast<ValueQ8*>(kv.v) + (slot * kv.n_kv_heads + head) * (kv.head_dim / 32);
 }
 
+// Bytes of the keys of n slots, a multiple of 16, of all heads.
+static inline int64_t key_nbytes(const KvView& kv, int64_t n) {
+  const int64_t dims = n / 16 * kv.n_kv_heads * kv.head_dim;
+  return kv.type == CacheType::F16 ? dims * 32 : dims / 32 * static_cast<int64_t>(sizeof(KeyQ8));
+}
+
 // x ~ d * q with d = max|x| / 127 in f16. The rounded d is what divides, so q is clamped: a
 // subnormal d can be rounded far down. A block with an infinity or a not-a-number gets d = nan: it
 // stays visible.
