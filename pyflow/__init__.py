@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import (
         CancelledError,
         FormatError,
+        PlacementWarning,
         PyflowError,
         ResourceError,
         ShapeError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .generate import Chunk, Completion, Stream
     from .sampling import SamplingParams
     from .session import ChatSession
+    from .topology import Placement
 
 __all__ = [
     "CancelledError",
@@ -39,6 +41,8 @@ __all__ = [
     "FormatError",
     "MemoryPlan",
     "Model",
+    "Placement",
+    "PlacementWarning",
     "PyflowError",
     "ResourceError",
     "SamplingParams",
@@ -50,7 +54,7 @@ __all__ = [
 ]
 
 # Lowest first: a name is where it is first met.
-_MODULES = ("errors", "sampling", "context", "generate", "engine", "session")
+_MODULES = ("errors", "topology", "sampling", "context", "generate", "engine", "session")
 
 
 def __getattr__(name: str) -> object:

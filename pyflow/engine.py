@@ -6,6 +6,7 @@ A `Model` holds weights and tokenizer, never changes, and may be shared between 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,11 +34,19 @@ from .context import (
     Tokens,
     context_args,
 )
-from .errors import PyflowError, ResourceError, ShapeError, UnsupportedError
+from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError, UnsupportedError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .spec import ModelSpec
 from .tokenizer import Tokenizer
-from .topology import default_threads
+from .topology import (
+    NumaMode,
+    Placement,
+    cgroup_cpus,
+    choose_threads,
+    default_numa,
+    place,
+    this_machine,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +68,21 @@ class MemoryPlan:
         return self.total <= self.available
 
 
-def load(path: str | Path, *, n_threads: int | None = None) -> Model:
+def load(
+    path: str | Path,
+    *,
+    n_threads: int | None = None,
+    numa: NumaMode | Placement | None = None,
+) -> Model:
     """A model from a pulled name or the path of a checkpoint, ready to run.
 
-    n_threads: None chooses by `topology.default_threads`.
+    n_threads: None chooses by `topology.choose_threads`. numa: where weights and threads go on a
+    machine with several memory nodes, as `--numa`, or a plan of one's own; None chooses by
+    `topology.default_numa`. What the system refuses of it is a PlacementWarning.
     Raises FormatError or UnsupportedError for a file that is not such a model, ResourceError when
     its weights do not fit into memory.
     """
-    return Model(path, n_threads=n_threads)
+    return Model(path, n_threads=n_threads, numa=numa)
 
 
 def plan(
@@ -76,6 +92,7 @@ def plan(
     n_seq_max: int = 1,
     n_batch: int = DEFAULT_BATCH,
     cache_type: CacheType = "f16",
+    numa: NumaMode | Placement | None = None,
 ) -> MemoryPlan:
     """What `load` and one context would take, from the file's header alone: nothing is loaded.
 
@@ -83,9 +100,8 @@ def plan(
     """
     checkpoint = formats.open(catalogue.resolve(path))
     spec = checked_spec(checkpoint)
-    stage = _core.Stage(
-        checkpoint.native, spec.stage(), _core.ThreadPool(default_threads()[0]), load=False
-    )
+    pool, _ = _placed_pool(None, numa)
+    stage = _core.Stage(checkpoint.native, spec.stage(), pool, load=False)
     args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
     return _plan(checkpoint, stage, args)
 
@@ -96,22 +112,28 @@ class Model(Closing):
     Also a context manager: leaving it frees the weights once no context uses them.
     """
 
-    def __init__(self, path: str | Path, *, n_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_threads: int | None = None,
+        numa: NumaMode | Placement | None = None,
+    ) -> None:
         start = time.monotonic()
-        if n_threads is None:
-            n_threads, _ = default_threads()
-        n_threads = whole("n_threads", n_threads, 1)
         self.path = catalogue.resolve(path)
         self._checkpoint = formats.open(self.path)
         self.metadata = self._checkpoint.metadata
         self.spec = checked_spec(self._checkpoint)
-        self.n_threads = n_threads
-        self._pool = _core.ThreadPool(n_threads)
-        need = sum(t.nbytes for t in self._checkpoint.tensors)
+        self._pool, self.placement = _placed_pool(n_threads, numa)
+        self.n_threads = self._pool.n_threads
+        copies = self.placement.n_copies
+        need = copies * sum(t.nbytes for t in self._checkpoint.tensors)
         if need > (free := psutil.virtual_memory().available):
+            what = f"{copies} copies of the weights" if copies > 1 else "the weights"
+            hint = ", or numa local, which needs one" if copies > 1 else ""
             raise ResourceError(
-                f"{self.path}: the weights take {need:,} bytes, {free:,} are available; close "
-                f"other programs or choose a smaller model"
+                f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
+                f"close other programs or choose a smaller model{hint}"
             )
         # The vocabulary is read while the threads of the pool pack weights.
         with ThreadPoolExecutor(1) as beside:
@@ -124,6 +146,13 @@ class Model(Closing):
             raise ShapeError(
                 f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the embedding "
                 f"only {self.spec.n_vocab} rows"
+            )
+        if refusals := self._pool.placement.refusals:
+            warnings.warn(
+                f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "
+                "lies where threads touch it first",
+                PlacementWarning,
+                stacklevel=2,
             )
         self._chat_template: ChatTemplate | None = None
         self.load_ms = 1e3 * (time.monotonic() - start)
@@ -236,6 +265,21 @@ class Model(Closing):
     def close(self) -> None:
         """Frees the weights once no context uses them; idempotent."""
         self._stage = None
+
+
+def _placed_pool(
+    n_threads: int | None, numa: NumaMode | Placement | None
+) -> tuple[_core.ThreadPool, Placement]:
+    """Threads where they belong; None for a number or a mode chooses."""
+    machine = this_machine()
+    if isinstance(numa, Placement) and numa.nodes:
+        n_threads = n_threads or sum(node.n_threads for node in numa.nodes)
+    elif n_threads is None:
+        n_threads, _ = choose_threads(machine, cgroup_cpus())
+    n_threads = whole("n_threads", n_threads, 1)
+    if not isinstance(numa, Placement):
+        numa = place(machine, n_threads, numa or default_numa(machine)[0])
+    return _core.ThreadPool(n_threads, placement=numa.native()), numa
 
 
 def checked_spec(checkpoint: formats.Checkpoint) -> ModelSpec:

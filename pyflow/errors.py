@@ -26,3 +26,7 @@ class ResourceError(PyflowError, RuntimeError):
 
 class CancelledError(PyflowError):
     """A run was asked to stop before it was done."""
+
+
+class PlacementWarning(UserWarning):
+    """Memory or threads are not where `numa` asks for them. Only time depends on it."""

@@ -1,4 +1,4 @@
-"""Which cores this process may use, and how many threads suit it."""
+"""Which cores this process may use, how many threads suit it, and next to which memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
+
+from . import _core
+from .arguments import one_of
+
+NumaMode = Literal["off", "interleave", "local", "mirror"]
+NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +43,50 @@ class Topology:
         return len({cpu.package for cpu in self.cpus})
 
     @property
-    def nodes(self) -> int:
-        """Memory nodes that they are next to."""
-        return len({cpu.node for cpu in self.cpus})
+    def nodes(self) -> list[int]:
+        """Numbers of the memory nodes that they are next to."""
+        return sorted({cpu.node for cpu in self.cpus})
 
     def __str__(self) -> str:
         fast, cores = self.cores(fast_only=True), self.cores()
         kinds = f"{fast} fast and {cores - fast} slow" if 0 < fast < cores else f"{cores}"
         parts = [f"{kinds} {_plural(cores, 'core')}", _plural(len(self.cpus), "logical CPU", True)]
         parts.append(_plural(self.packages, "socket", True))
-        parts.append(_plural(self.nodes, "memory node", True))
+        parts.append(_plural(len(self.nodes), "memory node", True))
         return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A memory node's part in a placement."""
+
+    number: int  # the system's
+    cpus: tuple[int, ...]  # where its threads may run
+    n_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which threads go with which memory node; csrc/core/placement.h says what the modes do.
+
+    Threads are numbered node by node. Off has no nodes.
+    """
+
+    mode: NumaMode
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def n_copies(self) -> int:
+        """Of the weights."""
+        return len(self.nodes) if self.mode == "mirror" else 1
+
+    def native(self) -> _core.Placement:
+        return _core.Placement(self.mode, [(n.number, n.cpus, n.n_threads) for n in self.nodes])
+
+
+def this_machine() -> Topology:
+    """What this process may use of the machine that it is on."""
+    return read_topology(os.sched_getaffinity(0))
 
 
 def read_topology(allowed: Iterable[int], root: Path = Path("/sys/devices")) -> Topology:
@@ -112,11 +152,6 @@ def cgroup_cpus(
     return best
 
 
-def default_threads() -> tuple[int, str]:
-    """The number of threads to use, and why, in words."""
-    return choose_threads(read_topology(os.sched_getaffinity(0)), cgroup_cpus())
-
-
 def choose_threads(machine: Topology, quota: float) -> tuple[int, str]:
     """One thread per fast core, no more than the control group's quota, and why.
 
@@ -131,6 +166,58 @@ def choose_threads(machine: Topology, quota: float) -> tuple[int, str]:
     if quota != math.inf:
         why += f", control group quota {quota:.2f}"
     return n, why
+
+
+def place(machine: Topology, n_threads: int, mode: NumaMode) -> Placement:
+    """Threads in equal parts on the cores, and so on their nodes.
+
+    Interleave takes all nodes, for its threads run anywhere, the others those that have threads.
+    UnsupportedError for a mode that there is not.
+    """
+    one_of("numa", mode, NUMA_MODES)
+    if mode == "off" or not machine.cpus:
+        return Placement("off")
+    fast = machine.cores(fast_only=True)
+    of_node = {
+        (cpu.package, cpu.core): cpu.node
+        for cpu in machine.cpus
+        if cpu.fast or not fast or n_threads > fast
+    }
+    cores = sorted(of_node.values())
+    threads = [cores[i * len(cores) // n_threads] for i in range(n_threads)]
+    nodes = machine.nodes if mode == "interleave" else sorted(set(threads))
+    return Placement(
+        mode,
+        tuple(
+            Node(
+                number=node,
+                cpus=tuple(cpu.number for cpu in machine.cpus if cpu.node == node),
+                n_threads=threads.count(node),
+            )
+            for node in nodes
+        ),
+    )
+
+
+def choose_numa(machine: Topology, policy: str, refusal: str) -> tuple[NumaMode, str]:
+    """The mode to use, and why.
+
+    Mirror would be as near and simpler, but takes more memory than anybody has been asked for.
+    policy, refusal: as `_core.memory_policy` and `_core.binding_refusal` tell them.
+    """
+    nodes = _plural(len(machine.nodes), "memory node", True)
+    if len(machine.nodes) <= 1:
+        return "off", nodes
+    if policy not in ("default", ""):
+        return "off", f"{nodes}, but this process was given the policy {policy!r}, as by numactl"
+    if refusal:
+        return "off", f"{nodes}, but the system refuses {refusal}"
+    return "local", nodes
+
+
+def default_numa(machine: Topology) -> tuple[NumaMode, str]:
+    """The mode to use on this machine, and why."""
+    return choose_numa(machine, _core.memory_policy(), _core.binding_refusal(machine.nodes))
 
 
 def _plural(n: int, noun: str, counted: bool = False) -> str:

@@ -1,12 +1,13 @@
 // What this machine is and what it can do.
 #include "bindings/bind.h"
 #include "core/buffer.h"
+#include "core/placement.h"
 #include "core/thread_pool.h"
 #include "kernels/dispatch.h"
 #include "kernels/probe.h"
 
 #include <algorithm>
-#include <array>
+#include <vector>
 
 namespace pyflow {
 namespace {
@@ -20,7 +21,8 @@ double read_bandwidth(ThreadPool& pool, int64_t nbytes, int repeats) {
     std::fill(buffer.data() + begin, buffer.data() + size * (team.rank() + 1) / team.size(),
               uint8_t{1});
   });
-  return read_rate(pool, kernel_table(), std::array{Bytes{buffer.data(), buffer.size()}}, repeats,
+  const std::vector<Bytes> parts = {{buffer.data(), buffer.size()}};
+  return read_rate(pool, kernel_table(), std::vector(pool.placement().n_copies(), parts), repeats,
                    check_signals);
 }
 
@@ -38,6 +40,8 @@ void register_cpu(py::module_& m) {
     d["isa"] = kernel_table().name;
     return d;
   });
+  m.def("memory_policy", &memory_policy);
+  m.def("binding_refusal", &binding_refusal, py::arg("nodes"));
   m.def("read_bandwidth", &read_bandwidth, py::arg("pool"), py::arg("nbytes"), py::arg("repeats"),
         py::call_guard<py::gil_scoped_release>());
 }

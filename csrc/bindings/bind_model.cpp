@@ -1,8 +1,11 @@
 // Threads, stages and contexts: conversion only. The GIL is released while a step runs.
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <tuple>
 
 #include "bindings/bind_run.h"
 #include "formats/gguf.h"
@@ -64,6 +67,19 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<GgufFile> file, const py::dict
   py::gil_scoped_release release;
   return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
                                  load, check_signals);
+}
+
+using Node = std::tuple<int, std::vector<int>, int>;
+
+std::shared_ptr<Placement> make_placement(const std::string& mode, const std::vector<Node>& nodes) {
+  static constexpr std::array<std::string_view, 4> kModes = {"off", "interleave", "local",
+                                                             "mirror"};  // as in Numa
+  const auto found = std::find(kModes.begin(), kModes.end(), mode);
+  if (found == kModes.end())
+    throw UnsupportedError("numa '" + mode + "': expected off, interleave, local or mirror");
+  std::vector<NumaNode> parsed;
+  for (const auto& [number, cpus, n_threads] : nodes) parsed.push_back({number, cpus, n_threads});
+  return std::make_shared<Placement>(static_cast<Numa>(found - kModes.begin()), std::move(parsed));
 }
 
 CacheType cache_type(const std::string& name) {
@@ -200,9 +216,17 @@ void register_model(py::module_& m) {
   m.attr("MAX_SEQUENCES") = kMaxSequences;
   m.attr("MAX_BATCH") = kMaxBatch;
 
+  py::class_<Placement, std::shared_ptr<Placement>>(m, "Placement")
+      .def(py::init(&make_placement), py::arg("mode"), py::arg("nodes"))
+      .def_property_readonly("n_copies", &Placement::n_copies)
+      .def_property_readonly("refusals", &Placement::refusals);
+
   py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
       .def(py::init<int, bool>(), py::arg("n_threads"), py::arg("adapts") = true)
-      .def_property_readonly("n_threads", &ThreadPool::size);
+      .def(py::init<int, bool, std::shared_ptr<Placement>>(), py::arg("n_threads"),
+           py::arg("adapts") = true, py::kw_only(), py::arg("placement").none(false))
+      .def_property_readonly("n_threads", &ThreadPool::size)
+      .def_property_readonly("placement", &ThreadPool::placement);
 
   py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")
       .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
@@ -217,7 +241,10 @@ void register_model(py::module_& m) {
       .def(
           "read_rate",
           [](const Stage& s, int repeats) {
-            return read_rate(s.pool(), s.kernels(), s.token_weights(), repeats, check_signals);
+            std::vector<std::vector<Bytes>> copies;
+            for (size_t i = 0; i < s.pool().placement().n_copies(); ++i)
+              copies.push_back(s.token_weights(i));
+            return read_rate(s.pool(), s.kernels(), copies, repeats, check_signals);
           },
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def(

@@ -1,8 +1,12 @@
 #include "core/buffer.h"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <string>
 
 #include "core/errors.h"
@@ -12,9 +16,20 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-size_t pages(size_t nbytes) {
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return (nbytes + page - 1) / page * page;
+size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+size_t pages(size_t nbytes) { return (nbytes + page_size() - 1) / page_size() * page_size(); }
+
+// mbind(2), for which the C library has no function.
+int bind_pages(uint8_t* begin, size_t nbytes, int policy, std::span<const int> nodes) {
+  constexpr size_t kNodes = 1024, kBits = 8 * sizeof(unsigned long);  // no kernel has more
+  std::array<unsigned long, kNodes / kBits> mask{};
+  for (const int node : nodes) {
+    if (node < 0 || static_cast<size_t>(node) >= kNodes) return EINVAL;
+    mask[static_cast<size_t>(node) / kBits] |= 1UL << (static_cast<size_t>(node) % kBits);
+  }
+  // The system call counts one bit less than it is told.
+  return syscall(SYS_mbind, begin, nbytes, policy, mask.data(), kNodes + 1, 0) == 0 ? 0 : errno;
 }
 
 }  // namespace
@@ -45,6 +60,18 @@ Buffer::Buffer(size_t nbytes, const char* what) : size_(nbytes) {
 
 Buffer::~Buffer() {
   if (data_) munmap(data_, size_);
+}
+
+int Buffer::prefer_node(size_t begin, size_t end, int node) const {
+  begin = begin / page_size() * page_size();
+  end = end == size_ ? pages(end) : end / page_size() * page_size();
+  // Not MPOL_BIND: a node that is full would end the process while others have memory.
+  return begin >= end ? 0
+                      : bind_pages(data_ + begin, end - begin, MPOL_PREFERRED, std::array{node});
+}
+
+int Buffer::interleave(std::span<const int> nodes) const {
+  return size_ == 0 ? 0 : bind_pages(data_, pages(size_), MPOL_INTERLEAVE, nodes);
 }
 
 }  // namespace pyflow

@@ -1,4 +1,5 @@
-// Anonymous, zeroed, 64-byte aligned memory; on huge pages where the kernel grants them.
+// Anonymous, zeroed, 64-byte aligned memory; on huge pages where the kernel grants them, and on
+// chosen memory nodes where asked for.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +29,13 @@ class Buffer {
   T* as() const {
     return reinterpret_cast<T*>(data_);
   }
+
+  // Where the pages of bytes [begin, end) come from that nobody has touched yet: from a memory node
+  // as long as it has some, or from several in turn. A page on the border belongs to the range that
+  // begins there. Returns 0, or the errno of a refusal, which leaves them to come from the node of
+  // the thread that touches them first.
+  int prefer_node(size_t begin, size_t end, int node) const;
+  int interleave(std::span<const int> nodes) const;
 
  private:
   uint8_t* data_ = nullptr;

@@ -4,6 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <system_error>
 
@@ -49,11 +50,12 @@ void await(const std::atomic<uint32_t>& a, uint32_t old, int spins) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int n_threads, bool adapts)
+ThreadPool::ThreadPool(int n_threads, bool adapts, std::shared_ptr<const Placement> placement)
     : n_threads_(n_threads),
       adapts_(adapts && n_threads > 1),
       owner_(getpid()),
       n_cores_(usable_cores()),
+      placement_(std::move(placement)),
       team_size_(n_threads),
       n_team_(n_threads),
       spins_(kSpins) {
@@ -61,6 +63,7 @@ ThreadPool::ThreadPool(int n_threads, bool adapts)
     throw ResourceError("threads: expected 1 to 1024, found " + std::to_string(n_threads));
   cursors_ = std::make_unique<Cursor[]>(2 * static_cast<size_t>(n_threads));
   members_ = std::make_unique<Member[]>(static_cast<size_t>(n_threads));
+  seat_members();
   try {
     for (int rank = 1; rank < n_threads; ++rank)
       threads_.emplace_back([this, rank] { worker(rank); });
@@ -68,6 +71,27 @@ ThreadPool::ThreadPool(int n_threads, bool adapts)
     shut_down();
     throw ResourceError("threads: the system granted only " + std::to_string(threads_.size() + 1) +
                         " of " + std::to_string(n_threads) + " (" + e.what() + "); ask for fewer");
+  }
+}
+
+void ThreadPool::seat_members() {
+  const auto& nodes = placement_->nodes();
+  if (!nodes.empty() && placement_->n_threads() != n_threads_)
+    throw ShapeError("numa: a placement of " + std::to_string(placement_->n_threads()) +
+                     " threads, for a pool of " + std::to_string(n_threads_));
+  for (int rank = 0; rank < n_threads_; ++rank)
+    members_[static_cast<size_t>(rank)].near_end = n_threads_;
+  if (!placement_->holds_threads()) return;
+  int begin = 0;
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    const int end = begin + nodes[node].n_threads;
+    for (int rank = begin; rank < end; ++rank) {
+      Member& member = members_[static_cast<size_t>(rank)];
+      member.node = node;
+      member.near_begin = begin;
+      member.near_end = end;
+    }
+    begin = end;
   }
 }
 
@@ -95,6 +119,7 @@ void ThreadPool::run(const std::function<void(Team&)>& f) {
   if (getpid() != owner_)
     throw ResourceError("threads do not survive fork(): load the model again in the child process");
   std::lock_guard turn(turn_);
+  const Hold hold(*placement_, members_[0].node);
   for (int i = 0; i < 2 * n_threads_; ++i) cursors_[i].next.store(0, std::memory_order_relaxed);
   job_ = &f;
   failure_ = nullptr;
@@ -126,6 +151,7 @@ void ThreadPool::work(int rank) {
 }
 
 void ThreadPool::worker(int rank) {
+  const Hold hold(*placement_, members_[static_cast<size_t>(rank)].node);
   for (uint32_t seen = 0;; ++seen) {
     await(members_[static_cast<size_t>(rank)].region, seen, kSpins);
     if (stop_.load(std::memory_order_relaxed)) return;
@@ -145,6 +171,13 @@ void ThreadPool::wait_barrier() {
   } else {
     await(phase_, phase, spins);
   }
+}
+
+Team::Team(ThreadPool& pool, int rank, int size) : pool_(pool), rank_(rank), size_(size) {
+  const auto& member = pool.members_[static_cast<size_t>(rank)];
+  near_begin_ = member.near_begin;
+  near_end_ = std::min(member.near_end, size);
+  copy_ = pool.placement_->n_copies() > 1 ? member.node : 0;
 }
 
 void Team::barrier() { pool_.wait_barrier(); }

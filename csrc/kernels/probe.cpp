@@ -24,21 +24,18 @@ double best_rate(ThreadPool& pool, int repeats, const Poll& poll, double amount,
   for (int i = 0; i < repeats; ++i) {
     poll();
     const double start = seconds();
-    pool.run([&](Team& team) { team.for_each(n, 1, body); });
+    pool.run([&](Team& team) {
+      team.for_each(n, 1, [&](int64_t begin, int64_t end) { body(team.copy(), begin, end); });
+    });
     best = std::max(best, amount / (seconds() - start));
   }
   return best;
 }
 
-}  // namespace
-
-double read_rate(ThreadPool& pool, const KernelTable& kernels, std::span<const Bytes> parts,
-                 int repeats, const Poll& poll) {
-  // A few pieces per thread, so that a delayed thread can be helped; whole lines.
+// A few pieces per thread, so that a delayed thread can be helped; whole lines.
+std::vector<Bytes> pieces_of(std::span<const Bytes> parts, size_t n_threads) {
   constexpr size_t kPiece = 1 << 20, kLine = 64;
   std::vector<Bytes> pieces;
-  double nbytes = 0;
-  const auto n_threads = static_cast<size_t>(pool.size());
   for (size_t rank = 0; rank < n_threads; ++rank)
     for (const Bytes part : parts) {
       const size_t lines = part.size() / kLine;
@@ -46,13 +43,24 @@ double read_rate(ThreadPool& pool, const KernelTable& kernels, std::span<const B
       for (size_t i = lines * rank / n_threads * kLine; i < end; i += kPiece)
         pieces.push_back(part.subspan(i, std::min(kPiece, end - i)));
     }
-  for (const Bytes piece : pieces) nbytes += static_cast<double>(piece.size());
+  return pieces;
+}
+
+}  // namespace
+
+double read_rate(ThreadPool& pool, const KernelTable& kernels,
+                 std::span<const std::vector<Bytes>> copies, int repeats, const Poll& poll) {
+  std::vector<std::vector<Bytes>> pieces;
+  for (const auto& parts : copies)
+    pieces.push_back(pieces_of(parts, static_cast<size_t>(pool.size())));
+  double nbytes = 0;
+  for (const Bytes piece : pieces[0]) nbytes += static_cast<double>(piece.size());
   std::atomic<uint64_t> sink{0};
-  return best_rate(pool, repeats, poll, nbytes, static_cast<int64_t>(pieces.size()),
-                   [&](int64_t begin, int64_t end) {
+  return best_rate(pool, repeats, poll, nbytes, static_cast<int64_t>(pieces[0].size()),
+                   [&](size_t copy, int64_t begin, int64_t end) {
                      uint64_t sum = 0;
                      for (int64_t i = begin; i < end; ++i) {
-                       const Bytes piece = pieces[static_cast<size_t>(i)];
+                       const Bytes piece = pieces[copy][static_cast<size_t>(i)];
                        sum += kernels.read_bytes(piece.data(), static_cast<int64_t>(piece.size()));
                      }
                      sink.fetch_xor(sum, std::memory_order_relaxed);
@@ -79,7 +87,7 @@ double dot_rate(ThreadPool& pool, const KernelTable& kernels, int repeats, const
   };
   piece(0, 1);
   const auto amount = static_cast<double>(done * n_pieces);  // every piece does the same
-  return best_rate(pool, repeats, poll, amount, n_pieces, [&](int64_t begin, int64_t end) {
+  return best_rate(pool, repeats, poll, amount, n_pieces, [&](size_t, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) piece(i, i + 1);
   });
 }

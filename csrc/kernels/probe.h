@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "core/thread_pool.h"
 #include "kernels/table.h"
@@ -16,9 +17,9 @@ using Poll = std::function<void()>;
 using Bytes = std::span<const uint8_t>;
 
 // Bytes per second of reading all parts once, the best of `repeats`. Of each part a thread reads
-// the share that it computes with in a step (Team::for_each).
-double read_rate(ThreadPool&, const KernelTable&, std::span<const Bytes> parts, int repeats,
-                 const Poll&);
+// the share that it computes with in a step (Team::for_each), of the copy that is near it.
+double read_rate(ThreadPool&, const KernelTable&, std::span<const std::vector<Bytes>> copies,
+                 int repeats, const Poll&);
 
 // Multiply-adds of int8 per second, the best of `repeats`.
 double dot_rate(ThreadPool&, const KernelTable&, int repeats, const Poll&);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/buffer.h"
 #include "kernels/table.h"
 
 namespace pyflow {
@@ -25,6 +26,8 @@ struct KvConfig {
   // Turns one cell's keys (n_kv_heads x head_dim) by delta positions; must not throw. Without it
   // seq_add is unsupported.
   std::function<void(size_t layer, float* k, int32_t delta)> rotate;
+  // Told of the memory for the cells before anything touches it.
+  std::function<void(const Buffer&)> place = nullptr;
 };
 
 namespace kv {

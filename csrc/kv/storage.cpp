@@ -63,6 +63,7 @@ size_t Storage::nbytes(const KvConfig& config, std::span<const GroupPlan> groups
 
 Storage::Storage(const KvConfig& config, std::span<const GroupPlan> groups)
     : buffer_(nbytes(config, groups), "KV cache"), views_(config.layers.size()) {
+  if (config.place) config.place(buffer_);
   uint8_t* p = buffer_.data();
   for (const GroupPlan& group : groups)
     for (size_t i : group.layers) {

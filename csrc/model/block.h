@@ -38,6 +38,7 @@ inline constexpr int64_t kOwnRows = 4;
 struct Step {
   const KernelTable& kernels;
   Regime regime;
+  size_t copy;  // of the weights, near this thread
   int64_t n_rows;
   int64_t first_row;                         // its number among the pending rows of the cache
   int64_t stride;                            // floats between rows of a register

@@ -39,7 +39,10 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
     for (int64_t h = 0; h < kv.n_kv_heads; ++h)
       stage.kernels().rope(k + h * kv.head_dim, cos_sin.data(), pairs, rope.interleaved);
   };
-  return {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max, c.n_batch, rotate};
+  const auto place = [&stage](const Buffer& cells) {
+    if (stage.pool().placement().mode() != Numa::Off) stage.pool().placement().spread(cells);
+  };
+  return {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max, c.n_batch, rotate, place};
 }
 
 }  // namespace
@@ -192,6 +195,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
       ActBlock* own_acts = reinterpret_cast<ActBlock*>(base + at.own_acts) + own * at.acts_per_row;
       Step step{.kernels = stage_->kernels(),
                 .regime = input.regime,
+                .copy = team.copy(),
                 .n_rows = n,
                 .first_row = first_row,
                 .stride = at.stride,

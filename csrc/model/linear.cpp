@@ -26,7 +26,7 @@ void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t 
   const auto prefill =
       step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
   const auto matmul = prefill ? prefill : step.kernels.matmul[format];
-  const MatmulArgs args = {.tiles = w.data(),
+  const MatmulArgs args = {.tiles = w.data(step.copy),
                            .k = w.cols(),
                            .acts = step.acts + row * blocks_of(w.cols()),
                            .x = x + row * x_stride,
@@ -35,11 +35,6 @@ void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t 
                            .y = p.y + row * p.y_stride,
                            .y_stride = p.y_stride};
   matmul(args, first, last);
-}
-
-// A few pieces per thread, so that a delayed thread can be helped.
-int64_t grain_of(int64_t tiles, const Team& team) {
-  return std::max<int64_t>(1, tiles / (8 * team.size()));
 }
 
 }  // namespace
@@ -61,7 +56,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
   int64_t tiles = 0;
   for (const Product& p : products) tiles += p.weight->tiles();
   const int64_t chunk = chunk_rows(products[0].weight->cols());
-  team.for_each(tiles, grain_of(tiles, team), [&](int64_t begin, int64_t end) {
+  team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
     int64_t base = 0;
     for (const Product& p : products) {
       const int64_t first = std::max(begin, base) - base,
@@ -78,7 +73,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
               int64_t x_stride, int64_t n_rows, const AfterTiles& after) {
   const PackedTensor& w = *products[0].weight;
   const int64_t chunk = chunk_rows(w.cols());
-  team.for_each(w.tiles(), grain_of(w.tiles(), team), [&](int64_t begin, int64_t end) {
+  team.for_each(w.tiles(), tile_grain(w.tiles(), team.size()), [&](int64_t begin, int64_t end) {
     const int64_t column = begin * kTileRows,
                   columns = std::min(end * kTileRows, w.rows()) - column;
     for (int64_t r = 0; r < n_rows; r += chunk) {

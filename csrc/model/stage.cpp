@@ -39,11 +39,11 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
   if (load) weights_.pack(*pool_, poll);
 }
 
-std::vector<std::span<const uint8_t>> Stage::token_weights() const {
-  auto parts = weights_.parts();
+std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
+  auto parts = weights_.parts(copy);
   if (embedding_ != head_)
     std::erase_if(parts,
-                  [&](const auto& p) { return embedding_ && p.data() == embedding_->data(); });
+                  [&](const auto& p) { return embedding_ && p.data() == embedding_->data(copy); });
   return parts;
 }
 
@@ -52,7 +52,7 @@ void Stage::embed(Step& s, Team& team) const {
   each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* row = x + r * s.stride;
-      embedding_->dequantize_row(s.tokens[static_cast<size_t>(r)], row);
+      embedding_->dequantize_row(s.tokens[static_cast<size_t>(r)], row, s.copy);
       if (embedding_scale_ != 1) kernels_.scale(row, embedding_scale_, spec_.n_embd);
     }
   });

@@ -25,10 +25,10 @@ class Stage {
   const KernelTable& kernels() const { return kernels_; }
   ThreadPool& pool() const { return *pool_; }
   const std::set<std::string>& used_tensors() const { return weights_.used(); }
-  size_t weight_bytes() const { return weights_.nbytes(); }
+  size_t weight_bytes() const { return weights_.nbytes(pool_->placement().n_copies()); }
   // What every token needs: all weights, but no embedding that is not also the head, of which a
   // token takes one row.
-  std::vector<std::span<const uint8_t>> token_weights() const;
+  std::vector<std::span<const uint8_t>> token_weights(size_t copy = 0) const;
   const std::vector<LayerKv>& kv_layers() const { return kv_layers_; }
   // The rope that layer's keys carry.
   const RopeSpec& kv_rope(size_t layer) const { return spec_.ropes[kv_ropes_[layer]]; }

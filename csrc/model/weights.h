@@ -2,6 +2,7 @@
 // packs all matrices at once, in parallel.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,30 +25,42 @@ struct TensorSource {
   std::function<void(const TensorRecord&)> release;
 };
 
+// Tiles of a piece of work: a few pieces per thread, so that a delayed thread can be helped.
+inline int64_t tile_grain(int64_t tiles, int n_threads) {
+  return std::max<int64_t>(1, tiles / (8 * n_threads));
+}
+
 class Weights {
  public:
   explicit Weights(TensorSource source) : source_(std::move(source)) {}
 
   // A matrix of rows x cols; the same one when asked for again (tied embeddings). Not yet packed.
-  // Throws ShapeError when it is missing or of another shape.
-  const PackedTensor& matrix(const std::string& name, int64_t rows, int64_t cols);
+  // Loop::Continued: threads share its tiles in one loop with those of the matrix before. Throws
+  // ShapeError when it is missing or of another shape.
+  enum class Loop { Own, Continued };
+  const PackedTensor& matrix(const std::string& name, int64_t rows, int64_t cols,
+                             Loop loop = Loop::Own);
   // A vector of n floats, widened to f32.
   const float* vector(const std::string& name, int64_t n);
 
   // Packs every matrix that was asked for, side by side in that order, each tile by one thread, and
-  // releases the source pages. `poll` is called between matrices, by the calling thread; it may
-  // throw to stop.
+  // releases the source pages; on the memory nodes and in the copies of the pool's placement.
+  // `poll` is called between matrices, by the calling thread; it may throw to stop.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
 
-  std::vector<std::span<const uint8_t>> parts() const;  // the packed matrices and the vectors
-  size_t nbytes() const;                                // what they take
+  // The packed matrices and the vectors; of the vectors there is one copy.
+  std::vector<std::span<const uint8_t>> parts(size_t copy = 0) const;
+  size_t nbytes(size_t n_copies) const;  // what they take
   const std::set<std::string>& used() const { return used_; }
 
  private:
   struct Matrix {
     const TensorRecord* record;
     std::unique_ptr<PackedTensor> packed;
+    Loop loop;
   };
+  void place(const Placement& placement);
+  void bind_shares(const Placement& placement) const;
   const TensorRecord& record(const std::string& name, int64_t rows, int64_t cols);
 
   TensorSource source_;

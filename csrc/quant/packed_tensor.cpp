@@ -144,8 +144,8 @@ PackedTensor PackedTensor::pack(const uint8_t* src, int64_t rows, int64_t cols, 
   return tensor;
 }
 
-void PackedTensor::dequantize_row(int64_t row, float* out) const {
-  packer(dtype_).dequantize_row(data(), cols_, row, out);
+void PackedTensor::dequantize_row(int64_t row, float* out, size_t copy) const {
+  packer(dtype_).dequantize_row(data(copy), cols_, row, out);
 }
 
 void PackedTensor::unpack_row(int64_t row, uint8_t* out) const {

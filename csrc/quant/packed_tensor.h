@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "core/buffer.h"
 #include "core/dtype.h"
@@ -35,7 +36,11 @@ class PackedTensor {
   // A shape; its tiles are nowhere yet. Throws ShapeError.
   PackedTensor(DType dtype, int64_t rows, int64_t cols);
   // The tiles are to lie here: nbytes() of memory on a 64-byte border, which outlive the tensor.
-  void place(uint8_t* memory) { data_ = memory; }
+  // Copies of them lie `stride` bytes apart.
+  void place(uint8_t* memory, size_t stride = 0) {
+    data_ = memory;
+    stride_ = stride;
+  }
   // Packs on this thread, into memory of its own. Throws ShapeError, ResourceError.
   static PackedTensor pack(const uint8_t* src, int64_t rows, int64_t cols, DType dtype);
 
@@ -46,22 +51,27 @@ class PackedTensor {
     pyflow::pack_tiles(src, dtype_, rows_, cols_, tile_begin, tile_end, data_);
   }
 
+  // Makes n bytes of a copy from the first one.
+  void copy(size_t copy, size_t at, size_t n) {
+    std::memcpy(data_ + copy * stride_ + at, data_ + at, n);
+  }
+
   DType dtype() const { return dtype_; }
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
   int64_t tiles() const { return tile_count(rows_); }
-  const uint8_t* data() const { return data_; }
+  const uint8_t* data(size_t copy = 0) const { return data_ + copy * stride_; }
   size_t nbytes() const { return nbytes_; }
 
   // cols() floats, equal to dequantize() of the file's row.
-  void dequantize_row(int64_t row, float* out) const;
+  void dequantize_row(int64_t row, float* out, size_t copy = 0) const;
   // The file's bytes of a row: row_bytes(dtype(), cols()) of them.
   void unpack_row(int64_t row, uint8_t* out) const;
 
  private:
   DType dtype_ = DType::F32;
   int64_t rows_ = 0, cols_ = 0;
-  size_t nbytes_ = 0;
+  size_t nbytes_ = 0, stride_ = 0;
   uint8_t* data_ = nullptr;
   Buffer own_;
 };

@@ -16,6 +16,7 @@ from pyflow.cli.timing import N_BATCH, Test, measure
 
 if TYPE_CHECKING:
     from pyflow.context import CacheType
+    from pyflow.topology import NumaMode
 
 # Where the batches of a verification are measured, unless -d says otherwise.
 _ROWS_DEPTH = 128
@@ -68,6 +69,7 @@ def _range(text: str) -> Iterator[int]:
     callback=_counts,
     help="Threads.  [default: as 'pyflow doctor' says]",
 )
+@options.numa
 @click.option(
     "-p",
     "--n-prompt",
@@ -107,6 +109,7 @@ def command(
     *,
     model: str | None,
     threads: list[int] | None,
+    numa: NumaMode | None,
     n_prompt: list[int] | None,
     n_gen: list[int] | None,
     n_rows: list[int] | None,
@@ -145,7 +148,7 @@ def command(
     thread_counts: list[int | None] = [*threads] if threads else [None]
     with progress("measuring") as show:
         for i, n_threads in enumerate(thread_counts):
-            with options.load(model, n_threads) as loaded:
+            with options.load(model, n_threads, numa) as loaded:
                 n_ctx = max(test.n_ctx for group in groups for test in group)
                 options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
                 for j, group in enumerate(groups, 1):

@@ -30,6 +30,7 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
+    from pyflow.topology import NumaMode
 
 _PROMPT_LEN = 1024
 
@@ -105,6 +106,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     help="Tokens that prompts are cut to, where they are longer.",
 )
 @options.threads
+@options.numa
 @speculation.draft_model_option
 @speculation.draft_layers_option
 @speculation.pool_option
@@ -135,6 +137,7 @@ def command(
     batch: list[int],
     prompt_len: list[int],
     threads: int | None,
+    numa: NumaMode | None,
     draft_model: str | None,
     draft_layers: list[int],
     spec_pool: str | None,
@@ -169,10 +172,8 @@ def command(
     failure: DifferenceError | InterruptedRunError | None = None
     load_before = os.getloadavg()[0]
     with ExitStack() as stack:
-        loaded = stack.enter_context(options.load(model, threads))
-        drafts = stack.enter_context(
-            speculation.draft_models(loaded, models, draft_layers, threads)
-        )
+        loaded = stack.enter_context(options.load(model, threads, numa))
+        drafts = stack.enter_context(speculation.draft_models(loaded, models, draft_layers))
         pool = speculation.ngram_pool(loaded, spec_pool) if spec_pool else None
         plan = _plan(loaded, asked, n_per_task, batch, prompt_len)
         longest = max(len(p) for groups in plan.values() for g in groups for p in g.prompts)

@@ -15,6 +15,7 @@ from pyflow.session import ChatSession
 
 if TYPE_CHECKING:
     from pyflow.context import CacheType
+    from pyflow.topology import NumaMode
 
 
 @click.command("chat")
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 @options.n_predict
 @options.ctx_size
 @options.threads
+@options.numa
 @options.sampling
 @options.stop
 @options.cache_type
@@ -34,6 +36,7 @@ def command(
     n_predict: int,
     ctx_size: int | None,
     threads: int | None,
+    numa: NumaMode | None,
     sampling: SamplingParams,
     stop: tuple[str, ...],
     cache_type: str,
@@ -52,8 +55,8 @@ def command(
     drawn = sampling.seed is None
     sampling = sampling.seeded()
     with (
-        options.load(model, threads) as loaded,
-        spec.speculator(loaded, threads) as speculator,
+        options.load(model, threads, numa) as loaded,
+        spec.speculator(loaded) as speculator,
         ChatSession(
             loaded,
             system=system,

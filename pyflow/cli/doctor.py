@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib import metadata
 from typing import Any
@@ -35,11 +34,14 @@ def command(*, as_json: bool) -> None:
 
 def _examine() -> dict[str, Any]:
     cpu = _core.cpu_info()
-    machine = topology.read_topology(os.sched_getaffinity(0))
+    machine = topology.this_machine()
     n_threads, why = topology.choose_threads(machine, topology.cgroup_cpus())
+    numa, numa_why = topology.default_numa(machine)
+    placement = topology.place(machine, n_threads, numa)
+    pool = _core.ThreadPool(n_threads, placement=placement.native())
     memory = psutil.virtual_memory()
     probe = min(_PROBE_BYTES, memory.available // 4)
-    bandwidth = _core.read_bandwidth(_core.ThreadPool(n_threads), probe, _REPEATS)
+    bandwidth = _core.read_bandwidth(pool, probe, _REPEATS)
     return {
         "pyflow": metadata.version("pyflow-llm"),
         "python": platform.python_version(),
@@ -53,11 +55,14 @@ def _examine() -> dict[str, Any]:
             "fast_cores": machine.cores(fast_only=True),
             "logical_cpus": len(machine.cpus),
             "sockets": machine.packages,
-            "memory_nodes": machine.nodes,
+            "memory_nodes": len(machine.nodes),
             "text": str(machine),
         },
         "threads": n_threads,
         "threads_why": why,
+        "numa": numa,
+        "numa_why": numa_why,
+        "threads_of_nodes": {node.number: node.n_threads for node in placement.nodes},
         "memory_total": memory.total,
         "memory_available": memory.available,
         "read_bandwidth": bandwidth,
@@ -74,6 +79,7 @@ def _report(found: dict[str, Any]) -> str:
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
+        "numa": _numa(found),
         "memory": f"{found['memory_available'] / gib:.1f} GiB available"
         f" of {found['memory_total'] / gib:.1f} GiB",
         "bandwidth": f"{found['read_bandwidth'] / 1e9:.1f} GB/s read by {found['threads']} threads:"
@@ -83,3 +89,9 @@ def _report(found: dict[str, Any]) -> str:
         "cache": found["cache"],
     }
     return "\n".join(f"{name:<10} {text}" for name, text in rows.items())
+
+
+def _numa(found: dict[str, Any]) -> str:
+    threads = [f"{n} on node {node}" for node, n in found["threads_of_nodes"].items()]
+    split = f", threads: {', '.join(threads)}" if threads else ""
+    return f"{found['numa']}: {found['numa_why']}{split} (--numa sets it)"

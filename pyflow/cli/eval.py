@@ -13,6 +13,7 @@ from pyflow.errors import ShapeError
 
 if TYPE_CHECKING:
     from pyflow.quant.perplexity import Regime
+    from pyflow.topology import NumaMode
 
 
 @click.group("eval", cls=Group)
@@ -34,6 +35,7 @@ def command() -> None:
     "--chunks", type=click.IntRange(1), help="Take so many chunks from the start.  [default: all]"
 )
 @options.threads
+@options.numa
 @click.option(
     "--regime",
     type=click.Choice(["prefill", "decode"]),
@@ -48,6 +50,7 @@ def ppl(
     ctx_size: int,
     chunks: int | None,
     threads: int | None,
+    numa: NumaMode | None,
     regime: str,
     as_json: bool,
 ) -> None:
@@ -58,7 +61,7 @@ def ppl(
     from pyflow.quant.perplexity import perplexity
 
     text = inputs.read(file)
-    with options.load(model, threads) as loaded, progress("scoring") as show:
+    with options.load(model, threads, numa) as loaded, progress("scoring") as show:
         options.context_size(ctx_size, loaded.spec.n_ctx_train)
         try:
             result = perplexity(

@@ -19,6 +19,7 @@ from pyflow.speculate import SpeculationStats
 if TYPE_CHECKING:
     from pyflow.context import CacheType
     from pyflow.engine import Model
+    from pyflow.topology import NumaMode
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",
@@ -50,6 +51,7 @@ _ENDS: dict[StopReason, str] = {
 @options.n_predict
 @options.ctx_size
 @options.threads
+@options.numa
 @options.sampling
 @options.stop
 @options.cache_type
@@ -74,6 +76,7 @@ def command(
     n_predict: int,
     ctx_size: int | None,
     threads: int | None,
+    numa: NumaMode | None,
     sampling: SamplingParams,
     stop: tuple[str, ...],
     cache_type: str,
@@ -93,8 +96,8 @@ def command(
     drawn = sampling.seed is None
     sampling = sampling.seeded()
     with (
-        options.load(model, threads) as loaded,
-        spec.speculator(loaded, threads) as speculator,
+        options.load(model, threads, numa) as loaded,
+        spec.speculator(loaded) as speculator,
         reading_progress() as progress,
     ):
         options.check_bias(sampling, loaded)

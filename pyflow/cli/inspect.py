@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import numpy as np
@@ -14,6 +14,9 @@ from pyflow import catalogue, formats
 from pyflow.cli import options
 from pyflow.cli.output import print_json
 from pyflow.text import printable
+
+if TYPE_CHECKING:
+    from pyflow.topology import NumaMode
 
 # Of an array or a text, so much is shown.
 _ITEMS = 4
@@ -25,9 +28,16 @@ _CHARS = 60
 @click.option("--memory", is_flag=True, help="Say what running it takes, and whether that fits.")
 @options.ctx_size
 @options.cache_type
+@options.numa
 @options.as_json
 def command(
-    *, file: str, memory: bool, ctx_size: int | None, cache_type: str, as_json: bool
+    *,
+    file: str,
+    memory: bool,
+    ctx_size: int | None,
+    cache_type: str,
+    numa: NumaMode | None,
+    as_json: bool,
 ) -> None:
     """Show what is in FILE, a GGUF file or the name of a pulled model.
 
@@ -36,9 +46,11 @@ def command(
     """
     if ctx_size is not None and not memory:
         raise click.UsageError("-c only matters with --memory; add it, or leave -c out")
+    if numa is not None and not memory:
+        raise click.UsageError("--numa only matters with --memory; add it, or leave --numa out")
     path = catalogue.resolve(file)
     checkpoint = formats.open(path)
-    result = _memory(checkpoint, ctx_size, cache_type) if memory else _contents(checkpoint)
+    result = _memory(checkpoint, ctx_size, cache_type, numa) if memory else _contents(checkpoint)
     if as_json:
         print_json({"path": str(path), **result})
     elif memory:
@@ -47,7 +59,9 @@ def command(
         _print_contents(str(path), result)
 
 
-def _memory(checkpoint: formats.Checkpoint, n_ctx: int | None, cache_type: str) -> dict[str, Any]:
+def _memory(
+    checkpoint: formats.Checkpoint, n_ctx: int | None, cache_type: str, numa: NumaMode | None
+) -> dict[str, Any]:
     from pyflow.context import CacheType
     from pyflow.engine import plan
 
@@ -55,7 +69,7 @@ def _memory(checkpoint: formats.Checkpoint, n_ctx: int | None, cache_type: str) 
     most = checkpoint.metadata.get(f"{family}.context_length")
     if isinstance(most, int):
         n_ctx = options.context_size(n_ctx, most)
-    needs = plan(checkpoint.path, n_ctx=n_ctx, cache_type=cast("CacheType", cache_type))
+    needs = plan(checkpoint.path, n_ctx=n_ctx, cache_type=cast("CacheType", cache_type), numa=numa)
     return {
         "weights": needs.weights,
         "kv": needs.kv,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,9 +12,11 @@ import click
 from pyflow import catalogue
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
+from pyflow.topology import NUMA_MODES, NumaMode
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
+    from pyflow.topology import Placement
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT = SamplingParams()
@@ -40,6 +43,12 @@ threads = click.option(
     "--threads",
     type=click.IntRange(1, MAX_THREADS),
     help="Threads to compute with.  [default: as 'pyflow doctor' says]",
+)
+numa = click.option(
+    "--numa",
+    type=click.Choice(NUMA_MODES),
+    help="Where weights go on a machine with several memory nodes: over all in turn, the share of "
+    "each thread near it, or a copy on each.  [default: as 'pyflow doctor' says]",
 )
 ctx_size = click.option(
     "-c",
@@ -205,11 +214,16 @@ def check_bias(sampling: SamplingParams, model: Model) -> None:
         )
 
 
-def load(name: str | None, n_threads: int | None) -> Model:
-    """The model that -m and -t ask for."""
+def load(name: str | None, n_threads: int | None, numa: NumaMode | Placement | None) -> Model:
+    """The model that -m, -t and --numa ask for; what is not as asked goes to standard error."""
     from pyflow.engine import load as load_model
 
-    return load_model(name or default_model(), n_threads=n_threads)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = load_model(name or default_model(), n_threads=n_threads, numa=numa)
+    for warning in caught:
+        click.echo(f"warning: {warning.message}", err=True)
+    return model
 
 
 def context_size(n_ctx: int | None, most: int, option: str = "-c") -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyflow.cli import options
 from pyflow.cli.options import F
 from pyflow.errors import PyflowError
 
@@ -136,7 +137,7 @@ class SpecChoice:
     policy: str
 
     @contextmanager
-    def speculator(self, model: Model, n_threads: int | None) -> Iterator[Speculator | None]:
+    def speculator(self, model: Model) -> Iterator[Speculator | None]:
         """For the model; draft models and texts are loaded, and freed in the end."""
         if self.method == "none":
             yield None
@@ -144,9 +145,7 @@ class SpecChoice:
         from pyflow.speculate.methods import Speculation, speculator
 
         with ExitStack() as stack:
-            drafts = stack.enter_context(
-                draft_models(model, self.draft_models, self.draft_layers, n_threads)
-            )
+            drafts = stack.enter_context(draft_models(model, self.draft_models, self.draft_layers))
             w, n, g = self.lookahead
             options = Speculation(
                 method=self.method,
@@ -164,11 +163,10 @@ class SpecChoice:
 
 @contextmanager
 def draft_models(
-    model: Model, names: Sequence[str], layers: Sequence[int], n_threads: int | None
+    model: Model, names: Sequence[str], layers: Sequence[int]
 ) -> Iterator[list[tuple[Model, Sequence[int]]]]:
-    """Those that --draft-model names, each with its layers; loaded, and freed in the end."""
-    from pyflow.engine import load
-
+    """Those that --draft-model names, each with its layers, on the threads and the
+    memory nodes of the model; loaded, and freed in the end."""
     n_layers = len(model.spec.layers)
     if beyond := [layer for layer in layers if layer >= n_layers]:
         raise click.UsageError(
@@ -180,7 +178,7 @@ def draft_models(
             if name == "self":
                 drafts.append((model, layers))
             else:
-                draft = load(name, n_threads=n_threads or model.n_threads)
+                draft = options.load(name, model.n_threads, model.placement)
                 drafts.append((stack.enter_context(draft), ()))
         yield drafts
 

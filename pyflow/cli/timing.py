@@ -140,6 +140,7 @@ def _setting(model: Model, cache_type: CacheType) -> dict[str, Any]:
         "n_batch": N_BATCH,
         "n_ubatch": N_BATCH,
         "n_threads": model.n_threads,
+        "numa": model.placement.mode,
         "type_k": cache_type,
         "type_v": cache_type,
     }

@@ -2,6 +2,7 @@
 // memory, written by whichever thread got them and read by another one after the barrier.
 //
 // usage: thread_pool_driver PROPERTY; exit code 0 when it holds (test_thread_pool.py lists them).
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,17 +13,22 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/errors.h"
+#include "core/placement.h"
 #include "core/team_size.h"
 #include "core/thread_pool.h"
 
 namespace {
 
+using pyflow::Numa;
+using pyflow::NumaNode;
+using pyflow::Placement;
 using pyflow::Team;
 using pyflow::TeamSize;
 using pyflow::ThreadPool;
@@ -75,6 +81,63 @@ void idle_threads_take_over_the_share_of_a_busy_one() {
       check(done.load() == kItems, "all items are done");
     }
   }
+}
+
+// Two threads on each of two memory nodes, which may both be the only one that there is.
+std::shared_ptr<const Placement> two_nodes() {
+  return std::make_shared<Placement>(Numa::Local,
+                                     std::vector<NumaNode>{{0, {0, 1}, 2}, {0, {0, 1, 2, 3}, 2}});
+}
+
+void idle_threads_help_their_own_node_first() {
+  const std::vector<std::vector<int64_t>> orders = {
+      {0, 1, 2, 3}, {1, 0, 2, 3}, {2, 3, 0, 1}, {3, 2, 0, 1}};
+  ThreadPool pool(4, false, two_nodes());
+  constexpr int64_t kItems = 64, kShare = kItems / 4;
+  for (int round = 0; round < 40; ++round) {
+    const int helper = round % 4;
+    std::atomic<int64_t> done{0};
+    std::vector<int64_t> order;  // of the shares that it takes from
+    pool.run([&](Team& team) {
+      team.for_each(kItems, 1, [&](int64_t begin, int64_t) {
+        // The others stay in the first item that they get.
+        while (team.rank() != helper && done.load() < kItems - 3) std::this_thread::yield();
+        if (team.rank() == helper && (order.empty() || order.back() != begin / kShare))
+          order.push_back(begin / kShare);
+        done.fetch_add(1);
+      });
+    });
+    check(done.load() == kItems, "all items are done");
+    check(order == orders[static_cast<size_t>(helper)], "own share, own node, other nodes");
+  }
+}
+
+void threads_keep_to_their_node_during_a_region() {
+  cpu_set_t before, after;
+  sched_getaffinity(0, sizeof before, &before);
+  ThreadPool pool(2, false,
+                  std::make_shared<Placement>(Numa::Mirror,
+                                              std::vector<NumaNode>{{0, {0}, 1}, {0, {0, 1}, 1}}));
+  std::vector<int> cpus(2), n_cpus(2);
+  pool.run([&](Team& team) {
+    const auto rank = static_cast<size_t>(team.rank());
+    check(team.copy() == rank, "a thread reads the copy of its node");
+    cpu_set_t set;
+    sched_getaffinity(0, sizeof set, &set);
+    n_cpus[rank] = CPU_COUNT(&set);
+    cpus[rank] = sched_getcpu();
+  });
+  if (pool.placement().refusals().empty())
+    check(n_cpus[0] == 1 && cpus[0] == 0, "the caller is on its node");
+  sched_getaffinity(0, sizeof after, &after);
+  check(CPU_EQUAL(&before, &after), "the caller is free again");
+  ThreadPool nowhere(
+      2, false,
+      std::make_shared<Placement>(Numa::Local, std::vector<NumaNode>{{0, {}, 1}, {0, {}, 1}}));
+  visits(nowhere, 64, 1, 3);
+  check(nowhere.placement().refusals() ==
+            std::vector<std::string>{"threads on the CPUs of node 0: Invalid argument"},
+        "a refusal is told once");
 }
 
 void barriers_order_plain_memory() {
@@ -235,6 +298,8 @@ const std::map<std::string, void (*)()> kProperties = {
   { #name, name }
     PYFLOW_PROPERTY(loops_visit_every_item_once),
     PYFLOW_PROPERTY(idle_threads_take_over_the_share_of_a_busy_one),
+    PYFLOW_PROPERTY(idle_threads_help_their_own_node_first),
+    PYFLOW_PROPERTY(threads_keep_to_their_node_during_a_region),
     PYFLOW_PROPERTY(barriers_order_plain_memory),
     PYFLOW_PROPERTY(many_short_regions_run_on_all_threads),
     PYFLOW_PROPERTY(callers_take_turns),

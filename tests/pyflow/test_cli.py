@@ -17,6 +17,7 @@ from pyflow import _core, catalogue
 from pyflow.cli import COMMANDS, cli, main, options
 from pyflow.cli.bench import _range
 from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
+from pyflow.topology import NUMA_MODES
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -263,8 +264,10 @@ def test_doctor_says_what_it_found(run: Run) -> None:
     assert found["isa"] == _core.cpu_info()["isa"]
     assert found["threads"] >= 1
     assert found["threads_why"]
+    assert found["numa"] in NUMA_MODES
+    assert found["numa_why"].startswith(f"{found['topology']['memory_nodes']} memory node")
     assert found["read_bandwidth"] > 1e8
     code, out, _ = run("doctor")
     assert code == 0
-    for word in ("CPU", "features", "kernels", "threads", "memory", "bandwidth"):
+    for word in ("CPU", "features", "kernels", "threads", "numa", "memory", "bandwidth"):
         assert f"{word} " in out

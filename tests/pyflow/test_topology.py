@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from pyflow.topology import Topology, cgroup_cpus, choose_threads, read_topology
+from pyflow.topology import (
+    NUMA_MODES,
+    NumaMode,
+    Placement,
+    Topology,
+    cgroup_cpus,
+    choose_numa,
+    choose_threads,
+    place,
+    read_topology,
+)
 
 
 def write(path: Path, text: str) -> None:
@@ -96,8 +106,95 @@ def test_an_affinity_mask_is_all_there_is(tmp_path: Path) -> None:
 
 def test_nodes_are_those_next_to_the_cpus(tmp_path: Path) -> None:
     eight_nodes(tmp_path)
-    assert read_topology([0, 7, 64, 71], tmp_path).nodes == 1
-    assert read_topology([0, 8, 16], tmp_path).nodes == 3
+    assert read_topology([0, 7, 64, 71], tmp_path).nodes == [0]
+    assert read_topology([0, 8, 16], tmp_path).nodes == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("lay_out", "n_threads", "threads"),
+    [
+        (hybrid_laptop, 4, {0: 4}),
+        (hybrid_laptop, 12, {0: 12}),
+        (two_sockets, 40, {0: 20, 1: 20}),
+        (two_sockets, 2, {0: 1, 1: 1}),
+        (two_sockets, 1, {0: 1}),
+        (two_sockets, 7, {0: 4, 1: 3}),
+        (two_sockets, 80, {0: 40, 1: 40}),
+        (eight_nodes, 64, dict.fromkeys(range(8), 8)),
+        (eight_nodes, 16, dict.fromkeys(range(8), 2)),
+        (eight_nodes, 4, {0: 1, 2: 1, 4: 1, 6: 1}),
+    ],
+)
+@pytest.mark.parametrize("mode", ["local", "mirror"])
+def test_threads_go_to_nodes_as_cores_do(
+    tmp_path: Path, lay_out: object, n_threads: int, threads: dict[int, int], mode: NumaMode
+) -> None:
+    assert callable(lay_out)
+    machine = read_topology(range(lay_out(tmp_path)), tmp_path)
+    placement = place(machine, n_threads, mode)
+    assert {node.number: node.n_threads for node in placement.nodes} == threads
+    assert placement.n_copies == (len(threads) if mode == "mirror" else 1)
+    for node in placement.nodes:
+        assert node.cpus == tuple(c.number for c in machine.cpus if c.node == node.number)
+
+
+def test_pages_go_round_all_nodes_that_a_thread_may_reach(tmp_path: Path) -> None:
+    machine = read_topology(range(eight_nodes(tmp_path)), tmp_path)
+    assert [node.number for node in place(machine, 4, "interleave").nodes] == [*range(8)]
+    some = read_topology([0, 64, 8, 127], tmp_path)
+    assert [node.number for node in place(some, 1, "interleave").nodes] == [0, 1, 7]
+
+
+def test_threads_keep_to_the_affinity_mask(tmp_path: Path) -> None:
+    two_sockets(tmp_path)
+    machine = read_topology([0, 1, 2, 20, 40], tmp_path)
+    assert [(n.number, n.cpus, n.n_threads) for n in place(machine, 4, "local").nodes] == [
+        (0, (0, 1, 2, 40), 3),
+        (1, (20,), 1),
+    ]
+
+
+@pytest.mark.parametrize("mode", NUMA_MODES)
+def test_a_machine_of_one_node_has_all_on_it(tmp_path: Path, mode: NumaMode) -> None:
+    machine = read_topology(range(big_little(tmp_path)), tmp_path)
+    placement = place(machine, 4, mode)
+    assert [node.number for node in placement.nodes] == ([] if mode == "off" else [0])
+    assert placement.n_copies == 1
+    assert place(Topology(()), 2, mode) == Placement("off")
+
+
+@pytest.mark.parametrize(
+    ("lay_out", "policy", "refusal", "expected"),
+    [
+        (hybrid_laptop, "default", "", ("off", "1 memory node")),
+        (two_sockets, "default", "", ("local", "2 memory nodes")),
+        (eight_nodes, "", "", ("local", "8 memory nodes")),
+        (
+            two_sockets,
+            "interleave",
+            "",
+            (
+                "off",
+                "2 memory nodes, but this process was given the policy 'interleave', as by numactl",
+            ),
+        ),
+        (
+            eight_nodes,
+            "default",
+            "memory on node 0: Operation not permitted",
+            (
+                "off",
+                "8 memory nodes, but the system refuses memory on node 0: Operation not permitted",
+            ),
+        ),
+    ],
+)
+def test_several_nodes_have_each_its_share_unless_that_is_refused(
+    tmp_path: Path, lay_out: object, policy: str, refusal: str, expected: tuple[str, str]
+) -> None:
+    assert callable(lay_out)
+    machine = read_topology(range(lay_out(tmp_path)), tmp_path)
+    assert choose_numa(machine, policy, refusal) == expected
 
 
 def test_a_system_that_tells_nothing_has_plain_cores(tmp_path: Path) -> None:

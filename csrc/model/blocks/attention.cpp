@@ -36,8 +36,8 @@ class Attention final : public Block {
                        std::to_string(head_dim_));
     Weights& w = c.weights;
     q_ = &w.matrix(spec.text("q"), q_dim(), n_embd_);
-    k_ = &w.matrix(spec.text("k"), kv_dim(), n_embd_);
-    v_ = &w.matrix(spec.text("v"), kv_dim(), n_embd_);
+    k_ = &w.matrix(spec.text("k"), kv_dim(), n_embd_, Weights::Loop::Continued);
+    v_ = &w.matrix(spec.text("v"), kv_dim(), n_embd_, Weights::Loop::Continued);
     o_ = &w.matrix(spec.text("o"), n_embd_, q_dim());
     q_bias_ = optional(w, spec, "q_bias", q_dim());
     k_bias_ = optional(w, spec, "k_bias", kv_dim());
