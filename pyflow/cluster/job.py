@@ -15,13 +15,16 @@ EndReason: TypeAlias = Literal["stop", "length"]
 class Job:
     """One text to go on from.
 
-    prompt: tokens, of which the first n_past are in sequence 0 of every stage. n_ctx: positions,
-    and cells of a stage. n_batch: rows of a run at most. n_partitions: sequences besides 0.
+    prompt: tokens to read. committed: tokens drawn after them before the job was interrupted, of
+    the n_predict in all; they are computed as drawn tokens are, and told again. n_past: so many of
+    all these are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch:
+    rows of a run at most. n_partitions: sequences besides 0.
     """
 
     prompt: Sequence[int]
     n_predict: int
     n_ctx: int
+    committed: Sequence[int] = ()
     n_past: int = 0
     n_batch: int = 512
     n_partitions: int = 8

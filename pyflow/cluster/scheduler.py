@@ -47,17 +47,21 @@ class Scheduler:
     def __init__(self, job: Job, strategy: Strategy) -> None:
         """ShapeError: nothing to read. ResourceError: no position is left for an answer."""
         n = len(job.prompt)
-        if not 0 <= job.n_past < n:
-            raise ShapeError(f"prompt: expected more than the {job.n_past} tokens read, found {n}")
+        if not 0 <= job.n_past < n + len(job.committed) or not n:
+            found = f"{n} and {len(job.committed)} committed" if job.committed else n
+            raise ShapeError(
+                f"prompt: expected more than the {job.n_past} tokens read, found {found}"
+            )
         if n >= job.n_ctx:
             raise ResourceError(
                 f"prompt: {n} tokens leave no room for an answer in a context of {job.n_ctx}"
             )
         self.job = job
         self.strategy = strategy
-        self.text = list(job.prompt)
+        self.text = [*job.prompt, *job.committed]
         self.counts = Counts()
-        self._chain = Chain(n, [])
+        self._n_start = len(self.text)
+        self._chain = Chain(self._n_start, [])
         self._flights: deque[Flight] = deque()
         self._ops: list[Op] = []
         self._out: list[Action] = []
@@ -68,7 +72,7 @@ class Scheduler:
         self._n_frames = 0
         self._drafts = _Drafts()
         self._held: list[Result] = []  # while a draft is waited for
-        self._ended: EndReason | None = None
+        self._ended: EndReason | None = self._end() if job.committed else None
 
     @property
     def in_flight(self) -> int:
@@ -81,13 +85,26 @@ class Scheduler:
         return self._n_zero
 
     def start(self) -> list[Action]:
-        """The prompt, in chunks, and what the drafter should read meanwhile."""
-        prompt, n_batch = self.text, self.job.n_batch
-        for begin in range(self.job.n_past, len(prompt), n_batch):
-            tokens = tuple(prompt[begin : begin + n_batch])
-            last = begin + len(tokens) == len(prompt)
-            self._send(0, begin, tokens, n_draws=int(last), regime="prefill")
-        if self.strategy.n_draft:
+        """The text, in chunks, each part in its regime, and what the drafter should read meanwhile.
+
+        Of a text that has ended the last token is not run, as it never was.
+        """
+        job, ended = self.job, self._ended
+        if job.committed:
+            self._out.append(Emit(tuple(job.committed)))
+        n_prompt, end = len(job.prompt), self._n_start - (ended is not None)
+        parts: list[tuple[Regime, int, int]] = [
+            ("prefill", job.n_past, n_prompt),
+            ("decode", max(job.n_past, n_prompt), end),
+        ]
+        for regime, first, last in parts:
+            for begin in range(first, last, job.n_batch):
+                tokens = tuple(self.text[begin : min(begin + job.n_batch, last)])
+                draws = begin + len(tokens) == self._n_start
+                self._send(0, begin, tokens, n_draws=int(draws), regime=regime)
+        if ended and not self._flights:
+            self._out.append(Done(ended))
+        elif self.strategy.n_draft:
             self._ask(0)
         return self._take()
 
@@ -157,15 +174,18 @@ class Scheduler:
             drawn = draws[row - first]
             if position + 1 == len(self.text):
                 self.text.append(drawn)
-                if drawn in self.job.stops:
-                    self._ended = "stop"
-                elif len(self.text) >= self.job.limit:
-                    self._ended = "length"
+                self._ended = self._end()
             elif self.text[position + 1] != drawn:
                 raise PyflowError(
                     f"pipeline: run {run.number} drew {drawn} for position {position + 1}, another "
                     f"one drew {self.text[position + 1]}"
                 )
+
+    def _end(self) -> EndReason | None:
+        """Whether the text is over, and why."""
+        if self.text[-1] in self.job.stops:
+            return "stop"
+        return "length" if len(self.text) >= self.job.limit else None
 
     def _commit(self, seq: int, position: int) -> None:
         last = self._ops[-1] if self._ops else None
@@ -220,7 +240,7 @@ class Scheduler:
         while self._fill_one():
             pass
         chain, strategy, n = self._chain, self.strategy, len(self.text)
-        started = n > len(self.job.prompt) and not self._ended
+        started = n > self._n_start and not self._ended
         if not started or not strategy.n_draft or self._drafts.asked or self._drafts.dry:
             return
         if chain.end > n and not strategy.continuous:
@@ -235,7 +255,7 @@ class Scheduler:
 
     def _fill_one(self) -> bool:
         chain, strategy, n = self._chain, self.strategy, len(self.text)
-        if self._ended or n == len(self.job.prompt):
+        if self._ended or n == self._n_start:
             return False
         unsent = min(len(chain.tokens) - chain.n_sent, strategy.n_rows)
         if chain.sent_end < n:  # the newest token itself

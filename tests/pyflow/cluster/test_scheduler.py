@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -48,10 +49,13 @@ class Run:
         stops: frozenset[int] = frozenset(),
         n_partitions: int = 8,
         n_batch: int = 512,
+        n_committed: int = 0,
     ) -> None:
         language, rng = Language(n_stages, seed), random.Random(seed)
+        self.expected = language.write(PROMPT, n_predict)
         job = Job(
             prompt=PROMPT,
+            committed=self.expected[: min(n_committed, n_predict, n_ctx - len(PROMPT))],
             n_predict=n_predict,
             n_ctx=n_ctx,
             stops=stops,
@@ -74,7 +78,6 @@ class Run:
             LanguageDrafter(language, alpha),
             jitter=lambda s: s * rng.uniform(1 - shake, 1 + 4 * shake),
         ).run()
-        self.expected = language.write(PROMPT, n_predict)
 
     def check(self) -> None:
         """The tokens, and no cell but those of the text."""
@@ -126,6 +129,7 @@ EVENTS = given(
     n_ctx=st.sampled_from([42, 50, 64, 100, 256]),
     n_partitions=st.integers(1, 8),
     n_batch=st.sampled_from([1, 7, 39, 40, 512]),
+    n_committed=st.sampled_from([0, 0, 1, 2, 11, 40]),
 )
 
 
@@ -152,6 +156,52 @@ def test_text_ends_after_a_stop(name: str) -> None:
         run.check()
         assert run.trace.tokens == plain[: at + 1]
         assert run.trace.reason == "stop"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_job_goes_on_after_what_was_committed_before(name: str) -> None:
+    for n_committed in (1, 2, 30, 59, 60):
+        run = Run(NAMED[name], n_committed=n_committed, n_batch=16, shake=0.3)
+        run.check()
+        assert len(run.trace.tokens) == 60
+    stop = frozenset({run.expected[9]})
+    run = Run(NAMED[name], n_committed=10, stops=stop)
+    run.check()
+    assert (len(run.trace.tokens), run.trace.reason) == (10, "stop")
+
+
+def test_committed_tokens_are_computed_as_drawn_ones_and_told_again() -> None:
+    committed = [10, 11, 12, 13, 14]
+    hand = Hand(pipeinfer(2, 4), committed=committed, n_batch=2)
+    assert hand.text == committed
+    runs = [frame.run for frame in hand.frames if frame.run]
+    assert [(r.tokens, r.position, r.regime, r.n_draws) for r in runs] == [
+        ((1, 2), 0, "prefill", 0),
+        ((3,), 2, "prefill", 0),
+        ((10, 11), 3, "decode", 0),
+        ((12, 13), 5, "decode", 0),
+        ((14,), 7, "decode", 1),
+    ]
+    told = [token for f in hand.frames for op in f.ops for token in getattr(op, "tokens", ())]
+    assert told == [1, 2, 3, 10, 11, 12, 13]
+    for number in range(1, 5):
+        hand.draw(number)
+    hand.draw(5, 15)
+    assert hand.text[5:] == [15]
+    # Cells of all but the last committed token are there: that one is run, and draws.
+    kept = Hand(iterative(), committed=committed, n_past=7)
+    assert kept.runs() == [(0, 7, (14,))]
+
+
+def test_a_text_that_had_ended_is_read_and_ends_again() -> None:
+    hand = Hand(pipeinfer(2, 4), n_predict=2, committed=[10, 11])
+    assert hand.runs() == [(0, 0, (1, 2, 3)), (0, 3, (10,))]
+    hand.draw(1)
+    assert not hand.ended
+    hand.draw(2)
+    assert hand.ended
+    assert hand.text == [10, 11]
+    assert Hand(iterative(), n_predict=2, committed=[10, 11], n_past=4).ended
 
 
 def test_wrong_guesses_are_cancelled_and_cost_little() -> None:
@@ -188,8 +238,9 @@ def test_acceptance_is_counted_over_guesses_that_were_decided() -> None:
 class Hand:
     """A scheduler whose messages a test writes."""
 
-    def __init__(self, strategy: Strategy, n_predict: int = 50) -> None:
-        self.scheduler = Scheduler(Job(prompt=[1, 2, 3], n_predict=n_predict, n_ctx=64), strategy)
+    def __init__(self, strategy: Strategy, n_predict: int = 50, **job: Any) -> None:
+        job = {"prompt": [1, 2, 3], "n_predict": n_predict, "n_ctx": 64} | job
+        self.scheduler = Scheduler(Job(**job), strategy)
         self.frames: list[Frame] = []
         self.cancelled: list[int] = []
         self.asked: DraftRequest | None = None
@@ -346,6 +397,8 @@ def test_what_is_likely_enough_rises_along_a_chain_and_falls_while_nothing_is() 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ShapeError, match="prompt: expected more"):
         Scheduler(Job(prompt=[], n_predict=5, n_ctx=10), iterative())
+    with pytest.raises(ShapeError, match="the 5 tokens read, found 3 and 2 committed"):
+        Hand(iterative(), committed=[4, 5], n_past=5)
     with pytest.raises(ResourceError, match="no room for an answer"):
         Scheduler(Job(prompt=[1] * 10, n_predict=5, n_ctx=10), iterative())
     with pytest.raises(PyflowError, match="recovery: expected 0 to 1"):
