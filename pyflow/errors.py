@@ -28,5 +28,9 @@ class CancelledError(PyflowError):
     """A run was asked to stop before it was done."""
 
 
+class LostRankError(PyflowError):
+    """A rank of a cluster has died or does not answer."""
+
+
 class PlacementWarning(UserWarning):
     """Memory or threads are not where `numa` asks for them. Only time depends on it."""

@@ -17,7 +17,13 @@ from typing import Any
 import click
 
 from pyflow.cli.output import describe, print_error
-from pyflow.errors import FormatError, ResourceError, ShapeError, UnsupportedError
+from pyflow.errors import (
+    FormatError,
+    LostRankError,
+    ResourceError,
+    ShapeError,
+    UnsupportedError,
+)
 
 # The order of `pyflow --help`.
 COMMANDS = {
@@ -30,6 +36,7 @@ COMMANDS = {
     "inspect": "Show what is in a model file, and whether it fits into memory.",
     "eval": "Measure how well a model predicts text.",
     "bench": "Measure how fast a model runs here.",
+    "cluster": "Run a model on several machines.",
     "doctor": "Show what pyflow found on this machine.",
 }
 
@@ -93,7 +100,7 @@ def cli() -> None:
     """Run quantized language models on the CPU.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
-    memory, 130 interrupted.
+    memory, 5 a rank of a cluster was lost, 130 interrupted.
     """
 
 
@@ -155,6 +162,8 @@ def _interrupted() -> int:
 def _exit_code(error: Exception) -> int:
     if isinstance(error, (ResourceError, MemoryError)):
         return 4
+    if isinstance(error, LostRankError):
+        return 5
     if str(error).startswith("PYFLOW_ISA="):
         return 2  # unsupported, but by who set the variable and not by the model
     return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1

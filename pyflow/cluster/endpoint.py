@@ -6,6 +6,9 @@ every rank takes what it is sent, whatever it does meanwhile, and no two can wai
 
 from __future__ import annotations
 
+import os
+import struct
+import sys
 import time
 import traceback
 from collections import Counter
@@ -13,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock, Thread
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from pyflow.cluster.messages import Cancel, Message
+from pyflow.cluster.lifeline import EXIT_LOST, Loss, here
+from pyflow.cluster.messages import Cancel, Message, Pulse
+from pyflow.cluster.watch import LEAVING, Watch
 from pyflow.cluster.wire import WireError, decode, encode
 from pyflow.errors import PyflowError
 
@@ -29,11 +34,12 @@ _CANCEL_TAG, _TAG = 1, 2  # in the order in which they are looked at
 # MPI waits by spinning, but ranks may share cores with those that compute. A message is found at
 # most this late; a layer of a small model takes about as long as the longest sleep.
 _SHORTEST_S, _LONGEST_S = 20e-6, 500e-6
+_PLACE = struct.Struct("<I252s")  # pid and host of a rank
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What a rank has sent to others, by the names of the messages' types."""
+    """What a rank has sent to others but for pulses, by the names of the messages' types."""
 
     messages: Counter[str] = field(default_factory=Counter)
     nbytes: Counter[str] = field(default_factory=Counter)
@@ -44,13 +50,26 @@ class Endpoint:
 
     def __init__(self) -> None:
         """PyflowError where there is no MPI, or none that several threads may call."""
+        here.at("joining the others")
         mpi = _mpi()
         self._byte, self._any, self._status = mpi.BYTE, mpi.ANY_SOURCE, mpi.Status()
+        self._error: type[Exception] = mpi.Exception
         self._comm = mpi.COMM_WORLD.Dup()  # nobody else's messages come here
-        self._comm.Set_errhandler(mpi.ERRORS_ARE_FATAL)  # a rank that is lost ends all others
+        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self.hosts, self._pids = self._places()
         self.sent = Traffic()
         self._lock = Lock()
+        self._losing = Lock()
+        self._pulses: dict[int, MPI.Request] = {}
+        self._told: dict[int, str] = {}
+        self._watch = Watch(
+            self.rank,
+            self.hosts,
+            timeout_s=here.timeout_s,
+            pulse=self._pulse,
+            lose=self.lose,
+        )
         self._leaving: MPI.Request | None = None
         self._deliver: Deliver
         self._thread: Thread
@@ -63,6 +82,7 @@ class Endpoint:
         self._deliver = deliver
         self._thread = Thread(target=self._receive, daemon=True)
         self._thread.start()
+        self._watch.start()
 
     def send(self, to: int, message: Message) -> None:
         """Safe from any thread but the one that delivers; one's own rank gets it as it is."""
@@ -71,16 +91,58 @@ class Endpoint:
             return
         data = encode(message)
         tag = _CANCEL_TAG if isinstance(message, Cancel) else _TAG
-        self._comm.Send([data, self._byte], to, tag)
+        try:
+            self._comm.Send([data, self._byte], to, tag)
+        except self._error as error:
+            phase = self._watch.phases.get(to, "unknown")
+            self.lose(Loss(to, self.hosts[to], phase, f"cannot be reached ({error})"))
         with self._lock:
             self.sent.messages[type(message).__name__] += 1
             self.sent.nbytes[type(message).__name__] += len(data)
 
     def leave(self) -> None:
         """Returns once all ranks have called this, after which they must not send; once only."""
+        here.at(LEAVING)
+        self._watch.leave()
         self._leaving = self._comm.Ibarrier()
         self._thread.join()
+        self._watch.close()
+        for request in self._pulses.values():
+            request.Test()  # there is nobody left who has not taken it
         self._comm.Free()
+
+    def lose(self, loss: Loss) -> NoReturn:
+        """Ends all ranks with one message, which is the supervisor's where there is one."""
+        with self._losing:  # never left: what others lose because of this one is not told
+            if here.is_joined:
+                here.lose(loss)
+                time.sleep(self._watch.timeout_s)  # it ends this process long before
+            sys.stderr.write(f"error: {loss}\n")
+            sys.stderr.flush()
+            # MPI would add a line of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            self._comm.Abort(EXIT_LOST)
+            os._exit(EXIT_LOST)
+
+    def _places(self) -> tuple[list[str], list[int]]:
+        """Host and process of every rank."""
+        mine = bytearray(_PLACE.pack(os.getpid(), here.host.encode()[: _PLACE.size - 4]))
+        found = bytearray(_PLACE.size * self.size)
+        self._comm.Allgather([mine, self._byte], [found, self._byte])
+        places = [*_PLACE.iter_unpack(found)]
+        hosts = [host.rstrip(b"\0").decode(errors="replace") for _, host in places]
+        return hosts, [pid for pid, _ in places]
+
+    def _pulse(self, to: int) -> None:
+        """Tells a rank what this one does, unless it has not yet taken what it was told before."""
+        request = self._pulses.get(to)
+        if request is None or request.Test():
+            data = encode(Pulse(0, here.phase))
+            self._pulses[to] = self._comm.Isend([data, self._byte], to, _TAG)
+        phase = self._watch.phases[to]
+        if self.rank == 0 and phase != self._told.get(to):
+            self._told[to] = phase
+            here.tell_of(to, (self.hosts[to], self._pids[to], phase))
 
     def _receive(self) -> None:
         try:
@@ -95,6 +157,8 @@ class Endpoint:
                 else:
                     time.sleep(idle_s)
                     idle_s = min(2 * idle_s, _LONGEST_S)
+        except self._error as error:
+            self.lose(Loss(self.rank, here.host, here.phase, f"cannot receive ({error})"))
         except BaseException:
             traceback.print_exc()
             self._comm.Abort(1)  # whoever sends to this rank would wait for ever
@@ -113,6 +177,10 @@ class Endpoint:
                 found = decode(data)
             except WireError as error:
                 found = error
+            if isinstance(found, Pulse):
+                self._watch.heard(source, found.phase)
+                return True
+            self._watch.heard(source)
             self._deliver(source, found)
             return True
         return False

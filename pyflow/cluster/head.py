@@ -11,6 +11,7 @@ from typing import Protocol
 from pyflow.closing import Closing
 from pyflow.cluster.drafts import Guesser
 from pyflow.cluster.job import Done, Emit
+from pyflow.cluster.journal import Journal
 from pyflow.cluster.messages import Cancel, Drafted, DraftRequest, Frame, Result
 from pyflow.cluster.scheduler import Scheduler
 
@@ -69,13 +70,18 @@ class Drafting(Closing):
 
 
 def write(
-    scheduler: Scheduler, transport: Transport, drafting: Drafting | None = None
+    scheduler: Scheduler,
+    transport: Transport,
+    drafting: Drafting | None = None,
+    journal: Journal | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """The tokens of the scheduler's job as they become certain, one or several at a time.
 
-    To be read to its end, or the transport to be reset before the next job.
+    To be read to its end, or the transport to be reset before the next job. journal: is told of
+    tokens before anybody else; it knows those that the job begins with.
     """
     actions = scheduler.start()
+    is_known = True
     while True:
         # Whoever reads the tokens may take their time; stages should not wait for that.
         for action in actions:
@@ -88,7 +94,10 @@ def write(
                     drafting.ask(action)
         for action in actions:
             if isinstance(action, Emit):
+                if journal is not None and not is_known:
+                    journal.commit(action.tokens)
                 yield action.tokens
+        is_known = False
         if any(isinstance(action, Done) for action in actions):
             return
         actions = scheduler.on(transport.receive())

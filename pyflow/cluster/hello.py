@@ -23,7 +23,7 @@ def hello(rank: int, checkpoint: Checkpoint, layers: range) -> Hello:
         pid=os.getpid(),
         version=metadata.version("pyflow-llm"),
         model=digest(checkpoint),
-        isa=_core.runnable_isas()[-1],
+        isa=_core.cpu_info()["isa"],
         first=layers.start,
         last=layers.stop,
     )

@@ -178,6 +178,24 @@ class Begun:
     keep: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The sender lives, and this is what it does, in words for people."""
+
+    epoch: int
+    phase: str
+
+
 Message: TypeAlias = (
-    Frame | Result | Cancel | DraftRequest | Drafted | Goodbye | Failure | Hello | Begin | Begun
+    Frame
+    | Result
+    | Cancel
+    | DraftRequest
+    | Drafted
+    | Goodbye
+    | Failure
+    | Hello
+    | Begin
+    | Begun
+    | Pulse
 )

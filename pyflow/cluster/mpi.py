@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyflow import _core, catalogue, formats
 from pyflow.closing import Closing
 from pyflow.cluster.endpoint import Deliver, Endpoint, Traffic
 from pyflow.cluster.hello import check, check_ranges, hello, layers_of
+from pyflow.cluster.lifeline import here
 from pyflow.cluster.messages import (
     Begin,
     Begun,
@@ -48,14 +48,24 @@ def serve(
     """
     endpoint = Endpoint()
     rank = endpoint.rank
-    worker = Worker(rank, socket.gethostname(), _onward(rank, ranges), endpoint.send)
+    layers = layers_of(rank, ranges)
+    with_layers = f", {_named(layers)}" if layers else ""
+    worker = Worker(
+        rank,
+        here.host,
+        _onward(rank, ranges),
+        endpoint.send,
+        lambda phase: here.at(phase + with_layers),
+    )
     endpoint.start(worker.deliver)
     with worker.reporting():
+        here.at("opening the model")
         checkpoint = formats.open(catalogue.resolve(path))
-        layers = layers_of(rank, ranges)
         endpoint.send(0, hello(rank, checkpoint, layers))
         if isinstance(worker.take(), Hello):
-            worker.work(_stage(checkpoint, layers, pool, sizes) if layers else None)
+            stage = _stage(checkpoint, layers, pool, sizes) if layers else None
+            here.at("waiting for a job" + with_layers)
+            worker.work(stage)
     endpoint.leave()
     return endpoint.sent
 
@@ -83,14 +93,14 @@ class MpiPipeline(Closing):
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
         self._stages = [rank for rank, layers in enumerate(ranges) if layers]
-        self._hosts: dict[int, str] = {}
         self._epoch = 0
-        worker = Worker(0, socket.gethostname(), _onward(0, ranges), endpoint.send)
+        worker = Worker(0, here.host, _onward(0, ranges), endpoint.send)
         endpoint.start(_sorter(worker, self._inbox))
         threads: list[Thread] = []
         # Also called when the pipeline is forgotten, and before the interpreter ends.
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
+            here.at("opening the model")
             checkpoint = formats.open(catalogue.resolve(path))
             check_ranges(ranges, checked_spec(checkpoint).n_layers)
             own = hello(0, checkpoint, layers_of(0, ranges))
@@ -101,6 +111,7 @@ class MpiPipeline(Closing):
                 stage = _stage(checkpoint, layers, pool, sizes)
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
+            here.at("waiting for a job")
         except BaseException:
             self.close()
             raise
@@ -122,6 +133,8 @@ class MpiPipeline(Closing):
         """
         if frame.epoch != self._epoch:
             raise PyflowError(f"frame: expected epoch {self._epoch}, found {frame.epoch}")
+        if frame.run is not None:
+            here.at(frame.run.regime)
         self._endpoint.send(self._stages[0], frame)
 
     def cancel(self, message: Cancel) -> None:
@@ -149,6 +162,7 @@ class MpiPipeline(Closing):
 
         Returns how many positions of sequence 0 have been kept, of the first `keep`.
         """
+        here.at("beginning a job")
         while True:
             self._epoch += 1
             for rank in self._stages:
@@ -173,7 +187,6 @@ class MpiPipeline(Closing):
             rank, message = self._next(None)
             if isinstance(message, Hello):
                 hellos[rank] = message
-                self._hosts[rank] = message.host
         return [hellos[rank] for rank in sorted(hellos)]
 
     def _next(self, timeout: float | None) -> tuple[int, Message]:
@@ -181,7 +194,7 @@ class MpiPipeline(Closing):
         if isinstance(message, Failure):
             message = PyflowError(f"rank {message.rank} on {message.reason}")
         elif isinstance(message, WireError) and rank != 0:
-            message = PyflowError(f"rank {rank} on {self._hosts.get(rank, 'some host')}: {message}")
+            message = PyflowError(f"rank {rank} on {self._endpoint.hosts[rank]}: {message}")
         if isinstance(message, BaseException):
             self._inbox.put((rank, message))  # for whoever asks next
             raise message
@@ -196,8 +209,13 @@ def _onward(rank: int, ranges: Sequence[range]) -> int:
 def _stage(
     checkpoint: formats.Checkpoint, layers: range, pool: _core.ThreadPool, sizes: Sizes
 ) -> ModelStage:
+    here.at(f"loading {_named(layers)}")
     spec, idle = checked_spec(checkpoint), SamplingParams(seed=0)
     return ModelStage(checkpoint, spec, layers=layers, pool=pool, sampling=idle, **sizes)
+
+
+def _named(layers: range) -> str:
+    return f"layers {layers.start} to {layers.stop - 1}"
 
 
 def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:

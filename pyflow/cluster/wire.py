@@ -47,6 +47,7 @@ from .messages import (
     Goodbye,
     Hello,
     Message,
+    Pulse,
     Remove,
     Result,
     Run,
@@ -67,7 +68,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 1
+VERSION = 2
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
@@ -169,6 +170,7 @@ _MESSAGES = (
         keep=_I32,
     ),
     Record(Begun, keep=_I32),
+    Record(Pulse, phase=_NAME),
 )
 _PLACES = {record.kind: place for place, record in enumerate(_MESSAGES)}
 

@@ -21,10 +21,16 @@ class Worker:
     """
 
     def __init__(
-        self, rank: int, host: str, onward: int, send: Callable[[int, Message], None]
+        self,
+        rank: int,
+        host: str,
+        onward: int,
+        send: Callable[[int, Message], None],
+        at: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """onward: the rank with the next stage. The head is on rank 0."""
+        """onward: the rank with the next stage. The head is on rank 0. at: is told what is done."""
         self._rank, self._host, self._onward, self._send = rank, host, onward, send
+        self._at = at
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
         self._stage: Stage | None = None
         self._epoch = _NO_EPOCH
@@ -67,10 +73,13 @@ class Worker:
         while not isinstance(message := self.take(), Goodbye):
             match message:
                 case Begin() if stage is not None:
+                    self._at("beginning a job")
                     keep = stage.reset(message.sampling, stream=message.stream, keep=message.keep)
                     self._send(0, Begun(message.epoch, keep))
                 case Frame() if stage is not None:
                     if message.epoch == self._epoch:
+                        if message.run is not None:
+                            self._at(message.run.regime)
                         out = stage.handle(message)
                         if out is not None:
                             self._send(self._onward if isinstance(out, Frame) else 0, out)

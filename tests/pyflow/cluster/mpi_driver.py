@@ -7,6 +7,7 @@ Rank 0 checks tokens, and every rank leaves what it has sent in the folder OUT. 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -141,7 +142,7 @@ class Forgets(mpi.ModelStage):
         return super().reset(sampling, stream=stream, keep=min(keep, 5))
 
 
-CHECKED = {"jobs": jobs, "one job": one_job, "forgets": forgotten}
+CHECKED = {"jobs": jobs, "one job": one_job, "forgets": forgotten, "isa": one_job}
 
 
 def corrupt(encode: Callable[[Any], bytearray]) -> Callable[[Any], bytearray]:
@@ -163,6 +164,9 @@ def do_wrong(how: str) -> None:
         mpi.ModelStage = Forgets  # type: ignore[misc]
     elif how == "corrupt":
         endpoint.encode = corrupt(endpoint.encode)  # type: ignore[attr-defined]
+    elif how == "isa":
+        os.environ["PYFLOW_ISA"] = _core.runnable_isas()[1]
+        assert _core.cpu_info()["isa"] == _core.runnable_isas()[1] != _core.runnable_isas()[-1]
     elif how == "version":
         metadata.version = lambda _: "0.0.9"
 

@@ -17,6 +17,7 @@ import gguf
 import psutil
 import pytest
 
+from pyflow import _core
 from pyflow.cluster.wire import frame_nbytes
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize("layers", ["30", "15,15", "12,8,10", "6,6,6,6,6"])
 def test_ranks_write_what_one_place_writes_in_all_jobs(start: Start, layers: str) -> None:
     assert_silent(start("jobs", layers))
+
+
+@pytest.mark.skipif(len(_core.runnable_isas()) < 3, reason="this CPU has only one table with lanes")
+def test_ranks_of_another_instruction_set_write_the_same(start: Start) -> None:
+    # No table has an arithmetic of its own for prompts, so there is nothing to agree on.
+    assert_silent(start("isa@1", "10,10,10"))
 
 
 def test_ranks_without_layers_take_no_part_and_all_go_on_from_the_least_that_is_kept(

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from pyflow.cluster import wire
 from pyflow.cluster.messages import (
     Begin,
     Drafted,
@@ -104,7 +105,7 @@ LIES: dict[str, tuple[int, bytes, str]] = {
     "twice": begin(JSON.replace("{", '{"top_k":40,', 1)),
     "spaces": begin(JSON.replace(",", ", ")),
     "out of range": begin(JSON.replace('"top_p":0.1', '"top_p":1.1')),
-    "type": (10, b"", "type of message: expected 0 to 9, found 10"),
+    "type": (11, b"", "type of message: expected 0 to 10, found 11"),
 }
 
 
@@ -119,15 +120,15 @@ def test_a_size_or_value_that_lies_is_refused_by_its_name(
 def test_a_length_that_is_not_the_messages_is_refused() -> None:
     payload = ZERO + words(0, 0)
     for n in (0, 15, 17, 2**32, 2**64 - 1):
-        start = struct.pack("<4sHHIQ", b"PFWM", 1, RESULT, 0, n)
+        start = struct.pack("<4sHHIQ", b"PFWM", wire.VERSION, RESULT, 0, n)
         data = start + struct.pack("<I", zlib.crc32(start + payload)) + payload
         with pytest.raises(WireError, match=f"bytes of payload: expected {n}, found 16"):
             decode(data)
 
 
 def test_another_version_another_protocol_and_damage_are_told_apart() -> None:
-    with pytest.raises(WireError, match="version: expected 1, found 2: run the same pyflow"):
-        decode(sealed(GOODBYE, b"", version=2))
+    with pytest.raises(WireError, match="version: expected 2, found 1: run the same pyflow"):
+        decode(sealed(GOODBYE, b"", version=1))
     with pytest.raises(WireError, match="magic: expected b'PFWM', found b'GET '"):
         decode(b"GET / HTTP/1.1\r\nHost: 10.0.0.2\r\n\r\n")
     with pytest.raises(WireError, match=r"crc32: expected 0x\w+, found 0x"):

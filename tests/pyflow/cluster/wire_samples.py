@@ -25,6 +25,7 @@ from pyflow.cluster.messages import (
     Goodbye,
     Hello,
     Message,
+    Pulse,
     Remove,
     Result,
     Run,
@@ -55,6 +56,7 @@ SAMPLES: dict[str, Message] = {
     "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2", 10, 18),
     "begin": Begin(4, SAMPLING, 3, 99),
     "begun": Begun(4, 98),
+    "pulse": Pulse(0, "prefill, layers 10 to 19"),
 }
 samples = pytest.mark.parametrize("message", SAMPLES.values(), ids=SAMPLES.keys())
 
@@ -143,6 +145,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Hello: hellos(),
     Begin: st.builds(Begin, EPOCHS, SAMPLINGS, up_to(2**32 - 1), I32),
     Begun: st.builds(Begun, EPOCHS, I32),
+    Pulse: st.builds(Pulse, EPOCHS, NAMES),
 }
 
 
@@ -158,7 +161,7 @@ def assert_same(found: Message, expected: Message) -> None:
     assert repr(found) == repr(expected)
 
 
-def sealed(place: int, payload: bytes, *, epoch: int = 0, version: int = 1) -> bytes:
+def sealed(place: int, payload: bytes, *, epoch: int = 0, version: int = wire.VERSION) -> bytes:
     """What a peer sends who knows the format and may lie in the payload."""
     start = struct.pack("<4sHHIQ", b"PFWM", version, place, epoch, len(payload))
     return start + struct.pack("<I", zlib.crc32(start + payload)) + payload

@@ -1,0 +1,87 @@
+"""`pyflow cluster`: a model on several machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyflow.cli import Group
+
+if TYPE_CHECKING:
+    from pyflow.cluster.launcher import Place
+
+# Commands that know what ranks are.
+_COMMANDS = ("generate", "chat", "bench")
+_SAMPLING = ("generate", "chat")
+MODULE = "pyflow"
+"""What every rank runs, with the command and its options."""
+
+
+@click.group("cluster", cls=Group)
+def command() -> None:
+    """Run a model on several machines, or on several processes of one.
+
+    Each is a rank with some of the model's layers. MPI connects them: pip install
+    'pyflow-llm[cluster]'.
+    """
+
+
+@command.command("run", context_settings={"ignore_unknown_options": True})
+@click.option("-n", "n_ranks", metavar="N", type=click.IntRange(1, 1024), help="Ranks here.")
+@click.option(
+    "--hosts",
+    "hosts",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with a machine per line, this one first; NODE:2 takes two ranks.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="S",
+    type=click.FloatRange(1, 86_400),
+    default=30.0,
+    help="Seconds without a sign of life after which a rank is lost.",
+)
+@click.option(
+    "--restart",
+    is_flag=True,
+    help="When a rank is lost, start again without its machine and go on where the text was.",
+)
+@click.argument("arguments", metavar="-- COMMAND ...", nargs=-1, type=click.UNPROCESSED)
+def run(
+    *,
+    n_ranks: int | None,
+    hosts: Path | None,
+    timeout_s: float,
+    restart: bool,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run generate, chat or bench on N ranks of this machine or on the hosts of FILE.
+
+    Rank 0 is on this machine and has its terminal. When a rank dies, or says nothing for S seconds,
+    all are ended, one message names it, and the exit code is 5.
+    """
+    from pyflow.cluster.launcher import Launcher, Place, places_of
+    from pyflow.cluster.restarts import supervise
+    from pyflow.sampling import SamplingParams
+
+    if (n_ranks is None) == (hosts is None):
+        raise click.UsageError("expected -n N or --hosts FILE")
+    if not arguments or arguments[0] not in _COMMANDS:
+        raise click.UsageError(f"expected -- and one of {', '.join(_COMMANDS)} with its options")
+    if restart and arguments[0] in _SAMPLING:
+        # Each start must draw alike. A seed that the user gives comes later and counts.
+        seed = str(SamplingParams().seeded().seed)
+        arguments = (arguments[0], "--seed", seed, *arguments[1:])
+    places: list[Place] = [Place(None, n_ranks)] if n_ranks else places_of(hosts or "")
+    return supervise(
+        Launcher(),
+        [MODULE, *arguments],
+        places,
+        timeout_s=timeout_s,
+        restart=restart,
+        say=lambda text: click.echo(text, err=True),
+    )

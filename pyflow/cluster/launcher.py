@@ -1,0 +1,140 @@
+"""mpiexec: which one there is, how it is told what to start where, and what it says of a death."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+
+from pyflow.errors import PyflowError
+
+# What tells a process its rank: MPICH and Intel, PMIx, Open MPI, Slurm.
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::|\s+slots\s*=\s*)(\d+))?", re.ASCII)
+# Stands between mpiexec and a rank, and says how that has died before mpiexec notices: it would
+# kill the others, and then nobody could tell who was first. Stays for a while, so there is time.
+_GUARD = """
+"$@" & wait $!
+code=$?
+if [ $code -gt 130 ]; then
+  rank=${PMI_RANK-${PMIX_RANK-${OMPI_COMM_WORLD_RANK-$SLURM_PROCID}}}
+  printf '\\npyflow: rank %s on %s has died of %s\\n' "$rank" "$(uname -n)" $((code - 128))
+  sleep 5
+fi
+exit $code
+"""
+# The guard above; MPICH and Intel, with or without a rank; Open MPI.
+_DEATHS = (
+    re.compile(r"pyflow: rank (?P<rank>\d+) on (?P<host>\S+) has died of (?P<signal>\d+)\n"),
+    re.compile(r"(?:RANK (?P<rank>\d+) )?PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)"),
+    re.compile(r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A machine and how many ranks it takes; host None is this one."""
+
+    host: str | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is said of the first process that failed."""
+
+    rank: int | None
+    pid: int | None
+    host: str
+    signal: int | None = None
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        if self.signal is None:
+            return "has died"
+        try:
+            return f"has died ({Signals(self.signal).name})"
+        except ValueError:
+            return f"has died (signal {self.signal})"
+
+
+def places_of(path: str | Path) -> list[Place]:
+    """A file of hosts: NAME, NAME:N or NAME slots=N a line, N ranks there, by default one.
+
+    PyflowError for anything else, and where there is none.
+    """
+    places = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _HOST.fullmatch(text)
+        n = int(match[2] or 1) if match else 0
+        if match is None or not 1 <= n <= 1024:
+            raise PyflowError(
+                f"{path}: line {number}: expected a host such as 'node1' or 'node1:2', found "
+                f"{text!r:.80}"
+            )
+        places.append(Place(match[1], n))
+    if not places:
+        raise PyflowError(f"{path}: expected a host per line, found none")
+    return places
+
+
+class Launcher:
+    """The mpiexec of this environment, else that of the system."""
+
+    def __init__(self) -> None:
+        """PyflowError where there is none."""
+        beside = Path(sys.executable).parent
+        found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+        if found is None:
+            raise PyflowError(
+                f"mpiexec: expected one in {beside} or in PATH, found none: "
+                "pip install 'pyflow-llm[cluster]'"
+            )
+        self.path = found
+        said = subprocess.run(
+            [found, "--version"], capture_output=True, text=True, check=False, timeout=30
+        ).stdout
+        self._is_open_mpi = bool(re.search("open ?mpi|open-mpi|prte", said, re.IGNORECASE))
+
+    def command(self, places: Sequence[Place], program: Sequence[str]) -> list[str]:
+        """What starts the program on all ranks."""
+        command = [self.path, "-n", str(sum(place.n for place in places))]
+        hosts = ",".join(f"{place.host}:{place.n}" for place in places if place.host)
+        if hosts:
+            command += ["-H" if self._is_open_mpi else "-hosts", hosts]
+        if self._is_open_mpi:
+            # There may be more ranks than cores, and threads are placed by pyflow.
+            command += ["--oversubscribe", "--bind-to", "none"]
+        return [*command, "sh", "-c", _GUARD, "pyflow", *program]
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """This process's, but that Open MPI does not refuse root, whom MPICH never asks."""
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return {**root, **os.environ}
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The rank that a launcher has given to a process with this environment."""
+    found = (environment.get(name, "") for name in RANK_VARIABLES)
+    return next((int(value) for value in found if value.isdecimal()), None)
+
+
+def death(output: str) -> Death | None:
+    """Who died first, by what the guards and mpiexec have written."""
+    for pattern in _DEATHS:
+        if match := pattern.search(output):
+            found = match.groupdict()
+            number = {name: int(found[name]) for name in found if (found[name] or "").isdecimal()}
+            return Death(number.get("rank"), number.get("pid"), found["host"], number.get("signal"))
+    return None

@@ -1,0 +1,122 @@
+"""A rank's connection to the supervisor that started it: what it does, and that it lives.
+
+A socket between each rank of the supervisor's machine and the supervisor. The system closes it
+when either process is gone, however it ended: the supervisor learns of a death at once, and no rank
+outlives its supervisor. Ranks of other machines have none; the head tells what it knows of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from threading import Event, Thread
+from typing import Any, TypeAlias
+
+EXIT_LOST = 5
+"""Exit code of a job that has lost a rank."""
+TIMEOUT_S = 30.0
+"""So long a rank may be silent, unless something else is asked for."""
+PULSE_S = 0.5
+MAX_NBYTES = 1 << 16
+_MAX_WHY = 1000  # of what a library says, in characters
+
+# Of another rank: its host, its process there and what it did last.
+Other: TypeAlias = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A rank that the job cannot go on without."""
+
+    rank: int | None
+    host: str
+    phase: str
+    why: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "why", " ".join(self.why.split())[:_MAX_WHY])
+
+    def __str__(self) -> str:
+        rank = "a rank" if self.rank is None else f"rank {self.rank}"
+        return f"{rank} on {self.host} {self.why}; its last stage: {self.phase}"
+
+
+class Lifeline:
+    """What this process is at, for whoever watches it. Safe from any thread."""
+
+    def __init__(self) -> None:
+        """Joined to nobody."""
+        self.host = socket.gethostname()
+        self.phase = "starting"
+        self.timeout_s = TIMEOUT_S
+        self.journal: int | None = None
+        self._socket: socket.socket | None = None
+        self._over = Event()
+
+    @property
+    def is_joined(self) -> bool:
+        return self._socket is not None
+
+    def join(self, path: str, rank: int) -> list[int]:
+        """Connects to the supervisor. Returns the descriptors that it has for this rank.
+
+        OSError where there is none any more.
+        """
+        with_supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with_supervisor.connect(path)
+        self._socket = with_supervisor
+        self._send("joined", rank, os.getpid())
+        data, fds, _, _ = socket.recv_fds(with_supervisor, MAX_NBYTES, 4)
+        if not data:
+            raise ConnectionResetError("the supervisor has gone")
+        for work in (self._end_with_supervisor, self._pulse):
+            Thread(target=work, daemon=True).start()
+        return fds
+
+    def at(self, phase: str) -> None:
+        """What is done from now on, in words for people."""
+        if phase != self.phase:
+            self.phase = phase
+            self._send("pulse", phase)
+
+    def tell_of(self, rank: int, other: Other) -> None:
+        """What is known of a rank that may have no connection of its own."""
+        self._send("other", rank, other)
+
+    def lose(self, loss: Loss) -> None:
+        """The job cannot go on; the supervisor will end it."""
+        self._send("lost", asdict(loss), wait=True)
+
+    def end(self, code: int) -> None:
+        """This process has done its work, and ends with this exit code."""
+        self._over.set()
+        self._send("end", code, wait=True)
+
+    def _send(self, *record: Any, wait: bool = False) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.send(json.dumps(record).encode(), 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass  # the supervisor has been stopped: the next pulse will tell
+        except OSError:
+            os._exit(EXIT_LOST)
+
+    def _pulse(self) -> None:
+        while not self._over.wait(PULSE_S):
+            self._send("pulse", self.phase)
+
+    def _end_with_supervisor(self) -> None:
+        assert self._socket is not None
+        try:
+            while self._socket.recv(1):
+                pass
+        except OSError:
+            pass
+        os._exit(EXIT_LOST)  # nobody would read what it still wrote
+
+
+here = Lifeline()
+"""This process's own."""

@@ -1,0 +1,113 @@
+"""What mpiexec is told, and what is understood of what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyflow import PyflowError
+from pyflow.cli import main
+from pyflow.cluster.launcher import (
+    Death,
+    Launcher,
+    Place,
+    death,
+    places_of,
+    rank_of,
+)
+
+MPICH = """
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 7772 RUNNING AT node2
+=   EXIT CODE: 9
+"""
+OPEN_MPI = (
+    "prterun noticed that process rank 1 with PID 4711 on node node3 exited on signal 9 (Killed)."
+)
+
+
+def test_a_file_of_hosts_has_a_machine_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# ours\nnode1\nnode2:3  # big\n\nnode-3.lan slots=2\n10.0.0.7 slots = 4\n")
+    expected = [("node1", 1), ("node2", 3), ("node-3.lan", 2), ("10.0.0.7", 4)]
+    assert places_of(file) == [Place(host, n) for host, n in expected]
+
+
+@pytest.mark.parametrize("line", ["node1 node2", "node1:0", "node1:9999", "-x", "a,b", "node:"])
+def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"node1\n{line}\n")
+    with pytest.raises(PyflowError, match="hosts: line 2: expected a host such as"):
+        places_of(file)
+    file.write_text("# none\n")
+    with pytest.raises(PyflowError, match="expected a host per line, found none"):
+        places_of(file)
+
+
+def test_mpiexec_of_this_environment_is_told_ranks_and_machines() -> None:
+    launcher = Launcher()
+    assert Path(launcher.path).parent == Path(sys.executable).parent
+    here = launcher.command([Place(None, 3)], ["program"])
+    assert here[:3] == [launcher.path, "-n", "3"]
+    assert here[3:5] == ["sh", "-c"]
+    assert here[-1] == "program"
+    there = launcher.command([Place("a", 1), Place("b", 2)], ["program"])
+    assert there[:5] == [launcher.path, "-n", "3", "-hosts", "a:1,b:2"]
+    assert there[5:] == here[3:]
+
+
+def test_who_died_is_read_from_what_mpiexec_says() -> None:
+    assert death(MPICH) == Death(None, 7772, "node2")
+    assert death(MPICH.replace("PID", "RANK 2 PID")) == Death(2, 7772, "node2")
+    assert death(OPEN_MPI) == Death(1, 4711, "node3")
+    assert death("ssh: node2: no route to host") is None
+
+
+def test_a_rank_is_told_its_number_by_its_environment() -> None:
+    assert rank_of({"SLURM_PROCID": "4", "PMI_RANK": "2"}) == 2
+    assert rank_of({"SLURM_PROCID": "", "HOME": "/"}) is None
+
+
+def test_a_guard_says_how_a_rank_has_died() -> None:
+    command = Launcher().command([Place(None, 2)], ["sh", "-c", "exit 7"])
+    guarded = command[command.index("sh") :]
+    assert subprocess.run(guarded, capture_output=True, check=False).returncode == 7
+    guarded[-1] = "kill -SEGV $$"
+    environment = {"PATH": os.environ["PATH"], "PMI_RANK": "3"}
+    process = subprocess.Popen(
+        guarded, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        found = death(process.stdout.readline())
+        assert found == Death(3, None, socket.gethostname(), signal.SIGSEGV)
+        assert found.why == "has died (SIGSEGV)"
+        assert process.poll() is None  # so that mpiexec does not kill the others yet
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "expected -n N or --hosts FILE"),
+        (["-n", "2"], "expected -- and one of generate, chat, bench"),
+        (["-n", "2", "--", "inspect"], "expected -- and one of generate, chat, bench"),
+        (["-n", "0", "--", "generate"], "0 is not in the range"),
+        (["-n", "2", "--timeout", "0", "--", "chat"], "0.0 is not in the range"),
+        (["--hosts", "/nowhere", "--", "chat"], "'/nowhere' does not exist"),
+    ],
+)
+def test_wrong_usage_is_told(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["cluster", "run", *arguments]) == 2
+    assert says in capsys.readouterr().err
