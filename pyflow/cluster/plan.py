@@ -282,6 +282,17 @@ def _best(pipeline: Pipeline, n_rows: int, limit: float, *, sums: bool = True) -
         (missing, row, run), rest = chain
         return (missing + cost[0], row + cost[1] * sums, max(run, cost[2])), stages + rest
 
+    def begin(i: int, a: int, after: Sequence[_Chain]) -> _Chain:
+        """The best chain whose first stage is the i-th rank, and layer a that one's first."""
+        found = never
+        for b in range(a + 1, n_layers + 1):
+            cost = stage(i, range(a, b))
+            # More layers cost no less: the chains from here on are worse.
+            if cost[2] > limit or (cost[0], cost[1] * sums, cost[2]) > found[0]:
+                break
+            found = min(found, join(cost, after[b], (i, range(a, b))), key=itemgetter(0))
+        return found
+
     best: dict[int, list[_Chain]] = {}  # by rank: those that begin there, by its first layer
     for i in reversed(range(n_ranks)):
         hops = {j: hop(i, j) for j in best}
@@ -290,11 +301,7 @@ def _best(pipeline: Pipeline, n_rows: int, limit: float, *, sums: bool = True) -
             for b in range(n_layers)
         ]
         after.append(((0, 0, 0), ()))
-        best[i] = []
-        for a in range(n_layers):
-            parts = [range(a, b) for b in range(a + 1, n_layers + 1)]
-            chains = (join(stage(i, part), after[part.stop], (i, part)) for part in parts)
-            best[i].append(min(chains, key=itemgetter(0)))
+        best[i] = [begin(i, a, after) for a in range(n_layers)]
     return min((chains[0] for chains in best.values()), key=itemgetter(0))
 
 
