@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from numpy.typing import NDArray
 
+from pyflow.cluster.plan import Link, RankProfile
 from pyflow.sampling import SamplingParams
 
 Regime: TypeAlias = Literal["prefill", "decode"]
@@ -186,6 +187,43 @@ class Pulse:
     phase: str
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a rank has measured of itself; read_bytes_per_s: of its weights, by all its threads."""
+
+    epoch: int
+    profile: RankProfile
+    read_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure the way to rank `to`, or yourself; a Measured or a Profile is the answer."""
+
+    epoch: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Comes back to its rank as it is, but for `is_back`. rows: as the hidden states of a frame."""
+
+    epoch: int
+    rank: int
+    rows: NDArray[Any]
+    is_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a way takes from one rank to another one."""
+
+    epoch: int
+    rank: int
+    to: int
+    link: Link
+
+
 Message: TypeAlias = (
     Frame
     | Result
@@ -198,4 +236,8 @@ Message: TypeAlias = (
     | Begin
     | Begun
     | Pulse
+    | Profile
+    | Measure
+    | Ping
+    | Measured
 )

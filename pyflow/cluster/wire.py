@@ -46,7 +46,11 @@ from .messages import (
     Frame,
     Goodbye,
     Hello,
+    Measure,
+    Measured,
     Message,
+    Ping,
+    Profile,
     Pulse,
     Remove,
     Result,
@@ -54,11 +58,13 @@ from .messages import (
     Share,
 )
 from .parameters import parameters
+from .plan import Link, RankProfile
 
 __all__ = [
     "MAX_EMBD",
     "MAX_ITEMS",
     "MAX_JSON_NBYTES",
+    "MAX_PROFILED",
     "MAX_TEXT_NBYTES",
     "MAX_TOKENS",
     "VERSION",
@@ -68,10 +74,11 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 2
+VERSION = 3
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
+MAX_PROFILED = 64  # rows of a run
 MAX_TEXT_NBYTES = 4_096
 MAX_JSON_NBYTES = 1 << 20  # of sampling parameters: a bias for each of 32,768 tokens
 _I32_MAX = (1 << 31) - 1
@@ -110,6 +117,9 @@ _COUNT = number("I", 0, MAX_TOKENS)
 _TOKENS = several(_I32, MAX_TOKENS)
 _CHANCE = number("d", 0, 1)
 _NAME = text(255)
+# What is measured is finite, and what others divide by is not 0.
+_MS = number("d", 0, 1e12)
+_RATE = number("d", 1, 1e30)
 
 _OP = one_of(
     Record(Share, src=_I32, dst=_I32, p0=_I32, p1=_I32),
@@ -171,6 +181,27 @@ _MESSAGES = (
     ),
     Record(Begun, keep=_I32),
     Record(Pulse, phase=_NAME),
+    Record(
+        Profile,
+        profile=Record(
+            RankProfile,
+            rank=_I32,
+            host=_NAME,
+            layer_ms=several(number("d", 1e-6, 1e12), MAX_PROFILED, least=1),
+            max_nbytes=_NUMBER,
+            embedding_ms=_MS,
+            head_ms=_MS,
+        ),
+        read_bytes_per_s=_RATE,
+    ),
+    Record(Measure, to=_I32),
+    Record(Ping, rank=_I32, is_back=flag, rows=matrix(MAX_TOKENS, MAX_EMBD)),
+    Record(
+        Measured,
+        rank=_I32,
+        to=_I32,
+        link=Record(Link, latency_s=number("d", 0, 1e6), bytes_per_s=_RATE),
+    ),
 )
 _PLACES = {record.kind: place for place, record in enumerate(_MESSAGES)}
 

@@ -38,7 +38,11 @@ from .wire_samples import (
     HELLO,
     HIDDEN,
     I32_MAX,
+    MEASURE,
+    MEASURED,
     OPS,
+    PING,
+    PROFILE,
     RESULT,
     RUN,
     SAMPLES,
@@ -105,7 +109,17 @@ LIES: dict[str, tuple[int, bytes, str]] = {
     "twice": begin(JSON.replace("{", '{"top_k":40,', 1)),
     "spaces": begin(JSON.replace(",", ", ")),
     "out of range": begin(JSON.replace('"top_p":0.1', '"top_p":1.1')),
-    "type": (11, b"", "type of message: expected 0 to 10, found 11"),
+    "rank": (MEASURE, words(2**31), "Measure.to: expected 0 to"),
+    "no layer": (
+        PROFILE,
+        words(1, 0, 0),
+        "length of RankProfile.layer_ms: expected 1 to 64, found",
+    ),
+    "no time": (PROFILE, words(1, 0, 1) + bytes(8), "RankProfile.layer_ms: expected 1e-06 to"),
+    "never": (MEASURED, words(1, 2) + struct.pack("<d", np.inf), "Link.latency_s: .* found inf"),
+    "stopped": (MEASURED, words(1, 2) + bytes(16), "Link.bytes_per_s: expected 1 to .* found 0.0"),
+    "echo": (PING, words(1, 0, 65537, 1), "rows of Ping.rows: expected 1 to 65536, found 65537"),
+    "type": (15, b"", "type of message: expected 0 to 14, found 15"),
 }
 
 
@@ -127,7 +141,7 @@ def test_a_length_that_is_not_the_messages_is_refused() -> None:
 
 
 def test_another_version_another_protocol_and_damage_are_told_apart() -> None:
-    with pytest.raises(WireError, match="version: expected 2, found 1: run the same pyflow"):
+    with pytest.raises(WireError, match="version: expected 3, found 1: run the same pyflow"):
         decode(sealed(GOODBYE, b"", version=1))
     with pytest.raises(WireError, match="magic: expected b'PFWM', found b'GET '"):
         decode(b"GET / HTTP/1.1\r\nHost: 10.0.0.2\r\n\r\n")

@@ -24,17 +24,23 @@ from pyflow.cluster.messages import (
     Frame,
     Goodbye,
     Hello,
+    Measure,
+    Measured,
     Message,
+    Ping,
+    Profile,
     Pulse,
     Remove,
     Result,
     Run,
     Share,
 )
+from pyflow.cluster.plan import Link, RankProfile
 from pyflow.sampling import SamplingParams
 
 I32_MAX = 2**31 - 1
 FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE, HELLO, BEGIN = range(9)
+PROFILE, MEASURE, PING, MEASURED = range(11, 15)
 
 HIDDEN = np.linspace(-3, 3, 10, dtype=np.float32).reshape(2, 5)
 RUN = Run(7, 3, 100, (5, 6), path=(8, 9, 10), n_draws=2, regime="prefill")
@@ -42,6 +48,7 @@ OPS = (Share(0, 3, 98, 100), Remove(2, 99, -1), Accept((11, 12)))
 SAMPLING = SamplingParams(
     temperature=1.2, top_p=0.1, seed=2**64 - 1, logit_bias={3: float("-inf"), 7: -0.25}
 )
+PROFILED = RankProfile(2, "ålesund", (1.5, 1.75), 2**40, embedding_ms=0.0, head_ms=3.25)
 SAMPLES: dict[str, Message] = {
     "frame": Frame(1, 40, ops=OPS, run=RUN, hidden=HIDDEN),
     "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
@@ -57,6 +64,10 @@ SAMPLES: dict[str, Message] = {
     "begin": Begin(4, SAMPLING, 3, 99),
     "begun": Begun(4, 98),
     "pulse": Pulse(0, "prefill, layers 10 to 19"),
+    "profile": Profile(0, PROFILED, 1.5e10),
+    "measure": Measure(0, 3),
+    "ping": Ping(0, 2, HIDDEN, is_back=True),
+    "measured": Measured(0, 2, 3, Link(0.0001, 1.25e8)),
 }
 samples = pytest.mark.parametrize("message", SAMPLES.values(), ids=SAMPLES.keys())
 
@@ -132,6 +143,13 @@ def hellos(draw: st.DrawFn) -> Hello:
     return Hello(draw(EPOCHS), draw(I32), *names, first, last)
 
 
+MS, RATES = st.floats(0, 1e12), st.floats(1, 1e30)
+LAYER_MS = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=9).map(tuple)
+PROFILES = st.builds(RankProfile, I32, NAMES, LAYER_MS, NUMBERS, MS, MS)
+ROWS = st_numpy.arrays(
+    np.float32, st.tuples(st.integers(1, 5), st.integers(1, 7)), elements=st.floats(width=32)
+)
+
 STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Frame: frames(),
     Result: st.builds(Result, EPOCHS, NUMBERS, TOKENS, st.booleans()),
@@ -146,18 +164,24 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Begin: st.builds(Begin, EPOCHS, SAMPLINGS, up_to(2**32 - 1), I32),
     Begun: st.builds(Begun, EPOCHS, I32),
     Pulse: st.builds(Pulse, EPOCHS, NAMES),
+    Profile: st.builds(Profile, EPOCHS, PROFILES, RATES),
+    Measure: st.builds(Measure, EPOCHS, I32),
+    Ping: st.builds(Ping, EPOCHS, I32, ROWS, st.booleans()),
+    Measured: st.builds(Measured, EPOCHS, I32, I32, st.builds(Link, st.floats(0, 1e6), RATES)),
 }
 
 
 def assert_same(found: Message, expected: Message) -> None:
     """All fields equal, and of the same types; hidden states bit by bit."""
-    if isinstance(found, Frame) and isinstance(expected, Frame):
-        for name in ("dtype", "shape"):
-            assert getattr(found.hidden, name, None) == getattr(expected.hidden, name, None)
-        if found.hidden is not None and expected.hidden is not None:
-            assert found.hidden.tobytes() == expected.hidden.tobytes()
-        found, expected = replace(found, hidden=None), replace(expected, hidden=None)
     assert type(found) is type(expected)
+    for name in ("hidden", "rows"):
+        rows, expected_rows = getattr(found, name, None), getattr(expected, name, None)
+        if isinstance(expected_rows, np.ndarray):
+            assert isinstance(rows, np.ndarray)
+            assert (rows.dtype, rows.shape) == (expected_rows.dtype, expected_rows.shape)
+            assert rows.tobytes() == expected_rows.tobytes()
+            found = replace(found, **{name: None})
+            expected = replace(expected, **{name: None})
     assert repr(found) == repr(expected)
 
 

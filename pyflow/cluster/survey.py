@@ -1,0 +1,156 @@
+"""Before layers are split: ranks measure themselves and the ways between them, and rank 0 hears it.
+
+Whoever waits for an answer to a ping is measured as it is: a message is found late where a rank
+sleeps, as one does that waits for a run.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar, Unpack
+
+import numpy as np
+
+from pyflow import _core, catalogue, formats
+from pyflow.engine import checked_spec
+from pyflow.errors import PyflowError
+
+from .endpoint import Endpoint
+from .messages import Failure, Goodbye, Measure, Measured, Message, Ping, Profile
+from .plan import Link, Pipeline
+from .profile import layer_costs, profile_rank, shared
+from .threads import Sizes
+from .worker import Worker
+
+_Kind = TypeVar("_Kind")
+
+# Pings of one row, with pauses as long as a stage may compute; and of so many bytes, in a row.
+_N_PINGS, _PAUSE_S = 9, 0.004
+_N_LARGE, _LARGE_NBYTES = 3, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was measured; read_bytes_per_s: by rank."""
+
+    pipeline: Pipeline
+    read_bytes_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyor:
+    """A rank, as far as it measures and is measured.
+
+    send: to a rank. take: the next message for this one, in the thread that measures.
+    """
+
+    rank: int
+    n_ranks: int
+    send: Callable[[int, Message], None]
+    take: Callable[[], Message]
+    checkpoint: formats.Checkpoint
+    pool: _core.ThreadPool
+
+    def lead(self, sizes: Sizes) -> Survey:
+        """On rank 0: has all ranks measured, which must `assist`. sizes: of the caches to be.
+
+        All measure themselves at once, as they compute when many runs are on their way. Takes a
+        second or two, and some milliseconds more for each rank.
+        """
+        n_ranks, spec = self.n_ranks, checked_spec(self.checkpoint)
+        for rank in range(1, n_ranks):
+            self.send(rank, Measure(0, rank))
+        profiles = {0: profile_rank(0, n_ranks, self.checkpoint, spec, self.pool)}
+        while len(profiles) < n_ranks:
+            message = self._expect(Profile)
+            profiles[message.profile.rank] = message
+        links = {(0, to): self._link(to) for to in {1, n_ranks - 1} if to in range(1, n_ranks)}
+        for first in (1, 2):  # so that each rank takes part in one of these at a time
+            pairs = [(i, i + 1) for i in range(first, n_ranks - 1, 2)]
+            for i, to in pairs:
+                self.send(i, Measure(0, to))
+            for _ in pairs:
+                measured = self._expect(Measured)
+                links[measured.rank, measured.to] = measured.link
+        costs, n_scratch = layer_costs(self.checkpoint, spec, self.pool, sizes)
+        ranks = shared([profiles[i].profile for i in range(n_ranks)], n_scratch)
+        reads = tuple(profiles[i].read_bytes_per_s for i in range(n_ranks))
+        return Survey(Pipeline(ranks, links, costs), reads)
+
+    def assist(self) -> Message:
+        """On another rank: measures what it is asked to, until something else comes, returned."""
+        while True:
+            match message := self.take():
+                case Ping(is_back=False):
+                    self.send(message.rank, replace(message, is_back=True))
+                case Measure() if message.to == self.rank:
+                    spec = checked_spec(self.checkpoint)
+                    profile = profile_rank(
+                        self.rank, self.n_ranks, self.checkpoint, spec, self.pool
+                    )
+                    self.send(0, profile)
+                case Measure():
+                    self.send(0, Measured(0, self.rank, message.to, self._link(message.to)))
+                case _:
+                    return message
+
+    def _link(self, to: int) -> Link:
+        """Half of a way there and back; what bytes add to its time is taken to be their rate."""
+        n_embd = checked_spec(self.checkpoint).n_embd
+        n_rows = max(2, _LARGE_NBYTES // (4 * n_embd))
+        small = statistics.median(self._ping(to, (1, n_embd), _N_PINGS, _PAUSE_S))
+        large = min(self._ping(to, (n_rows, n_embd), _N_LARGE, 0.0))
+        # Of what a small message takes, part is waiting to be found; of a large one perhaps less.
+        return Link(small, 4 * n_rows * n_embd / max(large - small, 0.1 * large))
+
+    def _ping(self, to: int, shape: tuple[int, int], n: int, pause_s: float) -> Iterator[float]:
+        rows = np.zeros(shape, np.float32)
+        for _ in range(n):
+            time.sleep(pause_s)
+            begun = time.monotonic()
+            self.send(to, Ping(0, self.rank, rows))
+            self._expect(Ping)
+            yield (time.monotonic() - begun) / 2
+
+    def _expect(self, kind: type[_Kind]) -> _Kind:
+        message = self.take()
+        if isinstance(message, Failure):
+            raise PyflowError(f"rank {message.rank} on {message.reason}")
+        if not isinstance(message, kind):
+            found = type(message).__name__
+            raise PyflowError(f"rank {self.rank}: expected a {kind.__name__}, found a {found}")
+        return message
+
+
+def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) -> Survey | None:
+    """On all ranks at the same time, with the model of each: what was measured, on rank 0.
+
+    None on the others. What goes wrong on any rank is raised on rank 0.
+    """
+    endpoint = Endpoint()
+    rank = endpoint.rank
+    worker = Worker(rank, socket.gethostname(), 0, endpoint.send)
+    endpoint.start(worker.deliver)
+
+    def surveyor() -> Surveyor:
+        checkpoint = formats.open(catalogue.resolve(path))
+        return Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool)
+
+    try:
+        if rank == 0:
+            return surveyor().lead(sizes)
+        with worker.reporting():
+            message = surveyor().assist()
+            if not isinstance(message, Goodbye):
+                raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+        return None
+    finally:
+        if rank == 0:
+            for other in range(1, endpoint.size):
+                endpoint.send(other, Goodbye(0))
+        endpoint.leave()
