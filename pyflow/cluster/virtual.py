@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -42,7 +42,8 @@ class ClusterTimes:
 
     stage_s: per stage, seconds of a run by its number of rows. n_layers: of each stage, between
     which a run can be stopped. draft_s: seconds of one guess; what the drafter reads costs nothing.
-    row_nbytes: of the hidden state of one row on a link.
+    row_nbytes: of the hidden state of one row on a link. links: those unlike `link`, from one stage
+    to another one, by their numbers, HEAD or DRAFTER.
     """
 
     stage_s: Sequence[Callable[[int], float]]
@@ -50,6 +51,7 @@ class ClusterTimes:
     link: Link
     row_nbytes: int
     draft_s: float = 0.0
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class Trace:
 # Of a message besides its hidden states: header, tokens, operations.
 _HEADER_NBYTES = 96
 
-HEAD = -1
+HEAD, DRAFTER = -1, -2
 
 
 @dataclass(slots=True)
@@ -141,11 +143,12 @@ class VirtualPipeline:
             n_bytes += self._times.row_nbytes * len(message.run.tokens)
         # Cancellations have a way of their own.
         key = (src, dst, isinstance(message, Cancel))
+        link = self._times.links.get((src, dst), self._times.link)
         left = max(self._now, self._links.get(key, 0.0))
-        left += self._jitter(n_bytes / self._times.link.bytes_per_s)
+        left += self._jitter(n_bytes / link.bytes_per_s)
         self._links[key] = left
         # Results are looked at before anything else that happens at the same time.
-        self._at(left + self._times.link.latency_s, arrive, 0 if isinstance(message, Result) else 1)
+        self._at(left + link.latency_s, arrive, 0 if isinstance(message, Result) else 1)
 
     # The head.
 
@@ -163,7 +166,7 @@ class VirtualPipeline:
                 for i in range(len(self._stages)):
                     self._send(HEAD, i, action, lambda i=i, c=action: self._cancel(i, c))  # type: ignore[misc]
             elif self._drafter is not None:
-                self._send(HEAD, -2, action, lambda request=action: self._ask(request))  # type: ignore[misc]
+                self._send(HEAD, DRAFTER, action, lambda request=action: self._ask(request))  # type: ignore[misc]
 
     def _hear(self, message: Result | Drafted) -> None:
         if not self._done:  # a draft may still come
@@ -241,4 +244,4 @@ class VirtualPipeline:
         pending, self._pending = self._pending, []
         for request in pending:
             drafted = self._drafter.answer(request)
-        self._send(-2, HEAD, drafted, lambda: self._hear(drafted))
+        self._send(DRAFTER, HEAD, drafted, lambda: self._hear(drafted))
