@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli import Group
-
-if TYPE_CHECKING:
-    from pyflow.cluster.launcher import Place
+from pyflow.cli import Group, cluster_check, ranks
 
 # Commands that know what ranks are.
 _COMMANDS = ("generate", "chat", "bench")
@@ -29,14 +25,8 @@ def command() -> None:
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
-@click.option("-n", "n_ranks", metavar="N", type=click.IntRange(1, 1024), help="Ranks here.")
-@click.option(
-    "--hosts",
-    "hosts",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with a machine per line, this one first; NODE:2 takes two ranks.",
-)
+@ranks.n_ranks
+@ranks.hosts
 @click.option(
     "--timeout",
     "timeout_s",
@@ -64,19 +54,17 @@ def run(
     Rank 0 is on this machine and has its terminal. When a rank dies, or says nothing for S seconds,
     all are ended, one message names it, and the exit code is 5.
     """
-    from pyflow.cluster.launcher import Launcher, Place, places_of
+    from pyflow.cluster.launcher import Launcher
     from pyflow.cluster.restarts import supervise
     from pyflow.sampling import SamplingParams
 
-    if (n_ranks is None) == (hosts is None):
-        raise click.UsageError("expected -n N or --hosts FILE")
+    places = ranks.places(n_ranks, hosts)
     if not arguments or arguments[0] not in _COMMANDS:
         raise click.UsageError(f"expected -- and one of {', '.join(_COMMANDS)} with its options")
     if restart and arguments[0] in _SAMPLING:
         # Each start must draw alike. A seed that the user gives comes later and counts.
         seed = str(SamplingParams().seeded().seed)
         arguments = (arguments[0], "--seed", seed, *arguments[1:])
-    places: list[Place] = [Place(None, n_ranks)] if n_ranks else places_of(hosts or "")
     return supervise(
         Launcher(),
         [MODULE, *arguments],
@@ -85,3 +73,6 @@ def run(
         restart=restart,
         say=lambda text: click.echo(text, err=True),
     )
+
+
+command.add_command(cluster_check.command)

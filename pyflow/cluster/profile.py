@@ -6,7 +6,6 @@ it but no more than fit its time and memory; embedding and head are told from th
 
 from __future__ import annotations
 
-import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.formats import Checkpoint
 from pyflow.spec import ModelSpec
 
+from .lifeline import here
 from .messages import Profile
 from .plan import LayerCosts, RankProfile
 from .threads import Sizes
@@ -63,7 +63,7 @@ def profile_rank(
         0,
         RankProfile(
             rank,
-            socket.gethostname(),
+            here.host,
             layer_ms,
             psutil.virtual_memory().available,
             head_ms=layer_ms[0] * head / typical,

@@ -6,7 +6,6 @@ sleeps, as one does that waits for a run.
 
 from __future__ import annotations
 
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pyflow.engine import checked_spec
 from pyflow.errors import PyflowError
 
 from .endpoint import Endpoint
+from .lifeline import here
 from .messages import Failure, Goodbye, Measure, Measured, Message, Ping, Profile
 from .plan import Link, Pipeline
 from .profile import layer_costs, profile_rank, shared
@@ -134,8 +134,9 @@ def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) 
     """
     endpoint = Endpoint()
     rank = endpoint.rank
-    worker = Worker(rank, socket.gethostname(), 0, endpoint.send)
+    worker = Worker(rank, here.host, 0, endpoint.send)
     endpoint.start(worker.deliver)
+    here.at("measuring")
 
     def surveyor() -> Surveyor:
         checkpoint = formats.open(catalogue.resolve(path))

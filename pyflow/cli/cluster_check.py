@@ -1,0 +1,186 @@
+"""`pyflow cluster check`: what ranks and links take, and what is expected of strategies on them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from pyflow.cli import options, ranks
+from pyflow.cli.output import markdown_table, print_json
+from pyflow.cluster.lifeline import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from pyflow.cluster.launcher import Place
+    from pyflow.cluster.predict import Drafts, Prediction
+    from pyflow.cluster.survey import Survey
+    from pyflow.context import CacheType
+
+_GIGA, _MEGA = 1e9, 1e6
+# Rows of a run whose time is shown; all are in the JSON.
+_SHOWN = (1, 2, 4, 8)
+
+
+@click.command("check")
+@ranks.n_ranks
+@ranks.hosts
+@options.model
+@options.threads
+@options.ctx_size
+@options.cache_type
+@click.option(
+    "--draft-model",
+    metavar="MODEL",
+    help="Who would guess, on rank 0; nobody is asked, but its time counts.  [default: lookup]",
+)
+@click.option(
+    "--acceptance",
+    type=click.FloatRange(0, 1),
+    metavar="P",
+    help="How often a guess is right.  [default: 0.66 of a draft model, 0.4 of lookup]",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    n_ranks: int | None,
+    hosts: Path | None,
+    model: str | None,
+    threads: int | None,
+    ctx_size: int | None,
+    cache_type: str,
+    draft_model: str | None,
+    acceptance: float | None,
+    output: str,
+) -> int:
+    """Measure N ranks of this machine, or the hosts of FILE, and predict how fast they would be.
+
+    Without -n and --hosts, the ranks that mpirun has started. Every rank computes some layers of
+    the model for 1 to 8 rows; neighbours exchange messages. The layers are then split exactly, and
+    each strategy is run in virtual time: nothing is generated.
+    """
+    if n_ranks is not None or hosts is not None:
+        return _start(ctx, ranks.places(n_ranks, hosts))
+    from pyflow import _core
+    from pyflow.cluster.predict import choose, predictions
+    from pyflow.cluster.survey import survey
+    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+
+    name = model or options.default_model()
+    pool = _core.ThreadPool(threads or choose_threads(this_machine(), cgroup_cpus())[0])
+    found = survey(name, pool=pool, n_ctx=ctx_size, cache_type=cast("CacheType", cache_type))
+    if found is None:  # rank 0 speaks
+        return 0
+    drafts = _drafts(draft_model, acceptance, pool.n_threads)
+    expected = predictions(found.pipeline, drafts)
+    best = choose(expected)
+    if output == "json":
+        print_json(_as_json(found, drafts, expected, best), indent=2)
+    else:
+        click.echo("\n\n".join(_tables(found, drafts, expected, best)))
+    return 0
+
+
+def _start(ctx: click.Context, places: list[Place]) -> int:
+    """Runs this command on ranks, with its other options."""
+    from pyflow.cluster.launcher import Launcher
+    from pyflow.cluster.restarts import supervise
+
+    arguments = ["pyflow", "cluster", "check"]
+    for param in ctx.command.params:
+        value = ctx.params[str(param.name)]
+        if value is not None and param.name not in ("n_ranks", "hosts"):
+            arguments += [param.opts[-1], str(value)]
+    return supervise(Launcher(), arguments, places, timeout_s=TIMEOUT_S)
+
+
+def _drafts(name: str | None, right: float | None, n_threads: int) -> Drafts:
+    from pyflow.cluster.predict import LOOKUP_MS, PRIORS, Drafts
+    from pyflow.cluster.profile import draft_ms
+
+    if name is None:
+        return Drafts(LOOKUP_MS, PRIORS["lookup"] if right is None else right, beside=False)
+    with options.load(name, n_threads, None) as model:
+        return Drafts(draft_ms(model), PRIORS["model"] if right is None else right)
+
+
+def _tables(
+    found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction
+) -> list[str]:
+    from pyflow.cluster.plan import describe
+
+    pipeline = found.pipeline
+    head = ["rank", "host", *(f"ms/layer, {n}" for n in _SHOWN), "head ms", "read", "may use"]
+    ranks = [
+        [
+            str(profile.rank),
+            profile.host,
+            *(f"{profile.layer_ms[n - 1]:.3f}" for n in _SHOWN),
+            f"{profile.head_ms:.2f}",
+            f"{read / _GIGA:.1f} GB/s",
+            f"{profile.max_nbytes / 2**20:,.0f} MiB",
+        ]
+        for profile, read in zip(pipeline.ranks, found.read_bytes_per_s, strict=True)
+    ]
+    parts = [markdown_table(head, ranks, left={"host"})]
+    links = [
+        [f"{i} and {j}", f"{1e6 * link.latency_s:,.0f} us", f"{link.bytes_per_s / _MEGA:,.0f} MB/s"]
+        for (i, j), link in sorted(pipeline.links.items())
+    ]
+    if links:
+        parts.append(markdown_table(["ranks", "latency", "bandwidth"], links, left={"ranks"}))
+    rows = [
+        [
+            each.kind + (", restarting" if each.strategy.restarts else ""),
+            str(each.strategy.n_draft),
+            str(each.strategy.n_flight),
+            ",".join(str(len(layers)) for layers in each.ranges),
+            f"{each.tokens_per_s:.2f}",
+        ]
+        for each in expected
+    ]
+    head = ["strategy", "guesses", "runs", "layers", "t/s"]
+    parts.append(markdown_table(head, rows, left={"strategy", "layers"}))
+    table, lines = describe(best.split)
+    parts.append(markdown_table([*table[0]], [[*row] for row in table[1:]], left={"HOST"}))
+    lines = [
+        f"guesses: {drafts.ms:.2f} ms each, right {drafts.acceptance:.0%} of the time",
+        f"best: {best.kind}, {best.tokens_per_s:.2f} tokens per second",
+        *lines,
+    ]
+    parts.append("\n".join(lines))
+    return parts
+
+
+def _as_json(
+    found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction
+) -> dict[str, Any]:
+    reads = found.read_bytes_per_s
+    return {
+        "ranks": [
+            {**asdict(profile), "read_bytes_per_s": read}
+            for profile, read in zip(found.pipeline.ranks, reads, strict=True)
+        ],
+        "links": [
+            {"from": i, "to": j, **asdict(link)} for (i, j), link in found.pipeline.links.items()
+        ],
+        "drafts": asdict(drafts),
+        "strategies": [
+            {
+                "kind": each.kind,
+                "n_draft": each.strategy.n_draft,
+                "n_rows": each.strategy.n_rows,
+                "n_flight": each.strategy.n_flight,
+                "restarts": each.strategy.restarts,
+                "layers": [len(layers) for layers in each.ranges],
+                "tokens_per_s": each.tokens_per_s,
+                "chosen": each is best,
+            }
+            for each in expected
+        ],
+    }
