@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pyflow.formats.lookalikes import describe
+import numpy as np
+from numpy.typing import NDArray
+from pyflow.formats import arrays, folder
+from pyflow.formats.lookalikes import describe, unknown
 
 from pyflow import _core
 from pyflow.errors import FormatError
@@ -19,31 +21,36 @@ class Checkpoint:
     """An open checkpoint: all of it has been checked against the file, none of it executed."""
 
     path: Path
+    """The file that was opened; of a checkpoint in several files the one that names the others."""
     metadata: dict[str, Any]
-    """Keys and values as in the file; _core.pyi (GgufFile.metadata) says of which Python types."""
+    """Keys and values as in the file; _core.pyi (Checkpoint.metadata) says of which types."""
     tensors: tuple[_core.TensorRecord, ...]
     """In the file's order, including types that this build cannot compute with."""
     nbytes: int
-    """Size of the file."""
-    native: _core.GgufFile
-    """What the extension loads weights from; it keeps the file mapped."""
+    """Size of the file, or of all files."""
+    native: _core.Checkpoint
+    """What the extension loads weights from; it keeps the files mapped."""
 
+    @property
+    def format(self) -> str:
+        """The format's name: "GGUF" or "safetensors"."""
+        return self.native.format
 
-def _open_gguf(path: Path) -> Checkpoint:
-    native = _core.GgufFile(path)
-    return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)
+    def array(self, name: str) -> NDArray[np.generic]:
+        """The values of a tensor: a read-only view into the file where numpy has the type, a
+        converted copy in float32 where it has not. Nothing is read before this is called.
 
-
-# One line per format: the bytes that a file of it starts with, and what opens it.
-_READERS: dict[bytes, Callable[[Path], Checkpoint]] = {
-    b"GGUF": _open_gguf,
-}
+        Raises FormatError when there is no such tensor, UnsupportedError for a type that can be
+        listed but not read, ResourceError for a copy larger than the file.
+        """
+        return arrays.to_array(self.native, self.native.tensor(name))
 
 
 def open(path: str | PathLike[str]) -> Checkpoint:
-    """Open the checkpoint at path, telling its format by its first bytes.
+    """Open the checkpoint at path, telling its format by its bytes; of a folder, the one in it.
 
-    Returns a Checkpoint; its weights stay in the file and are read when they are used.
+    Returns a Checkpoint; its weights stay in the file and are read when they are used. A file
+    <name>.index.json opens all the shards that it names.
 
     Raises:
         FormatError: no such file, no checkpoint (it says what the file looks like), a broken one.
@@ -51,10 +58,17 @@ def open(path: str | PathLike[str]) -> Checkpoint:
         ResourceError: no memory, address space or file descriptors left.
     """
     path = Path(path)
-    head = _core.read_head(path, 4096)
-    for magic, reader in _READERS.items():
-        if head.startswith(magic):
-            return reader(path)
-    raise FormatError(
-        f"{path}: expected a GGUF checkpoint, found {describe(head, path.stat().st_size)}"
-    )
+    if path.is_dir():
+        path = folder.main_file(path)
+    native = _core.open_checkpoint(path)
+    if native is None:
+        head = _core.read_head(path, 4096)
+        found = describe(head)
+        if found is None and path.suffix == ".safetensors":  # a broken one: it says in what
+            native = _core.SafetensorsFile(path)
+        else:
+            raise FormatError(
+                f"{path}: expected a checkpoint (GGUF or safetensors), "
+                f"found {found or unknown(head)}"
+            )
+    return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)

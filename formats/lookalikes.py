@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 _DOWNLOAD = "download it again (a model of 'pyflow list': 'pyflow pull NAME --force')"
-_UNPACK = "unpack it and give the path of the GGUF file inside"
-_CONVERT = "convert the model to GGUF, or download it as a GGUF file"
-_PICKLE = "loading it would run its code: download the model as a GGUF file"
+_UNPACK = "unpack it and give the path of the checkpoint inside"
+_CONVERT = "convert the model to GGUF or safetensors, or download it as such a file"
+_PICKLE = "loading it would run its code: download the model as safetensors or GGUF"
 
 # The bytes a file starts with, what it then is, what to do. The first that matches wins.
 _STARTS: tuple[tuple[bytes, str, str], ...] = (
@@ -31,29 +31,29 @@ _STARTS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
-def describe(head: bytes, nbytes: int) -> str:
-    """Say what a file of nbytes bytes that starts with head looks like: "<what>; <what to do>"."""
+def describe(head: bytes) -> str | None:
+    """Say what a file that starts with head looks like: "<what>; <what to do>"; None when there is
+    nothing to be said."""
     for start, what, advice in _STARTS:
         if head.startswith(start):
             return f"{what}; {advice}"
-    if _is_safetensors(head, nbytes):
-        return f"a safetensors file; {_CONVERT}"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")):
         return f"a web page, perhaps the error or login page of a download; {_DOWNLOAD}"
     if text.startswith((b"{", b"[")):
-        return "JSON text, perhaps a model's config; give the path of the GGUF file"
+        return (
+            "JSON text, perhaps a model's config; give the path of the folder or of the checkpoint"
+        )
     if not head.strip(b"\x00"):
         return f"zeros, as an interrupted download leaves them; {_DOWNLOAD}"
     if b"\x00" not in head and _is_text(head):
-        return "a text file; give the path of a GGUF file"
+        return "a text file; give the path of a checkpoint"
+    return None
+
+
+def unknown(head: bytes) -> str:
+    """The same for what looks like nothing."""
     return f"bytes {head[:8].hex(' ')} of no format known here; {_DOWNLOAD}"
-
-
-def _is_safetensors(head: bytes, nbytes: int) -> bool:
-    """A safetensors file starts with the length of its JSON header, then the header."""
-    length = int.from_bytes(head[:8], "little")
-    return len(head) > 8 and head[8:9] == b"{" and length <= nbytes - 8
 
 
 def _is_text(head: bytes) -> bool:

@@ -19,8 +19,8 @@ class TensorRecord:
     def dtype(self) -> str:
         """The type's name, for example "Q4_K"; "type 77" when this build does not know it."""
     @property
-    def type_id(self) -> int:
-        """The type's number in GGUF."""
+    def type_id(self) -> int | None:
+        """The type's number in GGUF, None for types that GGUF has not."""
     @property
     def supported(self) -> bool:
         """Whether this build can compute with the type; a model that needs others is refused."""
@@ -28,40 +28,48 @@ class TensorRecord:
     def shape(self) -> tuple[int, ...]:
         """Outermost first: (rows, row length). Empty for a scalar."""
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements (not bytes) from one to the next, per dimension."""
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie row after row without gaps."""
+    @property
+    def source(self) -> str:
+        """The path of the file that the tensor lies in."""
+    @property
     def offset(self) -> int:
-        """Of the first byte, from the start of the file."""
+        """Of the first byte, from the start of that file."""
     @property
     def nbytes(self) -> int:
-        """Bytes in the file; 0 when the type is unknown."""
+        """Bytes of the values, row after row; 0 when the type is unknown."""
 
-@final
-class GgufFile:
-    """A GGUF file (version 2 or 3, little-endian), mapped into memory and checked throughout.
+class Checkpoint:
+    """A file of weights, mapped into memory and checked throughout; one class per format.
 
-    Raises FormatError, naming file, field, offset, expected and found, for whatever breaks the
-    format; UnsupportedError for version 1, versions after 3 and big-endian files; ResourceError
-    when memory, address space or descriptors run out.
+    FormatError, naming file, field, offset, expected and found, for whatever breaks the format;
+    UnsupportedError for what this build does not read; ResourceError when memory, address space or
+    descriptors run out.
     """
 
-    def __init__(self, path: str | bytes | PathLike[str] | PathLike[bytes]) -> None: ...
     @property
-    def version(self) -> int: ...
+    def format(self) -> str:
+        """The format's name, such as "GGUF"."""
     @property
-    def alignment(self) -> int:
-        """Bytes; every tensor starts at a multiple of it, counted from data_offset."""
+    def files(self) -> list[str]:
+        """The paths of all files that tensors lie in."""
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """Size of all files."""
     @property
     def data_offset(self) -> int:
-        """Where tensor data starts, from the start of the file."""
+        """Where tensor data starts, from the start of the first file."""
     @property
     def metadata(self) -> dict[str, Any]:
         """The file's keys and values in the file's order; the same dict every time.
 
-        Integers are int, floats float, bools bool, strings str. An array of strings is a list[str],
-        an array of numbers or bools a numpy array of the file's element type (a copy), an array of
-        arrays a list of these.
+        GGUF: integers are int, floats float, bools bool, strings str. An array of strings is a
+        list[str], an array of numbers or bools a numpy array of the file's element type (a copy),
+        an array of arrays a list of these. safetensors: str to str.
 
         Strings are decoded as UTF-8. Bytes that are not valid UTF-8 become lone surrogates
         (PEP 383): `s.encode("utf-8", "surrogateescape")` always gives back the file's bytes.
@@ -69,13 +77,41 @@ class GgufFile:
     @property
     def tensors(self) -> list[TensorRecord]:
         """The tensor table in the file's order, including unsupported types."""
+    def tensor(self, name: str) -> TensorRecord:
+        """One line of it. FormatError when there is no such tensor."""
     def data(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes: a read-only view (nbytes,) into the mapped file, which it keeps open.
+        """The bytes from the tensor's first element to its last, which are nbytes where it is
+        contiguous: read-only, in the mapped file where they can be, which they keep open.
 
         FormatError when there is no such tensor, UnsupportedError when its type is unknown.
         """
+
+@final
+class GgufFile(Checkpoint):
+    """A GGUF file (version 2 or 3, little-endian)."""
+
+    def __init__(self, path: str | bytes | PathLike[str] | PathLike[bytes]) -> None: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def alignment(self) -> int:
+        """Bytes; every tensor starts at a multiple of it, counted from data_offset."""
     def release(self, offset: int, nbytes: int) -> None:
         """Give the pages of a range of the file back to the system; they may be read again."""
+
+@final
+class SafetensorsFile(Checkpoint):
+    """A safetensors file."""
+
+    def __init__(self, path: str | bytes | PathLike[str] | PathLike[bytes]) -> None: ...
+
+@final
+class ShardedCheckpoint(Checkpoint):
+    """Several files as one; metadata are those of the first."""
+
+def open_checkpoint(path: str | bytes | PathLike[str] | PathLike[bytes]) -> Checkpoint | None:
+    """The checkpoint at path by its bytes, all shards of it where that is an index; None when it
+    is of no format that this build reads."""
 
 def read_head(path: str | bytes | PathLike[str] | PathLike[bytes], nbytes: int) -> bytes:
     """The first bytes of a regular file, at most nbytes. FormatError when there is no such file."""
@@ -192,7 +228,7 @@ class Stage:
     """
 
     def __init__(
-        self, file: GgufFile, spec: dict[str, object], pool: ThreadPool, load: bool = True
+        self, file: Checkpoint, spec: dict[str, object], pool: ThreadPool, load: bool = True
     ) -> None: ...
     @property
     def weight_bytes(self) -> int: ...

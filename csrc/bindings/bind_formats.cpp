@@ -1,14 +1,20 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "core/errors.h"
 #include "formats/gguf.h"
 #include "formats/message.h"
+#include "formats/open.h"
+#include "formats/safetensors.h"
+#include "formats/shards.h"
 
 namespace pyflow {
 namespace {
@@ -16,6 +22,13 @@ namespace {
 // The path as the system knows it, for str, bytes and os.PathLike.
 std::string path_bytes(const py::object& path) {
   return py::module_::import("os").attr("fsencode")(path).cast<std::string>();
+}
+
+template <class File>
+std::shared_ptr<File> open_file(const py::object& path) {
+  const std::string bytes = path_bytes(path);
+  const py::gil_scoped_release unlocked;
+  return File::open(bytes);
 }
 
 // GGUF says UTF-8, tokenizers hold anything: bytes that are not become lone surrogates, and
@@ -88,48 +101,101 @@ py::object to_python(const GgufValue& value) {
       value);
 }
 
+py::dict read_metadata(const GgufFile& f) {
+  py::dict out;
+  for (const GgufEntry& e : f.metadata()) {
+    try {
+      out[text(e.key)] = to_python(e.value);
+    } catch (const FormatError& error) {
+      throw FormatError(f.label() + ": metadata " + quoted(e.key) + ": " + error.what());
+    }
+  }
+  // What Python now holds need not stay resident a second time.
+  f.file().release(0, f.data_offset());
+  return out;
+}
+
+py::dict read_metadata(const Checkpoint& c) {
+  if (const auto* f = dynamic_cast<const GgufFile*>(&c)) return read_metadata(*f);
+  if (const auto* f = dynamic_cast<const ShardedCheckpoint*>(&c))
+    return read_metadata(*f->parts()[0]);
+  py::dict out;
+  if (const auto* f = dynamic_cast<const SafetensorsFile*>(&c))
+    for (const auto& [key, value] : f->metadata()) out[text(key)] = text(value);
+  return out;
+}
+
 // Built once per file and kept on the object: a vocabulary of 262,144 strings takes 20 ms.
 py::dict metadata(const py::object& self) {
   py::dict slots = self.attr("__dict__");
   constexpr const char* kSlot = "_metadata";
-  if (!slots.contains(kSlot)) {
-    const auto& f = self.cast<const GgufFile&>();
-    py::dict out;
-    for (const GgufEntry& e : f.metadata()) {
-      try {
-        out[text(e.key)] = to_python(e.value);
-      } catch (const FormatError& error) {
-        throw FormatError(f.file().label() + ": metadata " + quoted(e.key) + ": " + error.what());
-      }
-    }
-    slots[kSlot] = out;
-    // What Python now holds need not stay resident a second time.
-    f.file().release(0, f.data_offset());
-  }
+  if (!slots.contains(kSlot)) slots[kSlot] = read_metadata(self.cast<const Checkpoint&>());
   return slots[kSlot];
 }
 
-const GgufTensor& require_tensor(const GgufFile& f, const std::string& name) {
-  const GgufTensor* t = f.find_in_table(name);
+py::object path_of(const MappedFile& file) {
+  return py::module_::import("os").attr("fsdecode")(py::bytes(file.path()));
+}
+
+const TensorEntry& require_tensor(const Checkpoint& c, const std::string& name) {
+  const TensorEntry* t = c.find_in_table(name);
   if (!t)
-    throw FormatError(f.file().label() + ": there is no tensor " + quoted(name) +
+    throw FormatError(c.label() + ": there is no tensor " + quoted(name) +
                       "; 'pyflow inspect' lists those that are there");
   return *t;
 }
 
+// A copy of what the table says, without the address of the data: safe to outlive its file.
+struct TensorLine {
+  TensorEntry entry;
+  py::object source;
+};
+
+TensorLine line(const Checkpoint& c, const std::string& name) {
+  const TensorEntry& t = require_tensor(c, name);
+  return {t, path_of(*c.files()[t.file])};
+}
+
+std::vector<TensorLine> lines(const Checkpoint& c) {
+  std::vector<py::object> sources;
+  for (const auto& file : c.files()) sources.push_back(path_of(*file));
+  std::vector<TensorLine> out;
+  out.reserve(c.table().size());
+  for (const TensorEntry& t : c.table()) out.push_back({t, sources[t.file]});
+  return out;
+}
+
+py::tuple strides(const TensorEntry& t) {
+  if (!t.strides.empty()) return py::tuple(py::cast(t.strides));
+  std::vector<int64_t> out(t.shape.size());
+  int64_t step = 1;
+  for (size_t d = t.shape.size(); d-- > 0; step *= std::max<int64_t>(1, t.shape[d])) out[d] = step;
+  return py::tuple(py::cast(out));
+}
+
 // The tensor's bytes as a read-only array that keeps the file open.
 py::array tensor_data(const py::object& self, const std::string& name) {
-  const auto& f = self.cast<const GgufFile&>();
-  const GgufTensor& t = require_tensor(f, name);
-  if (t.nbytes == 0)
-    throw UnsupportedError(f.file().label() + ": tensor " + quoted(name) + " is of " + t.type_name +
+  const auto& c = self.cast<const Checkpoint&>();
+  const TensorEntry& t = require_tensor(c, name);
+  if (t.block_bytes == 0)
+    throw UnsupportedError(c.label() + ": tensor " + quoted(name) + " is of " + t.type_name +
                            ", whose size this build does not know; update pyflow");
-  py::array_t<uint8_t> out(static_cast<py::ssize_t>(t.nbytes), f.file().data() + t.offset, self);
+  Contents contents;
+  {
+    const py::gil_scoped_release unlocked;
+    contents = c.contents(t);
+  }
+  py::object owner = self;
+  if (contents.owner)
+    owner = py::capsule(new std::shared_ptr<const void>(std::move(contents.owner)),
+                        [](void* p) { delete static_cast<std::shared_ptr<const void>*>(p); });
+  py::array_t<uint8_t> out(static_cast<py::ssize_t>(contents.nbytes), contents.data, owner);
   out.attr("setflags")(py::arg("write") = false);
   return out;
 }
 
-std::string tensor_repr(const GgufTensor& t) {
+std::string tensor_repr(const TensorLine& line) {
+  const TensorEntry& t = line.entry;
   return "<TensorRecord " + printable(t.name) + " " + t.type_name + " " +
          py::repr(py::tuple(py::cast(t.shape))).cast<std::string>() + " " + grouped(t.nbytes) +
          " bytes at " + grouped(t.offset) + ">";
@@ -144,38 +210,66 @@ py::bytes read_head(const py::object& path, size_t nbytes) {
 }  // namespace
 
 void register_formats(py::module_& m) {
-  // A copy of what the table says, without the address of the data: safe to outlive its file.
-  py::class_<GgufTensor>(m, "TensorRecord")
-      .def_readonly("name", &GgufTensor::name)
-      .def_readonly("dtype", &GgufTensor::type_name)
-      .def_readonly("type_id", &GgufTensor::type_id)
-      .def_readonly("supported", &GgufTensor::supported)
+  const auto field = [](auto TensorEntry::*member) {
+    return [member](const TensorLine& t) { return t.entry.*member; };
+  };
+  py::class_<TensorLine>(m, "TensorRecord")
+      .def_property_readonly("name", field(&TensorEntry::name))
+      .def_property_readonly("dtype", field(&TensorEntry::type_name))
+      .def_property_readonly("type_id",
+                             [](const TensorLine& t) -> std::optional<uint32_t> {
+                               if (t.entry.type_id == kNoGgufId) return std::nullopt;
+                               return t.entry.type_id;
+                             })
+      .def_property_readonly("supported", field(&TensorEntry::supported))
       .def_property_readonly("shape",
-                             [](const GgufTensor& t) { return py::tuple(py::cast(t.shape)); })
-      .def_readonly("offset", &GgufTensor::offset)
-      .def_readonly("nbytes", &GgufTensor::nbytes)
+                             [](const TensorLine& t) { return py::tuple(py::cast(t.entry.shape)); })
+      .def_property_readonly("strides", [](const TensorLine& t) { return strides(t.entry); })
+      .def_property_readonly("contiguous",
+                             [](const TensorLine& t) { return t.entry.strides.empty(); })
+      .def_property_readonly("source", [](const TensorLine& t) { return t.source; })
+      .def_property_readonly("offset", field(&TensorEntry::offset))
+      .def_property_readonly("nbytes", field(&TensorEntry::nbytes))
       .def("__repr__", tensor_repr);
 
-  py::class_<GgufFile, std::shared_ptr<GgufFile>>(m, "GgufFile", py::dynamic_attr())
-      .def(py::init([](const py::object& path) {
-             const std::string bytes = path_bytes(path);
-             const py::gil_scoped_release unlocked;
-             return GgufFile::open(bytes);
-           }),
-           py::arg("path"))
+  py::class_<Checkpoint, std::shared_ptr<Checkpoint>>(m, "Checkpoint", py::dynamic_attr())
+      .def_property_readonly("format", &Checkpoint::format)
+      .def_property_readonly("nbytes", &Checkpoint::nbytes)
+      .def_property_readonly("data_offset", &Checkpoint::data_offset)
+      .def_property_readonly("files",
+                             [](const Checkpoint& c) {
+                               py::list out;
+                               for (const auto& file : c.files()) out.append(path_of(*file));
+                               return out;
+                             })
+      .def_property_readonly("metadata", metadata)
+      .def_property_readonly("tensors", lines)
+      .def("tensor", line, py::arg("name"))
+      .def("data", tensor_data, py::arg("name"));
+
+  py::class_<GgufFile, Checkpoint, std::shared_ptr<GgufFile>>(m, "GgufFile")
+      .def(py::init(&open_file<GgufFile>), py::arg("path"))
       .def_property_readonly("version", &GgufFile::version)
       .def_property_readonly("alignment", &GgufFile::alignment)
-      .def_property_readonly("nbytes", &GgufFile::nbytes)
       .def_property_readonly("data_offset", &GgufFile::data_offset)
-      .def_property_readonly("metadata", metadata)
-      .def_property_readonly("tensors", [](const GgufFile& f) { return f.table(); })
-      .def("data", tensor_data, py::arg("name"))
       .def(
           "release",
           [](const GgufFile& f, uint64_t offset, uint64_t nbytes) {
             f.file().release(offset, nbytes);
           },
           py::arg("offset"), py::arg("nbytes"));
+  py::class_<SafetensorsFile, Checkpoint, std::shared_ptr<SafetensorsFile>>(m, "SafetensorsFile")
+      .def(py::init(&open_file<SafetensorsFile>), py::arg("path"));
+  py::class_<ShardedCheckpoint, Checkpoint, std::shared_ptr<ShardedCheckpoint>>(
+      m, "ShardedCheckpoint");
+  m.def(
+      "open_checkpoint",
+      [](const py::object& path) {
+        const std::string bytes = path_bytes(path);
+        const py::gil_scoped_release unlocked;
+        return open_checkpoint(bytes);
+      },
+      py::arg("path"));
   m.def("read_head", read_head, py::arg("path"), py::arg("nbytes"));
 }
 

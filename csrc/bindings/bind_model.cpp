@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "bindings/bind_run.h"
-#include "formats/gguf.h"
+#include "formats/checkpoint.h"
 #include "kernels/dispatch.h"
 #include "kernels/probe.h"
 #include "sample/sampler.h"
@@ -57,13 +57,12 @@ StageSpec stage_spec(const py::dict& d) {
   return spec;
 }
 
-std::shared_ptr<Stage> make_stage(std::shared_ptr<GgufFile> file, const py::dict& spec,
+std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::dict& spec,
                                   std::shared_ptr<ThreadPool> pool, bool load) {
   StageSpec parsed = stage_spec(spec);
   const KernelTable& kernels = kernel_table();
-  TensorSource source{file->file().label(),
-                      [file](const std::string& name) { return file->find(name); },
-                      [file](const TensorRecord& r) { file->file().release(r.offset, r.nbytes); }};
+  TensorSource source{file->label(), [file](const std::string& name) { return file->find(name); },
+                      [file](const TensorRecord& r) { file->release(r); }};
   py::gil_scoped_release release;
   return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
                                  load, check_signals);

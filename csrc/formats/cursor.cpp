@@ -10,19 +10,22 @@ uint64_t Cursor::read_count(uint64_t min_bytes, std::string_view field) {
   const auto count = read<uint64_t>(field);
   const uint64_t most = remaining() / min_bytes;
   if (count > most)
-    fail(at, field, "at most " + grouped(most) + " (what the rest of the file can hold)",
+    fail(at, field,
+         "at most " + grouped(most) + " (what the rest of the " + std::string(bytes_.whole) +
+             " can hold)",
          grouped(count), kAdviseDownload);
   return count;
 }
 
 std::string Cursor::describe(uint64_t offset, std::string_view field, std::string_view expected,
                              std::string_view found, std::string_view advice) const {
-  std::string s = file_.label() + ": " + std::string(section_);
+  std::string s(bytes_.label);
+  s.append(": ").append(section_);
   if (name_.data())
     s.append(" ").append(quoted(name_));
   else if (count_ > 0)
     s += " entry " + grouped(index_ + 1) + " of " + grouped(count_);
-  s.append(": ").append(field).append(" at offset ").append(grouped(offset));
+  s.append(": ").append(field).append(" at offset ").append(grouped(in_file(offset)));
   s.append(": expected ").append(expected).append(", found ").append(found);
   return s.append("; ").append(advice);
 }
@@ -34,15 +37,16 @@ void Cursor::fail(uint64_t offset, std::string_view field, std::string_view expe
 
 void Cursor::fail_short(uint64_t n, std::string_view field) const {
   fail(pos_, field, grouped(n) + " bytes",
-       "the end of the file after " + grouped(remaining()) + " (file size " +
-           grouped(file_.size()) + ")",
+       "the end of the " + std::string(bytes_.whole) + " after " + grouped(remaining()) + " (" +
+           std::string(bytes_.whole) + " size " + grouped(bytes_.size) + ")",
        kAdviseDownload);
 }
 
 void Cursor::fail_length(uint64_t length, std::string_view field) const {
   fail(pos_ - sizeof length, field,
-       "a length of at most " + grouped(remaining()) + " (the rest of the file)", grouped(length),
-       kAdviseDownload);
+       "a length of at most " + grouped(remaining()) + " (the rest of the " +
+           std::string(bytes_.whole) + ")",
+       grouped(length), kAdviseDownload);
 }
 
 }  // namespace pyflow

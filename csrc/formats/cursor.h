@@ -29,14 +29,28 @@ T load(const uint8_t* p) {
   return v;
 }
 
+// Bytes that are read as one piece: a file, or a part of it.
+struct Bytes {
+  std::string_view label;  // the file, as it may be shown; outlives whoever reads
+  const uint8_t* data = nullptr;
+  uint64_t size = 0;
+  uint64_t base = 0;                // what to add to an offset for that in the file
+  std::string_view whole = "file";  // what ends where they end
+};
+
 class Cursor {
  public:
-  explicit Cursor(const MappedFile& file) : file_(file) {}
+  explicit Cursor(const MappedFile& file) : bytes_{file.label(), file.data(), file.size()} {}
+  explicit Cursor(const Bytes& bytes) : bytes_(bytes) {}
 
+  // Offsets are from the start of the bytes; errors show them from the start of the file.
   uint64_t pos() const { return pos_; }
-  uint64_t size() const { return file_.size(); }
-  uint64_t remaining() const { return file_.size() - pos_; }
-  const uint8_t* data() const { return file_.data() + pos_; }
+  uint64_t size() const { return bytes_.size; }
+  uint64_t remaining() const { return bytes_.size - pos_; }
+  const uint8_t* data() const { return bytes_.data + pos_; }
+  std::string_view label() const { return bytes_.label; }
+  // An offset as errors show it.
+  uint64_t in_file(uint64_t offset) const { return bytes_.base + offset; }
 
   // What errors name from here on: "header", "metadata", "tensor"; an entry by its number until its
   // name has been read. Cheap, because a tokenizer's vocabulary passes through here.
@@ -67,8 +81,12 @@ class Cursor {
   std::string_view read_string(std::string_view field) {
     const auto length = read<uint64_t>(field);
     if (length > remaining()) fail_length(length, field);
-    const std::string_view s(reinterpret_cast<const char*>(data()), length);
-    pos_ += length;
+    return take(length, field);
+  }
+  std::string_view take(uint64_t n, std::string_view field) {
+    require(n, field);
+    const std::string_view s(reinterpret_cast<const char*>(data()), n);
+    pos_ += n;
     return s;
   }
   // A 64-bit count of things that take at least min_bytes each: what does not fit in the rest of
@@ -85,7 +103,7 @@ class Cursor {
   [[noreturn]] void fail_short(uint64_t n, std::string_view field) const;
   [[noreturn]] void fail_length(uint64_t length, std::string_view field) const;
 
-  const MappedFile& file_;
+  Bytes bytes_;
   uint64_t pos_ = 0;
   std::string_view section_, name_;
   uint64_t index_ = 0, count_ = 0;

@@ -1,6 +1,5 @@
 #include "formats/gguf.h"
 
-#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -77,9 +76,13 @@ std::vector<std::string_view> GgufArray::strings() const {
   return out;
 }
 
+GgufFile::GgufFile(std::shared_ptr<const MappedFile> file) : Checkpoint(file->label()) {
+  add_file(std::move(file));
+}
+
 std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) try {
-  std::shared_ptr<GgufFile> f(new GgufFile(path));
-  Cursor in(f->file_);
+  std::shared_ptr<GgufFile> f(new GgufFile(std::make_shared<const MappedFile>(path)));
+  Cursor in(f->file());
   const Header header = read_header(in);
   auto metadata = gguf_sections::read_metadata(in, header.n_entries);
   auto tensors = gguf_sections::read_tensors(in, header.n_tensors, metadata.alignment);
@@ -87,36 +90,11 @@ std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) try {
   f->alignment_ = metadata.alignment;
   f->data_offset_ = tensors.data_offset;
   f->metadata_ = std::move(metadata.entries);
-  f->table_ = std::move(tensors.table);
-  f->by_name_ = std::move(tensors.by_name);
-  for (const GgufTensor& t : f->table_) {
-    f->record_.push_back(static_cast<uint32_t>(f->tensors_.size()));
-    if (t.supported)
-      f->tensors_.push_back({t.name, *dtype_from_gguf(t.type_id), t.shape, t.offset, t.nbytes,
-                             f->file_.data() + t.offset});
-  }
+  f->set_table(std::move(tensors.table));
   return f;
 } catch (const std::bad_alloc&) {
   throw ResourceError(printable(path, 4096) +
                       ": not enough memory for its metadata; close other programs");
-}
-
-const GgufTensor* GgufFile::find_in_table(std::string_view name) const {
-  const auto it =
-      std::lower_bound(by_name_.begin(), by_name_.end(), name,
-                       [&](uint32_t i, std::string_view n) { return table_[i].name < n; });
-  return it == by_name_.end() || table_[*it].name != name ? nullptr : &table_[*it];
-}
-
-const TensorRecord* GgufFile::find(std::string_view name) const {
-  const GgufTensor* t = find_in_table(name);
-  if (!t) return nullptr;
-  if (!t->supported)
-    throw UnsupportedError(file_.label() + ": tensor " + quoted(name) +
-                           ": expected a type that this build can compute with, found " +
-                           t->type_name + " (type " + std::to_string(t->type_id) +
-                           "); get the model in another quantization, for example Q4_K_M");
-  return &tensors_[record_[static_cast<size_t>(t - table_.data())]];
 }
 
 }  // namespace pyflow

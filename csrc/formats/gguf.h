@@ -23,9 +23,8 @@
 #include <variant>
 #include <vector>
 
-#include "core/tensor.h"
+#include "formats/checkpoint.h"
 #include "formats/gguf_types.h"
-#include "formats/mapped_file.h"
 
 namespace pyflow {
 
@@ -52,55 +51,29 @@ struct GgufEntry {
   GgufValue value;
 };
 
-// One line of the tensor table, also of a type that this build cannot compute with.
-struct GgufTensor {
-  std::string name;
-  uint32_t type_id = 0;
-  std::string type_name;       // "Q4_K", or "type 77" when the number is unknown
-  bool supported = false;      // this build can compute with the type
-  std::vector<int64_t> shape;  // outermost first: {rows, row length}
-  uint64_t offset = 0;         // of the first byte in the file
-  uint64_t nbytes = 0;         // 0 when the type is unknown
-};
-
-class GgufFile {
+class GgufFile : public Checkpoint {
  public:
   // FormatError: the file breaks the format. UnsupportedError: version 1, a version after 3, or
   // big-endian. ResourceError: no memory or descriptors left. Tensors of unsupported types do not
   // stop it.
   static std::shared_ptr<GgufFile> open(const std::string& path);
 
+  std::string_view format() const override { return "GGUF"; }
   uint32_t version() const { return version_; }
   uint32_t alignment() const { return alignment_; }
-  uint64_t nbytes() const { return file_.size(); }
   uint64_t data_offset() const { return data_offset_; }
-  const MappedFile& file() const { return file_; }
+  const MappedFile& file() const { return *files()[0]; }
 
   // In the file's order.
   const std::vector<GgufEntry>& metadata() const { return metadata_; }
-  const std::vector<GgufTensor>& table() const { return table_; }
-  // The tensors of `table` whose type is supported. Whoever must not overlook one (all weights
-  // used, or refuse) compares the sizes of the two.
-  const std::vector<TensorRecord>& tensors() const { return tensors_; }
-
-  // Null when there is no such tensor; UnsupportedError, naming it and its type, when this build
-  // cannot compute with it.
-  const TensorRecord* find(std::string_view name) const;
-  // The line of the table, or null.
-  const GgufTensor* find_in_table(std::string_view name) const;
 
  private:
-  explicit GgufFile(const std::string& path) : file_(path) {}
+  explicit GgufFile(std::shared_ptr<const MappedFile> file);
 
-  MappedFile file_;
   uint32_t version_ = 0;
   uint32_t alignment_ = 32;
   uint64_t data_offset_ = 0;
   std::vector<GgufEntry> metadata_;
-  std::vector<GgufTensor> table_;
-  std::vector<TensorRecord> tensors_;
-  std::vector<uint32_t> by_name_;  // lines of table_, sorted by name
-  std::vector<uint32_t> record_;   // table_ line -> tensors_ index, where supported
 };
 
 }  // namespace pyflow

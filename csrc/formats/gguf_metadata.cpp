@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <bit>
-#include <numeric>
-#include <tuple>
 
 #include "formats/gguf_sections.h"
 #include "formats/message.h"
+#include "formats/twins.h"
 
 namespace pyflow::gguf_sections {
 namespace {
@@ -126,23 +125,6 @@ uint32_t checked_alignment(const Cursor& in, uint64_t at, const GgufValue& value
   return *a;
 }
 
-// Sorted rather than hashed: no choice of keys makes this slow.
-void refuse_duplicates(Cursor& in, const std::vector<GgufEntry>& entries,
-                       const std::vector<uint64_t>& offsets) {
-  std::vector<uint32_t> order(entries.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return std::tie(entries[a].key, a) < std::tie(entries[b].key, b);
-  });
-  const auto twin = std::adjacent_find(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return entries[a].key == entries[b].key;
-  });
-  if (twin == order.end()) return;
-  in.name(entries[twin[1]].key);
-  in.fail(offsets[twin[1]], "key", "each key once",
-          "the key at offset " + grouped(offsets[twin[0]]) + " again", kAdviseConvert);
-}
-
 }  // namespace
 
 Metadata read_metadata(Cursor& in, uint64_t count) {
@@ -158,7 +140,12 @@ Metadata read_metadata(Cursor& in, uint64_t count) {
     m.entries.push_back({std::string(key), read_value(in)});
     if (key == "general.alignment") m.alignment = checked_alignment(in, at, m.entries.back().value);
   }
-  refuse_duplicates(in, m.entries, offsets);
+  const auto key = [&](uint32_t i) -> std::string_view { return m.entries[i].key; };
+  refuse_twins(m.entries.size(), key, [&](uint32_t a, uint32_t b) {
+    in.name(key(b));
+    in.fail(offsets[b], "key", "each key once",
+            "the key at offset " + grouped(offsets[a]) + " again", kAdviseConvert);
+  });
   return m;
 }
 

@@ -26,8 +26,7 @@ struct Metadata {
 Metadata read_metadata(Cursor& in, uint64_t count);
 
 struct Tensors {
-  std::vector<GgufTensor> table;
-  std::vector<uint32_t> by_name;  // lines of the table, sorted by name
+  std::vector<TensorEntry> table;
   uint64_t data_offset = 0;
 };
 Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment);

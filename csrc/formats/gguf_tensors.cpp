@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <limits>
-#include <numeric>
-#include <tuple>
 
 #include "formats/gguf_sections.h"
 #include "formats/message.h"
+#include "formats/twins.h"
 
 namespace pyflow::gguf_sections {
 namespace {
@@ -47,13 +46,15 @@ uint64_t read_shape(Cursor& in, std::vector<int64_t>& shape) {
 }
 
 // Sets the type and what the tensor takes by its shape.
-void read_type(Cursor& in, GgufTensor& t, uint64_t n_weights) {
+void read_type(Cursor& in, TensorEntry& t, uint64_t n_weights) {
   const uint64_t at = in.pos();
   t.type_id = in.read<uint32_t>("type");
   const auto type = tensor_type(t.type_id);
-  t.type_name = type ? std::string(type->name) : "type " + std::to_string(t.type_id);
-  if (!type) return;
-  t.supported = type->supported;
+  if (!type) {
+    t.type_name = "type " + std::to_string(t.type_id);
+    return;
+  }
+  t.set_type(*type);
   const auto cols = static_cast<uint64_t>(t.shape.empty() ? 1 : t.shape.back());
   if (cols % type->block != 0)
     in.fail(at, "row length", "a multiple of " + grouped(type->block) + " for " + t.type_name,
@@ -61,13 +62,14 @@ void read_type(Cursor& in, GgufTensor& t, uint64_t n_weights) {
   if (__builtin_mul_overflow(n_weights / type->block, type->block_bytes, &t.nbytes))
     in.fail(at, "size", "fewer than 2^64 bytes", grouped(n_weights) + " weights of " + t.type_name,
             kAdviseConvert);
+  t.span = t.nbytes;
 }
 
 // A tensor of an unknown type has an unknown size, but it does have a first byte.
-uint64_t least_bytes(const GgufTensor& t) { return std::max<uint64_t>(t.nbytes, 1); }
+uint64_t least_bytes(const TensorEntry& t) { return std::max<uint64_t>(t.nbytes, 1); }
 
 // Turns the offset, so far from the start of the data, into one in the file.
-void place(Cursor& in, GgufTensor& t, uint64_t at, uint64_t data_offset, uint32_t alignment) {
+void place(Cursor& in, TensorEntry& t, uint64_t at, uint64_t data_offset, uint32_t alignment) {
   if (t.offset % alignment != 0)
     in.fail(at, "offset", "a multiple of the alignment " + grouped(alignment), grouped(t.offset),
             kAdviseConvert);
@@ -81,14 +83,11 @@ void place(Cursor& in, GgufTensor& t, uint64_t at, uint64_t data_offset, uint32_
 }
 
 void refuse_overlaps(Cursor& in, const Tensors& t, const std::vector<uint64_t>& offset_fields) {
-  std::vector<uint32_t> order(t.table.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return std::tie(t.table[a].offset, a) < std::tie(t.table[b].offset, b);
-  });
+  const std::vector<uint32_t> order =
+      sorted_by(t.table.size(), [&](uint32_t i) { return t.table[i].offset; });
   for (size_t i = 1; i < order.size(); ++i) {
-    const GgufTensor& a = t.table[order[i - 1]];
-    const GgufTensor& b = t.table[order[i]];
+    const TensorEntry& a = t.table[order[i - 1]];
+    const TensorEntry& b = t.table[order[i]];
     if (b.offset - a.offset >= least_bytes(a)) continue;
     in.name(b.name);
     in.fail(offset_fields[order[i]], "offset", "data of its own",
@@ -96,22 +95,6 @@ void refuse_overlaps(Cursor& in, const Tensors& t, const std::vector<uint64_t>& 
                 grouped(a.offset) + " + " + grouped(a.nbytes) + " bytes)",
             kAdviseConvert);
   }
-}
-
-void sort_by_name(Cursor& in, Tensors& t, const std::vector<uint64_t>& name_fields) {
-  const auto& table = t.table;
-  t.by_name.resize(table.size());
-  std::iota(t.by_name.begin(), t.by_name.end(), 0);
-  std::sort(t.by_name.begin(), t.by_name.end(), [&](uint32_t a, uint32_t b) {
-    return std::tie(table[a].name, a) < std::tie(table[b].name, b);
-  });
-  const auto twin =
-      std::adjacent_find(t.by_name.begin(), t.by_name.end(),
-                         [&](uint32_t a, uint32_t b) { return table[a].name == table[b].name; });
-  if (twin == t.by_name.end()) return;
-  in.name(table[twin[1]].name);
-  in.fail(name_fields[twin[1]], "name", "each name once",
-          "the name at offset " + grouped(name_fields[twin[0]]) + " again", kAdviseConvert);
 }
 
 }  // namespace
@@ -122,7 +105,7 @@ Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment) {
   std::vector<uint64_t> name_fields, offset_fields;
   for (uint64_t i = 0; i < count; ++i) {
     in.enter("tensor", i, count);
-    GgufTensor& t = out.table.emplace_back();
+    TensorEntry& t = out.table.emplace_back();
     name_fields.push_back(in.pos());
     t.name = read_name(in);
     const uint64_t n_weights = read_shape(in, t.shape);
@@ -130,7 +113,12 @@ Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment) {
     offset_fields.push_back(in.pos());
     t.offset = in.read<uint64_t>("offset");
   }
-  sort_by_name(in, out, name_fields);
+  const auto name = [&](uint32_t i) -> std::string_view { return out.table[i].name; };
+  refuse_twins(out.table.size(), name, [&](uint32_t a, uint32_t b) {
+    in.name(name(b));
+    in.fail(name_fields[b], "name", "each name once",
+            "the name at offset " + grouped(name_fields[a]) + " again", kAdviseConvert);
+  });
   out.data_offset = (in.pos() + alignment - 1) / alignment * alignment;
   for (size_t i = 0; i < out.table.size(); ++i) {
     in.name(out.table[i].name);

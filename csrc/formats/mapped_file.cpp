@@ -47,7 +47,7 @@ void require_regular(const std::string& label, const struct stat& st) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : label_(printable(path, 4096)) {
+MappedFile::MappedFile(const std::string& path) : path_(path), label_(printable(path, 4096)) {
   if (path.find('\0') != std::string::npos)
     throw FormatError(label_ + ": a path cannot hold a zero byte; check the path");
   // Looked at before it is opened, since opening some devices acts on them, and after, since the

@@ -26,6 +26,7 @@ class MappedFile {
 
   const uint8_t* data() const { return data_; }
   uint64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
   // The path as it may be shown: see printable().
   const std::string& label() const { return label_; }
 
@@ -43,7 +44,7 @@ class MappedFile {
   void advise_sequential() const;
 
  private:
-  std::string label_;
+  std::string path_, label_;
   uint8_t* data_ = nullptr;
   uint64_t size_ = 0;
 };

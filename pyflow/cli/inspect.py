@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 import numpy as np
 
-from pyflow import catalogue, formats
+from pyflow import _core, catalogue, formats
 from pyflow.cli import options
 from pyflow.cli.output import print_json
+from pyflow.errors import FormatError
 from pyflow.text import printable
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ _CHARS = 60
 
 
 @click.command("inspect")
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE|DIR")
 @click.option("--memory", is_flag=True, help="Say what running it takes, and whether that fits.")
 @options.ctx_size
 @options.cache_type
@@ -39,7 +41,8 @@ def command(
     numa: NumaMode | None,
     as_json: bool,
 ) -> None:
-    """Show what is in FILE, a GGUF file or the name of a pulled model.
+    """Show what is in FILE (GGUF, safetensors, or an index.json of shards), in the checkpoint of
+    the folder DIR, or in a pulled model by its name.
 
     Without --memory: its metadata and tensors, those of types that this build cannot run included.
     With it: the memory that the model and a context of -c tokens take. Nothing is loaded.
@@ -48,15 +51,23 @@ def command(
         raise click.UsageError("-c only matters with --memory; add it, or leave -c out")
     if numa is not None and not memory:
         raise click.UsageError("--numa only matters with --memory; add it, or leave --numa out")
-    path = catalogue.resolve(file)
-    checkpoint = formats.open(path)
+    checkpoint = formats.open(_locate(file))
     result = _memory(checkpoint, ctx_size, cache_type, numa) if memory else _contents(checkpoint)
     if as_json:
-        print_json({"path": str(path), **result})
+        print_json({"path": str(checkpoint.path), **result})
     elif memory:
         _print_memory(result)
     else:
-        _print_contents(str(path), result)
+        _print_contents(str(checkpoint.path), result)
+
+
+def _locate(file: str) -> Path:
+    try:
+        return catalogue.resolve(file)
+    except FormatError:
+        if Path(file).is_dir():
+            return Path(file)
+        raise
 
 
 def _memory(
@@ -96,13 +107,19 @@ def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
             "type": t.dtype,
             "supported": t.supported,
             "shape": list(t.shape),
+            "strides": list(t.strides),
             "nbytes": t.nbytes,
+            "file": Path(t.source).name,
             "offset": t.offset,
         }
         for t in checkpoint.tensors
     ]
+    native = checkpoint.native
+    version = {"version": native.version} if isinstance(native, _core.GgufFile) else {}
     return {
-        "version": checkpoint.native.version,
+        "format": checkpoint.format,
+        **version,
+        "files": [Path(file).name for file in native.files],
         "nbytes": checkpoint.nbytes,
         "n_params": sum(math.prod(t.shape) for t in checkpoint.tensors),
         "types": dict(Counter(t.dtype for t in checkpoint.tensors)),
@@ -124,7 +141,9 @@ def _plain(value: Any) -> Any:
 
 
 def _print_contents(path: str, contents: dict[str, Any]) -> None:
-    click.echo(f"{path}: GGUF version {contents['version']}, {contents['nbytes']:,} bytes")
+    version = f" version {contents['version']}" if "version" in contents else ""
+    files = f" in {len(contents['files'])} files" if len(contents["files"]) > 1 else ""
+    click.echo(f"{path}: {contents['format']}{version}, {contents['nbytes']:,} bytes{files}")
     click.echo(
         f"{contents['n_params']:,} parameters in {len(contents['tensors'])} tensors: ", nl=False
     )

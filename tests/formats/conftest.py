@@ -15,6 +15,8 @@ sys.path.insert(0, HOSTILE)
 try:
     import gguf_builder
     import gguf_cases
+    import index_cases
+    import safetensors_cases
 finally:
     sys.path.remove(HOSTILE)
 
@@ -41,6 +43,47 @@ def valid(request: pytest.FixtureRequest) -> bytes:
 def corpus() -> ModuleType:
     """All of it at once: CASES, CUTS, VALID, everything()."""
     return gguf_cases
+
+
+# Of the other formats: name of the file, its cases, and what lies beside it.
+OTHERS: dict[str, tuple[str, list[Any], dict[str, bytes]]] = {
+    "safetensors": ("x.safetensors", safetensors_cases.CASES + safetensors_cases.CUTS, {}),
+    "index": ("x.index.json", index_cases.CASES, index_cases.BESIDE),
+}
+
+
+@pytest.fixture(scope="session")
+def others() -> dict[str, tuple[str, list[Any], dict[str, bytes]]]:
+    """The malformed files of formats other than GGUF."""
+    return OTHERS
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((name, case, beside), id=f"{kind}-{case.name}")
+        for kind, (name, cases, beside) in OTHERS.items()
+        for case in cases
+    ]
+)
+def malformed_other(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
+    """One of them, written: its path, and the case."""
+    name, case, beside = request.param
+    for other, data in beside.items():
+        (tmp_path / other).write_bytes(data)
+    (tmp_path / name).write_bytes(case.data)
+    return tmp_path / name, case
+
+
+@pytest.fixture(scope="session")
+def index_corpus() -> ModuleType:
+    """Malformed indices of shards, a valid one, and what lies beside them."""
+    return index_cases
+
+
+@pytest.fixture(scope="session")
+def safetensors_corpus() -> ModuleType:
+    """Malformed and valid safetensors files: CASES, CUTS, VALID, build()."""
+    return safetensors_cases
 
 
 @pytest.fixture(scope="session")

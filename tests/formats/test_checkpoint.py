@@ -16,10 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pyflow.formats
 import pytest
-import safetensors.numpy
 
 from pyflow import errors
 
@@ -33,7 +31,6 @@ def archive() -> bytes:
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 98362432\n"
 LOOKALIKES: dict[str, tuple[bytes, str, str]] = {
-    "safetensors": (safetensors.numpy.save({"w": np.zeros(3)}), "a safetensors file", "convert"),
     "zip": (archive(), "a zip archive (torch.save writes one", "convert"),
     **{
         f"pickle{n}": (pickle.dumps({"w": 1}, n), "a Python pickle", "would run its code")
@@ -45,17 +42,17 @@ LOOKALIKES: dict[str, tuple[bytes, str, str]] = {
     "page": (b"\xef\xbb\xbf\n <!DOCTYPE html><html>", "a web page", "download it again"),
     "xml": (b'<?xml version="1.0"?><Error>AccessDenied</Error>', "a web page", "download it again"),
     "lfs": (LFS, "a git-lfs pointer", "git lfs pull"),
-    "config": (json.dumps({"model_type": "llama"}).encode(), "JSON text", "GGUF file"),
+    "config": (json.dumps({"model_type": "llama"}).encode(), "JSON text", "the folder"),
     "ggml": (b"lmgg" + bytes(64), "a GGML file", "convert"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(64), "an HDF5 file", "convert"),
     "zeros": (bytes(5000), "zeros", "download it again"),
-    "text": ("Zürich\n".encode(), "a text file", "GGUF file"),
-    "cut_text": (b"x" * 4095 + "ü".encode(), "a text file", "GGUF file"),
+    "text": ("Zürich\n".encode(), "a text file", "path of a checkpoint"),
+    "cut_text": (b"x" * 4095 + "ü".encode(), "a text file", "path of a checkpoint"),
     "latin1": (b"Z\xfcrich", "bytes 5a fc 72 69 63 68 of no format", "download it again"),
     "noise": (b"\x7fELF\2\1\1\0" + bytes(8), "bytes 7f 45 4c 46 02 01 01 00", "download it again"),
     "reversed": (b"FUGG\0\0\0\3", "bytes 46 55 47 47", "download it again"),
     "one_byte": (b"\xff", "bytes ff of no format", "download it again"),
-    "short_magic": (b"GGU", "a text file", "GGUF file"),
+    "short_magic": (b"GGU", "a text file", "path of a checkpoint"),
 }
 
 
@@ -66,7 +63,7 @@ def test_what_is_no_checkpoint_is_told_apart(name: str, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(errors.FormatError) as caught:
         pyflow.formats.open(path)
-    start = re.escape(f"{path}: expected a GGUF checkpoint, found {what}")
+    start = re.escape(f"{path}: expected a checkpoint (GGUF or safetensors), found {what}")
     assert re.fullmatch(rf"{start}.*; .*{advice}.*", str(caught.value)), caught.value
 
 
@@ -75,7 +72,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for name, words in {
         "none": "no such file",
-        "": "found a directory",
+        "": "expected a folder with a checkpoint",
         "pipe": "found a pipe",
         "empty": "the file is empty",
     }.items():

@@ -1,4 +1,4 @@
-"""The loader under AddressSanitizer and UndefinedBehaviorSanitizer: tests/csrc/gguf_driver.cpp."""
+"""The loaders under AddressSanitizer and UndefinedBehaviorSanitizer (formats_driver.cpp)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "tests/csrc/gguf_driver.cpp", *sorted((ROOT / "csrc/formats").glob("*.cpp"))]
+SOURCES = [ROOT / "tests/csrc/formats_driver.cpp", *sorted((ROOT / "csrc/formats").glob("*.cpp"))]
 HEADERS = [*(ROOT / "csrc/formats").glob("*.h"), *(ROOT / "csrc/core").glob("*.h")]
 FLAGS = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # Another sanitizer, preloaded for the extension, does not go together with this one.
@@ -33,7 +33,7 @@ def run() -> Run:
     state = hashlib.sha256(repr((compiler, FLAGS)).encode())
     for path in sorted([*SOURCES, *HEADERS, ROOT / "csrc/quant/formats.def"]):
         state.update(path.read_bytes())
-    driver = ROOT / "build/gguf_driver" / state.hexdigest()[:16]
+    driver = ROOT / "build/formats_driver" / state.hexdigest()[:16]
     if not driver.exists():
         driver.parent.mkdir(parents=True, exist_ok=True)
         # Renamed when complete: another run may build it at the same time.
@@ -133,6 +133,18 @@ def test_each_malformed_file_alone_ends_with_status_1(
 ) -> None:
     for case in corpus.CASES[::8]:
         assert run(*written(tmp_path, {case.name: case.data})).returncode == 1
+
+
+def test_malformed_files_of_other_formats_are_refused(
+    run: Run, others: dict[str, tuple[str, list[Any], dict[str, bytes]]], tmp_path: Path
+) -> None:
+    for kind, (name, cases, beside) in others.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        written(folder, beside)
+        done = run(*written(folder, {f"{i}.{name}": case.data for i, case in enumerate(cases)}))
+        for case, verdict in zip(cases, verdicts(done), strict=True):
+            assert verdict.startswith(f"{case.error} {folder}"), (case.name, verdict)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from cases import Case
 from gguf_builder import (
     ARRAY,
     BOOL,
@@ -39,17 +39,6 @@ from gguf_builder import (
 
 HUGE = 1 << 60
 MAX = (1 << 64) - 1
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    data: bytes
-    mentions: tuple[str, ...]
-    """What the message must say besides the file's name: place, field, what was found."""
-    error: str = "FormatError"
-    any_of: tuple[str, ...] = ("",)
-    """One of these must be there as well."""
 
 
 def everything(version: int = 3) -> Gguf:

@@ -1,0 +1,39 @@
+// safetensors (github.com/huggingface/safetensors).
+//
+//   offset  0  n                  u64, bytes of the header, at most 100,000,000
+//           8  header             JSON, an object, spaces may follow:
+//                                   name: {"dtype": string, "shape": [...], "data_offsets": [a, b]}
+//                                   "__metadata__": {key: string, ...}
+//       8 + n  data               tensor bytes from a to b, row after row
+//
+// Tensors cover the data without gap or overlap, as the format wants it: whatever is in the file is
+// listed, and no byte means two things.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/checkpoint.h"
+
+namespace pyflow {
+
+class SafetensorsFile : public Checkpoint {
+ public:
+  // FormatError: the file breaks the format. ResourceError: no memory or descriptors left.
+  static std::shared_ptr<SafetensorsFile> open(const std::string& path);
+
+  std::string_view format() const override { return "safetensors"; }
+  // "__metadata__", in the file's order.
+  const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
+
+ private:
+  explicit SafetensorsFile(std::shared_ptr<const MappedFile> file);
+
+  std::vector<std::pair<std::string, std::string>> metadata_;
+};
+
+}  // namespace pyflow

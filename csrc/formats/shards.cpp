@@ -1,0 +1,117 @@
+#include "formats/shards.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/errors.h"
+#include "formats/cursor.h"
+#include "formats/json.h"
+#include "formats/message.h"
+#include "formats/twins.h"
+
+namespace pyflow {
+namespace {
+
+// The largest models have some hundred shards and some ten thousand tensors.
+constexpr uint64_t kMaxIndexBytes = 64 << 20;
+constexpr size_t kMaxShards = 4096;
+
+struct Index {
+  std::vector<std::string> files;                            // each once, sorted
+  std::vector<std::pair<std::string, std::string>> tensors;  // name, file
+};
+
+void check_file_name(Cursor& in, uint64_t at, const std::string& name) {
+  if (name.empty() || name == "." || name == ".." || name.find('/') != name.npos ||
+      name.find('\\') != name.npos || name.find('\0') != name.npos)
+    in.fail(at, "file", "the plain name of a file beside the index", quoted(name), kAdviseConvert);
+}
+
+Index read_index(const MappedFile& file) {
+  Cursor in(file);
+  in.enter("index", 0, 0);
+  if (file.size() > kMaxIndexBytes)
+    in.fail(0, "size", "at most " + grouped(kMaxIndexBytes) + " bytes", grouped(file.size()),
+            kAdviseConvert);
+  Index index;
+  JsonReader json(in);
+  bool found = false;
+  json.object("JSON", [&](std::string_view key) {
+    if (key != "weight_map") return json.skip("value");
+    found = true;
+    json.object("weight_map", [&](const std::string& name) {
+      const uint64_t at = json.at();
+      std::string part = json.string("file");
+      check_file_name(in, at, part);
+      index.files.push_back(part);
+      index.tensors.emplace_back(name, std::move(part));
+    });
+  });
+  json.end("JSON");
+  if (!found) in.fail(0, "JSON", "a weight_map", "none", kAdviseConvert);
+  std::sort(index.files.begin(), index.files.end());
+  index.files.erase(std::unique(index.files.begin(), index.files.end()), index.files.end());
+  if (index.files.empty() || index.files.size() > kMaxShards)
+    in.fail(0, "weight_map", "1 to 4,096 files", grouped(index.files.size()), kAdviseConvert);
+  return index;
+}
+
+}  // namespace
+
+ShardedCheckpoint::ShardedCheckpoint(std::string label,
+                                     std::vector<std::shared_ptr<const Checkpoint>> parts)
+    : Checkpoint(std::move(label)), parts_(std::move(parts)) {
+  std::vector<TensorEntry> table;
+  for (uint32_t p = 0; p < parts_.size(); ++p) {
+    const auto first = static_cast<uint32_t>(files().size());
+    for (const auto& file : parts_[p]->files()) {
+      add_file(file);
+      part_of_file_.push_back(p);
+    }
+    for (const TensorEntry& t : parts_[p]->table()) {
+      table.push_back(t);
+      table.back().file += first;
+    }
+  }
+  const auto name = [&](uint32_t i) -> std::string_view { return table[i].name; };
+  refuse_twins(table.size(), name, [&](uint32_t a, uint32_t b) {
+    throw FormatError(files()[table[b].file]->label() + ": tensor " + quoted(name(b)) +
+                      " at offset " + grouped(table[b].offset) +
+                      ": expected each name once, found it in " + files()[table[a].file]->label() +
+                      " as well; " + std::string(kAdviseConvert));
+  });
+  set_table(std::move(table));
+}
+
+std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_index(const std::string& path,
+                                                                 const OpenPart& open_part) {
+  const MappedFile file(path);
+  const Index index = read_index(file);
+  const std::string folder = path.substr(0, path.rfind('/') + 1);  // "" when there is none
+  std::vector<std::shared_ptr<const Checkpoint>> parts;
+  for (const std::string& name : index.files) parts.push_back(open_part(folder + name));
+  auto all = std::make_shared<ShardedCheckpoint>(file.label(), std::move(parts));
+  for (const auto& [name, part] : index.tensors) {
+    const TensorEntry* t = all->find_in_table(name);
+    const std::string found =
+        t ? "it in " + all->files()[t->file]->label() : std::string("no such tensor");
+    if (!t || all->files()[t->file]->path() != folder + part)
+      throw FormatError(file.label() + ": weight_map " + quoted(name) + ": expected it in " +
+                        quoted(part) + ", found " + found + "; " + std::string(kAdviseDownload));
+  }
+  return all;
+}
+
+const TensorEntry& ShardedCheckpoint::own_line(const TensorEntry& t) const {
+  return *part_of(t).find_in_table(t.name);
+}
+
+Contents ShardedCheckpoint::contents(const TensorEntry& t) const {
+  return part_of(t).contents(own_line(t));
+}
+
+std::string ShardedCheckpoint::hindrance(const TensorEntry& t) const {
+  return part_of(t).hindrance(own_line(t));
+}
+
+}  // namespace pyflow

@@ -1,0 +1,100 @@
+"""Tensors as numpy arrays."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.errors import ResourceError, UnsupportedError
+
+# What numpy has a type for is viewed where it lies.
+_VIEWED = {
+    **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    "C64": "<c8",
+    "C128": "<c16",
+    "BOOL": "?",
+}
+# Types of one byte: bits of exponent and mantissa, bias, and whether they are those of a format
+# with one zero and one NaN (FNUZ), of IEEE 754, or of one without infinities (FN); see
+# "FP8 formats for deep learning" (Micikevicius et al., 2022) and the OCP MX specification.
+_F8 = {
+    "F8_E4M3": (4, 3, 7, "fn"),
+    "F8_E5M2": (5, 2, 15, "ieee"),
+    "F8_E4M3FNUZ": (4, 3, 8, "fnuz"),
+    "F8_E5M2FNUZ": (5, 2, 16, "fnuz"),
+}
+
+
+def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
+    """The values of a tensor, of its shape.
+
+    Types that numpy has come as a read-only view into the file, with the tensor's strides; others
+    (BF16, F8, quantized ones) are converted to float32, a copy.
+
+    UnsupportedError: the type can be listed but not read. ResourceError: the file has fewer bytes
+    than a copy would take, as when one value stands for many by a stride of 0.
+    """
+    data = native.data(record.name)
+    if record.dtype in _VIEWED:
+        return _strided(data, record, _VIEWED[record.dtype])
+    if record.dtype in _F8 or record.dtype == "F8_E8M0":
+        _check_copy(native, record)
+        return np.take(_f8_values(record.dtype), _strided(data, record, "u1").astype(np.intp))
+    if not record.supported:
+        raise UnsupportedError(
+            f"{record.source}: tensor {record.name!r}: expected a type that this build can read, "
+            f"found {record.dtype}"
+        )
+    if not record.contiguous:  # only plain types have strides, of which BF16 alone gets here
+        _check_copy(native, record)
+        data = np.ascontiguousarray(_strided(data, record, "<u2")).reshape(-1).view(np.uint8)
+    return _core.dequantize(record.dtype, data, record.shape)
+
+
+def _strided(
+    data: NDArray[np.uint8], record: _core.TensorRecord, dtype: str
+) -> NDArray[np.generic]:
+    size = np.dtype(dtype).itemsize
+    if data.size == 0:  # numpy takes no buffer of nothing
+        return np.empty(record.shape, dtype)
+    array: NDArray[np.generic] = np.ndarray(
+        record.shape, dtype, data, strides=[size * step for step in record.strides]
+    )
+    array.flags.writeable = False
+    return array
+
+
+def _check_copy(native: _core.Checkpoint, record: _core.TensorRecord) -> None:
+    if record.nbytes > native.nbytes:
+        raise ResourceError(
+            f"{record.source}: tensor {record.name!r}: expected at most the {native.nbytes:,} "
+            f"bytes of the file, found a tensor of {record.nbytes:,}, whose elements share memory"
+        )
+
+
+@cache
+def _f8_values(name: str) -> NDArray[np.float32]:
+    """The 256 values of a type of one byte, float32, all exact."""
+    if name == "F8_E8M0":  # a power of two, 0xFF is NaN
+        return np.array([*(math.ldexp(1.0, e - 127) for e in range(255)), math.nan], np.float32)
+    exponent_bits, mantissa_bits, bias, kind = _F8[name]
+    values = []
+    for code in range(256):
+        sign = -1.0 if code >> 7 else 1.0
+        exponent = code >> mantissa_bits & (1 << exponent_bits) - 1
+        mantissa = code & (1 << mantissa_bits) - 1
+        if kind == "ieee" and exponent == (1 << exponent_bits) - 1:
+            value = math.nan if mantissa else math.inf
+        elif (kind == "fn" and code & 0x7F == 0x7F) or (kind == "fnuz" and code == 0x80):
+            value = math.nan
+        else:
+            whole = mantissa + (1 << mantissa_bits if exponent else 0)
+            value = math.ldexp(whole, max(exponent, 1) - bias - mantissa_bits)
+        values.append(sign * value)
+    return np.array(values, np.float32)

@@ -1,0 +1,148 @@
+"""safetensors: single files and shards."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyflow.formats
+import pytest
+import safetensors.numpy
+
+from pyflow import _core, errors
+
+
+def test_valid_files_open(safetensors_corpus: ModuleType, tmp_path: Path) -> None:
+    for name, data in safetensors_corpus.VALID.items():
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(data)
+        checkpoint = pyflow.formats.open(path)
+        assert checkpoint.format == "safetensors"
+        for t in checkpoint.tensors:
+            assert checkpoint.native.data(t.name).nbytes == t.nbytes
+
+
+def test_records_say_what_the_header_says(safetensors_corpus: ModuleType, tmp_path: Path) -> None:
+    data = safetensors_corpus.VALID["whole"]
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    checkpoint = pyflow.formats.open(path)
+    assert checkpoint.metadata == {"format": "pt", "ü": "\x1b"}
+    start = len(data) - 13
+    records = [
+        (t.name, t.dtype, t.shape, t.strides, t.offset - start, t.nbytes, t.supported, t.source)
+        for t in checkpoint.tensors
+    ]
+    assert records == [
+        ("a", "F32", (2,), (1,), 0, 8, True, str(path)),
+        ("b", "BF16", (1, 2), (2, 1), 8, 4, True, str(path)),
+        ("none", "F64", (0, 5), (5, 1), 12, 0, False, str(path)),
+        ("scalar", "U8", (), (), 12, 1, False, str(path)),
+    ]
+    assert [t.type_id for t in checkpoint.tensors] == [0, 30, 28, None]
+    assert all(t.contiguous for t in checkpoint.tensors)
+
+
+def test_arrays_are_views_that_keep_the_file(tmp_path: Path) -> None:
+    given = np.arange(6, dtype=np.int16).reshape(2, 3)
+    path = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"w": given}, path)
+    array = pyflow.formats.open(path).array("w")
+    path.unlink()
+    assert np.array_equal(array, given)
+    assert not array.flags.writeable
+    assert not array.flags.owndata
+
+
+def test_an_unknown_name_and_an_unreadable_type_are_refused(
+    safetensors_corpus: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors_corpus.VALID["packed"])
+    checkpoint = pyflow.formats.open(path)
+    with pytest.raises(errors.FormatError, match="there is no tensor 'none'"):
+        checkpoint.array("none")
+    with pytest.raises(errors.UnsupportedError, match=r"'a': expected a type .*, found F4"):
+        checkpoint.array("a")
+
+
+def shards(folder: Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    tensors = {f"layer.{i}": rng.normal(size=(3, i + 1)).astype(np.float32) for i in range(5)}
+    files = {name: f"model-0000{1 + i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(files.values()):
+        part = {name: array for name, array in tensors.items() if files[name] == file}
+        safetensors.numpy.save_file(part, folder / file, {"format": "pt"})
+    index = {"metadata": {"total_size": 1.5}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tensors
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    tensors = shards(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    for path in (tmp_path / "model.safetensors.index.json", tmp_path):
+        checkpoint = pyflow.formats.open(path)
+        assert checkpoint.path.name == "model.safetensors.index.json"
+        assert checkpoint.metadata == {"format": "pt"}
+        assert [Path(f).name[-17:] for f in checkpoint.native.files] == [
+            "00001.safetensors",
+            "00002.safetensors",
+        ]
+        assert {t.name: Path(t.source).stem[-1] for t in checkpoint.tensors} == {
+            name: str(1 + i % 2) for i, name in enumerate(tensors)
+        }
+        for name, expected in tensors.items():
+            assert np.array_equal(checkpoint.array(name), expected)
+    (tmp_path / "model-00002.safetensors").unlink()
+    with pytest.raises(errors.FormatError, match=r"model-00002\.safetensors: no such file"):
+        pyflow.formats.open(tmp_path)
+
+
+def test_an_index_is_found_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = shards(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    checkpoint = pyflow.formats.open("model.safetensors.index.json")
+    assert {t.name for t in checkpoint.tensors} == set(tensors)
+
+
+def test_a_valid_index_opens_whatever_else_it_says(
+    index_corpus: ModuleType, tmp_path: Path
+) -> None:
+    for name, data in index_corpus.BESIDE.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "x.index.json").write_text(json.dumps(index_corpus.WHOLE))
+    assert [t.name for t in pyflow.formats.open(tmp_path / "x.index.json").tensors] == [*"abc"]
+
+
+def test_opening_touches_nothing_but_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    size = 1 << 30
+    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}})
+    with path.open("wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header.encode())
+        f.truncate(8 + len(header) + size)  # a hole, of which no page is in memory
+    native = _core.open_checkpoint(path)
+    assert native is not None
+    assert native.data("w").nbytes == size
+    resident = int(
+        Path("/proc/self/smaps").read_text().split(str(path))[1].split("Rss:")[1].split()[0]
+    )
+    assert resident <= 64 * mmap.PAGESIZE // 1024
+
+
+@pytest.mark.parametrize("kind", ["none", "two"])
+def test_a_folder_without_one_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "training_args.bin").write_bytes(os.urandom(9))
+    if kind == "two":
+        for name in ("a.gguf", "b.gguf"):
+            (tmp_path / name).touch()
+    words = "found none" if kind == "none" else r"found 2 files \*\.gguf \(a\.gguf, b\.gguf\)"
+    with pytest.raises(errors.FormatError, match=words):
+        pyflow.formats.open(tmp_path)
