@@ -6,6 +6,6 @@ checkpoint = pyflow.formats.open("model.gguf")
 checkpoint.metadata["general.architecture"]
 """
 
-from pyflow.formats.checkpoint import Checkpoint, open
+from pyflow.formats.checkpoint import Checkpoint, has_pickle, open
 
-__all__ = ["Checkpoint", "open"]
+__all__ = ["Checkpoint", "has_pickle", "open"]

@@ -33,7 +33,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """The format's name: "GGUF" or "safetensors"."""
+        """The format's name: "GGUF", "safetensors", "PyTorch zip" or "PyTorch stream"."""
         return self.native.format
 
     def array(self, name: str) -> NDArray[np.generic]:
@@ -44,6 +44,12 @@ class Checkpoint:
         listed but not read, ResourceError for a copy larger than the file.
         """
         return arrays.to_array(self.native, self.native.tensor(name))
+
+
+def has_pickle(path: str | PathLike[str]) -> bool:
+    """Whether a file is, by its first bytes, a zip archive or a pickle, as torch.save writes."""
+    head = _core.read_head(path, 4)
+    return head == b"PK\3\4" or (head[:1] == b"\x80" and head[1:2] in {b"\2", b"\3", b"\4", b"\5"})
 
 
 def open(path: str | PathLike[str]) -> Checkpoint:
@@ -68,7 +74,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
             native = _core.SafetensorsFile(path)
         else:
             raise FormatError(
-                f"{path}: expected a checkpoint (GGUF or safetensors), "
+                f"{path}: expected a checkpoint (GGUF, safetensors or PyTorch), "
                 f"found {found or unknown(head)}"
             )
     return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)

@@ -5,20 +5,14 @@ from __future__ import annotations
 _DOWNLOAD = "download it again (a model of 'pyflow list': 'pyflow pull NAME --force')"
 _UNPACK = "unpack it and give the path of the checkpoint inside"
 _CONVERT = "convert the model to GGUF or safetensors, or download it as such a file"
-_PICKLE = "loading it would run its code: download the model as safetensors or GGUF"
 
 # The bytes a file starts with, what it then is, what to do. The first that matches wins.
 _STARTS: tuple[tuple[bytes, str, str], ...] = (
-    (b"PK\x03\x04", "a zip archive (torch.save writes one, with pickled weights)", _CONVERT),
     (b"\x1f\x8b", "a gzip archive", _UNPACK),
     (b"BZh", "a bzip2 archive", _UNPACK),
     (b"\xfd7zXZ\x00", "an xz archive", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "a zstd archive", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
-    (b"\x80\x02", "a Python pickle", _PICKLE),
-    (b"\x80\x03", "a Python pickle", _PICKLE),
-    (b"\x80\x04", "a Python pickle", _PICKLE),
-    (b"\x80\x05", "a Python pickle", _PICKLE),
     (b"lmgg", "a GGML file, an ancestor of GGUF", _CONVERT),
     (b"fmgg", "a GGMF file, an ancestor of GGUF", _CONVERT),
     (b"tjgg", "a GGJT file, an ancestor of GGUF", _CONVERT),

@@ -69,7 +69,8 @@ class Checkpoint:
 
         GGUF: integers are int, floats float, bools bool, strings str. An array of strings is a
         list[str], an array of numbers or bools a numpy array of the file's element type (a copy),
-        an array of arrays a list of these. safetensors: str to str.
+        an array of arrays a list of these. safetensors: str to str. PyTorch: what is not a tensor,
+        by its path ("optimizer.lr"), lists of plain values as lists.
 
         Strings are decoded as UTF-8. Bytes that are not valid UTF-8 become lone surrogates
         (PEP 383): `s.encode("utf-8", "surrogateescape")` always gives back the file's bytes.
@@ -106,12 +107,27 @@ class SafetensorsFile(Checkpoint):
     def __init__(self, path: str | bytes | PathLike[str] | PathLike[bytes]) -> None: ...
 
 @final
+class TorchFile(Checkpoint):
+    """What torch.save wrote, a zip archive or a stream. Nothing of its pickle is run."""
+
+    @property
+    def globals(self) -> list[tuple[str, bool]]:
+        """What the pickle asks for, in its order: "module.name", and whether it is one of those
+        that rebuild tensors, as all are in a file that opens."""
+
+@final
 class ShardedCheckpoint(Checkpoint):
     """Several files as one; metadata are those of the first."""
 
 def open_checkpoint(path: str | bytes | PathLike[str] | PathLike[bytes]) -> Checkpoint | None:
     """The checkpoint at path by its bytes, all shards of it where that is an index; None when it
     is of no format that this build reads."""
+
+def pickle_globals(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+) -> tuple[list[tuple[str, bool]], str]:
+    """What the pickles of a file of torch.save ask for, as TorchFile.globals, also where the file
+    is refused: then the second is why, else "". FormatError when there is no such file."""
 
 def read_head(path: str | bytes | PathLike[str] | PathLike[bytes], nbytes: int) -> bytes:
     """The first bytes of a regular file, at most nbytes. FormatError when there is no such file."""

@@ -15,6 +15,7 @@
 #include "formats/open.h"
 #include "formats/safetensors.h"
 #include "formats/shards.h"
+#include "formats/torch.h"
 
 namespace pyflow {
 namespace {
@@ -115,11 +116,76 @@ py::dict read_metadata(const GgufFile& f) {
   return out;
 }
 
+// Python's own zlib: one more library to build with would be for archives that hardly exist.
+std::shared_ptr<const uint8_t> inflate(const uint8_t* data, uint64_t packed, uint64_t nbytes) {
+  const py::gil_scoped_acquire locked;
+  const auto zlib = py::module_::import("zlib");
+  try {
+    constexpr int kRaw = -15;  // no header; the largest window
+    const auto stream = zlib.attr("decompressobj")(kRaw);
+    const auto view = py::memoryview::from_memory(data, static_cast<py::ssize_t>(packed));
+    // One byte more than there may be: at the bound itself zlib does not look for the end.
+    auto out = stream.attr("decompress")(view, nbytes + 1).cast<py::bytes>();
+    if (!stream.attr("eof").cast<bool>() || py::len(out) != nbytes) return nullptr;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(out.ptr()));
+    return {bytes, [held = out.release().ptr()](const uint8_t*) {
+              const py::gil_scoped_acquire locked;
+              Py_DECREF(held);
+            }};
+  } catch (py::error_already_set& e) {
+    if (e.matches(zlib.attr("error"))) return nullptr;
+    throw;
+  }
+}
+
+py::object to_python(const TorchScalar& value) {
+  return std::visit(
+      [](const auto& v) -> py::object {
+        using T = std::decay_t<decltype(v)>;
+        if constexpr (std::is_same_v<T, std::monostate>)
+          return py::none();
+        else if constexpr (std::is_same_v<T, std::string>)
+          return text(v);
+        else if constexpr (std::is_same_v<T, BigInt>)
+          return py::module_::import("builtins")
+              .attr("int")
+              .attr("from_bytes")(py::bytes(v.bytes), "little", py::arg("signed") = true);
+        else
+          return py::cast(v);
+      },
+      value);
+}
+
+py::object to_python(const TorchValue& value) {
+  if (const auto* scalar = std::get_if<TorchScalar>(&value)) return to_python(*scalar);
+  py::list out;
+  for (const TorchScalar& v : std::get<std::vector<TorchScalar>>(value)) out.append(to_python(v));
+  return out;
+}
+
+py::list globals_of(const std::vector<PickleGlobal>& globals) {
+  py::list out;
+  for (const PickleGlobal& g : globals) out.append(py::make_tuple(text(g.full()), g.known));
+  return out;
+}
+
+py::tuple pickle_globals(const py::object& path) {
+  const std::string bytes = path_bytes(path);
+  TorchFile::Inspection found;
+  {
+    const py::gil_scoped_release unlocked;
+    found = TorchFile::inspect(bytes, inflate);
+  }
+  return py::make_tuple(globals_of(found.globals), text(found.error));
+}
+
 py::dict read_metadata(const Checkpoint& c) {
   if (const auto* f = dynamic_cast<const GgufFile*>(&c)) return read_metadata(*f);
   if (const auto* f = dynamic_cast<const ShardedCheckpoint*>(&c))
     return read_metadata(*f->parts()[0]);
   py::dict out;
+  if (const auto* f = dynamic_cast<const TorchFile*>(&c))
+    for (const auto& [key, value] : f->metadata()) out[text(key)] = to_python(value);
   if (const auto* f = dynamic_cast<const SafetensorsFile*>(&c))
     for (const auto& [key, value] : f->metadata()) out[text(key)] = text(value);
   return out;
@@ -262,12 +328,15 @@ void register_formats(py::module_& m) {
       .def(py::init(&open_file<SafetensorsFile>), py::arg("path"));
   py::class_<ShardedCheckpoint, Checkpoint, std::shared_ptr<ShardedCheckpoint>>(
       m, "ShardedCheckpoint");
+  py::class_<TorchFile, Checkpoint, std::shared_ptr<TorchFile>>(m, "TorchFile")
+      .def_property_readonly("globals", [](const TorchFile& f) { return globals_of(f.globals()); });
+  m.def("pickle_globals", pickle_globals, py::arg("path"));
   m.def(
       "open_checkpoint",
       [](const py::object& path) {
         const std::string bytes = path_bytes(path);
         const py::gil_scoped_release unlocked;
-        return open_checkpoint(bytes);
+        return open_checkpoint(bytes, inflate);
       },
       py::arg("path"));
   m.def("read_head", read_head, py::arg("path"), py::arg("nbytes"));

@@ -21,8 +21,17 @@ bool is_safetensors(std::string_view head) {
   return head.size() > 8 && head[8] == '{' && head.substr(0, 8).find('\0') != head.npos;
 }
 
-std::shared_ptr<const Checkpoint> open_part(const std::string& path) {
-  if (auto part = open_checkpoint(path)) return part;
+// The pickle opcode PROTO with one of the protocols that torch.save writes.
+bool is_pickle(std::string_view head) {
+  return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
+}
+
+constexpr std::string_view kIndex = ".index.json";
+
+std::shared_ptr<const Checkpoint> open_part(const std::string& path, const Inflate& inflate) {
+  if (path.ends_with(kIndex))
+    throw FormatError(printable(path, 4096) + ": expected a file of weights, found an index");
+  if (auto part = open_checkpoint(path, inflate)) return part;
   throw FormatError(printable(path, 4096) +
                     ": expected a shard of a checkpoint, found none of a format known here; " +
                     std::string(kAdviseDownload));
@@ -30,17 +39,14 @@ std::shared_ptr<const Checkpoint> open_part(const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path) {
-  constexpr std::string_view kIndex = ".index.json";
+std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Inflate& inflate) {
   if (path.ends_with(kIndex))
-    return ShardedCheckpoint::open_index(path, [](const std::string& part) {
-      if (part.ends_with(kIndex))
-        throw FormatError(printable(part, 4096) + ": expected a file of weights, found an index");
-      return open_part(part);
-    });
+    return ShardedCheckpoint::open_index(
+        path, [&](const std::string& part) { return open_part(part, inflate); });
   const MappedFile file(path);
   const std::string_view start = head(file);
   if (start.starts_with("GGUF")) return GgufFile::open(path);
+  if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
   if (is_safetensors(start)) return SafetensorsFile::open(path);
   return nullptr;
 }

@@ -5,12 +5,13 @@
 #include <string>
 
 #include "formats/checkpoint.h"
+#include "formats/torch.h"
 
 namespace pyflow {
 
 // Opens the checkpoint at path, all parts of it when that is an index of shards. Null when the file
 // is none of a format that we read. FormatError, UnsupportedError and ResourceError as the format's
-// own class says.
-std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path);
+// own class says. `inflate` unpacks members of zip archives; without, deflated ones are refused.
+std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Inflate& inflate = {});
 
 }  // namespace pyflow

@@ -41,8 +41,11 @@ def command(
     numa: NumaMode | None,
     as_json: bool,
 ) -> None:
-    """Show what is in FILE (GGUF, safetensors, or an index.json of shards), in the checkpoint of
-    the folder DIR, or in a pulled model by its name.
+    """Show what is in FILE (GGUF, safetensors, PyTorch, or an index.json of shards), in the
+    checkpoint of the folder DIR, or in a pulled model by its name.
+
+    No code of the file is run. Of a PyTorch file it also shows the globals that its pickle asks
+    for, even where the file is refused for one of them.
 
     Without --memory: its metadata and tensors, those of types that this build cannot run included.
     With it: the memory that the model and a context of -c tokens take. Nothing is loaded.
@@ -51,7 +54,12 @@ def command(
         raise click.UsageError("-c only matters with --memory; add it, or leave -c out")
     if numa is not None and not memory:
         raise click.UsageError("--numa only matters with --memory; add it, or leave --numa out")
-    checkpoint = formats.open(_locate(file))
+    path = _locate(file)
+    try:
+        checkpoint = formats.open(path)
+    except FormatError:
+        _show_globals(path, as_json)
+        raise
     result = _memory(checkpoint, ctx_size, cache_type, numa) if memory else _contents(checkpoint)
     if as_json:
         print_json({"path": str(checkpoint.path), **result})
@@ -68,6 +76,27 @@ def _locate(file: str) -> Path:
         if Path(file).is_dir():
             return Path(file)
         raise
+
+
+def _show_globals(path: Path, as_json: bool) -> None:
+    """What the pickle of a refused file asks for, where it is a file that has one."""
+    if not path.is_file() or not formats.has_pickle(path):
+        return
+    names, error = _core.pickle_globals(path)
+    if as_json:
+        print_json({"path": str(path), "globals": _globals(names), "refused": error})
+    else:
+        _print_globals(names)
+
+
+def _globals(names: list[tuple[str, bool]]) -> list[dict[str, Any]]:
+    return [{"name": name, "known": known} for name, known in names]
+
+
+def _print_globals(names: list[tuple[str, bool]]) -> None:
+    click.echo("globals that the pickle asks for (none was imported or called)")
+    for name, known in names:
+        click.echo(f"  {printable(name)}{'' if known else '  (refused: it could run code)'}")
 
 
 def _memory(
@@ -108,6 +137,7 @@ def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
             "supported": t.supported,
             "shape": list(t.shape),
             "strides": list(t.strides),
+            "contiguous": t.contiguous,
             "nbytes": t.nbytes,
             "file": Path(t.source).name,
             "offset": t.offset,
@@ -116,6 +146,7 @@ def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
     ]
     native = checkpoint.native
     version = {"version": native.version} if isinstance(native, _core.GgufFile) else {}
+    asked = {"globals": _globals(native.globals)} if isinstance(native, _core.TorchFile) else {}
     return {
         "format": checkpoint.format,
         **version,
@@ -123,6 +154,7 @@ def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
         "nbytes": checkpoint.nbytes,
         "n_params": sum(math.prod(t.shape) for t in checkpoint.tensors),
         "types": dict(Counter(t.dtype for t in checkpoint.tensors)),
+        **asked,
         "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
         "tensors": tensors,
     }
@@ -152,11 +184,15 @@ def _print_contents(path: str, contents: dict[str, Any]) -> None:
     width = max(map(len, contents["metadata"]), default=0)
     for key, value in contents["metadata"].items():
         click.echo(f"  {_text(key):<{width}}  {_text(value)}")
+    if "globals" in contents:
+        click.echo()
+        _print_globals([(g["name"], g["known"]) for g in contents["globals"]])
     click.echo("\ntensors")
     width = max((len(t["name"]) for t in contents["tensors"]), default=0)
     for t in contents["tensors"]:
         shape = " x ".join(map(str, t["shape"])) or "scalar"
         note = "" if t["supported"] else "  (this build cannot run this type)"
+        note += "" if t["contiguous"] else f"  strides {' x '.join(map(str, t['strides']))}"
         click.echo(
             f"  {_text(t['name']):<{width}}  {t['type']:<8} {shape:<16} {t['nbytes']:>13,}{note}"
         )

@@ -17,6 +17,7 @@ try:
     import gguf_cases
     import index_cases
     import safetensors_cases
+    import torch_cases
 finally:
     sys.path.remove(HOSTILE)
 
@@ -48,6 +49,7 @@ def corpus() -> ModuleType:
 # Of the other formats: name of the file, its cases, and what lies beside it.
 OTHERS: dict[str, tuple[str, list[Any], dict[str, bytes]]] = {
     "safetensors": ("x.safetensors", safetensors_cases.CASES + safetensors_cases.CUTS, {}),
+    "torch": ("x.pt", torch_cases.CASES + torch_cases.CUTS, {}),
     "index": ("x.index.json", index_cases.CASES, index_cases.BESIDE),
 }
 
@@ -84,6 +86,12 @@ def index_corpus() -> ModuleType:
 def safetensors_corpus() -> ModuleType:
     """Malformed and valid safetensors files: CASES, CUTS, VALID, build()."""
     return safetensors_cases
+
+
+@pytest.fixture(scope="session")
+def torch_corpus() -> ModuleType:
+    """Malformed, hostile and valid files of torch.save: CASES, CUTS, VALID, MARKER."""
+    return torch_cases
 
 
 @pytest.fixture(scope="session")
