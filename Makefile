@@ -12,11 +12,11 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools dev chat test accept lint format docs warnings sanitize sanitize-threads clean
+.PHONY: help venv wheel install tools dev chat test accept lint format docs warnings sanitize sanitize-threads fuzz clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
-	@echo "also: wheel install dev accept lint format docs warnings sanitize sanitize-threads clean (see CONTRIBUTING.md)"
+	@echo "also: wheel install dev accept lint format docs warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
 
 # Four stamps in the environment say how far it has come: created, able to build, holding the wheel,
 # holding the wheel and the tools that test and lint. The way to the third is silent, for `make chat`
@@ -116,6 +116,21 @@ sanitize-threads: $(VENV)/.tools
 	LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" \
 	  $(SAFE) PYTHONPATH=$(TSAN)/site \
 	  $(BIN)/pytest -k 'smollm2 and not instruction_set and not stages' tests/pyflow/test_row_purity.py $(ARGS)
+
+# Fuzzes each parser of untrusted files for SECONDS, from valid and hostile files on; what is found
+# lies in build/fuzz/<parser>-*. Needs clang with libFuzzer; FUZZ names the parsers.
+FUZZ_CXX ?= clang++-16
+FUZZ ?= gguf safetensors torch llama2c index
+SECONDS ?= 60
+fuzz: $(VENV)/.can-build
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DPYFLOW_FUZZ=ON >build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	$(BIN)/cmake --build build/fuzz
+	PYTHONPATH=tests/hostile $(BIN)/python tests/hostile/write_seeds.py build/fuzz/seeds
+	for parser in $(FUZZ); do mkdir -p build/fuzz/corpus/$$parser; \
+	  build/fuzz/fuzz_$$parser -max_total_time=$(SECONDS) -timeout=1 -malloc_limit_mb=64 -rss_limit_mb=512 \
+	    -max_len=16384 -print_final_stats=1 -artifact_prefix=build/fuzz/$$parser- \
+	    build/fuzz/corpus/$$parser build/fuzz/seeds/$$parser || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -74,7 +74,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
             native = _core.SafetensorsFile(path)
         else:
             raise FormatError(
-                f"{path}: expected a checkpoint (GGUF, safetensors or PyTorch), "
+                f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch or llama2.c), "
                 f"found {found or unknown(head)}"
             )
     return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pyflow.errors import FormatError
@@ -23,6 +24,12 @@ def main_file(folder: Path) -> Path:
     """The checkpoint in a folder; FormatError when there is none, or more than one."""
     for pattern in _PATTERNS:
         found = sorted(p for p in folder.glob(pattern) if p.is_file())
+        # Of a split model the first part stands for all.
+        found = [
+            p
+            for p in found
+            if re.search(r"-\d{5}-of-\d{5}\.gguf$", p.name) is None or "-00001-of-" in p.name
+        ]
         # What trainers save beside a model.
         found = [p for p in found if p.name not in ("training_args.bin", "optimizer.pt")]
         if len(found) == 1:

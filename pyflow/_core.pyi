@@ -70,7 +70,7 @@ class Checkpoint:
         GGUF: integers are int, floats float, bools bool, strings str. An array of strings is a
         list[str], an array of numbers or bools a numpy array of the file's element type (a copy),
         an array of arrays a list of these. safetensors: str to str. PyTorch: what is not a tensor,
-        by its path ("optimizer.lr"), lists of plain values as lists.
+        by its path ("optimizer.lr"), lists of plain values as lists. llama2.c: the dims, integers.
 
         Strings are decoded as UTF-8. Bytes that are not valid UTF-8 become lone surrogates
         (PEP 383): `s.encode("utf-8", "surrogateescape")` always gives back the file's bytes.
@@ -114,6 +114,10 @@ class TorchFile(Checkpoint):
     def globals(self) -> list[tuple[str, bool]]:
         """What the pickle asks for, in its order: "module.name", and whether it is one of those
         that rebuild tensors, as all are in a file that opens."""
+
+@final
+class Llama2cFile(Checkpoint):
+    """A .bin file of llama2.c."""
 
 @final
 class ShardedCheckpoint(Checkpoint):

@@ -11,6 +11,7 @@
 #include "bindings/bind.h"
 #include "core/errors.h"
 #include "formats/gguf.h"
+#include "formats/llama2c.h"
 #include "formats/message.h"
 #include "formats/open.h"
 #include "formats/safetensors.h"
@@ -184,6 +185,8 @@ py::dict read_metadata(const Checkpoint& c) {
   if (const auto* f = dynamic_cast<const ShardedCheckpoint*>(&c))
     return read_metadata(*f->parts()[0]);
   py::dict out;
+  if (const auto* f = dynamic_cast<const Llama2cFile*>(&c))
+    for (const auto& [key, value] : f->metadata()) out[text(key)] = value;
   if (const auto* f = dynamic_cast<const TorchFile*>(&c))
     for (const auto& [key, value] : f->metadata()) out[text(key)] = to_python(value);
   if (const auto* f = dynamic_cast<const SafetensorsFile*>(&c))
@@ -328,6 +331,7 @@ void register_formats(py::module_& m) {
       .def(py::init(&open_file<SafetensorsFile>), py::arg("path"));
   py::class_<ShardedCheckpoint, Checkpoint, std::shared_ptr<ShardedCheckpoint>>(
       m, "ShardedCheckpoint");
+  py::class_<Llama2cFile, Checkpoint, std::shared_ptr<Llama2cFile>>(m, "Llama2cFile");
   py::class_<TorchFile, Checkpoint, std::shared_ptr<TorchFile>>(m, "TorchFile")
       .def_property_readonly("globals", [](const TorchFile& f) { return globals_of(f.globals()); });
   m.def("pickle_globals", pickle_globals, py::arg("path"));

@@ -5,6 +5,7 @@
 #include "core/errors.h"
 #include "formats/cursor.h"
 #include "formats/gguf.h"
+#include "formats/llama2c.h"
 #include "formats/message.h"
 #include "formats/safetensors.h"
 #include "formats/shards.h"
@@ -26,6 +27,12 @@ bool is_pickle(std::string_view head) {
   return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
 }
 
+std::shared_ptr<Checkpoint> open_gguf(const std::string& path) {
+  auto file = GgufFile::open(path);
+  if (split_count(*file) <= 1) return file;
+  return ShardedCheckpoint::open_split(std::move(file));
+}
+
 constexpr std::string_view kIndex = ".index.json";
 
 std::shared_ptr<const Checkpoint> open_part(const std::string& path, const Inflate& inflate) {
@@ -45,9 +52,10 @@ std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Infla
         path, [&](const std::string& part) { return open_part(part, inflate); });
   const MappedFile file(path);
   const std::string_view start = head(file);
-  if (start.starts_with("GGUF")) return GgufFile::open(path);
+  if (start.starts_with("GGUF")) return open_gguf(path);
   if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
   if (is_safetensors(start)) return SafetensorsFile::open(path);
+  if (Llama2cFile::matches(start)) return Llama2cFile::open(path);
   return nullptr;
 }
 

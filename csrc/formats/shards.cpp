@@ -1,7 +1,9 @@
 #include "formats/shards.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "core/errors.h"
 #include "formats/cursor.h"
@@ -56,7 +58,71 @@ Index read_index(const MappedFile& file) {
   return index;
 }
 
+constexpr std::string_view kNo = "split.no", kCount = "split.count",
+                           kTensors = "split.tensors.count";
+
+// The integer of a key; `otherwise` when there is no such key.
+uint64_t integer(const GgufFile& file, std::string_view key, uint64_t otherwise) {
+  for (const GgufEntry& e : file.metadata()) {
+    if (e.key != key) continue;
+    return std::visit(
+        [&](const auto& v) -> uint64_t {
+          using T = std::decay_t<decltype(v)>;
+          if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+            if (v >= 0) return static_cast<uint64_t>(v);
+          throw FormatError(file.label() + ": metadata " + quoted(key) +
+                            ": expected an integer of 0 or more, found another value; " +
+                            std::string(kAdviseConvert));
+        },
+        e.value);
+  }
+  return otherwise;
+}
+
+void expect(const GgufFile& file, std::string_view key, uint64_t expected, uint64_t found) {
+  if (found != expected)
+    throw FormatError(file.label() + ": metadata " + quoted(key) + ": expected " +
+                      grouped(expected) + ", found " + grouped(found) +
+                      "; open the first of the files, and keep those of one model together");
+}
+
+std::string five_digits(uint64_t n) {
+  const std::string digits = std::to_string(n);
+  return digits.size() < 5 ? std::string(5 - digits.size(), '0') + digits : digits;
+}
+
 }  // namespace
+
+uint64_t split_count(const GgufFile& file) { return integer(file, kCount, 1); }
+
+std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
+    std::shared_ptr<const GgufFile> first) {
+  const uint64_t count = split_count(*first);
+  expect(*first, kNo, 0, integer(*first, kNo, UINT64_MAX));
+  if (count > kMaxShards)
+    throw FormatError(first->label() + ": metadata 'split.count': expected at most 4,096, found " +
+                      grouped(count) + "; " + std::string(kAdviseConvert));
+  const std::string& path = first->file().path();
+  std::string tail = "-of-" + five_digits(count);
+  tail += ".gguf";
+  const std::string own = "-" + five_digits(1) + tail;
+  if (!path.ends_with(own))
+    throw FormatError(first->label() + ": file name: expected one that ends in " + own +
+                      ", as metadata say that it is the first of " + grouped(count) +
+                      " files; give the files their names back");
+  const std::string stem = path.substr(0, path.size() - own.size());
+  std::vector<std::shared_ptr<const Checkpoint>> parts = {first};
+  for (uint64_t i = 1; i < count; ++i) {
+    const auto part = GgufFile::open(stem + "-" + five_digits(i + 1) + tail);
+    expect(*part, kNo, i, integer(*part, kNo, UINT64_MAX));
+    expect(*part, kCount, count, split_count(*part));
+    parts.push_back(part);
+  }
+  auto all = std::make_shared<ShardedCheckpoint>(first->label(), std::move(parts));
+  const uint64_t n = all->table().size();
+  expect(*first, kTensors, n, integer(*first, kTensors, n));
+  return all;
+}
 
 ShardedCheckpoint::ShardedCheckpoint(std::string label,
                                      std::vector<std::shared_ptr<const Checkpoint>> parts)

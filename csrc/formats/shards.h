@@ -4,8 +4,11 @@
 //
 //   {"metadata": {...}, "weight_map": {tensor name: file name, ...}}
 //
-// File names are plain names of files in the index's own folder; anything else is refused, so that
-// an index from somewhere cannot make us read other files.
+// llama.cpp cuts GGUF files into <name>-00001-of-0000n.gguf. The first has the metadata, all have
+// split.no, split.count and split.tensors.count.
+//
+// File names in an index are plain names of files in the index's own folder; anything else is
+// refused, so that an index from somewhere cannot make us read other files.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +19,14 @@
 #include <vector>
 
 #include "formats/checkpoint.h"
+#include "formats/gguf.h"
 
 namespace pyflow {
 
 using OpenPart = std::function<std::shared_ptr<const Checkpoint>(const std::string& path)>;
+
+// The number of files that a GGUF file is one of: 1, unless it says otherwise.
+uint64_t split_count(const GgufFile& file);
 
 class ShardedCheckpoint : public Checkpoint {
  public:
@@ -27,6 +34,8 @@ class ShardedCheckpoint : public Checkpoint {
   // Besides, whatever opening a part throws.
   static std::shared_ptr<ShardedCheckpoint> open_index(const std::string& path,
                                                        const OpenPart& open_part);
+  // All parts, given the first; FormatError when they do not belong together.
+  static std::shared_ptr<ShardedCheckpoint> open_split(std::shared_ptr<const GgufFile> first);
   // Parts in order; `label` is what was opened. At least one.
   ShardedCheckpoint(std::string label, std::vector<std::shared_ptr<const Checkpoint>> parts);
 

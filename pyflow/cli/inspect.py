@@ -41,8 +41,8 @@ def command(
     numa: NumaMode | None,
     as_json: bool,
 ) -> None:
-    """Show what is in FILE (GGUF, safetensors, PyTorch, or an index.json of shards), in the
-    checkpoint of the folder DIR, or in a pulled model by its name.
+    """Show what is in FILE (GGUF, safetensors, PyTorch, llama2.c, or an index.json of shards), in
+    the checkpoint of the folder DIR, or in a pulled model by its name.
 
     No code of the file is run. Of a PyTorch file it also shows the globals that its pickle asks
     for, even where the file is refused for one of them.

@@ -9,72 +9,20 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <string_view>
-#include <type_traits>
 
-#include "core/errors.h"
-#include "formats/gguf.h"
 #include "formats/open.h"
 #include "formats/safetensors.h"
+#include "use_checkpoint.h"
 
 namespace {
 
 using namespace pyflow;
-
-// Reads every byte, so that a sanitizer sees the access. Volatile: the sums must not be optimized
-// away.
-volatile uint64_t g_sum = 0;
 
 // No file of the tests is larger than a megabyte. Whatever it says, opening it takes no more than
 // this, in bytes that are live at once and in processor time.
 constexpr size_t kMaxLive = 64 << 20;
 constexpr clock_t kMaxTime = CLOCKS_PER_SEC;
 size_t g_live = 0;
-
-void touch(const uint8_t* data, uint64_t nbytes) {
-  uint64_t sum = 0;
-  for (uint64_t i = 0; i < nbytes; ++i) sum += data[i];
-  g_sum = g_sum + sum;
-}
-
-void touch(std::string_view s) { touch(reinterpret_cast<const uint8_t*>(s.data()), s.size()); }
-
-void touch(const GgufArray& a) {
-  touch(a.data, a.nbytes);
-  for (const std::string_view s : a.strings()) touch(s);
-  for (const GgufArray& inner : a.inner) touch(inner);
-}
-
-void use(const GgufFile& f) {
-  for (const GgufEntry& e : f.metadata())
-    std::visit(
-        [](const auto& v) {
-          using T = std::decay_t<decltype(v)>;
-          if constexpr (std::is_same_v<T, std::string_view> || std::is_same_v<T, GgufArray>)
-            touch(v);
-          else
-            g_sum = g_sum + static_cast<uint64_t>(v != T{});
-        },
-        e.value);
-  f.file().advise_sequential();
-}
-
-void use(const Checkpoint& c) {
-  if (const auto* f = dynamic_cast<const GgufFile*>(&c)) use(*f);
-  for (const TensorEntry& t : c.table()) {
-    const Contents contents = c.contents(t);
-    touch(contents.data, contents.nbytes);
-    try {
-      const TensorRecord* r = c.find(t.name);
-      if (!r || r->name != t.name || r->data != contents.data || !t.supported) abort();
-    } catch (const UnsupportedError& e) {
-      if (t.supported && c.hindrance(t).empty()) abort();
-      std::printf("  %s\n", e.what());
-    }
-  }
-  if (c.find("no such tensor")) abort();
-  for (const TensorRecord& r : c.tensors()) c.release(r);
-}
 
 std::shared_ptr<Checkpoint> open(const std::string& path) {
   if (auto checkpoint = open_checkpoint(path)) return checkpoint;
@@ -110,7 +58,7 @@ int main(int argc, char** argv) {
     }
     begin = clock();
     try {
-      use(*open(argv[i]));
+      use(*open(argv[i]), [](const char* why) { std::printf("  %s\n", why); });
       std::printf("accepted\n");
       continue;
     } catch (const FormatError& e) {

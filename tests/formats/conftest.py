@@ -16,6 +16,7 @@ try:
     import gguf_builder
     import gguf_cases
     import index_cases
+    import llama2c_cases
     import safetensors_cases
     import torch_cases
 finally:
@@ -50,6 +51,7 @@ def corpus() -> ModuleType:
 OTHERS: dict[str, tuple[str, list[Any], dict[str, bytes]]] = {
     "safetensors": ("x.safetensors", safetensors_cases.CASES + safetensors_cases.CUTS, {}),
     "torch": ("x.pt", torch_cases.CASES + torch_cases.CUTS, {}),
+    "llama2c": ("x.bin", llama2c_cases.CASES, {}),
     "index": ("x.index.json", index_cases.CASES, index_cases.BESIDE),
 }
 
@@ -92,6 +94,12 @@ def safetensors_corpus() -> ModuleType:
 def torch_corpus() -> ModuleType:
     """Malformed, hostile and valid files of torch.save: CASES, CUTS, VALID, MARKER."""
     return torch_cases
+
+
+@pytest.fixture(scope="session")
+def llama2c_corpus() -> ModuleType:
+    """Malformed and valid files of llama2.c: CASES, VALID, DIMS."""
+    return llama2c_cases
 
 
 @pytest.fixture(scope="session")

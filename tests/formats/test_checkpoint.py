@@ -47,7 +47,9 @@ def test_what_is_no_checkpoint_is_told_apart(name: str, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(errors.FormatError) as caught:
         pyflow.formats.open(path)
-    start = re.escape(f"{path}: expected a checkpoint (GGUF, safetensors or PyTorch), found {what}")
+    start = re.escape(
+        f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch or llama2.c), found {what}"
+    )
     assert re.fullmatch(rf"{start}.*; .*{advice}.*", str(caught.value)), caught.value
 
 

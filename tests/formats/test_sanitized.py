@@ -19,7 +19,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
 SOURCES = [ROOT / "tests/csrc/formats_driver.cpp", *sorted((ROOT / "csrc/formats").glob("*.cpp"))]
-HEADERS = [*(ROOT / "csrc/formats").glob("*.h"), *(ROOT / "csrc/core").glob("*.h")]
+HEADERS = [
+    ROOT / "tests/csrc/use_checkpoint.h",
+    *(ROOT / "csrc/formats").glob("*.h"),
+    *(ROOT / "csrc/core").glob("*.h"),
+]
 FLAGS = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # Another sanitizer, preloaded for the extension, does not go together with this one.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
@@ -120,10 +124,15 @@ def test_valid_files_are_accepted(run: Run, corpus: ModuleType, tmp_path: Path) 
 
 
 def test_valid_files_of_other_formats_are_accepted(
-    run: Run, safetensors_corpus: ModuleType, torch_corpus: ModuleType, tmp_path: Path
+    run: Run,
+    safetensors_corpus: ModuleType,
+    torch_corpus: ModuleType,
+    llama2c_corpus: ModuleType,
+    tmp_path: Path,
 ) -> None:
     files = {f"{name}.safetensors": data for name, data in safetensors_corpus.VALID.items()}
     files |= {f"{name}.pt": data for name, data in torch_corpus.VALID.items()}
+    files |= {f"{name}.bin": data for name, data in llama2c_corpus.VALID.items()}
     files |= {p.name: p.read_bytes() for p in FIXTURES.iterdir() if p.suffix not in {".npz", ".py"}}
     assert set(verdicts(run(*written(tmp_path, files)))) == {"accepted"}
 

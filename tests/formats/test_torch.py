@@ -196,6 +196,9 @@ def test_shards_of_pytorch_are_one_checkpoint(tmp_path: Path) -> None:
     checkpoint = pyflow.formats.open(tmp_path)
     assert {t.name: int(Path(t.source).stem[-1]) for t in checkpoint.tensors} == files
     assert checkpoint.array("w").tolist() == [[1.0] * 3] * 2
+    report = json.loads(inspect(tmp_path, "--json").output)
+    assert report["files"] == ["pytorch_model-0.bin", "pytorch_model-1.bin"]
+    assert {t["name"]: int(t["file"][-5]) for t in report["tensors"]} == files
     assert np.shares_memory(checkpoint.array("embed.weight"), checkpoint.array("head.weight"))
 
 

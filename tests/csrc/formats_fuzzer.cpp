@@ -1,0 +1,66 @@
+// A target of libFuzzer per parser of untrusted files, chosen by PYFLOW_FUZZ_PARSER; see `make
+// fuzz`. Whatever the bytes are, the file opens and all of it can be used, or one of our errors
+// says why not.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "formats/llama2c.h"
+#include "formats/safetensors.h"
+#include "formats/shards.h"
+#include "formats/torch.h"
+#include "use_checkpoint.h"
+
+namespace {
+
+using namespace pyflow;
+
+// A file without a name in any folder.
+class MemoryFile {
+ public:
+  MemoryFile(const void* data, size_t size) : fd_(memfd_create("fuzz", 0)) {
+    if (fd_ < 0 || write(fd_, data, size) != static_cast<ssize_t>(size)) abort();
+  }
+  ~MemoryFile() { close(fd_); }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  int fd_;
+};
+
+// What every file name in an index stands for: a file of one tensor, "a".
+std::shared_ptr<const Checkpoint> shard() {
+  static const std::string text = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  static const std::string bytes =
+      std::string(1, static_cast<char>(text.size())) + std::string(7, '\0') + text + "x";
+  static const MemoryFile file(bytes.data(), bytes.size());
+  return SafetensorsFile::open(file.path());
+}
+
+std::shared_ptr<const Checkpoint> open(std::string_view parser, const std::string& path) {
+  if (parser == "gguf") return GgufFile::open(path);
+  if (parser == "safetensors") return SafetensorsFile::open(path);
+  if (parser == "torch") {
+    TorchFile::inspect(path, {});
+    return TorchFile::open(path, {});
+  }
+  if (parser == "llama2c") return Llama2cFile::open(path);
+  return ShardedCheckpoint::open_index(path, [](const std::string&) { return shard(); });
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const MemoryFile file(data, size);
+  try {
+    use(*open(PYFLOW_FUZZ_PARSER, file.path()), [](std::string_view) {});
+  } catch (const FormatError&) {
+  } catch (const UnsupportedError&) {
+  }
+  return 0;
+}
