@@ -180,10 +180,16 @@ def test_malformed_files_of_other_formats_are_refused(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files_are_accepted_or_refused(
-    seed: int, run: Run, corpus: ModuleType, tmp_path: Path
+    seed: int,
+    run: Run,
+    corpus: ModuleType,
+    safetensors_corpus: ModuleType,
+    torch_corpus: ModuleType,
+    tmp_path: Path,
 ) -> None:
     rng = random.Random(seed)
-    valid = list(corpus.VALID.values())[:2]
+    valid = [*list(corpus.VALID.values())[:2], safetensors_corpus.VALID["whole"]]
+    valid += [torch_corpus.VALID["zip"], torch_corpus.VALID["stream"]]
     edges = [0, 1, 0x7F, 0x80, 0xFF, (1 << 32) - 1, 1 << 61, (1 << 63) - 1, (1 << 64) - 1]
     files = {}
     for i in range(500):
