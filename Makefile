@@ -123,6 +123,7 @@ FUZZ_CXX ?= clang++-16
 FUZZ ?= gguf safetensors torch llama2c index
 SECONDS ?= 60
 fuzz: $(VENV)/.can-build
+	mkdir -p build
 	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DPYFLOW_FUZZ=ON >build/fuzz.log || { cat build/fuzz.log; exit 1; }
 	$(BIN)/cmake --build build/fuzz
