@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +36,9 @@ from .context import (
 )
 from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError, UnsupportedError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
+from .generate.conversation import LocalConversation
 from .spec import ModelSpec
+from .speculate import Speculator
 from .tokenizer import Tokenizer
 from .topology import (
     NumaMode,
@@ -106,7 +108,46 @@ def plan(
     return _plan(checkpoint, stage, args)
 
 
-class Model(Closing):
+class Described:
+    """What a model's file says of it, weights aside."""
+
+    def __init__(self, path: str | Path, beside: Callable[[], None] = lambda: None) -> None:
+        """path: a pulled name, or the path of a checkpoint. beside: what may be done while the
+        vocabulary is read. Raises like `load`."""
+        start = time.monotonic()
+        self.path = catalogue.resolve(path)
+        self._checkpoint = formats.open(self.path)
+        self.metadata = self._checkpoint.metadata
+        self.spec = checked_spec(self._checkpoint)
+        with ThreadPoolExecutor(1) as reader:
+            tokenizer = reader.submit(
+                Tokenizer.from_metadata, self.metadata, source=str(self.path)
+            )
+            beside()
+            self.tokenizer = tokenizer.result()
+        if self.tokenizer.n_vocab > self.spec.n_vocab:
+            raise ShapeError(
+                f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the embedding "
+                f"only {self.spec.n_vocab} rows"
+            )
+        self._chat_template: ChatTemplate | None = None
+        self.load_ms = 1e3 * (time.monotonic() - start)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own template; None where it has none."""
+        if self._chat_template is None and "tokenizer.chat_template" in self.metadata:
+            self._chat_template = ChatTemplate.from_metadata(
+                self.metadata, tokenizer=self.tokenizer, source=str(self.path)
+            )
+        return self._chat_template
+
+
+class Model(Described, Closing):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
     Also a context manager: leaving it frees the weights once no context uses them.
@@ -119,13 +160,20 @@ class Model(Closing):
         n_threads: int | None = None,
         numa: NumaMode | Placement | None = None,
     ) -> None:
-        start = time.monotonic()
-        self.path = catalogue.resolve(path)
-        self._checkpoint = formats.open(self.path)
-        self.metadata = self._checkpoint.metadata
-        self.spec = checked_spec(self._checkpoint)
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
+        self._stage: _core.Stage | None = None
+        super().__init__(path, self._pack)
+        if refusals := self._pool.placement.refusals:
+            warnings.warn(
+                f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "
+                "lies where threads touch it first",
+                PlacementWarning,
+                stacklevel=2,
+            )
+
+    def _pack(self) -> None:
+        """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
         need = copies * sum(t.nbytes for t in self._checkpoint.tensors)
         if need > (free := psutil.virtual_memory().available):
@@ -135,31 +183,7 @@ class Model(Closing):
                 f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
                 f"close other programs or choose a smaller model{hint}"
             )
-        # The vocabulary is read while the threads of the pool pack weights.
-        with ThreadPoolExecutor(1) as beside:
-            tokenizer = beside.submit(Tokenizer.from_metadata, self.metadata, source=str(self.path))
-            self._stage: _core.Stage | None = _core.Stage(
-                self._checkpoint.native, self.spec.stage(), self._pool
-            )
-            self.tokenizer = tokenizer.result()
-        if self.tokenizer.n_vocab > self.spec.n_vocab:
-            raise ShapeError(
-                f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the embedding "
-                f"only {self.spec.n_vocab} rows"
-            )
-        if refusals := self._pool.placement.refusals:
-            warnings.warn(
-                f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "
-                "lies where threads touch it first",
-                PlacementWarning,
-                stacklevel=2,
-            )
-        self._chat_template: ChatTemplate | None = None
-        self.load_ms = 1e3 * (time.monotonic() - start)
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
+        self._stage = _core.Stage(self._checkpoint.native, self.spec.stage(), self._pool)
 
     @property
     def isa(self) -> str:
@@ -175,15 +199,6 @@ class Model(Closing):
     @property
     def pool(self) -> _core.ThreadPool:
         return self._pool
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        """The model's own template; None where it has none."""
-        if self._chat_template is None and "tokenizer.chat_template" in self.metadata:
-            self._chat_template = ChatTemplate.from_metadata(
-                self.metadata, tokenizer=self.tokenizer, source=str(self.path)
-            )
-        return self._chat_template
 
     def context(
         self,
@@ -208,6 +223,16 @@ class Model(Closing):
                 f"{memory.available:,} are available; choose a smaller context or cache type q8_0"
             )
         return Context(self, args, layers)
+
+    def conversation(
+        self,
+        n_ctx: int | None = None,
+        *,
+        cache_type: CacheType = "f16",
+        speculator: Speculator | None = None,
+    ) -> LocalConversation:
+        """What `ChatSession` answers from: a context of its own, sized as `context` says."""
+        return LocalConversation(self.context(n_ctx, cache_type=cache_type), speculator)
 
     def memory(
         self,

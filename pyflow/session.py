@@ -12,10 +12,10 @@ import msgspec
 
 from pyflow.closing import Closing
 from pyflow.errors import PyflowError, UnsupportedError
-from pyflow.generate import Chunk, Completion, Feed, Request, Stream
+from pyflow.generate import Chunk, Completion
+from pyflow.generate.conversation import Answering, Question, View
 from pyflow.generate.prompts import check_fits
 from pyflow.sampling import SamplingParams
-from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
@@ -80,14 +80,12 @@ class ChatSession(Closing):
         """
         self._model = model
         self._template = chat_template(model)
-        self._context = model.context(n_ctx, cache_type=cache_type)
+        self._conversation = model.conversation(n_ctx, cache_type=cache_type, speculator=speculator)
         self._sampling = (sampling or SamplingParams()).seeded()
-        self._speculator = speculator
         self._notice = notice
         self._noticed = False
         self._messages: list[ChatMessage] = []
         self._n_forgotten = 0  # messages after the system message
-        self._cached: list[int] = []  # the tokens of sequence 0
         self._stream = 0
         self._open: Turn | None = None
         self.n_predict = n_predict
@@ -101,7 +99,7 @@ class ChatSession(Closing):
 
     @property
     def n_ctx(self) -> int:
-        return self._context.n_ctx
+        return self._conversation.n_ctx
 
     @property
     def sampling(self) -> SamplingParams:
@@ -188,7 +186,7 @@ class ChatSession(Closing):
 
     def close(self) -> None:
         """Frees the context; idempotent."""
-        self._context.close()
+        self._conversation.close()
 
     @property
     def _n_system(self) -> int:
@@ -209,42 +207,29 @@ class ChatSession(Closing):
         except PyflowError:
             self._n_forgotten = before
             raise
-        n_past = self._reuse(ids, n_whole - len(ids))
-        sampler = self._sampling.sampler(stream=self._stream)
-        sampler.accept_all(ids)
+        seen = View(ids, self._stream, n_whole - len(ids))
 
-        def make_room(drawn: list[int]) -> Feed | None:
-            nonlocal ids
+        def make_room(drawn: list[int]) -> View | None:
+            nonlocal seen
             shorter = self._forget(messages, len(drawn))
             if shorter is None or len(shorter) + len(drawn) >= self.n_ctx:
                 return None
-            self._cached = [*ids, *drawn[:-1]]
-            n_dropped, ids = len(ids) - len(shorter), shorter
-            sampler.stream = self._stream
-            keep = self._reuse([*ids, *drawn], n_dropped)
-            return Feed([*ids, *drawn], keep)
+            seen = View(shorter, self._stream, len(seen.tokens) - len(shorter))
+            return seen
 
         def finish(done: Completion) -> None:
             self._open = None
-            self._cached = [*ids, *done.tokens][: self._context.seq_pos_max(0) + 1]
             if done.timings.predicted_n > 0:
                 self._messages = [*messages, ChatMessage("assistant", done.text)]
 
-        request = Request(
-            tokens=ids,
-            sampler=sampler,
-            limit=self.n_ctx,
+        question = Question(
+            view=seen,
+            sampling=self._sampling,
             n_predict=self.n_predict,
             stop=self.stop,
-            n_past=n_past,
             make_room=make_room,
         )
-        seed = self._sampling.seed
-        assert seed is not None
-        stream = Stream(
-            self._context, [request], seed=seed, progress=progress, speculator=self._speculator
-        )
-        self._open = Turn(stream, finish)
+        self._open = Turn(self._conversation.answer(question, progress), finish)
         return self._open
 
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -278,39 +263,11 @@ class ChatSession(Closing):
             )
         return ids
 
-    def _reuse(self, target: list[int], n_dropped: int) -> int:
-        """Cuts the cache to the longest prefix of the target it can hold; how many tokens that is.
-
-        n_dropped: so many tokens left the conversation since the cache was filled. If the cache
-        holds what follows them, it is moved up.
-        """
-        try:
-            return self._cut_and_move(target, n_dropped)
-        except BaseException:
-            # Ctrl-C can come anywhere; what the cache then holds is not known.
-            self._context.clear()
-            self._cached = []
-            raise
-
-    def _cut_and_move(self, target: list[int], n_dropped: int) -> int:
-        context = self._context
-        same = common_prefix(self._cached, target)
-        moved = self._cached[:same] + self._cached[same + n_dropped :]
-        if n_dropped > 0 and common_prefix(moved, target) > same:
-            context.seq_rm(0, same, same + n_dropped)
-            context.seq_add(0, same + n_dropped, -1, -n_dropped)
-            self._cached = moved
-            same = common_prefix(moved, target)
-        keep = context.seq_reusable(0, min(same, len(target) - 1))
-        context.seq_rm(0, keep)
-        del self._cached[keep:]
-        return keep
-
 
 class Turn(Closing):
     """An answer as it comes: an iterator of chunks. Leaving it as a context manager ends it."""
 
-    def __init__(self, stream: Stream, finish: Callable[[Completion], None]) -> None:
+    def __init__(self, stream: Answering, finish: Callable[[Completion], None]) -> None:
         self._stream = stream
         self._finish: Callable[[Completion], None] | None = finish
 

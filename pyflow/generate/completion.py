@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from pyflow.speculate.stats import SpeculationStats
+from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 StopReason: TypeAlias = Literal["eos", "length", "stop", "cancelled", "context"]
 """The model ended its answer; n_predict; a stop text came; somebody asked; the context is full."""
@@ -87,6 +87,8 @@ class Completion:
     """One per drawn token, where they were asked for."""
     speculation: SpeculationStats | None = None
     """What speculation brought, where it was asked for."""
+    pipeline: PipelineStats | None = None
+    """What became of runs and guesses, where several stages have written it."""
 
     def __str__(self) -> str:
         return self.text

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.closing import Closing
-from pyflow.errors import CancelledError, PyflowError
-from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
-from pyflow.generate.stop import StopScanner
+from pyflow.errors import CancelledError
+from pyflow.generate.answer import Answer
+from pyflow.generate.completion import Chunk, Completion, StopReason, TokenLogprobs
 from pyflow.speculate import Root, SpeculationStats, Speculator, Start
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ class Stream(Closing):
 
     def _completion(self, sequence: _Sequence) -> Completion:
         if self._speculator is None:
-            return sequence.completion(None)
-        return sequence.completion(self._stats.get(sequence.number, SpeculationStats()))
+            return sequence.answer.completion()
+        stats = self._stats.get(sequence.number, SpeculationStats())
+        return sequence.answer.completion(speculation=stats)
 
     def cancel(self) -> None:
         """Ends the stream soon, with what there is; safe in signal handlers and other threads."""
@@ -157,7 +158,7 @@ class Stream(Closing):
                     step = None
         except CancelledError:
             for sequence in alive:
-                rest = sequence.end("cancelled")
+                rest = sequence.answer.end("cancelled")
                 if rest:
                     yield Chunk(rest, None, sequence.number, None)
         finally:
@@ -165,7 +166,7 @@ class Stream(Closing):
 
     def _end(self) -> None:
         for sequence in self._all:
-            sequence.end("cancelled")
+            sequence.answer.end("cancelled")
         if self._speculator is not None and self._speculating:
             self._speculating = False
             self._stats = self._speculator.finish()
@@ -240,96 +241,50 @@ class _Sequence:
         self.text: Sequence[int] = request.tokens
         """What the context holds once the pending tokens have run, if `is_new`."""
         self.is_new = True
-        self.reason: StopReason | None = None
+        self.answer = Answer(
+            context.model.tokenizer,
+            request.tokens,
+            number=number,
+            n_past=request.n_past,
+            n_predict=request.n_predict,
+            stop=request.stop,
+            seed=seed,
+            load_ms=context.model.load_ms,
+        )
         self._context = context
-        self._seed = seed
-        tokenizer = context.model.tokenizer
-        self._stop_ids = tokenizer.stop_ids
-        self._detokenizer = tokenizer.detokenizer()
-        self._scanner = StopScanner(request.stop)
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] | None = None
-        self._n_drawn = 0
-        self._started = self._first = self._last = 0.0
+
+    @property
+    def reason(self) -> StopReason | None:
+        return self.answer.reason
 
     def start(self, seq: int) -> None:
         """Takes a sequence of the context, empty but for n_past tokens."""
         self.seq = seq
         self._context.seq_rm(seq, self.position)
-        self._started = time.monotonic()
+        self.answer.start()
 
     def take(self, sampled: _core.Sampled, now: float) -> Chunk:
         """Goes on by a drawn token."""
         request, token = self.request, sampled.token
         self.position += len(self.pending)
-        self._n_drawn += 1
-        self._last = now
-        if self._n_drawn == 1:
-            self._first = now
-        logprobs = None
-        if sampled.top:
-            logprobs = TokenLogprobs(token, sampled.logprob, sampled.top)
-            if self._logprobs is None:
-                self._logprobs = []
-            self._logprobs.append(logprobs)
-        if token in self._stop_ids:
-            return Chunk(self.end("eos"), token, self.number, logprobs)
-        self._tokens.append(token)
-        text, stopped = self._scanner.feed(self._detokenizer.feed(token))
-        if text:
-            self._text.append(text)
         self.pending = (token,)
-        if stopped:
-            self.reason = "stop"
-        elif self._n_drawn == request.n_predict:
-            text += self.end("length")
-        elif self.position >= request.limit:
-            feed = request.make_room(self._tokens) if request.make_room else None
+        told = TokenLogprobs(token, sampled.logprob, sampled.top) if sampled.top else None
+        chunk = self.answer.take(token, now, told)
+        if self.reason is None and self.position >= request.limit:
+            feed = request.make_room(self.answer.tokens) if request.make_room else None
             if feed is None:
-                text += self.end("context")
-            else:
-                self.text, self.position = feed
-                self.pending = feed.text[feed.n_past :]
-                self.is_new = True
-        return Chunk(text, token, self.number, logprobs)
+                return chunk._replace(text=chunk.text + self.answer.end("context"))
+            self.text, self.position = feed
+            self.pending = feed.text[feed.n_past :]
+            self.is_new = True
+        return chunk
 
     def root(self) -> Root:
         """Its only pending token, and how far it may go."""
         request = self.request
         depth = request.limit - self.position - 1
         if request.n_predict > 0:
-            depth = min(depth, request.n_predict - self._n_drawn - 1)
+            depth = min(depth, request.n_predict - self.answer.n_drawn - 1)
         return Root(
             self.number, self.seq, self.pending[0], self.position, max(0, depth), request.sampler
-        )
-
-    def end(self, reason: StopReason) -> str:
-        """Ends for this reason unless it has ended; the text that was held back."""
-        if self.reason is not None:
-            return ""
-        text, stopped = self._scanner.feed(self._detokenizer.flush())
-        self.reason = "stop" if stopped else reason
-        text += self._scanner.flush()
-        self._text.append(text)
-        return text
-
-    def completion(self, speculation: SpeculationStats | None) -> Completion:
-        if self.reason is None:
-            raise PyflowError("the stream has not ended: read it to its end, or close it")
-        return Completion(
-            text="".join(self._text),
-            prompt_tokens=list(self.request.tokens),
-            tokens=self._tokens,
-            stop_reason=self.reason,
-            timings=Timings(
-                load_ms=self._context.model.load_ms,
-                prompt_n=len(self.request.tokens) - self.request.n_past if self._n_drawn else 0,
-                prompt_ms=1e3 * max(0.0, self._first - self._started),
-                predicted_n=self._n_drawn,
-                predicted_ms=1e3 * (self._last - self._first),
-            ),
-            seed=self._seed,
-            logprobs=self._logprobs,
-            speculation=speculation,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 _DEPTHS = range(1, 7)
@@ -99,4 +99,52 @@ class SpeculationStats:
             f"drafted {self.drafted}, accepted {self.accepted} ({self.acceptance_rate:.0%}); "
             f"{self.tokens_per_step:.2f} tokens per step; CTAR {ctar}; "
             f"drafting {1e3 * self.draft_s:.0f} ms, verifying {1e3 * self.verify_s:.0f} ms"
+        )
+
+
+@dataclass(slots=True)
+class PipelineStats:
+    """Counts of one sequence over several stages, or of several added up; prompts are left out."""
+
+    tokens: int = 0
+    """Drawn by these runs, which is all but the first one."""
+    runs: int = 0
+    rows: int = 0
+    """Tokens that were run, guesses included."""
+    cancelled: int = 0
+    """Runs that nobody waited for any more while they were on their way."""
+    drafted: int = 0
+    decided: int = 0
+    """Guesses that the text has come to."""
+    accepted: int = 0
+
+    @property
+    def tokens_per_run(self) -> float:
+        return self.tokens / self.runs if self.runs else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of the guesses that the text has come to; those after a wrong one are none of them."""
+        return self.accepted / self.decided if self.decided else 0.0
+
+    @classmethod
+    def total(cls, parts: Iterable[PipelineStats]) -> PipelineStats:
+        all_of = cls()
+        for part in parts:
+            for each in fields(cls):
+                setattr(all_of, each.name, getattr(all_of, each.name) + getattr(part, each.name))
+        return all_of
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "tokens_per_run": self.tokens_per_run,
+            "acceptance_rate": self.acceptance_rate,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.runs} runs of {self.rows} rows, {self.cancelled} of them cancelled; "
+            f"drafted {self.drafted}, accepted {self.accepted} of {self.decided} decided "
+            f"({self.acceptance_rate:.0%}); {self.tokens_per_run:.2f} tokens per run"
         )

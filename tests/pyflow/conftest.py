@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyflow.cli import main, options
 from pyflow.errors import CancelledError, ResourceError, ShapeError
+from pyflow.generate.conversation import LocalConversation
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
@@ -176,6 +177,12 @@ class FakeModel:
         n_ctx = n_ctx or min(4096, self.spec.n_ctx_train)
         self.contexts.append(FakeContext(self, n_ctx, n_seq_max, n_batch))
         return self.contexts[-1]
+
+    def conversation(
+        self, n_ctx: int | None = None, *, cache_type: str = "f16", speculator: Any = None
+    ) -> LocalConversation:
+        context: Any = self.context(n_ctx, cache_type=cache_type)
+        return LocalConversation(context, speculator)
 
 
 @pytest.fixture

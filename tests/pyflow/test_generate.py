@@ -194,7 +194,7 @@ def test_cancelling_ends_with_what_there_is(saying: Callable[..., Any]) -> None:
     text = ""
     for chunk in chunks:
         text += chunk.text
-        if len(chunks._all[0]._tokens) == 5:
+        if len(chunks._all[0].answer.tokens) == 5:
             chunks.cancel()
     done = chunks.completion
     assert (text, done.text, done.stop_reason) == ("abc##", "abc##", "cancelled")

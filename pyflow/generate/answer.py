@@ -1,0 +1,112 @@
+"""From drawn tokens to text: an answer on its way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyflow.errors import PyflowError
+from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
+from pyflow.generate.stop import StopScanner
+from pyflow.speculate.stats import PipelineStats, SpeculationStats
+
+if TYPE_CHECKING:
+    from pyflow.tokenizer import Tokenizer
+
+
+class Answer:
+    """What has been drawn after one prompt; ends by itself where model, text or length say so."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        number: int = 0,
+        n_past: int = 0,
+        n_predict: int = -1,
+        stop: Sequence[str] = (),
+        seed: int,
+        load_ms: float,
+    ) -> None:
+        """number: of the prompt among several. n_past: tokens of it that need not be computed."""
+        self.number = number
+        self.reason: StopReason | None = None
+        """Why it has ended; None: it has not."""
+        self.tokens: list[int] = []
+        """Those drawn, without the one that ends the answer."""
+        self.n_drawn = 0
+        self.n_past = n_past
+        self._prompt = prompt
+        self._n_predict = n_predict
+        self._seed = seed
+        self._load_ms = load_ms
+        self._stop_ids = tokenizer.stop_ids
+        self._detokenizer = tokenizer.detokenizer()
+        self._scanner = StopScanner(stop)
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprobs] | None = None
+        self._started = self._first = self._last = 0.0
+
+    def start(self) -> None:
+        """The prompt begins to be read."""
+        self._started = time.monotonic()
+
+    def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> Chunk:
+        """Goes on by a token that was drawn at a time of the monotonic clock."""
+        self.n_drawn += 1
+        self._last = now
+        if self.n_drawn == 1:
+            self._first = now
+        if logprobs is not None:
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs.append(logprobs)
+        if token in self._stop_ids:
+            return Chunk(self.end("eos"), token, self.number, logprobs)
+        self.tokens.append(token)
+        text, stopped = self._scanner.feed(self._detokenizer.feed(token))
+        if text:
+            self._text.append(text)
+        if stopped:
+            self.reason = "stop"
+        elif self.n_drawn == self._n_predict:
+            text += self.end("length")
+        return Chunk(text, token, self.number, logprobs)
+
+    def end(self, reason: StopReason) -> str:
+        """Ends for this reason unless it has ended; the text that was held back."""
+        if self.reason is not None:
+            return ""
+        text, stopped = self._scanner.feed(self._detokenizer.flush())
+        self.reason = "stop" if stopped else reason
+        text += self._scanner.flush()
+        self._text.append(text)
+        return text
+
+    def completion(
+        self,
+        speculation: SpeculationStats | None = None,
+        pipeline: PipelineStats | None = None,
+    ) -> Completion:
+        """PyflowError while it goes on."""
+        if self.reason is None:
+            raise PyflowError("the stream has not ended: read it to its end, or close it")
+        return Completion(
+            text="".join(self._text),
+            prompt_tokens=list(self._prompt),
+            tokens=self.tokens,
+            stop_reason=self.reason,
+            timings=Timings(
+                load_ms=self._load_ms,
+                prompt_n=len(self._prompt) - self.n_past if self.n_drawn else 0,
+                prompt_ms=1e3 * max(0.0, self._first - self._started),
+                predicted_n=self.n_drawn,
+                predicted_ms=1e3 * (self._last - self._first),
+            ),
+            seed=self._seed,
+            logprobs=self._logprobs,
+            speculation=speculation,
+            pipeline=pipeline,
+        )
