@@ -116,13 +116,11 @@ class Described:
         vocabulary is read. Raises like `load`."""
         start = time.monotonic()
         self.path = catalogue.resolve(path)
-        self._checkpoint = formats.open(self.path)
-        self.metadata = self._checkpoint.metadata
-        self.spec = checked_spec(self._checkpoint)
+        self.checkpoint = formats.open(self.path)
+        self.metadata = self.checkpoint.metadata
+        self.spec = checked_spec(self.checkpoint)
         with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(
-                Tokenizer.from_metadata, self.metadata, source=str(self.path)
-            )
+            tokenizer = reader.submit(Tokenizer.from_metadata, self.metadata, source=str(self.path))
             beside()
             self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab > self.spec.n_vocab:
@@ -175,7 +173,7 @@ class Model(Described, Closing):
     def _pack(self) -> None:
         """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
-        need = copies * sum(t.nbytes for t in self._checkpoint.tensors)
+        need = copies * sum(t.nbytes for t in self.checkpoint.tensors)
         if need > (free := psutil.virtual_memory().available):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = ", or numa local, which needs one" if copies > 1 else ""
@@ -183,7 +181,7 @@ class Model(Described, Closing):
                 f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
                 f"close other programs or choose a smaller model{hint}"
             )
-        self._stage = _core.Stage(self._checkpoint.native, self.spec.stage(), self._pool)
+        self._stage = _core.Stage(self.checkpoint.native, self.spec.stage(), self._pool)
 
     @property
     def isa(self) -> str:
@@ -216,7 +214,7 @@ class Model(Described, Closing):
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
-        memory = _plan(self._checkpoint, self.stage, args)
+        memory = _plan(self.checkpoint, self.stage, args)
         if memory.kv + memory.scratch > memory.available:
             raise ResourceError(
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
@@ -244,7 +242,7 @@ class Model(Described, Closing):
     ) -> MemoryPlan:
         """What the model and one such context take."""
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
-        return _plan(self._checkpoint, self.stage, args)
+        return _plan(self.checkpoint, self.stage, args)
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Logits after each token of a fresh sequence: (len(tokens), n_vocab)."""

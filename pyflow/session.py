@@ -13,14 +13,13 @@ import msgspec
 from pyflow.closing import Closing
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.conversation import Answering, Question, View
+from pyflow.generate.conversation import Answering, Conversing, Question, View
 from pyflow.generate.prompts import check_fits
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
     from pyflow.context import CacheType, Progress
-    from pyflow.engine import Model
     from pyflow.speculate import Speculator
 
 Role = Literal["system", "user", "assistant"]
@@ -41,7 +40,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[ChatMessage]
 
 
-def chat_template(model: Model) -> ChatTemplate:
+def chat_template(model: Conversing) -> ChatTemplate:
     """The model's chat template; UnsupportedError, saying what to do, where it has none."""
     if model.chat_template is None:
         raise UnsupportedError(
@@ -62,7 +61,7 @@ class ChatSession(Closing):
 
     def __init__(
         self,
-        model: Model,
+        model: Conversing,
         *,
         system: str | None = None,
         sampling: SamplingParams | None = None,

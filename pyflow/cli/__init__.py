@@ -127,6 +127,10 @@ def main(args: Sequence[str] | None = None) -> int:
             return _fail(1, "aborted")
         return _interrupted()
     except click.UsageError as error:
+        from pyflow.cli.pipeline import is_silent
+
+        if is_silent(sys.argv[1:] if args is None else args):
+            return 2
         command = error.ctx.command_path if error.ctx else "pyflow"
         return _fail(2, f"{error.format_message()} (see '{command} --help')")
     except click.ClickException as error:

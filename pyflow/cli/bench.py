@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from pyflow.cli import Group, bench_spec, options
+from pyflow.cli import Group, bench_pipeline, bench_spec, inputs, options, speculation
 from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.pipeline import PipelineChoice, pipelines
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
 
@@ -100,6 +101,11 @@ def _range(text: str) -> Iterator[int]:
 )
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, help="Runs of each test.")
 @options.cache_type
+@pipelines
+@speculation.draft_model_option
+@click.option(
+    "-f", "--file", metavar="FILE", help="With --pipeline: a text to go on from, not random tokens."
+)
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
 )
@@ -116,6 +122,9 @@ def command(
     n_depth: list[int] | None,
     repetitions: int,
     cache_type: str,
+    pipeline: PipelineChoice,
+    draft_model: str | None,
+    file: str | None,
     output: str,
 ) -> None:
     """Measure tokens per second: reading a prompt (pp), generating (tg), verifying (--rows).
@@ -130,6 +139,13 @@ def command(
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx, ctx.invoked_subcommand)
         return
+    if pipeline and n_rows:
+        raise click.UsageError("--rows: stages are measured by -p and -n; leave it out")
+    if pipeline and threads and len(threads) > 1:
+        raise click.UsageError("-t: expected one number for all runs with --pipeline")
+    if not pipeline and (file is not None or draft_model is not None):
+        flag = "-f" if draft_model is None else "--draft-model"
+        raise click.UsageError(f"{flag} is for --pipeline; add that")
     depths = n_depth or [0]
     n_prompt = n_prompt or ([0] if n_rows else [512])
     n_gen = n_gen or ([0] if n_rows else [64])
@@ -144,12 +160,26 @@ def command(
     groups = [group for group in groups if group]
     if not groups:
         raise click.UsageError("there is nothing to measure: -p and -n are both 0")
+    n_ctx = max(test.n_ctx for group in groups for test in group)
+    if pipeline:
+        tests = [test for group in groups for test in group]
+        text = None if file is None else inputs.read(file)
+        n_threads = threads[0] if threads else None
+        with pipeline.model(
+            model,
+            n_threads,
+            numa,
+            n_ctx=n_ctx + 1 if text is None else None,
+            cache_type=cache_type,
+            draft_models=speculation.pipeline_drafts(pipeline.name, draft_model),
+        ) as pipelined:
+            bench_pipeline.show(pipelined, pipeline.name, tests, repetitions, text, output)
+        return
     results: list[dict[str, Any]] = []
     thread_counts: list[int | None] = [*threads] if threads else [None]
     with progress("measuring") as show:
         for i, n_threads in enumerate(thread_counts):
             with options.load(model, n_threads, numa) as loaded:
-                n_ctx = max(test.n_ctx for group in groups for test in group)
                 options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
                 for j, group in enumerate(groups, 1):
                     results += measure(loaded, group, repetitions, cast("CacheType", cache_type))

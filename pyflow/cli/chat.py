@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from pyflow.cli import inputs, options
+from pyflow.cli.pipeline import PipelineChoice, pipelines
 from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import reading_progress, show
 from pyflow.sampling import SamplingParams
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @options.stop
 @options.cache_type
 @speculation
+@pipelines
 def command(
     *,
     model: str | None,
@@ -41,6 +43,7 @@ def command(
     stop: tuple[str, ...],
     cache_type: str,
     spec: SpecChoice,
+    pipeline: PipelineChoice,
 ) -> int:
     """Talk with a model. /help lists what can be typed besides questions.
 
@@ -55,7 +58,14 @@ def command(
     drawn = sampling.seed is None
     sampling = sampling.seeded()
     with (
-        options.load(model, threads, numa) as loaded,
+        pipeline.model(
+            model,
+            threads,
+            numa,
+            n_ctx=ctx_size,
+            cache_type=cache_type,
+            draft_models=spec.draft_models,
+        ) as loaded,
         spec.speculator(loaded) as speculator,
         ChatSession(
             loaded,
@@ -63,7 +73,7 @@ def command(
             sampling=sampling,
             n_predict=n_predict,
             stop=stop,
-            n_ctx=options.context_size(ctx_size, loaded.spec.n_ctx_train),
+            n_ctx=None if pipeline else options.context_size(ctx_size, loaded.spec.n_ctx_train),
             cache_type=cast("CacheType", cache_type),
             speculator=speculator,
             notice=lambda text: click.echo(f"({text})", err=True),

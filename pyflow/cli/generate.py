@@ -9,16 +9,17 @@ import click
 
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
+from pyflow.cli.pipeline import PipelineChoice, pipelines
 from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import on_interrupt, reading_progress
-from pyflow.generate import Completion, StopReason, stream
+from pyflow.generate import Completion, Options, StopReason
 from pyflow.sampling import SamplingParams
 from pyflow.session import chat_template
-from pyflow.speculate import SpeculationStats
+from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 if TYPE_CHECKING:
+    from pyflow.cli.pipeline import AnyModel
     from pyflow.context import CacheType
-    from pyflow.engine import Model
     from pyflow.topology import NumaMode
 
 _ENDS: dict[StopReason, str] = {
@@ -56,6 +57,7 @@ _ENDS: dict[StopReason, str] = {
 @options.stop
 @options.cache_type
 @speculation
+@pipelines
 @options.as_json
 @click.option(
     "--logprobs",
@@ -81,6 +83,7 @@ def command(
     stop: tuple[str, ...],
     cache_type: str,
     spec: SpecChoice,
+    pipeline: PipelineChoice,
     as_json: bool,
 ) -> int:
     """Continue a text, or answer one question.
@@ -88,6 +91,8 @@ def command(
     The prompt is -p, or FILE, or standard input (-); with -p and one of the others it is both.
     Text streams to standard output; the seed, if it was drawn, and timings go to standard error.
     """
+    if sampling.n_logprobs and pipeline:
+        raise click.UsageError("--logprobs: a pipeline tells tokens alone; leave one of them out")
     if sampling.n_logprobs and not (as_json or jsonl):
         raise click.UsageError("--logprobs are only told in JSON; add --json")
     if jsonl and (file is None or prompt is not None):
@@ -96,22 +101,31 @@ def command(
     drawn = sampling.seed is None
     sampling = sampling.seeded()
     with (
-        options.load(model, threads, numa) as loaded,
+        pipeline.model(
+            model,
+            threads,
+            numa,
+            n_ctx=ctx_size,
+            cache_type=cache_type,
+            draft_models=spec.draft_models,
+        ) as loaded,
         spec.speculator(loaded) as speculator,
         reading_progress() as progress,
     ):
         options.check_bias(sampling, loaded)
-        chunks = stream(
-            loaded,
-            [encode(loaded, text, chat) for text in texts],
-            n_predict=n_predict,
-            sampling=sampling,
-            stop=stop,
-            n_ctx=options.context_size(ctx_size, loaded.spec.n_ctx_train),
-            cache_type=cast("CacheType", cache_type),
-            progress=progress,
-            speculator=speculator,
-        )
+        wanted: Options = {
+            "n_predict": n_predict,
+            "sampling": sampling,
+            "stop": stop,
+            "progress": progress,
+        }
+        if not pipeline:
+            wanted |= {
+                "n_ctx": options.context_size(ctx_size, loaded.spec.n_ctx_train),
+                "cache_type": cast("CacheType", cache_type),
+                "speculator": speculator,
+            }
+        chunks = loaded.stream([encode(loaded, text, chat) for text in texts], **wanted)
         with chunks, on_interrupt(chunks.cancel):
             for chunk in chunks:
                 if not (as_json or jsonl):
@@ -128,17 +142,20 @@ def command(
         if speculator is not None:
             parts = [c.speculation for c in done if c.speculation is not None]
             click.echo(str(SpeculationStats.total(parts)), err=True)
+        if pipeline:
+            runs = [c.pipeline for c in done if c.pipeline is not None]
+            click.echo(str(PipelineStats.total(runs)), err=True)
     return 130 if any(c.stop_reason == "cancelled" for c in done) else 0
 
 
-def encode(model: Model, text: str, chat: bool | None) -> list[int]:
+def encode(model: AnyModel, text: str, chat: bool | None) -> list[int]:
     """The tokens of a prompt, as a question where that is asked for or by default."""
     if chat or (chat is None and model.chat_template is not None):
         return chat_template(model).encode([{"role": "user", "content": text}])
     return model.tokenizer.encode(text)
 
 
-def as_dict(model: Model, done: Completion) -> dict[str, Any]:
+def as_dict(model: AnyModel, done: Completion) -> dict[str, Any]:
     """What --json prints."""
     result = {
         "model": model.name,
@@ -151,6 +168,8 @@ def as_dict(model: Model, done: Completion) -> dict[str, Any]:
     }
     if done.speculation is not None:
         result["speculation"] = done.speculation.as_dict()
+    if done.pipeline is not None:
+        result["pipeline"] = done.pipeline.as_dict()
     if done.logprobs is not None:
         result["logprobs"] = [
             {
@@ -162,7 +181,7 @@ def as_dict(model: Model, done: Completion) -> dict[str, Any]:
     return result
 
 
-def _token(model: Model, token: int, logprob: float) -> dict[str, Any]:
+def _token(model: AnyModel, token: int, logprob: float) -> dict[str, Any]:
     text = model.tokenizer.token_bytes(token).decode("utf-8", "replace")
     return {"id": token, "text": text, "logprob": logprob}
 

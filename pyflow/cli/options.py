@@ -15,6 +15,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.topology import NUMA_MODES, NumaMode
 
 if TYPE_CHECKING:
+    from pyflow.cli.pipeline import AnyModel
     from pyflow.engine import Model
     from pyflow.topology import Placement
 
@@ -205,7 +206,7 @@ def default_model() -> str:
     )
 
 
-def check_bias(sampling: SamplingParams, model: Model) -> None:
+def check_bias(sampling: SamplingParams, model: AnyModel) -> None:
     """A usage error where --logit-bias names a token that the model lacks."""
     n_vocab = model.spec.n_vocab
     if token := next((t for t in sampling.logit_bias if not 0 <= t < n_vocab), None):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,6 +17,7 @@ from pyflow.cli.options import F
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
+    from pyflow.cli.pipeline import AnyModel
     from pyflow.engine import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.pool import NgramPool
@@ -137,11 +138,12 @@ class SpecChoice:
     policy: str
 
     @contextmanager
-    def speculator(self, model: Model) -> Iterator[Speculator | None]:
+    def speculator(self, target: AnyModel) -> Iterator[Speculator | None]:
         """For the model; draft models and texts are loaded, and freed in the end."""
         if self.method == "none":
             yield None
             return
+        model = cast("Model", target)  # pipelines have no method
         from pyflow.speculate.methods import Speculation, speculator
 
         with ExitStack() as stack:
@@ -195,6 +197,23 @@ def ngram_pool(model: Model, path: str) -> NgramPool:
         raise PyflowError(f"{path}: is not a text in UTF-8: {error}") from None
 
 
+def _names(draft_model: str | None) -> list[str]:
+    return [name for name in (draft_model or "").split(",") if name]
+
+
+def pipeline_drafts(pipeline: str | None, draft_model: str | None) -> list[str]:
+    """The model that drafts for --pipeline, if one is named; UsageError where it cannot."""
+    models = _names(draft_model)
+    if models and pipeline == "iterative":
+        raise click.UsageError("--draft-model is of no use to --pipeline iterative")
+    if len(models) > 1 or "self" in models:
+        found = ",".join(models)
+        raise click.UsageError(
+            f"--draft-model: expected one model, which drafts for a pipeline, found {found}"
+        )
+    return models
+
+
 def speculation(function: F) -> F:
     """Adds the options; the command receives `spec: SpecChoice` instead."""
 
@@ -212,14 +231,16 @@ def speculation(function: F) -> F:
         lossy: bool,
         **options: Any,
     ) -> Any:
-        models = [name for name in (draft_model or "").split(",") if name]
+        models = _names(draft_model)
+        if pipeline := options.get("pipeline"):
+            pipeline_drafts(pipeline, draft_model)
         if spec_policy in _LOSSY and not lossy:
             raise click.UsageError(
                 f"--spec-policy {spec_policy} changes what is generated; add --lossy to allow that"
             )
         if spec == "draft" and not models:
             raise click.UsageError("--spec draft needs --draft-model, a model or self")
-        if models and spec not in ("draft", "auto"):
+        if models and spec not in ("draft", "auto") and not pipeline:
             raise click.UsageError(
                 f"--draft-model is of no use to --spec {spec}; use draft or auto"
             )
@@ -235,6 +256,11 @@ def speculation(function: F) -> F:
             "--spec-policy": spec_policy != "exact",
             "--lossy": lossy,
         }
+        if pipeline and spec != "none":
+            raise click.UsageError(
+                f"--spec {spec} is for one process; a pipeline drafts by --draft-model or from the "
+                "text: leave --spec out"
+            )
         if spec == "none" and any(given.values()):
             flag = next(name for name, there in given.items() if there)
             raise click.UsageError(f"{flag} is of no use without --spec; add --spec auto")

@@ -99,6 +99,8 @@ def show(turn: Turn) -> Completion:
     click.echo(speed_line(done), err=True)
     if done.speculation is not None:
         click.echo(f"[{done.speculation}]", err=True)
+    if done.pipeline is not None:
+        click.echo(f"[{done.pipeline}]", err=True)
     return done
 
 

@@ -18,7 +18,8 @@ from pyflow import _core, formats
 
 if TYPE_CHECKING:
     from pyflow.context import CacheType, Context
-    from pyflow.engine import Model
+    from pyflow.engine import Described, Model
+    from pyflow.topology import NumaMode
 
 N_BATCH = 512
 # Runs of a bound at each sample; the best counts, as the first has threads to wake.
@@ -80,24 +81,38 @@ def measure(
                     bounds[test].append(bound)
     for test in tests:
         ns = samples[test]
-        ts = [1e9 * test.n_tokens / spent for spent in ns]
         yield {
-            **_setting(model, cache_type),
-            "n_prompt": test.n_prompt,
-            "n_gen": test.n_gen,
-            "n_rows": test.n_rows,
-            "n_depth": test.n_depth,
-            "test_time": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "avg_ns": round(statistics.fmean(ns)),
-            "stddev_ns": round(_spread(ns)),
-            "median_ns": round(statistics.median(ns)),
-            "avg_ts": statistics.fmean(ts),
-            "stddev_ts": _spread(ts),
-            "samples_ns": ns,
-            "samples_ts": ts,
+            **setting(
+                model,
+                model.isa,
+                n_threads=model.n_threads,
+                numa=model.placement.mode,
+                n_batch=N_BATCH,
+                cache_type=cache_type,
+            ),
+            **speeds(test, started, ns),
             **_bounds(model, test, statistics.median(ns), statistics.median(bounds[test])),
             "of_one_row": _of_one_row(test, samples),
         }
+
+
+def speeds(test: Test, started: datetime, ns: list[int]) -> dict[str, Any]:
+    """What a test was, and how fast: samples in nanoseconds, and in tokens a second."""
+    ts = [1e9 * test.n_tokens / spent for spent in ns]
+    return {
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_rows": test.n_rows,
+        "n_depth": test.n_depth,
+        "test_time": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "avg_ns": round(statistics.fmean(ns)),
+        "stddev_ns": round(_spread(ns)),
+        "median_ns": round(statistics.median(ns)),
+        "avg_ts": statistics.fmean(ts),
+        "stddev_ts": _spread(ts),
+        "samples_ns": ns,
+        "samples_ts": ts,
+    }
 
 
 def _go_to(context: Context, past: NDArray[np.int32]) -> None:
@@ -127,20 +142,29 @@ def _timed(context: Context, test: Test, tokens: NDArray[np.int32]) -> int:
     return time.monotonic_ns() - start
 
 
-def _setting(model: Model, cache_type: CacheType) -> dict[str, Any]:
+def setting(
+    model: Described,
+    isa: str,
+    *,
+    n_threads: int,
+    numa: NumaMode,
+    n_batch: int,
+    cache_type: CacheType,
+) -> dict[str, Any]:
+    """What is measured, where and how."""
     tensors = formats.open(model.path).tensors
     return {
         "build_commit": metadata.version("pyflow-llm"),
         "cpu_info": _core.cpu_info()["model"],
-        "backends": f"CPU {model.isa}",
+        "backends": f"CPU {isa}",
         "model_filename": str(model.path),
         "model_type": model.name,
         "model_size": sum(t.nbytes for t in tensors),
         "model_n_params": sum(prod(t.shape) for t in tensors),
-        "n_batch": N_BATCH,
-        "n_ubatch": N_BATCH,
-        "n_threads": model.n_threads,
-        "numa": model.placement.mode,
+        "n_batch": n_batch,
+        "n_ubatch": n_batch,
+        "n_threads": n_threads,
+        "numa": numa,
         "type_k": cache_type,
         "type_v": cache_type,
     }

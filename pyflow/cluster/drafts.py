@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class Guesser(Protocol):
     """Answers requests, one after the other. What it says may be wrong, and changes no token."""
 
+    def begin(self, sampling: SamplingParams, stream: int) -> None:
+        """The next requests are of a new job: how its tokens will be drawn."""
+        ...
+
     def answer(self, request: DraftRequest) -> Drafted:
         """Up to n guesses after the text that the request tells."""
         ...
@@ -33,6 +37,9 @@ class LookupGuesser:
     def __init__(self) -> None:
         self._drafter = LookupDrafter(PromptLookup(branches=1), [])
         self._n_text = 0
+
+    def begin(self, sampling: SamplingParams, stream: int) -> None:
+        """What is found in the text does not depend on it."""
 
     def answer(self, request: DraftRequest) -> Drafted:
         """The longest match's continuation, as far as it is likely enough."""
@@ -56,11 +63,15 @@ class ModelGuesser:
     def __init__(self, model: Model, sampling: SamplingParams, n_ctx: int) -> None:
         """sampling: the job's own, seed included. n_ctx: positions of the text at most."""
         self._context = model.context(min(n_ctx, model.spec.n_ctx_train))
-        # It has accepted nothing: what penalties look back on comes with each draw.
-        self._sampler = sampling.sampler()
-        self._n_back = sampling.repeat_last_n
         self._text: list[int] = []
         self._cells: list[int] = []  # the tokens in the context
+        self.begin(sampling, 0)
+
+    def begin(self, sampling: SamplingParams, stream: int) -> None:
+        """Of the text before, what the next one begins with is not computed again."""
+        # It has accepted nothing: what penalties look back on comes with each draw.
+        self._sampler = sampling.sampler(stream=stream)
+        self._n_back = sampling.repeat_last_n
 
     def answer(self, request: DraftRequest) -> Drafted:
         """The tokens that the model itself would write, as far as they are likely enough."""

@@ -51,7 +51,7 @@ class Endpoint:
     def __init__(self) -> None:
         """PyflowError where there is no MPI, or none that several threads may call."""
         here.at("joining the others")
-        mpi = _mpi()
+        mpi = load_mpi()
         self._byte, self._any, self._status = mpi.BYTE, mpi.ANY_SOURCE, mpi.Status()
         self._error: type[Exception] = mpi.Exception
         self._comm = mpi.COMM_WORLD.Dup()  # nobody else's messages come here
@@ -186,7 +186,8 @@ class Endpoint:
         return False
 
 
-def _mpi() -> ModuleType:
+def load_mpi() -> ModuleType:
+    """MPI, once it has begun. PyflowError where there is none that several threads may call."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as e:  # the latter: there is no library of MPI

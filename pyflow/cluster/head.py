@@ -14,6 +14,7 @@ from pyflow.cluster.job import Done, Emit
 from pyflow.cluster.journal import Journal
 from pyflow.cluster.messages import Cancel, Drafted, DraftRequest, Frame, Result
 from pyflow.cluster.scheduler import Scheduler
+from pyflow.sampling import SamplingParams
 
 
 class Transport(Protocol):
@@ -33,6 +34,26 @@ class Transport(Protocol):
 
     def post(self, message: Drafted | BaseException) -> None:
         """Has `receive` return a message or raise. From any thread."""
+        ...
+
+
+class Pipeline(Transport, Protocol):
+    """Stages, and the way to them, for one job after the other."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the present job, which its messages carry."""
+        ...
+
+    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+        """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
+
+        Returns how many positions of sequence 0 have been kept, of the first `keep`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the stages; idempotent."""
         ...
 
 

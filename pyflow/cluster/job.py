@@ -33,8 +33,8 @@ class Job:
 
     @property
     def limit(self) -> int:
-        """Tokens that the text may come to have."""
-        return min(len(self.prompt) + self.n_predict, self.n_ctx)
+        """Tokens that the text may come to have. The last one needs no cell, for it is not run."""
+        return min(len(self.prompt) + self.n_predict, self.n_ctx + 1)
 
 
 @dataclass(frozen=True, slots=True)

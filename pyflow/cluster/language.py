@@ -14,6 +14,7 @@ import numpy as np
 
 from pyflow.cluster.messages import Accept, Drafted, DraftRequest, Frame, Remove, Result, Share
 from pyflow.errors import PyflowError, ResourceError, ShapeError
+from pyflow.sampling import SamplingParams
 
 _MASK = (1 << 64) - 1
 N_VOCAB = 1 << 20
@@ -160,6 +161,9 @@ class LanguageDrafter:
     seed: int = 1
     text: list[int] = field(default_factory=list)
     _cells: list[list[int]] = field(default_factory=list)  # after each token of the text
+
+    def begin(self, sampling: SamplingParams, stream: int) -> None:
+        """The language has no noise."""
 
     def answer(self, request: DraftRequest) -> Drafted:
         """The guesses for a request; their probabilities are alpha, whether right or wrong."""

@@ -8,11 +8,13 @@ their own and may overtake frames.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from numpy.typing import NDArray
 
 from pyflow.cluster.plan import Link, RankProfile
+from pyflow.context import CacheType
 from pyflow.sampling import SamplingParams
 
 Regime: TypeAlias = Literal["prefill", "decode"]
@@ -144,7 +146,7 @@ class Hello:
     """Who a rank is, before anything else.
 
     version: of pyflow. model: sha256 of what identifies its file, in hex. isa: its kernels, which
-    may be others on each rank. Its layers are [first, last), none where these are the same.
+    may be others on each rank.
     """
 
     epoch: int
@@ -154,8 +156,27 @@ class Hello:
     version: str
     model: str
     isa: str
-    first: int
-    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the head has decided, once it knows all ranks.
+
+    Rank r holds the layers [cuts[r], cuts[r + 1]), none where these are the same. The others are
+    the sizes of each stage's context.
+    """
+
+    epoch: int
+    cuts: tuple[int, ...]
+    n_ctx: int
+    n_seq_max: int
+    n_batch: int
+    cache_type: CacheType
+
+    @property
+    def layers(self) -> list[range]:
+        """By rank."""
+        return [range(first, last) for first, last in pairwise(self.cuts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +254,7 @@ Message: TypeAlias = (
     | Goodbye
     | Failure
     | Hello
+    | Setup
     | Begin
     | Begun
     | Pulse

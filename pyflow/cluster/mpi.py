@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from pyflow import _core, catalogue, formats
 from pyflow.closing import Closing
 from pyflow.cluster.endpoint import Deliver, Endpoint, Traffic
-from pyflow.cluster.hello import check, check_ranges, hello, layers_of
+from pyflow.cluster.hello import check, check_ranges, hello
+from pyflow.cluster.layers import Split
 from pyflow.cluster.lifeline import here
 from pyflow.cluster.messages import (
     Begin,
@@ -25,76 +27,84 @@ from pyflow.cluster.messages import (
     Hello,
     Message,
     Result,
+    Setup,
 )
 from pyflow.cluster.stage import ModelStage
 from pyflow.cluster.threads import Sizes
 from pyflow.cluster.wire import WireError
 from pyflow.cluster.worker import Worker
+from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.engine import checked_spec
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
+from pyflow.spec import ModelSpec
 
 # What the head is given: the rank that it comes from, and a message or what went wrong there.
 _Item: TypeAlias = tuple[int, Message | BaseException]
 
 
-def serve(
-    path: str | Path, ranges: Sequence[range], *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]
-) -> Traffic:
+def serve(path: str | Path, *, pool: _core.ThreadPool) -> Traffic:
     """On a rank other than 0: works for the head until that says goodbye.
 
-    path: the model. ranges: the layers of each rank, the same on all; a rank's own are loaded, and
-    no others. What goes wrong here is raised by the head. Returns what was sent.
+    path: the model, of which this rank loads the layers that the head gives it, and no others.
+    What goes wrong here is raised by the head. Returns what was sent.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
-    layers = layers_of(rank, ranges)
-    with_layers = f", {_named(layers)}" if layers else ""
-    worker = Worker(
-        rank,
-        here.host,
-        _onward(rank, ranges),
-        endpoint.send,
-        lambda phase: here.at(phase + with_layers),
-    )
+    with_layers = ""
+    worker = Worker(rank, here.host, 0, endpoint.send, lambda phase: here.at(phase + with_layers))
     endpoint.start(worker.deliver)
     with worker.reporting():
         here.at("opening the model")
         checkpoint = formats.open(catalogue.resolve(path))
-        endpoint.send(0, hello(rank, checkpoint, layers))
-        if isinstance(worker.take(), Hello):
-            stage = _stage(checkpoint, layers, pool, sizes) if layers else None
+        endpoint.send(0, hello(rank, checkpoint))
+        here.at("waiting for the others")
+        if isinstance(setup := worker.take(), Setup):
+            worker.onward = _onward(rank, setup.layers)
+            if stage := _stage(checkpoint, setup, rank, pool):
+                with_layers = f", {_named(setup.layers[rank])}"
             here.at("waiting for a job" + with_layers)
             worker.work(stage)
     endpoint.leave()
     return endpoint.sent
 
 
+def dismiss() -> None:
+    """On rank 0, where no pipeline will be made: ends the others, which wait for one."""
+    endpoint = Endpoint()
+    endpoint.start(lambda _source, _message: None)
+    for rank in range(1, endpoint.size):
+        endpoint.send(rank, Goodbye(0))
+    endpoint.leave()
+
+
 class MpiPipeline(Closing):
     """On rank 0: the stages of all ranks. One thread drives it.
 
     Also a context manager: leaving it ends what the other ranks do. They wait for it from their
-    start: what may fail on rank 0 before must end them too, as `python -m mpi4py` does.
+    start: where rank 0 fails before, `dismiss` ends them.
     """
 
     def __init__(
         self,
         path: str | Path,
-        ranges: Sequence[range],
+        layers: Sequence[range] | Split,
         *,
         pool: _core.ThreadPool,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """The same arguments as for `serve`. Waits for all other ranks, but not for their weights.
+        """path, pool: as for `serve`. layers: of each rank, or what decides about them.
+
+        Waits for all other ranks, but not for their weights.
 
         PyflowError, which ends all ranks: they differ in what they must have in common, or one of
         them has failed.
         """
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
-        self._stages = [rank for rank, layers in enumerate(ranges) if layers]
+        self._stages: list[int] = []
         self._epoch = 0
-        worker = Worker(0, here.host, _onward(0, ranges), endpoint.send)
+        worker = Worker(0, here.host, 0, endpoint.send)
         endpoint.start(_sorter(worker, self._inbox))
         threads: list[Thread] = []
         # Also called when the pipeline is forgotten, and before the interpreter ends.
@@ -102,13 +112,17 @@ class MpiPipeline(Closing):
         try:
             here.at("opening the model")
             checkpoint = formats.open(catalogue.resolve(path))
-            check_ranges(ranges, checked_spec(checkpoint).n_layers)
-            own = hello(0, checkpoint, layers_of(0, ranges))
-            check(self._gather(own), ranges)
+            spec = checked_spec(checkpoint)
+            hellos = self._gather(hello(0, checkpoint))
+            check(hellos)
+            self.layers = ranges = layers(hellos, spec) if callable(layers) else layers
+            check_ranges(ranges, hellos, spec.n_layers)
+            setup = _setup(spec, ranges, sizes)
+            self._stages = [rank for rank, held in enumerate(ranges) if held]
+            worker.onward = _onward(0, ranges)
             for rank in range(1, endpoint.size):
-                endpoint.send(rank, own)
-            if layers := ranges[0]:
-                stage = _stage(checkpoint, layers, pool, sizes)
+                endpoint.send(rank, setup)
+            if stage := _stage(checkpoint, setup, 0, pool):
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
             here.at("waiting for a job")
@@ -206,12 +220,31 @@ def _onward(rank: int, ranges: Sequence[range]) -> int:
     return next((i for i in range(rank + 1, len(ranges)) if ranges[i]), 0)
 
 
+def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
+    given = {"n_ctx": None, "n_seq_max": 1, "n_batch": DEFAULT_BATCH, "cache_type": "f16"} | sizes
+    filled: Any = context_args(spec, **given)
+    return Setup(0, tuple(accumulate(map(len, ranges), initial=0)), **filled)
+
+
 def _stage(
-    checkpoint: formats.Checkpoint, layers: range, pool: _core.ThreadPool, sizes: Sizes
-) -> ModelStage:
+    checkpoint: formats.Checkpoint, setup: Setup, rank: int, pool: _core.ThreadPool
+) -> ModelStage | None:
+    """What a rank computes with, if it holds any layers."""
+    layers = setup.layers[rank]
+    if not layers:
+        return None
     here.at(f"loading {_named(layers)}")
-    spec, idle = checked_spec(checkpoint), SamplingParams(seed=0)
-    return ModelStage(checkpoint, spec, layers=layers, pool=pool, sampling=idle, **sizes)
+    return ModelStage(
+        checkpoint,
+        checked_spec(checkpoint),
+        layers=layers,
+        pool=pool,
+        sampling=SamplingParams(seed=0),  # until the first job
+        n_ctx=setup.n_ctx,
+        n_seq_max=setup.n_seq_max,
+        n_batch=setup.n_batch,
+        cache_type=setup.cache_type,
+    )
 
 
 def _named(layers: range) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from pyflow.cluster.job import Action, Counts, Done, Emit, EndReason, Job
@@ -60,6 +61,8 @@ class Scheduler:
         self.strategy = strategy
         self.text = [*job.prompt, *job.committed]
         self.counts = Counts()
+        self.read = Counts()
+        """Of these, what went to the text that the job begins with."""
         self._n_start = len(self.text)
         self._chain = Chain(self._n_start, [])
         self._flights: deque[Flight] = deque()
@@ -102,6 +105,7 @@ class Scheduler:
                 tokens = tuple(self.text[begin : min(begin + job.n_batch, last)])
                 draws = begin + len(tokens) == self._n_start
                 self._send(0, begin, tokens, n_draws=int(draws), regime=regime)
+        self.read = replace(self.counts)
         if ended and not self._flights:
             self._out.append(Done(ended))
         elif self.strategy.n_draft:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
+
+NAMES = ("iterative", "speculative", "pipeinfer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,21 @@ def iterative() -> Strategy:
 def speculative(n_draft: int) -> Strategy:
     """Guesses and the newest token in one run, then the next ones: one run on its way at a time."""
     return Strategy(n_draft=n_draft, n_rows=n_draft + 1, waits=True, continuous=False)
+
+
+def named(name: str, n_stages: int, n_rows: int | None = None, **options: Any) -> Strategy:
+    """The strategy that --pipeline names, for so many stages.
+
+    n_rows: guesses of a run. options: fields of Strategy, in place of what suits most.
+    """
+    if name == "iterative":
+        return replace(iterative(), **options)
+    if name == "speculative":
+        return replace(speculative(4 if n_rows is None else n_rows), **options)
+    if name == "pipeinfer":
+        n_flight = options.pop("n_flight", n_stages + 2)
+        return pipeinfer(2 if n_rows is None else n_rows, n_flight, **options)
+    raise PyflowError(f"strategy: expected one of {', '.join(NAMES)}, found {name!r}")
 
 
 def pipeinfer(n_rows: int, n_flight: int, **options: float | bool) -> Strategy:

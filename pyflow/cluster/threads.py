@@ -5,13 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from typing import Protocol, TypeAlias, TypedDict, Unpack
 
 from pyflow import _core
-from pyflow.arguments import whole
 from pyflow.closing import Closing
 from pyflow.cluster.messages import Cancel, Drafted, Frame, Result
 from pyflow.cluster.stage import ModelStage
@@ -57,28 +55,27 @@ def local_stages(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     *,
-    n_stages: int,
+    layers: Sequence[range],
     sampling: SamplingParams,
     pool: _core.ThreadPool | None = None,
     n_threads: int = 1,
     **sizes: Unpack[Sizes],
 ) -> list[ModelStage]:
-    """The model in n_stages parts with as many layers each, or one more.
+    """The parts of a model that hold layers.
 
     pool: for all of them, which then take turns; None gives each one its own, of n_threads.
     """
-    n = whole("n_stages", n_stages, 1, spec.n_layers)
-    cuts = [spec.n_layers * i // n for i in range(n + 1)]
     return [
         ModelStage(
             checkpoint,
             spec,
-            layers=range(first, last),
+            layers=held,
             pool=pool or _core.ThreadPool(n_threads),
             sampling=sampling,
             **sizes,
         )
-        for first, last in pairwise(cuts)
+        for held in layers
+        if held
     ]
 
 
@@ -90,6 +87,7 @@ class ThreadPipeline(Closing):
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
+        self._epoch = 0
         self._inbox: _Queue = SimpleQueue()
         self._queues: list[_Queue] = [SimpleQueue() for _ in stages]
         onward = [*self._queues[1:], self._inbox]
@@ -101,6 +99,11 @@ class ThreadPipeline(Closing):
         self._finish = weakref.finalize(self, _end, stages, threads, self._queues, self._inbox)
         for thread in threads:
             thread.start()
+
+    @property
+    def epoch(self) -> int:
+        """Of the present job, which its messages carry."""
+        return self._epoch
 
     def send(self, frame: Frame) -> None:
         """Gives the first stage a frame, behind those before it."""
@@ -127,10 +130,11 @@ class ThreadPipeline(Closing):
         self._inbox.put(message)
 
     def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
-        """Begins a job; what is still on its way of the one before comes to nothing.
+        """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
 
         Returns how many positions of sequence 0 have been kept, of the first `keep`.
         """
+        self._epoch += 1
         for stage in self._stages:
             stage.stop()
         while True:

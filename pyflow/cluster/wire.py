@@ -18,8 +18,10 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from typing import cast
+from itertools import pairwise
+from typing import cast, get_args
 
+from ..context import CacheType
 from .layouts import (
     Reader,
     Record,
@@ -55,6 +57,7 @@ from .messages import (
     Remove,
     Result,
     Run,
+    Setup,
     Share,
 )
 from .parameters import parameters
@@ -74,7 +77,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 3
+VERSION = 4
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
@@ -106,12 +109,17 @@ def _drafted_agrees(drafted: Drafted) -> None:
 
 
 def _hello_agrees(hello: Hello) -> None:
-    within("Hello.last", hello.last, hello.first, _I32_MAX)
     if not re.fullmatch("[0-9a-f]{64}", hello.model):
         raise WireError(f"Hello.model: expected a sha256 in hex, found {hello.model!r:.80}")
 
 
+def _setup_agrees(setup: Setup) -> None:
+    for first, last in pairwise(setup.cuts):
+        within("the next of Setup.cuts", last, first, _I32_MAX)
+
+
 _I32 = number("i", 0, _I32_MAX)
+_SIZE = number("i", 1, _I32_MAX)
 _NUMBER = number("q", 0, (1 << 63) - 1)
 _COUNT = number("I", 0, MAX_TOKENS)
 _TOKENS = several(_I32, MAX_TOKENS)
@@ -170,8 +178,15 @@ _MESSAGES = (
         version=_NAME,
         model=_NAME,
         isa=_NAME,
-        first=_I32,
-        last=_I32,
+    ),
+    Record(
+        Setup,
+        _setup_agrees,
+        cuts=several(_I32, MAX_ITEMS, least=2),
+        n_ctx=_SIZE,
+        n_seq_max=_SIZE,
+        n_batch=_SIZE,
+        cache_type=choice(*get_args(CacheType)),
     ),
     Record(
         Begin,

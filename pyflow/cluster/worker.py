@@ -28,9 +28,12 @@ class Worker:
         send: Callable[[int, Message], None],
         at: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """onward: the rank with the next stage. The head is on rank 0. at: is told what is done."""
-        self._rank, self._host, self._onward, self._send = rank, host, onward, send
-        self._at = at
+        """onward: the rank with the next stage, once it is known. The head is on rank 0.
+
+        at: is told what is done.
+        """
+        self._rank, self._host, self._send, self._at = rank, host, send, at
+        self.onward = onward
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
         self._stage: Stage | None = None
         self._epoch = _NO_EPOCH
@@ -82,7 +85,7 @@ class Worker:
                             self._at(message.run.regime)
                         out = stage.handle(message)
                         if out is not None:
-                            self._send(self._onward if isinstance(out, Frame) else 0, out)
+                            self._send(self.onward if isinstance(out, Frame) else 0, out)
                 case _:
                     raise PyflowError(f"nobody here waits for a {type(message).__name__}")
 

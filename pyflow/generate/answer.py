@@ -49,6 +49,10 @@ class Answer:
         self._logprobs: list[TokenLogprobs] | None = None
         self._started = self._first = self._last = 0.0
 
+    @property
+    def has_ended(self) -> bool:
+        return self.reason is not None
+
     def start(self) -> None:
         """The prompt begins to be read."""
         self._started = time.monotonic()

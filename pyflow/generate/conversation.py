@@ -13,7 +13,8 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
-    from pyflow.context import Context, Progress
+    from pyflow.chat import ChatTemplate
+    from pyflow.context import CacheType, Context, Progress
     from pyflow.speculate import Speculator
 
 
@@ -66,6 +67,22 @@ class Conversation(Protocol):
     def close(self) -> None:
         """Frees the cache; idempotent."""
         ...
+
+
+class Conversing(Protocol):
+    """A model that can be talked with, wherever it is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    def conversation(
+        self,
+        n_ctx: int | None = None,
+        *,
+        cache_type: CacheType = "f16",
+        speculator: Speculator | None = None,
+    ) -> Conversation: ...
 
 
 class LocalConversation(Closing):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, cast, overload
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from pyflow.speculate import Speculator
 
 if TYPE_CHECKING:
     from pyflow.context import Context, Progress
-    from pyflow.engine import Model
+    from pyflow.engine import Described, Model
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, which gets BOS where the model wants one, or token ids, which are taken as they are."""
@@ -64,7 +65,7 @@ def generate(
     with stream(source, prompt, **options) as chunks:
         for _ in chunks:
             pass
-        return chunks.completion if _is_one(prompt) else chunks.completions
+        return chunks.completion if is_one(prompt) else chunks.completions
 
 
 def stream(
@@ -81,31 +82,21 @@ def stream(
     PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
     TypeError: an option that there is not.
     """
-    _check_names(options)
-    n_predict = whole("n_predict", options.get("n_predict", -1))
-    stop = options.get("stop", ())
+    model, context = _model_and_context(source)
+    wish = checked(model, prompt, options)
+    n_predict, sampling, stop = wish.n_predict, wish.sampling, wish.stop
     n_ctx = options.get("n_ctx")
     if n_ctx is not None:
         n_ctx = whole("n_ctx", n_ctx, 0)
-    if n_predict < 1 and n_predict != -1:
-        raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
-    if not _are_texts(stop):
-        raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
-    sampling = options.get("sampling", SamplingParams())
-    if not isinstance(sampling, SamplingParams):
-        raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
     speculator = options.get("speculator")
     if speculator is not None and not isinstance(speculator, Speculator):
         raise PyflowError(
             f"speculator: expected one of pyflow.speculate.speculator(...), found {speculator!r}"
         )
-    sampling = sampling.seeded()
-    model, context = _model_and_context(source)
     if context is not None and n_ctx is not None:
         raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
-    prompts = _tokens(model, prompt)
     limits = []
-    for tokens in prompts:
+    for tokens in wish.prompts:
         wanted = len(tokens) + (n_predict if n_predict > 0 else OPEN_END)
         if context is not None:
             limit = context.n_ctx
@@ -115,7 +106,7 @@ def stream(
         limits.append(min(limit, wanted) if n_predict > 0 else limit)
 
     most_first = sorted(limits, reverse=True)
-    n_parallel = min(len(prompts), N_PARALLEL)
+    n_parallel = min(len(wish.prompts), N_PARALLEL)
     owned = context is None
     if context is None:
         if n_ctx is not None and n_ctx > model.spec.n_ctx_train:
@@ -139,11 +130,9 @@ def stream(
         while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:
             n_parallel -= 1
 
-    seen: Counter[tuple[int, ...]] = Counter()
     requests = []
-    for tokens, limit in zip(prompts, limits, strict=True):
-        sampler = sampling.sampler(stream=seen[tuple(tokens)])
-        seen[tuple(tokens)] += 1
+    for tokens, noise, limit in zip(wish.prompts, wish.streams, limits, strict=True):
+        sampler = sampling.sampler(stream=noise)
         sampler.accept_all(tokens)
         requests.append(
             Request(tokens=tokens, sampler=sampler, limit=limit, n_predict=n_predict, stop=stop)
@@ -158,6 +147,42 @@ def stream(
         progress=options.get("progress"),
         speculator=speculator,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Prompts as tokens, and what is wanted of them."""
+
+    prompts: list[list[int]]
+    streams: list[int]
+    """Of noise, one per prompt."""
+    n_predict: int
+    sampling: SamplingParams
+    """With a seed."""
+    stop: Sequence[str]
+
+
+def checked(
+    model: Described, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]
+) -> Wish:
+    """What prompts and options ask for; raises like `stream` where that cannot be."""
+    _check_names(options)
+    n_predict = whole("n_predict", options.get("n_predict", -1))
+    if n_predict < 1 and n_predict != -1:
+        raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
+    stop = options.get("stop", ())
+    if not _are_texts(stop):
+        raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
+    sampling = options.get("sampling", SamplingParams())
+    if not isinstance(sampling, SamplingParams):
+        raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
+    prompts = _tokens(model, prompt)
+    seen: Counter[tuple[int, ...]] = Counter()
+    streams = []
+    for tokens in prompts:
+        streams.append(seen[tuple(tokens)])
+        seen[tuple(tokens)] += 1
+    return Wish(prompts, streams, n_predict, sampling.seeded(), stop)
 
 
 def check_fits(n_tokens: int, n_ctx: int) -> None:
@@ -192,7 +217,7 @@ def _are_texts(given: object) -> bool:
     )
 
 
-def _is_one(prompt: object) -> bool:
+def is_one(prompt: object) -> bool:
     """Whether this is a single prompt, text or numbers, or else what is none at all."""
     if isinstance(prompt, str) or not isinstance(prompt, (Sequence, np.ndarray)):
         return True
@@ -207,14 +232,14 @@ def _model_and_context(source: Model | Context) -> tuple[Model, Context | None]:
     return source, None
 
 
-def _tokens(model: Model, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
-    given = cast("Sequence[Prompt]", [prompt] if _is_one(prompt) else prompt)
+def _tokens(model: Described, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+    given = cast("Sequence[Prompt]", [prompt] if is_one(prompt) else prompt)
     if len(given) == 0:
         raise PyflowError("prompts: expected at least one, found none")
     return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
 
 
-def _ids(model: Model, prompt: Sequence[int]) -> list[int]:
+def _ids(model: Described, prompt: Sequence[int]) -> list[int]:
     ids: list[int] = whole_numbers("prompt, unless it is text", prompt).tolist()
     for token in ids:
         if not 0 <= token < model.spec.n_vocab:

@@ -12,10 +12,10 @@ from pyflow.speculate.tree import DraftTree, Law, common_prefix
 
 if TYPE_CHECKING:
     from pyflow.context import Context
-    from pyflow.engine import Model
+    from pyflow.engine import Described, Model
 
 
-def check_vocabulary(target: Model, draft: Model) -> None:
+def check_vocabulary(target: Described, draft: Described) -> None:
     """UnsupportedError unless a token's number means the same text to both models.
 
     Rows of the embedding beyond the tokenizer's tokens, which pad some models, may differ.

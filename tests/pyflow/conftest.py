@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyflow.cli import main, options
 from pyflow.errors import CancelledError, ResourceError, ShapeError
+from pyflow.generate import Stream, stream
 from pyflow.generate.conversation import LocalConversation
 from pyflow.tokenizer import Detokenizer
 
@@ -177,6 +178,10 @@ class FakeModel:
         n_ctx = n_ctx or min(4096, self.spec.n_ctx_train)
         self.contexts.append(FakeContext(self, n_ctx, n_seq_max, n_batch))
         return self.contexts[-1]
+
+    def stream(self, prompt: Any, **options: Any) -> Stream:
+        model: Any = self
+        return stream(model, prompt, **options)
 
     def conversation(
         self, n_ctx: int | None = None, *, cache_type: str = "f16", speculator: Any = None

@@ -68,7 +68,7 @@ def alarms() -> Iterator[None]:
 
 def test_ctrl_c_ends_a_load_and_a_probe(model: Model) -> None:
     # Alarms that nobody looks at count as one: the tenth is met only by looking on the way.
-    native, spec, pool = model._checkpoint.native, model.spec.stage(), model.pool
+    native, spec, pool = model.checkpoint.native, model.spec.stage(), model.pool
     with alarms(), pytest.raises(KeyboardInterrupt):
         _core.Stage(native, spec, pool)
     with alarms(), pytest.raises(KeyboardInterrupt):

@@ -50,7 +50,7 @@ def main(_: str, path: str, n: str, temperature: str) -> int:
     size = MPI.COMM_WORLD.size
     ranges = [range(N_LAYERS * i // size, N_LAYERS * (i + 1) // size) for i in range(size)]
     if MPI.COMM_WORLD.rank:
-        serve(path, ranges, pool=_core.ThreadPool(1), **SIZES)
+        serve(path, pool=_core.ThreadPool(1))
         return 0
     try:
         head(path, ranges, int(n), float(temperature))

@@ -199,7 +199,7 @@ def main(scenario: str, model: str, layers: str, out: str) -> None:
         except PyflowError as error:
             sys.exit(f"error: {error}")
     else:
-        sent = serve(path, ranges, pool=_core.ThreadPool(1), **SIZES)
+        sent = serve(path, pool=_core.ThreadPool(1))
     (Path(out) / f"{rank}.json").write_text(json.dumps([sent.messages, sent.nbytes]))
 
 

@@ -16,6 +16,9 @@ class Oracle:
         self._text: list[int] = []
         self._rng = random.Random(3)
 
+    def begin(self, sampling: object, stream: int) -> None:
+        """It knows the answer."""
+
     def answer(self, request: DraftRequest) -> Drafted:
         del self._text[request.keep :]
         self._text += request.tokens

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pyflow.cli import main
 from pyflow.cluster.launcher import Launcher
 
 pytestmark = pytest.mark.model
@@ -69,12 +70,13 @@ class Cluster:
         path: Path,
         *options: str,
         command: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         n_predict: int = N_PREDICT,
     ) -> None:
         search = [str(HERE), os.environ.get("PYTHONPATH", "")]
         where = [] if "--hosts" in options else ["-n", str(N_RANKS)]
         command = command or [sys.executable, "-c", RUN, *where, *options, "--"]
-        command = [*command, "bench", str(path), str(n_predict), "1.0"]
+        command = [*command, *(arguments or ["bench", str(path), str(n_predict), "1.0"])]
         self.out, self.err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
@@ -274,24 +276,13 @@ def test_no_rank_outlives_its_supervisor_however_it_ends(
     outlive(start, how, after_s)
 
 
-def test_after_a_loss_a_restart_writes_the_rest_and_nothing_twice(
-    start: Callable[..., Cluster], whole: tuple[str, float]
-) -> None:
-    restart(start, whole, 1)
-
-
 @pytest.mark.accept
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_rank_dies_whenever_a_restart_writes_the_rest(
+def test_whatever_rank_dies_whenever_a_restart_writes_the_rest_and_nothing_twice(
     start: Callable[..., Cluster], whole: tuple[str, float], seed: int
 ) -> None:
     rng = random.Random(seed)
-    restart(start, whole, rng.randrange(N_RANKS), rng.uniform(0, 1.05) * whole[1])
-
-
-def restart(
-    start: Callable[..., Cluster], whole: tuple[str, float], rank: int, after_s: float | None = None
-) -> None:
+    rank, after_s = rng.randrange(N_RANKS), rng.uniform(0, 1.05) * whole[1]
     cluster = start("--restart")
     struck = strike(cluster, rank, signal.SIGKILL, after_s)
     ended = cluster.end()
@@ -300,7 +291,27 @@ def restart(
     host = re.escape(socket.gethostname())
     again = rf"rank {rank} on {host} {KILLED}; its last stage: [^\n]+; starting again on 3 ranks\n"
     # Who is struck while it leaves has done its part.
-    assert re.fullmatch(again if struck and after_s is None else f"({again})?", ended.err)
+    assert re.fullmatch(f"({again})?", ended.err)
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.accept)])
+def test_after_a_loss_generate_writes_the_rest_of_what_one_process_writes(
+    start: Callable[..., Cluster],
+    model_path: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+) -> None:
+    generate = ["generate", "-m", str(model_path("smollm2")), "-t", "1", "-p", "red, green, blue,"]
+    generate += ["--raw", "-n", "50", "--temp", "0.7", "--seed", "4"]
+    assert main(generate) == 0
+    plain = capsys.readouterr().out
+    command = [sys.executable, "-m", "pyflow", "cluster", "run", "-n", "3", "--restart", "--"]
+    cluster = start(command=command, arguments=[*generate, "--pipeline", "pipeinfer"])
+    assert strike(cluster, rank, signal.SIGKILL)
+    ended = cluster.end()
+    assert (ended.code, ended.out) == (0, plain), ended.err
+    assert ended.err.count("starting again on 3 ranks") == 1
+    assert "Traceback" not in ended.err
 
 
 @pytest.fixture

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import gguf
-import psutil
 import pytest
 
 from pyflow import _core
 from pyflow.cluster.wire import frame_nbytes
+
+from .ranks import left, mpiexec
 
 if TYPE_CHECKING:
     from pyflow.tokenizer import Tokenizer
@@ -35,9 +34,6 @@ Start: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def start(model_path: Callable[[str], Path], tmp_path: Path) -> Start:
     """Runs a scenario on as many ranks as layers has numbers, and leaves no process behind."""
-    beside = Path(sys.executable).parent
-    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-    assert mpiexec, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(DRIVER.parent), os.getenv("PYTHONPATH")]))
     }
@@ -46,7 +42,7 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Start:
         scenario: str, layers: str, n_ranks: int | None = None
     ) -> subprocess.CompletedProcess[str]:
         n = n_ranks or len(layers.split(","))
-        command = [mpiexec, "-n", str(n), sys.executable, str(DRIVER), scenario]
+        command = [mpiexec(), "-n", str(n), sys.executable, str(DRIVER), scenario]
         command += [str(model_path("smollm2")), layers, str(tmp_path)]
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -61,19 +57,6 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Start:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run
-
-
-def left(folder: str) -> list[psutil.Process]:
-    """Ranks that still run, after some seconds in which they may end; none will be left."""
-    until = time.monotonic() + 5
-    while True:
-        found = [p for p in psutil.process_iter(["cmdline"]) if folder in (p.info["cmdline"] or [])]
-        if not found or time.monotonic() > until:
-            break
-        time.sleep(0.05)
-    for process in found:
-        process.kill()
-    return found
 
 
 def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
@@ -123,7 +106,7 @@ def test_a_token_is_a_frame_per_hop_and_a_result(
     assert n_chunks + N_PREDICT - 1 == n
     assert nbytes <= n * 48
     others = {
-        0: {"Hello": 2, "Begin": 2, "Goodbye": 2},
+        0: {"Setup": 2, "Begin": 2, "Goodbye": 2},
         1: {"Hello": 1, "Begun": 1},
         2: {"Hello": 1, "Begun": 1},
     }

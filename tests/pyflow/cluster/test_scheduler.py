@@ -136,7 +136,7 @@ EVENTS = given(
 def in_any_order(strategy: Strategy, n_predict: int, n_ctx: int, **options: float) -> None:
     run = Run(strategy, n_predict=n_predict, n_ctx=n_ctx, **options)  # type: ignore[arg-type]
     run.check()
-    assert len(run.trace.tokens) == min(n_predict, n_ctx - len(PROMPT))
+    assert len(run.trace.tokens) == min(n_predict, n_ctx + 1 - len(PROMPT))
     assert run.trace.reason == "length"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyflow import ResourceError, SamplingParams, ShapeError, formats
+from pyflow import ResourceError, SamplingParams
 from pyflow.cluster.messages import Accept, Frame, Op, Remove, Run, Share
-from pyflow.cluster.threads import ThreadPipeline, local_stages
+from pyflow.cluster.threads import ThreadPipeline
 
 pytestmark = pytest.mark.model
 
@@ -124,10 +124,3 @@ def test_threads_draw_the_same_in_one_job_after_another(rig: Any, own_pools: boo
             assert list(draws[-1]) == rig.plain(text, SAMPLED, 1)
             text, keep = [*text, *draws[-1], *text[:3]], len(text)
     assert threading.active_count() == n_threads
-
-
-def test_there_are_no_more_stages_than_layers(rig: Any) -> None:
-    n_layers = rig.model.spec.n_layers
-    for n in (0, n_layers + 1):
-        with pytest.raises(ShapeError, match=f"n_stages: expected 1 to {n_layers}"):
-            local_stages(formats.open(rig.model.path), rig.model.spec, n_stages=n, sampling=GREEDY)

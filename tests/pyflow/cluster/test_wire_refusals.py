@@ -47,6 +47,7 @@ from .wire_samples import (
     RUN,
     SAMPLES,
     SAMPLING,
+    SETUP,
     sealed,
     words,
 )
@@ -56,9 +57,9 @@ RUN_OF_ONE = ZERO + words(0, 0) + words(1, 5) + words(0) + words(1, 1)
 WITH_ROWS = ZERO + words(0) + words(1) + RUN_OF_ONE + words(0) + words(1)
 
 
-def hello(model: str, first: int, last: int) -> bytes:
+def hello(model: str) -> bytes:
     names = [struct.pack("<I", len(name)) + name.encode() for name in ("h", "0.1", model, "avx2")]
-    return words(1) + names[0] + words(9) + b"".join(names[1:]) + words(first, last)
+    return words(1) + names[0] + words(9) + b"".join(names[1:])
 
 
 def begin(json: str) -> tuple[int, bytes, str]:
@@ -91,8 +92,9 @@ LIES: dict[str, tuple[int, bytes, str]] = {
     "text": (FAILURE, words(0, 4097) + b"x" * 4097, "bytes of Failure.reason: expected 0 to 4096"),
     "half a character": (FAILURE, words(0, 1) + b"\xc3", "Failure.reason: expected UTF-8"),
     "surrogate": (FAILURE, words(0, 3) + b"\xed\xa0\x80", "Failure.reason: expected UTF-8"),
-    "digest": (HELLO, hello("0" * 63, 0, 1), "Hello.model: expected a sha256 in hex, found '000"),
-    "layers": (HELLO, hello("0" * 64, 2, 1), "Hello.last: expected 2 to 2147483647, found 1"),
+    "digest": (HELLO, hello("0" * 63), "Hello.model: expected a sha256 in hex, found '000"),
+    "cuts": (SETUP, words(2, 3, 2, 1, 1, 1, 0), "Setup.cuts: expected 3 to 2147483647, found 2"),
+    "cache": (SETUP, words(2, 0, 9, 1, 1, 1, 2), "Setup.cache_type: expected 0 to 1, found 2"),
     "no json": begin("{"),
     "no parameters": begin("[1,2]"),
     "deep": begin("[" * 100_000),
@@ -119,7 +121,7 @@ LIES: dict[str, tuple[int, bytes, str]] = {
     "never": (MEASURED, words(1, 2) + struct.pack("<d", np.inf), "Link.latency_s: .* found inf"),
     "stopped": (MEASURED, words(1, 2) + bytes(16), "Link.bytes_per_s: expected 1 to .* found 0.0"),
     "echo": (PING, words(1, 0, 65537, 1), "rows of Ping.rows: expected 1 to 65536, found 65537"),
-    "type": (15, b"", "type of message: expected 0 to 14, found 15"),
+    "type": (16, b"", "type of message: expected 0 to 15, found 16"),
 }
 
 
@@ -141,8 +143,8 @@ def test_a_length_that_is_not_the_messages_is_refused() -> None:
 
 
 def test_another_version_another_protocol_and_damage_are_told_apart() -> None:
-    with pytest.raises(WireError, match="version: expected 3, found 1: run the same pyflow"):
-        decode(sealed(GOODBYE, b"", version=1))
+    with pytest.raises(WireError, match="version: expected 4, found 3: run the same pyflow"):
+        decode(sealed(GOODBYE, b"", version=3))
     with pytest.raises(WireError, match="magic: expected b'PFWM', found b'GET '"):
         decode(b"GET / HTTP/1.1\r\nHost: 10.0.0.2\r\n\r\n")
     with pytest.raises(WireError, match=r"crc32: expected 0x\w+, found 0x"):

@@ -33,14 +33,15 @@ from pyflow.cluster.messages import (
     Remove,
     Result,
     Run,
+    Setup,
     Share,
 )
 from pyflow.cluster.plan import Link, RankProfile
 from pyflow.sampling import SamplingParams
 
 I32_MAX = 2**31 - 1
-FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE, HELLO, BEGIN = range(9)
-PROFILE, MEASURE, PING, MEASURED = range(11, 15)
+FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE, HELLO, SETUP, BEGIN = range(10)
+PROFILE, MEASURE, PING, MEASURED = range(12, 16)
 
 HIDDEN = np.linspace(-3, 3, 10, dtype=np.float32).reshape(2, 5)
 RUN = Run(7, 3, 100, (5, 6), path=(8, 9, 10), n_draws=2, regime="prefill")
@@ -60,7 +61,8 @@ SAMPLES: dict[str, Message] = {
     "drafted": Drafted(1, 9, (4, 5), (1.0, 0.125)),
     "goodbye": Goodbye(2**32 - 1),
     "failure": Failure(3, 2, "rank 2: größer als der Speicher"),
-    "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2", 10, 18),
+    "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2"),
+    "setup": Setup(0, (0, 10, 10, 30), 4096, 9, 128, "q8_0"),
     "begin": Begin(4, SAMPLING, 3, 99),
     "begun": Begun(4, 98),
     "pulse": Pulse(0, "prefill, layers 10 to 19"),
@@ -81,6 +83,7 @@ def tuples_of(item: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy
 
 
 EPOCHS, I32, NUMBERS = up_to(2**32 - 1), up_to(I32_MAX), up_to(2**63 - 1)
+SIZES = st.integers(1, I32_MAX)
 TOKENS = tuples_of(I32)
 CHANCES = st.floats(0, 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -136,13 +139,6 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
 
-@st.composite
-def hellos(draw: st.DrawFn) -> Hello:
-    first, last = sorted((draw(I32), draw(I32)))
-    names = draw(NAMES), draw(I32), draw(NAMES), draw(DIGESTS), draw(NAMES)
-    return Hello(draw(EPOCHS), draw(I32), *names, first, last)
-
-
 MS, RATES = st.floats(0, 1e12), st.floats(1, 1e30)
 LAYER_MS = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=9).map(tuple)
 PROFILES = st.builds(RankProfile, I32, NAMES, LAYER_MS, NUMBERS, MS, MS)
@@ -160,7 +156,16 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Drafted: drafts(),
     Goodbye: st.builds(Goodbye, EPOCHS),
     Failure: st.builds(Failure, EPOCHS, I32, TEXTS),
-    Hello: hellos(),
+    Hello: st.builds(Hello, EPOCHS, I32, NAMES, I32, NAMES, DIGESTS, NAMES),
+    Setup: st.builds(
+        Setup,
+        EPOCHS,
+        tuples_of(I32, least=2).map(lambda cuts: tuple(sorted(cuts))),
+        SIZES,
+        SIZES,
+        SIZES,
+        st.sampled_from(["f16", "q8_0"]),
+    ),
     Begin: st.builds(Begin, EPOCHS, SAMPLINGS, up_to(2**32 - 1), I32),
     Begun: st.builds(Begun, EPOCHS, I32),
     Pulse: st.builds(Pulse, EPOCHS, NAMES),

@@ -1,0 +1,179 @@
+"""What `pyflow bench --pipeline` measures: several stages, reading and writing one text."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.terminal import progress
+from pyflow.cli.timing import Test, setting, speeds
+from pyflow.cluster.line import Span
+from pyflow.cluster.model import N_BATCH
+from pyflow.cluster.mpi import MpiPipeline
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+from pyflow.speculate.stats import PipelineStats
+
+if TYPE_CHECKING:
+    from pyflow.cli.pipeline import AnyModel
+    from pyflow.cluster.model import PipelinedModel
+
+_GREEDY = SamplingParams(temperature=0, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A text that was gone on from: nanoseconds of the test, and what it took."""
+
+    ns: int
+    stats: PipelineStats
+    messages: int
+    """Between all ranks."""
+    hop_nbytes: int
+    """From one stage to the next one."""
+
+
+def measure(
+    model: PipelinedModel,
+    strategy: str,
+    tests: Sequence[Test],
+    repetitions: int,
+    text: Sequence[int] | None,
+) -> Iterator[dict[str, Any]]:
+    """A result for each test. text: what to go on from; None goes on from random tokens."""
+    isa = _core.cpu_info()["isa"]
+    is_mpi = isinstance(model.pipeline, MpiPipeline)
+    for test in tests:
+        started = datetime.now(UTC)
+        tokens = _tokens(model, test, text)
+        samples = [_sample(model, test, tokens) for _ in range(repetitions + 1)][1:]
+        stats = PipelineStats.total(sample.stats for sample in samples)
+        n_tokens = repetitions * (test.n_gen or test.n_prompt)
+        yield {
+            **setting(
+                model.described,
+                isa,
+                n_threads=model.n_threads,
+                numa="off",
+                n_batch=N_BATCH,
+                cache_type=model.cache_type,
+            ),
+            **speeds(test, started, [sample.ns for sample in samples]),
+            "strategy": strategy,
+            "transport": "mpi" if is_mpi else "threads",
+            "layers": [len(held) for held in model.layers],
+            **stats.as_dict(),
+            "messages_per_token": sum(s.messages for s in samples) / n_tokens if is_mpi else None,
+            "hop_nbytes_per_token": sum(s.hop_nbytes for s in samples) / n_tokens
+            if is_mpi
+            else None,
+        }
+
+
+def show(
+    model: AnyModel,
+    strategy: str | None,
+    tests: Sequence[Test],
+    repetitions: int,
+    text: str | None,
+    output: str,
+) -> None:
+    """Measures, and prints a table or JSON."""
+    pipelined = cast("PipelinedModel", model)
+    tokens = None if text is None else model.tokenizer.encode(text)
+    results: list[dict[str, Any]] = []
+    with progress("measuring") as told:
+        for i, result in enumerate(
+            measure(pipelined, str(strategy), tests, repetitions, tokens), 1
+        ):
+            results.append(result)
+            if told is not None:
+                told(i, len(tests))
+    if output == "json":
+        print_json(results, indent=2)
+    else:
+        click.echo(table(results))
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """In Markdown."""
+    head = ["model", "strategy", "layers", "threads", "test", "t/s"]
+    head += ["tokens/run", "accepted", "cancelled", "messages/token", "bytes/token and hop"]
+    rows = [
+        [
+            r["model_type"],
+            r["strategy"],
+            "+".join(map(str, r["layers"])),
+            str(r["n_threads"]),
+            Test(r["n_depth"], n_prompt=r["n_prompt"], n_gen=r["n_gen"]).name,
+            f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
+            f"{r['tokens_per_run']:.2f}" if r["n_gen"] else "",
+            f"{r['acceptance_rate']:.0%}" if r["decided"] else "",
+            f"{r['cancelled'] / r['runs']:.0%}" if r["n_gen"] else "",
+            "" if r["messages_per_token"] is None else f"{r['messages_per_token']:.2f}",
+            "" if r["hop_nbytes_per_token"] is None else f"{r['hop_nbytes_per_token']:,.0f}",
+        ]
+        for r in results
+    ]
+    return markdown_table(head, rows, left={"model", "strategy"})
+
+
+def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> list[int]:
+    """What is read: before the test, to which one token belongs at least, or as the test."""
+    n = test.n_prompt or max(1, test.n_depth)
+    if text is None:
+        rng = np.random.default_rng(1)  # the same every time
+        drawn: list[int] = rng.integers(0, model.spec.n_vocab, n).tolist()
+        return drawn
+    if len(text) < n:
+        raise PyflowError(f"-f: expected {n} tokens or more, found {len(text)}")
+    return list(text[:n]) if test.n_prompt or test.n_depth else list(text)
+
+
+def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample:
+    """Reads tokens and writes more; the test ends, or begins, with the first one drawn."""
+    line, stats = model.line, PipelineStats()
+    # No token ends the text: each sample has as many. After a loss all is measured anew.
+    span = Span(tokens=tokens, n_predict=test.n_gen + 1, sampling=_GREEDY, goes_on=False)
+    line.take(stats)
+    line.forget()
+    try:
+        times, sent = [time.monotonic_ns()], [_sent(model)]
+        with closing(line.write(span, stats)) as written:
+            for _ in chain.from_iterable(written):
+                if len(times) == 1:
+                    times.append(time.monotonic_ns())
+                    sent.append(_sent(model))
+            times.append(time.monotonic_ns())
+            sent.append(_sent(model))
+    finally:
+        line.leave(stats)
+    i = int(test.n_gen > 0)
+    frames, cancels, nbytes = (sent[i + 1] - sent[i]).tolist()
+    n_runs, n_rows = stats.runs, stats.rows
+    if test.n_prompt:
+        n_runs, n_rows = math.ceil(test.n_prompt / N_BATCH), test.n_prompt
+    n_hops = model.n_stages - int(bool(model.layers[0]))
+    if not model.layers[0]:  # what leaves the head are tokens alone
+        nbytes += n_rows * 4 * model.spec.n_embd
+    return _Sample(times[i + 1] - times[i], stats, n_hops * frames + n_runs + cancels, nbytes)
+
+
+def _sent(model: PipelinedModel) -> NDArray[np.int64]:
+    """By rank 0: frames, each of which then takes all hops, cancellations, and bytes of frames."""
+    if not isinstance(model.pipeline, MpiPipeline):
+        return np.zeros(3, np.int64)
+    sent = model.pipeline.sent
+    return np.array([sent.messages["Frame"], sent.messages["Cancel"], sent.nbytes["Frame"]])

@@ -1,0 +1,300 @@
+"""A model whose layers lie in several places, used as if they were in one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, Unpack, overload
+
+from pyflow import _core
+from pyflow.arguments import whole
+from pyflow.closing import Closing
+from pyflow.cluster.drafts import Guesser
+from pyflow.cluster.head import Pipeline
+from pyflow.cluster.hello import check_ranges, hello
+from pyflow.cluster.layers import Split, by_count
+from pyflow.cluster.line import Line
+from pyflow.cluster.mpi import MpiPipeline, dismiss
+from pyflow.cluster.strategy import Strategy
+from pyflow.cluster.stream import PipelinedStream
+from pyflow.cluster.threads import Sizes, ThreadPipeline, local_stages
+from pyflow.context import CacheType, context_args
+from pyflow.engine import Described
+from pyflow.errors import PyflowError
+from pyflow.generate import Completion, Options, Prompt
+from pyflow.generate.conversation import Question, View
+from pyflow.generate.prompts import check_fits, checked, is_one
+from pyflow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyflow.chat import ChatTemplate
+    from pyflow.context import Progress
+    from pyflow.speculate import Speculator
+
+# Sequences of cells for guesses.
+N_PARTITIONS = 8
+# Rows of a run at most: a prompt goes through the stages in chunks of so many, one behind the
+# other. Of 128 rows on, a matrix is multiplied as fast as by more.
+N_BATCH = 128
+# What is fixed when the stages are made.
+_FIXED = ("n_ctx", "cache_type", "speculator")
+
+# Makes the stages; which layers each rank has.
+Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
+# The strategy for a pipeline, once it is there.
+Choose: TypeAlias = Callable[["PipelinedModel"], Strategy]
+
+
+class PipelinedModel(Closing):
+    """Writes what `Model` writes, token for token, one prompt after the other.
+
+    Here are tokenizer and chat template; weights are where the pipeline's stages are. Also a
+    context manager: leaving it ends the pipeline.
+    """
+
+    def __init__(
+        self,
+        described: Described,
+        connect: Connect,
+        *,
+        strategy: Strategy | Choose,
+        n_threads: int = 1,
+        guesser: Guesser | None = None,
+        n_ctx: int | None = None,
+        cache_type: CacheType = "f16",
+    ) -> None:
+        """connect: makes the pipeline, with stages of these sizes. n_threads: of a stage, for
+        whoever asks. guesser: it is the caller's.
+        n_ctx: of every text with its answer; None is 4096, or the model's limit where that is less.
+
+        Waits until all stages have loaded. Raises like `load`, and PyflowError for what stages say.
+        """
+        start = time.monotonic()
+        self.described = described
+        self.spec, self.tokenizer = described.spec, described.tokenizer
+        self.path, self.metadata = described.path, described.metadata
+        self.n_ctx = int(context_args(self.spec, n_ctx, 1, N_BATCH, cache_type)["n_ctx"])
+        self.cache_type, self.n_threads = cache_type, n_threads
+        self.pipeline, self.layers = connect(
+            {
+                "n_ctx": self.n_ctx,
+                "n_seq_max": N_PARTITIONS + 1,
+                "n_batch": N_BATCH,
+                "cache_type": cache_type,
+            },
+        )
+        try:
+            self.pipeline.reset(SamplingParams(seed=0))  # answered when they have loaded
+            self.line = Line(
+                self.pipeline,
+                strategy if isinstance(strategy, Strategy) else strategy(self),
+                guesser,
+                n_ctx=self.n_ctx,
+                n_batch=N_BATCH,
+                n_partitions=N_PARTITIONS,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.load_ms = described.load_ms + 1e3 * (time.monotonic() - start)
+
+    @property
+    def name(self) -> str:
+        return self.described.name
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own template; None where it has none."""
+        return self.described.chat_template
+
+    @property
+    def n_stages(self) -> int:
+        """Ranks that hold layers."""
+        return sum(1 for held in self.layers if held)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], **options: Unpack[Options]
+    ) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> Completion | list[Completion]:
+        """What the model writes after the prompt; a list of it for several prompts."""
+        with self.stream(prompt, **options) as chunks:
+            for _ in chunks:
+                pass
+            return chunks.completion if is_one(prompt) else chunks.completions
+
+    def stream(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> PipelinedStream:
+        """What the model writes, chunk by chunk, as `Model.stream` does.
+
+        Options: n_predict, sampling, stop, progress. PyflowError also for the others, which the
+        stages have fixed, and for log-probabilities, which do not travel.
+        """
+        if wrong := next((name for name in _FIXED if options.get(name) is not None), None):
+            raise PyflowError(f"{wrong}: a pipeline has its own since it was made; leave it out")
+        wish = checked(self.described, prompt, options)
+        for tokens in wish.prompts:
+            check_fits(len(tokens), self.n_ctx)
+        questions = [
+            Question(
+                view=View(tokens, noise),
+                sampling=wish.sampling,
+                n_predict=wish.n_predict,
+                stop=wish.stop,
+            )
+            for tokens, noise in zip(wish.prompts, wish.streams, strict=True)
+        ]
+        return self._stream(questions, options.get("progress"))
+
+    def conversation(
+        self,
+        n_ctx: int | None = None,
+        *,
+        cache_type: CacheType = "f16",
+        speculator: Speculator | None = None,
+    ) -> PipelinedConversation:
+        """What `ChatSession` answers from. PyflowError for sizes that are not the pipeline's."""
+        if n_ctx not in (None, self.n_ctx) or cache_type != self.cache_type or speculator:
+            raise PyflowError(
+                f"chat: expected the pipeline's own n_ctx={self.n_ctx} and "
+                f"cache_type={self.cache_type!r}, and no speculator"
+            )
+        return PipelinedConversation(self)
+
+    def _stream(
+        self, questions: Sequence[Question], progress: Progress | None, *, reuse: bool = False
+    ) -> PipelinedStream:
+        if any(question.sampling.n_logprobs for question in questions):
+            raise PyflowError("n_logprobs: a pipeline tells tokens alone; leave it at 0")
+        return PipelinedStream(
+            self.line,
+            self.tokenizer,
+            questions,
+            load_ms=self.load_ms,
+            reuse=reuse,
+            progress=progress,
+        )
+
+    def close(self) -> None:
+        """Ends the stages, wherever they are; idempotent."""
+        self.pipeline.close()
+
+
+class PipelinedConversation(Closing):
+    """The answers of one conversation; the stages keep what it has in common with the last text."""
+
+    def __init__(self, model: PipelinedModel) -> None:
+        self._model = model
+        self._open: PipelinedStream | None = None
+
+    @property
+    def n_ctx(self) -> int:
+        return self._model.n_ctx
+
+    def answer(self, question: Question, progress: Progress | None = None) -> PipelinedStream:
+        """Ends the answer before it, if that goes on."""
+        self.close()
+        self._open = self._model._stream([question], progress, reuse=True)
+        return self._open
+
+    def close(self) -> None:
+        """Ends the answer that goes on; idempotent."""
+        if self._open is not None:
+            self._open.close()
+
+
+def in_threads(
+    model: Described | str | Path,
+    *,
+    strategy: Strategy | Choose,
+    n_stages: int = 2,
+    layers: Sequence[range] | Split = by_count,
+    n_threads: int = 1,
+    guesser: Guesser | None = None,
+    n_ctx: int | None = None,
+    cache_type: CacheType = "f16",
+) -> PipelinedModel:
+    """A model in stages of this process, each with n_threads of its own.
+
+    layers: of each stage, or what decides about them.
+    """
+    whole("n_stages", n_stages, 1)
+    described = _described(model)
+
+    def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
+        own = hello(0, described.checkpoint)
+        hellos = [replace(own, rank=i) for i in range(n_stages)]
+        ranges = layers(hellos, described.spec) if callable(layers) else layers
+        check_ranges(ranges, hellos, described.spec.n_layers)
+        stages = local_stages(
+            described.checkpoint,
+            described.spec,
+            layers=ranges,
+            sampling=SamplingParams(seed=0),
+            n_threads=n_threads,
+            **sizes,
+        )
+        return ThreadPipeline(stages), ranges
+
+    return PipelinedModel(
+        described,
+        connect,
+        strategy=strategy,
+        n_threads=n_threads,
+        guesser=guesser,
+        n_ctx=n_ctx,
+        cache_type=cache_type,
+    )
+
+
+def over_ranks(
+    model: Described | str | Path,
+    *,
+    strategy: Strategy | Choose,
+    layers: Sequence[range] | Split = by_count,
+    n_threads: int = 1,
+    guesser: Guesser | None = None,
+    n_ctx: int | None = None,
+    cache_type: CacheType = "f16",
+) -> PipelinedModel:
+    """On rank 0: a model over all ranks that mpiexec has started, while the others `serve` it.
+
+    layers: of each rank, or what decides about them. Should it fail, the other ranks end too.
+    """
+    is_connected = False
+    try:
+        described = _described(model)
+
+        def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
+            nonlocal is_connected
+            is_connected = True
+            pool = _core.ThreadPool(n_threads)
+            pipeline = MpiPipeline(described.path, layers, pool=pool, **sizes)
+            return pipeline, pipeline.layers
+
+        return PipelinedModel(
+            described,
+            connect,
+            strategy=strategy,
+            n_threads=n_threads,
+            guesser=guesser,
+            n_ctx=n_ctx,
+            cache_type=cache_type,
+        )
+    except BaseException:
+        if not is_connected:
+            dismiss()
+        raise
+
+
+def _described(model: Described | str | Path) -> Described:
+    return model if isinstance(model, Described) else Described(model)

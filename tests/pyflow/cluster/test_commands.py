@@ -1,0 +1,208 @@
+"""generate, chat and bench over several stages, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from pyflow.cli import main
+
+from .ranks import left, mpiexec
+
+pytestmark = pytest.mark.model
+
+PYFLOW = [sys.executable, "-m", "pyflow"]
+LIMIT_S = 60  # a start takes a few seconds; one that hangs takes this long
+TEXT = "red, green, blue, red, green, blue, red, green,"
+
+Run: TypeAlias = Callable[..., tuple[str, str]]
+Start: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def smollm2(model_path: Callable[[str], Path], tmp_path: Path) -> str:
+    """The model by a path of its own, by which its processes can be known."""
+    link = tmp_path / "smollm2.gguf"
+    link.symlink_to(model_path("smollm2"))
+    return str(link)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Output and errors of a command in this process, which must end as expected."""
+
+    def run_(*args: str, code: int = 0) -> tuple[str, str]:
+        found = main(args)
+        out, err = capsys.readouterr()
+        assert found == code, err
+        return out, err
+
+    return run_
+
+
+@pytest.fixture
+def start(smollm2: str) -> Start:
+    """Runs a command on n ranks, on 0 by itself, and leaves no process behind.
+
+    interrupt: what it must have written when it gets SIGINT. supervised: by `cluster run`.
+    """
+
+    def start_(
+        n: int, *args: str, stdin: str = "", interrupt: str = "", supervised: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        command = [*([mpiexec(), "-n", str(n)] if n else []), *PYFLOW, *args]
+        if supervised:
+            command = [*PYFLOW, "cluster", "run", "-n", str(n), "--", *args]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                if interrupt:
+                    assert process.stdout is not None
+                    seen = ""
+                    while interrupt not in seen:
+                        seen += (char := process.stdout.read(1))
+                        assert char, process.communicate()[1]
+                    process.send_signal(signal.SIGINT)
+                out, err = process.communicate(stdin, timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # mpiexec then ends its ranks
+                out, err = process.communicate()
+                err += f"\nended after {LIMIT_S} s"
+        assert not left(smollm2), err
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return start_
+
+
+def answer(smollm2: str, *more: str) -> list[str]:
+    args = ["generate", "-m", smollm2, "-t", "1", "-p", TEXT, "--raw", "-n", "20"]
+    return [*args, "--temp", "0.7", "--seed", "4", *more]
+
+
+def test_stages_in_threads_write_what_one_place_writes(run: Run, smollm2: str) -> None:
+    plain, _ = run(*answer(smollm2))
+    more = ["--pipeline", "speculative", "--stages", "3"]
+    out, err = run(*answer(smollm2, *more))
+    assert out == plain
+    assert err.count("tokens per run") == 1
+    told = json.loads(run(*answer(smollm2, *more, "--json"))[0])
+    assert told["text"] + "\n" == plain
+    assert told["pipeline"]["tokens"] == 19
+    assert told["pipeline"]["tokens_per_run"] == 19 / told["pipeline"]["runs"]
+
+
+def test_all_that_a_strategy_can_leave_out_can_be_left_out(run: Run, smollm2: str) -> None:
+    plain, _ = run(*answer(smollm2))
+    flags = ["--restart", "--no-cancel", "--no-continuous", "--no-partitions", "--no-async"]
+    numbers = ["--draft-len", "1", "--flight", "3", "--p-accept", "0.3", "--p-recovery", "0.1"]
+    common = answer(smollm2, "--pipeline", "pipeinfer", "--stages", "2", "--p-decay", "0.1")
+    for more in ([*flags, "--layers", "29,1"], [*numbers, "--draft-model", smollm2]):
+        assert run(*common, *more)[0] == plain
+
+
+def test_two_ranks_draft_by_a_model_and_tell_json(
+    run: Run, start: Start, smollm2: str, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(p) + "\n" for p in (TEXT, "A second one.")))
+    args = ["generate", "-m", smollm2, "-t", "1", "--raw", "-n", "16", "--seed", "4"]
+    args += ["--jsonl", "-f", str(prompts)]
+    plain = [json.loads(line) for line in run(*args)[0].splitlines()]
+    more = ["--pipeline", "speculative", "--draft-model", smollm2, "--layers", "10,20"]
+    done = start(2, *args, *more)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [t["tokens"] for t in told] == [t["tokens"] for t in plain]
+    assert all(t["pipeline"]["accepted"] == t["pipeline"]["decided"] > 0 for t in told)
+
+
+def test_three_supervised_ranks_answer_a_question(start: Start, smollm2: str) -> None:
+    chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0", "-n", "24"]
+    question = "Name the capital of France.\n"
+    chat += ["--pipeline", "speculative", "--layers", "0,12,18"]
+    done = start(3, *chat, stdin=question, supervised=True)
+    assert (done.returncode, "Paris" in done.stdout) == (0, True), done.stderr
+    assert done.stderr.count("tokens per run") == 1
+
+
+def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
+    bench = ["bench", "-m", smollm2, "-t", "1", "-p", "40", "-n", "12", "-r", "1", "-o", "json"]
+    done = start(3, *bench, "--pipeline", "iterative")
+    assert done.returncode == 0, done.stderr
+    read, written = json.loads(done.stdout)
+    assert (read["layers"], read["transport"]) == ([10, 10, 10], "mpi")
+    assert (written["n_gen"], written["tokens_per_run"], written["cancelled"]) == (12, 1.0, 0)
+    # Two hops and the way back; a row of hidden states and a frame around it.
+    assert written["messages_per_token"] == 3
+    assert 4 * 576 < written["hop_nbytes_per_token"] < 4 * 576 + 120
+    assert written["avg_ts"] > 0
+    bench[-1] = "md"
+    table, _ = run(*bench, "--pipeline", "pipeinfer", "--stages", "2")
+    assert " 15+15 | " in table
+    assert " pp40 | " in table
+
+
+@pytest.mark.parametrize("where", ["threads", "ranks", "supervised ranks"])
+def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str) -> None:
+    args = answer(smollm2, "-n", "4000", "--pipeline", "pipeinfer", "-c", "0")
+    if where == "threads":
+        done = start(0, *args, "--stages", "3", interrupt="blue")
+    else:
+        done = start(2, *args, interrupt="blue", supervised=where != "ranks")
+    assert done.returncode == 130, done.stderr
+    assert "ended by interruption" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        (["--pipeline", "guess"], 2, "'guess' is not one of"),
+        ([], 2, "write one answer together: add --pipeline pipeinfer"),
+        (["--pipeline", "iterative", "-f", "/nowhere"], 2, "/nowhere: cannot be read"),
+        (["--pipeline", "pipeinfer", "--draft-model", "/nowhere"], 3, "/nowhere"),
+    ],
+)
+def test_what_is_wrong_is_told_once_and_by_the_first_rank(
+    start: Start, smollm2: str, more: list[str], code: int, says: str
+) -> None:
+    done = start(2, *answer(smollm2, *more), supervised=not more)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stages", "2"], "--stages is of no use without --pipeline"),
+        (["--no-async"], "--no-async is of no use without --pipeline"),
+        (["--layers", "1,2"], "--layers is of no use without --pipeline"),
+        (["--pipeline", "iterative"], "add --stages N, or start it by mpirun"),
+        (["--pipeline", "iterative", "--stages", "0"], "0 is not in the range"),
+        (["--pipeline", "iterative", "--stages", "2", "--numa", "off"], "--numa is for one"),
+        (["--pipeline", "iterative", "--stages", "2", "--draft-len", "2"], "guesses nothing"),
+        (["--pipeline", "speculative", "--stages", "2", "--flight", "2"], "for --pipeline pipein"),
+        (["--pipeline", "pipeinfer", "--stages", "2", "--spec", "auto"], "is for one process"),
+        (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "self"], "one model"),
+        (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "a,b"], "one model"),
+        (["--pipeline", "iterative", "--stages", "2", "--draft-model", "a"], "of no use to"),
+        (["--pipeline", "pipeinfer", "--layers", "a"], "expected numbers such as 10,8,6"),
+        (["--pipeline", "pipeinfer", "--stages", "2", "--layers", "30"], "2 numbers, one per"),
+        (["--pipeline", "pipeinfer", "--stages", "2", "--layers", "9,9"], "expected 30 in all"),
+        (["--pipeline", "pipeinfer", "--stages", "2", "-c", "9999"], "-c: 9999 tokens"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    run: Run, smollm2: str, options: list[str], message: str
+) -> None:
+    _, err = run("generate", "-m", smollm2, "-p", "x", *options, code=2)
+    assert message in err

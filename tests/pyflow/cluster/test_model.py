@@ -1,0 +1,174 @@
+"""A model in several stages writes, chunk by chunk, what it writes in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyflow import ChatSession, PyflowError, SamplingParams
+from pyflow.cluster.drafts import LookupGuesser
+from pyflow.cluster.layers import given
+from pyflow.cluster.model import PipelinedModel, in_threads
+from pyflow.cluster.strategy import NAMES, named
+from pyflow.errors import ShapeError
+from pyflow.session import Turn
+
+from .conftest import Rig
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [
+    "Repeat: red green blue red green blue red green blue red",
+    "The history of the Roman empire begins with",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+]
+GREEDY = SamplingParams(temperature=0, seed=1)
+SAMPLED = SamplingParams(temperature=1.1, repeat_penalty=1.1, seed=5)
+
+
+@pytest.fixture
+def rig(rigs: Callable[[str], Rig]) -> Rig:
+    return rigs("smollm2")
+
+
+def pipelined(rig: Rig, strategy: str, n_stages: int, **options: Any) -> PipelinedModel:
+    return in_threads(
+        rig.model,
+        strategy=named(strategy, n_stages),
+        n_stages=n_stages,
+        guesser=None if strategy == "iterative" else LookupGuesser(),
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n_stages"), [("iterative", 3), ("speculative", 5), ("pipeinfer", 2)]
+)
+def test_chunks_and_completions_are_those_of_one_place(
+    rig: Rig, strategy: str, n_stages: int
+) -> None:
+    with pipelined(rig, strategy, n_stages) as model:
+        for sampling in (GREEDY, SAMPLED):
+            how: Any = {"n_predict": 32, "sampling": sampling, "stop": ["\n\n"]}
+            for prompt in PROMPTS:
+                with rig.model.stream(prompt, **how) as plain:
+                    expected = [(c.text, c.token) for c in plain]
+                with model.stream(prompt, **how) as chunks:
+                    assert [(c.text, c.token) for c in chunks] == expected
+                found, one = chunks.completion, plain.completion
+                assert (found.text, found.tokens) == (one.text, one.tokens)
+                assert (found.stop_reason, found.seed) == (one.stop_reason, one.seed)
+                assert found.timings.prompt_n == one.timings.prompt_n
+                assert found.timings.predicted_n == one.timings.predicted_n
+                assert found.pipeline is not None
+                assert found.pipeline.tokens >= len(found.tokens) - 1
+
+
+def test_several_prompts_run_in_turn_with_noise_of_their_own(rig: Rig) -> None:
+    prompts = [PROMPTS[1], PROMPTS[1], PROMPTS[2]]
+    expected = rig.model.generate(prompts, n_predict=12, sampling=SAMPLED)
+    with pipelined(rig, "pipeinfer", 2) as model:
+        found = model.generate(prompts, n_predict=12, sampling=SAMPLED)
+    assert [c.tokens for c in found] == [c.tokens for c in expected]
+    assert found[0].tokens != found[1].tokens
+
+
+def test_the_context_ends_an_answer_where_it_does_in_one_place(rig: Rig) -> None:
+    for strategy in NAMES:
+        with pipelined(rig, strategy, 2, n_ctx=30) as model:
+            expected = rig.model.generate(PROMPTS[1], n_ctx=30, sampling=GREEDY)
+            found = model.generate(PROMPTS[1], sampling=GREEDY)
+            assert expected.stop_reason == found.stop_reason == "context"
+            assert (found.text, found.tokens) == (expected.text, expected.tokens)
+            with pytest.raises(PyflowError, match="the context holds 30"):
+                model.stream("word " * 40)
+
+
+def finish(turn: Turn) -> Any:
+    for _ in turn:
+        pass
+    return turn.completion
+
+
+def test_a_chat_keeps_what_stages_hold_and_goes_on_when_it_was_stopped(rig: Rig) -> None:
+    with pipelined(rig, "pipeinfer", 3) as model:
+        plain, chat = (ChatSession(m, sampling=SAMPLED, n_predict=24) for m in (rig.model, model))
+        for question in ("Hi there!", "Tell me more.", "And then?"):
+            expected, found = finish(plain.ask(question)), finish(chat.ask(question))
+            assert found.tokens == expected.tokens
+            assert found.timings.prompt_n == expected.timings.prompt_n
+        assert found.timings.prompt_n < len(found.prompt_tokens) // 2
+        for session in (plain, chat):
+            turn = session.ask("Count to a hundred.")
+            for _ in range(5):
+                next(turn)
+            turn.cancel()
+            assert finish(turn).stop_reason == "cancelled"
+        with model.stream(PROMPTS[0], n_predict=8, sampling=GREEDY) as between:
+            assert len(list(between)) == 8
+        expected, found = finish(plain.regenerate()), finish(chat.regenerate())
+        assert found.tokens == expected.tokens
+        plain.close()
+        chat.close()
+
+
+def test_a_chat_past_its_context_forgets_the_oldest_turns(rig: Rig) -> None:
+    notices: list[str] = []
+    with pipelined(rig, "pipeinfer", 2, n_ctx=128) as model:
+        chat = ChatSession(model, sampling=GREEDY, n_predict=40, notice=notices.append)
+        for i in range(6):
+            done = finish(chat.ask(f"What comes after {i}?"))
+            assert done.stop_reason in ("eos", "length")
+            assert len(done.tokens) > 0
+        assert len(notices) == 1
+        assert "128 tokens" in notices[0]
+        long = ChatSession(model, sampling=GREEDY)
+        assert finish(long.ask("Write a very long story about a river.")).stop_reason in (
+            "eos",
+            "context",
+        )
+
+
+def test_a_stream_that_is_closed_or_cancelled_leaves_the_pipeline_to_the_next(rig: Rig) -> None:
+    expected = rig.model.generate(PROMPTS[1], n_predict=16, sampling=SAMPLED).tokens
+    with pipelined(rig, "pipeinfer", 3) as model:
+        for end in ("cancel", "close", "stop", "before"):
+            chunks = model.stream(PROMPTS[0], n_predict=200, sampling=SAMPLED)
+            if end == "before":
+                chunks.cancel()
+            else:
+                next(chunks)
+                with pytest.raises(PyflowError, match="still serves another stream"):
+                    next(model.stream("Other"))
+                next(chunks)
+                getattr(chunks, "close" if end == "stop" else end)()
+            assert all(chunk.token is None for chunk in chunks)
+            assert chunks.completion.stop_reason == "cancelled"
+            again = model.generate(PROMPTS[1], n_predict=16, sampling=SAMPLED)
+            assert again.tokens == expected
+
+
+def test_layers_are_as_given_and_what_does_not_fit_is_refused(rig: Rig) -> None:
+    strategy = named("pipeinfer", 2)
+    how: Any = {"n_predict": 12, "sampling": SAMPLED}
+    with in_threads(rig.model, strategy=strategy, n_stages=3, layers=given([0, 29, 1])) as model:
+        assert model.n_stages == 2
+        expected = rig.model.generate(PROMPTS[2], **how)
+        assert model.generate(PROMPTS[2], **how).tokens == expected.tokens
+        refused: list[dict[str, Any]] = [
+            {"n_ctx": 64},
+            {"cache_type": "q8_0"},
+            {"sampling": SamplingParams(n_logprobs=2)},
+            {"n_predict": 0},
+        ]
+        for options in refused:
+            with pytest.raises(PyflowError, match=r"pipeline|n_predict"):
+                model.stream("x", **options)
+        with pytest.raises(PyflowError, match="expected the pipeline's own"):
+            ChatSession(model, n_ctx=77)
+    with pytest.raises(ShapeError, match="expected 30 in all"):
+        in_threads(rig.model, strategy=strategy, n_stages=2, layers=given([10, 10]))
+    with pytest.raises(ShapeError, match="expected 1 to 8192"):
+        in_threads(rig.model, strategy=strategy, n_ctx=100_000)
