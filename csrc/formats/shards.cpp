@@ -105,7 +105,8 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
   const std::string& path = first->file().path();
   std::string tail = "-of-" + five_digits(count);
   tail += ".gguf";
-  const std::string own = "-" + five_digits(1) + tail;
+  std::string own = "-";
+  own += five_digits(1) + tail;
   if (!path.ends_with(own))
     throw FormatError(first->label() + ": file name: expected one that ends in " + own +
                       ", as metadata say that it is the first of " + grouped(count) +

@@ -158,7 +158,11 @@ class Collector {
   // Keys of other kinds than text and integers go by their position.
   std::string key(const PickleValue& v, size_t position) {
     if (v.kind == Kind::Int) return std::to_string(v.number);
-    if (!is_text(v)) return "[" + std::to_string(position) + "]";
+    if (!is_text(v)) {
+      std::string place = "[";
+      place += std::to_string(position);
+      return place + ']';
+    }
     if (v.size > kMaxName || !is_utf8(v.text()))
       in_.fail(0, "key", "at most 4,096 bytes of UTF-8", quoted(v.text()), kAdviseConvert);
     return std::string(v.text());
