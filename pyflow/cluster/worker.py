@@ -53,9 +53,9 @@ class Worker:
                 self._epoch = _NO_EPOCH
             case PyflowError():
                 message = PyflowError(f"a message of rank {source}: {message}")
-        self._inbox.put(message)
         if not isinstance(message, Frame):
-            self.stop()
+            self.stop()  # first: once a new job is in the inbox, it may have begun
+        self._inbox.put(message)
 
     def stop(self) -> None:
         """Leaves out the run in progress and those that wait, until the next job."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from threading import Event, Thread
 
 import pytest
 
@@ -99,6 +101,26 @@ def test_frames_and_cancellations_of_another_job_are_dropped() -> None:
     first = [("reset", 3, 9), 1, ("cancel", 6, 7), "stop"]
     assert stage.told == [*first, ("reset", 3, 9), 2, "stop"]
     assert [m.epoch for _, m in rank.sent] == [4, 4, 5, 5]
+
+
+def test_a_job_is_not_stopped_by_its_own_beginning() -> None:
+    class Slow(Fake):
+        def stop(self) -> None:
+            time.sleep(0.05)
+            super().stop()
+
+    stage = Slow()
+    rank = Rank(stage)
+    has_begun = Event()
+    stage.during[1] = has_begun.set
+    rank.given(begin(4), frame(4, 1))
+    thread = Thread(target=rank.work)
+    thread.start()
+    assert has_begun.wait(10)
+    rank.given(begin(5), frame(5, 2), Goodbye(0))
+    thread.join(10)
+    reset = ("reset", 3, 9)
+    assert [told for told in stage.told if told != 2] == [reset, 1, "stop", reset, "stop"]
 
 
 def test_what_a_stage_raises_is_reported_and_nothing_is_done_after_it() -> None:
