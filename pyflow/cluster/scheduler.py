@@ -74,7 +74,6 @@ class Scheduler:
         self._n_told = 0  # tokens of the text that samplers know
         self._n_frames = 0
         self._drafts = _Drafts()
-        self._held: list[Result] = []  # while a draft is waited for
         self._ended: EndReason | None = self._end() if job.committed else None
 
     @property
@@ -118,11 +117,6 @@ class Scheduler:
             return []
         if isinstance(message, Drafted):
             self._drafted(message)
-            held, self._held = self._held, []
-            for result in held:
-                self._result(result)
-        elif self._drafts.asked and not self.strategy.asynchronous:
-            self._held.append(message)
         else:
             self._result(message)
         self._fill()
@@ -249,6 +243,8 @@ class Scheduler:
             return
         if chain.end > n and not strategy.continuous:
             return
+        if self._flights and not strategy.asynchronous:
+            return
         if chain.sent_end >= n and strategy.waits:
             return
         unsent = chain.end - max(n, chain.sent_end)
@@ -264,7 +260,7 @@ class Scheduler:
         unsent = min(len(chain.tokens) - chain.n_sent, strategy.n_rows)
         if chain.sent_end < n:  # the newest token itself
             guesses = strategy.n_draft and not self._drafts.dry and self._room() > 0
-            if strategy.waits and unsent == 1 and guesses and strategy.n_rows > 1:
+            if (strategy.waits or not strategy.asynchronous) and chain.end == n and guesses:
                 return False
             self._send_chain(unsent if self._has_cells(unsent) else 1)
             return True

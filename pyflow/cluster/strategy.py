@@ -27,7 +27,7 @@ class Strategy:
     The last four can be turned off to see what each of them brings: leaving out runs that nobody
     waits for, guessing on while guesses are on their way, partitions of cells for them (without,
     a run of guesses waits until no other one is on its way), and drafting beside all else (without,
-    results wait while a draft is being made).
+    drafts wait until nothing is on its way, and the newest token waits for a draft).
     """
 
     n_draft: int = 0

@@ -364,14 +364,21 @@ def test_nothing_likely_enough_is_not_asked_for_until_a_result() -> None:
     assert hand.asked.number != number
 
 
-def test_without_asynchrony_results_wait_for_the_draft() -> None:
-    hand = Hand(pipeinfer(2, 4, asynchronous=False))
+def test_without_asynchrony_drafts_and_runs_wait_for_each_other() -> None:
+    hand = Hand(pipeinfer(1, 4, asynchronous=False))
     hand.draw(1, 10)
+    assert hand.runs() == [(0, 0, (1, 2, 3))]
     assert hand.asked is not None
+    first = hand.asked.number
+    hand.draft(11)
+    assert hand.runs()[1:] == [(0, 3, (10,)), (1, 4, (11,))]
     hand.draw(2, 11)
-    assert hand.text == [10]
-    hand.draft(11, 12)
-    assert hand.text == [10, 11]
+    assert hand.asked.number == first  # a run is still on its way
+    hand.draw(3, 12)
+    assert hand.asked.number > first
+    assert hand.text == [10, 11, 12]
+    hand.draft()  # nothing is likely enough: the newest token waits no more
+    assert hand.runs()[3:] == [(0, 5, (12,))]
 
 
 def test_what_is_likely_enough_rises_along_a_chain_and_falls_while_nothing_is() -> None:
