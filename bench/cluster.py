@@ -1,204 +1,156 @@
-"""Strategies of a pipeline on clusters that are not here: a simulation in virtual time.
+"""Pipelines on clusters that are not here: every figure and table of docs/pipelines.md.
 
-usage: python bench/cluster.py [--nodes 4,8,15,32] [--tokens 256] [--seeds 3] [-o md|json]
+usage: python bench/cluster.py --out FOLDER [--nodes 1,2,4,8,15,32,64] [--tokens 256] [--seeds 5]
+       python bench/cluster.py --out FOLDER --wall [-m MODEL] [--ranks 8] [--repeats 1]
 
-The scheduler and its messages are the real ones; the model is a made-up language, whose drafter is
-right as often as the paper says of each pair (Butler et al., PipeInfer, 2024, section V). What
-everything takes follows from sizes and rates by the formulas below, which were written down before
-any strategy was tried on them:
+The first one simulates in virtual time: speed, time to first token, inter-token latency, memory and
+utilisation on the clusters of Butler et al., PipeInfer (2024), section V, and what each part of
+PipeInfer brings. It depends on no clock: the same numbers come out on every machine. Each
+point goes to FOLDER/points.jsonl when it is known, and a run that was stopped goes on from there.
+cluster.json, tables.md and the charts are made of all of them at the end.
 
-    weights of a layer   = parameters * bits per weight / 8 / layers
-    time of n rows       = max(weights / memory rate, n * parameters of the layer / multiply rate)
-    memory rate          = channels * transfers/s * 8 bytes * 0.7
-    multiply rate        = cores * clock * multiply-adds per cycle
-    hidden state         = 4 bytes * n_embd * rows
-
-Bits per weight are those of llama.cpp's formats for models of this size: Q2_K 3.35, Q3_K_M 3.91,
-Q4_K_M 4.85. A core makes 16 multiply-adds of quantized weights per cycle with AVX2, 8 with AVX:
-half of what its vector unit could, the rest goes into unpacking.
-
-Iterative and speculative pipelines have all nodes as stages. The speculative one's head makes a
-draft, sends it, and waits for what becomes of it before the next; PipeInfer gives one node to the
-draft model.
+The second one runs a real model under mpiexec, on ranks that wait as the nodes of cluster C would,
+and sets what it measures against the simulation of the same times; see cluster_wall.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any
 
-from pyflow.cluster.job import Job
-from pyflow.cluster.language import Language, LanguageDrafter, LanguageStage
-from pyflow.cluster.plan import Link
-from pyflow.cluster.scheduler import Scheduler
-from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.virtual import ClusterTimes, Trace, VirtualPipeline
+from cluster_figures import draw
+from cluster_models import CLUSTERS, PAIRS, Pair
+from cluster_simulate import Texts, ablations, best, choices
+from cluster_tables import as_markdown
+from cluster_wall import compare
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-BITS = {"Q2_K": 3.35, "Q3_K_M": 3.91, "Q4_K_M": 4.85}
-N_PROMPT = 128
+# The paper's figure 8: eight nodes, and the smaller draft model for each target.
+ABLATED = 8, (0, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """A model by its size."""
+class Point:
+    """What is simulated in one go."""
 
-    parameters: float
-    n_layers: int
-    n_embd: int
-    format: str
+    kind: str
+    cluster: str
+    n_nodes: int
+    pair: Pair
+    texts: Texts
 
     @property
-    def layer_nbytes(self) -> float:
-        return self.parameters * BITS[self.format] / 8 / self.n_layers
+    def key(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "cluster": self.cluster,
+            "nodes": self.n_nodes,
+            "pair": self.pair.name,
+            "alpha": self.pair.alpha,
+            "tokens": self.texts.n_tokens,
+            "seeds": self.texts.n_seeds,
+        }
+
+    def compute(self) -> dict[str, Any]:
+        ways = ablations if self.kind == "ablations" else choices
+        cluster = CLUSTERS[self.cluster]
+        tried = list(ways(cluster, self.n_nodes, self.pair, self.texts.n_cells))
+        return best(self.pair, tried, self.texts)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What one machine does per second."""
-
-    bytes_per_s: float
-    macs_per_s: float
-
-    def layers_s(self, weights: Weights, n_layers: float, n_rows: int) -> float:
-        """Seconds of so many layers for so many rows."""
-        reading = weights.layer_nbytes / self.bytes_per_s
-        computing = n_rows * weights.parameters / weights.n_layers / self.macs_per_s
-        return n_layers * max(reading, computing)
+def points(names: list[str], counts: list[int], texts: Texts) -> Iterator[Point]:
+    """All that the figures need; counts: of nodes, in place of the paper's."""
+    for name in names:
+        cluster = CLUSTERS[name]
+        for n in counts or cluster.counts:
+            if n <= len(cluster.nodes):
+                yield from (Point("nodes", name, n, pair, texts) for pair in PAIRS)
+    if "C" in names:
+        n, pairs = ABLATED
+        yield from (Point("ablations", "C", n, PAIRS[i], texts) for i in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    name: str
-    target: Weights
-    draft: Weights
-    alpha: float
-
-
-LLAMA_70B = Weights(69e9, 80, 8192, "Q3_K_M")
-GOLIATH = Weights(118e9, 137, 8192, "Q2_K")
-FALCON_180B = Weights(179e9, 80, 14848, "Q3_K_M")
-PAIRS = [
-    Pair("Dolphin-70B + TinyLlama-1.1B", LLAMA_70B, Weights(1.1e9, 22, 2048, "Q4_K_M"), 0.79),
-    Pair("Dolphin-70B + Orca2-7B", LLAMA_70B, Weights(6.7e9, 32, 4096, "Q4_K_M"), 0.66),
-    Pair("Goliath-120B + XWin-7B", GOLIATH, Weights(6.7e9, 32, 4096, "Q4_K_M"), 0.52),
-    Pair("Goliath-120B + XWin-13B", GOLIATH, Weights(13e9, 40, 5120, "Q4_K_M"), 0.61),
-    Pair("Falcon-180B + Falcon-7B", FALCON_180B, Weights(7.2e9, 32, 4544, "Q3_K_M"), 0.687),
-    Pair("Falcon-180B + Falcon-40B", FALCON_180B, Weights(41e9, 60, 8192, "Q3_K_M"), 0.695),
-]
-EDR = Link(2e-6, 12e9)
-GIGABIT = Link(1e-4, 118e6)
-# Two sockets of six channels DDR4-2666 and 18 cores at 2.3 GHz; of four DDR3-1600 and 8 at 2.0.
-XEON_GOLD = Node(2 * 6 * 2666e6 * 8 * 0.7, 2 * 18 * 2.3e9 * 16)
-XEON_E5 = Node(2 * 4 * 1600e6 * 8 * 0.7, 2 * 8 * 2.0e9 * 8)
-CLUSTERS = {"C": (XEON_GOLD, EDR, (4, 8, 15, 32)), "A": (XEON_E5, GIGABIT, (4, 8))}
-
-
-def simulate(
-    pair: Pair,
-    node: Node,
-    link: Link,
-    n_stages: int,
-    strategy: Strategy,
-    n_tokens: int,
-    seed: int,
-) -> tuple[Trace, Scheduler]:
-    """One text of n_tokens."""
-    layers = [
-        pair.target.n_layers * (i + 1) // n_stages - pair.target.n_layers * i // n_stages
-        for i in range(n_stages)
-    ]
-    times = ClusterTimes(
-        stage_s=[partial(node.layers_s, pair.target, n) for n in layers],
-        n_layers=layers,
-        link=link,
-        row_nbytes=4 * pair.target.n_embd,
-        draft_s=node.layers_s(pair.draft, pair.draft.n_layers, 1),
+def simulated(folder: Path, wanted: list[Point]) -> list[dict[str, Any]]:
+    """Those of the wanted points that the folder has not are added to it."""
+    path = folder / "points.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    # Of a line that was being written when somebody stopped this, nothing is kept.
+    known = {json.dumps(row["key"]): row for row in map(json.loads, filter(_is_whole, lines))}
+    bar = Progress(
+        TextColumn("{task.description:48}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
     )
-    language = Language(n_stages, seed)
-    n_ctx = N_PROMPT + n_tokens + 512
-    job = Job(prompt=list(range(N_PROMPT)), n_predict=n_tokens, n_ctx=n_ctx)
-    scheduler = Scheduler(job, strategy)
-    stages = [LanguageStage(language, i, n_ctx) for i in range(n_stages)]
-    drafter = LanguageDrafter(language, pair.alpha, seed)
-    trace = VirtualPipeline(scheduler, stages, times, drafter).run()
-    if trace.tokens != language.write(job.prompt, n_tokens):
-        raise AssertionError(f"{pair.name}: the tokens are not those of one place")
-    return trace, scheduler
+    with bar, path.open("w") as file:
+        task = bar.add_task("", total=len(wanted))
+        for row in known.values():
+            print(json.dumps(row), file=file, flush=True)
+        for point in wanted:
+            at = f"{point.cluster} {point.n_nodes}: {point.pair.name}"
+            bar.update(task, description=at)
+            name = json.dumps(point.key)
+            if name not in known:
+                known[name] = {"key": point.key, "found": point.compute()}
+                print(json.dumps(known[name]), file=file, flush=True)
+            bar.advance(task)
+    return [known[json.dumps(point.key)] for point in wanted]
 
 
-def candidates(n_nodes: int) -> Iterator[tuple[str, int, Strategy]]:
-    """Strategies by name, with the number of their stages."""
-    yield "iterative", n_nodes, iterative()
-    for n in (1, 2, 3, 4, 6, 8):
-        yield "speculative", n_nodes, speculative(n)
-    for n_rows in (1, 2, 3, 4):
-        for n_flight in sorted({2, n_nodes // 2, n_nodes, 3 * n_nodes // 2}):
-            yield "pipeinfer", n_nodes - 1, pipeinfer(n_rows, n_flight)
-            yield "pipeinfer, restarting", n_nodes - 1, pipeinfer(n_rows, n_flight, restarts=True)
+def _is_whole(line: str) -> bool:
+    return line.endswith("}}}")
 
 
-def best(
-    pair: Pair, node: Node, link: Link, n_nodes: int, n_tokens: int, n_seeds: int
-) -> dict[str, dict[str, float]]:
-    """Per strategy: medians of the fastest choice of its numbers."""
-    found: dict[str, dict[str, float]] = {}
-    for name, n_stages, strategy in candidates(n_nodes):
-        runs = [
-            simulate(pair, node, link, n_stages, strategy, n_tokens, seed)[0]
-            for seed in range(n_seeds)
-        ]
-        rate = statistics.median(t.tokens_per_s for t in runs)
-        if name not in found or rate > found[name]["tokens_per_s"]:
-            found[name] = {
-                "tokens_per_s": rate,
-                "ttft_s": statistics.median(t.ttft_s for t in runs),
-                "n_draft": strategy.n_draft,
-                "n_flight": strategy.n_flight,
-                "utilisation": statistics.median(
-                    sum(t.busy_s) / len(t.busy_s) / t.end_s for t in runs
-                ),
-            }
-    return found
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--clusters", default="C,A,B", help="which of the paper's, e.g. C")
+    parser.add_argument("--nodes", default="", help="e.g. 1,2,64; as in the paper by default")
+    parser.add_argument("--tokens", type=int, help="of a text: 256, of --wall 64")
+    parser.add_argument("--seeds", type=int, default=5, help="texts of each kind")
+    parser.add_argument("--wall", action="store_true", help="under mpiexec instead")
+    parser.add_argument("-m", "--model", default="smollm2", help="of --wall: name or path")
+    parser.add_argument("--ranks", type=int, default=8, help="of --wall: 4 to 8")
+    parser.add_argument("--repeats", type=int, default=1, help="of --wall: there and back so often")
+    parser.add_argument("--slower", type=float, default=1, help="of --wall: times, by this factor")
+    parser.add_argument("--pairs", default="2,0", help="of --wall: numbers of pairs, 0 to 5")
+    options = parser.parse_args(arguments)
+    try:
+        options.nodes = [int(n) for n in options.nodes.split(",") if n]
+        options.pairs = [PAIRS[int(i)] for i in options.pairs.split(",")]
+    except (ValueError, IndexError):
+        parser.error("--nodes, --pairs: expected numbers with commas between them, pairs from 0")
+    options.clusters = options.clusters.split(",")
+    options.tokens = options.tokens or (64 if options.wall else 256)
+    if not set(options.clusters) <= set(CLUSTERS):
+        parser.error(f"--clusters: expected some of {', '.join(CLUSTERS)}")
+    if min([options.tokens - 1, options.seeds, options.repeats, *options.nodes]) < 1:
+        parser.error("--nodes, --seeds and --repeats must be at least 1, --tokens at least 2")
+    if not 3 <= options.ranks <= 16 or options.slower <= 0:
+        parser.error("--ranks: expected 3 to 16; --slower: more than 0")
+    return options
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--nodes", default="")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cluster", choices=CLUSTERS, default="C")
-    parser.add_argument("-o", choices=("md", "json"), default="md")
-    options = parser.parse_args()
-    node, link, counts = CLUSTERS[options.cluster]
-    if options.nodes:
-        counts = tuple(int(n) for n in options.nodes.split(","))
-    rows = []
-    for pair in PAIRS:
-        for n_nodes in counts:
-            found = best(pair, node, link, n_nodes, options.tokens, options.seeds)
-            rows.append({"pair": pair.name, "alpha": pair.alpha, "nodes": n_nodes, **found})
-            if options.o == "md":
-                base, spec, pipe = (found[k] for k in ("iterative", "speculative", "pipeinfer"))
-                paper = found["pipeinfer, restarting"]
-                print(
-                    f"| {pair.name} | {n_nodes} | {base['tokens_per_s']:.2f} "
-                    f"| {spec['tokens_per_s']:.2f} ({spec['n_draft']}) "
-                    f"| {pipe['tokens_per_s']:.2f} ({pipe['n_draft']}, {pipe['n_flight']}) "
-                    f"| {paper['tokens_per_s']:.2f} "
-                    f"| {pipe['tokens_per_s'] / spec['tokens_per_s']:.2f} "
-                    f"| {pipe['tokens_per_s'] / base['tokens_per_s']:.2f} "
-                    f"| {pipe['ttft_s'] / base['ttft_s']:.2f} | {pipe['utilisation']:.2f} |",
-                    flush=True,
-                )
-    if options.o == "json":
-        json.dump(rows, sys.stdout, indent=1)
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.wall:
+        return compare(options)
+    texts = Texts(options.tokens, options.seeds)
+    rows = simulated(options.out, list(points(options.clusters, options.nodes, texts)))
+    (options.out / "cluster.json").write_text(json.dumps(rows, indent=1) + "\n")
+    table = as_markdown(rows)
+    (options.out / "tables.md").write_text(table + "\n")
+    draw(rows, options.out)
+    print(table)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,7 +30,7 @@ from pyflow.cluster.messages import (
     Setup,
 )
 from pyflow.cluster.stage import ModelStage
-from pyflow.cluster.threads import Sizes
+from pyflow.cluster.threads import Sizes, Stage
 from pyflow.cluster.wire import WireError
 from pyflow.cluster.worker import Worker
 from pyflow.context import DEFAULT_BATCH, context_args
@@ -43,11 +43,14 @@ from pyflow.spec import ModelSpec
 _Item: TypeAlias = tuple[int, Message | BaseException]
 
 
-def serve(path: str | Path, *, pool: _core.ThreadPool) -> Traffic:
+def serve(
+    path: str | Path, *, pool: _core.ThreadPool, make: Callable[..., Stage] = ModelStage
+) -> Traffic:
     """On a rank other than 0: works for the head until that says goodbye.
 
     path: the model, of which this rank loads the layers that the head gives it, and no others.
-    What goes wrong here is raised by the head. Returns what was sent.
+    make: of a `ModelStage`'s arguments what stands in for one. What goes wrong here is raised by
+    the head. Returns what was sent.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
@@ -61,7 +64,7 @@ def serve(path: str | Path, *, pool: _core.ThreadPool) -> Traffic:
         here.at("waiting for the others")
         if isinstance(setup := worker.take(), Setup):
             worker.onward = _onward(rank, setup.layers)
-            if stage := _stage(checkpoint, setup, rank, pool):
+            if stage := _stage(make, checkpoint, setup, rank, pool):
                 with_layers = f", {_named(setup.layers[rank])}"
             here.at("waiting for a job" + with_layers)
             worker.work(stage)
@@ -91,9 +94,10 @@ class MpiPipeline(Closing):
         layers: Sequence[range] | Split,
         *,
         pool: _core.ThreadPool,
+        make: Callable[..., Stage] = ModelStage,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """path, pool: as for `serve`. layers: of each rank, or what decides about them.
+        """path, pool, make: as for `serve`. layers: of each rank, or what decides about them.
 
         Waits for all other ranks, but not for their weights.
 
@@ -122,7 +126,7 @@ class MpiPipeline(Closing):
             worker.onward = _onward(0, ranges)
             for rank in range(1, endpoint.size):
                 endpoint.send(rank, setup)
-            if stage := _stage(checkpoint, setup, 0, pool):
+            if stage := _stage(make, checkpoint, setup, 0, pool):
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
             here.at("waiting for a job")
@@ -227,14 +231,18 @@ def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
 
 
 def _stage(
-    checkpoint: formats.Checkpoint, setup: Setup, rank: int, pool: _core.ThreadPool
-) -> ModelStage | None:
+    make: Callable[..., Stage],
+    checkpoint: formats.Checkpoint,
+    setup: Setup,
+    rank: int,
+    pool: _core.ThreadPool,
+) -> Stage | None:
     """What a rank computes with, if it holds any layers."""
     layers = setup.layers[rank]
     if not layers:
         return None
     here.at(f"loading {_named(layers)}")
-    return ModelStage(
+    return make(
         checkpoint,
         checked_spec(checkpoint),
         layers=layers,
@@ -263,7 +271,7 @@ def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:
     return deliver
 
 
-def _work(worker: Worker, stage: ModelStage) -> None:
+def _work(worker: Worker, stage: Stage) -> None:
     """The thread of rank 0's stage. It does not know the pipeline, which may so be forgotten."""
     with worker.reporting():
         worker.work(stage)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from typing import Protocol
 
 from pyflow.cluster.drafts import Guesser
@@ -65,11 +65,27 @@ class Trace:
     end_s: float = 0.0
     busy_s: list[float] = field(default_factory=list)
     """By stage."""
+    draft_busy_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
         """From the end of the prompt to the first token after that, as PipeInfer counts it."""
         return self.times[1] - self.times[0]
+
+    @property
+    def prompt_s(self) -> float:
+        """From the start to the token that the prompt draws."""
+        return self.times[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """From token to token after the prompt; 0 between those that came in one go."""
+        return [b - a for a, b in pairwise(self.times)]
+
+    @property
+    def utilisation(self) -> list[float]:
+        """By stage: the part of the time that it was busy."""
+        return [busy / self.end_s for busy in self.busy_s]
 
     @property
     def tokens_per_s(self) -> float:
@@ -118,9 +134,8 @@ class VirtualPipeline:
         self._events: list[tuple[float, int, int, Callable[[], None]]] = []
         self._number = count()
         self._links: dict[tuple[int, int, bool], float] = {}
-        self._request: DraftRequest | None = None
-        self._drafting = 0
         self._pending: list[DraftRequest] = []
+        self._drafting = False
         self.trace = Trace(busy_s=[0.0] * len(stages))
         self._done = False
 
@@ -227,21 +242,28 @@ class VirtualPipeline:
         stage.stopped = True
         self._finish_at(i, max(self._now, stage.ends))
 
-    # The drafter: the latest request counts.
+    # The drafter ends the draft that it is at; then the latest request counts. As `Drafting` does.
 
     def _ask(self, request: DraftRequest) -> None:
         self._pending.append(request)
-        self._drafting += 1
-        turn = self._drafting
-        if not request.n:
-            return
-        seconds = self._jitter(self._times.draft_s * request.n)
-        self._at(self._now + seconds, lambda: self._answer(turn))
+        if not self._drafting:
+            self._draft()
 
-    def _answer(self, turn: int) -> None:
-        if turn != self._drafting or self._drafter is None:
+    def _draft(self) -> None:
+        if self._drafter is None or not self._pending:
             return
-        pending, self._pending = self._pending, []
-        for request in pending:
-            drafted = self._drafter.answer(request)
+        *overtaken, request = self._pending
+        self._pending = []
+        for one in overtaken:
+            self._drafter.answer(replace(one, n=0))
+        drafted = self._drafter.answer(request)
+        if request.n:
+            self._drafting = True
+            seconds = self._jitter(self._times.draft_s * request.n)
+            self._at(self._now + seconds, lambda: self._answer(drafted, seconds))
+
+    def _answer(self, drafted: Drafted, seconds: float) -> None:
+        self.trace.draft_busy_s += seconds
+        self._drafting = False
         self._send(DRAFTER, HEAD, drafted, lambda: self._hear(drafted))
+        self._draft()

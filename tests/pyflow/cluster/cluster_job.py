@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 
 from mpi4py import MPI
-from oracle import Oracle
 
 from pyflow import SamplingParams, _core
 from pyflow.cluster.head import Drafting, write
 from pyflow.cluster.job import Job
 from pyflow.cluster.journal import Journal
 from pyflow.cluster.mpi import MpiPipeline, serve
+from pyflow.cluster.oracle import Oracle
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.strategy import pipeinfer
 from pyflow.cluster.threads import Sizes

@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
-from oracle import Oracle
 
 import pyflow
 from pyflow import PyflowError, SamplingParams, _core
-from pyflow.cluster import endpoint, mpi
+from pyflow.cluster import endpoint
 from pyflow.cluster.endpoint import Traffic
 from pyflow.cluster.head import Drafting, write
 from pyflow.cluster.job import Job
 from pyflow.cluster.messages import Frame, Result
 from pyflow.cluster.mpi import MpiPipeline, serve
+from pyflow.cluster.oracle import Oracle
 from pyflow.cluster.scheduler import Scheduler
+from pyflow.cluster.stage import ModelStage
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.threads import Sizes
 
@@ -123,7 +124,7 @@ def frames(pipeline: MpiPipeline) -> None:
         pass
 
 
-class Raises(mpi.ModelStage):
+class Raises(ModelStage):
     """Fails at its second frame."""
 
     n_frames = 0
@@ -135,13 +136,14 @@ class Raises(mpi.ModelStage):
         return super().handle(frame)
 
 
-class Forgets(mpi.ModelStage):
+class Forgets(ModelStage):
     """Keeps five positions at most."""
 
     def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
         return super().reset(sampling, stream=stream, keep=min(keep, 5))
 
 
+STAGES = {"raise": Raises, "forgets": Forgets}
 CHECKED = {"jobs": jobs, "one job": one_job, "forgets": forgotten, "isa": one_job}
 
 
@@ -158,11 +160,7 @@ def corrupt(encode: Callable[[Any], bytearray]) -> Callable[[Any], bytearray]:
 
 
 def do_wrong(how: str) -> None:
-    if how == "raise":
-        mpi.ModelStage = Raises  # type: ignore[misc]
-    elif how == "forgets":
-        mpi.ModelStage = Forgets  # type: ignore[misc]
-    elif how == "corrupt":
+    if how == "corrupt":
         endpoint.encode = corrupt(endpoint.encode)  # type: ignore[attr-defined]
     elif how == "isa":
         os.environ["PYFLOW_ISA"] = _core.runnable_isas()[1]
@@ -171,15 +169,16 @@ def do_wrong(how: str) -> None:
         metadata.version = lambda _: "0.0.9"
 
 
-def head(scenario: str, path: Path, ranges: list[range]) -> Traffic:
+def head(scenario: str, path: Path, ranges: list[range], make: type[ModelStage]) -> Traffic:
     if scenario in CHECKED:
         with (
             pyflow.load(path, n_threads=1) as model,
-            MpiPipeline(path, ranges, pool=model.pool, **SIZES) as pipeline,
+            MpiPipeline(path, ranges, pool=model.pool, make=make, **SIZES) as pipeline,
         ):
             CHECKED[scenario](model, pipeline)
             return pipeline.sent
-    with closing(MpiPipeline(path, ranges, pool=_core.ThreadPool(1), **SIZES)) as pipeline:
+    pool = _core.ThreadPool(1)
+    with closing(MpiPipeline(path, ranges, pool=pool, make=make, **SIZES)) as pipeline:
         frames(pipeline)
         return pipeline.sent
 
@@ -189,17 +188,19 @@ def main(scenario: str, model: str, layers: str, out: str) -> None:
     ranges = [range(at, at := at + int(n)) for n in layers.split(",")]
     path = Path(model)
     scenario, _, culprit = scenario.partition("@")
+    make: type[ModelStage] = ModelStage
     if culprit == str(rank):
+        make = STAGES.get(scenario, ModelStage)
         do_wrong(scenario)
         if scenario in ("model", "missing"):
             path = Path(out) / "other.gguf"
     if rank == 0:
         try:
-            sent = head(scenario, path, ranges)
+            sent = head(scenario, path, ranges, make)
         except PyflowError as error:
             sys.exit(f"error: {error}")
     else:
-        sent = serve(path, pool=_core.ThreadPool(1))
+        sent = serve(path, pool=_core.ThreadPool(1), make=make)
     (Path(out) / f"{rank}.json").write_text(json.dumps([sent.messages, sent.nbytes]))
 
 

@@ -10,12 +10,12 @@ from pyflow import SamplingParams
 from pyflow.cluster.drafts import Guesser, LookupGuesser, ModelGuesser
 from pyflow.cluster.head import Drafting, write
 from pyflow.cluster.job import Job
+from pyflow.cluster.oracle import Oracle
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.threads import ThreadPipeline
 
 from .conftest import Rig
-from .oracle import Oracle
 
 pytestmark = pytest.mark.model
 
