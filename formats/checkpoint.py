@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -64,7 +65,10 @@ def open(path: str | PathLike[str]) -> Checkpoint:
         ResourceError: no memory, address space or file descriptors left.
     """
     path = Path(path)
-    if path.is_dir():
+    is_folder = False
+    with suppress(OSError):  # such as a name that is too long, which opening will tell
+        is_folder = path.is_dir()
+    if is_folder:
         path = folder.main_file(path)
     native = _core.open_checkpoint(path)
     if native is None:
