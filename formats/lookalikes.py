@@ -25,6 +25,10 @@ _STARTS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
+# Fewer bytes that happen to be characters say nothing.
+_LEAST_TEXT = 4
+
+
 def describe(head: bytes) -> str | None:
     """Say what a file that starts with head looks like: "<what>; <what to do>"; None when there is
     nothing to be said."""
@@ -40,7 +44,7 @@ def describe(head: bytes) -> str | None:
         )
     if not head.strip(b"\x00"):
         return f"zeros, as an interrupted download leaves them; {_DOWNLOAD}"
-    if b"\x00" not in head and _is_text(head):
+    if len(head) >= _LEAST_TEXT and b"\x00" not in head and _is_text(head):
         return "a text file; give the path of a checkpoint"
     return None
 

@@ -59,6 +59,8 @@ _MODULES = ("errors", "topology", "sampling", "context", "generate", "engine", "
 
 def __getattr__(name: str) -> object:
     """The engine is imported when it is first used: `pyflow --help` can do without."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("pyflow-llm")
     if name in __all__:
         for module in _MODULES:
             found = getattr(import_module(f"{__name__}.{module}"), name, None)
@@ -66,3 +68,7 @@ def __getattr__(name: str) -> object:
                 globals()[name] = found
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -45,14 +45,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # The extension knows the ranges; types, and sizes of integers, show in the conversion.
-        for name in (f.name for f in dataclasses.fields(self)):
+        for field in dataclasses.fields(self):
             try:
-                _core.Sampler(**self._arguments(name))
+                _core.Sampler(**self._arguments(field.name))
             except (TypeError, ValueError, AttributeError):
-                expected = {"logit_bias": "numbers by token", "seed": "0 to 2^64 - 1 or None"}
+                whole = isinstance(field.default, int)
+                expected = {"logit_bias": "numbers by token", "seed": "0 to 2^64 - 1 or None"}.get(
+                    field.name, "a whole number below 2^31" if whole else "a number"
+                )
                 raise PyflowError(
-                    f"{name}: expected {expected.get(name, 'a number')}, "
-                    f"found {getattr(self, name)!r}"
+                    f"{field.name}: expected {expected}, found {getattr(self, field.name)!r}"
                 ) from None
 
     def seeded(self) -> SamplingParams:

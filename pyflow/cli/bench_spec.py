@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 from contextlib import ExitStack
@@ -156,6 +157,8 @@ def command(
     question, or of one batch: median and geometric mean, with 95 % bootstrap intervals.
     """
     models = [name for name in (draft_model or "").split(",") if name]
+    if not math.isfinite(temp):
+        raise click.UsageError(f"--temp: expected 0 or more, found {temp}")
     _check(methods, models, draft_layers, spec_pool, plot)
     if max(batch) > n_per_task:
         raise click.UsageError(

@@ -79,7 +79,7 @@ def command(
             notice=lambda text: click.echo(f"({text})", err=True),
         ) as session,
     ):
-        options.check_bias(sampling, loaded)
+        options.check_tokens(sampling, loaded)
         if drawn and sampling.temperature > 0:
             click.echo(f"seed {sampling.seed}", err=True)
         if question is not None:

@@ -112,7 +112,7 @@ def command(
         spec.speculator(loaded) as speculator,
         reading_progress() as progress,
     ):
-        options.check_bias(sampling, loaded)
+        options.check_tokens(sampling, loaded)
         wanted: Options = {
             "n_predict": n_predict,
             "sampling": sampling,

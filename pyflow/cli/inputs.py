@@ -61,7 +61,8 @@ def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
         parts.append(read(source).removesuffix("\n"))
     joined = "\n".join(parts)
     if not joined.strip():
-        raise click.UsageError("the prompt is empty; give some text with -p, -f or -")
+        found = "holds nothing but blanks" if joined else "is empty"
+        raise click.UsageError(f"the prompt {found}; give some text with -p, -f or -")
     return joined
 
 

@@ -206,9 +206,13 @@ def default_model() -> str:
     )
 
 
-def check_bias(sampling: SamplingParams, model: AnyModel) -> None:
-    """A usage error where --logit-bias names a token that the model lacks."""
+def check_tokens(sampling: SamplingParams, model: AnyModel) -> None:
+    """A usage error where --logit-bias or --logprobs asks for tokens that the model lacks."""
     n_vocab = model.spec.n_vocab
+    if sampling.n_logprobs > n_vocab:
+        raise click.UsageError(
+            f"--logprobs: expected at most {n_vocab}, all tokens, found {sampling.n_logprobs}"
+        )
     if token := next((t for t in sampling.logit_bias if not 0 <= t < n_vocab), None):
         raise click.UsageError(
             f"--logit-bias: expected a token from 0 to {n_vocab - 1}, found {token}"

@@ -7,14 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pyflow.cli import options
+from pyflow.cli import inputs, options
 from pyflow.cli.options import F
-from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
     from pyflow.cli.pipeline import AnyModel
@@ -189,12 +187,10 @@ def ngram_pool(model: Model, path: str) -> NgramPool:
     """The n-grams of the text that --spec-pool names."""
     from pyflow.speculate.pool import NgramPool
 
-    try:
-        return NgramPool.from_tokens(model.tokenizer.encode(Path(path).read_text("utf-8")))
-    except OSError as error:
-        raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise PyflowError(f"{path}: is not a text in UTF-8: {error}") from None
+    tokens = model.tokenizer.encode(inputs.read(path))
+    if not tokens:
+        raise click.UsageError(f"--spec-pool: {path} is empty; expected a text to draft from")
+    return NgramPool.from_tokens(tokens)
 
 
 def _names(draft_model: str | None) -> list[str]:

@@ -36,7 +36,7 @@ LOOKALIKES: dict[str, tuple[bytes, str, str]] = {
     "noise": (b"\x7fELF\2\1\1\0" + bytes(8), "bytes 7f 45 4c 46 02 01 01 00", "download it again"),
     "reversed": (b"FUGG\0\0\0\3", "bytes 46 55 47 47", "download it again"),
     "one_byte": (b"\xff", "bytes ff of no format", "download it again"),
-    "short_magic": (b"GGU", "a text file", "path of a checkpoint"),
+    "short_magic": (b"GGU", "bytes 47 47 55 of no format", "download it again"),
 }
 
 

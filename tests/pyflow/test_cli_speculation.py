@@ -71,6 +71,17 @@ def test_statistics_are_told(
 
 
 @pytest.mark.model
+def test_pools_that_cannot_be_are_wrong_usage(
+    model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").write_text("")
+    args = ["generate", "-m", str(model_path("smollm2")), "-p", TEXT, "--spec", "pool"]
+    for name, message in (("none", "cannot be read: No such file"), ("empty", "is empty")):
+        assert main([*args, "--spec-pool", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.model
 def test_draft_models_that_cannot_be_are_refused(
     model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,8 @@ def test_importing_the_package_imports_no_engine_until_it_is_used() -> None:
     code = (
         "import sys, pyflow; assert not {'numpy', 'pyflow._core'} & sys.modules.keys()\n"
         "assert all(getattr(pyflow, name).__name__ == name for name in pyflow.__all__)\n"
-        "assert not hasattr(pyflow, 'nothing')"
+        "assert not hasattr(pyflow, 'nothing')\n"
+        "assert pyflow.__version__[0].isdigit() and '__version__' in dir(pyflow)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
