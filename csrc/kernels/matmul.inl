@@ -17,25 +17,29 @@
 //
 // F32, F16 and BF16 weights meet f32 activations: one fma per k, ascending, from 0.
 
+// Where sixteen lanes take two registers, the products of a unit are made for one of them and then
+// for the other: so all that belongs to several rows stays in registers.
+using Part = Simd::Part;
+
 // What an integer sum over sub-block j starts from, so that it ends at I_j.
 template <class Format>
-static inline Simd::I dot_start(const ActBlock& a, int j) {
+static inline Part::I dot_start(const ActBlock& a, int j) {
   const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
   if constexpr (Format::kSigned) {
-    return Simd::s8_start(sum);
+    return Part::s8_start(sum);
   } else if constexpr (Format::kOffset != 0) {
-    return Simd::iset1(-Format::kOffset * sum);
+    return Part::iset1(-Format::kOffset * sum);
   } else {
-    return Simd::izero();
+    return Part::izero();
   }
 }
 
 template <class Format>
-static inline Simd::I dot16(Simd::I acc, const Simd::B (&w)[4], const int8_t* a) {
+static inline Part::I dot16(Part::I acc, const Part::B (&w)[4], const int8_t* a) {
   if constexpr (Format::kSigned) {
-    return Simd::dot16_s(acc, w, a);
+    return Part::dot16_s(acc, w, a);
   } else {
-    return Simd::dot16_u<Format::kMax>(acc, w, a);
+    return Part::template dot16_u<Format::kMax>(acc, w, a);
   }
 }
 
@@ -55,64 +59,85 @@ static inline void prefetch_quarter(const uint8_t* piece) {
 
 // Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
 // t in when half of the piece is.
-template <class Format, int Rows, int Q>
+template <class Format, int Rows, int P, int Q>
 static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
-                           const ActBlock* a, Simd::I (&dot)[Rows], Simd::F (&t)[Rows],
-                           Simd::F (&acc)[Rows]) {
+                           const ActBlock* a, Part::I (&dot)[Rows], Part::F (&t)[Rows],
+                           Part::F (&acc)[Rows]) {
   constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
   constexpr int kSubs = 2 / kQuarters;  // in a half
-  prefetch_quarter<Format, Q>(piece);
-  Simd::B w[4];
-  Format::template weights<Simd, Q>(piece, w);
+  if constexpr (P == 0) prefetch_quarter<Format, Q>(piece);
+  Simd::B all[4];
+  Format::template weights<Simd, Q>(piece, all);
+  const Part::B w[4] = {Simd::part<P>(all[0]), Simd::part<P>(all[1]), Simd::part<P>(all[2]),
+                        Simd::part<P>(all[3])};
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
     if constexpr (Q % kQuarters == 0) dot[r] = dot_start<Format>(a[r], kSub);
     dot[r] = dot16<Format>(dot[r], w, a[r].q + 16 * Q);
     if constexpr (Q % kQuarters == kQuarters - 1) {
-      const Simd::F f = Simd::to_f(dot[r]);
-      t[r] = kSub % kSubs == 0 ? Simd::mul(s[kSub], f) : Simd::fma(s[kSub], f, t[r]);
+      const Part::F f = Part::to_f(dot[r]), scale = Simd::part<P>(s[kSub]);
+      t[r] = kSub % kSubs == 0 ? Part::mul(scale, f) : Part::fma(scale, f, t[r]);
     }
     if constexpr (Q % 2 == 1) {
       if constexpr (Format::kMinimum) {
 #pragma GCC unroll 2
         for (int j = kHalf * kSubs; j < (kHalf + 1) * kSubs; ++j) {
-          const Simd::F sum = Format::kSubBlock == 32 ? Simd::set1(a[r].fsum32[j % 2])
-                                                      : Simd::to_f(Simd::iset1(a[r].sum16[j]));
-          t[r] = Simd::fma(m[j], sum, t[r]);
+          const Part::F sum = Format::kSubBlock == 32 ? Part::set1(a[r].fsum32[j % 2])
+                                                      : Part::to_f(Part::iset1(a[r].sum16[j]));
+          t[r] = Part::fma(Simd::part<P>(m[j]), sum, t[r]);
         }
       }
-      acc[r] = Simd::fma(t[r], Simd::set1(a[r].scale[kHalf]), acc[r]);
+      acc[r] = Part::fma(t[r], Part::set1(a[r].scale[kHalf]), acc[r]);
     }
   }
 }
 
 // Activation rows at once: each keeps an integer sum, t and acc in registers.
-static constexpr int kRegisterRows = Simd::kAccumulators < 6 ? 1 : Simd::kAccumulators / 3;
+static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
+
+// Part P of a unit against Rows rows.
+template <class Format, int Rows, int P>
+static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
+                                 const ActBlock* a, int64_t width, Part::F (&sums)[Rows]) {
+  Part::F acc[Rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) acc[r] = sums[r];
+  for (int p = 0; p < Format::kPieces; ++p, a += width) {
+    const uint8_t* piece = unit + p * Format::kPieceBytes;
+    Part::I dot[Rows];
+    Part::F t[Rows];
+    quarter<Format, Rows, P, 0>(piece, s, m, a, dot, t, acc);
+    quarter<Format, Rows, P, 1>(piece, s, m, a, dot, t, acc);
+    quarter<Format, Rows, P, 2>(piece, s, m, a, dot, t, acc);
+    quarter<Format, Rows, P, 3>(piece, s, m, a, dot, t, acc);
+    s += 64 / Format::kSubBlock;
+    m += 64 / Format::kSubBlock;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) sums[r] = acc[r];
+}
 
 // One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
 template <class Format, int Rows>
 static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a, int64_t width,
                           float* y, int64_t y_stride) {
-  constexpr int kSubs = 64 / Format::kSubBlock;
-  Simd::F acc[Rows];
+  constexpr int kScales = Format::kPieces * 64 / Format::kSubBlock;
+  Part::F acc[Simd::kParts][Rows];
+  for (auto& part : acc)
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) acc[r] = Simd::zero();
-  for (int64_t u = 0; u < n_units; ++u, tile += Format::kUnitBytes) {
-    Simd::F scales[Format::kPieces * kSubs], minimums[Format::kPieces * kSubs];
-    Format::template scales<Simd>(tile, scales, minimums);
-    for (int p = 0; p < Format::kPieces; ++p, a += width) {
-      const uint8_t* piece = tile + p * Format::kPieceBytes;
-      const Simd::F *s = scales + p * kSubs, *m = minimums + p * kSubs;
-      Simd::I dot[Rows];
-      Simd::F t[Rows];
-      quarter<Format, Rows, 0>(piece, s, m, a, dot, t, acc);
-      quarter<Format, Rows, 1>(piece, s, m, a, dot, t, acc);
-      quarter<Format, Rows, 2>(piece, s, m, a, dot, t, acc);
-      quarter<Format, Rows, 3>(piece, s, m, a, dot, t, acc);
-    }
+    for (int r = 0; r < Rows; ++r) part[r] = Part::zero();
+  for (int64_t u = 0; u < n_units; ++u) {
+    Simd::F s[kScales], m[kScales];
+    Format::template scales<Simd>(tile, s, m);
+    multiply_unit<Format, Rows, 0>(tile, s, m, a, width, acc[0]);
+    if constexpr (Simd::kParts == 2) multiply_unit<Format, Rows, 1>(tile, s, m, a, width, acc[1]);
+    tile += Format::kUnitBytes;
+    a += Format::kPieces * width;
   }
+  for (int p = 0; p < Simd::kParts; ++p)
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) Simd::store(y + r * y_stride, acc[r]);
+    for (int r = 0; r < Rows; ++r)
+      Part::store(y + r * y_stride + p * kTileRows / Simd::kParts, acc[p][r]);
 }
 
 template <class Format, int Rows>

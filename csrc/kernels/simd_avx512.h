@@ -7,10 +7,17 @@
 
 struct Zmm {
   static constexpr int kAccumulators = 24;  // vectors that a kernel may keep in registers
+  static constexpr int kParts = 1;
+  using Part = Vnni<Zmm>;
 
   using F = __m512;
   using I = __m512i;
   using B = __m512i;
+
+  template <int, class V>
+  static inline V part(V whole) {
+    return whole;
+  }
 
   static inline F zero() { return _mm512_setzero_ps(); }
   static inline F set1(float x) { return _mm512_set1_ps(x); }

@@ -6,6 +6,8 @@
 struct Simd {
   // Vectors that a kernel may keep in registers: of 32 / 4 = 8, two are left for operands.
   static constexpr int kAccumulators = 6;
+  static constexpr int kParts = 1;
+  using Part = Simd;
 
   struct F {
     float32x4_t a, b, c, d;
@@ -16,6 +18,11 @@ struct Simd {
   struct B {
     uint8x16_t a, b, c, d;
   };
+
+  template <int, class V>
+  static inline V part(V whole) {
+    return whole;
+  }
 
 // The same for each register of one vector, of two, of one with a constant N.
 #define PYFLOW_EACH_1(T, name, From, op) \

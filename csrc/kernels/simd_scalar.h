@@ -15,6 +15,9 @@
 // dot_s8 the same for w in -128..127, on w = s8_prepare(w) and an accumulator that began at
 // s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3]
 // against a[0..15]; dot16_u needs no w above Max, which a machine without VNNI turns into speed.
+//
+// Part: the words of a product (matmul.inl) for one of kParts registers of a vector, lanes
+// ascending; part<P>(x) takes it out of a vector.
 #pragma once
 
 // One word a line, which clang-format would spread over five.
@@ -22,6 +25,8 @@
 
 struct Simd {
   static constexpr int kAccumulators = 1;  // vectors that a kernel may keep in registers
+  static constexpr int kParts = 1;
+  using Part = Simd;
 
   struct F {
     float v[16];
@@ -32,6 +37,8 @@ struct Simd {
   struct B {
     uint8_t v[64];
   };
+  template <int, class V>
+  static inline V part(V whole) { return whole; }
 #define PYFLOW_LANES(expr)              \
   for (int i = 0; i < 16; ++i) r.v[i] = (expr); \
   return r
