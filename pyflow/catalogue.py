@@ -13,6 +13,7 @@ from pyflow.download import Part, Progress, fetch
 from pyflow.errors import FormatError, PyflowError
 
 _NEARBY = 8  # GGUF files named in an error
+_TELLS = ("config.json", "pyflow.toml")  # what model a folder holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ def remove(name: str) -> int:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The GGUF file meant by the name of a pulled model or by a path; FormatError if none is."""
+    """What is meant by the name of a pulled model or by a path: a file, or a folder that says what
+    model it holds. FormatError if there is none."""
     path = Path(name_or_path)
     name = str(name_or_path)
     if not name:
@@ -148,7 +150,12 @@ def resolve(name_or_path: str | Path) -> Path:
             f"{name} is not pulled yet; run 'pyflow pull {name}' ({known.nbytes / 1e6:.0f} MB)"
         )
     if path.is_dir():
-        raise FormatError(f"{name}: is a folder, expected a GGUF file{_suggestions(path)}")
+        if any((path / told).is_file() for told in _TELLS):
+            return path
+        raise FormatError(
+            f"{name}: is a folder, expected a model file, or {' or '.join(_TELLS)} in it"
+            f"{_suggestions(path)}"
+        )
     raise FormatError(f"{name}: no such file or pulled model{_suggestions(path.parent)}")
 
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pyflow import formats
 
 from . import _core, catalogue
-from .architectures import build_spec
 from .arguments import whole, whole_numbers
 from .chat import ChatTemplate
 from .closing import Closing
@@ -37,7 +36,7 @@ from .context import (
 from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError, UnsupportedError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
-from .spec import ModelSpec
+from .specs import build_spec
 from .speculate import Speculator
 from .tokenizer import Tokenizer
 from .topology import (
@@ -101,7 +100,7 @@ def plan(
     Raises like `load`.
     """
     checkpoint = formats.open(catalogue.resolve(path))
-    spec = checked_spec(checkpoint)
+    spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
     stage = _core.Stage(checkpoint.native, spec.stage(), pool, load=False)
     args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
@@ -118,9 +117,9 @@ class Described:
         self.path = catalogue.resolve(path)
         self.checkpoint = formats.open(self.path)
         self.metadata = self.checkpoint.metadata
-        self.spec = checked_spec(self.checkpoint)
+        self.spec = build_spec(self.checkpoint)
         with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(Tokenizer.from_metadata, self.metadata, source=str(self.path))
+            tokenizer = reader.submit(_tokenizer, self.checkpoint)
             beside()
             self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab > self.spec.n_vocab:
@@ -305,17 +304,13 @@ def _placed_pool(
     return _core.ThreadPool(n_threads, placement=numa.native()), numa
 
 
-def checked_spec(checkpoint: formats.Checkpoint) -> ModelSpec:
-    """The spec, every tensor of the file being used or known to be unused."""
-    spec = build_spec(checkpoint)
-    unused = {t.name for t in checkpoint.tensors} - spec.tensors() - spec.ignored
-    if unused:
-        names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
+def _tokenizer(checkpoint: formats.Checkpoint) -> Tokenizer:
+    """The tokenizer of a model: in its file, or in files beside it."""
+    if checkpoint.format != "GGUF":
         raise UnsupportedError(
-            f"{checkpoint.path}: {len(unused)} tensors have no place in a {spec.architecture} "
-            f"model as known here: {names}; the model is of a variant that would run wrongly"
+            f"{checkpoint.path.parent}: tokenizers in files of their own cannot be read yet"
         )
-    return spec
+    return Tokenizer.from_metadata(checkpoint.metadata, source=str(checkpoint.path))
 
 
 def _plan(

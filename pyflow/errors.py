@@ -12,6 +12,10 @@ class FormatError(PyflowError, ValueError):
     """A file breaks its format."""
 
 
+class SpecError(FormatError):
+    """A file that describes a model breaks the grammar of such files, or says what cannot be."""
+
+
 class ShapeError(PyflowError, ValueError):
     """Two things that must agree in shape do not."""
 

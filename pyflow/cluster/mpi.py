@@ -34,10 +34,10 @@ from pyflow.cluster.threads import Sizes, Stage
 from pyflow.cluster.wire import WireError
 from pyflow.cluster.worker import Worker
 from pyflow.context import DEFAULT_BATCH, context_args
-from pyflow.engine import checked_spec
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.spec import ModelSpec
+from pyflow.specs import build_spec
 
 # What the head is given: the rank that it comes from, and a message or what went wrong there.
 _Item: TypeAlias = tuple[int, Message | BaseException]
@@ -116,7 +116,7 @@ class MpiPipeline(Closing):
         try:
             here.at("opening the model")
             checkpoint = formats.open(catalogue.resolve(path))
-            spec = checked_spec(checkpoint)
+            spec = build_spec(checkpoint)
             hellos = self._gather(hello(0, checkpoint))
             check(hellos)
             self.layers = ranges = layers(hellos, spec) if callable(layers) else layers
@@ -244,7 +244,7 @@ def _stage(
     here.at(f"loading {_named(layers)}")
     return make(
         checkpoint,
-        checked_spec(checkpoint),
+        build_spec(checkpoint),
         layers=layers,
         pool=pool,
         sampling=SamplingParams(seed=0),  # until the first job

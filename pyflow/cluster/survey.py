@@ -16,8 +16,8 @@ from typing import TypeVar, Unpack
 import numpy as np
 
 from pyflow import _core, catalogue, formats
-from pyflow.engine import checked_spec
 from pyflow.errors import PyflowError
+from pyflow.specs import build_spec
 
 from .endpoint import Endpoint
 from .lifeline import here
@@ -62,7 +62,7 @@ class Surveyor:
         All measure themselves at once, as they compute when many runs are on their way. Takes a
         second or two, and some milliseconds more for each rank.
         """
-        n_ranks, spec = self.n_ranks, checked_spec(self.checkpoint)
+        n_ranks, spec = self.n_ranks, build_spec(self.checkpoint)
         for rank in range(1, n_ranks):
             self.send(rank, Measure(0, rank))
         profiles = {0: profile_rank(0, n_ranks, self.checkpoint, spec, self.pool)}
@@ -89,7 +89,7 @@ class Surveyor:
                 case Ping(is_back=False):
                     self.send(message.rank, replace(message, is_back=True))
                 case Measure() if message.to == self.rank:
-                    spec = checked_spec(self.checkpoint)
+                    spec = build_spec(self.checkpoint)
                     profile = profile_rank(
                         self.rank, self.n_ranks, self.checkpoint, spec, self.pool
                     )
@@ -101,7 +101,7 @@ class Surveyor:
 
     def _link(self, to: int) -> Link:
         """Half of a way there and back; what bytes add to its time is taken to be their rate."""
-        n_embd = checked_spec(self.checkpoint).n_embd
+        n_embd = build_spec(self.checkpoint).n_embd
         n_rows = max(2, _LARGE_NBYTES // (4 * n_embd))
         small = statistics.median(self._ping(to, (1, n_embd), _N_PINGS, _PAUSE_S))
         large = min(self._ping(to, (n_rows, n_embd), _N_LARGE, 0.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyflow import _core, formats
-from pyflow.architectures import build_spec
+from pyflow.specs import build_spec
 
 pytestmark = pytest.mark.model
 

@@ -319,6 +319,8 @@ def test_a_model_is_found_by_name_or_path(tmp_path: Path) -> None:
         catalogue.resolve(tmp_path / "gone.gguf")
     with pytest.raises(FormatError, match=r"is a folder.*near\.gguf"):
         catalogue.resolve(tmp_path)
+    (tmp_path / "config.json").touch()
+    assert catalogue.resolve(tmp_path) == tmp_path
     with pytest.raises(FormatError, match=r"name of the model is empty; .*tiny"):
         catalogue.resolve("")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyflow.formats import Checkpoint
-
-from pyflow.architectures.metadata import Metadata
+from pyflow.specs.facts import GgufSource
 from pyflow.text import printable
 
 
@@ -18,5 +16,4 @@ def test_what_a_terminal_obeys_is_escaped_and_letters_stay() -> None:
 
 def test_the_name_of_a_model_can_be_shown_and_saved() -> None:
     given = {"general.architecture": "llama", "general.name": "a\x1b[2J\nb\udcff"}
-    checkpoint = Checkpoint(Path("x.gguf"), given, (), 0, None)  # type: ignore[arg-type]
-    assert Metadata.of(checkpoint).name == r"a\x1b[2J\nb\udcff"
+    assert GgufSource(Path("x.gguf"), given).name == r"a\x1b[2J\nb\udcff"

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core, formats
-from pyflow.architectures import build_spec
+from pyflow.specs import build_spec
 
 N_LAYERS, N_EMBD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB = 3, 64, 4, 2, 128, 96
 

@@ -12,7 +12,8 @@ import pyflow
 from pyflow import _core, formats
 from pyflow.cluster.plan import LayerCosts, Pipeline, RankProfile, predict
 from pyflow.cluster.profile import N_ROWS, layer_costs, profile_rank, shared
-from pyflow.engine import checked_spec, plan
+from pyflow.engine import plan
+from pyflow.specs import build_spec
 
 GIB = 2**30
 
@@ -24,7 +25,7 @@ def test_layers_need_together_what_the_model_does(
     model_path: Callable[[str], Path], name: str, cache_type: pyflow.context.CacheType
 ) -> None:
     checkpoint = formats.open(model_path(name))
-    spec = checked_spec(checkpoint)
+    spec = build_spec(checkpoint)
     pool = _core.ThreadPool(1)
     costs, n_scratch = layer_costs(
         checkpoint, spec, pool, {"n_ctx": 2048, "n_seq_max": 4, "cache_type": cache_type}
@@ -45,7 +46,7 @@ def test_a_rank_measures_layers_for_one_to_eight_rows(
     model_path: Callable[[str], Path],
 ) -> None:
     checkpoint = formats.open(model_path("smollm2"))
-    spec = checked_spec(checkpoint)
+    spec = build_spec(checkpoint)
     pool = _core.ThreadPool(1)
     found = profile_rank(3, 2, checkpoint, spec, pool)
     profile = found.profile

@@ -1,0 +1,12 @@
+"""Model specs: TOML files that say what a model is made of, and the `ModelSpec` that comes of one.
+
+    describe(checkpoint).spec
+
+A checkpoint is described by a pyflow.toml in its folder, or else by the spec of its family (in
+pyflow/families), which GGUF's metadata or a config.json in its folder names. docs/add-a-model.md
+has the grammar.
+"""
+
+from pyflow.specs.describe import Description, build_spec, describe
+
+__all__ = ["Description", "build_spec", "describe"]

@@ -1,0 +1,302 @@
+"""Roles to tensors of one checkpoint: what is there, of which shape, and what nobody asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, Protocol
+
+from ..errors import SpecError
+from ..spec import Ref, Source
+from .expression import ExpressionError, UnresolvedError, Value
+from .facts import Facts
+from .tensors import Entry, TensorSource
+from .values import Whole, nearest
+
+_MAX_PROBLEMS = 200
+_MAX_GROUPS = 1 << 16
+
+Need = bool | Literal["auto"]
+"""auto: if the checkpoint has it."""
+
+
+class Record(Protocol):
+    """What is asked of a line of a checkpoint's tensor table."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """kind: what is wrong with a tensor; role: where the model wants it; text: one line."""
+
+    kind: Literal["missing", "shape", "unused", "type"]
+    tensor: str
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a role is: in a step of a layer, in a stack, or (both empty) beside them."""
+
+    stack: str = ""
+    step: str = ""
+    layer: int | None = None
+
+    def __str__(self) -> str:
+        parts = (self.stack, "" if self.layer is None else str(self.layer), self.step)
+        return ".".join(part for part in parts if part)
+
+    def role(self, name: str) -> str:
+        return f"{self}.{name}" if self.stack else name
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a role must be: (rows, columns) or (values,). n_experts: for each of so many, all in one
+    tensor or each in its own. also: other shapes that will do.
+    """
+
+    shape: tuple[int, ...]
+    need: Need = True
+    n_experts: int = 0
+    also: tuple[tuple[int, ...], ...] = ()
+    add: float = 0.0
+
+
+Bound = Ref | tuple[Ref, ...] | None
+
+
+class TooManyProblemsError(Exception):
+    """So much is wrong that more of it tells nothing."""
+
+
+@dataclass(slots=True)
+class Binding:
+    """places: the entries of a spec by stack and step. used: names of the tensors asked for."""
+
+    places: Mapping[tuple[str, str], Mapping[str, Entry]]
+    prefixes: Sequence[str]
+    facts: Facts
+    tensors: Mapping[str, Record]
+    where: str
+    used: set[str] = field(default_factory=set)
+    problems: list[Problem] = field(default_factory=list)
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        for prefix in self.prefixes or ("",):
+            self.prefix = prefix
+            for (_, step), entries in self.places.items():
+                embed = entries.get("embed") if not step else None
+                if embed is not None and any(
+                    name in self.tensors for _, name in self._names(embed)
+                ):
+                    return
+        self.prefix = self.prefixes[0] if self.prefixes else ""
+
+    def find(self, place: Place, role: str) -> Record | None:
+        """The tensor of a role, whatever its shape."""
+        for entry in self._entries(place, role):
+            for _, name in self._names(entry):
+                if name in self.tensors:
+                    return self.tensors[name]
+        return None
+
+    def bind(self, place: Place, wants: Mapping[str, Want]) -> dict[str, Any]:
+        """References for the roles of one block; None for those that are not needed or missing."""
+        return {role: self._bind(place, role, wants) for role in wants}
+
+    def _bind(self, place: Place, role: str, wants: Mapping[str, Want]) -> Bound:
+        want = wants[role]
+        if want.need is False:
+            return None
+        tried: list[str] = []
+        entries = list(self._entries(place, role))
+        for entry in entries:
+            for source, name in self._names(entry):
+                if name in self.tensors:
+                    return self._found(place, role, wants, entry, source)
+                tried.append(name)
+        if want.need is True:
+            self._missing(place, role, tried)
+        return None
+
+    def _entries(self, place: Place, role: str) -> Iterator[Entry]:
+        """Those that hold a role; for a bias without any, those of its weight."""
+        entries = self.places.get((place.stack, place.step), {})
+        explicit = [entry for entry in entries.values() if role in entry.roles]
+        yield from explicit
+        if explicit or not role.endswith("_bias"):
+            return
+        for entry in entries.values():
+            if role.removesuffix("_bias") in entry.roles and (bias := entry.bias()) is not None:
+                yield bias
+
+    def _names(self, entry: Entry) -> Iterator[tuple[TensorSource, str]]:
+        """The alternatives of an entry with their names, of experts that of the first."""
+        for source in entry.sources:
+            name = self._expand(source, 0)
+            if name is not None:
+                yield source, name
+
+    def _expand(self, source: TensorSource, expert: int) -> str | None:
+        try:
+            return source.pattern.expand(_WithExpert(self.facts, expert), self.prefix)
+        except UnresolvedError:
+            return None
+        except ExpressionError as error:
+            raise SpecError(f"{source.where}: {source.pattern.text!r:.80}: {error}") from None
+
+    def _missing(self, place: Place, role: str, tried: Sequence[str]) -> None:
+        if not tried:
+            self._problem("missing", "", place.role(role), "the spec gives no tensor for it")
+            return
+        names = " or ".join(tried[:4])
+        close = nearest(tried[0], self.tensors.keys() - self.used, n=2)
+        self._problem(
+            "missing", tried[0], place.role(role), f"expected tensor {names}, found none{close}"
+        )
+
+    def _problem(
+        self, kind: Literal["missing", "shape", "type"], tensor: str, role: str, text: str
+    ) -> None:
+        self.problems.append(Problem(kind, tensor, role, f"{role}: {text}"))
+        if len(self.problems) >= _MAX_PROBLEMS:
+            raise TooManyProblemsError
+
+    def _found(
+        self,
+        place: Place,
+        role: str,
+        wants: Mapping[str, Want],
+        entry: Entry,
+        source: TensorSource,
+    ) -> Bound:
+        n_experts = wants[role].n_experts
+        if not source.pattern.per_expert:
+            return self._cut(place, role, wants, entry, source, max(1, n_experts), 0)
+        if not n_experts:
+            raise SpecError(
+                f"{source.where}: {source.pattern.text!r:.80}: there are no experts here"
+            )
+        refs: list[Ref] = []
+        for expert in range(n_experts):
+            name = self._expand(source, expert)
+            if name not in self.tensors:
+                self._missing(place, role, [str(name)])
+                return None
+            ref = self._cut(place, role, wants, entry, source, 1, expert)
+            if ref is None:
+                return None
+            refs.append(ref)
+        return tuple(refs)
+
+    def _cut(
+        self,
+        place: Place,
+        role: str,
+        wants: Mapping[str, Want],
+        entry: Entry,
+        source: TensorSource,
+        n_parts: int,
+        expert: int,
+    ) -> Ref | None:
+        """What of a tensor is a role's: all, or its share of every group."""
+        name = str(self._expand(source, expert))
+        self.used.add(name)
+        want, found = wants[role], self.tensors[name]
+        shared = len(entry.roles) > 1
+        unknown = [other for other in entry.roles if other not in wants]
+        if unknown:
+            raise SpecError(f"{entry.where}: {unknown[0]} has no place beside {role} in {place}")
+        counts = {other: wants[other].shape[0] * n_parts for other in entry.roles}
+        shapes = (want.shape, *want.also) if not shared else (want.shape,)
+        full = [(s[0] * n_parts if not shared else sum(counts.values()), *s[1:]) for s in shapes]
+        if not any(_is(found.shape, shape, source.transposed) for shape in full):
+            expected = " or ".join(_shown(s, source.transposed, n_parts) for s in full)
+            self._problem(
+                "shape",
+                name,
+                place.role(role),
+                f"tensor {name}: expected {expected}, found {_shown(found.shape)}",
+            )
+            return None
+        rows = self._segments(entry, source, counts, role) if shared else ()
+        if not rows and not source.transposed and not want.add:
+            return name
+        return Source(name, rows, source.transposed, want.add)
+
+    def _segments(
+        self, entry: Entry, source: TensorSource, counts: Mapping[str, int], role: str
+    ) -> tuple[tuple[int, int], ...]:
+        n_groups = 1
+        if source.groups is not None:
+            try:
+                given = source.groups.resolve(self.facts)
+            except UnresolvedError as error:
+                raise SpecError(f"{source.where}.groups: {error}: found nothing") from None
+            taken = Whole(most=_MAX_GROUPS).take(given.value)
+            if taken is None:
+                raise given.fault(Whole(most=_MAX_GROUPS).expected)
+            n_groups = taken
+        for other, count in counts.items():
+            if count % n_groups:
+                raise SpecError(
+                    f"{entry.where}: expected rows of {other} in {n_groups} equal groups, "
+                    f"found {count}"
+                )
+        before = sum(counts[r] for r in entry.roles[: entry.roles.index(role)]) // n_groups
+        step, count = sum(counts.values()) // n_groups, counts[role] // n_groups
+        return tuple((g * step + before, count) for g in range(n_groups))
+
+    def unused(self, ignore: Sequence[str]) -> frozenset[str]:
+        """Notes what is left over as problems; gives the names that the spec says to ignore."""
+        left = [name for name in self.tensors if name not in self.used]
+        ignored = {name for name in left if any(fnmatchcase(name, p) for p in ignore)}
+        for name in left:
+            if name not in ignored:
+                shape = _shown(self.tensors[name].shape)
+                self.problems.append(
+                    Problem("unused", name, "", f"tensor {name} of {shape} has no role")
+                )
+        return frozenset(ignored)
+
+
+class _WithExpert:
+    """Facts, and j."""
+
+    def __init__(self, facts: Facts, expert: int) -> None:
+        self._facts, self._expert = facts, expert
+
+    def fact(self, name: str) -> Value:
+        return self._expert if name == "j" else self._facts.fact(name)
+
+    def has_tensor(self, name: str) -> bool:
+        return self._facts.has_tensor(name)
+
+
+def _is(found: tuple[int, ...], wanted: tuple[int, ...], transposed: bool) -> bool:
+    """Whether a tensor has a shape, leading dimensions aside."""
+    if len(wanted) == 1:
+        return len(found) > 0 and math.prod(found) == wanted[0]
+    if len(found) < 2:
+        return False
+    rows, columns = math.prod(found[:-1]), found[-1]
+    return (rows, columns) == (wanted[::-1] if transposed else wanted)
+
+
+def _shown(shape: tuple[int, ...], transposed: bool = False, n_parts: int = 1) -> str:
+    if transposed:
+        shape = shape[::-1]
+    if n_parts > 1:
+        shape = (n_parts, shape[0] // n_parts, *shape[1:])
+    return " x ".join(map(str, shape)) or "a scalar"

@@ -1,0 +1,123 @@
+"""What model a checkpoint holds: finding its spec, and applying it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyflow.formats import Checkpoint
+
+from ..errors import FormatError, ShapeError, UnsupportedError
+from ..spec import ModelSpec
+from .build import Built, build
+from .document import Document, family, load
+from .facts import ConfigSource, Facts, GgufSource, NoSource, Source, read_config
+
+OWN_SPEC, CONFIG = "pyflow.toml", "config.json"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A checkpoint, the spec that is its own, and what came of the two."""
+
+    checkpoint: Checkpoint
+    document: Document
+    source: Source
+    facts: Facts
+    built: Built
+
+    @property
+    def spec(self) -> ModelSpec:
+        """FormatError: tensors are missing. ShapeError: some are of the wrong shape.
+        UnsupportedError: some have no place in the model, or parts of it cannot run."""
+        path, built = self.checkpoint.path, self.built
+        for kind, error, what in (
+            ("missing", FormatError, "tensors are missing"),
+            ("shape", ShapeError, "tensors have another shape"),
+        ):
+            texts = [p.text for p in built.problems if p.kind == kind]
+            if texts:
+                raise error(f"{path}: {_first(texts, what)}{self._advice}")
+        unused = sorted(p.tensor for p in built.problems if p.kind == "unused")
+        if unused:
+            names = ", ".join(unused[:_SHOWN]) + (", ..." if len(unused) > _SHOWN else "")
+            raise UnsupportedError(
+                f"{path}: {len(unused)} tensors have no place in a {self.document.name} model as "
+                f"known here: {names}; the model is of a variant that would run wrongly"
+            )
+        if built.unsupported or built.spec is None:
+            raise UnsupportedError(f"{path}: {'; '.join(built.unsupported)}")
+        return built.spec
+
+    @property
+    def _advice(self) -> str:
+        n = len(self.built.problems)
+        return f"; 'pyflow spec check {self.checkpoint.path}' tells all" if n > 1 else ""
+
+
+def _first(texts: Sequence[str], what: str) -> str:
+    return texts[0] if len(texts) == 1 else f"{len(texts)} {what}: {texts[0]}; ..."
+
+
+def build_spec(checkpoint: Checkpoint) -> ModelSpec:
+    """The spec of the model in a checkpoint, every tensor of which has its place.
+
+    FormatError, SpecError: of a value that is missing or wrong. Otherwise as `Description.spec`.
+    """
+    return describe(checkpoint).spec
+
+
+def describe(checkpoint: Checkpoint) -> Description:
+    """The description of a checkpoint; what is wrong with its tensors is told by that.
+
+    FormatError, SpecError: a value is missing or wrong, or nothing says what model it is.
+    UnsupportedError: a family or a variant that is not known here.
+    """
+    document, source = _find(checkpoint)
+    tensors = {t.name: t for t in checkpoint.tensors}
+    facts = Facts(document["facts"], source, tensors.keys())
+
+    def read_tensor(name: str, n: int) -> Sequence[float]:
+        record = tensors[name]
+        if record.dtype != "F32" or record.shape != (n,):
+            raise FormatError(
+                f"{checkpoint.path}: tensor {name}: expected F32 of shape ({n},), "
+                f"found {record.dtype} of {record.shape}"
+            )
+        return [float(x) for x in checkpoint.array(name)]
+
+    where = str(checkpoint.path)
+    built = build(document, source, facts, tensors, read_tensor, where)
+    return Description(checkpoint, document, source, facts, built)
+
+
+def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
+    """The spec of a checkpoint, and what that takes its facts from."""
+    path = checkpoint.path
+    own, config = path.with_name(OWN_SPEC), path.with_name(CONFIG)
+    source: GgufSource | ConfigSource | NoSource
+    if checkpoint.format == "GGUF":
+        source = GgufSource(path, checkpoint.metadata)
+    elif config.is_file():
+        source = _config_source(config)
+    else:
+        source = NoSource(path)
+    if own.is_file():
+        return load(own, source.kind), source
+    if isinstance(source, NoSource):
+        raise FormatError(
+            f"{path}: expected {CONFIG} beside it, or a {OWN_SPEC} that describes the model "
+            "(docs/add-a-model.md), found neither"
+        )
+    key = "general.architecture" if isinstance(source, GgufSource) else "model_type"
+    where = f"{path}: {key}" if isinstance(source, GgufSource) else source.label(key)
+    return load(family(source.kind, source.family, where), source.kind), source
+
+
+def _config_source(path: Path) -> ConfigSource:
+    """A config.json; of a model that does more, the part about its language model."""
+    config = read_config(path)
+    is_part = isinstance(config.get("text_config"), dict)
+    return ConfigSource(path, config, "text_config" if is_part else "")

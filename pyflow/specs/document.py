@@ -1,0 +1,283 @@
+"""Spec files: reading, `extends`, and the section for a kind of source laid over the rest."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .._core import read_head
+from ..errors import SpecError, UnsupportedError
+from .grammar import (
+    BLOCKS,
+    COMMON,
+    REQUIRED,
+    SPEC,
+    Named,
+    Param,
+    Shape,
+    Step,
+    below,
+    check_keys,
+    read,
+)
+from .tensors import Entry
+from .values import Given, nearest
+
+VERSION = 1
+FAMILIES = Path(__file__).parents[1] / "families"
+_MAX_BYTES = 1 << 18
+_MAX_DEPTH = 12
+_MAX_CHAIN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A spec and what it extends, for one kind of source.
+
+    tables: as `grammar.COMMON` says, with nothing left out but what has a default.
+    """
+
+    name: str
+    path: Path
+    tables: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.tables.get(key, {})
+
+
+def load(path: Path, kind: str) -> Document:
+    """The spec in a file, for models that come as `kind`, hf or gguf.
+
+    FormatError: no such file. SpecError, naming file and key: it breaks the grammar.
+    """
+    merged = _merged(path, ())
+    tables = {key: value for key, value in merged.items() if key in COMMON}
+    tables = merge(tables, {k: v for k, v in merged.get(kind, {}).items() if k in COMMON})
+    name = merged.get("name", path.stem)
+    _check(tables, f"{label(path)}: ")
+    return Document(name, path, tables)
+
+
+def families() -> Iterator[Path]:
+    """The files of the families that pyflow knows."""
+    yield from sorted(FAMILIES.glob("*.toml"))
+
+
+def family_names(kind: str) -> dict[str, Path]:
+    """What checkpoints call the families, config.json's model_type or GGUF's architecture."""
+    key = {"hf": "model_type", "gguf": "architecture"}[kind]
+    return {name: path for path in families() for name in _read(path).get(kind, {}).get(key, ())}
+
+
+def family(kind: str, name: str, where: str) -> Path:
+    """The file of a family; where: the key that names it. UnsupportedError: it is not known."""
+    quoted = f'"{name}"'
+    key = {"hf": "model_type", "gguf": "architecture"}[kind]
+    for path in families():
+        # Reading is quick, parsing is not: most files do not even hold the word.
+        if quoted in path.read_text("utf-8") and name in _read(path).get(kind, {}).get(key, ()):
+            return path
+    names = family_names(kind)
+    raise UnsupportedError(
+        f"{where}: {name!r:.60} is not supported{nearest(name, names)}; known families: "
+        f"{', '.join(sorted(names))}; or describe the model in a pyflow.toml beside it "
+        "(docs/add-a-model.md)"
+    )
+
+
+def label(path: Path) -> str:
+    """A spec file in messages: those of the families by their names alone."""
+    return path.name if path.parent == FAMILIES else str(path)
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    """One file of a family, by the grammar."""
+    return read_file(path)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """One file by the grammar; what it leaves out may be in one that it extends."""
+    raw = read_head(path, _MAX_BYTES + 1)
+    if len(raw) > _MAX_BYTES:
+        raise SpecError(f"{label(path)}: expected at most {_MAX_BYTES:,} bytes, found more")
+    try:
+        table = tomllib.loads(raw.decode("utf-8"))
+    except RecursionError:
+        raise SpecError(f"{label(path)}: is nested too deeply") from None
+    except ValueError as error:  # not UTF-8, not TOML, or an integer of thousands of digits
+        raise SpecError(f"{label(path)}: expected TOML: {error}") from None
+    _check_depth(table, label(path))
+    version = table.pop("spec", None)
+    if version is None or isinstance(version, bool) or version != VERSION:
+        raise SpecError(
+            f"{label(path)}: spec: expected {VERSION}, the version of the grammar, "
+            f"found {version!r:.60}"
+        )
+    read_: dict[str, Any] = read(SPEC, table, f"{label(path)}: ")
+    return read_
+
+
+def _check_depth(table: dict[str, Any], where: str) -> None:
+    level: list[Any] = [table]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise SpecError(f"{where}: expected at most {_MAX_DEPTH} levels of tables, found more")
+
+
+def _merged(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    if path in chain or len(chain) >= _MAX_CHAIN:
+        way = " -> ".join(p.name for p in (*chain, path))
+        raise SpecError(
+            f"{label(chain[0])}: extends: expected at most {_MAX_CHAIN} files, found {way}"
+        )
+    own = _read(path) if path.parent == FAMILIES else read_file(path)
+    if "extends" not in own:
+        return own
+    return merge(_merged(_base(own["extends"], path), (*chain, path)), own)
+
+
+def _base(name: str, path: Path) -> Path:
+    """The file that another extends: of a family by its name, or a file beside the other."""
+    if name.endswith(".toml"):
+        if Path(name).name != name:
+            raise SpecError(
+                f"{label(path)}: extends: expected a file of the same folder, found {name!r:.60}"
+            )
+        return path.with_name(name)
+    known = {p.stem: p for p in families()}
+    if name not in known:
+        raise SpecError(
+            f"{label(path)}: extends: there is no family {name!r:.60}{nearest(name, known)}; "
+            f"expected {', '.join(known)}, or a file NAME.toml in the same folder"
+        )
+    return known[name]
+
+
+def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables key by key, all else replaced. What is one's own comes first."""
+    merged = dict(own)
+    for key, value in base.items():
+        if key not in own:
+            merged[key] = value
+        elif isinstance(value, dict) and isinstance(own[key], dict):
+            merged[key] = merge(value, own[key])
+    return merged
+
+
+# ---- what must hold once all is there
+
+
+def _check(tables: dict[str, Any], where: str) -> None:
+    _check_blocks(tables, where)
+    if not {"decoder", "encoder"} & tables.keys():
+        raise SpecError(f"{where}expected a table decoder or encoder, found neither")
+    _complete(COMMON, tables, where)
+    known = {*tables.get("facts", {}), "i"}
+    for given in _leaves(tables):
+        for name in given.names:
+            if name not in known:
+                raise SpecError(f"{given.where}: there is no fact {name!r}{nearest(name, known)}")
+    for entries in tables.get("tensors", {}).get("places", {}).values():
+        for entry in entries.values():
+            _check_patterns(entry, known)
+    for stack in ("encoder", "decoder"):
+        for step in tables.get(stack, {}).get("layer", ()):
+            _check_step(step, tables["blocks"], where)
+        _check_norms(tables.get(stack, {}), tables["blocks"], f"{where}{stack}")
+
+
+def _check_blocks(tables: dict[str, Any], where: str) -> None:
+    for name, block in tables.setdefault("blocks", {}).items():
+        at = f"{where}blocks.{name}"
+        kind = block.get("kind")
+        if kind not in BLOCKS:
+            raise SpecError(
+                f"{at}.kind: expected one of {', '.join(BLOCKS)}, "
+                f"found {'nothing' if kind is None else repr(kind)}"
+            )
+        check_keys({k: v for k, v in block.items() if k != "kind"}, BLOCKS[kind], at)
+        norm = block.get("qk_norm")
+        if norm is not None:
+            _check_block(norm, "norm", tables["blocks"], f"{at}.qk_norm")
+
+
+def _check_block(name: str, kind: str, blocks: Mapping[str, Any], where: str) -> None:
+    if name not in blocks:
+        raise SpecError(f"{where}: there is no block {name!r:.60}{nearest(name, blocks)}")
+    if (blocks[name]["kind"] == "norm") is not (kind == "norm"):
+        raise SpecError(f"{where}: expected a {kind}, found the {blocks[name]['kind']} {name}")
+
+
+def _check_step(step: Step, blocks: Mapping[str, Any], where: str) -> None:
+    for key in ("norm", "post_norm", "out_norm"):
+        if name := getattr(step, key):
+            _check_block(name, "norm", blocks, f"{step.where}.{key}")
+    if step.run:
+        _check_block(step.run, "block that is no norm", blocks, f"{step.where}.run")
+    for branch in step.parallel:
+        _check_step(branch, blocks, where)
+
+
+def _check_norms(stack: Mapping[str, Any], blocks: Mapping[str, Any], where: str) -> None:
+    for key, name in (
+        ("final_norm", stack.get("final_norm")),
+        ("embed.norm", stack.get("embed", {}).get("norm")),
+    ):
+        if name is not None:
+            _check_block(name, "norm", blocks, f"{where}.{key}")
+
+
+def _check_patterns(entry: Entry, known: set[str]) -> None:
+    for source in entry.sources:
+        for name in source.pattern.names:
+            if name not in {*known, "j"}:
+                raise SpecError(
+                    f"{source.where}: {source.pattern.text!r:.80}: there is no fact {name!r}"
+                    f"{nearest(name, known)}"
+                )
+
+
+def _complete(shape: Shape, given: Any, where: str) -> None:
+    """SpecError where a key is missing that has no default."""
+    if isinstance(shape, Named):
+        for name, value in given.items():
+            _complete(shape.shape, value, f"{where}.{name}")
+        return
+    if not isinstance(shape, Mapping):
+        return
+    for key, inner in shape.items():
+        at = below(where, key)
+        if key in given:
+            if key == "blocks":
+                for name, block in given[key].items():
+                    _complete(BLOCKS[block["kind"]], block, f"{at}.{name}")
+            else:
+                _complete(inner, given[key], at)
+        elif isinstance(inner, Param) and inner.default is REQUIRED:
+            raise SpecError(f"{at}: expected {inner.kind.expected}, found nothing")
+
+
+def _leaves(value: Any) -> Iterator[Given]:
+    if isinstance(value, Given):
+        yield value
+    elif isinstance(value, Step):
+        yield from value.values.values()
+        yield from (leaf for branch in value.parallel for leaf in _leaves(branch))
+    elif isinstance(value, dict):
+        yield from (leaf for inner in value.values() for leaf in _leaves(inner))
+    elif isinstance(value, tuple):
+        yield from (leaf for inner in value for leaf in _leaves(inner))
+    elif isinstance(value, Entry):
+        yield from (s.groups for s in value.sources if s.groups is not None)

@@ -1,0 +1,256 @@
+"""Facts of one model: numbers and texts by the names that its spec gives them.
+
+They come from the model's configuration, a config.json or the checkpoint's metadata; a spec says
+which key holds what. Facts may depend on the layer, by ``i``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .._core import read_head
+from ..errors import FormatError, SpecError
+from ..text import printable
+from .expression import UnresolvedError, Value
+from .values import Given, Kind, Number, Resolved, Whole
+
+_MAX_CONFIG = 4 << 20
+_MAX_DEPTH = 24
+
+# Facts that have the same meaning in all specs. What is built needs the first two.
+STANDARD: dict[str, Kind] = {
+    "n_embd": Whole(most=1 << 20),
+    "n_ctx": Whole(most=1 << 30),
+    "n_vocab": Whole(),
+    "n_layers": Whole(most=4096),
+    "n_heads": Whole(most=1 << 16),
+    "n_kv_heads": Whole(most=1 << 16),
+    "head_dim": Whole(most=1 << 16),
+    "n_ff": Whole(),
+    "n_experts": Whole(least=0, most=1 << 12),
+    "n_experts_used": Whole(least=0, most=1 << 12),
+    "eps": Number(least=0),
+    "window": Whole(least=0, most=1 << 30),
+    "rope_base": Number(above=0),
+    "rope_dims": Whole(least=2, most=1 << 16),
+}
+
+
+class Source(Protocol):
+    """A model's own configuration."""
+
+    @property
+    def kind(self) -> str:
+        """The section of a spec that is about such models: hf or gguf."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+
+    def get(self, key: str) -> Value | None: ...
+    def label(self, key: str) -> str:
+        """File and key, for messages."""
+
+
+class GgufSource:
+    """The metadata of a GGUF file: ``$block_count`` is ``<architecture>.block_count``."""
+
+    kind = "gguf"
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+        """FormatError: the metadata name no architecture."""
+        self._path, self._metadata = path, metadata
+        architecture = metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise FormatError(
+                f"{path}: general.architecture: expected the name of a model family, "
+                f"found {architecture!r:.60}; is this a model file?"
+            )
+        self.family = architecture
+        name = metadata.get("general.name")
+        self.name = printable(name if isinstance(name, str) else path.stem)
+
+    def get(self, key: str) -> Value | None:
+        full = f"{self.family}.{key}"
+        value = self._metadata.get(full)
+        if value is None:  # the keys below it, as a table
+            start = f"{full}."
+            below = {
+                k.removeprefix(start): v for k, v in self._metadata.items() if k.startswith(start)
+            }
+            return {k: _plain(v) for k, v in below.items()} or None
+        return _plain(value)
+
+    def label(self, key: str) -> str:
+        return f"{self._path}: {self.family}.{key}"
+
+
+class ConfigSource:
+    """A config.json: ``$rope_scaling.factor`` is a key of the object under ``rope_scaling``."""
+
+    kind = "hf"
+
+    def __init__(self, path: Path, config: Mapping[str, Any], root: str = "") -> None:
+        """root: the key of the object that is about the language model, of a model of more."""
+        self._path, self._root = path, root
+        self._config = config[root] if root else config
+        self.name = printable(path.parent.resolve().name)
+
+    @property
+    def family(self) -> str:
+        found = self._config.get("model_type")
+        if not isinstance(found, str):
+            raise FormatError(
+                f"{self.label('model_type')}: expected the name of a model family, "
+                f"found {'nothing' if found is None else repr(found)[:60]}"
+            )
+        return found
+
+    def get(self, key: str) -> Value | None:
+        found: Any = self._config
+        for part in key.split("."):
+            if not isinstance(found, dict):
+                return None
+            found = found.get(part)
+        return _plain(found)
+
+    def label(self, key: str) -> str:
+        return f"{self._path}: {self._root}{'.' if self._root else ''}{key}"
+
+
+class NoSource:
+    """A checkpoint that comes with no configuration: all is in the spec."""
+
+    kind = "hf"
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, printable(path.stem)
+
+    def get(self, key: str) -> Value | None:  # noqa: ARG002
+        return None
+
+    def label(self, key: str) -> str:
+        return f"{self._path.with_name('config.json')} (there is none): {key}"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json; FormatError for what is no JSON object of a sane size."""
+    raw = read_head(path, _MAX_CONFIG + 1)
+    if len(raw) > _MAX_CONFIG:
+        raise FormatError(f"{path}: expected at most {_MAX_CONFIG:,} bytes, found more")
+    try:
+        config = json.loads(raw)
+    except RecursionError:
+        raise FormatError(f"{path}: is nested too deeply") from None
+    except ValueError as error:  # not UTF-8, not JSON, or an integer of thousands of digits
+        raise FormatError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise FormatError(f"{path}: expected a JSON object, found {config!r:.60}")
+    return config
+
+
+def _plain(value: Any) -> Value | None:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    return str(value)
+
+
+class Facts:
+    """What the names in a spec stand for. `layer` is the i of what is asked for next."""
+
+    def __init__(
+        self, given: Mapping[str, Given], source: Source, tensors: Container[str] = ()
+    ) -> None:
+        self._given, self._source, self._tensors = given, source, tensors
+        self._layer: int | None = None
+        self._asked_layer = False
+        self._active: list[str] = []
+        self._fixed: dict[str, Resolved | UnresolvedError] = {}
+        self._of_layer: dict[str, Resolved | UnresolvedError] = {}
+
+    @property
+    def layer(self) -> int | None:
+        return self._layer
+
+    @layer.setter
+    def layer(self, i: int | None) -> None:
+        self._layer = i
+        self._of_layer.clear()
+
+    def fact(self, name: str) -> Value:
+        return self.resolved(name).value
+
+    def resolved(self, name: str) -> Resolved:
+        """A fact, and where it is from. UnresolvedError: there is none. FormatError: as it is it
+        cannot be."""
+        if name == "i":
+            self._asked_layer = True
+            if self._layer is None:
+                raise UnresolvedError("a layer")
+            return Resolved(self._layer, "i", True)
+        found = self._fixed.get(name)
+        if found is None:
+            found = self._of_layer.get(name)
+            self._asked_layer |= found is not None
+        if found is None:
+            found = self._look(name)
+        if isinstance(found, UnresolvedError):
+            raise UnresolvedError(str(found))
+        return found
+
+    def _look(self, name: str) -> Resolved | UnresolvedError:
+        given = self._given.get(name)
+        if given is None:
+            return UnresolvedError(f"fact {name}")
+        if name in self._active or len(self._active) >= _MAX_DEPTH:
+            way = " -> ".join([*self._active[-8:], name])
+            raise SpecError(f"{given.where}: expected no circle of facts, found {way}")
+        before, self._asked_layer = self._asked_layer, False
+        self._active.append(name)
+        found: Resolved | UnresolvedError
+        try:
+            found = self._typed(name, given.resolve(self))
+        except UnresolvedError as error:
+            found = error
+        finally:
+            self._active.pop()
+        (self._of_layer if self._asked_layer else self._fixed)[name] = found
+        self._asked_layer |= before
+        return found
+
+    @staticmethod
+    def _typed(name: str, found: Resolved) -> Resolved:
+        kind = STANDARD.get(name)
+        if kind is None:
+            return found
+        value = kind.take(found.value)
+        if value is None:
+            raise found.fault(kind.expected)
+        return Resolved(value, found.where, found.is_from_spec)  # type: ignore[arg-type]
+
+    def known(self) -> dict[str, Resolved]:
+        """All facts that do not depend on the layer."""
+        found = {}
+        self.layer = None
+        for name in self._given:
+            try:
+                found[name] = self.resolved(name)
+            except UnresolvedError:
+                continue
+        return found
+
+    def config(self, key: str) -> Value | None:
+        return self._source.get(key)
+
+    def config_label(self, key: str) -> str:
+        return self._source.label(key)
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._tensors

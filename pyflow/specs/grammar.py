@@ -1,0 +1,309 @@
+"""The keys that a spec may have, and what each may hold. docs/add-a-model.md explains them.
+
+A file is read into dicts of the same shape with `Given`s, steps and tensors for leaves; what one
+leaves out, the one that it extends may have. Unknown keys are refused, with the nearest known ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from ..errors import SpecError
+from .tensors import STACK_ROLES, STEP_ROLES, Entry, read_entries
+from .values import Anything, Choice, Flag, Given, Kind, Number, Text, Whole, nearest
+
+REQUIRED: Final = object()
+
+ACTIVATIONS = Choice.of(
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    swish="silu",
+    gelu_new="gelu_tanh",
+    gelu_fast="gelu_tanh",
+    gelu_pytorch_tanh="gelu_tanh",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A key that holds a value: literal, ``$key``, ``=expression``, or alternatives of these."""
+
+    kind: Kind
+    default: object = REQUIRED
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A key that holds a text of the spec's own, such as the name of a block."""
+
+    expected: str = "a text"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A key that holds a list of texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A table of tables or values under names of the writer's choice."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Names of tensors."""
+
+
+Table: TypeAlias = dict[str, "Shape"]
+Shape: TypeAlias = Param | Word | Words | Named | Steps | Tensors | Mapping[str, Any]
+
+NORM: Table = {
+    "type": Param(Choice.of("rms", "layer"), "rms"),
+    "eps": Param(Number(least=0)),
+    "weight": Param(Flag(), True),
+    "bias": Param(Flag(auto=True), None),  # None: a layer norm has one
+    "add": Param(Number(), 0.0),
+}
+RELATIVE: Table = {
+    "n_buckets": Param(Whole(most=1 << 16)),
+    "max_distance": Param(Whole()),
+    "bidirectional": Param(Flag(), False),
+}
+ATTENTION: Table = {
+    "n_heads": Param(Whole(most=1 << 16)),
+    "n_kv_heads": Param(Whole(most=1 << 16)),
+    "head_dim": Param(Whole(most=1 << 16)),
+    "scale": Param(Number()),
+    "mask": Param(Choice.of("causal", "full"), "causal"),
+    "window": Param(Whole(least=0, most=1 << 30), 0),
+    "softcap": Param(Number(least=0), 0.0),
+    "kv_from": Param(Choice.of("self", "encoder"), "self"),
+    "qkv_bias": Param(Flag(auto=True), False),
+    "o_bias": Param(Flag(auto=True), False),
+    "qk_norm": Word("the name of a norm among the blocks"),
+    "qk_norm_span": Param(Choice.of("head", "all"), "head"),
+    "rope": Param(Text("the name of a rope, or none"), "none"),
+    "alibi": Param(Number(least=0), 0.0),
+    "relative": RELATIVE,
+}
+FFN: Table = {
+    "n_ff": Param(Whole()),
+    "activation": Param(ACTIVATIONS),
+    "gated": Param(Flag(), True),
+    "bias": Param(Flag(auto=True), False),
+}
+MOE: Table = {
+    "n_experts": Param(Whole(most=1 << 12)),
+    "top_k": Param(Whole(most=1 << 12)),
+    "n_ff": Param(Whole()),
+    "activation": Param(ACTIVATIONS),
+    "normalize": Param(Flag(), True),
+    "scale": Param(Number(), 1.0),
+    "n_ff_shared": Param(Whole(least=0), 0),
+    "shared_router": Param(Flag(auto=True), False),
+}
+BLOCKS: dict[str, Table] = {"norm": NORM, "attention": ATTENTION, "ffn": FFN, "moe": MOE}
+ROPE: Table = {
+    "base": Param(Number(above=0)),
+    "n_dims": Param(Whole(least=2, most=1 << 16)),
+    "layout": Param(Choice.of("half", "interleaved"), "half"),
+    "scaling": Param(Anything(), None),
+    "factor": Param(Number(above=0), None),
+    "n_ctx_original": Param(Whole(most=1 << 30), None),
+    "divisors": Word("the name of a tensor"),
+    "short_divisors": Word("the name of a tensor"),
+    "long_divisors": Word("the name of a tensor"),
+}
+POSITIONS: Table = {
+    "type": Param(Choice.of("learned", "sinusoidal"), "learned"),
+    "offset": Param(Whole(least=0), 0),
+    "n_positions": Param(Whole(most=1 << 30)),
+}
+EMBED: Table = {
+    "scale": Param(Number(), 1.0),
+    "norm": Word("the name of a norm among the blocks"),
+    "positions": POSITIONS,
+    "token_types": Param(Flag(), False),
+    "shared_with": Word("the name of a stack"),
+}
+STACK: Table = {
+    "n_layers": Param(Whole(most=4096)),
+    "embed": EMBED,
+    "layer": Steps(),
+    "final_norm": Word("the name of a norm among the blocks"),
+}
+HEAD: Table = {
+    "type": Param(Choice.of("lm", "none"), "lm"),
+    "tied": Param(Flag(), False),
+    "scale": Param(Number(), 1.0),
+    "softcap": Param(Number(least=0), 0.0),
+    "bias": Param(Flag(auto=True), False),
+}
+OUTPUT: Table = {
+    "pool": Param(Choice.of("none", "first", "mean", "last"), "none"),
+    "normalize": Param(Flag(), False),
+}
+STEP: Table = {"when": Param(Flag(), True), "scale": Param(Number(), 1.0)}
+REFUSAL: Table = {"when": Param(Flag(), False), "why": Word()}
+COMMON: Table = {
+    "facts": Named(Param(Anything())),
+    "refuse": Named(REFUSAL),
+    "blocks": Named({"kind": Word(), **NORM, **ATTENTION, **FFN, **MOE}),
+    "ropes": Named(ROPE),
+    "decoder": STACK,
+    "encoder": STACK,
+    "head": HEAD,
+    "output": OUTPUT,
+    "tensors": Tensors(),
+}
+SPEC: Table = {
+    "name": Word(),
+    "extends": Word(),
+    **COMMON,
+    "hf": {"model_type": Words(), **COMMON},
+    "gguf": {"architecture": Words(), **COMMON},
+}
+STACKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a layer: norm, block, norm, and its sum with the residual stream.
+
+    norm, run, post_norm and out_norm (of the sum) are names of blocks. parallel: two of these that
+    read the same residual, instead of run.
+    """
+
+    name: str
+    where: str
+    run: str = ""
+    norm: str = ""
+    post_norm: str = ""
+    out_norm: str = ""
+    parallel: tuple[Step, ...] = ()
+    values: Mapping[str, Given] = field(default_factory=dict)
+
+
+_STEP_WORDS = ("name", "run", "norm", "post_norm", "out_norm")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+
+
+def below(where: str, key: str) -> str:
+    """A key in a table, for messages: ``x.toml: blocks.norm``."""
+    return f"{where}{key}" if where.endswith(": ") else f"{where}.{key}"
+
+
+def read(shape: Shape, raw: object, where: str) -> Any:
+    """What TOML has, as the shape wants it; SpecError for what it does not want."""
+    if isinstance(shape, Param):
+        return _given(shape, raw, where)
+    if isinstance(shape, Word):
+        if not isinstance(raw, str):
+            raise SpecError(f"{where}: expected {shape.expected}, found {raw!r:.60}")
+        return raw
+    if isinstance(shape, Words):
+        if not isinstance(raw, list) or not all(isinstance(one, str) for one in raw):
+            raise SpecError(f"{where}: expected a list of texts, found {raw!r:.60}")
+        return tuple(raw)
+    if isinstance(shape, Steps):
+        return tuple(_steps(raw, where))
+    table = _table(raw, where)
+    if isinstance(shape, Tensors):
+        return _tensors(table, where)
+    if isinstance(shape, Named):
+        for name in table:
+            if not _NAME.fullmatch(name):
+                raise SpecError(
+                    f"{where}: expected a name of letters, digits and _, found {name!r:.60}"
+                )
+        return {name: read(shape.shape, value, below(where, name)) for name, value in table.items()}
+    check_keys(table, shape, where)
+    return {key: read(shape[key], value, below(where, key)) for key, value in table.items()}
+
+
+def check_keys(table: Mapping[str, object], known: Mapping[str, object], where: str) -> None:
+    """SpecError for a key that is not known."""
+    for key in table:
+        if key not in known:
+            raise SpecError(
+                f"{where.removesuffix(': ')}: there is no key {key!r:.60}{nearest(key, known)}; "
+                f"expected {', '.join(known)}"
+            )
+
+
+def _table(raw: object, where: str) -> dict[str, object]:
+    if not isinstance(raw, dict):
+        raise SpecError(f"{where}: expected a table, found {raw!r:.60}")
+    return raw
+
+
+def _given(param: Param, raw: object, where: str) -> Given:
+    given = Given.of(raw, where)
+    for one in given.alternatives:
+        literal = isinstance(one, bool | int | float | str | list | dict)
+        if literal and param.kind.take(one) is None:  # type: ignore[arg-type]
+            raise SpecError(f"{where}: expected {param.kind.expected}, found {one!r:.60}")
+    return given
+
+
+def _steps(raw: object, where: str, *, nested: bool = False) -> list[Step]:
+    if not isinstance(raw, list) or not raw:
+        raise SpecError(f"{where}: expected a list of steps, found {raw!r:.60}")
+    return [_step(one, f"{where}[{i}]", nested=nested) for i, one in enumerate(raw)]
+
+
+def _step(raw: object, where: str, *, nested: bool) -> Step:
+    table = _table(raw, where)
+    more = [] if nested else ["parallel"]
+    check_keys(table, dict.fromkeys((*_STEP_WORDS, *STEP, *more)), where)
+    words = {k: read(Word(), v, below(where, k)) for k, v in table.items() if k in _STEP_WORDS}
+    values = {k: read(STEP[k], v, below(where, k)) for k, v in table.items() if k in STEP}
+    branches: list[Step] = []
+    if "parallel" in table:
+        branches = _steps(table["parallel"], below(where, "parallel"), nested=True)
+        if len(branches) != 2:
+            raise SpecError(f"{where}.parallel: expected two steps, found {len(branches)}")
+    if ("run" in words) is bool(branches):
+        raise SpecError(f"{where}: expected either run, the name of a block, or parallel")
+    if not _NAME.fullmatch(words.get("name", "")):
+        raise SpecError(f"{where}.name: expected a name of letters, digits and _")
+    return Step(where=where, parallel=tuple(branches), values=values, **words)
+
+
+def _tensors(raw: dict[str, object], where: str) -> dict[str, Any]:
+    """prefix and ignore: tuples; per place (the head's is ""), lists of entries."""
+    check_keys(raw, dict.fromkeys(("prefix", "ignore", "head", "head_bias", *STACKS)), where)
+    found: dict[str, Any] = {}
+    for key in ("prefix", "ignore"):
+        if key in raw:
+            found[key] = read(Words(), raw[key], f"{where}.{key}")
+    head = {key: value for key, value in raw.items() if key in ("head", "head_bias")}
+    if head:
+        found["places"] = {("", ""): read_entries(head, where, ("head", "head_bias"))}
+    for stack in STACKS:
+        if stack not in raw:
+            continue
+        table = _table(raw[stack], f"{where}.{stack}")
+        places: dict[tuple[str, str], dict[str, Entry]] = found.setdefault("places", {})
+        own = {key: value for key, value in table.items() if key in STACK_ROLES}
+        places[stack, ""] = read_entries(own, f"{where}.{stack}", STACK_ROLES)
+        for step, value in table.items():
+            if step in own:
+                continue
+            at = f"{where}.{stack}.{step}"
+            if not isinstance(value, dict):  # no step, so it was meant as a role
+                check_keys({step: value}, dict.fromkeys(STACK_ROLES), f"{where}.{stack}")
+            places[stack, step] = read_entries(_table(value, at), at, STEP_ROLES)
+    return found

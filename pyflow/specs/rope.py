@@ -1,0 +1,286 @@
+"""Rotary frequencies, with every scaling law folded into one frequency per pair.
+
+The laws take their parameters from a table as config.json has it (``rope_scaling``,
+``rope_parameters``) or GGUF's metadata (``rope.scaling.*``). Contexts longer than the original one
+may have frequencies of their own: LongRoPE's, and those of dynamic NTK at its full length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import FormatError, UnsupportedError
+from ..spec import Rope
+from .values import Number, Whole, nearest
+
+# Parameters by the names of either source; what only says the same again stands for nothing.
+_HF = {
+    "type": "type",
+    "rope_type": "type",
+    "factor": "factor",
+    "original_max_position_embeddings": "n_ctx_original",
+    "attention_factor": "magnitude",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "truncate": "truncate",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "short_factor": "short_divisors",
+    "long_factor": "long_divisors",
+    "rope_theta": "",
+    "partial_rotary_factor": "",
+    "finetuned": "",
+}
+_GGUF = {
+    "type": "type",
+    "factor": "factor",
+    "original_context_length": "n_ctx_original",
+    "attn_factor": "attn_factor",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_log_multiplier": "mscale_all_dim",
+    "finetuned": "",
+}
+_LAWS = ("none", "linear", "dynamic", "yarn", "llama3", "longrope")
+_ALSO = {"default": "none", "su": "longrope"}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """A rope as a spec describes it. n_ctx: positions that the model was made for, after scaling.
+
+    divisors: one per pair, each divides its frequency. where, kind: of the scaling, for messages
+    and for the names of its parameters.
+    """
+
+    base: float
+    n_dims: int
+    interleaved: bool
+    n_ctx: int
+    n_ctx_original: int | None = None
+    scaling: Mapping[str, object] | None = None
+    divisors: Sequence[float] = ()
+    short_divisors: Sequence[object] = ()
+    long_divisors: Sequence[object] = ()
+    kind: str = "hf"
+    where: str = ""
+
+
+def frequencies(base: float, n_dims: int) -> list[float]:
+    """``base ** (-2i / n_dims)`` for each of the n_dims / 2 pairs (Su et al. 2021)."""
+    return [base ** (-2.0 * i / n_dims) for i in range(n_dims // 2)]
+
+
+def make_rope(t: RopeTable) -> tuple[Rope, int]:
+    """The rope, and the positions that the model is good for, which a law may extend.
+
+    FormatError for parameters out of range, UnsupportedError for a law or parameter not known here.
+    """
+    if t.n_dims % 2:
+        raise FormatError(f"{t.where}: expected an even number of dimensions, found {t.n_dims}")
+    p = _Parameters(t)
+    plain = _divided(frequencies(t.base, t.n_dims), t.divisors, t.where)
+    law = _LAW.get(p.law)
+    rope, n_ctx = law(t, p, plain) if law else (Rope(tuple(plain), p.extra), t.n_ctx)
+    for f in (*rope.inv_freq, *rope.long_inv_freq, rope.magnitude):
+        if not math.isfinite(f):
+            raise FormatError(f"{t.where}: expected finite frequencies, found {f}")
+    return (
+        Rope(
+            rope.inv_freq,
+            rope.magnitude,
+            t.interleaved,
+            rope.long_inv_freq,
+            rope.long_magnitude,
+            rope.n_ctx_original,
+        ),
+        n_ctx,
+    )
+
+
+class _Parameters:
+    """The parameters of a law, each checked when it is asked for."""
+
+    def __init__(self, t: RopeTable) -> None:
+        names = _GGUF if t.kind == "gguf" else _HF
+        self._where, self._table = t.where, {}
+        for name, value in (t.scaling or {}).items():
+            if name not in names:
+                raise UnsupportedError(
+                    f"{t.where}: {name!r:.60} is not supported{nearest(name, names)}; "
+                    f"expected {', '.join(names)}"
+                )
+            if names[name] and value is not None:
+                self._table[names[name]] = value
+        self.law = self._law(t)
+        self.extra = self.number("attn_factor", 1.0)
+
+    def _law(self, t: RopeTable) -> str:
+        if t.long_divisors:
+            return "longrope"
+        # Files without a type but with a factor mean linear scaling.
+        law = self._table.get("type", "linear" if self.number("factor", 1.0) != 1.0 else "none")
+        law = _ALSO.get(law, law) if isinstance(law, str) else law
+        if law not in _LAWS:
+            raise UnsupportedError(
+                f"{self._where}: type {law!r:.60} is not supported; expected one of "
+                f"{', '.join(_LAWS)}"
+            )
+        return str(law)
+
+    def number(
+        self, name: str, default: float | None = None, kind: Number | Whole | None = None
+    ) -> float:
+        kind = kind or Number(above=0)
+        value = self._table.get(name, default)
+        taken = kind.take(value) if isinstance(value, int | float) else None
+        if taken is None:
+            found = "nothing" if value is None else repr(value)[:60]
+            raise FormatError(f"{self._where}: {name}: expected {kind.expected}, found {found}")
+        return taken
+
+    def numbers(self, name: str, given: Sequence[object], n: int) -> Sequence[object]:
+        values = given or self._table.get(name)
+        if not isinstance(values, Sequence) or len(values) != n:
+            raise FormatError(f"{self._where}: {name}: expected {n} numbers, found {values!r:.60}")
+        return values
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._table.get(name, default)
+        if not isinstance(value, bool):
+            raise FormatError(f"{self._where}: {name}: expected true or false, found {value!r:.60}")
+        return value
+
+    def has(self, name: str) -> bool:
+        return name in self._table
+
+    def n_ctx_original(self, t: RopeTable) -> int:
+        if t.n_ctx_original is not None:
+            return t.n_ctx_original
+        return int(self.number("n_ctx_original", t.n_ctx, Whole(most=1 << 30)))
+
+
+def _divided(values: Sequence[float], divisors: Sequence[object], where: str) -> list[float]:
+    if not divisors:
+        return list(values)
+    if len(divisors) != len(values):
+        raise FormatError(f"{where}: expected {len(values)} divisors, found {len(divisors)}")
+    divided = []
+    for f, d in zip(values, divisors, strict=True):
+        if isinstance(d, bool) or not isinstance(d, int | float) or not 1e-30 < abs(d) < 1e30:
+            raise FormatError(f"{where}: expected divisors that are no zeros, found {d!r:.60}")
+        divided.append(f / float(d))
+    return divided
+
+
+def _linear(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+    factor = p.number("factor")
+    return Rope(tuple(f / factor for f in plain), p.extra), t.n_ctx
+
+
+def _dynamic(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+    """NTK-aware scaling of the base by the length of the text. Here by the length of the context:
+    frequencies may not change under keys that are kept, so a context longer than the original takes
+    those of the longest one, which is `factor` times as long.
+    """
+    factor = p.number("factor", kind=Number(least=1))
+    original = p.n_ctx_original(t)
+    if t.n_dims <= 2:
+        raise FormatError(f"{t.where}: expected more than 2 dimensions, found {t.n_dims}")
+    n_ctx = int(original * factor)
+    base = t.base * (factor * n_ctx / original - (factor - 1)) ** (t.n_dims / (t.n_dims - 2))
+    long = tuple(_divided(frequencies(base, t.n_dims), t.divisors, t.where))
+    return Rope(tuple(plain), p.extra, False, long, p.extra, original), n_ctx
+
+
+def _yarn(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+    """YaRN's blend of interpolated and original frequencies (Peng et al. 2023, section 3.2).
+
+    Pairs that turn more than beta_fast times over the original context keep their frequency, those
+    that turn less than beta_slow times are slowed by `factor`, with a linear ramp between.
+    """
+    original = p.n_ctx_original(t)
+    factor = p.number("factor", t.n_ctx / original)
+    if t.base <= 1:
+        raise FormatError(f"{t.where}: expected a base above 1, found {t.base}")
+
+    def pair_of(turns: float) -> float:
+        return t.n_dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(t.base))
+
+    low, high = pair_of(p.number("beta_fast", 32.0)), pair_of(p.number("beta_slow", 1.0))
+    if p.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(t.n_dims - 1, high)
+    blended = []
+    for i, f in enumerate(plain):
+        keep = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
+        blended.append(f / factor * (1.0 - keep) + f * keep)
+
+    def mscale(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    magnitude = mscale(1.0)
+    if p.has("mscale_all_dim") and (p.has("mscale") or t.kind == "gguf"):
+        all_dim = p.number("mscale_all_dim", kind=Number(least=0))
+        by = p.number("mscale", 1.0, Number(least=0))
+        if by and all_dim:
+            magnitude = mscale(by) / mscale(all_dim)
+    magnitude = p.number("magnitude", magnitude) * p.extra
+    return Rope(tuple(blended), magnitude), max(
+        t.n_ctx, int(original * factor)
+    ) if t.kind == "hf" else t.n_ctx
+
+
+def _llama3(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+    """Llama 3.1: pairs of long waves are slowed by `factor`, those of short ones are not, with a
+    ramp between, both told by how often a wave fits into the original context.
+    """
+    factor, original = p.number("factor"), p.n_ctx_original(t)
+    low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
+    if high <= low:
+        raise FormatError(
+            f"{t.where}: expected high_freq_factor above low_freq_factor, found {high} and {low}"
+        )
+    scaled = []
+    for f in plain:
+        turns = original * f / (2 * math.pi)
+        keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+        scaled.append(f / factor * (1.0 - keep) + f * keep)
+    return Rope(tuple(scaled)), t.n_ctx
+
+
+def _longrope(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+    """LongRoPE (Ding et al. 2024): a divisor per pair, of two sets by the length of the context."""
+    original = p.n_ctx_original(t)
+    short = p.numbers("short_divisors", t.short_divisors, len(plain))
+    long = p.numbers("long_divisors", t.long_divisors, len(plain))
+    magnitude = 1.0
+    if t.kind == "hf":
+        factor = p.number("factor", t.n_ctx / original)
+        if factor > 1 and original > 1:
+            magnitude = math.sqrt(1 + math.log(factor) / math.log(original))
+    magnitude = p.number("magnitude", magnitude) * p.extra
+    return (
+        Rope(
+            tuple(_divided(plain, short, t.where)),
+            magnitude,
+            False,
+            tuple(_divided(plain, long, t.where)),
+            magnitude,
+            original,
+        ),
+        t.n_ctx,
+    )
+
+
+_LAW = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}

@@ -1,0 +1,158 @@
+"""Which tensors of a checkpoint a model uses, and what of them: names in specs, and their binding.
+
+A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, or to a table:
+
+    q = "layers.{i}.self_attn.q_proj.weight"                 {i} is the layer, {j} the expert
+    gate = ["mlp.{i}.w1.weight", "mlp.{i}.gate.weight"]      the first that the checkpoint has
+    "q + k + v" = "layers.{i}.qkv.weight"                    one tensor for several, in this order
+    "q + k + v" = { from = "...", groups = "=n_kv_heads" }   in groups of q, k and v each
+    up = { from = "...", transposed = true }                 stored (in, out)
+
+The bias of a mapped role has the same name with ``bias`` for ``weight``, unless it is mapped too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..errors import SpecError
+from .expression import Expression, ExpressionError, Scope, Value, parse
+from .values import Given, nearest
+
+_ATTENTION = ("q", "k", "v", "o", "q_norm", "k_norm", "relative")
+_FFN = ("gate", "up", "down")
+_MOE = ("router", "shared_gate", "shared_up", "shared_down", "shared_router")
+_NORMS = ("norm", "post_norm", "out_norm")
+
+
+def _with_biases(*roles: str) -> tuple[str, ...]:
+    return (*roles, *(f"{role}_bias" for role in roles))
+
+
+STEP_ROLES = _with_biases(*_ATTENTION, *_FFN, *_MOE, *_NORMS)
+STACK_ROLES = ("embed", "positions", "token_types", *_with_biases("embed_norm", "final_norm"))
+_SOURCE_KEYS = ("from", "groups", "transposed")
+_MAX_NAME = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The name of a tensor with expressions in braces; absolute ones take no prefix."""
+
+    text: str
+    parts: tuple[str | Expression, ...]
+    absolute: bool
+
+    @classmethod
+    def of(cls, text: object, where: str) -> Pattern:
+        if not isinstance(text, str) or not 0 < len(text) <= _MAX_NAME:
+            raise SpecError(f"{where}: expected the name of a tensor, found {text!r:.60}")
+        parts: list[str | Expression] = []
+        for i, part in enumerate(re.split(r"\{([^{}]*)\}", text.removeprefix("/"))):
+            if i % 2:
+                try:
+                    parts.append(parse(part.strip()))
+                except ExpressionError as error:
+                    raise SpecError(f"{where}: {text!r:.80}: {error}") from None
+            elif "{" in part or "}" in part:
+                raise SpecError(f"{where}: {text!r:.80}: expected braces in pairs")
+            elif part:
+                parts.append(part)
+        return cls(text, tuple(parts), text.startswith("/"))
+
+    @property
+    def names(self) -> Iterator[str]:
+        for part in self.parts:
+            if isinstance(part, Expression):
+                yield from part.names
+
+    @property
+    def per_expert(self) -> bool:
+        return "j" in self.names
+
+    def expand(self, scope: Scope, prefix: str = "") -> str:
+        """The name. UnresolvedError, ExpressionError: as its expressions raise them."""
+        values = (p if isinstance(p, str) else _written(p.evaluate(scope)) for p in self.parts)
+        return ("" if self.absolute else prefix) + "".join(values)
+
+    def bias(self) -> Pattern | None:
+        """The name of the bias that goes with it."""
+        last = self.parts[-1] if self.parts else ""
+        if not isinstance(last, str) or not last.endswith("weight"):
+            return None
+        parts = (*self.parts[:-1], last.removesuffix("weight") + "bias")
+        return Pattern(self.text.removesuffix("weight") + "bias", parts, self.absolute)
+
+
+def _written(value: Value) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ExpressionError(f"expected an integer or a text, found {value!r:.40}")
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Where the roles of an entry may lie. groups: the tensor has so many of them, one after the
+    other, each with a share of all roles; None is one."""
+
+    pattern: Pattern
+    where: str
+    groups: Given | None = None
+    transposed: bool = False
+
+    def bias(self) -> TensorSource | None:
+        pattern = self.pattern.bias()
+        return None if pattern is None else TensorSource(pattern, self.where, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Roles that one tensor holds, in its order, and the alternatives for it."""
+
+    roles: tuple[str, ...]
+    sources: tuple[TensorSource, ...]
+    where: str
+
+    def bias(self) -> Entry | None:
+        """The entry for their biases."""
+        sources = tuple(b for s in self.sources if (b := s.bias()) is not None)
+        return (
+            Entry(tuple(f"{r}_bias" for r in self.roles), sources, self.where) if sources else None
+        )
+
+
+def read_entries(raw: Mapping[str, object], where: str, known: tuple[str, ...]) -> dict[str, Entry]:
+    """The entries of one place, by their keys; SpecError for what is none."""
+    entries = {}
+    for key, value in raw.items():
+        roles = tuple(role.strip() for role in key.split("+"))
+        for role in roles:
+            if role not in known:
+                raise SpecError(f"{where}: there is no role {role!r:.60}{nearest(role, known)}")
+        if len(set(roles)) != len(roles):
+            raise SpecError(f"{where}.{key}: expected every role once")
+        at = f"{where}.{key}"
+        several = value if isinstance(value, list) else [value]
+        if not several:
+            raise SpecError(f"{at}: expected the name of a tensor, found an empty list")
+        sources = tuple(_source(one, at) for one in several)
+        entries["+".join(roles)] = Entry(roles, sources, at)
+    return entries
+
+
+def _source(raw: object, where: str) -> TensorSource:
+    if not isinstance(raw, dict):
+        return TensorSource(Pattern.of(raw, where), where)
+    for key in raw:
+        if key not in _SOURCE_KEYS:
+            raise SpecError(
+                f"{where}: there is no key {key!r:.60}{nearest(key, _SOURCE_KEYS)}; "
+                f"expected {', '.join(_SOURCE_KEYS)}"
+            )
+    transposed = raw.get("transposed", False)
+    if not isinstance(transposed, bool):
+        raise SpecError(f"{where}.transposed: expected true or false, found {transposed!r:.60}")
+    groups = Given.of(raw["groups"], f"{where}.groups") if "groups" in raw else None
+    return TensorSource(Pattern.of(raw.get("from"), f"{where}.from"), where, groups, transposed)

@@ -1,0 +1,229 @@
+"""What a key of a spec may be given, and of which kind what comes of it must be.
+
+    n_ctx = 4096                                        a value as it stands
+    n_heads = "$num_attention_heads"                    a key of the model's own configuration
+    head_dim = "=n_embd // n_heads"                     an expression over facts
+    n_kv_heads = ["$num_key_value_heads", "=n_heads"]   of several the first that resolves
+
+A key that is absent or null does not resolve, nor does an expression over a fact that does not. A
+list as a value is written as a list in the list of alternatives: ``pattern = [[0, 0, 1]]``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ..errors import FormatError, SpecError
+from .expression import Expression, ExpressionError, Scope, UnresolvedError, Value, parse
+
+_SHOWN = 60
+
+
+class ConfigScope(Scope, Protocol):
+    """What the names and keys of a spec stand for, for one model."""
+
+    def config(self, key: str) -> Value | None: ...
+    def config_label(self, key: str) -> str:
+        """File and key, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """``$key``"""
+
+    name: str
+
+
+Alternative: TypeAlias = Key | Expression | Value
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A value, and where it stands: a key of a model's configuration, or the spec's own."""
+
+    value: Value
+    where: str
+    is_from_spec: bool
+
+    def fault(self, expected: str) -> FormatError:
+        """The error of a value that is not what was expected."""
+        found = f"{self.where}: expected {expected}, found {self.value!r:.{_SHOWN}}"
+        return SpecError(found) if self.is_from_spec else FormatError(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The alternatives of a key; where: file and key, for messages."""
+
+    alternatives: tuple[Alternative, ...]
+    where: str
+
+    @classmethod
+    def of(cls, raw: object, where: str) -> Given:
+        """From what TOML has; SpecError for an expression that is none, or an empty list."""
+        given = raw if isinstance(raw, list) else [raw]
+        if not given:
+            raise SpecError(f"{where}: expected a value, found an empty list")
+        return cls(tuple(_alternative(one, where) for one in given), where)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The facts that it asks for."""
+        for one in self.alternatives:
+            if isinstance(one, Expression):
+                yield from one.names
+
+    def resolve(self, scope: ConfigScope) -> Resolved:
+        """The first alternative that resolves.
+
+        UnresolvedError, which says what would have, when none does. SpecError for an expression
+        without a value.
+        """
+        tried: dict[str, None] = {}
+        for one in self.alternatives:
+            if isinstance(one, Key):
+                value = scope.config(one.name)
+                if value is not None:
+                    return Resolved(value, scope.config_label(one.name), False)
+                tried[scope.config_label(one.name)] = None
+            elif isinstance(one, Expression):
+                try:
+                    return Resolved(one.evaluate(scope), f"{self.where}: {one.text}", True)
+                except UnresolvedError as error:
+                    tried[str(error)] = None
+                except ExpressionError as error:
+                    raise SpecError(
+                        f"{self.where}: {one.text}: {error}{_with(one, scope)}"
+                    ) from None
+            else:
+                return Resolved(one, self.where, True)
+        raise UnresolvedError(" or ".join(tried))
+
+
+def _alternative(raw: object, where: str) -> Alternative:
+    if isinstance(raw, str) and raw.startswith("$"):
+        return Key(raw[1:])
+    if isinstance(raw, str) and raw.startswith("="):
+        try:
+            return parse(raw[1:].strip())
+        except ExpressionError as error:
+            raise SpecError(f"{where}: {raw[1:].strip()!r:.{_SHOWN}}: {error}") from None
+    if not isinstance(raw, bool | int | float | str | list | dict):
+        raise SpecError(f"{where}: expected a value, found {raw!r:.{_SHOWN}}")
+    return raw
+
+
+def _with(expression: Expression, scope: ConfigScope) -> str:
+    """The values of the names in an expression that failed."""
+    shown = []
+    for name in expression.names:
+        try:
+            shown.append(f"{name} = {scope.fact(name)!r:.20}")
+        except (UnresolvedError, FormatError, RecursionError):
+            continue
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def nearest(name: str, names: Iterable[str], *, n: int = 3) -> str:
+    """``; did you mean ...`` for a name that there is not, or nothing."""
+    close = difflib.get_close_matches(name[:200], list(names), n=n)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+# ---- kinds of values
+
+
+class Kind(Protocol):
+    """What a value must be, and what is made of it; None when it is not."""
+
+    @property
+    def expected(self) -> str: ...
+    def take(self, value: Value) -> object | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    least: int = 1
+    most: int = 1 << 24
+
+    @property
+    def expected(self) -> str:
+        return f"an integer from {self.least} to {self.most}"
+
+    def take(self, value: Value) -> int | None:
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            return None
+        return value if self.least <= value <= self.most else None
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    least: float = -math.inf
+    above: float = -math.inf
+
+    @property
+    def expected(self) -> str:
+        if self.above > -math.inf:
+            return f"a finite number above {self.above:g}"
+        return "a finite number" + (f" from {self.least:g}" if self.least > -math.inf else "")
+
+    def take(self, value: Value) -> float | None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if abs(value) > 1e300 or not math.isfinite(value):
+            return None
+        return float(value) if value >= self.least and value > self.above else None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """auto: the text ``auto`` may stand for "if the checkpoint has the tensor"."""
+
+    auto: bool = False
+
+    @property
+    def expected(self) -> str:
+        return "true, false or 'auto'" if self.auto else "true or false"
+
+    def take(self, value: Value) -> bool | str | None:
+        return value if isinstance(value, bool) or (self.auto and value == "auto") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words, each of which may have other names."""
+
+    words: Mapping[str, str]
+
+    @classmethod
+    def of(cls, *words: str, **also: str) -> Choice:
+        return cls({word: word for word in words} | also)
+
+    @property
+    def expected(self) -> str:
+        return "one of " + ", ".join(dict.fromkeys(self.words.values()))
+
+    def take(self, value: Value) -> str | None:
+        return self.words.get(value) if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    expected: str = "a text"
+
+    def take(self, value: Value) -> str | None:
+        return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    expected: str = "a value"
+
+    def take(self, value: Value) -> Value:
+        return value
