@@ -7,6 +7,7 @@
 #include "core/errors.h"
 #include "formats/message.h"
 #include "formats/pickle_machine.h"
+#include "formats/pickle_opcodes.h"
 
 namespace pyflow {
 namespace {
@@ -19,59 +20,7 @@ constexpr size_t kMaxGlobals = 256;
 constexpr uint64_t kMaxLine = 256;  // of a module's or a global's name
 constexpr uint8_t kNewestProtocol = 5;
 
-enum Op : uint8_t {
-  kProto = 0x80,
-  kFrame = 0x95,
-  kStop = '.',
-  kMark = '(',
-  kPop = '0',
-  kPopMark = '1',
-  kDup = '2',
-  kNone = 'N',
-  kNewTrue = 0x88,
-  kNewFalse = 0x89,
-  kBinInt = 'J',
-  kBinInt1 = 'K',
-  kBinInt2 = 'M',
-  kLong1 = 0x8a,
-  kLong4 = 0x8b,
-  kBinFloat = 'G',
-  kBinUnicode = 'X',
-  kShortBinUnicode = 0x8c,
-  kBinUnicode8 = 0x8d,
-  kShortBinBytes = 'C',
-  kBinBytes = 'B',
-  kBinBytes8 = 0x8e,
-  kByteArray8 = 0x96,
-  kShortBinString = 'U',
-  kBinString = 'T',
-  kEmptyTuple = ')',
-  kTuple = 't',
-  kTuple1 = 0x85,
-  kTuple2 = 0x86,
-  kTuple3 = 0x87,
-  kEmptyList = ']',
-  kAppend = 'a',
-  kAppends = 'e',
-  kEmptyDict = '}',
-  kSetItem = 's',
-  kSetItems = 'u',
-  kEmptySet = 0x8f,
-  kAddItems = 0x90,
-  kFrozenSet = 0x91,
-  kGlobal = 'c',
-  kStackGlobal = 0x93,
-  kInst = 'i',
-  kReduce = 'R',
-  kNewObj = 0x81,
-  kBuild = 'b',
-  kBinPersId = 'Q',
-  kBinPut = 'q',
-  kLongBinPut = 'r',
-  kBinGet = 'h',
-  kLongBinGet = 'j',
-  kMemoize = 0x94,
-};
+using namespace pickle_op;
 
 std::string hex(uint8_t b) {
   static constexpr char kHex[] = "0123456789abcdef";
