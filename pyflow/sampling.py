@@ -45,16 +45,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # The extension knows the ranges; types, and sizes of integers, show in the conversion.
-        for field in dataclasses.fields(self):
+        for parameter in dataclasses.fields(self):
             try:
-                _core.Sampler(**self._arguments(field.name))
+                _core.Sampler(**self._arguments(parameter.name))
             except (TypeError, ValueError, AttributeError):
-                whole = isinstance(field.default, int)
+                whole = isinstance(parameter.default, int)
                 expected = {"logit_bias": "numbers by token", "seed": "0 to 2^64 - 1 or None"}.get(
-                    field.name, "a whole number below 2^31" if whole else "a number"
+                    parameter.name, "a whole number below 2^31" if whole else "a number"
                 )
                 raise PyflowError(
-                    f"{field.name}: expected {expected}, found {getattr(self, field.name)!r}"
+                    f"{parameter.name}: expected {expected}, "
+                    f"found {getattr(self, parameter.name)!r}"
                 ) from None
 
     def seeded(self) -> SamplingParams:
