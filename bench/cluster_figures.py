@@ -12,7 +12,7 @@ STRATEGIES = {
     "iterative": ("iterative", "C7", "o"),
     "speculative": ("speculative", "C1", "s"),
     "pipeinfer": ("PipeInfer, chains kept", "C0", "D"),
-    "pipeinfer, restarting": ("PipeInfer, as published", "C2", "^"),
+    "pipeinfer, redrafting": ("PipeInfer, as published", "C2", "^"),
 }
 
 
@@ -133,7 +133,7 @@ def _groups(
         at = [j + (i + 0.5) * width - 0.425 for j in range(len(rows))]
         values = [row["found"].get(name, {}).get("tokens_per_s", 0.0) for row in rows]
         words, colour, _ = STRATEGIES.get(name, (name, f"C{i % 5 + 3}", ""))
-        hatch = "//" if name.startswith("pipeinfer, restarting") else ""
+        hatch = "//" if name.startswith("pipeinfer, redrafting") else ""
         axis.bar(at, values, width, label=words, color=colour, hatch=hatch)
     axis.set_xticks(range(len(rows)), [title(row) for row in rows], fontsize=6)
     axis.set_ylabel(label)

@@ -32,7 +32,7 @@ N_SPARE = 512  # cells for guesses
 # To choose a strategy's numbers: tokens of one text, and how many choices are then measured.
 _N_SHORT, _N_FINAL = 96, 3
 # PipeInfer, with chains that are kept and as published.
-POLICIES = ("pipeinfer", "pipeinfer, restarting")
+POLICIES = ("pipeinfer", "pipeinfer, redrafting")
 FEWEST = ", on the fewest machines"
 ABLATIONS = {
     "no cancellation": {"cancels": False},
@@ -140,7 +140,7 @@ def ablations(cluster: Cluster, n_nodes: int, pair: Pair, n_cells: int) -> Itera
     (layout,) = layouts(cluster, n_nodes, pair, n_cells, apart=True)
     for n_rows, n_flight in product((1, 2, 3, 4, 6, 8), flights(n_nodes)):
         for base in POLICIES:
-            whole = pipeinfer(n_rows, n_flight, restarts=base != POLICIES[0])
+            whole = pipeinfer(n_rows, n_flight, redrafts=base != POLICIES[0])
             yield Choice(base, whole, layout)
             for name, off in ABLATIONS.items():
                 yield Choice(f"{base}, {name}", replace(whole, **off), layout)

@@ -52,7 +52,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _speeds(rows: list[Row]) -> str:
     head = (
         *("cluster", "pair (accepted)", "nodes", "iterative", "speculative (draft)"),
-        *("PipeInfer (draft, flight)", "restarting", "/ speculative", "at most", "/ iterative"),
+        *("PipeInfer (draft, flight)", "redrafting", "/ speculative", "at most", "/ iterative"),
         *("first token / iterative", "with prompt"),
     )
 

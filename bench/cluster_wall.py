@@ -144,7 +144,7 @@ def measure(
                 "name": name,
                 "n_draft": strategy.n_draft,
                 "n_flight": strategy.n_flight,
-                "restarts": strategy.restarts,
+                "redrafts": strategy.redrafts,
                 "simulated": simulated,
                 "measured": statistics.median(speeds),
                 "samples": speeds,

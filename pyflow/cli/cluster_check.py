@@ -136,7 +136,7 @@ def _tables(
         parts.append(markdown_table(["ranks", "latency", "bandwidth"], links, left={"ranks"}))
     rows = [
         [
-            each.kind + (", restarting" if each.strategy.restarts else ""),
+            each.kind + (", redrafting" if each.strategy.redrafts else ""),
             str(each.strategy.n_draft),
             str(each.strategy.n_flight),
             ",".join(str(len(layers)) for layers in each.ranges),
@@ -176,7 +176,7 @@ def _as_json(
                 "n_draft": each.strategy.n_draft,
                 "n_rows": each.strategy.n_rows,
                 "n_flight": each.strategy.n_flight,
-                "restarts": each.strategy.restarts,
+                "redrafts": each.strategy.redrafts,
                 "layers": [len(layers) for layers in each.ranges],
                 "tokens_per_s": each.tokens_per_s,
                 "chosen": each is best,

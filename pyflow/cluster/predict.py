@@ -95,7 +95,7 @@ def candidates(n_nodes: int) -> Iterator[tuple[str, Strategy]]:
     for n_rows in _ROWS:
         for n_flight in flights(n_nodes):
             yield "pipeinfer", pipeinfer(n_rows, n_flight)
-            yield "pipeinfer, restarting", pipeinfer(n_rows, n_flight, restarts=True)
+            yield "pipeinfer, redrafting", pipeinfer(n_rows, n_flight, redrafts=True)
 
 
 def simulate(
@@ -182,7 +182,7 @@ class _Trial:
         ]
         best = self._finest(rough)
         others = [replace(best.strategy, n_flight=n) for n in flights(n_nodes)]
-        others.append(replace(best.strategy, restarts=True))
+        others.append(replace(best.strategy, redrafts=True))
         fine = [
             self._try("pipeinfer", other, best.split, _FINE)
             for other in others

@@ -11,7 +11,7 @@ reach every stage between the same two runs.
 1. Results come in the order of their runs.
 2. A run is left out only if no live run reads its cells.
 3. The newest token's run is never left out.
-4. A guess that is on its way and holds is not run again, unless the strategy restarts.
+4. A guess that is on its way and holds is not run again, unless the strategy redrafts.
 5. A run is sent only if there are cells for it.
 """
 
@@ -204,10 +204,10 @@ class Scheduler:
         self.counts.decided += min(right + 1, len(both))
         agrees = right == len(both)
         goes_on = agrees and chain.end >= len(text) and not self._ended
-        if goes_on and not self.strategy.restarts:
+        if goes_on and not self.strategy.redrafts:
             chain.cut(len(text) - 1)
         else:
-            if not agrees or self.strategy.restarts:
+            if not agrees or self.strategy.redrafts:
                 self._drafts.asked = 0
             self._chain = Chain(len(text) - 1, text[-1:])
         for i, flight in enumerate(self._flights):

@@ -18,7 +18,7 @@ class Strategy:
     n_draft: guesses asked for at once; 0: none, one token after the other. n_rows: tokens of a run
     at most. n_flight: runs on their way at most; the newest token's own run is never held back.
     waits: the newest token waits for the guesses that follow it, to run together with them.
-    restarts: after each result, run the newest token and guess anew from it, as the published
+    redrafts: after each result, run the newest token and guess anew from it, as the published
     PipeInfer does, though what is on its way may cover that; else guesses that still hold stay.
 
     A guess must be likelier than least + recovery * (guesses asked for since the chain began) -
@@ -34,7 +34,7 @@ class Strategy:
     n_rows: int = 1
     n_flight: int = 1
     waits: bool = False
-    restarts: bool = False
+    redrafts: bool = False
     least: float = 0.0
     recovery: float = 0.0
     decay: float = 0.0

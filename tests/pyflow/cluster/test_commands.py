@@ -100,7 +100,7 @@ def test_stages_in_threads_write_what_one_place_writes(run: Run, smollm2: str) -
 
 def test_all_that_a_strategy_can_leave_out_can_be_left_out(run: Run, smollm2: str) -> None:
     plain, _ = run(*answer(smollm2))
-    flags = ["--restart", "--no-cancel", "--no-continuous", "--no-partitions", "--no-async"]
+    flags = ["--redraft", "--no-cancel", "--no-continuous", "--no-partitions", "--no-async"]
     numbers = ["--draft-len", "1", "--flight", "3", "--p-accept", "0.3", "--p-recovery", "0.1"]
     common = answer(smollm2, "--pipeline", "pipeinfer", "--stages", "2", "--p-decay", "0.1")
     for more in ([*flags, "--layers", "29,1"], [*numbers, "--draft-model", smollm2]):

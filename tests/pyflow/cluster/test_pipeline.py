@@ -25,7 +25,7 @@ STRATEGIES = {
     "speculative": speculative(4),
     "pipeinfer 1": pipeinfer(1, 6),
     "pipeinfer 4": pipeinfer(4, 6),
-    "paper": pipeinfer(2, 6, restarts=True),
+    "paper": pipeinfer(2, 6, redrafts=True),
     "no cancellation": pipeinfer(2, 6, cancels=False),
     "no continuous speculation": pipeinfer(2, 6, continuous=False),
     "no multibuffering": pipeinfer(2, 6, partitioned=False),

@@ -24,7 +24,7 @@ NAMED = {
     "iterative": iterative(),
     "speculative": speculative(4),
     "pipeinfer": pipeinfer(2, 6),
-    "paper": pipeinfer(2, 6, restarts=True),
+    "paper": pipeinfer(2, 6, redrafts=True),
     "no cancellation": pipeinfer(2, 6, cancels=False),
     "no continuous speculation": pipeinfer(2, 6, continuous=False),
     "no multibuffering": pipeinfer(2, 6, partitioned=False),
@@ -108,7 +108,7 @@ STRATEGIES = st.builds(
     n_rows=st.integers(1, 6),
     n_flight=st.integers(1, 12),
     waits=st.booleans(),
-    restarts=st.booleans(),
+    redrafts=st.booleans(),
     least=st.sampled_from([0.0, 0.3, 0.6]),
     recovery=st.sampled_from([0.0, 0.1]),
     decay=st.sampled_from([0.0, 0.2]),
@@ -316,8 +316,8 @@ def test_a_draft_that_comes_late_is_used_where_it_agrees() -> None:
 
 
 def test_a_run_whose_cells_are_read_is_not_cancelled_though_all_its_draws_are_known() -> None:
-    # Restarting at 11, the same guess runs again; the first run of it still feeds the second.
-    hand = Hand(pipeinfer(1, 9, restarts=True))
+    # Redrafting at 11, the same guess runs again; the first run of it still feeds the second.
+    hand = Hand(pipeinfer(1, 9, redrafts=True))
     hand.draw(1, 10)
     hand.draft(11)
     hand.draft(12)
@@ -345,8 +345,8 @@ def test_a_wrong_guess_calls_for_other_ones_at_once() -> None:
 
 
 def test_runs_wait_for_cells() -> None:
-    # Restarting, the same guesses take cells again and again; nothing is left out.
-    strategy = pipeinfer(4, 12, restarts=True, cancels=False)
+    # Redrafting, the same guesses take cells again and again; nothing is left out.
+    strategy = pipeinfer(4, 12, redrafts=True, cancels=False)
     for n_ctx in (48, 56, 64):
         run = Run(strategy, alpha=1.0, n_ctx=n_ctx, n_stages=8, n_predict=100)
         run.check()
