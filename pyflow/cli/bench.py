@@ -11,7 +11,8 @@ from click.core import ParameterSource
 
 from pyflow.cli import Group, bench_pipeline, bench_spec, inputs, options, speculation
 from pyflow.cli.output import markdown_table, print_json
-from pyflow.cli.pipeline import PipelineChoice, pipelines
+from pyflow.cli.pipeline import pipelines
+from pyflow.cli.pipeline_choice import PipelineChoice
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
 
@@ -173,7 +174,7 @@ def command(
             cache_type=cache_type,
             draft_models=speculation.pipeline_drafts(pipeline.name, draft_model),
         ) as pipelined:
-            bench_pipeline.show(pipelined, pipeline.name, tests, repetitions, text, output)
+            bench_pipeline.show(pipelined, tests, repetitions, text, output)
         return
     results: list[dict[str, Any]] = []
     thread_counts: list[int | None] = [*threads] if threads else [None]

@@ -27,7 +27,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline import AnyModel
+    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.cluster.model import PipelinedModel
 
 _GREEDY = SamplingParams(temperature=0, seed=0)
@@ -47,7 +47,6 @@ class _Sample:
 
 def measure(
     model: PipelinedModel,
-    strategy: str,
     tests: Sequence[Test],
     repetitions: int,
     text: Sequence[int] | None,
@@ -71,7 +70,7 @@ def measure(
                 cache_type=model.cache_type,
             ),
             **speeds(test, started, [sample.ns for sample in samples]),
-            "strategy": strategy,
+            "strategy": "+".join(dict.fromkeys(name.split()[0] for name in stats.strategies)),
             "transport": "mpi" if is_mpi else "threads",
             "layers": [len(held) for held in model.layers],
             **stats.as_dict(),
@@ -84,7 +83,6 @@ def measure(
 
 def show(
     model: AnyModel,
-    strategy: str | None,
     tests: Sequence[Test],
     repetitions: int,
     text: str | None,
@@ -95,9 +93,7 @@ def show(
     tokens = None if text is None else model.tokenizer.encode(text)
     results: list[dict[str, Any]] = []
     with progress("measuring") as told:
-        for i, result in enumerate(
-            measure(pipelined, str(strategy), tests, repetitions, tokens), 1
-        ):
+        for i, result in enumerate(measure(pipelined, tests, repetitions, tokens), 1):
             results.append(result)
             if told is not None:
                 told(i, len(tests))
@@ -147,15 +143,21 @@ def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample
     line, stats = model.line, PipelineStats()
     # No token ends the text: each sample has as many. After a loss all is measured anew.
     span = Span(tokens=tokens, n_predict=test.n_gen + 1, sampling=_GREEDY, goes_on=False)
+    sent: list[NDArray[np.int64]] = []
+
+    def progress(done: int, total: int) -> None:
+        if done == total:  # and nothing has been sent for the tokens to come
+            sent.append(_sent(model))
+
     line.take(stats)
     line.forget()
     try:
-        times, sent = [time.monotonic_ns()], [_sent(model)]
-        with closing(line.write(span, stats)) as written:
+        sent.append(_sent(model))
+        times = [time.monotonic_ns()]
+        with closing(line.write(span, stats, progress=progress)) as written:
             for _ in chain.from_iterable(written):
                 if len(times) == 1:
                     times.append(time.monotonic_ns())
-                    sent.append(_sent(model))
             times.append(time.monotonic_ns())
             sent.append(_sent(model))
     finally:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from pyflow.cli import inputs, options
-from pyflow.cli.pipeline import PipelineChoice, pipelines
+from pyflow.cli.pipeline import pipelines
+from pyflow.cli.pipeline_choice import PipelineChoice
 from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import reading_progress, show
 from pyflow.sampling import SamplingParams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -68,6 +69,7 @@ def command(
         return _start(ctx, ranks.places(n_ranks, hosts))
     from pyflow import _core
     from pyflow.cluster.predict import choose, predictions
+    from pyflow.cluster.profile import drafts_by
     from pyflow.cluster.survey import survey
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
@@ -76,7 +78,9 @@ def command(
     found = survey(name, pool=pool, n_ctx=ctx_size, cache_type=cast("CacheType", cache_type))
     if found is None:  # rank 0 speaks
         return 0
-    drafts = _drafts(draft_model, acceptance, pool.n_threads)
+    with ExitStack() as stack:
+        draft = draft_model and options.load(draft_model, pool.n_threads, None)
+        drafts = drafts_by(stack.enter_context(draft) if draft else None, acceptance)
     expected = predictions(found.pipeline, drafts)
     best = choose(expected)
     if output == "json":
@@ -97,16 +101,6 @@ def _start(ctx: click.Context, places: list[Place]) -> int:
         if value is not None and param.name not in ("n_ranks", "hosts"):
             arguments += [param.opts[-1], str(value)]
     return supervise(Launcher(), arguments, places, timeout_s=TIMEOUT_S)
-
-
-def _drafts(name: str | None, right: float | None, n_threads: int) -> Drafts:
-    from pyflow.cluster.predict import LOOKUP_MS, PRIORS, Drafts
-    from pyflow.cluster.profile import draft_ms
-
-    if name is None:
-        return Drafts(LOOKUP_MS, PRIORS["lookup"] if right is None else right, beside=False)
-    with options.load(name, n_threads, None) as model:
-        return Drafts(draft_ms(model), PRIORS["model"] if right is None else right)
 
 
 def _tables(

@@ -9,7 +9,8 @@ import click
 
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
-from pyflow.cli.pipeline import PipelineChoice, pipelines
+from pyflow.cli.pipeline import pipelines
+from pyflow.cli.pipeline_choice import PipelineChoice
 from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import on_interrupt, reading_progress
 from pyflow.generate import Completion, Options, StopReason
@@ -18,7 +19,8 @@ from pyflow.session import chat_template
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline import AnyModel
+    from pyflow.cli.pipeline_choice import AnyModel
+    from pyflow.cluster.model import PipelinedModel
     from pyflow.context import CacheType
     from pyflow.topology import NumaMode
 
@@ -133,7 +135,10 @@ def command(
         done = chunks.completions
         if as_json or jsonl:
             for completion in done:
-                print_json(as_dict(loaded, completion))
+                told = as_dict(loaded, completion)
+                if pipeline:
+                    told["pipeline"] |= pipeline.as_dict(cast("PipelinedModel", loaded))
+                print_json(told)
         elif not done[0].text.endswith("\n"):
             click.echo()
         if drawn and sampling.temperature > 0:

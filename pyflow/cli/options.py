@@ -15,7 +15,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.topology import NUMA_MODES, NumaMode
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline import AnyModel
+    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.engine import Model
     from pyflow.topology import Placement
 

@@ -5,45 +5,36 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow.cli import options
 from pyflow.cli.options import F
-from pyflow.cluster.drafts import LookupGuesser, ModelGuesser
+from pyflow.cli.pipeline_choice import AUTO, EVEN, PipelineChoice, threads_of_each
 from pyflow.cluster.launcher import rank_of
-from pyflow.cluster.layers import by_count, given
 from pyflow.cluster.lifeline import here
-from pyflow.cluster.strategy import named
+from pyflow.cluster.strategy import NAMES
 from pyflow.errors import PyflowError
-from pyflow.sampling import SamplingParams
-from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 if TYPE_CHECKING:
-    from pyflow.cluster.drafts import Guesser
-    from pyflow.cluster.model import PipelinedModel
-    from pyflow.cluster.strategy import Strategy
     from pyflow.cluster.world import World
-    from pyflow.engine import Described, Model
-    from pyflow.topology import NumaMode
 
-    AnyModel: TypeAlias = Model | PipelinedModel
-
-_NAMES = ["iterative", "speculative", "pipeinfer"]
 _MAX_STAGES = 256
 _FLAG = "--pipeline"
 
 
-def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
-    if value is None:
-        return None
+def _layers(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> list[int] | str | None:
+    if value is None or value in (AUTO, EVEN):
+        return value
     parts = value.split(",")
     if not all(part.isdecimal() and len(part) < 6 for part in parts):
-        raise click.BadParameter(f"expected numbers such as 10,8,6, found {value!r}", ctx, param)
+        raise click.BadParameter(
+            f"expected auto, even, or numbers such as 10,8,6, found {value!r}", ctx, param
+        )
     return [int(part) for part in parts]
 
 
@@ -61,11 +52,12 @@ _OPTIONS = (
     click.option(
         _FLAG,
         "pipeline",
-        type=click.Choice(_NAMES),
+        type=click.Choice([*NAMES, AUTO]),
         help="Write with several stages, each of which holds some layers: threads (--stages), or "
         "the processes that mpirun has started. The text stays the same. iterative runs a token "
         "after the other, speculative guesses that follow it in one run, pipeinfer guesses in runs "
-        "of their own while others are on their way.",
+        "of their own while others are on their way; auto measures and takes the fastest, for each "
+        "text anew by how the guesses for those before turned out.",
     ),
     click.option(
         "--stages",
@@ -76,8 +68,10 @@ _OPTIONS = (
     click.option(
         "--layers",
         metavar="N,...",
-        callback=_counts,
-        help="Layers of each stage or rank, possibly 0, as in 10,8,6,6.  [default: all as many]",
+        callback=_layers,
+        help="Layers of each stage or rank, possibly 0, as in 10,8,6,6; even, for all as many; or "
+        "auto, which measures them for a second or two and takes the fastest split that fits into "
+        "their memory.  [default: auto for ranks, even for --stages]",
     ),
     click.option(
         "--draft-len",
@@ -111,106 +105,6 @@ _TUNING = {
     "no_partitions": "partitioned",
     "no_async": "asynchronous",
 }
-
-
-@dataclass(slots=True)
-class PipelineChoice:
-    """What the options ask for."""
-
-    name: str | None
-    """None: no pipeline."""
-    stages: int | None
-    layers: list[int] | None
-    draft_len: int | None
-    tuning: dict[str, Any]
-    """Fields of Strategy."""
-    world: World | None = None
-    """The ranks, where stages are not in this process."""
-    is_open: bool = field(default=False, init=False)
-    """The other ranks have a pipeline to work for."""
-
-    def __bool__(self) -> bool:
-        return self.name is not None
-
-    @contextmanager
-    def model(
-        self,
-        name: str | None,
-        n_threads: int | None,
-        numa: NumaMode | None,
-        *,
-        n_ctx: int | None = None,
-        cache_type: str = "f16",
-        draft_models: Sequence[str] = (),
-    ) -> Iterator[AnyModel]:
-        """The model, in one place or in several; loaded, and freed in the end.
-
-        n_ctx: of a pipeline, as the option has it. n_threads: of each stage.
-        """
-        if not self:
-            with options.load(name, n_threads, numa) as model:
-                yield model
-            return
-        from pyflow.cluster.model import in_threads, over_ranks
-        from pyflow.context import DEFAULT_CTX
-        from pyflow.engine import Described
-
-        described = Described(name or options.default_model())
-        most = described.spec.n_ctx_train
-        size = options.context_size(n_ctx, most) or min(DEFAULT_CTX, most)
-        self._check_layers(described)
-        beside = self.stages or (self.world.n_here if self.world else 1)
-        n_threads = n_threads or _threads_of_each(beside)
-        with ExitStack() as stack:
-            guesser = self._guesser(described, draft_models, n_threads, size)
-            how: dict[str, Any] = {
-                "strategy": self._strategy,
-                "layers": by_count if self.layers is None else given(self.layers),
-                "guesser": None if guesser is None else stack.enter_context(closing(guesser)),
-                "n_threads": n_threads,
-                "n_ctx": size,
-                "cache_type": cache_type,
-            }
-            if self.stages is not None:
-                yield stack.enter_context(in_threads(described, n_stages=self.stages, **how))
-            else:
-                self.is_open = True
-                yield stack.enter_context(over_ranks(described, **how))
-
-    def _check_layers(self, described: Described) -> None:
-        """UsageError for --layers that are not those of the model, or not one per rank."""
-        if self.layers is None:
-            return
-        n = described.spec.n_layers
-        if sum(self.layers) != n:
-            raise click.UsageError(
-                f"--layers: expected {n} in all, as {described.name} has, found {sum(self.layers)}"
-            )
-        n = self.stages or (self.world.size if self.world else 1)
-        if len(self.layers) != n:
-            where = "stage" if self.stages else "rank"
-            raise click.UsageError(
-                f"--layers: expected {n} numbers, one per {where}, found {len(self.layers)}"
-            )
-
-    def _strategy(self, model: PipelinedModel) -> Strategy:
-        """For a pipeline that is there."""
-        return named(cast(str, self.name), model.n_stages, self.draft_len, **self.tuning)
-
-    def _guesser(
-        self, target: Described, draft_models: Sequence[str], n_threads: int, n_ctx: int
-    ) -> Guesser | None:
-        """Who guesses, to be closed; of draft models there is one at most."""
-        if self.name == "iterative":
-            return None
-        if not draft_models:
-            return LookupGuesser()
-        from pyflow.engine import load
-        from pyflow.speculate.draft_model import check_vocabulary
-
-        draft = load(draft_models[0], n_threads=n_threads)
-        check_vocabulary(target, draft)
-        return ModelGuesser(draft, SamplingParams(seed=0), n_ctx)
 
 
 def pipelines(function: F) -> F:
@@ -264,7 +158,7 @@ def _choice(
     *,
     pipeline: str | None,
     stages: int | None,
-    layers: list[int] | None,
+    layers: list[int] | str | None,
     draft_len: int | None,
     **tuning: Any,
 ) -> PipelineChoice:
@@ -282,6 +176,10 @@ def _choice(
         raise click.UsageError(
             f"--draft-len is of no use to {_FLAG} iterative, which guesses nothing"
         )
+    elif pipeline == AUTO and draft_len is not None:
+        raise click.UsageError(
+            f"--draft-len: {_FLAG} auto chooses it; name a strategy, or leave it out"
+        )
     elif pipeline != "pipeinfer" and flags:
         raise click.UsageError(f"{flags[0]} is for {_FLAG} pipeinfer")
     fields = {_TUNING[n]: not v if n.startswith("no_") else v for n, v in used.items()}
@@ -295,16 +193,10 @@ def _serve(world: World, model: str | None, threads: Any) -> int:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the head's, which then ends the others
     n_threads = threads[0] if isinstance(threads, list) else threads
-    pool = _core.ThreadPool(n_threads or _threads_of_each(world.n_here))
+    pool = _core.ThreadPool(n_threads or threads_of_each(world.n_here))
     try:
         path = model or options.default_model()
     except (click.UsageError, PyflowError):
         path = "smollm2"  # which is not there: the head tells so
     serve(path, pool=pool)
     return 0
-
-
-def _threads_of_each(n: int) -> int:
-    """The machine's threads, shared by n stages or ranks on it."""
-    n_threads, _ = choose_threads(this_machine(), cgroup_cpus())
-    return max(1, n_threads // n)

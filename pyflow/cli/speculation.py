@@ -15,7 +15,7 @@ from pyflow.cli import inputs, options
 from pyflow.cli.options import F
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline import AnyModel
+    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.engine import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.pool import NgramPool

@@ -65,3 +65,5 @@ class Counts:
     decided: int = 0
     """Guesses that the text has come to."""
     accepted: int = 0
+    dry: int = 0
+    """Drafts that had no guess."""

@@ -1,22 +1,43 @@
-"""Which rank holds which layers, where nothing has been measured."""
+"""Which rank holds which layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyflow.cluster.messages import Hello
 from pyflow.errors import ShapeError
 from pyflow.spec import ModelSpec
 
-# The layers of each rank, for a model: decided when all ranks have said who they are.
-Split: TypeAlias = Callable[[Sequence[Hello], ModelSpec], Sequence[range]]
+if TYPE_CHECKING:
+    from pyflow.cluster.survey import Survey
 
 
-def by_count(hellos: Sequence[Hello], spec: ModelSpec) -> list[range]:
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Those that are to hold a model's layers, once all have said who they are.
+
+    measure: finds out what they and the links between them take, in a second or two.
+    """
+
+    hellos: Sequence[Hello]
+    spec: ModelSpec
+    measure: Callable[[], Survey]
+
+
+# The layers of each rank.
+Split: TypeAlias = Callable[[Ranks], Sequence[range]]
+
+
+def by_count(ranks: Ranks) -> list[range]:
+    """As many layers for each rank, whatever it is."""
+    return even(ranks.spec.n_layers, len(ranks.hellos))
+
+
+def even(n_layers: int, n_ranks: int) -> list[range]:
     """As many layers for each rank, or one more; with more ranks than layers, the last get none."""
-    n_layers, n_ranks = spec.n_layers, len(hellos)
     n = min(n_ranks, n_layers)
     return _ranges([n_layers * i // n for i in range(n + 1)] + [n_layers] * (n_ranks - n))
 
@@ -24,10 +45,11 @@ def by_count(hellos: Sequence[Hello], spec: ModelSpec) -> list[range]:
 def given(counts: Sequence[int]) -> Split:
     """So many layers for each rank, possibly none."""
 
-    def split(_hellos: Sequence[Hello], spec: ModelSpec) -> list[range]:
-        if min(counts, default=-1) < 0 or sum(counts) != spec.n_layers:
+    def split(ranks: Ranks) -> list[range]:
+        n_layers = ranks.spec.n_layers
+        if min(counts, default=-1) < 0 or sum(counts) != n_layers:
             raise ShapeError(
-                f"layers: expected {spec.n_layers} in all, those of the model, found "
+                f"layers: expected {n_layers} in all, those of the model, found "
                 f"{'+'.join(map(str, counts))}={sum(counts)}"
             )
         return _ranges([*accumulate(counts, initial=0)])

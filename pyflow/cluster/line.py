@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyflow.cluster.drafts import Guesser
 from pyflow.cluster.head import Drafting, Pipeline, write
-from pyflow.cluster.job import Job
+from pyflow.cluster.job import Counts, Job
 from pyflow.cluster.journal import Journal
 from pyflow.cluster.messages import Cancel, Drafted, Frame, Result
 from pyflow.cluster.scheduler import Scheduler
@@ -32,6 +33,13 @@ class Span:
     """After the loss of a rank from where it was, in a process that keeps a journal."""
 
 
+class Chooses(Protocol):
+    """Who has a strategy for each job, and learns from it."""
+
+    def next(self) -> Strategy: ...
+    def learn(self, counts: Counts) -> None: ...
+
+
 class Line:
     """A pipeline with its strategy, who guesses for it, and what its sequence 0 holds.
 
@@ -42,7 +50,7 @@ class Line:
     def __init__(
         self,
         pipeline: Pipeline,
-        strategy: Strategy,
+        strategy: Strategy | Chooses,
         guesser: Guesser | None,
         *,
         n_ctx: int,
@@ -51,7 +59,7 @@ class Line:
     ) -> None:
         """Sizes: those of the stages' contexts, n_partitions being sequences besides 0."""
         self.pipeline = pipeline
-        self.strategy = strategy
+        self._strategy = strategy
         self.n_ctx = n_ctx
         self._guesser = guesser
         self._journal = Journal.of_process()
@@ -97,6 +105,12 @@ class Line:
         begun: told how many of them are. stats: added to. Closed early, or cancelled, it leaves no
         run on its way.
         """
+        chooser: Chooses | None = None
+        if isinstance(self._strategy, Strategy):
+            strategy = self._strategy
+        else:
+            chooser = self._strategy
+            strategy = chooser.next()
         held, self._held = self._held, []  # not known, should anything go wrong
         journal = self._journal if span.goes_on else None
         committed: Sequence[int] = ()
@@ -116,12 +130,12 @@ class Line:
             stops=span.stops,
             epoch=self.pipeline.epoch,
         )
-        scheduler = Scheduler(job, self.strategy)
+        scheduler = Scheduler(job, strategy)
         n_held = 0
         try:
             with ExitStack() as stack:
                 drafting = None
-                if self._guesser is not None and self.strategy.n_draft:
+                if self._guesser is not None and strategy.n_draft:
                     self._guesser.begin(span.sampling, span.stream)
                     drafting = stack.enter_context(Drafting(self._guesser, self.pipeline))
                 yield from write(scheduler, _Attentive(self, job, progress), drafting, journal)
@@ -132,6 +146,8 @@ class Line:
         finally:
             self._held = scheduler.text[:n_held]
             _count(scheduler, stats)
+            if chooser is not None:
+                chooser.learn(scheduler.counts)
 
     def check(self) -> None:
         """Raises CancelledError where that has been asked for."""
@@ -179,3 +195,4 @@ def _count(scheduler: Scheduler, stats: PipelineStats) -> None:
     stats.drafted += counts.drafted
     stats.decided += counts.decided
     stats.accepted += counts.accepted
+    stats.strategies[str(scheduler.strategy)] += 1

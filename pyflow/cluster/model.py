@@ -14,11 +14,12 @@ from pyflow.closing import Closing
 from pyflow.cluster.drafts import Guesser
 from pyflow.cluster.head import Pipeline
 from pyflow.cluster.hello import check_ranges, hello
-from pyflow.cluster.layers import Split, by_count
-from pyflow.cluster.line import Line
+from pyflow.cluster.layers import Ranks, Split, by_count
+from pyflow.cluster.line import Chooses, Line
 from pyflow.cluster.mpi import MpiPipeline, dismiss
 from pyflow.cluster.strategy import Strategy
 from pyflow.cluster.stream import PipelinedStream
+from pyflow.cluster.survey import Survey, survey_threads
 from pyflow.cluster.threads import Sizes, ThreadPipeline, local_stages
 from pyflow.context import CacheType, context_args
 from pyflow.engine import Described
@@ -43,8 +44,8 @@ _FIXED = ("n_ctx", "cache_type", "speculator")
 
 # Makes the stages; which layers each rank has.
 Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
-# The strategy for a pipeline, once it is there.
-Choose: TypeAlias = Callable[["PipelinedModel"], Strategy]
+# The strategy for a pipeline, or who has one for each job, once the pipeline is there.
+Choose: TypeAlias = Callable[["PipelinedModel"], Strategy | Chooses]
 
 
 class PipelinedModel(Closing):
@@ -233,7 +234,13 @@ def in_threads(
     def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
         own = hello(0, described.checkpoint)
         hellos = [replace(own, rank=i) for i in range(n_stages)]
-        ranges = layers(hellos, described.spec) if callable(layers) else layers
+
+        def measure() -> Survey:
+            return survey_threads(described.checkpoint, n_stages, n_threads, sizes)
+
+        ranges = layers
+        if callable(ranges):
+            ranges = ranges(Ranks(hellos, described.spec, measure))
         check_ranges(ranges, hellos, described.spec.n_layers)
         stages = local_stages(
             described.checkpoint,

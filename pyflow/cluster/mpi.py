@@ -14,7 +14,7 @@ from pyflow import _core, catalogue, formats
 from pyflow.closing import Closing
 from pyflow.cluster.endpoint import Deliver, Endpoint, Traffic
 from pyflow.cluster.hello import check, check_ranges, hello
-from pyflow.cluster.layers import Split
+from pyflow.cluster.layers import Ranks, Split
 from pyflow.cluster.lifeline import here
 from pyflow.cluster.messages import (
     Begin,
@@ -30,6 +30,7 @@ from pyflow.cluster.messages import (
     Setup,
 )
 from pyflow.cluster.stage import ModelStage
+from pyflow.cluster.survey import Survey, Surveyor
 from pyflow.cluster.threads import Sizes, Stage
 from pyflow.cluster.wire import WireError
 from pyflow.cluster.worker import Worker
@@ -62,7 +63,8 @@ def serve(
         checkpoint = formats.open(catalogue.resolve(path))
         endpoint.send(0, hello(rank, checkpoint))
         here.at("waiting for the others")
-        if isinstance(setup := worker.take(), Setup):
+        surveyor = Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool)
+        if isinstance(setup := surveyor.assist(), Setup):
             worker.onward = _onward(rank, setup.layers)
             if stage := _stage(make, checkpoint, setup, rank, pool):
                 with_layers = f", {_named(setup.layers[rank])}"
@@ -119,7 +121,15 @@ class MpiPipeline(Closing):
             spec = build_spec(checkpoint)
             hellos = self._gather(hello(0, checkpoint))
             check(hellos)
-            self.layers = ranges = layers(hellos, spec) if callable(layers) else layers
+
+            def measure() -> Survey:
+                here.at("measuring")
+                send, take = endpoint.send, lambda: self._next(None)[1]
+                return Surveyor(0, endpoint.size, send, take, checkpoint, pool).lead(sizes)
+
+            if callable(layers):
+                layers = layers(Ranks(hellos, spec, measure))
+            self.layers = ranges = layers
             check_ranges(ranges, hellos, spec.n_layers)
             setup = _setup(spec, ranges, sizes)
             self._stages = [rank for rank, held in enumerate(ranges) if held]

@@ -8,26 +8,17 @@ profiles are: no clock is looked at, so the same profiles give the same choice.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
-from typing import Literal, TypeAlias, get_args
-
-import numpy as np
+from typing import get_args
 
 from ..errors import ResourceError
-from .job import Job
-from .language import Language, LanguageDrafter, LanguageStage, mix
-from .messages import Frame
-from .plan import Link, Pipeline, Split, split
+from .plan import Pipeline, Split, split
 from .plan import predict as predict_split
-from .scheduler import Scheduler
-from .strategy import Strategy, iterative, pipeinfer, speculative
-from .virtual import DRAFTER, HEAD, ClusterTimes, Executor, Trace, VirtualPipeline
-
-Kind: TypeAlias = Literal["iterative", "speculative", "pipeinfer"]
+from .simulation import cluster_times, in_turns, simulate, typical_seeds
+from .strategy import Kind, Strategy, iterative, pipeinfer, speculative
 
 # How often a guess is right before any has been judged. Draft models: the median of the six pairs
 # of PipeInfer (Butler et al., 2024, section V), 0.52 to 0.79. Lookup: 0.34 to
@@ -44,9 +35,7 @@ _ROUGH, _FINE = (48, 8), (96, 24)
 _NEAR = 0.99
 _SPECULATIVE = (1, 2, 3, 4, 6, 8)
 _ROWS = (1, 2, 3, 4)
-_MOST_TEXTS = 6  # the most typical ones of
-_N_TEXTS = 48
-_INSTANT = Link(0.0, 1e18)
+_MOST_TEXTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +55,13 @@ class Drafts:
 class Prediction:
     """What is expected of a strategy on a split."""
 
-    kind: Kind
     strategy: Strategy
     split: Split
     tokens_per_s: float
+
+    @property
+    def kind(self) -> Kind:
+        return self.strategy.kind
 
     @property
     def ranges(self) -> tuple[range, ...]:
@@ -77,7 +69,7 @@ class Prediction:
         return _ranges(self.split)
 
 
-def acceptance(prior: float, n_decided: int, n_accepted: int) -> float:
+def acceptance(prior: float, n_decided: float, n_accepted: float) -> float:
     """How often guesses are right, of which n_accepted of n_decided were: 0 to 1."""
     return (prior * PRIOR_WEIGHT + n_accepted) / (PRIOR_WEIGHT + n_decided)
 
@@ -98,51 +90,49 @@ def candidates(n_nodes: int) -> Iterator[tuple[str, Strategy]]:
             yield "pipeinfer, redrafting", pipeinfer(n_rows, n_flight, redrafts=True)
 
 
-def simulate(
-    times: ClusterTimes, strategy: Strategy, acceptance: float, *, n_tokens: int, seed: int = 0
-) -> Trace:
-    """A text of n_tokens; it is the same for all pipelines, and so is the drafter's luck."""
-    language = Language(1)
-    job = Job(prompt=[0], n_predict=n_tokens, n_ctx=n_tokens + 1024)
-    last = LanguageStage(language, 0, job.n_ctx)
-    stages: list[Executor] = [*[_Onward()] * (len(times.stage_s) - 1), last]
-    drafter = LanguageDrafter(language, acceptance, seed)
-    return VirtualPipeline(Scheduler(job, strategy), stages, times, drafter).run()
-
-
-def cluster_times(pipeline: Pipeline, ranges: Sequence[range], *, draft_ms: float) -> ClusterTimes:
-    """How long everything takes on these ranks. ResourceError names those that lack memory."""
-    n_most = min(len(profile.layer_ms) for profile in pipeline.ranks)
-    splits = [predict_split(pipeline, ranges, n_rows=n) for n in range(1, n_most + 1)]
-    places = [i for i, part in enumerate(ranges) if part]
-    links = {(i, i + 1): pipeline.link(a, b) for i, (a, b) in enumerate(pairwise(places))}
-    # The head is on rank 0, and the drafter beside it.
-    first, last = (pipeline.link(0, i) if i else _INSTANT for i in (places[0], places[-1]))
-    links |= {(HEAD, 0): first, (len(places) - 1, HEAD): last}
-    links |= {(HEAD, DRAFTER): _INSTANT, (DRAFTER, HEAD): _INSTANT}
-    return ClusterTimes(
-        stage_s=[_Rows(tuple(s.parts[i].run_ms / 1e3 for s in splits)) for i in places],
-        n_layers=[len(ranges[i]) for i in places],
-        link=first if places[0] else last,
-        row_nbytes=pipeline.layers.row_nbytes,
-        draft_s=draft_ms / 1e3,
-        links=links,
-    )
-
-
-def predictions(pipeline: Pipeline, drafts: Drafts | None = None) -> list[Prediction]:
+def predictions(
+    pipeline: Pipeline,
+    drafts: Drafts | None = None,
+    *,
+    layers: Sequence[range] | None = None,
+    quickly: bool = False,
+) -> list[Prediction]:
     """The best of each kind, the fastest first; without drafts, plain decoding alone.
 
-    Takes a second for a few ranks and two for 32. ResourceError where the model does not fit.
+    layers: of each rank, where they have been decided. Takes a second for a few ranks and two for
+    32; quickly, a tenth or two, by shorter texts. ResourceError where the model does not fit.
     """
-    trial = _Trial(pipeline, drafts)
+    trial = _Trial(pipeline, drafts, layers, quickly)
     found = [trial.iterative()]
     if drafts is not None:
         found.append(trial.speculative())
         # Where all memory is needed for layers, the head cannot guess beside them.
         with suppress(ResourceError):
-            found.append(_Trial(_without_head(pipeline, drafts), drafts).pipeinfer())
+            apart = pipeline if layers else _without_head(pipeline, drafts)
+            found.append(_Trial(apart, drafts, layers, quickly).pipeinfer())
     return sorted(found, key=lambda each: -each.tokens_per_s)
+
+
+def best_split(
+    pipeline: Pipeline, make: Callable[[int], Strategy], drafts: Drafts | None = None
+) -> Prediction:
+    """The best split for a strategy, which is made for a number of stages.
+
+    ResourceError where the model does not fit.
+    """
+    found: list[Prediction] = []
+    if drafts is not None and drafts.beside:
+        with suppress(ResourceError):
+            found += _Trial(_without_head(pipeline, drafts), drafts).splits_for(make)
+    found += _Trial(pipeline, drafts).splits_for(make)
+    return max(found, key=_rate)
+
+
+def expected(
+    pipeline: Pipeline, strategy: Strategy, layers: Sequence[range], drafts: Drafts
+) -> Prediction:
+    """What is quickly expected of a strategy on a split that has been decided."""
+    return _Trial(pipeline, drafts, layers, quickly=True).one(strategy)
 
 
 def choose(found: Sequence[Prediction]) -> Prediction:
@@ -155,28 +145,35 @@ def choose(found: Sequence[Prediction]) -> Prediction:
 class _Trial:
     """Strategies on one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, drafts: Drafts | None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        drafts: Drafts | None,
+        layers: Sequence[range] | None = None,
+        quickly: bool = False,
+    ) -> None:
         self._pipeline = pipeline
-        self._drafts = drafts or Drafts(0.0, 0.0)
-        self._latency = split(pipeline)
+        self._drafts = drafts or Drafts(0.0, 0.0, beside=False)
+        self._is_fixed = layers is not None
+        self._fine = _ROUGH if quickly else _FINE
+        self._latency = split(pipeline) if layers is None else predict_split(pipeline, layers)
         # Else what is best for one row is so for several.
         self._is_uneven = len({profile.layer_ms for profile in pipeline.ranks}) > 1
         self._times = cache(partial(cluster_times, pipeline, draft_ms=self._drafts.ms))
 
     def iterative(self) -> Prediction:
-        return self._try("iterative", iterative(), self._latency, _ROUGH)
+        return self._try(iterative(), self._latency, _ROUGH)
 
     def speculative(self) -> Prediction:
-        rough = [
-            self._try("speculative", speculative(n), self._latency, _ROUGH) for n in _SPECULATIVE
-        ]
-        return self._finest(rough)
+        return self._finest(
+            [self._try(speculative(n), self._latency, _ROUGH) for n in _SPECULATIVE]
+        )
 
     def pipeinfer(self) -> Prediction:
         """First the rows of a run, which matter most; then how many runs, and the policy."""
         n_nodes = len(self._pipeline.ranks)
         rough = [
-            self._try("pipeinfer", pipeinfer(n_rows, max(2, n_nodes)), found, _ROUGH)
+            self._try(pipeinfer(n_rows, max(2, n_nodes)), found, _ROUGH)
             for found in self._splits()
             for n_rows in _ROWS
         ]
@@ -184,16 +181,27 @@ class _Trial:
         others = [replace(best.strategy, n_flight=n) for n in flights(n_nodes)]
         others.append(replace(best.strategy, redrafts=True))
         fine = [
-            self._try("pipeinfer", other, best.split, _FINE)
-            for other in others
-            if other != best.strategy
+            self._try(other, best.split, self._fine) for other in others if other != best.strategy
         ]
         return max([best, *fine], key=_rate)
 
+    def splits_for(self, make: Callable[[int], Strategy]) -> Iterator[Prediction]:
+        """A strategy on each split that may suit it."""
+        for found in self._splits():
+            strategy = make(sum(1 for part in found.parts if part.layers))
+            yield self._try(strategy, found, self._fine)
+            if strategy.kind != "pipeinfer":
+                return  # one run at a time: the first split is the best
+
+    def one(self, strategy: Strategy) -> Prediction:
+        return self._try(strategy, self._latency, self._fine)
+
     def _splits(self) -> Iterator[Split]:
-        """For many runs on their way, of one row or of several, and for few."""
+        """For few runs on their way, and for many, of one row or of several."""
         tried = {_ranges(self._latency)}
         yield self._latency
+        if self._is_fixed:
+            return
         n_most = min(len(profile.layer_ms) for profile in self._pipeline.ranks)
         for n_rows in {1, min(_ROWS[-1], n_most)} if self._is_uneven else {1}:
             found = split(self._pipeline, objective="throughput", n_rows=n_rows)
@@ -203,20 +211,22 @@ class _Trial:
 
     def _finest(self, rough: Sequence[Prediction]) -> Prediction:
         """The best by a longer text, of those that are best by a short one."""
+        if self._fine == _ROUGH:
+            return max(rough, key=_rate)
         short = sorted(rough, key=_rate)[-3:]
-        return max((self._try(p.kind, p.strategy, p.split, _FINE) for p in short), key=_rate)
+        return max((self._try(p.strategy, p.split, _FINE) for p in short), key=_rate)
 
-    def _try(
-        self, kind: Kind, strategy: Strategy, found: Split, effort: tuple[int, int]
-    ) -> Prediction:
+    def _try(self, strategy: Strategy, found: Split, effort: tuple[int, int]) -> Prediction:
         times, right = self._times(_ranges(found)), self._drafts.acceptance
+        if self._drafts.beside and found.parts[0].layers and strategy.kind == "pipeinfer":
+            times = in_turns(times)
         n_tokens, n_texts = effort[0], max(1, min(_MOST_TEXTS, effort[1] // len(times.stage_s)))
         traces = [
             simulate(times, strategy, right, n_tokens=n_tokens, seed=seed)
-            for seed in _seeds(right, n_tokens)[:n_texts]
+            for seed in typical_seeds(right, n_tokens)[:n_texts]
         ]
         seconds = statistics.fmean(1 / trace.tokens_per_s for trace in traces)
-        return Prediction(kind, strategy, found, 1 / seconds)
+        return Prediction(strategy, found, 1 / seconds)
 
 
 def _ranges(found: Split) -> tuple[range, ...]:
@@ -233,51 +243,3 @@ def _without_head(pipeline: Pipeline, drafts: Drafts) -> Pipeline:
         return pipeline
     head, *others = pipeline.ranks
     return replace(pipeline, ranks=(replace(head, max_nbytes=0), *others))
-
-
-class _Onward:
-    """A stage of which only the time counts: rows leave it as they came."""
-
-    def handle(self, frame: Frame, skip: bool = False) -> Frame:
-        if frame.run is None or frame.skipped:
-            return frame
-        if skip:
-            return replace(frame, hidden=None, skipped=True)
-        if frame.hidden is None:
-            return replace(frame, hidden=np.array(frame.run.tokens, np.uint64)[:, None])
-        return frame
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Seconds of a run by its rows; more than were measured go on like the last ones."""
-
-    seconds: tuple[float, ...]
-
-    def __call__(self, n: int) -> float:
-        known = self.seconds
-        if n <= len(known):
-            return known[n - 1]
-        slope = (known[-1] - known[0]) / max(1, len(known) - 1)
-        return known[-1] + max(0.0, slope) * (n - len(known))
-
-
-@cache
-def _seeds(right: float, n_tokens: int) -> list[int]:
-    """Of the drafter's luck, the most typical first: so often right, and so often twice, four and
-    eight times in a row. The luck of a single text would else decide between what is nearly equal.
-    """
-    language = Language(1)
-    cells = [language.first()]
-    for token in [0, *language.write([0], n_tokens)]:
-        cells.append(language.step(cells[-1], token))
-
-    def miss(seed: int) -> float:
-        lucky = [mix(last, seed) < right * (1 << 64) for (last,) in cells[1:]]
-        total = 0.0
-        for n in (1, 2, 4, 8):
-            runs = [all(lucky[i : i + n]) for i in range(len(lucky) - n + 1)]
-            total += abs(statistics.fmean(runs) - right**n)
-        return total
-
-    return sorted(range(_N_TEXTS), key=miss)

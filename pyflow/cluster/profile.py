@@ -25,6 +25,7 @@ from pyflow.spec import ModelSpec
 from .lifeline import here
 from .messages import Profile
 from .plan import LayerCosts, RankProfile
+from .predict import LOOKUP_MS, PRIORS, Drafts
 from .threads import Sizes
 
 if TYPE_CHECKING:
@@ -81,6 +82,16 @@ def draft_ms(model: Model) -> float:
             context.forward([0], logits="last")
             samples.append(1e3 * (time.monotonic() - begun))
         return statistics.median(samples[2:])  # the first ones warm up
+
+
+def drafts_by(model: Model | None, right: float | None = None) -> Drafts:
+    """What guesses of a draft model take; None: those of lookup in the text.
+
+    right: how often they are; None is what is known of others.
+    """
+    if model is None:
+        return Drafts(LOOKUP_MS, PRIORS["lookup"] if right is None else right, beside=False)
+    return Drafts(draft_ms(model), PRIORS["model"] if right is None else right)
 
 
 def shared(profiles: Sequence[RankProfile], n_scratch: int) -> tuple[RankProfile, ...]:

@@ -139,6 +139,7 @@ class Scheduler:
         if not tokens:
             self._drafts.dry = True
             self._drafts.n_dry += 1
+            self.counts.dry += 1
 
     def _result(self, result: Result) -> None:
         if not self._flights or self._flights[0].run.number != result.run:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
 
-NAMES = ("iterative", "speculative", "pipeinfer")
+Kind: TypeAlias = Literal["iterative", "speculative", "pipeinfer"]
+NAMES: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,22 @@ class Strategy:
         for name in ("least", "recovery", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise PyflowError(f"{name}: expected 0 to 1, found {getattr(self, name)}")
+
+    @property
+    def kind(self) -> Kind:
+        if not self.n_draft:
+            return "iterative"
+        return "speculative" if self.waits else "pipeinfer"
+
+    def __str__(self) -> str:
+        """The kind, and how far ahead it works."""
+        if self.kind == "iterative":
+            return self.kind
+        guesses = f"{self.n_draft} guess" + "es" * (self.n_draft != 1)
+        if self.kind == "speculative":
+            return f"{self.kind} ({guesses})"
+        redrafts = ", redrafting" * self.redrafts
+        return f"{self.kind} ({guesses} a run, {self.n_flight} runs on their way{redrafts})"
 
 
 def iterative() -> Strategy:

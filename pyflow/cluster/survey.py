@@ -1,5 +1,7 @@
 """Before layers are split: ranks measure themselves and the ways between them, and rank 0 hears it.
 
+Stages of one process are all alike, and are measured as one.
+
 Whoever waits for an answer to a ping is measured as it is: a message is found late where a rank
 sleeps, as one does that waits for a run.
 """
@@ -9,8 +11,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar, Unpack
 
 import numpy as np
@@ -18,6 +22,7 @@ import numpy as np
 from pyflow import _core, catalogue, formats
 from pyflow.errors import PyflowError
 from pyflow.specs import build_spec
+from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 from .endpoint import Endpoint
 from .lifeline import here
@@ -32,6 +37,7 @@ _Kind = TypeVar("_Kind")
 # Pings of one row, with pauses as long as a stage may compute; and of so many bytes, in a row.
 _N_PINGS, _PAUSE_S = 9, 0.004
 _N_LARGE, _LARGE_NBYTES = 3, 1 << 20
+_BY_REFERENCE = 1e18  # bytes a second, of what is not copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class Surveyor:
                 case Ping(is_back=False):
                     self.send(message.rank, replace(message, is_back=True))
                 case Measure() if message.to == self.rank:
+                    here.at("measuring")
                     spec = build_spec(self.checkpoint)
                     profile = profile_rank(
                         self.rank, self.n_ranks, self.checkpoint, spec, self.pool
@@ -125,6 +132,56 @@ class Surveyor:
             found = type(message).__name__
             raise PyflowError(f"rank {self.rank}: expected a {kind.__name__}, found a {found}")
         return message
+
+
+def survey_threads(
+    checkpoint: formats.Checkpoint, n_stages: int, n_threads: int, sizes: Sizes
+) -> Survey:
+    """Of so many stages of this process, each with n_threads.
+
+    As many measure themselves at once as can compute at once.
+    """
+    spec = build_spec(checkpoint)
+    n_cores, _ = choose_threads(this_machine(), cgroup_cpus())
+    pools = [_core.ThreadPool(n_threads) for _ in range(min(n_stages, max(1, n_cores)))]
+    with ThreadPoolExecutor(len(pools)) as at_once:
+        found = list(
+            at_once.map(lambda pool: profile_rank(0, n_stages, checkpoint, spec, pool), pools)
+        )
+    costs, n_scratch = layer_costs(checkpoint, spec, pools[0], sizes)
+    times = zip(*(each.profile.layer_ms for each in found), strict=True)
+    typical = replace(
+        found[0].profile,
+        layer_ms=tuple(map(statistics.median, times)),
+        head_ms=statistics.median(each.profile.head_ms for each in found),
+    )
+    ranks = shared([replace(typical, rank=i) for i in range(n_stages)], n_scratch)
+    link = Link(_queue_s(), _BY_REFERENCE)
+    links = {(i, i + 1): link for i in range(n_stages - 1)}
+    read = statistics.median(each.read_bytes_per_s for each in found)
+    return Survey(Pipeline(ranks, links, costs), (read,) * n_stages)
+
+
+def _queue_s() -> float:
+    """Until a thread that waits gets what another one has put into its queue."""
+    there: SimpleQueue[bool] = SimpleQueue()
+    back: SimpleQueue[bool] = SimpleQueue()
+
+    def echo() -> None:
+        while there.get():
+            back.put(True)
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(echo)
+        samples = []
+        for _ in range(_N_PINGS):
+            time.sleep(_PAUSE_S)
+            begun = time.monotonic()
+            there.put(True)
+            back.get()
+            samples.append((time.monotonic() - begun) / 2)
+        there.put(False)
+    return statistics.median(samples)
 
 
 def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) -> Survey | None:

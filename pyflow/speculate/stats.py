@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 _DEPTHS = range(1, 7)
@@ -117,6 +117,8 @@ class PipelineStats:
     decided: int = 0
     """Guesses that the text has come to."""
     accepted: int = 0
+    strategies: Counter[str] = field(default_factory=Counter)
+    """Texts by the strategy that they were written by."""
 
     @property
     def tokens_per_run(self) -> float:
@@ -137,7 +139,8 @@ class PipelineStats:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            **asdict(self),
+            **{each.name: getattr(self, each.name) for each in fields(self)},
+            "strategies": dict(self.strategies),
             "tokens_per_run": self.tokens_per_run,
             "acceptance_rate": self.acceptance_rate,
         }

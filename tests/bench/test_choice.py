@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pyflow.cluster.plan import LayerCosts, Pipeline, RankProfile
-from pyflow.cluster.predict import Drafts, candidates, choose, cluster_times, predictions, simulate
+from pyflow.cluster.predict import Drafts, candidates, choose, predictions
+from pyflow.cluster.simulation import cluster_times, simulate
 from pyflow.cluster.strategy import Strategy
 
 Bench = Callable[[str], ModuleType]

@@ -14,8 +14,7 @@ import pytest
 
 import pyflow
 from pyflow import SamplingParams
-from pyflow.cluster.hello import hello
-from pyflow.cluster.layers import by_count
+from pyflow.cluster.layers import even
 from pyflow.cluster.messages import Accept, Frame, Op, Result, Run
 from pyflow.cluster.stage import ModelStage
 from pyflow.cluster.threads import Sizes, local_stages
@@ -103,14 +102,13 @@ def rigs(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], Rig]]:
         @cache
         def rig(name: str) -> Rig:
             model = opened.enter_context(pyflow.load(model_path(name), n_threads=2))
-            own = hello(0, model.checkpoint)
 
             @cache
             def stages(n_stages: int, own_pools: bool) -> list[ModelStage]:
                 return local_stages(
                     model.checkpoint,
                     model.spec,
-                    layers=by_count([own] * n_stages, model.spec),
+                    layers=even(model.spec.n_layers, n_stages),
                     sampling=SamplingParams(seed=0),
                     pool=None if own_pools else model.pool,
                     **sizes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -124,22 +125,42 @@ def test_two_ranks_draft_by_a_model_and_tell_json(
 
 
 def test_three_supervised_ranks_answer_a_question(start: Start, smollm2: str) -> None:
-    chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0", "-n", "24"]
+    chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0", "-n", "24", "--pipeline", "auto"]
     question = "Name the capital of France.\n"
-    chat += ["--pipeline", "speculative", "--layers", "0,12,18"]
     done = start(3, *chat, stdin=question, supervised=True)
     assert (done.returncode, "Paris" in done.stdout) == (0, True), done.stderr
+    why, layers, *_ = done.stderr.splitlines()
+    assert re.fullmatch(r".*: [0-9.]+ tokens/s expected, .* if 40% of guesses are right", why)
+    counts = re.match(r"layers (\d+),(\d+),(\d+), measured in [0-9.]+ s: ", layers)
+    assert counts is not None
+    assert sum(map(int, counts.groups())) == 30
     assert done.stderr.count("tokens per run") == 1
+
+
+def test_layers_that_were_measured_are_told_in_json(run: Run, smollm2: str) -> None:
+    plain, _ = run(*answer(smollm2))
+    more = ["--pipeline", "pipeinfer", "--stages", "2", "--layers", "auto", "--json"]
+    out, err = run(*answer(smollm2, *more))
+    told = json.loads(out)
+    assert told["text"] + "\n" == plain
+    pipeline = told["pipeline"]
+    assert sum(pipeline["layers"]) == 30
+    assert err.startswith("layers " + ",".join(map(str, pipeline["layers"])) + ", measured in ")
+    assert [rank["nbytes"] > 0 for rank in pipeline["expected"]["ranks"]] == [
+        n > 0 for n in pipeline["layers"]
+    ]
+    assert list(pipeline["strategies"].values()) == [1]
 
 
 def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
     bench = ["bench", "-m", smollm2, "-t", "1", "-p", "40", "-n", "12", "-r", "1", "-o", "json"]
-    done = start(3, *bench, "--pipeline", "iterative")
+    done = start(3, *bench, "--pipeline", "iterative", "--layers", "0,14,16")
     assert done.returncode == 0, done.stderr
     read, written = json.loads(done.stdout)
-    assert (read["layers"], read["transport"]) == ([10, 10, 10], "mpi")
+    assert (read["layers"], read["transport"]) == ([0, 14, 16], "mpi")
+    assert written["strategy"] == "iterative"
     assert (written["n_gen"], written["tokens_per_run"], written["cancelled"]) == (12, 1.0, 0)
-    # Two hops and the way back; a row of hidden states and a frame around it.
+    # From the head, a hop, and the way back; a row of hidden states and a frame around it.
     assert written["messages_per_token"] == 3
     assert 4 * 576 < written["hop_nbytes_per_token"] < 4 * 576 + 120
     assert written["avg_ts"] > 0
@@ -151,7 +172,7 @@ def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
 
 @pytest.mark.parametrize("where", ["threads", "ranks", "supervised ranks"])
 def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str) -> None:
-    args = answer(smollm2, "-n", "4000", "--pipeline", "pipeinfer", "-c", "0")
+    args = answer(smollm2, "-n", "4000", "--pipeline", "pipeinfer", "-c", "0", "--layers", "even")
     if where == "threads":
         done = start(0, *args, "--stages", "3", interrupt="blue")
     else:
@@ -195,7 +216,8 @@ def test_what_is_wrong_is_told_once_and_by_the_first_rank(
         (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "self"], "one model"),
         (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "a,b"], "one model"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-model", "a"], "of no use to"),
-        (["--pipeline", "pipeinfer", "--layers", "a"], "expected numbers such as 10,8,6"),
+        (["--pipeline", "pipeinfer", "--layers", "a"], "expected auto, even, or numbers such as"),
+        (["--pipeline", "auto", "--stages", "2", "--draft-len", "2"], "auto chooses it"),
         (["--pipeline", "pipeinfer", "--stages", "2", "--layers", "30"], "2 numbers, one per"),
         (["--pipeline", "pipeinfer", "--stages", "2", "--layers", "9,9"], "expected 30 in all"),
         (["--pipeline", "pipeinfer", "--stages", "2", "-c", "9999"], "-c: 9999 tokens"),

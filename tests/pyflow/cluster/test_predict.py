@@ -14,10 +14,9 @@ from pyflow.cluster.predict import (
     acceptance,
     candidates,
     choose,
-    cluster_times,
     predictions,
-    simulate,
 )
+from pyflow.cluster.simulation import cluster_times, simulate
 from pyflow.cluster.strategy import iterative, pipeinfer, speculative
 from pyflow.errors import ResourceError
 

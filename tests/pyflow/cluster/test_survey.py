@@ -3,91 +3,68 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pyflow import _core, formats
 from pyflow.cluster.messages import Goodbye, Measure, Measured, Message, Ping, Profile
-from pyflow.cluster.plan import LayerCosts, Link, Pipeline, RankProfile, describe
-from pyflow.cluster.predict import Drafts, choose, predictions
 from pyflow.cluster.survey import Surveyor
 
+from .ranks import mpiexec
+
 pytestmark = pytest.mark.model
-DRIVER = Path(__file__).with_name("survey_driver.py")
 
 
 def ranks(n_ranks: int, *args: str) -> subprocess.CompletedProcess[str]:
-    """What they print, and how they end."""
-    beside = Path(sys.executable).parent
-    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-    assert mpiexec, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"
-    command = [mpiexec, "-n", str(n_ranks), sys.executable, *args]
+    """What they print, and how they end; args begin with the command."""
+    command = [mpiexec(), "-n", str(n_ranks), *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def pipeline_of(found: Any) -> Pipeline:
-    ranks, links, layers, _ = found
-    return Pipeline(
-        tuple(RankProfile(**r | {"layer_ms": tuple(r["layer_ms"])}) for r in ranks),
-        {(i, j): Link(**link) for i, j, link in links},
-        LayerCosts(**{k: tuple(v) if isinstance(v, list) else v for k, v in layers.items()}),
-    )
+def check(model: object, *more: str) -> list[str]:
+    return [sys.executable, "-m", "pyflow", "cluster", "check", "-m", str(model), "-t", "1", *more]
 
 
-def test_ranks_measure_themselves_and_their_links(model_path: Callable[[str], Path]) -> None:
-    done = ranks(3, str(DRIVER), str(model_path("smollm2")))
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    pipeline = pipeline_of(found)
-    assert [profile.rank for profile in pipeline.ranks] == [0, 1, 2]
-    assert {len(profile.layer_ms) for profile in pipeline.ranks} == {8}
-    assert set(pipeline.links) == {(0, 1), (1, 2), (0, 2)}
-    for link in pipeline.links.values():
-        assert 1e-6 < link.latency_s < 1
-        assert link.bytes_per_s > 1e6
-    assert len(found[3]) == 3
-    best = choose(predictions(pipeline, Drafts(ms=0.1, acceptance=0.5, beside=False)))
-    assert sum(map(len, best.ranges)) == 30
-    table, _ = describe(best.split)
-    assert len(table) == 1 + 3
-
-
-@pytest.mark.parametrize("output", ["md", "json"])
 def test_the_check_of_a_cluster_tells_ranks_links_and_strategies(
-    model_path: Callable[[str], Path], output: str
+    model_path: Callable[[str], Path],
 ) -> None:
-    args = ["-m", str(model_path("smollm2")), "-t", "1", "--acceptance", "0.9", "-o", output]
-    command = ["-m", "pyflow", "cluster", "check", *args]
-    if output == "md":  # by itself
-        where = [sys.executable, *command, "-n", "2"]
-        done = subprocess.run(where, capture_output=True, text=True, timeout=60, check=False)
-    else:
-        done = ranks(2, *command)
+    done = ranks(3, *check(model_path("smollm2"), "--acceptance", "0.9", "-o", "json"))
     assert (done.returncode, done.stderr) == (0, "")
-    if output == "md":
-        for words in ("ms/layer, 8", "0 and 1", "iterative", "speculative", "pipeinfer", "LAYERS"):
-            assert words in done.stdout
-        assert "right 90% of the time" in done.stdout
-        return
     found = json.loads(done.stdout)
-    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
-    assert [(link["from"], link["to"]) for link in found["links"]] == [(0, 1)]
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2]
+    for rank in found["ranks"]:
+        assert len(rank["layer_ms"]) == 8
+        assert rank["read_bytes_per_s"] > 1e8
+    assert {(link["from"], link["to"]) for link in found["links"]} == {(0, 1), (1, 2), (0, 2)}
+    for link in found["links"]:
+        assert 1e-6 < link["latency_s"] < 1
+        assert link["bytes_per_s"] > 1e6
     strategies = {each["kind"]: each for each in found["strategies"]}
     assert set(strategies) == {"iterative", "speculative", "pipeinfer"}
     assert all(sum(each["layers"]) == 30 for each in strategies.values())
     assert [each["chosen"] for each in strategies.values()].count(True) == 1
 
 
+def test_the_check_starts_ranks_by_itself_and_shows_tables(
+    model_path: Callable[[str], Path],
+) -> None:
+    command = check(model_path("smollm2"), "--acceptance", "0.9", "-n", "2")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("ms/layer, 8", "0 and 1", "iterative", "speculative", "pipeinfer", "LAYERS"):
+        assert words in done.stdout
+    assert "right 90% of the time" in done.stdout
+
+
 def test_a_rank_without_the_model_ends_all_with_one_message(
     model_path: Callable[[str], Path],
 ) -> None:
-    done = ranks(3, str(DRIVER), str(model_path("smollm2")), "1")
+    there, elsewhere = check(model_path("smollm2")), check("/nowhere.gguf")
+    done = ranks(1, *there, ":", "-n", "1", *elsewhere, ":", "-n", "1", *there)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("error: rank 1 on ")

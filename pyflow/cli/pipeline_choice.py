@@ -1,0 +1,180 @@
+"""What the options of pipelines ask for, and the model as they want it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import click
+
+from pyflow.cli import options
+from pyflow.cluster.drafts import LookupGuesser, ModelGuesser
+from pyflow.cluster.layers import by_count, given
+from pyflow.cluster.strategy import named
+from pyflow.sampling import SamplingParams
+from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+
+if TYPE_CHECKING:
+    from pyflow.cluster.automatic import Automatic
+    from pyflow.cluster.drafts import Guesser
+    from pyflow.cluster.layers import Split
+    from pyflow.cluster.model import PipelinedModel
+    from pyflow.cluster.strategy import Strategy
+    from pyflow.cluster.world import World
+    from pyflow.engine import Described, Model
+    from pyflow.topology import NumaMode
+
+    AnyModel: TypeAlias = Model | PipelinedModel
+
+AUTO, EVEN = "auto", "even"
+
+
+@dataclass(slots=True)
+class PipelineChoice:
+    """What the options ask for."""
+
+    name: str | None
+    """None: no pipeline."""
+    stages: int | None
+    layers: list[int] | str | None
+    draft_len: int | None
+    tuning: dict[str, Any]
+    """Fields of Strategy."""
+    world: World | None = None
+    """The ranks, where stages are not in this process."""
+    automatic: Automatic | None = field(default=None, init=False)
+    """Who has decided what the options do not, once the pipeline is there."""
+    is_open: bool = field(default=False, init=False)
+    """The other ranks have a pipeline to work for."""
+
+    def __bool__(self) -> bool:
+        return self.name is not None
+
+    @contextmanager
+    def model(
+        self,
+        name: str | None,
+        n_threads: int | None,
+        numa: NumaMode | None,
+        *,
+        n_ctx: int | None = None,
+        cache_type: str = "f16",
+        draft_models: Sequence[str] = (),
+    ) -> Iterator[AnyModel]:
+        """The model, in one place or in several; loaded, and freed in the end.
+
+        n_ctx: of a pipeline, as the option has it. n_threads: of each stage.
+        """
+        if not self:
+            with options.load(name, n_threads, numa) as model:
+                yield model
+            return
+        from pyflow.cluster.model import in_threads, over_ranks
+        from pyflow.context import DEFAULT_CTX
+        from pyflow.engine import Described
+
+        described = Described(name or options.default_model())
+        most = described.spec.n_ctx_train
+        size = options.context_size(n_ctx, most) or min(DEFAULT_CTX, most)
+        self._check_layers(described)
+        beside = self.stages or (self.world.n_here if self.world else 1)
+        n_threads = n_threads or threads_of_each(beside)
+        with ExitStack() as stack:
+            draft = self._draft(described, draft_models, n_threads)
+            guesser = self._guesser(draft, size)
+            how: dict[str, Any] = {
+                **self._decided(draft),
+                "guesser": None if guesser is None else stack.enter_context(closing(guesser)),
+                "n_threads": n_threads,
+                "n_ctx": size,
+                "cache_type": cache_type,
+            }
+            if self.stages is not None:
+                yield stack.enter_context(in_threads(described, n_stages=self.stages, **how))
+            else:
+                self.is_open = True
+                yield stack.enter_context(over_ranks(described, **how))
+
+    def _check_layers(self, described: Described) -> None:
+        """UsageError for --layers that are not those of the model, or not one per rank."""
+        if not isinstance(self.layers, list):
+            return
+        n = described.spec.n_layers
+        if sum(self.layers) != n:
+            raise click.UsageError(
+                f"--layers: expected {n} in all, as {described.name} has, found {sum(self.layers)}"
+            )
+        n = self.stages or (self.world.size if self.world else 1)
+        if len(self.layers) != n:
+            where = "stage" if self.stages else "rank"
+            raise click.UsageError(
+                f"--layers: expected {n} numbers, one per {where}, found {len(self.layers)}"
+            )
+
+    def as_dict(self, model: PipelinedModel) -> dict[str, Any]:
+        """For JSON: how many layers each rank has, and what is expected of that if it was
+        measured."""
+        found: dict[str, Any] = {"layers": [len(held) for held in model.layers]}
+        if self.automatic is not None and (planned := self.automatic.planned):
+            found["expected"] = {
+                "token_ms": planned.token_ms,
+                "run_ms": planned.run_ms,
+                "ranks": [
+                    {"host": part.profile.host, "run_ms": part.run_ms, "nbytes": part.nbytes}
+                    for part in planned.parts
+                ],
+            }
+        return found
+
+    def _decided(self, draft: Model | None) -> dict[str, Any]:
+        """Strategy and layers, or who decides about them when all ranks are there."""
+        layers = self.layers or (EVEN if self.stages else AUTO)
+        split: Split | None = by_count
+        if isinstance(layers, list):
+            split = given(layers)
+        elif layers == AUTO:
+            split = None
+        if split is not None and self.name != AUTO:
+            return {"strategy": lambda model: self._strategy(model.n_stages), "layers": split}
+        from pyflow.cluster.automatic import Automatic
+        from pyflow.cluster.profile import drafts_by
+
+        self.automatic = Automatic(
+            make=None if self.name == AUTO else self._strategy,
+            given=split,
+            drafts=None if self.name == "iterative" else drafts_by(draft),
+            tell=lambda line: click.echo(line, err=True),
+        )
+        return {"strategy": self.automatic.strategy, "layers": self.automatic.layers}
+
+    def _strategy(self, n_stages: int) -> Strategy:
+        return named(cast(str, self.name), n_stages, self.draft_len, **self.tuning)
+
+    def _draft(
+        self, target: Described, draft_models: Sequence[str], n_threads: int
+    ) -> Model | None:
+        """The model that guesses, of which there is one at most."""
+        if not draft_models:
+            return None
+        from pyflow.engine import load
+        from pyflow.speculate.draft_model import check_vocabulary
+
+        draft = load(draft_models[0], n_threads=n_threads)
+        check_vocabulary(target, draft)
+        return draft
+
+    def _guesser(self, draft: Model | None, n_ctx: int) -> Guesser | None:
+        """Who guesses, to be closed."""
+        if self.name == "iterative":
+            return None
+        if draft is None:
+            return LookupGuesser()
+        return ModelGuesser(draft, SamplingParams(seed=0), n_ctx)
+
+
+def threads_of_each(n: int) -> int:
+    """The machine's threads, shared by n stages or ranks on it."""
+    n_threads, _ = choose_threads(this_machine(), cgroup_cpus())
+    return max(1, n_threads // n)

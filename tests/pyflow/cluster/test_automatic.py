@@ -1,0 +1,179 @@
+"""Layers and strategies that nobody has chosen: by measurement, and by what became of guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pyflow import SamplingParams
+from pyflow.cluster.automatic import Automatic, Chooser
+from pyflow.cluster.drafts import LookupGuesser
+from pyflow.cluster.job import Counts
+from pyflow.cluster.layers import Ranks, given
+from pyflow.cluster.model import in_threads
+from pyflow.cluster.plan import LayerCosts, Link, Pipeline, RankProfile
+from pyflow.cluster.predict import Drafts, choose, predictions
+from pyflow.cluster.strategy import Strategy, iterative, pipeinfer
+from pyflow.cluster.survey import Survey
+from pyflow.errors import ResourceError
+
+from .conftest import Rig
+
+LINK = Link(1e-5, 1e9)
+LOOKUP = Drafts(ms=0.05, acceptance=0.4, beside=False)
+
+
+def ranks(*ms: float, nbytes: Sequence[int] = (), growth: float = 0.05) -> Ranks:
+    """Forty layers of 100 bytes, for ranks that take so long for one, with so much memory.
+
+    growth: of the time, for every row more.
+    """
+    most = nbytes or [10**6] * len(ms)
+    profiles = tuple(
+        RankProfile(i, f"host{i}", tuple(t * (1 + growth * n) for n in range(8)), most[i])
+        for i, t in enumerate(ms)
+    )
+    links = {(i, i + 1): LINK for i in range(len(ms) - 1)}
+    costs = LayerCosts((100,) * 40, 10, 10, row_nbytes=4096)
+    spec: Any = type("Spec", (), {"n_layers": 40})
+    return Ranks([], spec, lambda: Survey(Pipeline(profiles, links, costs), ()))
+
+
+def decided(wish: Automatic, ranks: Ranks) -> list[int]:
+    return [len(layers) for layers in wish.layers(ranks)]
+
+
+def flood(_: int) -> Strategy:
+    return pipeinfer(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "nbytes", "layers"),
+    [
+        # One run at a time: the fastest ranks alone, as far as they have memory.
+        (lambda _: iterative(), (10**6, 10**6, 10**6), [0, 40, 0]),
+        (lambda _: iterative(), (10**6, 2510, 10**6), [15, 25, 0]),
+        (lambda _: iterative(), (2010, 1000, 1010), [20, 10, 10]),
+        # Many: each as much as it can do in the same time.
+        (flood, (10**6, 10**6, 10**6), [11, 18, 11]),
+    ],
+)
+def test_layers_go_where_a_strategy_wants_them_and_memory_allows(
+    make: Callable[[int], Strategy], nbytes: tuple[int, ...], layers: list[int]
+) -> None:
+    told: list[str] = []
+    wish = Automatic(make, None, Drafts(0.05, 0.9, beside=False), told.append)
+    found = ranks(2.0, 1.2, 2.0, nbytes=nbytes)
+    assert decided(wish, found) == layers
+    (line,) = told
+    assert line.startswith(f"layers {','.join(map(str, layers))}, measured in 0.0 s: ")
+    assert wish.planned is not None
+    assert [part.nbytes for part in wish.planned.parts if part.layers] == [
+        100 * n + 10 * (at == 0) + 10 * (at + n == 40)
+        for at, n in zip([0, layers[0], layers[0] + layers[1]], layers, strict=True)
+        if n
+    ]
+
+
+def test_what_fits_nowhere_is_refused_with_the_ranks_that_lack_memory() -> None:
+    wish = Automatic(None, None, LOOKUP, lambda _: None)
+    with pytest.raises(ResourceError, match=r"rank 1 .*are missing"):
+        wish.layers(ranks(1.0, 1.0, nbytes=(2000, 1000)))
+
+
+def test_a_draft_model_gets_the_first_rank_to_itself_where_it_computes_beside_others() -> None:
+    found = ranks(1.0, 1.0, 1.0)
+    model = Drafts(ms=6, acceptance=0.8)
+    assert decided(Automatic(flood, None, model, lambda _: None), found) == [0, 20, 20]
+    # Not where its memory is needed: then they take turns.
+    found = ranks(1.0, 1.0, 1.0, nbytes=(2010, 1600, 1610))
+    assert 0 not in decided(Automatic(flood, None, model, lambda _: None), found)
+    assert decided(Automatic(flood, given([8, 16, 16]), model, lambda _: None), found) == [
+        8,
+        16,
+        16,
+    ]
+
+
+def test_the_fastest_strategy_is_taken_and_the_reason_told() -> None:
+    told: list[str] = []
+    wish = Automatic(None, None, Drafts(0.05, 0.9, beside=False), told.append)
+    assert decided(wish, ranks(1.0, 1.0, 1.0, 1.0)) == [10, 10, 10, 10]
+    why, _ = told
+    assert why.startswith("pipeinfer (")
+    assert ", speculative " in why
+    assert why.endswith("if 90% of guesses are right")
+    none: list[str] = []
+    assert decided(Automatic(None, None, None, none.append), ranks(1.0, 1.0)) == [40, 0]
+    assert none[0] == "iterative: 25.0 tokens/s expected"
+
+
+def chooser(told: list[str]) -> Chooser:
+    pipeline = ranks(1.0, growth=0.2).measure().pipeline
+    return Chooser(pipeline, choose(predictions(pipeline, LOOKUP)), LOOKUP, told.append)
+
+
+def test_a_job_learns_from_those_before_and_nothing_changes_while_guesses_do_not() -> None:
+    told: list[str] = []
+    each = chooser(told)
+    assert each.next().kind == "speculative"
+    assert told == []
+    for _ in range(3):
+        each.learn(Counts(decided=100, accepted=2))
+    worse = each.next()
+    assert worse.kind == "iterative"
+    assert [line.partition(":")[0] for line in told] == ["iterative"]
+    # Drafts without a guess are no better than wrong ones.
+    other = chooser(told)
+    other.learn(Counts(decided=3, accepted=3, dry=200))
+    assert other.next().kind == "iterative"
+    del told[:]
+    for right in (95, 90, 97, 93, 90, 96):
+        other.learn(Counts(decided=100, accepted=right))
+    best = other.next()
+    assert best.kind == "speculative"
+    for right in (88, 97, 90, 93):
+        other.learn(Counts(decided=100, accepted=right))
+        assert other.next() is best
+    assert len(told) == 1
+
+
+def test_what_was_given_up_is_tried_again_after_some_jobs_and_not_at_every_one() -> None:
+    told: list[str] = []
+    each = chooser(told)
+    kinds = []
+    for _ in range(12):
+        strategy = each.next()
+        kinds.append(strategy.kind)
+        # Guesses of this text are never right.
+        each.learn(Counts(decided=64) if strategy.n_draft else Counts())
+    n_tried = sum(kind != "iterative" for kind in kinds)
+    assert 2 <= n_tried <= 5
+    assert len(told) <= 2 * n_tried
+
+
+@pytest.mark.model
+def test_texts_are_the_same_while_strategies_change(rigs: Callable[[str], Rig]) -> None:
+    rig = rigs("smollm2")
+    told: list[str] = []
+    wish = Automatic(None, given([14, 0, 16]), LOOKUP, told.append)
+    prompts = ["red, green, blue, " * 6, "The history of the Roman empire", "One two three " * 8]
+    how: Any = {"n_predict": 24, "sampling": SamplingParams(temperature=0.8, seed=5)}
+    with in_threads(
+        rig.model,
+        strategy=wish.strategy,
+        layers=wish.layers,
+        n_stages=3,
+        n_ctx=256,
+        guesser=LookupGuesser(),
+    ) as model:
+        assert model.n_stages == 2
+        found = model.generate(prompts, **how)
+    assert [c.tokens for c in found] == [
+        c.tokens for c in rig.model.generate(prompts, n_ctx=256, **how)
+    ]
+    assert told[1].startswith("layers 14,0,16, measured in ")
+    strategies = [c.pipeline.strategies.most_common(1)[0][0] for c in found if c.pipeline]
+    assert strategies[0] == told[0].partition(":")[0]
