@@ -1,10 +1,12 @@
 // The kernel tables, one function at a time, for tests: _core.testing. Arrays are used in place and
 // never converted, so a test can poison what lies around them and can point rows into one array.
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bindings/bind.h"
 #include "core/errors.h"
+#include "kernels/activation.h"
 #include "kernels/dispatch.h"
 
 namespace pyflow {
@@ -22,12 +24,6 @@ CacheType cache_type(const std::string& name) {
   if (name == "f16") return CacheType::F16;
   if (name == "q8_0") return CacheType::Q8_0;
   throw UnsupportedError("cache type " + name + ": expected f16 or q8_0");
-}
-
-Activation activation(const std::string& name) {
-  if (name == "silu") return Activation::Silu;
-  if (name == "gelu_tanh") return Activation::GeluTanh;
-  throw UnsupportedError("activation " + name + ": expected silu or gelu_tanh");
 }
 
 // One layer's cells over two byte arrays of the test's.
@@ -58,7 +54,7 @@ struct Attention {
 
   Attention(const std::string& isa, const Cells& cells, const Floats& q, Floats* out,
             const std::vector<std::pair<Ints, Ints>>& rows, int64_t n_heads, float scale,
-            float softcap)
+            float softcap, const std::optional<Floats>& slopes = std::nullopt)
       : table(kernel_table(isa)) {
     const int64_t width = n_heads * cells.view.head_dim;
     require(n_heads > 0 && n_heads % cells.view.n_kv_heads == 0,
@@ -84,7 +80,9 @@ struct Attention {
             views.data(),
             n_heads,
             scale,
-            softcap};
+            softcap,
+            slopes ? slopes->data() : nullptr};
+    require(!slopes || slopes->size() == n_heads, "slopes has one per head");
   }
   void check(int64_t row, int64_t kv_head) const {
     require(row >= 0 && row < static_cast<int64_t>(views.size()), "row out of range");
@@ -96,15 +94,18 @@ struct Attention {
 };
 
 void register_elementwise(py::module_& m) {
-  m.def(
-      "rms_norm",
-      [](const std::string& isa, const Floats& x, const Floats& weight, float eps, Floats& y) {
-        require(x.size() == weight.size() && x.size() == y.size(),
-                "x, weight and y differ in size");
-        kernel_table(isa).rms_norm(x.data(), weight.data(), eps, x.size(), y.mutable_data());
-      },
-      py::arg("isa"), py::arg("x").noconvert(), py::arg("weight").noconvert(), py::arg("eps"),
-      py::arg("y").noconvert());
+  for (const auto& [name, norm] : {std::pair("rms_norm", &KernelTable::rms_norm),
+                                   std::pair("layer_norm", &KernelTable::layer_norm)})
+    m.def(
+        name,
+        [norm](const std::string& isa, const Floats& x, const Floats& weight, float eps,
+               Floats& y) {
+          require(x.size() == weight.size() && x.size() == y.size(),
+                  "x, weight and y differ in size");
+          (kernel_table(isa).*norm)(x.data(), weight.data(), eps, x.size(), y.mutable_data());
+        },
+        py::arg("isa"), py::arg("x").noconvert(), py::arg("weight").noconvert(), py::arg("eps"),
+        py::arg("y").noconvert());
   m.def(
       "add",
       [](const std::string& isa, Floats& x, const Floats& y) {
@@ -112,6 +113,19 @@ void register_elementwise(py::module_& m) {
         kernel_table(isa).add(x.mutable_data(), y.data(), x.size());
       },
       py::arg("isa"), py::arg("x").noconvert(), py::arg("y").noconvert());
+  m.def(
+      "add_scaled",
+      [](const std::string& isa, Floats& x, const Floats& y, float s) {
+        require(x.size() == y.size(), "x and y differ in size");
+        kernel_table(isa).add_scaled(x.mutable_data(), y.data(), s, x.size());
+      },
+      py::arg("isa"), py::arg("x").noconvert(), py::arg("y").noconvert(), py::arg("s"));
+  m.def(
+      "activate",
+      [](const std::string& isa, const std::string& name, Floats& x) {
+        kernel_table(isa).activate(activation_named(name), x.mutable_data(), x.size());
+      },
+      py::arg("isa"), py::arg("activation"), py::arg("x").noconvert());
   m.def(
       "scale",
       [](const std::string& isa, Floats& x, float s) {
@@ -128,7 +142,7 @@ void register_elementwise(py::module_& m) {
       "gate",
       [](const std::string& isa, const std::string& name, Floats& gate, const Floats& up) {
         require(gate.size() == up.size(), "gate and up differ in size");
-        kernel_table(isa).gate(activation(name), gate.mutable_data(), up.data(), gate.size());
+        kernel_table(isa).gate(activation_named(name), gate.mutable_data(), up.data(), gate.size());
       },
       py::arg("isa"), py::arg("activation"), py::arg("gate").noconvert(),
       py::arg("up").noconvert());
@@ -208,8 +222,8 @@ void register_attention(py::module_& m) {
       "attend",
       [](const std::string& isa, const Cells& cells, const Floats& q, Floats& out, const Rows& rows,
          int64_t n_heads, float scale, float softcap, int64_t row_begin, int64_t row_end,
-         int64_t kv_head) {
-        const Attention a(isa, cells, q, &out, rows, n_heads, scale, softcap);
+         int64_t kv_head, const std::optional<Floats>& slopes) {
+        const Attention a(isa, cells, q, &out, rows, n_heads, scale, softcap, slopes);
         a.check(row_begin, kv_head);
         a.check(row_end - 1, kv_head);
         py::gil_scoped_release release;
@@ -217,12 +231,13 @@ void register_attention(py::module_& m) {
       },
       py::arg("isa"), py::arg("cells"), py::arg("q").noconvert(), py::arg("out").noconvert(),
       py::arg("rows"), py::arg("n_heads"), py::arg("scale"), py::arg("softcap"),
-      py::arg("row_begin"), py::arg("row_end"), py::arg("kv_head"));
+      py::arg("row_begin"), py::arg("row_end"), py::arg("kv_head"), py::arg("slopes") = py::none());
   m.def(
       "attend_span",
       [](const std::string& isa, const Cells& cells, const Floats& q, const Rows& rows,
-         int64_t n_heads, float scale, float softcap, int64_t row, int64_t kv_head, int64_t span) {
-        const Attention a(isa, cells, q, nullptr, rows, n_heads, scale, softcap);
+         int64_t n_heads, float scale, float softcap, int64_t row, int64_t kv_head, int64_t span,
+         const std::optional<Floats>& slopes) {
+        const Attention a(isa, cells, q, nullptr, rows, n_heads, scale, softcap, slopes);
         a.check(row, kv_head);
         Floats partial(a.partial_size());
         a.table.attend_span(a.args, row, kv_head, span, partial.mutable_data());
@@ -230,7 +245,7 @@ void register_attention(py::module_& m) {
       },
       py::arg("isa"), py::arg("cells"), py::arg("q").noconvert(), py::arg("rows"),
       py::arg("n_heads"), py::arg("scale"), py::arg("softcap"), py::arg("row"), py::arg("kv_head"),
-      py::arg("span"));
+      py::arg("span"), py::arg("slopes") = py::none());
   m.def(
       "attend_merge",
       [](const std::string& isa, const Cells& cells, const Floats& q, Floats& out, const Rows& rows,

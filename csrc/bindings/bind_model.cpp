@@ -16,6 +16,28 @@
 namespace pyflow {
 namespace {
 
+TensorRef tensor_ref(const py::handle& given) {
+  if (!py::isinstance<py::dict>(given)) return {.name = given.cast<std::string>()};
+  const auto d = given.cast<py::dict>();
+  TensorRef ref{.name = d["name"].cast<std::string>()};
+  if (d.contains("rows")) ref.rows = d["rows"].cast<decltype(ref.rows)>();
+  if (d.contains("transposed")) ref.transposed = d["transposed"].cast<bool>();
+  if (d.contains("add")) ref.add = d["add"].cast<double>();
+  constexpr int64_t kMost = int64_t{1} << 48;  // so that sums of them stay in range
+  for (const auto& [start, count] : ref.rows)
+    if (start < 0 || start > kMost || count < 1 || count > kMost)
+      throw ShapeError("tensor " + ref.name + ": rows: expected segments (start, count), found (" +
+                       std::to_string(start) + ", " + std::to_string(count) + ")");
+  return ref;
+}
+
+BlockSpec::Value list_value(const py::list& list) {
+  if (list.empty() || py::isinstance<py::float_>(list[0])) return list.cast<std::vector<double>>();
+  std::vector<TensorRef> refs;
+  for (const auto& item : list) refs.push_back(tensor_ref(item));
+  return refs;
+}
+
 BlockSpec block_spec(const py::dict& d) {
   BlockSpec spec;
   for (const auto& [key, value] : d) {
@@ -28,6 +50,10 @@ BlockSpec block_spec(const py::dict& d) {
       spec.params[name] = value.cast<int64_t>();
     else if (py::isinstance<py::float_>(value))
       spec.params[name] = value.cast<double>();
+    else if (py::isinstance<py::dict>(value))
+      spec.params[name] = tensor_ref(value);
+    else if (py::isinstance<py::list>(value))
+      spec.params[name] = list_value(value.cast<py::list>());
     else if (!value.is_none())
       spec.params[name] = value.cast<std::string>();
   }
@@ -40,8 +66,14 @@ StageSpec stage_spec(const py::dict& d) {
   spec.n_vocab = d["n_vocab"].cast<int64_t>();
   for (const auto& item : d["ropes"].cast<py::list>()) {
     const auto r = item.cast<py::dict>();
-    spec.ropes.push_back({r["inv_freq"].cast<std::vector<double>>(), r["magnitude"].cast<double>(),
-                          r["interleaved"].cast<bool>()});
+    RopeSpec& rope = spec.ropes.emplace_back();
+    rope.inv_freq = r["inv_freq"].cast<std::vector<double>>();
+    rope.magnitude = r["magnitude"].cast<double>();
+    rope.interleaved = r["interleaved"].cast<bool>();
+    if (!r.contains("long_inv_freq")) continue;
+    rope.long_inv_freq = r["long_inv_freq"].cast<std::vector<double>>();
+    rope.long_magnitude = r["long_magnitude"].cast<double>();
+    rope.n_ctx_original = r["n_ctx_original"].cast<int64_t>();
   }
   const auto optional = [&](const char* key) -> std::optional<BlockSpec> {
     if (d[key].is_none()) return std::nullopt;

@@ -40,10 +40,10 @@ static inline void describe(const RowView& cells, Block& block) {
     block.lane_ids[block.lane(i)] = static_cast<float>(block.lane(i));
 }
 
-// Raw dots to scores, -inf on the lanes outside [first, last] or without a cell. Returns their
-// maximum.
+// Raw dots to scores, -inf on the lanes outside [first, last] or without a cell. Where there are
+// slopes, the cell of lane 0 lies `ahead` positions after the row. Returns their maximum.
 static inline float finish_scores(const AttendArgs& args, const Block& block, int64_t first,
-                                  int64_t last, float* s) {
+                                  int64_t last, float slope, float ahead, float* s) {
   using S = Simd;
   alignas(64) static const float lanes[kLogicalBlock] = {
       0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
@@ -56,6 +56,8 @@ static inline float finish_scores(const AttendArgs& args, const Block& block, in
   for (int64_t v = first / 16; v <= last / 16; ++v) {
     S::F x = S::mul(S::load(s + v * 16), scale);
     if (args.softcap > 0.0f) x = softcap_lanes(x, S::set1(args.softcap));
+    // Whole numbers below 2^24: exact.
+    if (args.slopes) x = S::fma(S::set1(slope), S::add(S::load(lanes + v * 16), S::set1(ahead)), x);
     if (!block.gapless || v * 16 < first || v * 16 + 15 > last) {
       const S::F id = S::load(ids + v * 16);
       x = S::where_less(id, low, ninf, S::where_less(high, id, ninf, x));

@@ -21,6 +21,8 @@ class Pairs {
       : args_(args),
         dim_(args.kv.head_dim),
         kv_head_(kv_head),
+        head_(head),
+        row_begin_(row_begin),
         n_heads_(n_heads),
         n_pairs_(n_rows * n_heads),
         q_(args.q + row_begin * args.q_stride + head * args.kv.head_dim) {
@@ -47,7 +49,9 @@ class Pairs {
                             s->end,
                             block.lane(s->begin),
                             block.lane(s->end - 1),
-                            q_ + s->row * args_.q_stride + h * dim_};
+                            q_ + s->row * args_.q_stride + h * dim_,
+                            args_.slopes ? args_.slopes[head_ + h] : 0.0f,
+                            ahead(cells.positions[0], s->row)};
     const bool direct = n_shares == 1 && block.n_pieces <= kMaxDirectPieces;
     if (direct)
       score_direct(block);
@@ -59,7 +63,8 @@ class Pairs {
     float keep[kMaxPairs], take[kMaxPairs];
     const float* weights[kMaxPairs];
     for (int64_t p = 0; p < n; ++p)
-      mb[p] = finish_scores(args_, block, seen_[p].first, seen_[p].last, scores_[p]);
+      mb[p] = finish_scores(args_, block, seen_[p].first, seen_[p].last, seen_[p].slope,
+                            seen_[p].ahead, scores_[p]);
     for (int64_t p = 0; p < n; ++p) {
       lb[p] = weigh(seen_[p].first, seen_[p].last, mb[p], scores_[p]);
       weights[p] = by_cell(block, scores_[p]);
@@ -88,7 +93,14 @@ class Pairs {
   struct Seen {
     int64_t pair, begin, end, first, last;
     const float* q;
+    float slope, ahead;
   };
+
+  // How far after a row, which sees itself last, the block of a position begins.
+  float ahead(int64_t position, int64_t row) const {
+    const RowView& all = args_.views[row_begin_ + row];
+    return static_cast<float>(position / kLogicalBlock * kLogicalBlock - all.positions[all.n - 1]);
+  }
 
   // Scores straight from the cache, sixteen slots at a time, then moved to their lanes.
   void score_direct(const Block& block) {
@@ -206,7 +218,7 @@ class Pairs {
   }
 
   const AttendArgs& args_;
-  const int64_t dim_, kv_head_, n_heads_, n_pairs_;
+  const int64_t dim_, kv_head_, head_, row_begin_, n_heads_, n_pairs_;
   const float* const q_;
   int64_t n_seen_ = 0;
   Seen seen_[kMaxPairs];  // of the block at hand

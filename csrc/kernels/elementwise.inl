@@ -20,27 +20,48 @@ static inline void map(const float* a, const float* b, float* out, int64_t n, Fu
   }
 }
 
-// Four chains of sixteen lanes hide the latency of fma; they are joined pairwise at the end.
-static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
+// The mean of f over a row; lanes past its end are `fill`, of which f takes in nothing. f(v, sum)
+// adds v to a sum. Four chains of sixteen lanes hide the latency of fma; they are joined pairwise
+// at the end.
+template <class Function>
+static inline float mean(const float* x, int64_t n, float fill, Function f) {
   using S = Simd;
   S::F sum[4] = {S::zero(), S::zero(), S::zero(), S::zero()};
   int64_t i = 0;
   for (; i + 64 <= n; i += 64)
-    for (int c = 0; c < 4; ++c) {
-      const S::F v = S::load(x + i + 16 * c);
-      sum[c] = S::fma(v, v, sum[c]);
-    }
-  for (int c = 0; i < n; ++c, i += 16) {
-    const S::F v = i + 16 <= n ? S::load(x + i) : load_tail(x + i, n - i, 0.0f);
-    sum[c] = S::fma(v, v, sum[c]);
-  }
+    for (int c = 0; c < 4; ++c) sum[c] = f(S::load(x + i + 16 * c), sum[c]);
+  for (int c = 0; i < n; ++c, i += 16)
+    sum[c] = f(i + 16 <= n ? S::load(x + i) : load_tail(x + i, n - i, fill), sum[c]);
   const float total = S::reduce_add(S::add(S::add(sum[0], sum[1]), S::add(sum[2], sum[3])));
-  const S::F inverse = S::set1(1.0f / __builtin_sqrtf(total / static_cast<float>(n) + eps));
+  return total / static_cast<float>(n);
+}
+
+static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  using S = Simd;
+  const float square = mean(x, n, 0.0f, [](S::F v, S::F sum) { return S::fma(v, v, sum); });
+  const S::F inverse = S::set1(1.0f / __builtin_sqrtf(square + eps));
   map(x, weight, y, n, [&](S::F v, S::F w) { return S::mul(S::mul(v, inverse), w); });
+}
+
+static void layer_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  using S = Simd;
+  const float middle = mean(x, n, 0.0f, [](S::F v, S::F sum) { return S::add(v, sum); });
+  const S::F m = S::set1(middle);
+  const float variance = mean(x, n, middle, [&](S::F v, S::F sum) {
+    const S::F d = S::sub(v, m);
+    return S::fma(d, d, sum);
+  });
+  const S::F inverse = S::set1(1.0f / __builtin_sqrtf(variance + eps));
+  map(x, weight, y, n, [&](S::F v, S::F w) { return S::mul(S::mul(S::sub(v, m), inverse), w); });
 }
 
 static void add(float* x, const float* y, int64_t n) {
   map(x, y, x, n, [](Simd::F a, Simd::F b) { return Simd::add(a, b); });
+}
+
+static void add_scaled(float* x, const float* y, float s, int64_t n) {
+  const Simd::F factor = Simd::set1(s);
+  map(x, y, x, n, [&](Simd::F a, Simd::F b) { return Simd::fma(factor, b, a); });
 }
 
 static void scale(float* x, float s, int64_t n) {
@@ -53,14 +74,30 @@ static void softcap(float* x, float cap, int64_t n) {
   map(x, x, x, n, [&](Simd::F a, Simd::F) { return softcap_lanes(a, c); });
 }
 
-static void gate(Activation activation, float* g, const float* up, int64_t n) {
+// f(the function of an activation).
+template <class Function>
+static inline void with_activation(Activation activation, Function f) {
   switch (activation) {
     case Activation::Silu:
-      return map(g, up, g, n, [](Simd::F a, Simd::F u) { return Simd::mul(silu_lanes(a), u); });
+      return f([](Simd::F a) { return silu_lanes(a); });
+    case Activation::Gelu:
+      return f([](Simd::F a) { return gelu_lanes(a); });
     case Activation::GeluTanh:
-      return map(g, up, g, n,
-                 [](Simd::F a, Simd::F u) { return Simd::mul(gelu_tanh_lanes(a), u); });
+      return f([](Simd::F a) { return gelu_tanh_lanes(a); });
+    case Activation::Relu:
+      return f([](Simd::F a) { return relu_lanes(a); });
   }
+}
+
+static void activate(Activation activation, float* x, int64_t n) {
+  with_activation(activation,
+                  [&](auto f) { map(x, x, x, n, [f](Simd::F a, Simd::F) { return f(a); }); });
+}
+
+static void gate(Activation activation, float* g, const float* up, int64_t n) {
+  with_activation(activation, [&](auto f) {
+    map(g, up, g, n, [f](Simd::F a, Simd::F u) { return Simd::mul(f(a), u); });
+  });
 }
 
 // A pair (a, b) turns into (a cos - b sin, b cos + a sin): the product with cos is rounded, the
@@ -159,9 +196,12 @@ static int64_t dot_peak(int64_t n, const uint8_t* weights, const int8_t* acts, i
 
 static inline void fill_elementwise(KernelTable& t) {
   t.rms_norm = rms_norm;
+  t.layer_norm = layer_norm;
   t.add = add;
+  t.add_scaled = add_scaled;
   t.scale = scale;
   t.softcap = softcap;
+  t.activate = activate;
   t.gate = gate;
   t.rope = rope;
   t.log_sum_exp = log_sum_exp;

@@ -80,14 +80,15 @@ struct AttendArgs {
   const RowView* views;  // one per row
   int64_t n_heads;
   float scale;
-  float softcap;  // 0: none
+  float softcap;                  // 0: none
+  const float* slopes = nullptr;  // one per query head: a score gets slope * -distance; null: none
 };
 
 // Where a token comes from (contract C1): a prompt, or generation and its verification. Only a
 // table with prefill_matmul computes them differently.
 enum class Regime : uint8_t { Prefill, Decode };
 
-enum class Activation : uint8_t { Silu, GeluTanh };
+enum class Activation : uint8_t { Silu, Gelu, GeluTanh, Relu };  // Gelu: by erf
 
 inline constexpr int64_t kPeakActs = 1024;  // first-level cache, yet too many for registers
 
@@ -106,9 +107,13 @@ struct KernelTable {
 
   // y = x / sqrt(mean(x^2) + eps) * weight
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
+  // The same of x less its mean.
+  void (*layer_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
   void (*add)(float* x, const float* y, int64_t n);                   // x += y
+  void (*add_scaled)(float* x, const float* y, float s, int64_t n);   // x += s * y, fused
   void (*scale)(float* x, float s, int64_t n);                        // x *= s
   void (*softcap)(float* x, float cap, int64_t n);                    // x = cap * tanh(x / cap)
+  void (*activate)(Activation, float* x, int64_t n);                  // x = act(x)
   void (*gate)(Activation, float* gate, const float* up, int64_t n);  // gate = act(gate) * up
   // Rotates the first 2 * n_pairs values of a head. cos_sin: n_pairs cosines, then n_pairs sines.
   // Half order pairs (i, i + n_pairs), interleaved order (2i, 2i + 1).

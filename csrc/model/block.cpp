@@ -10,10 +10,8 @@ std::unique_ptr<Block> make_block(const BlockSpec& spec, BlockContext& c) {
     const char* kind;
     std::unique_ptr<Block> (*make)(const BlockSpec&, BlockContext&);
   } kKinds[] = {
-      {"norm", make_norm},
-      {"attention", make_attention},
-      {"ffn", make_ffn},
-      {"add", make_add},
+      {"norm", make_norm}, {"attention", make_attention}, {"ffn", make_ffn}, {"moe", make_moe},
+      {"add", make_add},   {"positions", make_positions},
   };
   for (const auto& k : kKinds)
     if (spec.kind == k.kind) return k.make(spec, c);
@@ -23,7 +21,8 @@ std::unique_ptr<Block> make_block(const BlockSpec& spec, BlockContext& c) {
 size_t register_index(const std::string& name) {
   if (name == "x") return 0;
   if (name == "h") return 1;
-  throw ShapeError("register '" + name + "': expected x or h");
+  if (name == "a") return 2;
+  throw ShapeError("register '" + name + "': expected x, h or a");
 }
 
 }  // namespace pyflow

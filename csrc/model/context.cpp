@@ -26,12 +26,15 @@ int64_t now_ns() {
 }
 
 KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
-  const auto rotate = [&stage](size_t layer, float* k, int32_t delta) {
-    const RopeSpec& rope = stage.kv_rope(layer);
-    const int64_t pairs = static_cast<int64_t>(rope.inv_freq.size());
-    std::vector<float> cos_sin(2 * rope.inv_freq.size());
+  const auto rotate = [&stage, n_ctx = c.n_ctx](size_t layer, float* k, int32_t delta) {
+    const RopeSpec* of_keys = stage.kv_rope(layer);
+    if (!of_keys) return;  // they know nothing of their positions
+    const RopeSpec& rope = *of_keys;
+    const std::vector<double>& inv_freq = rope.inv_freq_at(n_ctx);
+    const int64_t pairs = static_cast<int64_t>(rope.pairs());
+    std::vector<float> cos_sin(2 * rope.pairs());
     for (int64_t i = 0; i < pairs; ++i) {
-      const double angle = delta * rope.inv_freq[static_cast<size_t>(i)];
+      const double angle = delta * inv_freq[static_cast<size_t>(i)];
       cos_sin[static_cast<size_t>(i)] = static_cast<float>(std::cos(angle));
       cos_sin[static_cast<size_t>(pairs + i)] = static_cast<float>(std::sin(angle));
     }
@@ -42,16 +45,20 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
   const auto place = [&stage](const Buffer& cells) {
     if (stage.pool().placement().mode() != Numa::Off) stage.pool().placement().spread(cells);
   };
-  return {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max, c.n_batch, rotate, place};
+  KvConfig config = {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max,
+                     c.n_batch,         rotate,       place};
+  if (!stage.shifts()) config.rotate = nullptr;
+  return config;
 }
 
 }  // namespace
 
 // Where everything lies in the scratch buffer, in bytes from its start.
 struct Context::Layout {
-  int64_t stride, head_stride, head_rows, partial_floats;
-  size_t x, h, temp, acts, partials, gathered, logits, ropes, own_x, own_h, own_acts, total = 0;
-  int64_t acts_per_row;
+  int64_t stride, head_stride, head_rows, partial_floats, row_floats, acts_per_row;
+  // Registers that the stage does not use are nowhere.
+  std::array<size_t, kRegisters> registers{}, own_registers{};
+  size_t temp, row_temp, acts, partials, gathered, logits, ropes, own_row_temp, own_acts, total = 0;
 
   Layout(const Stage& stage, const ContextConfig& c) {
     const ScratchNeeds& needs = stage.needs();
@@ -61,20 +68,20 @@ struct Context::Layout {
     partial_floats =
         needs.partial_floats * std::min(kSplitRows, c.n_batch) * (c.n_ctx / kLogicalSpan + 2);
     int64_t rope_floats = 0;
-    for (const RopeSpec& r : stage.spec().ropes)
-      rope_floats += 2 * static_cast<int64_t>(r.inv_freq.size());
-    x = take(c.n_batch * stride * 4);
-    h = take(c.n_batch * stride * 4);
+    for (const RopeSpec& r : stage.spec().ropes) rope_floats += 2 * static_cast<int64_t>(r.pairs());
+    row_floats = needs.row_floats_per_row;
+    acts_per_row = needs.act_blocks_per_row;
+    for (size_t r = 0; r < needs.n_registers; ++r) registers[r] = take(c.n_batch * stride * 4);
     temp = take(c.n_batch * needs.floats_per_row * 4);
-    acts_per_row = (needs.max_k + kActBlock - 1) / kActBlock;
+    row_temp = take(c.n_batch * row_floats * 4);
     acts = take(c.n_batch * acts_per_row * static_cast<int64_t>(sizeof(ActBlock)));
     partials = take(partial_floats * 4);
     gathered = take(head_rows * stride * 4);
     logits = take(head_rows * head_stride * 4);
     ropes = take(c.n_batch * rope_floats * 4);
     const int64_t own_rows = kOwnRows * stage.pool().size();
-    own_x = take(own_rows * stride * 4);
-    own_h = take(own_rows * stride * 4);
+    for (size_t r = 0; r < needs.n_registers; ++r) own_registers[r] = take(own_rows * stride * 4);
+    own_row_temp = take(own_rows * row_floats * 4);
     own_acts = take(own_rows * acts_per_row * static_cast<int64_t>(sizeof(ActBlock)));
   }
 
@@ -142,6 +149,10 @@ void Context::check(const Input& input, int64_t n) const {
                      std::to_string(stage_->spec().n_embd) + " floats, found " +
                      std::to_string(input.hidden.size()));
   }
+  for (const KvRow& row : input.rows)
+    if (row.position >= stage_->n_positions())
+      throw ShapeError("position " + std::to_string(row.position) + ": this model has learned " +
+                       std::to_string(stage_->n_positions()) + " positions, from 0 on");
   if (!input.wanted.empty() && (!stage_->last() || end_layer(input) < n_layers))
     throw ShapeError("logits: this stage has no head, or ends before; ask the last one");
   for (size_t i = 0; i < input.wanted.size(); ++i)
@@ -190,8 +201,14 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
     stage_->pool().run([&](Team& team) {
       const int64_t own = kOwnRows * team.rank();
       const bool own_rows = n <= kOwnRows;
+      std::array<float*, kRegisters> shared{}, own_registers{};
+      for (size_t r = 0; r < stage_->needs().n_registers; ++r) {
+        shared[r] = floats(at.registers[r]);
+        own_registers[r] = floats(at.own_registers[r]) + own * at.stride;
+      }
       // copy_hidden() finds x where rank 0 leaves it.
-      float* own_x = team.rank() ? floats(at.own_x) + own * at.stride : floats(at.x);
+      if (team.rank() == 0) own_registers[0] = shared[0];
+      float* own_row_temp = floats(at.own_row_temp) + own * at.row_floats;
       ActBlock* own_acts = reinterpret_cast<ActBlock*>(base + at.own_acts) + own * at.acts_per_row;
       Step step{.kernels = stage_->kernels(),
                 .regime = input.regime,
@@ -200,23 +217,25 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
                 .first_row = first_row,
                 .stride = at.stride,
                 .tokens = input.tokens,
+                .rows = rows,
                 .own_rows = own_rows,
-                .registers = {floats(at.x), floats(at.h)},
-                .shared = {floats(at.x), floats(at.h)},
-                .own = {own_x, floats(at.own_h) + own * at.stride},
+                .registers = shared,
+                .shared = shared,
+                .own = own_registers,
                 .ropes = {},
                 .rope_pairs = {},
                 .rope_interleaved = interleaved,
                 .kv = &kv_,
                 .temp = floats(at.temp),
+                .row_temp = own_rows ? own_row_temp : floats(at.row_temp),
                 .acts = own_rows ? own_acts : reinterpret_cast<ActBlock*>(base + at.acts),
                 .partials = floats(at.partials),
                 .partial_capacity = at.partial_floats};
       size_t rope_at = at.ropes;
       for (const RopeSpec& r : stage_->spec().ropes) {
         step.ropes.push_back(floats(rope_at));
-        step.rope_pairs.push_back(static_cast<int64_t>(r.inv_freq.size()));
-        rope_at += static_cast<size_t>(config_.n_batch) * 2 * r.inv_freq.size() * sizeof(float);
+        step.rope_pairs.push_back(static_cast<int64_t>(r.pairs()));
+        rope_at += static_cast<size_t>(config_.n_batch) * 2 * r.pairs() * sizeof(float);
       }
       fill_ropes(step, team, rows);
       forward(step, team, input);
@@ -250,15 +269,17 @@ void Context::abort() {
 void Context::fill_ropes(Step& step, Team& team, std::span<const KvRow> rows) {
   for (size_t i = 0; i < step.ropes.size(); ++i) {
     const RopeSpec& rope = stage_->spec().ropes[i];
-    const size_t pairs = rope.inv_freq.size();
+    const size_t pairs = rope.pairs();
+    const std::vector<double>& inv_freq = rope.inv_freq_at(config_.n_ctx);
+    const double magnitude = rope.magnitude_at(config_.n_ctx);
     float* table = const_cast<float*>(step.ropes[i]);
     team.for_each(step.n_rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* row = table + static_cast<size_t>(r) * 2 * pairs;
         for (size_t p = 0; p < pairs; ++p) {
-          const double angle = rows[static_cast<size_t>(r)].position * rope.inv_freq[p];
-          row[p] = static_cast<float>(std::cos(angle) * rope.magnitude);
-          row[pairs + p] = static_cast<float>(std::sin(angle) * rope.magnitude);
+          const double angle = rows[static_cast<size_t>(r)].position * inv_freq[p];
+          row[p] = static_cast<float>(std::cos(angle) * magnitude);
+          row[pairs + p] = static_cast<float>(std::sin(angle) * magnitude);
         }
       }
     });
@@ -300,7 +321,7 @@ bool Context::should_stop() {
 
 const float* Context::hidden_of(int64_t row) const {
   const Layout at(*stage_, config_);
-  return reinterpret_cast<const float*>(scratch_.data() + at.x) + row * at.stride;
+  return reinterpret_cast<const float*>(scratch_.data() + at.registers[0]) + row * at.stride;
 }
 
 void Context::copy_hidden(float* out) const {

@@ -8,19 +8,17 @@ namespace {
 // Activations of one pass over the weights: half of a 1 MiB second-level cache.
 constexpr int64_t kChunkBytes = 512 << 10;
 
-int64_t blocks_of(int64_t k) { return (k + kActBlock - 1) / kActBlock; }
-
 // Rows whose activations stay in the second-level cache while a group of tiles passes over them; a
 // multiple of the panel, so that chunks are whole panels.
 int64_t chunk_rows(int64_t k) {
-  const int64_t bytes_per_row = blocks_of(k) * static_cast<int64_t>(sizeof(ActBlock));
+  const int64_t bytes_per_row = act_blocks(k) * static_cast<int64_t>(sizeof(ActBlock));
   const int64_t rows = kChunkBytes / bytes_per_row / kPanelRows * kPanelRows;
   return std::max<int64_t>(2 * kPanelRows, rows);
 }
 
-// Tiles [first, last) of one product for rows [row, row + n_rows).
-void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t x_stride,
-                    int64_t row, int64_t n_rows, int64_t first, int64_t last) {
+// Tiles [first, last) of one product for rows [row, row + n_rows) of x, or of acts.
+void multiply_tiles(const Step& step, const Product& p, const ActBlock* acts, const float* x,
+                    int64_t x_stride, int64_t row, int64_t n_rows, int64_t first, int64_t last) {
   const PackedTensor& w = *p.weight;
   const auto format = static_cast<size_t>(w.dtype());
   const auto prefill =
@@ -28,7 +26,7 @@ void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t 
   const auto matmul = prefill ? prefill : step.kernels.matmul[format];
   const MatmulArgs args = {.tiles = w.data(step.copy),
                            .k = w.cols(),
-                           .acts = step.acts + row * blocks_of(w.cols()),
+                           .acts = acts + row * act_blocks(w.cols()),
                            .x = x + row * x_stride,
                            .x_stride = x_stride,
                            .n_rows = n_rows,
@@ -41,14 +39,17 @@ void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t 
 
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
                    int64_t k) {
-  const int64_t n_kb = blocks_of(k);
   each_row(step, team, n_rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t first = act_index(r, 0, n_rows, n_kb);
-      const int64_t width = n_kb > 1 ? act_index(r, 1, n_rows, n_kb) - first : 1;
-      step.kernels.quantize(x + r * stride, k, step.acts + first, width);
-    }
+    for (int64_t r = begin; r < end; ++r)
+      quantize_row(step, x + r * stride, k, step.acts, r, n_rows);
   });
+}
+
+void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, int64_t r,
+                  int64_t n_rows) {
+  const int64_t n_kb = act_blocks(k), first = act_index(r, 0, n_rows, n_kb);
+  const int64_t width = n_kb > 1 ? act_index(r, 1, n_rows, n_kb) - first : 1;
+  step.kernels.quantize(x, k, acts + first, width);
 }
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
@@ -64,7 +65,8 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
       base += p.weight->tiles();
       if (first >= last) continue;
       for (int64_t r = 0; r < n_rows; r += chunk)
-        multiply_tiles(step, p, x, x_stride, r, std::min(chunk, n_rows - r), first, last);
+        multiply_tiles(step, p, step.acts, x, x_stride, r, std::min(chunk, n_rows - r), first,
+                       last);
     }
   });
 }
@@ -78,8 +80,43 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
                   columns = std::min(end * kTileRows, w.rows()) - column;
     for (int64_t r = 0; r < n_rows; r += chunk) {
       const int64_t n = std::min(chunk, n_rows - r);
-      for (const Product& p : products) multiply_tiles(step, p, x, x_stride, r, n, begin, end);
+      for (const Product& p : products)
+        multiply_tiles(step, p, step.acts, x, x_stride, r, n, begin, end);
       for (int64_t i = r; i < r + n; ++i) after(i, column, columns);
+    }
+  });
+}
+
+void multiply(Step& step, Team& team, const Product& product, const float* bias, const float* x,
+              int64_t x_stride, int64_t n_rows) {
+  const std::span one(&product, 1);
+  if (!bias) return multiply(step, team, one, x, x_stride, n_rows);
+  const auto add_bias = [&](int64_t row, int64_t column, int64_t columns) {
+    step.kernels.add(product.y + row * product.y_stride + column, bias + column, columns);
+  };
+  multiply(step, team, one, x, x_stride, n_rows, std::cref(add_bias));
+}
+
+void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const AfterJobTiles& after) {
+  int64_t tiles = 0;
+  for (size_t i = 0; i < n_jobs; ++i) tiles += at(i).products[0].weight->tiles();
+  team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
+    int64_t base = 0;
+    for (size_t i = 0; i < n_jobs && base < end; ++i) {
+      const Job job = at(i);
+      const PackedTensor& w = *job.products[0].weight;
+      const int64_t first = std::max(begin, base) - base,
+                    last = std::min(end, base + w.tiles()) - base;
+      base += w.tiles();
+      if (first >= last) continue;
+      const int64_t chunk = chunk_rows(w.cols()), column = first * kTileRows,
+                    columns = std::min(last * kTileRows, w.rows()) - column;
+      for (int64_t r = 0; r < job.n_rows; r += chunk) {
+        const int64_t n = std::min(chunk, job.n_rows - r);
+        for (size_t p = 0; p < job.n_products; ++p)
+          multiply_tiles(step, job.products[p], job.acts, job.x, job.x_stride, r, n, first, last);
+        for (int64_t row = r; after && row < r + n; ++row) after(i, row, column, columns);
+      }
     }
   });
 }

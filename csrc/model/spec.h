@@ -2,7 +2,7 @@
 //
 // A stage is a list of blocks. Each block has a kind ("norm", "attention", ...; one file each in
 // blocks/) and named parameters. Hidden states live in registers, one row per token: x is the
-// residual stream, h the branch that will be added to it.
+// residual stream, h the branch that will be added to it, a another one beside it.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -17,9 +18,23 @@
 
 namespace pyflow {
 
+// A tensor of the checkpoint, or what is cut out of one: `Source` in pyflow/spec.py.
+struct TensorRef {
+  std::string name;
+  std::vector<std::pair<int64_t, int64_t>> rows = {};  // segments (start, count); none: all
+  bool transposed = false;
+  double add = 0;
+
+  // Of the rows that these segments make, n from `first` on.
+  TensorRef slice(int64_t first, int64_t n) const;
+  std::string text() const;  // for messages
+  auto operator<=>(const TensorRef&) const = default;
+};
+
 class BlockSpec {
  public:
-  using Value = std::variant<bool, int64_t, double, std::string>;
+  using Value = std::variant<bool, int64_t, double, std::string, TensorRef, std::vector<TensorRef>,
+                             std::vector<double>>;
 
   std::string kind;
   std::map<std::string, Value, std::less<>> params;
@@ -33,10 +48,24 @@ class BlockSpec {
     if (const auto* i = std::get_if<int64_t>(&at(name))) return static_cast<float>(*i);
     return static_cast<float>(get<double>(name, "a number"));
   }
-  // The name of an optional tensor; empty when the model has none.
-  std::string tensor_or_none(std::string_view name) const {
-    return params.contains(name) ? text(name) : std::string();
+  // A tensor: its name alone is all of it.
+  TensorRef tensor(std::string_view name) const {
+    if (const auto* whole = std::get_if<std::string>(&at(name))) return {.name = *whole};
+    return get<TensorRef>(name, "a tensor");
   }
+  std::optional<TensorRef> tensor_or_none(std::string_view name) const {
+    if (!has(name)) return std::nullopt;
+    return tensor(name);
+  }
+  // Several tensors, or the one that holds all of them.
+  std::vector<TensorRef> tensors(std::string_view name) const {
+    if (const auto* each = std::get_if<std::vector<TensorRef>>(&at(name))) return *each;
+    return {tensor(name)};
+  }
+  const std::vector<double>& numbers(std::string_view name) const {
+    return get<std::vector<double>>(name, "a list of numbers");
+  }
+  bool has(std::string_view name) const { return params.contains(name); }
 
  private:
   const Value& at(std::string_view name) const {
@@ -54,11 +83,22 @@ class BlockSpec {
 };
 
 // Rotary embedding: pair i of a head turns by position * inv_freq[i]. Every scaling law (linear,
-// YaRN, Llama 3) is folded into inv_freq and magnitude by whoever writes the spec.
+// YaRN, Llama 3) is folded into inv_freq and magnitude by whoever writes the spec; LongRoPE has
+// others of them for contexts of more than n_ctx_original cells.
 struct RopeSpec {
   std::vector<double> inv_freq;
   double magnitude = 1.0;
   bool interleaved = false;  // pairs (2i, 2i+1) instead of (i, i + n/2)
+  std::vector<double> long_inv_freq = {};
+  double long_magnitude = 1.0;
+  int64_t n_ctx_original = 0;
+
+  size_t pairs() const { return inv_freq.size(); }
+  bool is_long(int64_t n_ctx) const { return !long_inv_freq.empty() && n_ctx > n_ctx_original; }
+  const std::vector<double>& inv_freq_at(int64_t n_ctx) const {
+    return is_long(n_ctx) ? long_inv_freq : inv_freq;
+  }
+  double magnitude_at(int64_t n_ctx) const { return is_long(n_ctx) ? long_magnitude : magnitude; }
 };
 
 struct StageSpec {

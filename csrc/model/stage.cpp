@@ -17,34 +17,43 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     throw ShapeError("model: embedding of " + std::to_string(spec_.n_vocab) + " x " +
                      std::to_string(n_embd) + " is empty");
   if (spec_.embedding) {
-    embedding_ = &weights_.matrix(spec_.embedding->text("weight"), spec_.n_vocab, n_embd);
+    embedding_ = &weights_.matrix(spec_.embedding->tensor("weight"), spec_.n_vocab, n_embd);
+    facts_.occasional.insert(embedding_);
     embedding_scale_ = spec_.embedding->number("scale");
   }
-  BlockContext context{spec_, weights_, kv_layers_, kv_ropes_};
+  for (const RopeSpec& rope : spec_.ropes)
+    if (!rope.long_inv_freq.empty() && rope.long_inv_freq.size() != rope.pairs())
+      throw ShapeError("rope: expected as many frequencies for long contexts as for others, " +
+                       std::to_string(rope.pairs()) + ", found " +
+                       std::to_string(rope.long_inv_freq.size()));
+  BlockContext context{spec_, weights_, facts_};
   for (const auto& layer : spec_.layers) {
     layers_.emplace_back();
     for (const BlockSpec& block : layer) {
+      if (block.kind == "positions" && (!embedding_ || &block != &spec_.layers[0][0]))
+        throw ShapeError("block 'positions': expected at the start of the first layer");
       layers_.back().push_back(make_block(block, context));
       needs_.at_least(layers_.back().back()->needs());
+      for (const char* name : {"in", "out"})
+        if (block.has(name)) needs_.at_least({.n_registers = register_index(block.text(name)) + 1});
     }
   }
   if (spec_.head) {
-    head_norm_ = weights_.vector(spec_.head->text("norm"), n_embd);
-    head_eps_ = spec_.head->number("eps");
-    head_ = &weights_.matrix(spec_.head->text("weight"), spec_.n_vocab, n_embd);
-    head_scale_ = spec_.head->number("scale");
-    head_softcap_ = spec_.head->number("softcap");
-    needs_.at_least({.max_k = n_embd});
+    const BlockSpec& head = *spec_.head;
+    head_norm_ = RowNorm(weights_, head.text("norm_type"), head.number("eps"),
+                         head.tensor_or_none("norm"), head.tensor_or_none("norm_bias"), n_embd);
+    head_ = &weights_.matrix(head.tensor("weight"), spec_.n_vocab, n_embd);
+    head_bias_ = weights_.vector_or_null(head.tensor_or_none("bias"), spec_.n_vocab);
+    head_scale_ = head.number("scale");
+    head_softcap_ = head.number("softcap");
+    facts_.occasional.erase(head_);
+    needs_.at_least({.act_blocks_per_row = act_blocks(n_embd)});
   }
   if (load) weights_.pack(*pool_, poll);
 }
 
 std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
-  auto parts = weights_.parts(copy);
-  if (embedding_ != head_)
-    std::erase_if(parts,
-                  [&](const auto& p) { return embedding_ && p.data() == embedding_->data(copy); });
-  return parts;
+  return weights_.parts(copy, facts_.occasional);
 }
 
 void Stage::embed(Step& s, Team& team) const {
@@ -59,7 +68,7 @@ void Stage::embed(Step& s, Team& team) const {
 }
 
 void Stage::final_norm(const float* x, float* out) const {
-  kernels_.rms_norm(x, head_norm_, head_eps_, spec_.n_embd, out);
+  head_norm_(kernels_, x, spec_.n_embd, out);
 }
 
 void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* gathered,
@@ -73,6 +82,7 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
   quantize_rows(s, team, gathered, s.stride, n, spec_.n_embd);
   const auto finish = [&](int64_t row, int64_t column, int64_t columns) {
     float* values = logits + row * stride + column;
+    if (head_bias_) kernels_.add(values, head_bias_ + column, columns);
     if (head_scale_ != 1) kernels_.scale(values, head_scale_, columns);
     if (head_softcap_ != 0) kernels_.softcap(values, head_softcap_, columns);
   };

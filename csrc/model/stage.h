@@ -8,6 +8,7 @@
 #include "core/thread_pool.h"
 #include "kernels/table.h"
 #include "model/block.h"
+#include "model/row_norm.h"
 #include "model/spec.h"
 #include "model/weights.h"
 
@@ -16,8 +17,8 @@ namespace pyflow {
 class Stage {
  public:
   // Binds, checks and packs the weights; without `load` only binds and checks, to plan memory.
-  // Throws ShapeError for a missing tensor or a wrong shape, and what `poll` does: see
-  // Weights::pack.
+  // Throws ShapeError for a missing tensor or a wrong shape, UnsupportedError for what there is not
+  // in this build, and what `poll` does: see Weights::pack.
   Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
         const KernelTable& kernels, bool load, const std::function<void()>& poll);
 
@@ -26,12 +27,18 @@ class Stage {
   ThreadPool& pool() const { return *pool_; }
   const std::set<std::string>& used_tensors() const { return weights_.used(); }
   size_t weight_bytes() const { return weights_.nbytes(pool_->placement().n_copies()); }
-  // What every token needs: all weights, but no embedding that is not also the head, of which a
-  // token takes one row.
+  // What every token needs: all weights, but no tables that are not also the head, of which a token
+  // takes one row, and of experts as many as it takes.
   std::vector<std::span<const uint8_t>> token_weights(size_t copy = 0) const;
-  const std::vector<LayerKv>& kv_layers() const { return kv_layers_; }
-  // The rope that layer's keys carry.
-  const RopeSpec& kv_rope(size_t layer) const { return spec_.ropes[kv_ropes_[layer]]; }
+  const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
+  // The rope that layer's keys carry, or null.
+  const RopeSpec* kv_rope(size_t layer) const {
+    const std::optional<size_t> rope = facts_.kv_ropes[layer];
+    return rope ? &spec_.ropes[*rope] : nullptr;
+  }
+  // Whether cells may move to other positions; not where these are part of what was computed.
+  bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
+  int64_t n_positions() const { return facts_.n_positions; }  // beyond them no token may lie
   const ScratchNeeds& needs() const { return needs_; }
 
   bool first() const { return embedding_ != nullptr; }
@@ -52,16 +59,16 @@ class Stage {
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> pool_;
   Weights weights_;
-  std::vector<LayerKv> kv_layers_;
-  std::vector<size_t> kv_ropes_;
+  BlockFacts facts_;
   std::vector<std::vector<std::unique_ptr<Block>>> layers_;
   ScratchNeeds needs_;
 
   const PackedTensor* embedding_ = nullptr;
   float embedding_scale_ = 1;
   const PackedTensor* head_ = nullptr;
-  const float* head_norm_ = nullptr;
-  float head_eps_ = 0, head_scale_ = 1, head_softcap_ = 0;
+  RowNorm head_norm_;
+  const float* head_bias_ = nullptr;
+  float head_scale_ = 1, head_softcap_ = 0;
 };
 
 }  // namespace pyflow

@@ -1,9 +1,13 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/errors.h"
+#include "kernels/table.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
@@ -11,6 +15,30 @@ namespace {
 
 std::string shape_text(int64_t rows, int64_t cols) {
   return std::to_string(rows) + " x " + std::to_string(cols);
+}
+
+// The segments lie within the rows (of a vector: values) that there are, and are as many as needed.
+void check_segments(const std::string& where, const TensorRef& ref, int64_t have, int64_t needed) {
+  if (ref.rows.empty()) return;
+  int64_t n = 0;
+  for (const auto& [start, count] : ref.rows) {
+    if (start < 0 || count < 1 || start > have || count > have - start)
+      throw ShapeError(where + "rows " + std::to_string(start) + " to " +
+                       std::to_string(start + count) + " of " + std::to_string(have));
+    n += count;
+  }
+  if (n != needed)
+    throw ShapeError(where + "expected a cut of " + std::to_string(needed) + " rows, found " +
+                     std::to_string(n));
+}
+
+// Which row of the tensor a row of the cut is; of a transposed one, which column.
+size_t file_row(const TensorRef& ref, int64_t row) {
+  for (const auto& [start, count] : ref.rows) {
+    if (row < count) return static_cast<size_t>(start + row);
+    row -= count;
+  }
+  return static_cast<size_t>(row);  // no segments: all rows
 }
 
 // Copies start on the border of a huge page, so that none has pages of two nodes.
@@ -32,52 +60,170 @@ void copy(PackedTensor& w, size_t n_copies, Team& team) {
 
 }  // namespace
 
-const TensorRecord& Weights::record(const std::string& name, int64_t rows, int64_t cols) {
-  const TensorRecord* r = source_.find(name);
+const TensorRecord& Weights::find(const TensorRef& ref, const std::string& needed_as) {
+  const TensorRecord* r = source_.find(ref.name);
   if (!r)
-    throw ShapeError(source_.path + ": tensor " + name + " is missing: the model needs it as " +
-                     shape_text(rows, cols));
-  if (r->rows() != rows || r->cols() != cols)
-    throw ShapeError(source_.path + ": tensor " + name + ": expected " + shape_text(rows, cols) +
-                     ", found " + shape_text(r->rows(), r->cols()));
-  used_.insert(name);
+    throw ShapeError(source_.path + ": tensor " + ref.name + " is missing: the model needs it as " +
+                     needed_as);
+  used_.insert(ref.name);
   return *r;
 }
 
-const PackedTensor& Weights::matrix(const std::string& name, int64_t rows, int64_t cols,
-                                    Loop loop) {
-  const TensorRecord& r = record(name, rows, cols);
-  Matrix& m = matrices_[name];
+const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t cols) {
+  const TensorRecord& r = find(ref, shape_text(rows, cols));
+  const std::string where = source_.path + ": tensor " + ref.name + ": ";
+  if (ref.transposed && info(r.dtype).block != 1)
+    throw UnsupportedError(where + "stored transposed, and its type " +
+                           std::string(info(r.dtype).name) +
+                           " has blocks along the wrong side; use a file in F32, F16 or BF16");
+  if (ref.add != 0) throw ShapeError(where + "values are added to those of vectors only");
+  int64_t have = r.rows(), of = r.cols();
+  if (ref.transposed) std::swap(have, of);
+  const int64_t needed = ref.rows.empty() ? rows : have;
+  if (have != needed || of != cols)
+    throw ShapeError(where + "expected " +
+                     (ref.transposed ? shape_text(cols, needed) : shape_text(needed, cols)) +
+                     ", found " + shape_text(r.rows(), r.cols()));
+  check_segments(where, ref, have, rows);
+  return r;
+}
+
+const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t cols, Loop loop) {
+  const TensorRecord& r = record(ref, rows, cols);
+  const auto at = matrices_.try_emplace(ref).first;
+  Matrix& m = at->second;
   if (!m.packed) {
-    m = {&r, std::make_unique<PackedTensor>(r.dtype, rows, cols), loop};
+    m = {&at->first, &r, std::make_unique<PackedTensor>(r.dtype, rows, cols), loop};
     in_order_.push_back(&m);
   }
   return *m.packed;
 }
 
-const float* Weights::vector(const std::string& name, int64_t n) {
-  const TensorRecord& r = record(name, 1, n);
-  Buffer& buffer = vectors_[name];
-  if (!buffer.data()) {
-    buffer = Buffer(static_cast<size_t>(n) * sizeof(float), name.c_str());
-    dequantize(r.dtype, r.data, n, buffer.as<float>());
+std::vector<const PackedTensor*> Weights::matrices(const std::vector<TensorRef>& refs, int64_t n,
+                                                   int64_t rows, int64_t cols) {
+  std::vector<const PackedTensor*> all;
+  if (refs.size() == 1) {
+    record(refs[0], n * rows, cols);
+    for (int64_t i = 0; i < n; ++i)
+      all.push_back(&matrix(refs[0].slice(i * rows, rows), rows, cols));
+  } else {
+    for (const TensorRef& ref : refs) all.push_back(&matrix(ref, rows, cols));
   }
+  if (static_cast<int64_t>(all.size()) != n)
+    throw ShapeError(source_.path + ": tensor " + refs[0].name + " and its like: expected " +
+                     std::to_string(n) + ", found " + std::to_string(all.size()));
+  return all;
+}
+
+int64_t Weights::size(const TensorRef& ref) {
+  const TensorRecord& r = find(ref, "a vector");
+  int64_t n = 0;
+  for (const auto& [start, count] : ref.rows) n += count;
+  return ref.rows.empty() ? r.rows() * r.cols() : n;
+}
+
+const float* Weights::vector(const TensorRef& ref, int64_t n) {
+  const TensorRecord& r = find(ref, shape_text(1, n));
+  const std::string where = source_.path + ": tensor " + ref.name + ": ";
+  const int64_t have = r.rows() * r.cols(), block = info(r.dtype).block;
+  if (ref.transposed) throw ShapeError(where + "a vector cannot be transposed");
+  if (ref.rows.empty() && have != n)
+    throw ShapeError(where + "expected " + shape_text(1, n) + ", found " +
+                     shape_text(r.rows(), r.cols()));
+  check_segments(where, ref, have, n);
+  Buffer& buffer = vectors_[ref];
+  if (buffer.data()) return buffer.as<float>();
+  Buffer values(static_cast<size_t>(n) * sizeof(float), ref.name.c_str());
+  float* to = values.as<float>();
+  const auto take = [&](int64_t start, int64_t count) {
+    if (start % block || count % block)
+      throw UnsupportedError(where + "cut within a block of its type " +
+                             std::string(info(r.dtype).name));
+    dequantize(r.dtype, r.data + start / block * info(r.dtype).block_bytes, count, to);
+    to += count;
+  };
+  if (ref.rows.empty()) take(0, n);
+  for (const auto& [start, count] : ref.rows) take(start, count);
+  if (ref.add != 0)
+    for (float* v = values.as<float>(); v < to; ++v) *v += static_cast<float>(ref.add);
+  buffer = std::move(values);
   return buffer.as<float>();
+}
+
+const float* Weights::vector_or_ones(const std::optional<TensorRef>& ref, int64_t n) {
+  if (ref) return vector(*ref, n);
+  Buffer& ones = ones_[n];
+  if (!ones.data()) {
+    ones = Buffer(static_cast<size_t>(n) * sizeof(float), "ones");
+    std::fill_n(ones.as<float>(), n, 1.0f);
+  }
+  return ones.as<float>();
+}
+
+size_t Weights::Matrix::row_bytes() const {
+  const DTypeInfo& type = info(record->dtype);
+  return static_cast<size_t>(packed->cols()) / type.block * type.block_bytes;
+}
+
+const uint8_t* Weights::Matrix::in_place() const {
+  if (ref->transposed || ref->rows.size() > 1) return nullptr;
+  const auto start = static_cast<size_t>(ref->rows.empty() ? 0 : ref->rows[0].first);
+  return record->data + start * row_bytes();
+}
+
+void Weights::Matrix::gather(int64_t tile, uint8_t* rows) const {
+  const int64_t first = tile * kTileRows, n = std::min(kTileRows, packed->rows() - first);
+  const size_t nbytes = row_bytes();
+  std::array<size_t, kTileRows> from{};
+  for (int64_t i = 0; i < n; ++i) from[static_cast<size_t>(i)] = file_row(*ref, first + i);
+  if (!ref->transposed) {
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i)
+      std::memcpy(rows + i * nbytes, record->data + from[i] * nbytes, nbytes);
+    return;
+  }
+  const size_t value = info(record->dtype).block_bytes;
+  const size_t stride = static_cast<size_t>(record->cols()) * value;
+  for (size_t k = 0; k < static_cast<size_t>(packed->cols()); ++k)
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i)
+      std::memcpy(rows + i * nbytes + k * value, record->data + k * stride + from[i] * value,
+                  value);
 }
 
 void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
   place(pool.placement());
+  std::map<const TensorRecord*, size_t> uses;
+  size_t rows_bytes = 0;  // of a tile whose rows are to be gathered
+  for (const Matrix* m : in_order_) {
+    ++uses[m->record];
+    if (!m->in_place()) rows_bytes = std::max(rows_bytes, kTileRows * m->row_bytes());
+  }
+  const Buffer gathered(rows_bytes * static_cast<size_t>(pool.size()), "weights");
   for (Matrix* m : in_order_) {
     poll();
     const int64_t tiles = m->packed->tiles();
     pool.run([&](Team& team) {
+      uint8_t* rows = gathered.data() + rows_bytes * static_cast<size_t>(team.rank());
       team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
-        m->packed->pack_tiles(m->record->data, begin, end);
+        if (const uint8_t* src = m->in_place()) return m->packed->pack_tiles(src, begin, end);
+        for (int64_t tile = begin; tile < end; ++tile) {
+          m->gather(tile, rows);
+          m->packed->pack_tile(rows, tile);
+        }
       });
       copy(*m->packed, pool.placement().n_copies(), team);
     });
-    source_.release(*m->record);
+    release(*m, --uses[m->record] == 0);
   }
+}
+
+void Weights::release(const Matrix& m, bool last) const {
+  if (last) return source_.release(*m.record);
+  const uint8_t* src = m.in_place();
+  if (!src) return;
+  TensorRecord part = *m.record;  // the others will read theirs
+  part.data = src;
+  part.nbytes = static_cast<uint64_t>(m.packed->rows()) * m.row_bytes();
+  source_.release(part);
 }
 
 void Weights::place(const Placement& placement) {
@@ -128,17 +274,21 @@ void Weights::bind_shares(const Placement& placement) const {
   }
 }
 
-std::vector<std::span<const uint8_t>> Weights::parts(size_t copy) const {
+std::vector<std::span<const uint8_t>> Weights::parts(
+    size_t copy, const std::set<const PackedTensor*>& without) const {
   std::vector<std::span<const uint8_t>> parts;
-  for (const Matrix* m : in_order_) parts.emplace_back(m->packed->data(copy), m->packed->nbytes());
-  for (const auto& [name, v] : vectors_) parts.emplace_back(v.data(), v.size());
+  for (const Matrix* m : in_order_)
+    if (!without.contains(m->packed.get()))
+      parts.emplace_back(m->packed->data(copy), m->packed->nbytes());
+  for (const auto& [ref, v] : vectors_) parts.emplace_back(v.data(), v.size());
   return parts;
 }
 
 size_t Weights::nbytes(size_t n_copies) const {
   size_t n = 0;
   for (const Matrix* m : in_order_) n += n_copies * m->packed->nbytes();
-  for (const auto& [name, v] : vectors_) n += v.size();
+  for (const auto& [ref, v] : vectors_) n += v.size();
+  for (const auto& [size, v] : ones_) n += v.size();
   return n;
 }
 

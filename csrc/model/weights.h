@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "core/buffer.h"
 #include "core/tensor.h"
 #include "core/thread_pool.h"
+#include "model/spec.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
@@ -36,39 +38,59 @@ class Weights {
 
   // A matrix of rows x cols; the same one when asked for again (tied embeddings). Not yet packed.
   // Loop::Continued: threads share its tiles in one loop with those of the matrix before. Throws
-  // ShapeError when it is missing or of another shape.
+  // ShapeError when it is missing or of another shape, UnsupportedError when its type cannot be cut
+  // as asked for.
   enum class Loop { Own, Continued };
-  const PackedTensor& matrix(const std::string& name, int64_t rows, int64_t cols,
+  const PackedTensor& matrix(const TensorRef& ref, int64_t rows, int64_t cols,
                              Loop loop = Loop::Own);
-  // A vector of n floats, widened to f32.
-  const float* vector(const std::string& name, int64_t n);
+  // n such matrices, each a tensor or all of them one.
+  std::vector<const PackedTensor*> matrices(const std::vector<TensorRef>& refs, int64_t n,
+                                            int64_t rows, int64_t cols);
+  // How many values a vector has.
+  int64_t size(const TensorRef& ref);
+  // A vector of n floats, widened to f32. Where there is none: ones; null.
+  const float* vector(const TensorRef& ref, int64_t n);
+  const float* vector_or_ones(const std::optional<TensorRef>& ref, int64_t n);
+  const float* vector_or_null(const std::optional<TensorRef>& ref, int64_t n) {
+    return ref ? vector(*ref, n) : nullptr;
+  }
 
   // Packs every matrix that was asked for, side by side in that order, each tile by one thread, and
   // releases the source pages; on the memory nodes and in the copies of the pool's placement.
   // `poll` is called between matrices, by the calling thread; it may throw to stop.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
 
-  // The packed matrices and the vectors; of the vectors there is one copy.
-  std::vector<std::span<const uint8_t>> parts(size_t copy = 0) const;
+  // The packed matrices, but for some, and the vectors; of the vectors there is one copy.
+  std::vector<std::span<const uint8_t>> parts(size_t copy,
+                                              const std::set<const PackedTensor*>& without) const;
   size_t nbytes(size_t n_copies) const;  // what they take
   const std::set<std::string>& used() const { return used_; }
 
  private:
   struct Matrix {
+    const TensorRef* ref;
     const TensorRecord* record;
     std::unique_ptr<PackedTensor> packed;
     Loop loop;
+
+    // Where its rows begin in the file, if they lie there one after the other; else null.
+    const uint8_t* in_place() const;
+    size_t row_bytes() const;
+    void gather(int64_t tile, uint8_t* rows) const;  // its rows of a tile
   };
   void place(const Placement& placement);
   void bind_shares(const Placement& placement) const;
-  const TensorRecord& record(const std::string& name, int64_t rows, int64_t cols);
+  void release(const Matrix& m, bool last) const;
+  const TensorRecord& record(const TensorRef& ref, int64_t rows, int64_t cols);
+  const TensorRecord& find(const TensorRef& ref, const std::string& needed_as);
 
   TensorSource source_;
   std::set<std::string> used_;
-  std::map<std::string, Matrix> matrices_;
+  std::map<TensorRef, Matrix> matrices_;
   std::vector<Matrix*> in_order_;  // as they were asked for, which is as a step reads them
   Buffer arena_;                   // one for all, so that huge pages fit in
-  std::map<std::string, Buffer> vectors_;
+  std::map<TensorRef, Buffer> vectors_;
+  std::map<int64_t, Buffer> ones_;
 };
 
 }  // namespace pyflow

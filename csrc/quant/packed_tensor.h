@@ -7,6 +7,7 @@
 // file's integers and scales are kept as they are, so a row can be taken out again byte for byte.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -49,6 +50,13 @@ class PackedTensor {
 
   void pack_tiles(const uint8_t* src, int64_t tile_begin, int64_t tile_end) {
     pyflow::pack_tiles(src, dtype_, rows_, cols_, tile_begin, tile_end, data_);
+  }
+
+  // The same of one tile, from its own rows alone.
+  void pack_tile(const uint8_t* src, int64_t tile) {
+    const auto tile_bytes = nbytes_ / static_cast<size_t>(tiles());
+    pyflow::pack_tiles(src, dtype_, std::min<int64_t>(16, rows_ - 16 * tile), cols_, 0, 1,
+                       data_ + static_cast<size_t>(tile) * tile_bytes);
   }
 
   // Makes n bytes of a copy from the first one.

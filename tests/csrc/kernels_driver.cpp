@@ -17,7 +17,7 @@
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) == (1 + 2 * kDTypeCount + 16) * sizeof(void*),
+static_assert(sizeof(KernelTable) == (1 + 2 * kDTypeCount + 19) * sizeof(void*),
               "run() has to know every kernel but dot_peak, which only takes time, and "
               "prefill_matmul, which may have an arithmetic of its own");
 
@@ -177,13 +177,23 @@ void run_elementwise(const KernelTable& t, Random& random, Record& out) {
     const V in = x;
     t.rms_norm(in.data(), y.data(), 1e-5f, n, x.data());
   });
+  each("layer_norm", [&](V& x, const V& y, int64_t n) {
+    const V in = x;
+    t.layer_norm(in.data(), y.data(), 1e-5f, n, x.data());
+  });
   each("add", [&](V& x, const V& y, int64_t n) { t.add(x.data(), y.data(), n); });
+  each("add_scaled",
+       [&](V& x, const V& y, int64_t n) { t.add_scaled(x.data(), y.data(), 0.3f, n); });
   each("scale", [&](V& x, const V&, int64_t n) { t.scale(x.data(), 0.3f, n); });
   each("softcap", [&](V& x, const V&, int64_t n) { t.softcap(x.data(), 1.7f, n); });
-  each("gate silu",
-       [&](V& x, const V& y, int64_t n) { t.gate(Activation::Silu, x.data(), y.data(), n); });
-  each("gate gelu",
-       [&](V& x, const V& y, int64_t n) { t.gate(Activation::GeluTanh, x.data(), y.data(), n); });
+  for (const auto& [name, activation] :
+       {std::pair("silu", Activation::Silu), std::pair("gelu", Activation::Gelu),
+        std::pair("gelu_tanh", Activation::GeluTanh), std::pair("relu", Activation::Relu)}) {
+    const std::string of = std::string(" ") + name;
+    each("gate" + of,
+         [&](V& x, const V& y, int64_t n) { t.gate(activation, x.data(), y.data(), n); });
+    each("activate" + of, [&](V& x, const V&, int64_t n) { t.activate(activation, x.data(), n); });
+  }
   for (const bool interleaved : {false, true})
     each(interleaved ? "rope interleaved" : "rope half", [&](V& x, const V&, int64_t n) {
       const V cos_sin = random.reals(n / 2 * 2);
@@ -254,11 +264,13 @@ void run_cache(const KernelTable& t, Random& random, Record& out, CacheType type
   for (const View& v : views) rows.push_back(v.row());
 
   const std::vector<float> q = random.reals(kRows * kQueryHeads * head_dim);
+  const std::vector<float> slopes = random.reals(kQueryHeads);
   for (const float softcap : {0.0f, 20.0f}) {
     std::vector<float> y = poisoned(static_cast<int64_t>(q.size()));
     const int64_t stride = kQueryHeads * head_dim;
-    const AttendArgs args = {kv,          q.data(),    stride, y.data(), stride,
-                             rows.data(), kQueryHeads, 0.11f,  softcap};
+    const AttendArgs args = {
+        kv,          q.data(),    stride, y.data(), stride,
+        rows.data(), kQueryHeads, 0.11f,  softcap,  softcap > 0 ? slopes.data() : nullptr};
     for (int64_t head = 0; head < kHeads; ++head) t.attend(args, 0, kRows, head);
     out.add("attend" + name, y);
 

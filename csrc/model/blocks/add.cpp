@@ -1,4 +1,4 @@
-// x += h: closes a residual branch.
+// x += scale * h: closes a residual branch.
 #include <algorithm>
 
 #include "model/blocks/blocks.h"
@@ -9,7 +9,9 @@ namespace {
 class Add final : public Block {
  public:
   Add(const BlockSpec& spec, BlockContext&)
-      : in_(register_index(spec.text("in"))), out_(register_index(spec.text("out"))) {}
+      : in_(register_index(spec.text("in"))),
+        out_(register_index(spec.text("out"))),
+        scale_(spec.number("scale")) {}
 
   ScratchNeeds needs() const override { return {}; }
 
@@ -20,12 +22,16 @@ class Add final : public Block {
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       const int64_t at = begin * s.stride, n = (end - begin) * s.stride;
       if (old != out) std::copy_n(old + at, n, out + at);
-      s.kernels.add(out + at, in + at, n);
+      if (scale_ == 1)
+        s.kernels.add(out + at, in + at, n);
+      else
+        s.kernels.add_scaled(out + at, in + at, scale_, n);
     });
   }
 
  private:
   size_t in_, out_;
+  float scale_;
 };
 
 }  // namespace

@@ -1,8 +1,11 @@
-// h = W_o attention(rope(norm(W_q h + b_q)), rope(norm(W_k h + b_k)), W_v h + b_v) over the KV
-// cache, grouped queries; biases and norms where the model has them.
+// h = W_o attention(rope(norm(W_q h + b_q)), rope(norm(W_k h + b_k)), W_v h + b_v) + b_o over the
+// KV cache, grouped queries; biases, norms, rope and slopes where the model has them.
 #include <array>
+#include <optional>
+#include <vector>
 
 #include "model/blocks/blocks.h"
+#include "model/row_norm.h"
 
 namespace pyflow {
 namespace {
@@ -24,35 +27,46 @@ class Attention final : public Block {
         head_dim_(spec.integer("head_dim")),
         scale_(spec.number("scale")),
         softcap_(spec.number("softcap")),
-        rope_(static_cast<size_t>(spec.integer("rope"))),
-        layer_(c.kv_layers.size()) {
+        layer_(c.facts.kv_layers.size()) {
     if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || n_heads_ % n_kv_heads_)
       throw ShapeError("attention: " + std::to_string(n_heads_) + " heads of " +
                        std::to_string(head_dim_) + " cannot share " + std::to_string(n_kv_heads_) +
                        " kv heads evenly");
-    if (rope_ >= c.stage.ropes.size() ||
-        2 * static_cast<int64_t>(c.stage.ropes[rope_].inv_freq.size()) > head_dim_)
-      throw ShapeError("attention: rope " + std::to_string(rope_) + " does not fit heads of " +
+    if (spec.has("rope")) rope_ = static_cast<size_t>(spec.integer("rope"));
+    if (rope_ && (*rope_ >= c.stage.ropes.size() ||
+                  2 * static_cast<int64_t>(c.stage.ropes[*rope_].pairs()) > head_dim_))
+      throw ShapeError("attention: rope " + std::to_string(*rope_) + " does not fit heads of " +
                        std::to_string(head_dim_));
+    if (spec.has("alibi"))
+      for (const double slope : spec.numbers("alibi")) slopes_.push_back(static_cast<float>(slope));
+    if (!slopes_.empty() && std::ssize(slopes_) != n_heads_)
+      throw ShapeError("attention: alibi: expected a slope for each of " +
+                       std::to_string(n_heads_) + " heads, found " +
+                       std::to_string(slopes_.size()));
     Weights& w = c.weights;
-    q_ = &w.matrix(spec.text("q"), q_dim(), n_embd_);
-    k_ = &w.matrix(spec.text("k"), kv_dim(), n_embd_, Weights::Loop::Continued);
-    v_ = &w.matrix(spec.text("v"), kv_dim(), n_embd_, Weights::Loop::Continued);
-    o_ = &w.matrix(spec.text("o"), n_embd_, q_dim());
-    q_bias_ = optional(w, spec, "q_bias", q_dim());
-    k_bias_ = optional(w, spec, "k_bias", kv_dim());
-    v_bias_ = optional(w, spec, "v_bias", kv_dim());
-    q_norm_ = optional(w, spec, "q_norm", head_dim_);
-    k_norm_ = optional(w, spec, "k_norm", head_dim_);
-    if (q_norm_ || k_norm_) norm_eps_ = spec.number("norm_eps");
-    c.kv_layers.push_back(
+    q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
+    k_ = &w.matrix(spec.tensor("k"), kv_dim(), n_embd_, Weights::Loop::Continued);
+    v_ = &w.matrix(spec.tensor("v"), kv_dim(), n_embd_, Weights::Loop::Continued);
+    o_ = &w.matrix(spec.tensor("o"), n_embd_, q_dim());
+    q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
+    k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), kv_dim());
+    v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), kv_dim());
+    o_bias_ = w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_);
+    norms_all_ = spec.text("norm_span") == "all";
+    if (!norms_all_ && spec.text("norm_span") != "head")
+      throw UnsupportedError("attention: norm_span '" + spec.text("norm_span") +
+                             "': expected head or all");
+    q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", n_heads_);
+    k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", n_kv_heads_);
+    c.facts.kv_layers.push_back(
         {.n_kv_heads = n_kv_heads_, .head_dim = head_dim_, .window = spec.integer("window")});
-    c.kv_ropes.push_back(rope_);
+    c.facts.kv_ropes.push_back(rope_);
+    c.facts.relative = c.facts.relative || rope_ || !slopes_.empty();
   }
 
   ScratchNeeds needs() const override {
     return {.floats_per_row = 2 * padded(q_dim()) + 2 * padded(kv_dim()),
-            .max_k = std::max(n_embd_, q_dim()),
+            .act_blocks_per_row = act_blocks(std::max(n_embd_, q_dim())),
             .partial_floats = n_heads_ * (head_dim_ + 2)};
   }
 
@@ -67,6 +81,14 @@ class Attention final : public Block {
              std::array{Product{q_, q, padded(q_dim())}, Product{k_, k, padded(kv_dim())},
                         Product{v_, v, padded(kv_dim())}},
              in, s.stride, s.n_rows);
+    if (norms_all_ && (q_norm_ || k_norm_))
+      team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          if (i % 2 == 0)
+            normalize_all(s, q + i / 2 * padded(q_dim()), q_dim(), q_bias_, q_norm_);
+          else
+            normalize_all(s, k + i / 2 * padded(kv_dim()), kv_dim(), k_bias_, k_norm_);
+      });
     const AttendArgs args = {.kv = s.kv->view(layer_),
                              .q = q,
                              .q_stride = padded(q_dim()),
@@ -75,7 +97,8 @@ class Attention final : public Block {
                              .views = s.kv->views(layer_).data() + s.first_row,
                              .n_heads = n_heads_,
                              .scale = scale_,
-                             .softcap = softcap_};
+                             .softcap = softcap_,
+                             .slopes = slopes_.empty() ? nullptr : slopes_.data()};
     const Cut cut = cut_for(s, team, args);
     // Heads [first, last) of the keys and values, and the queries that ask for them.
     const auto prepare_heads = [&](int64_t row, int64_t first, int64_t last) {
@@ -108,7 +131,7 @@ class Attention final : public Block {
       attend(s, team, args, cut);
     }
     quantize_rows(s, team, mixed, padded(q_dim()), s.n_rows, q_dim());
-    multiply(s, team, std::array{Product{o_, s.product_output(out_), s.stride}}, mixed,
+    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_, mixed,
              padded(q_dim()), s.n_rows);
   }
 
@@ -116,21 +139,43 @@ class Attention final : public Block {
   int64_t q_dim() const { return n_heads_ * head_dim_; }
   int64_t kv_dim() const { return n_kv_heads_ * head_dim_; }
 
-  static const float* optional(Weights& w, const BlockSpec& spec, const char* name, int64_t n) {
-    const std::string tensor = spec.tensor_or_none(name);
-    return tensor.empty() ? nullptr : w.vector(tensor, n);
+  // A norm of queries or keys, and how far the weights of two heads are apart.
+  struct HeadNorm {
+    RowNorm norm;
+    int64_t step = 0;
+    explicit operator bool() const { return static_cast<bool>(norm); }
+  };
+
+  HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
+                     int64_t n_heads) const {
+    const std::optional<TensorRef> ref = spec.tensor_or_none(weight);
+    if (!ref) return {};
+    const bool one_for_all = !norms_all_ && w.size(*ref) == head_dim_;
+    return {
+        .norm = RowNorm(w, spec.text("norm_type"), spec.number("norm_eps"), ref,
+                        spec.tensor_or_none(bias), one_for_all ? head_dim_ : n_heads * head_dim_),
+        .step = one_for_all ? 0 : head_dim_};
+  }
+
+  // Bias and norm of all queries or keys of a row together.
+  static void normalize_all(const Step& s, float* heads, int64_t n, const float* bias,
+                            const HeadNorm& norm) {
+    if (bias) s.kernels.add(heads, bias, n);
+    if (norm) norm.norm(s.kernels, heads, n, heads);
   }
 
   // Bias, norm and rotation of heads [first, last) of one row's queries or keys.
   void prepare(const Step& s, int64_t r, float* heads, int64_t first, int64_t last,
-               const float* bias, const float* norm) const {
+               const float* bias, const HeadNorm& norm) const {
+    const bool by_head = !norms_all_ || !(q_norm_ || k_norm_);  // else that has been done
     const int64_t at = first * head_dim_;
-    if (bias) s.kernels.add(heads + at, bias + at, (last - first) * head_dim_);
-    const int64_t pairs = s.rope_pairs[rope_];
+    if (bias && by_head) s.kernels.add(heads + at, bias + at, (last - first) * head_dim_);
     for (int64_t h = first; h < last; ++h) {
       float* head = heads + h * head_dim_;
-      if (norm) s.kernels.rms_norm(head, norm, norm_eps_, head_dim_, head);
-      s.kernels.rope(head, s.ropes[rope_] + r * 2 * pairs, pairs, s.rope_interleaved[rope_] != 0);
+      if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, h * norm.step);
+      if (!rope_) continue;
+      const int64_t pairs = s.rope_pairs[*rope_];
+      s.kernels.rope(head, s.ropes[*rope_] + r * 2 * pairs, pairs, s.rope_interleaved[*rope_] != 0);
     }
   }
 
@@ -194,10 +239,11 @@ class Attention final : public Block {
   // The same with only query heads [first, last) of those that share `kv_head`.
   AttendArgs part_of(AttendArgs args, int64_t kv_head, int64_t first, int64_t last) const {
     // The kernel looks for heads kv_head * (last - first) and on.
-    const int64_t shift = (kv_head * (group() - (last - first)) + first) * head_dim_;
+    const int64_t shift = kv_head * (group() - (last - first)) + first;
     args.n_heads = n_kv_heads_ * (last - first);
-    args.q += shift;
-    args.out += shift;
+    args.q += shift * head_dim_;
+    args.out += shift * head_dim_;
+    if (args.slopes) args.slopes += shift;
     return args;
   }
 
@@ -207,10 +253,13 @@ class Attention final : public Block {
   size_t in_, out_;
   int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_;
   float scale_, softcap_;
-  size_t rope_, layer_;
+  std::optional<size_t> rope_;
+  size_t layer_;
+  std::vector<float> slopes_;
   const PackedTensor *q_, *k_, *v_, *o_;
-  const float *q_bias_, *k_bias_, *v_bias_, *q_norm_, *k_norm_;
-  float norm_eps_ = 0;
+  const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
+  HeadNorm q_norm_, k_norm_;
+  bool norms_all_ = false;
 };
 
 }  // namespace

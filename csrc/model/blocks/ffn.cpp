@@ -1,16 +1,12 @@
-// h = W_down (act(W_gate h) * (W_up h)): SwiGLU and its relatives.
+// h = W_down (act(W_gate h) * (W_up h)), SwiGLU and its relatives, or W_down act(W_up h); biases
+// where the model has them.
 #include <array>
 
+#include "kernels/activation.h"
 #include "model/blocks/blocks.h"
 
 namespace pyflow {
 namespace {
-
-Activation activation(const std::string& name) {
-  if (name == "silu") return Activation::Silu;
-  if (name == "gelu_tanh") return Activation::GeluTanh;
-  throw UnsupportedError("activation '" + name + "': expected silu or gelu_tanh");
-}
 
 class Ffn final : public Block {
  public:
@@ -19,29 +15,41 @@ class Ffn final : public Block {
         out_(register_index(spec.text("out"))),
         n_embd_(c.stage.n_embd),
         n_ff_(spec.integer("n_ff")),
-        act_(activation(spec.text("activation"))),
-        gate_(c.weights.matrix(spec.text("gate"), n_ff_, n_embd_)),
-        up_(c.weights.matrix(spec.text("up"), n_ff_, n_embd_)),
-        down_(c.weights.matrix(spec.text("down"), n_embd_, n_ff_)) {}
+        act_(activation_named(spec.text("activation"))) {
+    Weights& w = c.weights;
+    if (const auto gate = spec.tensor_or_none("gate")) gate_ = &w.matrix(*gate, n_ff_, n_embd_);
+    up_ = &w.matrix(spec.tensor("up"), n_ff_, n_embd_);
+    down_ = &w.matrix(spec.tensor("down"), n_embd_, n_ff_);
+    gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_ff_);
+    up_bias_ = w.vector_or_null(spec.tensor_or_none("up_bias"), n_ff_);
+    down_bias_ = w.vector_or_null(spec.tensor_or_none("down_bias"), n_embd_);
+    if (gate_bias_ && !gate_) throw ShapeError("ffn: gate_bias: there is no gate");
+  }
 
   ScratchNeeds needs() const override {
-    return {.floats_per_row = 2 * padded(n_ff_), .max_k = std::max(n_ff_, n_embd_)};
+    return {.floats_per_row = (gate_ ? 2 : 1) * padded(n_ff_),
+            .act_blocks_per_row = act_blocks(std::max(n_ff_, n_embd_))};
   }
 
   void forward(Step& s, Team& team) const override {
     const int64_t stride = padded(n_ff_);
-    float* gate = s.temp;
-    float* up = s.temp + s.n_rows * stride;
+    float* gate = gate_ ? s.temp : nullptr;
+    float* up = gate ? gate + s.n_rows * stride : s.temp;
     const float* in = s.registers[in_];
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
     const auto activate = [&](int64_t row, int64_t column, int64_t columns) {
       const int64_t at = row * stride + column;
+      if (up_bias_) s.kernels.add(up + at, up_bias_ + column, columns);
+      if (!gate) return s.kernels.activate(act_, up + at, columns);
+      if (gate_bias_) s.kernels.add(gate + at, gate_bias_ + column, columns);
       s.kernels.gate(act_, gate + at, up + at, columns);
     };
-    multiply(s, team, std::array{Product{&gate_, gate, stride}, Product{&up_, up, stride}}, in,
-             s.stride, s.n_rows, std::cref(activate));
-    quantize_rows(s, team, gate, stride, s.n_rows, n_ff_);
-    multiply(s, team, std::array{Product{&down_, s.product_output(out_), s.stride}}, gate, stride,
+    const std::array products = {Product{gate_, gate, stride}, Product{up_, up, stride}};
+    multiply(s, team, std::span(products).last(gate ? 2 : 1), in, s.stride, s.n_rows,
+             std::cref(activate));
+    const float* inner = gate ? gate : up;
+    quantize_rows(s, team, inner, stride, s.n_rows, n_ff_);
+    multiply(s, team, Product{down_, s.product_output(out_), s.stride}, down_bias_, inner, stride,
              s.n_rows);
   }
 
@@ -49,7 +57,8 @@ class Ffn final : public Block {
   size_t in_, out_;
   int64_t n_embd_, n_ff_;
   Activation act_;
-  const PackedTensor &gate_, &up_, &down_;
+  const PackedTensor *gate_ = nullptr, *up_, *down_;
+  const float *gate_bias_, *up_bias_, *down_bias_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// y = RMSNorm(x) * weight
+// y = norm(x) * weight + bias
 #include "model/blocks/blocks.h"
+#include "model/row_norm.h"
 
 namespace pyflow {
 namespace {
@@ -10,8 +11,8 @@ class Norm final : public Block {
       : in_(register_index(spec.text("in"))),
         out_(register_index(spec.text("out"))),
         n_(c.stage.n_embd),
-        eps_(spec.number("eps")),
-        weight_(c.weights.vector(spec.text("weight"), n_)) {}
+        norm_(c.weights, spec.text("type"), spec.number("eps"), spec.tensor_or_none("weight"),
+              spec.tensor_or_none("bias"), n_) {}
 
   ScratchNeeds needs() const override { return {}; }
 
@@ -20,15 +21,14 @@ class Norm final : public Block {
     float* out = s.row_output(out_);
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
-        s.kernels.rms_norm(in + r * s.stride, weight_, eps_, n_, out + r * s.stride);
+        norm_(s.kernels, in + r * s.stride, n_, out + r * s.stride);
     });
   }
 
  private:
   size_t in_, out_;
   int64_t n_;
-  float eps_;
-  const float* weight_;
+  RowNorm norm_;
 };
 
 }  // namespace

@@ -1,0 +1,296 @@
+// h = sum of p * W_down,e (act(W_gate,e h) * (W_up,e h)) over the likeliest experts e of a row, and
+// the same of an expert that all rows share.
+//
+// Rows are grouped by expert, so that each chosen expert's weights are read once in a step, and
+// others not at all. A row adds its experts up from the likeliest to the least likely, the shared
+// one last, whatever other rows chose.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kernels/activation.h"
+#include "model/blocks/blocks.h"
+#include "sample/portable_math.h"
+
+namespace pyflow {
+namespace {
+
+constexpr int64_t kMostExperts = 1 << 16;
+constexpr int64_t kColumns = 512;  // of a row that a thread adds up at a time
+
+// e^x for x <= 0, keeping what is not a number.
+double exp_nonpositive(double x) { return x == x ? portable::exp(x) : x; }
+
+float sigmoid(float x) {
+  const double e = exp_nonpositive(-std::abs(static_cast<double>(x)));
+  return static_cast<float>((x < 0 ? e : 1.0) / (1.0 + e));
+}
+
+class Moe final : public Block {
+ public:
+  Moe(const BlockSpec& spec, BlockContext& c)
+      : in_(register_index(spec.text("in"))),
+        out_(register_index(spec.text("out"))),
+        n_embd_(c.stage.n_embd),
+        n_experts_(spec.integer("n_experts")),
+        top_k_(spec.integer("top_k")),
+        n_ff_(spec.integer("n_ff")),
+        act_(activation_named(spec.text("activation"))),
+        normalize_(spec.flag("normalize")),
+        scale_(spec.number("scale")) {
+    if (n_experts_ < 1 || n_experts_ > kMostExperts || top_k_ < 1 || top_k_ > n_experts_ ||
+        n_ff_ < 1 || n_ff_ > std::numeric_limits<int32_t>::max())
+      throw ShapeError("moe: " + std::to_string(top_k_) + " of " + std::to_string(n_experts_) +
+                       " experts of " + std::to_string(n_ff_) + ": expected 1 to " +
+                       std::to_string(kMostExperts) + ", and no more than there are");
+    Weights& w = c.weights;
+    router_ = &w.matrix(spec.tensor("router"), n_experts_, n_embd_);
+    if (const auto ref = spec.tensor_or_none("shared_router"))
+      shared_router_ = &w.matrix(*ref, 1, n_embd_, Weights::Loop::Continued);
+    gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_);
+    up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_);
+    down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_);
+    for (const auto* experts : {&gate_, &up_, &down_})
+      c.facts.occasional.insert(experts->begin() + top_k_, experts->end());
+    for (const auto* experts : {&gate_, &up_})
+      for (const PackedTensor* e : *experts) takes_floats_ |= info(e->dtype()).block == 1;
+    if (spec.has("shared_gate")) {
+      n_ff_shared_ = spec.integer("n_ff_shared");
+      shared_gate_ = &w.matrix(spec.tensor("shared_gate"), n_ff_shared_, n_embd_);
+      shared_up_ = &w.matrix(spec.tensor("shared_up"), n_ff_shared_, n_embd_);
+      shared_down_ = &w.matrix(spec.tensor("shared_down"), n_embd_, n_ff_shared_);
+    }
+  }
+
+  ScratchNeeds needs() const override {
+    const int64_t inner = top_k_ * padded(n_ff_) + padded(n_ff_shared_),
+                  outer = (top_k_ + n_shared()) * padded(n_embd_);
+    return {.floats_per_row = padded(n_experts_) + kTileRows + 2 * inner + outer,
+            .row_floats_per_row = 4 * top_k_ + 1 + 2 * n_experts_ + 2 +
+                                  (takes_floats_ ? top_k_ * padded(n_embd_) : 0),
+            .act_blocks_per_row = std::max((1 + top_k_) * act_blocks(n_embd_),
+                                           top_k_ * act_blocks(n_ff_) + act_blocks(n_ff_shared_))};
+  }
+
+  void forward(Step& s, Team& team) const override {
+    const Buffers b(*this, s);
+    const float* in = s.registers[in_];
+    quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
+    const std::array routers = {Product{router_, b.logits, padded(n_experts_)},
+                                Product{shared_router_, b.shared_logit, kTileRows}};
+    multiply(s, team, std::span(routers).first(shared_router_ ? 2 : 1), in, s.stride, s.n_rows);
+
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        choose(b.logits + r * padded(n_experts_), b.p + r * top_k_, b.chosen + r * top_k_);
+        b.shared_p[r] = shared_router_ ? sigmoid(b.shared_logit[r * kTileRows]) : 1.0f;
+      }
+    });
+    if (s.own_rows || team.rank() == 0) group(b, s.n_rows);
+    if (!s.own_rows) team.barrier();
+    if (s.n_rows > 1)
+      each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) bring_together(s, b, in, r);
+      });
+
+    const size_t n_active = static_cast<size_t>(*b.n_active),
+                 n_jobs = n_active + static_cast<size_t>(n_shared());
+    const auto inner_job = [&](size_t i) -> Job {
+      if (i == n_active)
+        return {{Product{shared_gate_, b.shared_gate, padded(n_ff_shared_)},
+                 Product{shared_up_, b.shared_up, padded(n_ff_shared_)}},
+                2,
+                in,
+                s.stride,
+                s.acts,
+                s.n_rows};
+      const auto e = static_cast<size_t>(b.active[i]);
+      const int64_t first = b.first[e], n = b.first[e + 1] - first, at = first * padded(n_ff_);
+      const bool all = n == s.n_rows, moved = takes_floats_ && !all;
+      return {{Product{gate_[e], b.gate + at, padded(n_ff_)},
+               Product{up_[e], b.up + at, padded(n_ff_)}},
+              2,
+              moved ? b.gathered + first * padded(n_embd_) : in,
+              moved ? padded(n_embd_) : s.stride,
+              all ? s.acts : s.acts + (s.n_rows + first) * act_blocks(n_embd_),
+              n};
+    };
+    const auto activate = [&](size_t i, int64_t row, int64_t column, int64_t columns) {
+      const bool shared = i == n_active;
+      const int64_t at = shared ? row * padded(n_ff_shared_) + column
+                                : (b.first[b.active[i]] + row) * padded(n_ff_) + column;
+      s.kernels.gate(act_, (shared ? b.shared_gate : b.gate) + at,
+                     (shared ? b.shared_up : b.up) + at, columns);
+    };
+    multiply(s, team, n_jobs, std::cref(inner_job), std::cref(activate));
+
+    ActBlock* shared_acts = s.acts + s.n_rows * top_k_ * act_blocks(n_ff_);
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
+          const int64_t first = b.first[b.chosen[i]], n = b.first[b.chosen[i] + 1] - first;
+          quantize_row(s, b.gate + b.slot[i] * padded(n_ff_), n_ff_,
+                       s.acts + first * act_blocks(n_ff_), b.slot[i] - first, n);
+        }
+        if (n_shared())
+          quantize_row(s, b.shared_gate + r * padded(n_ff_shared_), n_ff_shared_, shared_acts, r,
+                       s.n_rows);
+      }
+    });
+    const auto outer_job = [&](size_t i) -> Job {
+      if (i == n_active)
+        return {{Product{shared_down_, b.shared_y, padded(n_embd_)}, Product{}},
+                1,
+                b.shared_gate,
+                padded(n_ff_shared_),
+                shared_acts,
+                s.n_rows};
+      const auto e = static_cast<size_t>(b.active[i]);
+      const int64_t first = b.first[e];
+      return {{Product{down_[e], b.y + first * padded(n_embd_), padded(n_embd_)}, Product{}},
+              1,
+              b.gate + first * padded(n_ff_),
+              padded(n_ff_),
+              s.acts + first * act_blocks(n_ff_),
+              b.first[e + 1] - first};
+    };
+    multiply(s, team, n_jobs, std::cref(outer_job), nullptr);
+
+    float* out = s.product_output(out_);
+    const int64_t pieces = (n_embd_ + kColumns - 1) / kColumns;
+    team.for_each(s.n_rows * pieces, std::max<int64_t>(1, s.n_rows * pieces / (4 * team.size())),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i)
+                      add_up(s, b, i / pieces, i % pieces * kColumns, out);
+                  });
+  }
+
+ private:
+  // Where things lie. A slot is a row's place among the rows of an expert it chose, all experts one
+  // after the other.
+  struct Buffers {
+    float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
+    float *p, *shared_p, *gathered;  // row_temp, as the following
+    int32_t *chosen, *slot;          // n_rows x top_k
+    int32_t* first;                  // of an expert's slots; the end
+    int32_t *active, *n_active;      // experts that have slots
+
+    Buffers(const Moe& moe, const Step& s) {
+      const int64_t slots = s.n_rows * moe.top_k_;
+      float* at = s.temp;
+      const auto take = [&at](int64_t n) { return std::exchange(at, at + n); };
+      const auto take_ints = [&](int64_t n) { return reinterpret_cast<int32_t*>(take(n)); };
+      logits = take(s.n_rows * padded(moe.n_experts_));
+      shared_logit = take(s.n_rows * kTileRows);
+      gate = take(slots * padded(moe.n_ff_));
+      up = take(slots * padded(moe.n_ff_));
+      shared_gate = take(s.n_rows * padded(moe.n_ff_shared_));
+      shared_up = take(s.n_rows * padded(moe.n_ff_shared_));
+      y = take(slots * padded(moe.n_embd_));
+      shared_y = at;
+      at = s.row_temp;
+      p = take(slots);
+      shared_p = take(s.n_rows);
+      chosen = take_ints(slots);
+      slot = take_ints(slots);
+      first = take_ints(moe.n_experts_ + 1);
+      active = take_ints(moe.n_experts_);
+      n_active = take_ints(1);
+      gathered = at;
+    }
+  };
+
+  int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
+
+  // The likeliest experts of a row, of equal ones the first, and how much each of them counts.
+  void choose(const float* logits, float* p, int32_t* chosen) const {
+    // Not-a-numbers come last; they make every p one.
+    const auto key = [&](int64_t e) {
+      return logits[e] == logits[e] ? logits[e] : -std::numeric_limits<float>::infinity();
+    };
+    for (int64_t i = 0, last = -1; i < top_k_; ++i) {
+      int64_t best = -1;
+      for (int64_t e = 0; e < n_experts_; ++e) {
+        const bool left = last < 0 || key(e) < key(last) || (key(e) == key(last) && e > last);
+        if (left && (best < 0 || key(e) > key(best))) best = e;
+      }
+      last = best;
+      chosen[i] = static_cast<int32_t>(best);
+    }
+    const double top = logits[chosen[0]];
+    const auto weight = [&](int64_t e) { return exp_nonpositive(logits[e] - top); };
+    double sum = 0;
+    if (normalize_)
+      for (int64_t i = 0; i < top_k_; ++i) sum += weight(chosen[i]);
+    else
+      for (int64_t e = 0; e < n_experts_; ++e) sum += weight(e);
+    for (int64_t i = 0; i < top_k_; ++i)
+      p[i] = static_cast<float>(weight(chosen[i]) / sum * static_cast<double>(scale_));
+  }
+
+  // Slots by expert, of each in the order of the rows.
+  void group(const Buffers& b, int64_t n_rows) const {
+    std::fill_n(b.first, n_experts_ + 1, 0);
+    for (int64_t i = 0; i < n_rows * top_k_; ++i) ++b.first[b.chosen[i] + 1];
+    *b.n_active = 0;
+    for (int32_t e = 0; e < n_experts_; ++e) {
+      if (b.first[e + 1]) b.active[(*b.n_active)++] = e;
+      b.first[e + 1] += b.first[e];
+    }
+    // Each beginning moves on to its end, which is where the next one's was.
+    for (int64_t i = 0; i < n_rows * top_k_; ++i) b.slot[i] = b.first[b.chosen[i]]++;
+    std::copy_backward(b.first, b.first + n_experts_, b.first + n_experts_ + 1);
+    b.first[0] = 0;
+  }
+
+  // Copies what a row's experts take as input to its slots, but where an expert takes all rows.
+  void bring_together(const Step& s, const Buffers& b, const float* in, int64_t r) const {
+    const int64_t n_kb = act_blocks(n_embd_);
+    for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
+      const int64_t first = b.first[b.chosen[i]], n = b.first[b.chosen[i] + 1] - first;
+      if (n == s.n_rows) continue;
+      ActBlock* acts = s.acts + (s.n_rows + first) * n_kb;
+      for (int64_t kb = 0; kb < n_kb; ++kb)
+        acts[act_index(b.slot[i] - first, kb, n, n_kb)] = s.acts[act_index(r, kb, s.n_rows, n_kb)];
+      if (takes_floats_)
+        std::copy_n(in + r * s.stride, n_embd_, b.gathered + b.slot[i] * padded(n_embd_));
+    }
+  }
+
+  // kColumns of a row of the output, from `column` on.
+  void add_up(const Step& s, const Buffers& b, int64_t r, int64_t column, float* out) const {
+    const int64_t n = std::min(kColumns, n_embd_ - column);
+    float* to = out + r * s.stride + column;
+    for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
+      const float* y = b.y + b.slot[i] * padded(n_embd_) + column;
+      if (i > r * top_k_) {
+        s.kernels.add_scaled(to, y, b.p[i], n);
+      } else {
+        std::copy_n(y, n, to);
+        s.kernels.scale(to, b.p[i], n);
+      }
+    }
+    if (n_shared())
+      s.kernels.add_scaled(to, b.shared_y + r * padded(n_embd_) + column, b.shared_p[r], n);
+  }
+
+  size_t in_, out_;
+  int64_t n_embd_, n_experts_, top_k_, n_ff_, n_ff_shared_ = 0;
+  Activation act_;
+  bool normalize_, takes_floats_ = false;
+  float scale_;
+  const PackedTensor *router_, *shared_router_ = nullptr;
+  std::vector<const PackedTensor*> gate_, up_, down_;
+  const PackedTensor *shared_gate_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Block> make_moe(const BlockSpec& spec, BlockContext& c) {
+  return std::make_unique<Moe>(spec, c);
+}
+
+}  // namespace pyflow

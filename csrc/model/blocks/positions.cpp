@@ -1,0 +1,50 @@
+// x += the learned row of the token's position. Nothing but x is in use when it runs: it comes
+// first.
+#include <algorithm>
+
+#include "model/blocks/blocks.h"
+
+namespace pyflow {
+namespace {
+
+class Positions final : public Block {
+ public:
+  Positions(const BlockSpec& spec, BlockContext& c)
+      : n_(c.stage.n_embd), offset_(spec.integer("offset")) {
+    const int64_t n_positions = spec.integer("n_positions");
+    if (spec.text("out") != "x" || n_positions < 1 || offset_ < 0)
+      throw ShapeError(
+          "positions: expected output x, 1 position or more and an offset of 0 or more");
+    table_ = &c.weights.matrix(spec.tensor("weight"), offset_ + n_positions, n_);
+    c.facts.occasional.insert(table_);
+    c.facts.n_positions = std::min(c.facts.n_positions, n_positions);
+  }
+
+  ScratchNeeds needs() const override { return {}; }
+
+  void forward(Step& s, Team& team) const override {
+    const float* old = s.registers[0];
+    float* learned = s.own_rows ? s.own[1] : s.shared[1];
+    float* out = s.row_output(0);
+    each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t at = r * s.stride, row = s.rows[static_cast<size_t>(r)].position + offset_;
+        table_->dequantize_row(row, learned + at, s.copy);
+        if (old != out) std::copy_n(old + at, n_, out + at);
+        s.kernels.add(out + at, learned + at, n_);
+      }
+    });
+  }
+
+ private:
+  int64_t n_, offset_;
+  const PackedTensor* table_;
+};
+
+}  // namespace
+
+std::unique_ptr<Block> make_positions(const BlockSpec& spec, BlockContext& c) {
+  return std::make_unique<Positions>(spec, c);
+}
+
+}  // namespace pyflow

@@ -1,0 +1,43 @@
+// RMS or layer norm over values that lie side by side, with its weights: `Norm` in pyflow/spec.py.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/errors.h"
+#include "kernels/table.h"
+#include "model/weights.h"
+
+namespace pyflow {
+
+class RowNorm {
+ public:
+  RowNorm() = default;
+  // weight and bias have n values; no weights are ones. Throws UnsupportedError for another type.
+  RowNorm(Weights& weights, const std::string& type, float eps,
+          const std::optional<TensorRef>& weight, const std::optional<TensorRef>& bias, int64_t n)
+      : layer_(type == "layer"),
+        eps_(eps),
+        weight_(weights.vector_or_ones(weight, n)),
+        bias_(weights.vector_or_null(bias, n)) {
+    if (!layer_ && type != "rms")
+      throw UnsupportedError("norm of type '" + type + "': expected rms or layer");
+  }
+
+  // y = norm of n values, with the weights from `at` on. x and y may be the same.
+  void operator()(const KernelTable& kernels, const float* x, int64_t n, float* y,
+                  int64_t at = 0) const {
+    (layer_ ? kernels.layer_norm : kernels.rms_norm)(x, weight_ + at, eps_, n, y);
+    if (bias_) kernels.add(y, bias_ + at, n);
+  }
+
+  explicit operator bool() const { return weight_ != nullptr; }
+
+ private:
+  bool layer_ = false;
+  float eps_ = 0;
+  const float *weight_ = nullptr, *bias_ = nullptr;
+};
+
+}  // namespace pyflow

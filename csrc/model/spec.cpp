@@ -1,0 +1,28 @@
+#include "model/spec.h"
+
+#include <algorithm>
+
+namespace pyflow {
+
+TensorRef TensorRef::slice(int64_t first, int64_t n) const {
+  TensorRef part = *this;
+  part.rows.clear();
+  if (rows.empty()) part.rows.emplace_back(first, n);
+  int64_t base = 0;
+  for (const auto& [start, count] : rows) {
+    const int64_t begin = std::max(first, base), end = std::min(first + n, base + count);
+    if (begin < end) part.rows.emplace_back(start + begin - base, end - begin);
+    base += count;
+  }
+  return part;
+}
+
+std::string TensorRef::text() const {
+  std::string text = name;
+  if (rows.empty()) return text;
+  text += " [" + std::to_string(rows[0].first);
+  text += " to " + std::to_string(rows.back().first + rows.back().second) + ")";
+  return text;
+}
+
+}  // namespace pyflow

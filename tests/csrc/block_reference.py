@@ -1,0 +1,196 @@
+"""What pyflow/spec.py says of every block, in numpy and float64: one sequence from position 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow.spec import (
+    Add,
+    Attention,
+    Ffn,
+    ModelSpec,
+    Moe,
+    Norm,
+    Positions,
+    Ref,
+    Rope,
+    Source,
+)
+
+Array = NDArray[np.float64]
+Tensors = Mapping[str, NDArray[np.float32]]
+
+
+def silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
+
+
+def gelu(x: Array) -> Array:
+    return x * 0.5 * np.vectorize(math.erfc)(-x / math.sqrt(2))
+
+
+def gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+class Reference:
+    """Logits of every token: `Reference(spec, tensors, n_ctx).logits(tokens)`."""
+
+    def __init__(self, spec: ModelSpec, tensors: Tensors, n_ctx: int) -> None:
+        self.spec, self.tensors, self.n_ctx = spec, tensors, n_ctx
+
+    def matrix(self, ref: Ref) -> Array:
+        source = ref if isinstance(ref, Source) else Source(ref)
+        t = self.tensors[source.name].astype(np.float64)
+        t = t.reshape(-1, t.shape[-1])
+        t = t.T if source.transposed else t
+        return self._cut(source, t)
+
+    def vector(self, ref: Ref) -> Array:
+        source = ref if isinstance(ref, Source) else Source(ref)
+        t = self.tensors[source.name].astype(np.float64).reshape(-1)
+        return self._cut(source, t) + source.add
+
+    @staticmethod
+    def _cut(source: Source, t: Array) -> Array:
+        parts = [t[start : start + count] for start, count in source.rows]
+        return np.concatenate(parts) if parts else t
+
+    def linear(self, ref: Ref, x: Array, bias: Ref | None = None) -> Array:
+        y: Array = x @ self.matrix(ref).T
+        return y if bias is None else y + self.vector(bias)
+
+    def normed(
+        self, kind: str, x: Array, eps: float, weight: Ref | None, bias: Ref | None
+    ) -> Array:
+        if kind == "layer":
+            x = x - x.mean(-1, keepdims=True)
+        y = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+        if weight is not None:
+            w = self.vector(weight)
+            y = y * (w if w.size == y.shape[-1] else w.reshape(y.shape[-2:]))
+        if bias is not None:
+            b = self.vector(bias)
+            y = y + (b if b.size == y.shape[-1] else b.reshape(y.shape[-2:]))
+        return y
+
+    def turned(self, rope: Rope, x: Array) -> Array:
+        """x: (n, heads, head_dim)"""
+        long = bool(rope.long_inv_freq) and self.n_ctx > rope.n_ctx_original
+        inv_freq = np.array(rope.long_inv_freq if long else rope.inv_freq)
+        magnitude = rope.long_magnitude if long else rope.magnitude
+        angle = np.arange(len(x))[:, None, None] * inv_freq
+        c, s, n = magnitude * np.cos(angle), magnitude * np.sin(angle), inv_freq.size
+        first = np.arange(n) * 2 if rope.interleaved else np.arange(n)
+        second = first + (1 if rope.interleaved else n)
+        y = x.copy()
+        y[..., first] = x[..., first] * c - x[..., second] * s
+        y[..., second] = x[..., second] * c + x[..., first] * s
+        return y
+
+    def attention(self, b: Attention, x: Array) -> Array:
+        n = len(x)
+
+        def heads(
+            ref: Ref, bias: Ref | None, n_heads: int, norm: Ref | None, norm_bias: Ref | None
+        ) -> Array:
+            y = self.linear(ref, x, bias)
+            if norm is not None and b.norm_span == "all":
+                y = self.normed(b.norm_type, y, b.norm_eps, norm, norm_bias)
+            y = y.reshape(n, n_heads, b.head_dim)
+            if norm is not None and b.norm_span == "head":
+                y = self.normed(b.norm_type, y, b.norm_eps, norm, norm_bias)
+            return y
+
+        q = heads(b.q, b.q_bias, b.n_heads, b.q_norm, b.q_norm_bias)
+        k = heads(b.k, b.k_bias, b.n_kv_heads, b.k_norm, b.k_norm_bias)
+        v = heads(b.v, b.v_bias, b.n_kv_heads, None, None)
+        if b.rope is not None:
+            q, k = (self.turned(self.spec.ropes[b.rope], y) for y in (q, k))
+        # The cells of the cache are f16.
+        k, v = (y.astype(np.float16).astype(np.float64) for y in (k, v))
+        group = b.n_heads // b.n_kv_heads
+        k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+        scores = b.scale * np.einsum("ihd,jhd->hij", q, k)
+        if b.softcap:
+            scores = b.softcap * np.tanh(scores / b.softcap)
+        distance = np.arange(n)[:, None] - np.arange(n)
+        if b.alibi:
+            scores = scores - np.array(b.alibi)[:, None, None] * distance
+        hidden = (distance < 0) | ((distance >= b.window) if b.window else False)
+        scores = np.where(hidden, -np.inf, scores)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        return self.linear(b.o, np.einsum("hij,jhd->ihd", p, v).reshape(n, -1), b.o_bias)
+
+    def ffn(self, b: Ffn, x: Array) -> Array:
+        act = ACTIVATIONS[b.activation]
+        up = self.linear(b.up, x, b.up_bias)
+        inner = act(up) if b.gate is None else act(self.linear(b.gate, x, b.gate_bias)) * up
+        return self.linear(b.down, inner, b.down_bias)
+
+    def moe(self, b: Moe, x: Array) -> Array:
+        act = ACTIVATIONS[b.activation]
+
+        def experts(given: Ref | tuple[Ref, ...], rows: int) -> list[Array]:
+            if isinstance(given, tuple):
+                return [self.matrix(ref) for ref in given]
+            return list(self.matrix(given).reshape(b.n_experts, rows, -1))
+
+        gate, up = experts(b.gate, b.n_ff), experts(b.up, b.n_ff)
+        down = experts(b.down, self.spec.n_embd)
+        logits = self.linear(b.router, x)
+        p = np.exp(logits - logits.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        y = np.zeros_like(x)
+        for i, row in enumerate(x):
+            chosen = np.argsort(-p[i], kind="stable")[: b.top_k]
+            weights = p[i, chosen] / (p[i, chosen].sum() if b.normalize else 1) * b.scale
+            for weight, e in zip(weights, chosen, strict=True):
+                y[i] += weight * (down[e] @ (act(gate[e] @ row) * (up[e] @ row)))
+        if b.shared_gate is not None:
+            assert b.shared_up is not None
+            assert b.shared_down is not None
+            inner = act(self.linear(b.shared_gate, x)) * self.linear(b.shared_up, x)
+            shared = self.linear(b.shared_down, inner)
+            if b.shared_router is not None:
+                shared = shared / (1 + np.exp(-self.linear(b.shared_router, x)))
+            y += shared
+        return y
+
+    def logits(self, tokens: NDArray[np.int32]) -> Array:
+        spec = self.spec
+        x = spec.embedding.scale * self.matrix(spec.embedding.weight)[tokens]
+        registers = {"x": x, "h": np.zeros_like(x), "a": np.zeros_like(x)}
+        for b in spec.blocks():
+            match b:
+                case Positions():
+                    registers[b.output] += self.matrix(b.weight)[b.offset :][: len(tokens)]
+                case Add():
+                    registers[b.output] = registers[b.output] + b.scale * registers[b.input]
+                case Norm():
+                    registers[b.output] = self.normed(
+                        b.type, registers[b.input], b.eps, b.weight, b.bias
+                    )
+                case Attention():
+                    registers[b.output] = self.attention(b, registers[b.input])
+                case Ffn():
+                    registers[b.output] = self.ffn(b, registers[b.input])
+                case Moe():
+                    registers[b.output] = self.moe(b, registers[b.input])
+        head = spec.head
+        y = self.normed(head.norm_type, registers["x"], head.eps, head.norm, head.norm_bias)
+        y = head.scale * self.linear(head.weight, y, head.bias)
+        return head.softcap * np.tanh(y / head.softcap) if head.softcap else y

@@ -1,0 +1,373 @@
+"""Models of a few thousand random weights, one for each way in which families build layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.spec import (
+    Add,
+    Attention,
+    Block,
+    Embedding,
+    Ffn,
+    Head,
+    ModelSpec,
+    Moe,
+    Norm,
+    Positions,
+    Rope,
+    Source,
+)
+
+N_EMBD, N_VOCAB, N_FF, EPS = 64, 97, 72, 1e-5
+HALF = Rope(tuple(0.7**i for i in range(8)))
+PARTIAL = Rope(tuple(0.5**i for i in range(5)))
+PARTIAL_PAIRS = Rope(tuple(0.5**i for i in range(3)), magnitude=1.2, interleaved=True)
+LONG = Rope(
+    HALF.inv_freq,
+    long_inv_freq=tuple(0.4 * 0.7**i for i in range(8)),
+    long_magnitude=1.3,
+    n_ctx_original=70,
+)
+
+
+@dataclass
+class Draft:
+    """Tensors are drawn as they are named."""
+
+    seed: int = 0
+    tensors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def __call__(self, name: str, *shape: int, mean: float = 0.0, size: float = 0.0) -> str:
+        rng = np.random.default_rng([self.seed, len(self.tensors)])
+        size = size or (1 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3)
+        self.tensors[name] = rng.normal(mean, size, shape).astype(np.float32)
+        return name
+
+    def norm(self, name: str, *shape: int) -> str:
+        return self(name, *shape, mean=1.0)
+
+    def spec(
+        self, *layers: tuple[Block, ...], head: Head | None = None, embedding_scale: float = 1.0
+    ) -> ModelSpec:
+        return ModelSpec(
+            architecture="tiny",
+            name="tiny",
+            n_vocab=N_VOCAB,
+            n_embd=N_EMBD,
+            n_ctx_train=4096,
+            ropes=(HALF, PARTIAL, PARTIAL_PAIRS, LONG),
+            embedding=Embedding(self("embd", N_VOCAB, N_EMBD, size=1.0), embedding_scale),
+            layers=layers,
+            head=head or Head(self.norm("out_norm", N_EMBD), EPS, "embd"),
+        )
+
+
+def attention(t: Draft, p: str, n_heads: int = 4, n_kv: int = 2, **more: object) -> Attention:
+    """Plain attention of heads of 16, h to h, but for what is said otherwise."""
+    q, kv = n_heads * 16, n_kv * 16
+    given: dict[str, object] = {"input": "h", "output": "h", "rope": 0, "scale": 0.25} | more
+    for name, rows, cols in (("q", q, N_EMBD), ("k", kv, N_EMBD), ("v", kv, N_EMBD)):
+        if name not in given:
+            given[name] = t(p + name, rows, cols)
+    if "o" not in given:
+        given["o"] = t(p + "o", N_EMBD, q)
+    return Attention(n_heads=n_heads, n_kv_heads=n_kv, head_dim=16, **given)  # type: ignore[arg-type]
+
+
+def ffn(t: Draft, p: str, **more: object) -> Ffn:
+    """A plain gated feed-forward block, h to h, but for what is said otherwise."""
+    given: dict[str, object] = {"input": "h", "output": "h", "activation": "silu"} | more
+    for name in ("gate", "up"):
+        if name not in given:
+            given[name] = t(p + name, N_FF, N_EMBD)
+    if "down" not in given:
+        given["down"] = t(p + "down", N_EMBD, N_FF)
+    return Ffn(n_ff=N_FF, **given)  # type: ignore[arg-type]
+
+
+def around(t: Draft, p: str, block: Block) -> tuple[Block, ...]:
+    """Norm, block, add."""
+    return (Norm("x", "h", t.norm(p + "norm", N_EMBD), EPS), block, Add("h", "x"))
+
+
+def learned_positions(t: Draft) -> ModelSpec:
+    """GPT-2: layer norms, matrices stored (in, out), fused queries, keys and values, biases."""
+
+    def layer(i: int) -> tuple[Block, ...]:
+        p = f"{i}."
+
+        def norm(name: str) -> Norm:
+            weight, bias = t.norm(p + name, N_EMBD), t(p + name + ".b", N_EMBD)
+            return Norm("x", "h", weight, EPS, "layer", bias)
+
+        qkv, bias = t(p + "qkv", N_EMBD, 192, size=0.1), t(p + "qkv.b", 192)
+        cuts = [((64 * j, 64),) for j in range(3)]
+        return (
+            norm("n1"),
+            attention(
+                t,
+                p,
+                n_kv=4,
+                rope=None,
+                q=Source(qkv, cuts[0], transposed=True),
+                k=Source(qkv, cuts[1], transposed=True),
+                v=Source(qkv, cuts[2], transposed=True),
+                o=Source(t(p + "o", 64, N_EMBD, size=0.1), transposed=True),
+                q_bias=Source(bias, cuts[0]),
+                k_bias=Source(bias, cuts[1]),
+                v_bias=Source(bias, cuts[2]),
+                o_bias=t(p + "o.b", N_EMBD),
+            ),
+            Add("h", "x"),
+            norm("n2"),
+            ffn(
+                t,
+                p,
+                gate=None,
+                up=Source(t(p + "up", N_EMBD, N_FF, size=0.1), transposed=True),
+                down=Source(t(p + "down", N_FF, N_EMBD, size=0.1), transposed=True),
+                up_bias=t(p + "up.b", N_FF),
+                down_bias=t(p + "down.b", N_EMBD),
+                activation="gelu_tanh",
+            ),
+            Add("h", "x"),
+        )
+
+    head = Head(
+        t.norm("out", N_EMBD),
+        EPS,
+        t("head", N_VOCAB, N_EMBD),
+        norm_type="layer",
+        norm_bias=t("out.b", N_EMBD),
+        bias=t("head.b", N_VOCAB),
+    )
+    first, *rest = (layer(i) for i in range(2))
+    positions = Positions("x", t("pos", 42, N_EMBD, size=1.0), n_positions=40, offset=2)
+    return t.spec((positions, *first), *rest, head=head)
+
+
+def parallel_branches(t: Draft) -> ModelSpec:
+    """Falcon 7B: attention and feed-forward side by side on one norm, one head of keys; gelu."""
+
+    def layer(i: int) -> tuple[Block, ...]:
+        p = f"{i}."
+        qkv = t(p + "qkv", (4 + 2) * 16, N_EMBD)
+        cuts = ((0, 64),), ((64, 16),), ((80, 16),)
+        q, k, v = (Source(qkv, cut) for cut in cuts)
+        norm = Norm("x", "h", t.norm(p + "n", N_EMBD), EPS, "layer", t(p + "n.b", N_EMBD))
+        return (
+            norm,
+            attention(t, p, n_kv=1, q=q, k=k, v=v, output="a"),
+            ffn(t, p, gate=None, activation="gelu"),
+            Add("a", "x"),
+            Add("h", "x"),
+        )
+
+    return t.spec(layer(0), layer(1))
+
+
+def interleaved_heads(t: Draft) -> ModelSpec:
+    """GPT-NeoX: q, k, v of each head side by side, partial rope, a norm for each branch."""
+
+    def layer(i: int) -> tuple[Block, ...]:
+        p = f"{i}."
+        qkv, bias = t(p + "qkv", 4 * 48, N_EMBD), t(p + "qkv.b", 4 * 48)
+        cuts = [tuple((48 * h + 16 * j, 16) for h in range(4)) for j in range(3)]
+        (q, k, v), (qb, kb, vb) = ([Source(name, c) for c in cuts] for name in (qkv, bias))
+        return (
+            Norm("x", "h", t.norm(p + "n1", N_EMBD), EPS, "layer", t(p + "n1.b", N_EMBD)),
+            Norm("x", "a", t.norm(p + "n2", N_EMBD), EPS, "layer"),
+            attention(t, p, n_kv=4, rope=1, q=q, k=k, v=v, q_bias=qb, k_bias=kb, v_bias=vb),
+            ffn(t, p, gate=None, activation="relu", input="a", output="a"),
+            Add("h", "x"),
+            Add("a", "x"),
+        )
+
+    return t.spec(layer(0), layer(1))
+
+
+def slopes(t: Draft) -> ModelSpec:
+    """Bloom: ALiBi for a number of heads that is no power of two, a norm after the embedding."""
+    alibi = (0.5, 0.11, 0.02)
+    blocks = attention(t, "", n_heads=3, n_kv=3, rope=None, alibi=alibi, window=9)
+    more = attention(t, "1.", n_heads=6, n_kv=2, rope=None, alibi=alibi * 2, softcap=4.0)
+    first = Norm("x", "x", t.norm("n0", N_EMBD), EPS, "layer", t("n0.b", N_EMBD))
+    return t.spec((first, *around(t, "", blocks)), around(t, "1.", more))
+
+
+def norms_over_all_heads(t: Draft) -> ModelSpec:
+    """OLMo 2: queries and keys normed over all heads, norms after the branches; no weights too."""
+
+    def layer(i: int, kind: str) -> tuple[Block, ...]:
+        p = f"{i}."
+        norm = {"norm_span": "all", "norm_eps": EPS, "norm_type": kind}
+        q_norm, k_norm = t.norm(p + "qn", 64), t.norm(p + "kn", 32)
+        more = {"q_norm": q_norm, "k_norm": k_norm, "k_norm_bias": t(p + "knb", 32)} | norm
+        bias = {"input": "x", "q_bias": t(p + "qb", 64), "k_bias": t(p + "kb", 32)}
+        return (
+            attention(t, p, **bias, **more),
+            Norm("h", "h", t.norm(p + "n1", N_EMBD), EPS),
+            Add("h", "x"),
+            ffn(t, p, input="x"),
+            Norm("h", "h", None, EPS, bias=t(p + "n2b", N_EMBD)),
+            Add("h", "x"),
+        )
+
+    head = Head(None, EPS, "embd", norm_type="layer", softcap=3.0)
+    return t.spec(layer(0, "rms"), layer(1, "layer"), head=head)
+
+
+def norms_of_each_head(t: Draft) -> ModelSpec:
+    """StableLM 2 and Qwen 3: norms of heads with weights of their own, or the same for all."""
+    own = {"q_norm": t.norm("qn", 4, 16), "k_norm": t.norm("kn", 2, 16), "norm_type": "layer"}
+    one = {"q_norm": t.norm("1.qn", 16), "k_norm": Source(t("1.kn", 16), add=1.0)}
+    bias = {"q_norm_bias": t("qnb", 64), "v_bias": t("vb", 32)}
+    return t.spec(
+        around(t, "", attention(t, "", norm_eps=EPS, rope=2, **own, **bias)),
+        around(t, "1.", attention(t, "1.", norm_eps=EPS, rope=1, **one)),
+    )
+
+
+def scaled(t: Draft) -> ModelSpec:
+    """Granite and Gemma: scales of the embedding, branches and logits; weights less one; caps."""
+    gate_up = t("gate_up", 2 * N_FF, N_EMBD)
+    gate, up = Source(gate_up, ((0, N_FF),)), Source(gate_up, ((N_FF, N_FF),))
+    biases = {"gate_bias": t("gb", N_FF), "up_bias": t("ub", N_FF), "down_bias": t("db", N_EMBD)}
+    return t.spec(
+        (
+            Norm("x", "h", Source(t("n", N_EMBD), add=1.0), EPS),
+            attention(t, "", softcap=2.0, window=5),
+            Add("h", "x", 0.22),
+            Norm("x", "h", t.norm("n2", N_EMBD), EPS),
+            ffn(t, "", gate=gate, up=up, activation="gelu_tanh", **biases),
+            Add("h", "x", -0.5),
+        ),
+        head=Head(t.norm("on", N_EMBD), EPS, t("head", N_VOCAB, N_EMBD), 0.3, 1.5),
+        embedding_scale=3.0,
+    )
+
+
+def experts(t: Draft) -> ModelSpec:
+    """Mixtral: one tensor for each expert."""
+
+    def each(p: str, name: str, *shape: int) -> tuple[str, ...]:
+        return tuple(t(f"{p}{e}.{name}", *shape) for e in range(5))
+
+    def layer(i: int) -> tuple[Block, ...]:
+        p = f"{i}."
+        return around(t, p + "a", attention(t, p)) + around(
+            t,
+            p + "m",
+            Moe(
+                "h",
+                "h",
+                router=t(p + "router", 5, N_EMBD, size=0.5),
+                gate=each(p, "gate", 40, N_EMBD),
+                up=each(p, "up", 40, N_EMBD),
+                down=each(p, "down", N_EMBD, 40),
+                n_experts=5,
+                top_k=2,
+                n_ff=40,
+                activation="silu",
+            ),
+        )
+
+    return t.spec(layer(0), layer(1))
+
+
+def shared_expert(t: Draft) -> ModelSpec:
+    """Qwen 2 MoE: a shared expert with a router, experts that are one tensor, gate and up fused."""
+
+    def layer(i: int, **more: object) -> tuple[Block, ...]:
+        p = f"{i}."
+        gate_up = t(p + "gate_up", 7, 48, N_EMBD)
+        moe = Moe(
+            "h",
+            "h",
+            router=t(p + "router", 7, N_EMBD, size=0.5),
+            gate=Source(gate_up, tuple((48 * e, 24) for e in range(7))),
+            up=Source(gate_up, tuple((48 * e + 24, 24) for e in range(7))),
+            down=t(p + "down", 7, N_EMBD, 24),
+            n_experts=7,
+            top_k=3,
+            n_ff=24,
+            activation="gelu",
+            shared_gate=t(p + "sg", 56, N_EMBD),
+            shared_up=t(p + "su", 56, N_EMBD),
+            shared_down=t(p + "sd", N_EMBD, 56),
+            n_ff_shared=56,
+            **more,  # type: ignore[arg-type]
+        )
+        return around(t, p + "a", attention(t, p)) + around(t, p + "m", moe)
+
+    router = {"shared_router": t("sr", 1, N_EMBD), "normalize": False, "scale": 2.5}
+    return t.spec(layer(0, **router), layer(1))
+
+
+def long_rope(t: Draft) -> ModelSpec:
+    """Phi-3: other frequencies for long contexts."""
+    return t.spec(
+        around(t, "", attention(t, "", rope=3)), around(t, "1.", attention(t, "1.", rope=3))
+    )
+
+
+TINY: dict[str, Callable[[Draft], ModelSpec]] = {
+    build.__name__: build
+    for build in (
+        learned_positions,
+        parallel_branches,
+        interleaved_heads,
+        slopes,
+        norms_over_all_heads,
+        norms_of_each_head,
+        scaled,
+        experts,
+        shared_expert,
+        long_rope,
+    )
+}
+
+
+def everything(t: Draft) -> ModelSpec:
+    """A layer of every kind that can stand in one model."""
+    specs = []
+    for i, build in enumerate(TINY.values()):
+        part = Draft(i)
+        specs.append(build(part))
+        t.tensors |= {f"{i}/{name}": value for name, value in part.tensors.items()}
+    layers = [layer for i, spec in enumerate(specs) for layer in renamed(spec, f"{i}/")]
+    return t.spec(*layers)
+
+
+def renamed(spec: ModelSpec, prefix: str) -> list[tuple[Block, ...]]:
+    """The layers with other names of tensors."""
+
+    def name(value: object) -> object:
+        if isinstance(value, tuple) and value and isinstance(value[0], str | Source):
+            return tuple(name(v) for v in value)
+        if isinstance(value, Source):
+            return replace(value, name=prefix + value.name)
+        return prefix + value if isinstance(value, str) else value
+
+    return [
+        tuple(
+            replace(
+                b, **{f.name: name(getattr(b, f.name)) for f in fields(b) if "Ref" in str(f.type)}
+            )
+            for b in layer
+        )
+        for layer in spec.layers
+    ]
+
+
+def write(path: Path, t: Draft) -> _core.Checkpoint:
+    safetensors.numpy.save_file(t.tensors, path)
+    return _core.SafetensorsFile(path)
