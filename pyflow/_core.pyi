@@ -256,7 +256,8 @@ class Stage:
     def token_bytes(self) -> int:
         """Bytes of packed weights that every token needs.
 
-        All but an embedding that is not also the head: a token takes one row of that.
+        All but tables that are not also the head, of which a token takes one row, and of experts as
+        many as it takes.
         """
     def read_rate(self, repeats: int) -> float:
         """Bytes per second of only reading those, by the pool's threads; the best of repeats."""
@@ -264,6 +265,9 @@ class Stage:
         """Multiply-adds of int8 per second of the kernel table, by the pool's threads; the best."""
     @property
     def isa(self) -> str: ...
+    @property
+    def shifts(self) -> bool:
+        """Whether cells may move to other positions (`Context.seq_add`)."""
     @property
     def used_tensors(self) -> set[str]: ...
 

@@ -270,10 +270,16 @@ class Context(Closing):
         """Removes every sequence but this one."""
         self.native.seq_keep(whole("seq", seq))
 
+    @property
+    def shifts(self) -> bool:
+        """Whether cells may move: not where the model has learned what each position means."""
+        return self.model.stage.shifts
+
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Shifts positions [p0, p1) by delta and turns their keys along.
 
         Keys are rounded again: results differ slightly from those of a recomputed context.
+        Raises UnsupportedError unless the model `shifts`.
         """
         self.native.seq_add(
             whole("seq", seq), whole("p0", p0), whole("p1", p1), whole("delta", delta)

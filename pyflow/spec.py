@@ -40,6 +40,11 @@ Ref: TypeAlias = str | Source
 """A tensor of the checkpoint by its name, or what is cut out of one."""
 
 
+def name_of(ref: Ref) -> str:
+    """The tensor's name."""
+    return ref.name if isinstance(ref, Source) else ref
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding: pair i of a head turns by ``position * inv_freq[i]`` radians.
@@ -70,7 +75,8 @@ class Embedding:
 class Positions:
     """output += row ``position + offset`` of `weight` (offset + n_positions, n_embd).
 
-    The model then has n_positions positions and no more. At the start of the first layer.
+    The model then has n_positions positions and no more. Output is x: this block stands first of
+    all, at the start of the first layer.
     """
 
     kind = "positions"
@@ -268,7 +274,7 @@ def tensors_of(part: Embedding | Block | Head) -> Iterator[str]:
             value = getattr(part, f.name)
             for ref in value if isinstance(value, tuple) else (value,):
                 if ref is not None:
-                    yield ref.name if isinstance(ref, Source) else ref
+                    yield name_of(ref)
 
 
 _RENAMED = {"input": "in", "output": "out"}

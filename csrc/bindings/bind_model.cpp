@@ -285,6 +285,7 @@ void register_model(py::module_& m) {
           },
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
+      .def_property_readonly("shifts", &Stage::shifts)
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 
   py::class_<Context>(m, "Context")

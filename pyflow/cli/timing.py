@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core, formats
+from pyflow.spec import Moe, name_of
 
 if TYPE_CHECKING:
     from pyflow.context import CacheType, Context
@@ -190,8 +191,11 @@ def _bounds(model: Model, test: Test, ns: float, bound: float) -> dict[str, floa
 
 
 def _multiplies(model: Model, n_tokens: int) -> int | None:
-    """Multiply-adds by weights for a prompt; None unless all of them are of int8 activations."""
+    """Multiply-adds by weights for a prompt; None unless all of them are of int8 activations, and
+    where it depends on the prompt which experts do them."""
     spec, used = model.spec, model.spec.tensors()
+    if any(isinstance(block, Moe) for block in spec.blocks()):
+        return None
     unquantized = {f["name"] for f in _core.weight_formats() if f["block"] == 1}
     total = 0
     for tensor in formats.open(model.path).tensors:
@@ -199,9 +203,9 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
             continue
         if tensor.dtype in unquantized:
             return None
-        if tensor.name == spec.head.weight:  # the last token's logits alone are wanted
+        if tensor.name == name_of(spec.head.weight):  # the last token's logits alone are wanted
             total += prod(tensor.shape)
-        elif tensor.name != spec.embedding.weight:
+        elif tensor.name != name_of(spec.embedding.weight):
             total += prod(tensor.shape) * n_tokens
     return total
 

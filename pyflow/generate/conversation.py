@@ -160,7 +160,7 @@ class LocalConversation(Closing):
         context = self._context
         same = common_prefix(self._cached, target)
         moved = self._cached[:same] + self._cached[same + n_dropped :]
-        if n_dropped > 0 and common_prefix(moved, target) > same:
+        if n_dropped > 0 and context.shifts and common_prefix(moved, target) > same:
             context.seq_rm(0, same, same + n_dropped)
             context.seq_add(0, same + n_dropped, -1, -n_dropped)
             self._cached = moved

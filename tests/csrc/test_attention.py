@@ -70,28 +70,33 @@ def attend(
     rows: list[View],
     *,
     softcap: float = 0.0,
+    slopes: np.ndarray | None = None,
     cuts: tuple[int, ...] = (),
 ) -> np.ndarray:
     """All rows and heads, the rows cut into several calls; outputs start as nan between guards."""
     n_heads = q.shape[1] // cache.head_dim
-    scale = cache.head_dim**-0.5
     out = np.full((len(rows), q.shape[1] + 3), np.nan, np.float32)
+    given = table, cache.cells, q, out, rows, n_heads, cache.head_dim**-0.5, softcap
     edges = [0, *cuts, len(rows)]
     for begin, end in itertools.pairwise(edges):
         for kv_head in range(cache.n_kv_heads):
-            kernels.attend(
-                table, cache.cells, q, out, rows, n_heads, scale, softcap, begin, end, kv_head
-            )
+            kernels.attend(*given, begin, end, kv_head, slopes)
     assert np.isnan(out[:, q.shape[1] :]).all()
     return out[:, : q.shape[1]].copy()
 
 
-def reference(cache: Cache, q: np.ndarray, rows: list[View], softcap: float = 0.0) -> np.ndarray:
+def reference(
+    cache: Cache,
+    q: np.ndarray,
+    rows: list[View],
+    softcap: float = 0.0,
+    slopes: np.ndarray | None = None,
+) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
     group = n_heads // cache.n_kv_heads
     out = np.zeros((len(rows), n_heads, cache.head_dim))
     all_values = cache.values()
-    for r, (slots, _) in enumerate(rows):
+    for r, (slots, positions) in enumerate(rows):
         if slots.size == 0:
             continue
         keys, values = cache.keys(slots), all_values[slots]
@@ -100,6 +105,8 @@ def reference(cache: Cache, q: np.ndarray, rows: list[View], softcap: float = 0.
             s = keys[:, h // group] @ query * cache.head_dim**-0.5
             if softcap:
                 s = softcap * np.tanh(s / softcap)
+            if slopes is not None:
+                s = s + float(slopes[h]) * (positions - positions[-1])
             p = np.exp(s - s.max())
             out[r, h] = p @ values[:, h // group] / p.sum()
     return out.reshape(q.shape)
@@ -287,20 +294,45 @@ def test_later_rows_of_a_prefill_do_not_reach_earlier_ones(kind: str) -> None:
     assert np.isnan(dirty_windowed[seen]).all()
 
 
-def by_spans(table: str, cache: Cache, q: np.ndarray, rows: list[View], n_spans: int) -> np.ndarray:
+def by_spans(
+    table: str,
+    cache: Cache,
+    q: np.ndarray,
+    rows: list[View],
+    n_spans: int,
+    slopes: np.ndarray | None = None,
+) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
-    scale = cache.head_dim**-0.5
+    given = table, cache.cells, q, rows, n_heads, cache.head_dim**-0.5, 0.0
     out = np.full_like(q, np.nan)
     for r in range(len(rows)):
         for kv_head in range(cache.n_kv_heads):
-            partials = [
-                kernels.attend_span(table, cache.cells, q, rows, n_heads, scale, 0.0, r, kv_head, s)
-                for s in range(n_spans)
-            ]
+            partials = [kernels.attend_span(*given, r, kv_head, s, slopes) for s in range(n_spans)]
             kernels.attend_merge(
                 table, cache.cells, q, out, rows, n_heads, r, kv_head, np.concatenate(partials)
             )
     return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slopes_count_the_distance_to_each_cell_however_rows_are_shared_out(kind: str) -> None:
+    n, n_rows = 700, 11
+    rng = np.random.default_rng(4)
+    slots, positions = view(np.arange(n) + 3, np.arange(n) + 250)
+    cache = Cache(kind, 2, 32, 704)
+    cache.fill(slots, positions)
+    keep = rng.random(n) < 0.8
+    keep[-n_rows:] = True
+    rows = causal(slots, positions, n_rows) + causal(slots[keep], positions[keep], n_rows, 300)
+    slopes = rng.uniform(0, 0.3, 6).astype(np.float32)
+    q = queries(len(rows), 6, 32)
+    whole = attend("scalar", cache, q, rows, slopes=slopes)
+    np.testing.assert_allclose(whole, reference(cache, q, rows, slopes=slopes), rtol=0, atol=3e-6)
+    for table in TABLES:
+        one_by_one = tuple(range(1, len(rows)))
+        assert same_bits(attend(table, cache, q, rows, slopes=slopes), whole)
+        assert same_bits(attend(table, cache, q, rows, slopes=slopes, cuts=one_by_one), whole)
+        assert same_bits(by_spans(table, cache, q, rows, 3, slopes), whole)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,11 +46,16 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 Op = Callable[[str, np.ndarray, np.ndarray], None]
 OPS: dict[str, Op] = {
     "rms_norm": lambda t, x, y: kernels.rms_norm(t, x, y, 1e-5, x),
+    "layer_norm": lambda t, x, y: kernels.layer_norm(t, x, y, 1e-5, x),
     "add": kernels.add,
+    "add_scaled": lambda t, x, y: kernels.add_scaled(t, x, y, -0.37),
     "scale": lambda t, x, _: kernels.scale(t, x, 0.37),
     "softcap": lambda t, x, _: kernels.softcap(t, x, 3.0),
     "silu": lambda t, x, y: kernels.gate(t, "silu", x, y),
+    "gelu": lambda t, x, y: kernels.gate(t, "gelu", x, y),
     "gelu_tanh": lambda t, x, y: kernels.gate(t, "gelu_tanh", x, y),
+    "relu": lambda t, x, y: kernels.gate(t, "relu", x, y),
+    "gelu alone": lambda t, x, _: kernels.activate(t, "gelu", x),
 }
 
 
@@ -81,7 +87,7 @@ def patterns(count: int, seed: int) -> np.ndarray:
     return np.concatenate([sweep.view(np.float32), edges.astype(np.float32)])
 
 
-@pytest.mark.parametrize("name", ["softcap", "silu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["softcap", "silu", "gelu", "gelu_tanh", "relu"])
 def test_activations_agree_in_every_bit_over_all_magnitudes(name: str) -> None:
     x = patterns(1 << 19, 7)
     results = []
@@ -128,15 +134,21 @@ def test_gates_keep_their_relative_accuracy_in_the_negative_tail(table: str) -> 
     u = np.sqrt(2 / np.pi) * (x64 + 0.044715 * x64**3)
     want = x64 / (1 + np.exp(-2 * u))
     assert (ulps(got, want) / np.maximum(1, np.abs(u))).max() < 4
+    # Likewise the exponent x^2 / 2.
+    kernels.gate(table, "gelu", got := x.copy(), np.ones_like(x))
+    want = x64 * 0.5 * np.vectorize(math.erfc)(-x64 / math.sqrt(2))
+    assert (ulps(got, want) / np.maximum(1, x64**2 / 2)).max() < 8
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_special_values_pass_through_activations(table: str) -> None:
     x = np.array([np.nan, np.inf, 1e38, -1e38, 0.0, -0.0], np.float32)
-    for name in ("silu", "gelu_tanh"):
-        got = x.copy()
+    for name in ("silu", "gelu", "gelu_tanh", "relu"):
+        got, alone = x.copy(), x.copy()
         kernels.gate(table, name, got, np.ones_like(x))
+        kernels.activate(table, name, alone)
         np.testing.assert_array_equal(got, np.array([np.nan, np.inf, 1e38, 0, 0, 0], np.float32))
+        assert same_bits(alone, got)
     got = np.array([np.nan, np.inf, -np.inf, 1e38, -1e38, 0.0, -0.0], np.float32)
     kernels.softcap(table, got, 5.0)
     np.testing.assert_array_equal(got, np.array([np.nan, 5, -5, 5, -5, 0, 0], np.float32))
@@ -154,6 +166,19 @@ def test_rms_norm_matches_float64(table: str, size: int) -> None:
     x64 = x.astype(np.float64)
     want = x64 / np.sqrt(np.mean(x64**2) + 1e-6) * weight
     np.testing.assert_allclose(y, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("table", TABLES)
+def test_layer_norm_matches_float64(table: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    x = rng.normal(300, 50, size).astype(np.float32)
+    weight = rng.normal(1, 0.5, size).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    kernels.layer_norm(table, x, weight, 1e-6, y)
+    d = x.astype(np.float64) - x.astype(np.float64).mean()
+    want = d / np.sqrt(np.mean(d**2) + 1e-6) * weight
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=4e-6)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -74,6 +74,7 @@ class FakeContext:
         self.n_shifts = 0
         self.window = 0
         self.closed = False
+        self.shifts = True
         self.before_call: Callable[[], None] = lambda: None
         self._interrupted = False
 

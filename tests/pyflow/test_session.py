@@ -110,6 +110,18 @@ def test_the_oldest_turns_are_forgotten_by_shifting(make_model: Any) -> None:
     assert len(session.messages) == 61
 
 
+def test_where_cells_cannot_move_the_newest_turns_are_read_again(make_model: Any) -> None:
+    moved, still = make_model(), make_model()
+    sessions = [ChatSession(m, sampling=PARAMS, n_ctx=300, n_predict=40) for m in (moved, still)]
+    still.contexts[0].shifts = False
+    for i in range(20):
+        a, b = (finish(session.ask(f"question {i}?")) for session in sessions)
+        assert a.text == b.text
+    assert moved.contexts[0].n_shifts > 0
+    assert still.contexts[0].n_shifts == 0
+    assert max(still.contexts[0].n_rows) > max(moved.contexts[0].n_rows)
+
+
 def test_after_a_shift_the_model_sees_system_and_newest_turns_alone(make_model: Any) -> None:
     model = make_model()
     session = ChatSession(model, system="S", sampling=PARAMS, n_ctx=300, n_predict=30)
