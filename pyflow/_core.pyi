@@ -147,6 +147,15 @@ def runnable_isas() -> list[str]:
 def dequantize(
     dtype: str, data: NDArray[np.uint8], shape: Sequence[int]
 ) -> NDArray[np.float32]: ...
+def quantize(
+    dtype: str,
+    x: NDArray[np.floating[Any]],
+    importance: NDArray[np.floating[Any]] | None = None,
+    pool: ThreadPool | None = None,
+    isa: str = "",
+) -> NDArray[np.uint8]:
+    """Rows of blocks, uint8 (..., bytes of a row), of rows of weights (..., columns); see
+    pyflow.quant.quantize. isa: the kernel table, "" for the best one."""
 
 # ---- sampler (bind_sampler.cpp)
 

@@ -1,0 +1,29 @@
+"""Quantization: weights into blocks, what they lose by it, and perplexity.
+
+import pyflow.quant
+
+blocks = pyflow.quant.quantize(weights, "q4_k")
+pyflow.quant.distortion(weights, "q4_k").snr_db
+"""
+
+from pyflow.quant.blocks import (
+    FORMATS,
+    Distortion,
+    Format,
+    dequantize,
+    difference,
+    distortion,
+    format_of,
+    quantize,
+)
+
+__all__ = [
+    "FORMATS",
+    "Distortion",
+    "Format",
+    "dequantize",
+    "difference",
+    "distortion",
+    "format_of",
+    "quantize",
+]

@@ -1,8 +1,12 @@
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "bindings/bind.h"
 #include "core/errors.h"
+#include "core/thread_pool.h"
 #include "kernels/dispatch.h"
+#include "kernels/encode.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
@@ -40,6 +44,38 @@ FloatArray dequantize_array(const std::string& name, const ByteArray& data,
   const int64_t n = out.size();
   py::gil_scoped_release unlocked;
   dequantize(dtype, src, n, dst);
+  return out;
+}
+
+// Rows of blocks of rows of floats, shared out over the pool's threads where there is one.
+ByteArray quantize_array(const std::string& name, const FloatArray& x,
+                         const std::optional<FloatArray>& importance, ThreadPool* pool,
+                         const std::string& isa) {
+  const DType dtype = dtype_of(name);
+  if (x.ndim() == 0) throw ShapeError("quantize: expected rows of weights, found a single number");
+  const int64_t cols = x.shape(x.ndim() - 1);
+  if (importance && importance->size() != cols)
+    throw ShapeError("importance: expected a number for each of " + std::to_string(cols) +
+                     " columns, found " + std::to_string(importance->size()));
+  const Encoder encoder(dtype, cols, importance ? importance->data() : nullptr,
+                        isa.empty() ? kernel_table() : kernel_table(isa));
+  const int64_t rows = x.size() / cols;
+  std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
+  shape.back() = static_cast<py::ssize_t>(encoder.row_bytes());
+  ByteArray out(shape);
+  const float* src = x.data();
+  uint8_t* dst = out.mutable_data();
+  const auto encode = [&](int64_t begin, int64_t end) {
+    encoder.encode(src + begin * cols, end - begin, begin,
+                   dst + static_cast<size_t>(begin) * encoder.row_bytes());
+  };
+  py::gil_scoped_release unlocked;
+  if (pool) {
+    const int64_t grain = std::max<int64_t>(1, 16384 / cols);
+    pool->run([&](Team& team) { team.for_each(rows, grain, encode); });
+  } else {
+    encode(0, rows);
+  }
   return out;
 }
 
@@ -142,6 +178,9 @@ void register_quant(py::module_& m) {
     return formats;
   });
   m.def("dequantize", &dequantize_array, py::arg("dtype"), py::arg("data"), py::arg("shape"));
+
+  m.def("quantize", &quantize_array, py::arg("dtype"), py::arg("x"),
+        py::arg("importance") = py::none(), py::arg("pool") = nullptr, py::arg("isa") = "");
 
   py::module_ testing = m.def_submodule("testing");
   register_packed_tensor(testing);

@@ -22,6 +22,7 @@ namespace {
 #include "kernels/simd_avx512.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
+#include "kernels/search.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
 // clang-format on
@@ -30,6 +31,7 @@ KernelTable make_table() {
   KernelTable t{};
   t.name = "avx512";
   fill_matmul(t);
+  fill_search(t);
   fill_elementwise(t);
   fill_attention(t);
   return t;

@@ -16,6 +16,7 @@ namespace {
 #include "kernels/simd_avxvnni.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
+#include "kernels/search.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
 // clang-format on
@@ -24,6 +25,7 @@ KernelTable make_table() {
   KernelTable t{};
   t.name = "avxvnni";
   fill_matmul(t);
+  fill_search(t);
   fill_elementwise(t);
   fill_attention(t);
   return t;

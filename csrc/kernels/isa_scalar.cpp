@@ -15,6 +15,7 @@ namespace {
 #include "kernels/simd_scalar.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
+#include "kernels/search.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
 // clang-format on
@@ -23,6 +24,7 @@ KernelTable make_table() {
   KernelTable t{};
   t.name = "scalar";
   fill_matmul(t);
+  fill_search(t);
   fill_elementwise(t);
   fill_attention(t);
   return t;

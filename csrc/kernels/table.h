@@ -9,6 +9,9 @@
 #include "core/dtype.h"
 
 namespace pyflow {
+namespace quant {
+struct Fields;  // quant/search/lanes.h
+}
 
 // Sixteen output rows make a tile; a tile is cut along k into format-sized pieces.
 inline constexpr int64_t kTileRows = 16;
@@ -36,6 +39,13 @@ constexpr int64_t act_index(int64_t r, int64_t kb, int64_t n_rows, int64_t n_kb)
   const int64_t width = n_rows - first < kPanelRows ? n_rows - first : kPanelRows;
   return first * n_kb + kb * width + (r - first);
 }
+
+// Weights that are to become blocks, finite and up to 65504.
+struct SearchArgs {
+  const float* x;           // rows of n_cols, one after the other
+  const float* importance;  // of the columns, up to 1e30; null: all alike
+  int64_t n_cols;           // a multiple of the block
+};
 
 struct MatmulArgs {
   const uint8_t* tiles;  // a packed tensor (quant/packed_tensor.h)
@@ -101,6 +111,10 @@ struct KernelTable {
   // The same for the rows of a prompt, where the table has a faster arithmetic for many rows; null:
   // matmul.
   void (*prefill_matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
+
+  // What blocks [begin, end) of the matrix are to hold, by weight format; null for plain floats. A
+  // block's fields depend on nothing but its own weights and their importance.
+  void (*search[kDTypeCount])(const SearchArgs&, int64_t begin, int64_t end, quant::Fields* out);
 
   // One row of k floats to ceil(k/64) blocks, `stride` blocks apart; the tail is padded with zeros.
   void (*quantize)(const float* x, int64_t k, ActBlock* out, int64_t stride);

@@ -19,4 +19,21 @@ inline float from_half(uint16_t h) {
   return f;
 }
 
+// The nearest, ties to even; infinity from 65520 on. Not for NaN.
+inline uint16_t to_half(float f) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, 4);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  uint32_t a = bits & 0x7fffffff;
+  if (a >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
+  if (a < 0x38800000) {  // subnormal: a sum with 0.5 has 2^-24 as its last bit
+    float g;
+    __builtin_memcpy(&g, &a, 4);
+    g += 0.5f;
+    __builtin_memcpy(&a, &g, 4);
+    return static_cast<uint16_t>(sign | (a - 0x3f000000));
+  }
+  return static_cast<uint16_t>(sign | (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13);
+}
+
 }  // namespace pyflow::quant

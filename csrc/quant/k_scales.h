@@ -22,6 +22,14 @@ struct KScales {
   static int minimum(const uint8_t* b, int j) {
     return j < 4 ? b[j + 4] & 63 : b[j + 4] >> 4 | b[j] >> 6 << 4;
   }
+  // The 12 bytes from eight scales and minimums below 64.
+  static void set(uint8_t* b, const uint8_t* scales, const uint8_t* minimums) {
+    for (int j = 0; j < 4; ++j) {
+      b[j] = static_cast<uint8_t>(scales[j] | scales[j + 4] >> 4 << 6);
+      b[j + 4] = static_cast<uint8_t>(minimums[j] | minimums[j + 4] >> 4 << 6);
+      b[j + 8] = static_cast<uint8_t>((scales[j + 4] & 15) | (minimums[j + 4] & 15) << 4);
+    }
+  }
 
   static void put(uint8_t* p, int lane, uint16_t d, uint16_t dmin, const uint8_t* b) {
     store16(p + 2 * lane, d);

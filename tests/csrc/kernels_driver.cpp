@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "kernels/dispatch.h"
+#include "kernels/encode.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) == (1 + 2 * kDTypeCount + 19) * sizeof(void*),
+static_assert(sizeof(KernelTable) == (1 + 3 * kDTypeCount + 19) * sizeof(void*),
               "run() has to know every kernel but dot_peak, which only takes time, and "
               "prefill_matmul, which may have an arithmetic of its own");
 
@@ -162,6 +163,21 @@ void run_matmul(const KernelTable& t, Random& random, Record& out) {
     }
 }
 
+// Seven super-blocks fill no whole number of searches.
+void run_search(const KernelTable& t, Random& random, Record& out) {
+  constexpr int64_t kRows = 7, kCols = 256;
+  const std::vector<float> x = random.reals(kRows * kCols);
+  std::vector<float> importance = random.reals(kCols);
+  for (float& v : importance) v = v * v;
+  for (const DTypeInfo& format : kDTypes)
+    for (const bool weighed : {false, true}) {
+      const Encoder encoder(format.dtype, kCols, weighed ? importance.data() : nullptr, t);
+      std::vector<uint8_t> blocks(kRows * encoder.row_bytes());
+      encoder.encode(x.data(), kRows, 0, blocks.data());
+      out.add("search", blocks);
+    }
+}
+
 void run_elementwise(const KernelTable& t, Random& random, Record& out) {
   // Calls f on fresh copies of n values, plain and odd, and records what it made of them.
   const auto each = [&](const std::string& kernel, auto f) {
@@ -294,6 +310,7 @@ Record run(const KernelTable& t) {
   run_quantize(t, random, out);
   run_matmul(t, random, out);
   run_elementwise(t, random, out);
+  run_search(t, random, out);
   for (const int64_t head_dim : {32, 96}) {
     run_cache(t, random, out, CacheType::F16, head_dim);
     run_cache(t, random, out, CacheType::Q8_0, head_dim);

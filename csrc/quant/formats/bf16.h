@@ -19,6 +19,12 @@ struct BF16 {
     const uint32_t bits = static_cast<uint32_t>(b.value) << 16;
     __builtin_memcpy(out, &bits, 4);
   }
+  static constexpr float kLargest = 0x1.fefffep127f;  // beyond, f32 rounds to infinity
+  static Block encode(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+  }
   static void pack(const Block* b, int lane, uint8_t* unit) { store16(unit + 2 * lane, b->value); }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     b->value = load16(unit + 2 * lane);

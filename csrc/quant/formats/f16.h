@@ -17,6 +17,8 @@ struct F16 {
   static constexpr int kBlock = 1, kUnitBytes = 32;
 
   static void dequantize(const Block& b, float* out) { *out = from_half(b.value); }
+  static constexpr float kLargest = 0x1.ffdffep15f;  // beyond, f32 rounds to infinity
+  static Block encode(float x) { return {to_half(x)}; }
   static void pack(const Block* b, int lane, uint8_t* unit) { store16(unit + 2 * lane, b->value); }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     b->value = load16(unit + 2 * lane);

@@ -16,6 +16,8 @@ struct F32 {
   static constexpr int kBlock = 1, kUnitBytes = 64;
 
   static void dequantize(const Block& b, float* out) { *out = b.value; }
+  static constexpr float kLargest = 0x1.fffffep127f;
+  static Block encode(float x) { return {x}; }
   static void pack(const Block* b, int lane, uint8_t* unit) {
     __builtin_memcpy(unit + 4 * lane, b, 4);
   }

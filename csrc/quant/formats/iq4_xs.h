@@ -12,6 +12,7 @@
 #pragma once
 
 #include "quant/formats/iq4_nl.h"
+#include "quant/search/symmetric_super.h"
 
 namespace pyflow::quant {
 
@@ -25,6 +26,7 @@ struct IQ4_XS {
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
   static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = 4 * kPieceBytes + 128;
   static constexpr bool kSigned = true, kMinimum = false;
+  using Search = SymmetricSuperBlocks<Iq4Points, 32, 8, -32, 31, 60, 140, 20>;
 
   static int scale(const Block& b, int j) {
     return ((b.scales_l[j / 2] >> j % 2 * 4 & 15) | (b.scales_h >> 2 * j & 3) << 4) - 32;
@@ -38,6 +40,16 @@ struct IQ4_XS {
       const float s = d * static_cast<float>(scale(b, j));
       for (int l = 0; l < 32; ++l) out[32 * j + l] = s * static_cast<float>(kIq4Grid[q[l]]);
     }
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, 0, {}, {}};
+    for (int j = 0; j < 8; ++j) {
+      const uint8_t low = f.scales[j] & 15, high = f.scales[j] >> 4;
+      b.scales_l[j / 2] = static_cast<uint8_t>(b.scales_l[j / 2] | low << j % 2 * 4);
+      b.scales_h = static_cast<uint16_t>(b.scales_h | high << 2 * j);
+      set_nibbles(b.qs + 16 * j, 16, f.q + 32 * j);
+    }
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

@@ -12,6 +12,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/affine_super.h"
 
 namespace pyflow::quant {
 
@@ -27,6 +28,7 @@ struct Q2_K {
   static constexpr int kPieceBytes = Weights::kBytes, kUnitBytes = 4 * kPieceBytes + 320;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 3, kOffset = 0;
+  using Search = AffineSuperBlocks<3, 16, 16, 15>;
 
   static void dequantize(const Block& b, float* out) {
     uint8_t q[256] = {};
@@ -37,6 +39,13 @@ struct Q2_K {
       const float m = dmin * static_cast<float>(b.scales[j] >> 4);
       for (int l = 16 * j; l < 16 * j + 16; ++l) out[l] = s * static_cast<float>(q[l]) - m;
     }
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {{}, {}, f.d, f.m};
+    for (int j = 0; j < 16; ++j)
+      b.scales[j] = static_cast<uint8_t>(f.scales[j] | f.minimums[j] << 4);
+    set_two_bits(b.qs, f.q, 0);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

@@ -15,6 +15,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/symmetric_super.h"
 
 namespace pyflow::quant {
 
@@ -31,6 +32,7 @@ struct Q3_K {
   static constexpr int kPieceBytes = Low::kBytes + High::kBytes, kUnitBytes = 4 * kPieceBytes + 256;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 7, kOffset = 4;
+  using Search = SymmetricSuperBlocks<Integers<-4, 3>, 16, 16, -32, 31, 50, 150, 24>;
 
   static int scale(const uint8_t* b, int j) {
     return ((b[j % 8] >> j / 8 * 4 & 15) | (b[8 + j % 4] >> j / 4 * 2 & 3) << 4) - 32;
@@ -45,6 +47,17 @@ struct Q3_K {
       const float s = d * static_cast<float>(scale(b.scales, j));
       for (int l = 16 * j; l < 16 * j + 16; ++l) out[l] = s * static_cast<float>(q[l] - 4);
     }
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {{}, {}, {}, f.d};
+    for (int j = 0; j < 16; ++j) {
+      uint8_t &low = b.scales[j % 8], &high = b.scales[8 + j % 4];
+      low = static_cast<uint8_t>(low | (f.scales[j] & 15) << j / 8 * 4);
+      high = static_cast<uint8_t>(high | f.scales[j] >> 4 << j / 4 * 2);
+    }
+    set_two_bits(b.qs, f.q, 0);
+    set_bits(b.hmask, f.q, 2);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

@@ -9,6 +9,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/symmetric.h"
 
 namespace pyflow::quant {
 
@@ -23,12 +24,18 @@ struct Q4_0 {
   static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = kPieceBytes + 64;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 15, kOffset = 8;
+  using Search = SymmetricBlocks<Integers<-8, 7>, 32, 50, 140, 28>;
 
   static void dequantize(const Block& b, float* out) {
     uint8_t q[32];
     get_nibbles(b.qs, 16, q);
     const float d = from_half(b.d);
     for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(q[j] - 8) * d;
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, {}};
+    set_nibbles(b.qs, 16, f.q);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

@@ -8,6 +8,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/affine.h"
 
 namespace pyflow::quant {
 
@@ -22,12 +23,18 @@ struct Q4_1 {
   static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = kPieceBytes + 128;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 15, kOffset = 0;
+  using Search = AffineBlocks<15, 32>;
 
   static void dequantize(const Block& b, float* out) {
     uint8_t q[32];
     get_nibbles(b.qs, 16, q);
     const float d = from_half(b.d), m = from_half(b.m);
     for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(q[j]) * d + m;
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, f.m, {}};
+    set_nibbles(b.qs, 16, f.q);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

@@ -8,6 +8,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/symmetric.h"
 
 namespace pyflow::quant {
 
@@ -23,6 +24,7 @@ struct Q5_0 {
   static constexpr int kPieceBytes = Nibbles::kBytes + High::kBytes, kUnitBytes = kPieceBytes + 64;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 31, kOffset = 16;
+  using Search = SymmetricBlocks<Integers<-16, 15>, 32, 60, 120, 28>;
 
   static void dequantize(const Block& b, float* out) {
     uint8_t q[32];
@@ -30,6 +32,12 @@ struct Q5_0 {
     get_fifth_bits(b.qh, q);
     const float d = from_half(b.d);
     for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(q[j] - 16) * d;
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, {}, {}};
+    set_nibbles(b.qs, 16, f.q);
+    set_fifth_bits(b.qh, f.q);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

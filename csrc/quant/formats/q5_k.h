@@ -10,6 +10,7 @@
 
 #include "quant/file_bits.h"
 #include "quant/k_scales.h"
+#include "quant/search/affine_super.h"
 
 namespace pyflow::quant {
 
@@ -26,6 +27,7 @@ struct Q5_K {
   static constexpr int kUnitBytes = 4 * kPieceBytes + KScales::kTileBytes;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 31, kOffset = 0;
+  using Search = AffineSuperBlocks<31, 32, 8, 63>;
 
   static void integers(const Block& b, uint8_t* q) {
     for (int g = 0; g < 4; ++g) get_nibbles(b.qs + 32 * g, 32, q + 64 * g);
@@ -41,6 +43,13 @@ struct Q5_K {
       const float m = dmin * static_cast<float>(KScales::minimum(b.scales, j));
       for (int l = 32 * j; l < 32 * j + 32; ++l) out[l] = s * static_cast<float>(q[l]) - m;
     }
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, f.m, {}, {}, {}};
+    KScales::set(b.scales, f.scales, f.minimums);
+    for (int g = 0; g < 4; ++g) set_nibbles(b.qs + 32 * g, 32, f.q + 64 * g);
+    set_bits(b.qh, f.q, 4);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

@@ -13,6 +13,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/symmetric_super.h"
 
 namespace pyflow::quant {
 
@@ -29,6 +30,7 @@ struct Q6_K {
   static constexpr int kUnitBytes = 4 * kPieceBytes + 320;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 63, kOffset = 32;
+  using Search = SymmetricSuperBlocks<Integers<-32, 31>, 16, 16, -128, 127, 70, 110, 28>;
 
   static void integers(const Block& b, uint8_t* q) {
     for (int half = 0; half < 2; ++half) get_nibbles(b.ql + 64 * half, 64, q + 128 * half);
@@ -43,6 +45,13 @@ struct Q6_K {
       const float s = d * static_cast<float>(static_cast<int8_t>(b.scales[j]));
       for (int l = 16 * j; l < 16 * j + 16; ++l) out[l] = s * static_cast<float>(q[l] - 32);
     }
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {{}, {}, {}, f.d};
+    for (int j = 0; j < 16; ++j) b.scales[j] = static_cast<uint8_t>(f.scales[j] - 128);
+    for (int half = 0; half < 2; ++half) set_nibbles(b.ql + 64 * half, 64, f.q + 128 * half);
+    set_two_bits(b.qh, f.q, 4);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

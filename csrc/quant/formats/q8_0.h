@@ -7,6 +7,7 @@
 
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/symmetric.h"
 
 namespace pyflow::quant {
 
@@ -20,10 +21,16 @@ struct Q8_0 {
   static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
   static constexpr int kPieceBytes = Bytes::kBytes, kUnitBytes = kPieceBytes + 64;
   static constexpr bool kSigned = true, kMinimum = false;
+  using Search = SymmetricBlocks<Integers<-127, 127>, 32, 93, 101, 20>;
 
   static void dequantize(const Block& b, float* out) {
     const float d = from_half(b.d);
     for (int j = 0; j < 32; ++j) out[j] = static_cast<float>(static_cast<int8_t>(b.qs[j])) * d;
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, {}};
+    for (int j = 0; j < 32; ++j) b.qs[j] = static_cast<uint8_t>(f.q[j] - 127);
+    return b;
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {

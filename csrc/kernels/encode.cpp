@@ -1,0 +1,94 @@
+#include "kernels/encode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/errors.h"
+#include "quant/formats.def"
+#include "quant/packed_tensor.h"
+
+namespace pyflow {
+namespace {
+
+constexpr float kLargestHalf = 65504.0f;
+constexpr float kLargestImportance = 1e30f;
+
+template <class Format>
+constexpr float largest() {
+  if constexpr (Format::kBlock == 1) {
+    return Format::kLargest;
+  } else {
+    return kLargestHalf;
+  }
+}
+
+template <class Format>
+void encode_blocks(const KernelTable& table, DType dtype, const SearchArgs& args, int64_t n_blocks,
+                   uint8_t* out) {
+  using Block = typename Format::Block;
+  const auto put = [out](int64_t i, const Block& block) {
+    std::memcpy(out + static_cast<size_t>(i) * sizeof(Block), &block, sizeof(Block));
+  };
+  if constexpr (Format::kBlock == 1) {
+    for (int64_t i = 0; i < n_blocks; ++i) put(i, Format::encode(args.x[i]));
+  } else {
+    constexpr int64_t kAtOnce = 16;
+    quant::Fields fields[kAtOnce];
+    for (int64_t b = 0; b < n_blocks; b += kAtOnce) {
+      const int64_t end = std::min(b + kAtOnce, n_blocks);
+      table.search[static_cast<size_t>(dtype)](args, b, end, fields);
+      for (int64_t i = b; i < end; ++i) put(i, Format::assemble(fields[i - b]));
+    }
+  }
+}
+
+struct Entry {
+  decltype(&encode_blocks<quant::F32>) encode;
+  float largest;
+};
+constexpr Entry kEntries[] = {
+#define PYFLOW_FORMAT(name, id, block, bytes) {encode_blocks<quant::name>, largest<quant::name>()},
+#include "quant/formats.def"
+#undef PYFLOW_FORMAT
+};
+
+std::string number(float x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", static_cast<double>(x));
+  return text;
+}
+
+}  // namespace
+
+Encoder::Encoder(DType dtype, int64_t n_cols, const float* importance, const KernelTable& table)
+    : dtype_(dtype),
+      n_cols_(n_cols),
+      importance_(importance),
+      table_(table),
+      row_bytes_(pyflow::row_bytes(dtype, n_cols)) {
+  for (int64_t i = 0; importance && i < n_cols; ++i)
+    if (!(importance[i] >= 0.0f && importance[i] <= kLargestImportance))
+      throw UnsupportedError("importance of column " + std::to_string(i) +
+                             ": expected a number from 0 to 1e30, found " + number(importance[i]));
+}
+
+void Encoder::encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t* out) const {
+  const Entry& entry = kEntries[static_cast<size_t>(dtype_)];
+  const int64_t n = n_rows * n_cols_;
+  bool fit = true;
+  for (int64_t i = 0; i < n; ++i) fit &= std::fabs(x[i]) <= entry.largest;  // not so for a NaN
+  if (!fit) {
+    int64_t i = 0;
+    while (std::fabs(x[i]) <= entry.largest) ++i;
+    throw UnsupportedError("row " + std::to_string(first_row + i / n_cols_) + ", column " +
+                           std::to_string(i % n_cols_) + ": expected weights that " +
+                           std::string(info(dtype_).name) + " can hold, finite and up to " +
+                           number(entry.largest) + ", found " + number(x[i]));
+  }
+  entry.encode(table_, dtype_, {x, importance_, n_cols_}, n / info(dtype_).block, out);
+}
+
+}  // namespace pyflow

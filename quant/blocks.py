@@ -1,0 +1,144 @@
+"""Weights into the blocks of a format and back, and what that costs in accuracy.
+
+    blocks = quantize(weights, "q4_k")         # uint8 (rows, bytes of a row), as a file holds them
+    values = dequantize(blocks, "q4_k")          # float32 (rows, columns)
+    distortion(weights, "q4_k").snr_db
+
+Formats are those of csrc/quant/formats.def, by their names in any case. For each block the scales
+are searched for that make the squared error least (csrc/quant/search), weighed by the importance of
+the columns where it is given. The same weights give the same bytes on every CPU and with any number
+of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyflow import _core
+from pyflow.errors import ShapeError, UnsupportedError
+
+# Fewer weights than these are done before threads have started.
+_WORTH_THREADS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a format stores weights."""
+
+    name: str
+    """As in formats.def and in GGUF: "Q4_K"."""
+    gguf_id: int
+    block: int
+    """Weights of a block; rows have a multiple of them."""
+    block_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.block_bytes / self.block
+
+
+FORMATS: dict[str, Format] = {
+    f["name"]: Format(f["name"], f["gguf_id"], f["block"], f["block_bytes"])
+    for f in _core.weight_formats()
+}
+"""By name, in upper case."""
+
+
+def format_of(name: str) -> Format:
+    """The format of that name, in any case; UnsupportedError when there is none."""
+    found = FORMATS.get(name.upper())
+    if found is None:
+        raise UnsupportedError(
+            f"weight format {name!r}: expected one of {', '.join(FORMATS)}, in any case"
+        )
+    return found
+
+
+def quantize(
+    weights: ArrayLike,
+    type: str,
+    importance: ArrayLike | None = None,
+    *,
+    n_threads: int | None = None,
+) -> NDArray[np.uint8]:
+    """The blocks of weights (..., columns): uint8 (..., bytes of a row).
+
+    Encoded are the weights as float32. importance: by how much a squared error in each column
+    counts, (columns,) numbers from 0 on, of any scale. n_threads: None for one per CPU that this
+    process may use.
+
+    ShapeError: columns that are no multiple of the format's block. UnsupportedError: no such
+    format, or a weight that it cannot hold, which is none that is finite and up to 65504.
+    """
+    rows = np.ascontiguousarray(weights, np.float32)
+    by = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    if n_threads is None:
+        n_threads = len(os.sched_getaffinity(0)) if rows.size >= _WORTH_THREADS else 1
+    pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
+    return _core.quantize(format_of(type).name, rows, by, pool)
+
+
+def dequantize(blocks: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
+    """The values of blocks (..., bytes of a row): float32 (..., columns)."""
+    form = format_of(type)
+    blocks = np.ascontiguousarray(blocks)
+    if blocks.dtype != np.uint8 or blocks.ndim == 0 or blocks.shape[-1] % form.block_bytes:
+        raise ShapeError(
+            f"blocks of {form.name}: expected rows of bytes, a multiple of {form.block_bytes} "
+            f"each, found {blocks.dtype} {blocks.shape}"
+        )
+    columns = blocks.shape[-1] // form.block_bytes * form.block
+    return _core.dequantize(form.name, blocks.reshape(-1), (*blocks.shape[:-1], columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Distortion:
+    """How far values are from the weights that they stand for; d is their difference, w the
+    importance, normalized to an average of 1."""
+
+    mse: float
+    """Mean of w d^2."""
+    relative: float
+    """Sum of w d^2 by sum of w x^2; 0 where there is no difference."""
+    mean_error: float
+    """Mean of |d|."""
+    max_error: float
+    """Largest |d|."""
+
+    @property
+    def snr_db(self) -> float:
+        """Signal to noise in decibels: infinite where there is no difference."""
+        return -10 * math.log10(self.relative) if self.relative else math.inf
+
+
+def distortion(weights: ArrayLike, type: str, importance: ArrayLike | None = None) -> Distortion:
+    """What quantizing weights (..., columns) to a format costs."""
+    return difference(weights, dequantize(quantize(weights, type, importance), type), importance)
+
+
+def difference(
+    weights: ArrayLike, values: ArrayLike, importance: ArrayLike | None = None
+) -> Distortion:
+    """How far values are from weights of the same shape (..., columns), by any scheme."""
+    x = np.asarray(weights, np.float32)
+    y = np.asarray(values, np.float32)
+    if x.shape != y.shape or x.size == 0:
+        raise ShapeError(f"distortion: expected two equal shapes, found {x.shape} and {y.shape}")
+    by = np.ones(x.shape[-1:]) if importance is None else np.asarray(importance, np.float64)
+    if by.shape != x.shape[-1:]:
+        raise ShapeError(f"importance: expected shape {x.shape[-1:]}, found {by.shape}")
+    by = by / mean if (mean := by.mean()) > 0 else np.ones_like(by)
+    d = x.astype(np.float64) - y
+    mse = float(np.mean(by * np.square(d)))
+    power = float(np.mean(by * np.square(x, dtype=np.float64)))
+    return Distortion(
+        mse=mse,
+        relative=0.0 if mse == 0.0 else mse / power if power > 0 else math.inf,
+        mean_error=float(np.abs(d).mean()),
+        max_error=float(np.abs(d).max()),
+    )

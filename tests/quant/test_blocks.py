@@ -1,0 +1,150 @@
+"""Quantizing any weights: how far off values may be, and what importance changes."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pyflow.quant import FORMATS, dequantize, difference, distortion, format_of, quantize
+
+from pyflow.errors import ShapeError, UnsupportedError
+
+# The root mean square error of a block by its largest magnitude: what plain rounding between the
+# extremes, of scales and minimums too, would at most leave. A search never has to leave more.
+BOUNDS = {
+    "Q4_0": 1 / 14,
+    "Q4_1": 1 / 15,
+    "Q5_0": 1 / 30,
+    "Q5_1": 1 / 31,
+    "Q8_0": 1 / 254,
+    "Q2_K": 1 / 3 + 1 / 15 + 1 / 30,
+    "Q3_K": 1 / 6 + 1 / 48,
+    "Q4_K": 1 / 15 + 2 / 126 + 1 / 126,
+    "Q5_K": 1 / 31 + 2 / 126 + 1 / 126,
+    "Q6_K": 1 / 62 + 1 / 248,
+    "IQ4_NL": 12 / 113,
+    "IQ4_XS": 12 / 113 + 127 / 113 / 62,
+}
+KINDS = (
+    "normal",
+    "uniform",
+    "heavy-tailed",
+    "one outlier",
+    "mostly zeros",
+    "all positive",
+    "two values",
+    "a ramp",
+)
+
+
+def block(kind: str, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    x = rng.normal(0, 1, n)
+    match kind:
+        case "uniform":
+            x = rng.uniform(-1, 1, n)
+        case "heavy-tailed":
+            x = rng.standard_cauchy(n)
+        case "one outlier":
+            x[rng.integers(n)] = rng.choice([-1, 1]) * 10.0 ** rng.uniform(1, 4)
+        case "mostly zeros":
+            x *= rng.random(n) < 0.1
+        case "all positive":
+            x = rng.uniform(0, 4) + rng.uniform(0, 1, n)
+        case "two values":
+            x = rng.choice(rng.normal(0, 1, 2), n)
+        case "a ramp":
+            x = np.linspace(*rng.normal(0, 1, 2), n)
+    return x
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 2**32 - 1),
+    size=st.floats(-7.5, 4.8),
+    weighed=st.booleans(),
+)
+def test_no_block_is_further_off_than_plain_rounding(
+    name: str, kind: str, seed: int, size: float, weighed: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.stack([block(kind, format_of(name).block, rng) for _ in range(3)])
+    x *= np.minimum(10.0**size, 65504) / np.maximum(abs(x).max(1, keepdims=True), 1e-30)
+    x = x.astype(np.float32)
+    importance = rng.lognormal(0, 2, x.shape[1]) if weighed else np.ones(x.shape[1])
+    values = dequantize(quantize(x, name, importance), name)
+    squared = (importance * np.square(values - x.astype(np.float64))).sum(1) / importance.sum()
+    most = abs(x).max(1)
+    # f16 rounds scales and minimums by 2^-11 of themselves, and by no less than 2^-25; the steps of
+    # IQ4 are 12 and more of its scale.
+    least = 2.0**-20 if name.startswith("IQ4") else 2.0**-23
+    assert (np.sqrt(squared) <= most * (BOUNDS[name] + 2.0**-10) + least).all()
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_less_is_lost_than_by_the_gguf_package(name: str) -> None:
+    rng = np.random.default_rng(0)
+    for x in (rng.normal(0, 0.02, (64, 512)), rng.standard_t(3, (64, 512))):
+        weights = x.astype(np.float32)
+        kind = gguf.GGMLQuantizationType[name]
+        theirs = gguf.quants.dequantize(gguf.quants.quantize(weights, kind), kind)
+        assert distortion(weights, name).mse < difference(weights, theirs).mse
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_quantizing_again_loses_next_to_nothing(name: str) -> None:
+    weights = np.random.default_rng(1).normal(0, 0.02, (64, 512)).astype(np.float32)
+    once = dequantize(quantize(weights, name), name)
+    again = distortion(once, name).mse
+    # Of super-blocks some do not find their own scales again.
+    allowed = 0.05 if format_of(name).block == 256 else 1e-5
+    assert again <= allowed * distortion(weights, name).mse
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_importance_lowers_the_error_that_it_weighs(name: str) -> None:
+    rng = np.random.default_rng(2)
+    weights = rng.normal(0, 0.02, (64, 512)).astype(np.float32)
+    importance = rng.lognormal(0, 1.5, 512)
+    plain = difference(weights, dequantize(quantize(weights, name), name), importance)
+    assert distortion(weights, name, importance).mse < 0.97 * plain.mse
+
+
+def test_more_bits_lose_less() -> None:
+    weights = np.random.default_rng(3).normal(0, 0.02, (32, 1024)).astype(np.float32)
+    by_bits = ["Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16", "F16", "F32"]
+    errors = [distortion(weights, name).mse for name in by_bits]
+    errors[6:8] = sorted(errors[6:8], reverse=True)  # BF16 has 8 bits too
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] == 0
+
+
+def test_a_distortion_is_what_its_fields_say() -> None:
+    x, y = np.array([[1.0, 2.0], [0.0, 4.0]]), np.array([[1.0, 1.0], [0.5, 4.0]])
+    found = difference(x, y, [3, 1])
+    assert found.mse == pytest.approx((1.5 * 0.25 + 0.5 * 1) / 4)
+    assert found.relative == pytest.approx((1.5 * 0.25 + 0.5) / (1.5 + 0.5 * 20))
+    assert (found.mean_error, found.max_error) == (0.375, 1.0)
+    assert found.snr_db == pytest.approx(-10 * np.log10(found.relative))
+    assert difference(x, x).snr_db == np.inf
+    with pytest.raises(ShapeError, match="two equal shapes"):
+        difference(x, y[0])
+    with pytest.raises(ShapeError, match="importance"):
+        difference(x, y, [1, 2, 3])
+
+
+def test_names_come_in_any_case_and_wrong_ones_are_refused() -> None:
+    x = np.ones((2, 3, 256), np.float16)
+    blocks = quantize(x, "q4_K", n_threads=2)
+    assert (blocks.shape, blocks.dtype) == ((2, 3, 144), np.uint8)
+    assert dequantize(blocks, "Q4_k").shape == x.shape
+    assert format_of("q3_k").bits_per_weight == 3.4375
+    assert set(BOUNDS) < set(FORMATS)
+    with pytest.raises(UnsupportedError, match="expected one of F32, F16"):
+        quantize(x, "q4")
+    with pytest.raises(ShapeError, match="multiple of 144 each"):
+        dequantize(blocks[..., :143], "q4_k")
