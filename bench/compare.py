@@ -43,13 +43,20 @@ class Child:
 
     def __init__(self, side: str, python: str, environment: dict[str, str]) -> None:
         self.side = side
-        self._process = subprocess.Popen(
-            [python, str(HERE / "sides.py"), side],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
+        try:
+            self._process = subprocess.Popen(
+                [python, str(HERE / "sides.py"), side],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is for this program, which then ends the others
+            )
+        except OSError as error:
+            raise SystemExit(
+                f"{side}: {python}: cannot be run: {error.strerror}; expected the Python of an "
+                "environment that has it"
+            ) from None
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One request, one answer; ends the program with the side's own words when it fails."""
@@ -226,7 +233,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> None:
+def main() -> int:
     options = parse()
     try:
         paths = [resolve(model).resolve() for model in options.model]
@@ -241,24 +248,34 @@ def main() -> None:
             child = stack.enter_context(Child(side, python, environment))
             sides[side] = child.ask("describe")
             children.append((child, tuple(sides[side]["variants"])))
-        run = {
+        run: dict[str, Any] = {
             "cpu": cpu,
             "n_cpus": len(os.sched_getaffinity(0)),
             "load_average_before": os.getloadavg()[0],
             "command": " ".join(["python", "bench/compare.py", *sys.argv[1:]]),
             "repeats": options.repeats,
             "sides": sides,
-            "rows": [
-                row
-                for path in paths
-                for n_threads in options.threads
-                for row in measure(children, path, n_threads, options)
-            ],
+            "rows": [],
         }
+        if run["load_average_before"] > run["n_cpus"]:
+            print(
+                f"warning: a load average of {run['load_average_before']:.1f} on {run['n_cpus']} "
+                "CPUs: the ratios will be those of a busy machine",
+                file=sys.stderr,
+            )
+        interrupted = False
+        try:
+            for path in paths:
+                for n_threads in options.threads:
+                    run["rows"] += measure(children, path, n_threads, options)
+        except KeyboardInterrupt:
+            interrupted = True
+            print("interrupted", file=sys.stderr)
     print(json.dumps(run, indent=1) if options.output == "json" else as_markdown(run))
-    if options.plot:
+    if options.plot and run["rows"]:
         draw(run, options.plot)
+    return 130 if interrupted else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Decoding while threads do not get the cores they were made for.
 
-usage: python bench/contention.py MODEL [MODEL ...]
+    python bench/contention.py MODEL [MODEL ...]
 
 More threads than cores, and neighbours that keep a core busy, against as many threads as cores on a
 machine of its own; in turns of 12 tokens, there and back. Prints medians of tokens per second.
@@ -8,26 +8,36 @@ machine of its own; in turns of 12 tokens, there and back. Prints medians of tok
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from statistics import median
 
 import numpy as np
 
 import pyflow
-from pyflow.topology import default_threads
+from pyflow.errors import PyflowError
+from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 N_TOKENS, N_ROUNDS, N_PROMPT = 12, 8, 64
 # Teams learn what cores they get while they run.
 SETTLE_S = 1.0
 
 
-def neighbours(n: int) -> list[subprocess.Popen[bytes]]:
-    """Processes that compute for at most a minute."""
+@contextmanager
+def neighbours(n: int) -> Iterator[None]:
+    """Beside n processes that compute, for at most a minute."""
     loop = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
-    return [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(n)]
+    busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def decode(context: pyflow.Context, n_tokens: int) -> float:
@@ -39,7 +49,7 @@ def decode(context: pyflow.Context, n_tokens: int) -> float:
 
 
 def measure(name: str) -> None:
-    n_cores, _ = default_threads()
+    n_cores, _ = choose_threads(this_machine(), cgroup_cpus())
     settings = [(n_cores, 0), (2 * n_cores, 0), (n_cores, 1), (n_cores, n_cores)]
     rates: dict[tuple[int, int], list[float]] = {setting: [] for setting in settings}
     with ExitStack() as stack:
@@ -50,16 +60,14 @@ def measure(name: str) -> None:
         for i in range(N_ROUNDS):
             for setting in settings if i % 2 else settings[::-1]:
                 n_threads, n_busy = setting
-                context, busy = contexts[n_threads], neighbours(n_busy)
-                context.clear()
-                context.forward(np.arange(N_PROMPT, dtype=np.int32), logits="none")
-                end = time.monotonic() + SETTLE_S
-                while time.monotonic() < end:
-                    decode(context, 1)
-                rates[setting].append(decode(context, N_TOKENS))
-                for process in busy:
-                    process.kill()
-                    process.wait()
+                context = contexts[n_threads]
+                with neighbours(n_busy):
+                    context.clear()
+                    context.forward(np.arange(N_PROMPT, dtype=np.int32), logits="none")
+                    end = time.monotonic() + SETTLE_S
+                    while time.monotonic() < end:
+                        decode(context, 1)
+                    rates[setting].append(decode(context, N_TOKENS))
     alone = median(rates[settings[0]])
     for (n_threads, n_busy), found in rates.items():
         rate = median(found)
@@ -70,10 +78,23 @@ def measure(name: str) -> None:
         )
 
 
-if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    options = parser.parse_args()
     print("| model | threads | busy neighbours | t/s | of as many threads as cores, alone |")
-    print("|---|---|---|---|---|")
-    for model_name in sys.argv[1:]:
-        measure(model_name)
+    print("|---|---|---|---|---|", flush=True)
+    try:
+        for name in options.models:
+            measure(name)
+    except PyflowError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

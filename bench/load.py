@@ -1,6 +1,6 @@
 """From the start of a program to the first logits, beside what its memory alone costs.
 
-usage: python bench/load.py [-m MODEL ...] [-t N] [-r N]
+    python bench/load.py [-m MODEL ...] [-t N] [-r N]
 
 A loaded model is new memory of the size of its weights. The host of a virtual machine may have lent
 that to others, and then takes longer to give it back than pyflow to fill it. So each turn comes in
@@ -19,10 +19,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 import pyflow
+from pyflow.errors import PyflowError
 
 _PROGRAM = """
 import sys, time
@@ -42,27 +44,49 @@ def touch(nbytes: int, n_threads: int) -> float:
     with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         parts = np.array_split(np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE], n_threads)
-        with ThreadPoolExecutor(n_threads) as threads:
-            list(threads.map(lambda part: part.fill(1), parts))
-        del parts  # or the memory could not be given back
+        try:
+            with ThreadPoolExecutor(n_threads) as threads:
+                list(threads.map(lambda part: part.fill(1), parts))
+        finally:
+            parts.clear()  # or the memory could not be given back
     return time.monotonic() - start
 
 
 def run(name: str, n_threads: int) -> list[float]:
     """Of a new process: seconds until the model is there, until its first logits, and of load."""
     command = [sys.executable, "-c", _PROGRAM, name, str(n_threads)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise PyflowError(f"{name}: the process that loads it ended with {done.returncode}")
     return [float(word) for word in done.stdout.split()]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("-m", "--models", nargs="+", default=["qwen2.5-coder-1.5b"])
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-r", "--repeats", type=int, default=5)
-    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n", 1)[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("-m", "--models", nargs="+", default=["qwen2.5-coder-1.5b"], help="names")
+    parser.add_argument("-t", "--threads", type=int, default=2, help="threads of the loading")
+    parser.add_argument("-r", "--repeats", type=int, default=5, help="turns of each kind")
+    parser.add_argument("-o", "--output", choices=("md", "json"), default="md", help="form")
     options = parser.parse_args()
-    rows = []
+    if min(options.threads, options.repeats) < 1:
+        parser.error("-t and -r: expected 1 or more")
+    try:
+        show(measure(options), options.output)
+    except PyflowError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """For each model and kind of memory, the samples and their medians."""
+    rows: list[dict[str, Any]] = []
     for name in options.models:
         nbytes = pyflow.plan(name).weights
         run(name, options.threads)  # brings the file into the page cache
@@ -75,9 +99,13 @@ def main() -> int:
             rows.append({"model": name, "weights": nbytes, "memory": memory, "samples": found})
             for i, key in enumerate(("touch_s", "loaded_s", "first_logits_s", "load_s")):
                 rows[-1][key] = statistics.median(sample[i] for sample in found)
-    if options.output == "json":
+    return rows
+
+
+def show(rows: list[dict[str, Any]], output: str) -> None:
+    if output == "json":
         json.dump(rows, sys.stdout, indent=1)
-        return 0
+        return
     print("| model | weights, MiB | memory | touching it | loaded | first logits |")
     print("|---|---|---|---|---|---|")
     for row in rows:
@@ -87,7 +115,6 @@ def main() -> int:
             f"| {row['touch_s']:.2f} s | {row['loaded_s']:.2f} s "
             f"| {row['first_logits_s']:.2f} s ({min(ends):.2f}..{max(ends):.2f}) |"
         )
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every table and chart of docs/speculative.md, by `pyflow bench spec`.
 
-usage: python bench/speculation.py SPEC_BENCH_QUESTIONS FOLDER [TABLE ...]
+    python bench/speculation.py SPEC_BENCH_QUESTIONS FOLDER [TABLE ...]
 
 Writes <table>.json with every sample, and <table>.md; those that are there already stay, so that a
 run that was stopped goes on where it was.
@@ -8,6 +8,7 @@ run that was stopped goes on where it was.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -80,6 +81,9 @@ def main(questions: str, folder: Path, wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("questions", help="Spec-Bench's question.jsonl")
+    parser.add_argument("folder", type=Path, help="where the tables go")
+    parser.add_argument("tables", nargs="*", help="names of tables; all where none is given")
+    given = parser.parse_args()
+    sys.exit(main(given.questions, given.folder, given.tables))

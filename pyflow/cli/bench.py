@@ -110,6 +110,7 @@ def _range(text: str) -> Iterator[int]:
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
 )
+@click.option("--json", "output", flag_value="json", help="The same as -o json.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -161,7 +162,7 @@ def command(
     groups = [group for group in groups if group]
     if not groups:
         raise click.UsageError("there is nothing to measure: -p and -n are both 0")
-    n_ctx = max(test.n_ctx for group in groups for test in group)
+    n_ctx = max(2, *(test.n_ctx for group in groups for test in group))
     if pipeline:
         tests = [test for group in groups for test in group]
         text = None if file is None else inputs.read(file)
@@ -178,18 +179,21 @@ def command(
         return
     results: list[dict[str, Any]] = []
     thread_counts: list[int | None] = [*threads] if threads else [None]
-    with progress("measuring") as show:
-        for i, n_threads in enumerate(thread_counts):
-            with options.load(model, n_threads, numa) as loaded:
-                options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
-                for j, group in enumerate(groups, 1):
-                    results += measure(loaded, group, repetitions, cast("CacheType", cache_type))
-                    if show is not None:
-                        show(len(groups) * i + j, len(groups) * len(thread_counts))
-    if output == "json":
-        print_json(results, indent=2)
-    else:
-        click.echo(_tables(results))
+    try:
+        with progress("measuring") as show:
+            for i, n_threads in enumerate(thread_counts):
+                with options.load(model, n_threads, numa) as loaded:
+                    options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
+                    for j, group in enumerate(groups, 1):
+                        cells = cast("CacheType", cache_type)
+                        results.extend(measure(loaded, group, repetitions, cells))
+                        if show is not None:
+                            show(len(groups) * i + j, len(groups) * len(thread_counts))
+    finally:
+        if output == "json" and results:
+            print_json(results, indent=2)
+        elif results:
+            click.echo(_tables(results))
 
 
 def _refuse_options(ctx: click.Context, name: str) -> None:

@@ -73,6 +73,7 @@ def _examine() -> dict[str, Any]:
 
 def _report(found: dict[str, Any]) -> str:
     gib = 2**30
+    threads = f"{found['threads']} thread{'s' if found['threads'] > 1 else ''}"
     rows = {
         "pyflow": f"{found['pyflow']}, Python {found['python']}, {found['system']}",
         "CPU": f"{found['cpu']}: {found['topology']['text']}",
@@ -82,7 +83,7 @@ def _report(found: dict[str, Any]) -> str:
         "numa": _numa(found),
         "memory": f"{found['memory_available'] / gib:.1f} GiB available"
         f" of {found['memory_total'] / gib:.1f} GiB",
-        "bandwidth": f"{found['read_bandwidth'] / 1e9:.1f} GB/s read by {found['threads']} threads:"
+        "bandwidth": f"{found['read_bandwidth'] / 1e9:.1f} GB/s read by {threads}:"
         " a model of 1 GB generates at most"
         f" {found['read_bandwidth'] / 1e9:.0f} tokens/s",
         "models": ", ".join(found["pulled"]) or "none pulled; run 'pyflow pull smollm2'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT = SamplingParams()
 MAX_THREADS = 1024
+# Threads for each CPU from which on teams cannot leave enough of them out to keep their speed.
+_CROWDED = 4
 
 
 def _no_empty(
@@ -223,6 +226,13 @@ def load(name: str | None, n_threads: int | None, numa: NumaMode | Placement | N
     """The model that -m, -t and --numa ask for; what is not as asked goes to standard error."""
     from pyflow.engine import load as load_model
 
+    cpus = len(os.sched_getaffinity(0))
+    if n_threads is not None and n_threads > _CROWDED * cpus:
+        click.echo(
+            f"warning: {n_threads} threads on {cpus} CPUs: they take turns, which costs time; "
+            f"choose -t {cpus} or less",
+            err=True,
+        )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load_model(name or default_model(), n_threads=n_threads, numa=numa)

@@ -63,7 +63,8 @@ def measure(
     """A result for each test, all of one depth.
 
     Samples are taken in turn, the order mirrored from one repetition to the next, so that a machine
-    that slows down does so for all tests; the bounds are measured right after each sample.
+    that slows down does so for all tests; the bounds are measured right after each sample. What was
+    measured before an interruption is still told.
     """
     started = datetime.now(UTC)
     n_ctx = max(test.n_ctx for test in tests)
@@ -71,17 +72,23 @@ def measure(
     tokens = np.random.default_rng(1).integers(0, model.spec.n_vocab, n_ctx, dtype=np.int32)
     samples: dict[Test, list[int]] = {test: [] for test in tests}
     bounds: dict[Test, list[float]] = {test: [] for test in tests}
-    with model.context(n_ctx, n_batch=N_BATCH, cache_type=cache_type) as context:
-        for run in range(-1, repetitions):
-            for test in tests if run % 2 else reversed(tests):
+    interruption = None
+    with model.context(max(2, n_ctx), n_batch=N_BATCH, cache_type=cache_type) as context:
+        turns = ((run, t) for run in range(-1, repetitions) for t in tests[:: 1 if run % 2 else -1])
+        try:
+            for run, test in turns:
                 _go_to(context, tokens[: test.n_depth])
                 spent = _timed(context, test, tokens)
                 bound = (model.stage.dot_rate if test.n_prompt else model.stage.read_rate)(_PROBES)
                 if run >= 0:  # the first turn warms up
                     samples[test].append(spent)
                     bounds[test].append(bound)
+        except KeyboardInterrupt as error:
+            interruption = error
     for test in tests:
         ns = samples[test]
+        if not ns:
+            continue
         yield {
             **setting(
                 model,
@@ -95,6 +102,8 @@ def measure(
             **_bounds(model, test, statistics.median(ns), statistics.median(bounds[test])),
             "of_one_row": _of_one_row(test, samples),
         }
+    if interruption is not None:
+        raise interruption
 
 
 def speeds(test: Test, started: datetime, ns: list[int]) -> dict[str, Any]:
@@ -213,7 +222,7 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
 def _of_one_row(test: Test, samples: dict[Test, list[int]]) -> float | None:
     """How much longer the batch takes than one of one row; None where that was not measured."""
     one = samples.get(Test(test.n_depth, n_rows=1))
-    if not test.n_rows or one is None:
+    if not test.n_rows or not one:
         return None
     return statistics.median(samples[test]) / statistics.median(one)
 

@@ -1,0 +1,72 @@
+"""Every program of bench/ starts, explains itself, and refuses what it cannot do in a few lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+# The programs import what lies beside them.
+ENVIRONMENT = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "__main__" in path.read_text())
+
+
+def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / program), *args]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=ENVIRONMENT
+    )
+
+
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p not in ("sides.py", "cluster_rank.py")]
+)
+def test_programs_explain_themselves(program: str) -> None:
+    done = run(program, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "message"),
+    [
+        ("contention.py", ["nosuch"], "nosuch"),
+        ("load.py", ["-m", "nosuch"], "nosuch"),
+        ("load.py", ["-r", "0"], "expected 1 or more"),
+        ("compare.py", ["-m", "nosuch", "--peer-python", sys.executable], "nosuch"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_a_line(
+    program: str, args: list[str], message: str
+) -> None:
+    done = run(program, *args)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.model
+def test_a_peer_that_is_not_there_is_told(model_path: Callable[[str], Path]) -> None:
+    done = run("compare.py", "-m", str(model_path("smollm2")), "--peer-python", "/no/such/python")
+    assert done.returncode == 1
+    assert "/no/such/python: cannot be run: No such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.model
+def test_an_interruption_is_quiet(model_path: Callable[[str], Path]) -> None:
+    model = str(model_path("smollm2"))
+    command = [sys.executable, str(BENCH / "load.py"), "-m", model, "-r", "1000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted"
