@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyflow.formats import Checkpoint
 
-from ..errors import FormatError, ShapeError, UnsupportedError
+from ..errors import FormatError, ShapeError, SpecError, UnsupportedError
 from ..spec import ModelSpec
 from .build import Built, build
 from .document import Document, family, load
@@ -75,6 +75,16 @@ def describe(checkpoint: Checkpoint) -> Description:
     FormatError, SpecError: a value is missing or wrong, or nothing says what model it is.
     UnsupportedError: a family or a variant that is not known here.
     """
+    try:
+        return _describe(checkpoint)
+    except SpecError as error:  # of a family's file, by a model that does not suit it
+        path = checkpoint.path
+        if str(path.parent) in str(error):
+            raise
+        raise SpecError(f"{path}: {error}") from None
+
+
+def _describe(checkpoint: Checkpoint) -> Description:
     document, source = _find(checkpoint)
     tensors = {t.name: t for t in checkpoint.tensors}
     facts = Facts(document["facts"], source, tensors.keys())

@@ -72,7 +72,7 @@ Shape: TypeAlias = Param | Word | Words | Named | Steps | Tensors | Mapping[str,
 NORM: Table = {
     "type": Param(Choice.of("rms", "layer"), "rms"),
     "eps": Param(Number(least=0)),
-    "weight": Param(Flag(), True),
+    "weight": Param(Flag(auto=True), True),
     "bias": Param(Flag(auto=True), None),  # None: a layer norm has one
     "add": Param(Number(), 0.0),
 }

@@ -26,6 +26,9 @@ _SHOWN = 60
 class ConfigScope(Scope, Protocol):
     """What the names and keys of a spec stand for, for one model."""
 
+    def resolved(self, name: str) -> Resolved:
+        """A fact, and where it is from. UnresolvedError: there is no such fact."""
+
     def config(self, key: str) -> Value | None: ...
     def config_label(self, key: str) -> str:
         """File and key, for messages."""
@@ -92,6 +95,8 @@ class Given:
                 tried[scope.config_label(one.name)] = None
             elif isinstance(one, Expression):
                 try:
+                    if (one.text,) == one.names:  # so that a fault is told of where it stands
+                        return scope.resolved(one.text)
                     return Resolved(one.evaluate(scope), f"{self.where}: {one.text}", True)
                 except UnresolvedError as error:
                     tried[str(error)] = None

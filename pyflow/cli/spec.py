@@ -1,0 +1,110 @@
+"""`pyflow spec`: what a model is made of, and whether its files have all of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow import catalogue, formats
+from pyflow.cli import Group, options
+from pyflow.cli.output import print_json
+from pyflow.text import printable
+
+if TYPE_CHECKING:
+    from pyflow.specs import Description
+
+_SHOWN = 20
+_TITLES = {
+    "missing": "missing tensors",
+    "shape": "tensors of another shape",
+    "unused": "tensors that have no place in the model",
+}
+
+
+@click.group("spec", cls=Group)
+def command() -> None:
+    """Say what a model is made of, and whether its files have all of it."""
+
+
+@command.command("check")
+@click.argument("file", metavar="FILE|DIR")
+@options.as_json
+@click.pass_context
+def check(ctx: click.Context, *, file: str, as_json: bool) -> None:
+    """Hold the model in FILE, in the folder DIR, or pulled by its name, against its spec.
+
+    The spec is a pyflow.toml in its folder, or that of the family that its metadata or its
+    config.json name. Shown are the layers, and tensors that are missing, of another shape, or have
+    no place, with the nearest names. Nothing is loaded. Exits with 3 when it does not fit.
+    """
+    from pyflow.specs import describe
+
+    description = describe(formats.open(catalogue.resolve(file)))
+    found = _found(description)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    if not found["fits"]:
+        ctx.exit(3)
+
+
+def _found(description: Description) -> dict[str, Any]:
+    from pyflow.specs import plan
+    from pyflow.specs.document import label
+
+    built, spec = description.built, description.built.spec
+    facts = {name: fact.value for name, fact in description.facts.known().items()}
+    embedding, head = plan.ends(spec) if spec else (None, None)
+    return {
+        "path": str(description.checkpoint.path),
+        "spec": label(description.document.path),
+        "name": description.document.name,
+        "fits": not built.problems and not built.unsupported and spec is not None,
+        "problems": [asdict(problem) for problem in built.problems],
+        "more_problems": built.is_cut,
+        "unsupported": list(built.unsupported),
+        "ignored": sorted(built.ignored),
+        "facts": facts,
+        "embedding": embedding,
+        "layers": [
+            {"which": str(one), "numbers": one.numbers, "blocks": one.blocks}
+            for one in plan.layers(spec)
+        ]
+        if spec
+        else None,
+        "head": head,
+        "n_ctx": spec.n_ctx_train if spec else None,
+        "n_tensors": len(built.used),
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    click.echo(f"{printable(found['path'])}: {found['name']}, as {found['spec']} describes it")
+    if found["layers"] is not None:
+        click.echo(f"{found['n_ctx']} positions, {found['n_tensors']} tensors\n")
+        click.echo(f"embedding: {found['embedding']}")
+        for one in found["layers"]:
+            click.echo("\n".join([f"{one['which']}:", *(f"  {block}" for block in one["blocks"])]))
+        click.echo(f"head: {found['head']}")
+    if found["ignored"]:
+        _list("left out, as the spec says", found["ignored"])
+    for kind, title in _TITLES.items():
+        texts = [problem["text"] for problem in found["problems"] if problem["kind"] == kind]
+        if texts:
+            _list(title, texts)
+    if found["more_problems"]:
+        click.echo("and more: is this spec that of another model?")
+    if found["unsupported"]:
+        _list("what this build cannot run", found["unsupported"])
+    click.echo("\nit fits" if found["fits"] else "\nit does not fit")
+
+
+def _list(title: str, lines: list[str]) -> None:
+    click.echo(f"\n{title}: {len(lines)}")
+    for line in lines[:_SHOWN]:
+        click.echo(f"  {printable(line)}")
+    if len(lines) > _SHOWN:
+        click.echo(f"  and {len(lines) - _SHOWN} more; --json has all")

@@ -1,0 +1,248 @@
+"""Tiny models of transformers, one for each way in which families are laid out: their config.json
+as it is found on hubs, which is older than what transformers writes today."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "tie_word_embeddings": False,
+}
+
+
+def _model(model_type: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        **_SIZES,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        **more,
+    }
+
+
+def _falcon(**more: Any) -> dict[str, Any]:
+    return {"model_type": "falcon", **_SIZES, "max_position_embeddings": 64, "bias": False} | more
+
+
+_LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_type": "llama3",
+}
+_PHI3 = _model(
+    "phi3",
+    rope_scaling={
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 2.0, 2.5, 3.0],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 12.0],
+    },
+    original_max_position_embeddings=20,
+    sliding_window=None,
+    pad_token_id=0,
+)
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama2": _model("llama", num_key_value_heads=4, rms_norm_eps=1e-5),
+    "llama3": _model("llama", rope_theta=500000.0, rope_scaling=_LLAMA3, tie_word_embeddings=True),
+    "llama_biases": _model(
+        "llama", attention_bias=True, mlp_bias=True, head_dim=32, num_hidden_layers=3
+    ),
+    "llama_linear": _model("llama", rope_scaling={"type": "linear", "factor": 4.0}),
+    "llama_dynamic": _model(
+        "llama", rope_scaling={"type": "dynamic", "factor": 4.0}, max_position_embeddings=10
+    ),
+    "llama_yarn": _model(
+        "llama",
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "mistral": _model("mistral", sliding_window=9, rope_theta=10000.0),
+    "yi": _model("llama", num_key_value_heads=1, rope_theta=5e6, pad_token_id=0),
+    "mixtral": _model(
+        "mixtral",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_theta=1e6,
+        sliding_window=None,
+    ),
+    "qwen2": _model(
+        "qwen2",
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+    ),
+    "qwen3": _model("qwen3", head_dim=32, rope_theta=1e6),
+    "qwen2moe": _model(
+        "qwen2_moe",
+        num_hidden_layers=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=56,
+        decoder_sparse_step=2,
+        norm_topk_prob=False,
+        mlp_only_layers=[],
+    ),
+    "gemma": _model(
+        "gemma", head_dim=32, num_key_value_heads=1, tie_word_embeddings=True, hidden_act="gelu"
+    ),
+    "gemma2": _model(
+        "gemma2",
+        head_dim=32,
+        query_pre_attn_scalar=24,
+        sliding_window=8,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=3.0,
+        num_hidden_layers=3,
+        tie_word_embeddings=True,
+        hidden_activation="gelu_pytorch_tanh",
+    ),
+    "gemma3": _model(
+        "gemma3_text",
+        head_dim=32,
+        query_pre_attn_scalar=48,
+        sliding_window=8,
+        sliding_window_pattern=2,
+        num_hidden_layers=3,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        tie_word_embeddings=True,
+    ),
+    "falcon7b": _falcon(
+        multi_query=True,
+        parallel_attn=True,
+        alibi=False,
+        new_decoder_architecture=False,
+        tie_word_embeddings=True,
+    ),
+    "falcon40b": _falcon(
+        num_kv_heads=2,
+        num_attention_heads=8,
+        hidden_size=128,
+        new_decoder_architecture=True,
+        parallel_attn=True,
+        alibi=False,
+    ),
+    "falcon11b": _falcon(
+        num_kv_heads=2,
+        new_decoder_architecture=True,
+        num_ln_in_parallel_attn=1,
+        ffn_hidden_size=80,
+        rope_theta=500042.0,
+        alibi=False,
+    ),
+    "falcon_rw": _falcon(
+        multi_query=False,
+        parallel_attn=False,
+        alibi=True,
+        bias=True,
+        new_decoder_architecture=False,
+        tie_word_embeddings=True,
+    ),
+    "falcon_sequential": _falcon(
+        multi_query=False,
+        parallel_attn=False,
+        alibi=False,
+        bias=True,
+        new_decoder_architecture=False,
+    ),
+    "phi3": _model("phi3", sliding_window=9, original_max_position_embeddings=64, pad_token_id=0),
+    "phi3_longrope": _PHI3,
+    "phi3_longrope_short": _PHI3,
+    "phi4_mini": _PHI3
+    | {
+        "partial_rotary_factor": 0.75,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 2.0],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+        },
+    },
+    "bloom": {
+        "model_type": "bloom",
+        "hidden_size": 96,
+        "n_layer": 2,
+        "n_head": 6,
+        "vocab_size": 96,
+        "layer_norm_epsilon": 1e-5,
+        "apply_residual_connection_post_layernorm": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 48,
+        "n_ctx": 48,
+        "vocab_size": 96,
+        "activation_function": "gelu_new",
+    },
+    "gpt_neox": {
+        "model_type": "gpt_neox",
+        **_SIZES,
+        "max_position_embeddings": 64,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000,
+        "use_parallel_residual": True,
+    },
+    "gpt_neox_sequential": {
+        "model_type": "gpt_neox",
+        **_SIZES,
+        "max_position_embeddings": 64,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 5000,
+        "use_parallel_residual": False,
+        "hidden_act": "gelu_fast",
+    },
+    "stablelm": _model(
+        "stablelm", partial_rotary_factor=0.25, use_qkv_bias=True, num_key_value_heads=4
+    ),
+    "stablelm2_12b": _model(
+        "stablelm",
+        partial_rotary_factor=0.5,
+        qk_layernorm=True,
+        use_parallel_residual=True,
+    ),
+    "starcoder2": _model(
+        "starcoder2",
+        sliding_window=9,
+        use_bias=True,
+        hidden_act="gelu_pytorch_tanh",
+        rope_theta=1e5,
+        tie_word_embeddings=True,
+    ),
+    "olmo2": _model("olmo2", rope_theta=5e5, pad_token_id=1),
+    "granite": _model(
+        "granite",
+        attention_multiplier=0.1,
+        embedding_multiplier=12.0,
+        logits_scaling=3.0,
+        residual_multiplier=0.22,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
+}
+
+MORE: dict[str, dict[str, Any]] = {
+    "gemma": {"norm_mean": 0.0},
+    "gemma2": {"norm_mean": 0.0},
+    "gemma3": {"norm_mean": 0.0},
+    "llama_dynamic": {"n_ctx": 40},
+    "phi3_longrope_short": {"n_tokens": 20, "n_ctx": 20},
+}
+"""What a fixture says besides."""

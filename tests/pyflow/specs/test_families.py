@@ -1,0 +1,71 @@
+"""Every family gives the logits of other programs, from the folders of hubs and from GGUF files,
+and so does a model that is described by a spec of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyflow import _core, formats
+from pyflow.errors import UnsupportedError
+from pyflow.specs import build_spec
+
+from . import tiny
+
+FIXTURES = Path(__file__).parents[2] / "golden/families"
+SPECS = Path(__file__).parent / "data"
+NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))
+REFUSED = {"hf_falcon_rw": "alibi", "hf_stablelm2_12b": "qk_layernorm"}
+TOLERANCE = 2e-3
+"""Of the largest logit: keys and values are kept in F16 here."""
+POOL = _core.ThreadPool(1, False)
+
+
+def fixture(name: str) -> tiny.Fixture:
+    read: tiny.Fixture = json.loads((FIXTURES / f"{name}.json").read_text())
+    return read
+
+
+def logits(checkpoint: Any, tokens: list[int], n_ctx: int, regime: Any) -> tiny.Logits:
+    """After each of the tokens: prefill runs them in one step, decode one by one."""
+    stage = _core.Stage(checkpoint.native, build_spec(checkpoint).stage(), POOL)
+    context = _core.Context(stage, n_ctx=n_ctx, n_seq_max=1, n_batch=64, cache_type="f16")
+    step = len(tokens) if regime == "prefill" else 1
+    parts = []
+    for first in range(0, len(tokens), step):
+        ids = np.array(tokens[first : first + step], np.int32)
+        at = np.arange(first, first + len(ids), dtype=np.int32)
+        rows = np.arange(len(ids), dtype=np.int32)
+        parts.append(context.forward(ids, at, 0, rows, regime))
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("regime", ["prefill", "decode"])
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*REFUSED}))
+def test_logits_are_those_of_the_other_program(name: str, regime: str, tmp_path: Path) -> None:
+    golden = fixture(name)
+    checkpoint = formats.open(tiny.write(tmp_path, golden))
+    if name.startswith("own_"):
+        shutil.copy(SPECS / f"{name.removeprefix('own_')}.toml", tmp_path / "pyflow.toml")
+    got = logits(checkpoint, golden["tokens"], golden.get("n_ctx", 64), regime)[golden["rows"]]
+    want = np.array(golden["logits"])
+    assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", sorted(n for n in {*NAMES} - {*REFUSED} if n.startswith("hf_")))
+def test_configs_of_today_say_the_same(name: str, tmp_path: Path) -> None:
+    golden = fixture(name)
+    spec = build_spec(formats.open(tiny.write(tmp_path, golden)))
+    (tmp_path / "config.json").write_text(json.dumps(golden["saved"]))
+    assert build_spec(formats.open(tmp_path)) == spec
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_variants_that_are_not_known_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=REFUSED[name]):
+        build_spec(formats.open(tiny.write(tmp_path, fixture(name))))

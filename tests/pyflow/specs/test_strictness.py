@@ -1,0 +1,276 @@
+"""Specs and configurations that are wrong, or mean harm, end in an error that says where."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyflow import formats
+from pyflow.errors import FormatError, SpecError, UnsupportedError
+from pyflow.specs import build_spec
+from pyflow.specs.document import families, family_names, load
+
+from . import tiny
+
+GOLDEN = Path(__file__).parents[2] / "golden/families/hf_llama2.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a llama that is sound."""
+    golden = json.loads(GOLDEN.read_text())
+    tiny.write(tmp_path, golden)
+    return tmp_path
+
+
+def with_spec(folder: Path, text: str) -> Path:
+    (folder / "pyflow.toml").write_text(text)
+    return folder
+
+
+def with_config(folder: Path, **changes: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value != "absent"})
+    )
+    return folder
+
+
+def fault(folder: Path, error: type[Exception]) -> str:
+    """What is said of it; in less than a second."""
+    start = time.monotonic()
+    with pytest.raises(error) as found:
+        build_spec(formats.open(folder))
+    assert time.monotonic() - start < 1
+    assert len(str(found.value)) < 1000
+    return str(found.value)
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+def test_every_family_keeps_the_grammar(kind: str) -> None:
+    named = family_names(kind)
+    assert {load(path, kind).name for path in named.values()} <= {p.stem for p in families()}
+    assert {"llama", "qwen2", "falcon"} <= named.keys()
+
+
+HEAD = 'spec = 1\nname = "own"\nextends = "llama"\n'
+
+WRONG_SPECS = {
+    "no version": ('name = "own"', "spec: expected 1, the version of the grammar, found None"),
+    "version": ('spec = 2\nname = "own"', "spec: expected 1, the version of the grammar, found 2"),
+    "version of another type": ("spec = true", "found True"),
+    "no toml": ("spec = ", "expected TOML"),
+    "unknown table": (HEAD + "[decodr]\nn_layers = 2", "did you mean decoder"),
+    "unknown key": (HEAD + "[blocks.attention]\nn_head = 4", "did you mean n_heads"),
+    "a key of another block": (HEAD + "[blocks.norm]\nwindow = 4", "no key 'window'"),
+    "a text for a number": (
+        HEAD + '[blocks.norm]\neps = "1e-5"',
+        "blocks.norm.eps: expected a fin",
+    ),
+    "a negative number": (HEAD + "[blocks.norm]\neps = -1.0", "finite number from 0"),
+    "a number that is not finite": (HEAD + "[blocks.norm]\neps = inf", "finite number"),
+    "a flag for a number": (HEAD + "[decoder]\nn_layers = true", "an integer from 1 to 4096"),
+    "too many layers": (HEAD + "[decoder]\nn_layers = 100000000", "an integer from 1 to 4096"),
+    "half a layer": (HEAD + "[decoder]\nn_layers = 1.5", "an integer from 1 to 4096"),
+    "a word that is none": (HEAD + '[blocks.norm]\ntype = "batch"', "expected one of rms, layer"),
+    "activation": (HEAD + '[blocks.ffn]\nactivation = "sigmoid"', "expected one of silu, gelu"),
+    "an expression": (HEAD + '[decoder]\nn_layers = "=2 +"', "expected a value, found the end"),
+    "an unknown fact": (HEAD + '[decoder]\nn_layers = "=n_layer"', "did you mean n_layers"),
+    "an empty list": (HEAD + "[decoder]\nn_layers = []", "found an empty list"),
+    "a date": (HEAD + "[facts]\nday = 2020-01-01", "expected a value"),
+    "a block that there is not": (
+        HEAD + '[decoder]\nlayer = [{ name = "a", run = "atention" }]',
+        "did you mean attention",
+    ),
+    "a norm that is none": (
+        HEAD + '[decoder]\nlayer = [{ name = "a", norm = "ffn", run = "ffn" }]',
+        "expected a norm, found the ffn ffn",
+    ),
+    "a norm that is run": (
+        HEAD + '[decoder]\nlayer = [{ name = "a", run = "norm" }]',
+        "expected a block that is no norm, found the norm",
+    ),
+    "a step with nothing to do": (HEAD + '[decoder]\nlayer = [{ name = "a" }]', "either run"),
+    "a step without a name": (HEAD + '[decoder]\nlayer = [{ run = "ffn" }]', "expected a name"),
+    "an unknown key of a step": (
+        HEAD + '[decoder]\nlayer = [{ name = "a", run = "ffn", nrom = "norm" }]',
+        "did you mean norm",
+    ),
+    "steps of the same name": (
+        HEAD + '[decoder]\nlayer = [{ name = "ffn", run = "ffn" }, { name = "ffn", run = "ffn" }]',
+        "steps of different names",
+    ),
+    "three branches": (
+        HEAD
+        + '[decoder]\nlayer = [{ name = "x", parallel = [{ name = "a", run = "ffn" }, '
+        + '{ name = "b", run = "ffn" }, { name = "c", run = "ffn" }] }]',
+        "expected two steps, found 3",
+    ),
+    "too many steps": (
+        HEAD
+        + "[decoder]\nlayer = ["
+        + ", ".join(f'{{ name = "s{i}", run = "ffn" }}' for i in range(20))
+        + "]",
+        "at most 16 steps",
+    ),
+    "a rope that there is not": (HEAD + '[blocks.attention]\nrope = "mian"', "did you mean main"),
+    "an unknown role": (
+        HEAD + '[tensors.decoder.attn]\nquery = "layers.{i}.q"',
+        "there is no role 'query'",
+    ),
+    "a role twice": (HEAD + '[tensors.decoder.attn]\n"q + q" = "x"', "every role once"),
+    "a number for a name": (HEAD + "[tensors.decoder.attn]\nq = 4", "attn.q"),
+    "a brace that is not closed": (HEAD + '[tensors.decoder.attn]\nq = "a.{i"', "attn.q"),
+    "an unknown fact in a name": (
+        HEAD + '[hf.tensors.decoder.attn]\nq = "a.{k}.q"',
+        "there is no fact 'k'",
+    ),
+    "experts where there are none": (
+        HEAD + '[hf.tensors.decoder.attn]\nq = ["layers.{i+j}.self_attn.q_proj.weight"]',
+        "there are no experts here",
+    ),
+    "a circle of facts": (
+        HEAD + '[hf.facts]\nn_embd = "=n_ff"\nn_ff = "=n_embd"',
+        "no circle of facts, found",
+    ),
+    "a fact of itself": (HEAD + '[hf.facts]\nn_embd = "=n_embd + 1"', "no circle of facts"),
+    "extends nothing": ('spec = 1\nextends = "lama"', "did you mean llama"),
+    "extends itself": ('spec = 1\nextends = "pyflow.toml"', "pyflow.toml -> pyflow.toml"),
+    "extends a path": ('spec = 1\nextends = "../other.toml"', "a file of the same folder"),
+    "extends an absolute path": ('spec = 1\nextends = "/etc/passwd.toml"', "of the same folder"),
+    "extends a family by a path": ('spec = 1\nextends = "../llama"', "there is no family"),
+    "extends no text": ("spec = 1\nextends = 4", "extends: expected a text, found 4"),
+    "nothing in it": ("spec = 1", "expected a table decoder or encoder"),
+    "a long name": (HEAD + f'[decoder]\nn_layers = "={"1+" * 300}1"', "at most 400 characters"),
+    "a deep value": (
+        HEAD + "[facts]\nx = [" + "[" * 40 + "]" * 40 + "]",
+        "at most 12 levels of tables",
+    ),
+    "a deeper value": (HEAD + "[facts]\nx = " + "[" * 9000 + "]" * 9000, ""),
+    "a long number": (HEAD + f"[decoder]\nn_layers = {'9' * 5000}", "expected TOML"),
+    "a large file": (HEAD + "#" * (1 << 18), "expected at most 262,144 bytes"),
+    "a table for a number": (HEAD + "[decoder.n_layers]\nx = 1", "an integer from 1 to 4096"),
+    "a number for a table": ("spec = 1\ndecoder = 4", "decoder: expected a table, found 4"),
+    "a bad name of a fact": (HEAD + '[facts]\n"a b" = 1', "a name of letters, digits and _"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SPECS)
+def test_wrong_specs_are_refused(name: str, folder: Path) -> None:
+    text, mentions = WRONG_SPECS[name]
+    said = fault(
+        with_spec(folder, text), SpecError if name != "groups that do not fit" else Exception
+    )
+    assert mentions in said
+    assert "pyflow.toml" in said or str(folder) in said
+
+
+def test_long_chains_end(folder: Path) -> None:
+    for i in range(20):
+        (folder / f"s{i}.toml").write_text(f'spec = 1\nextends = "s{i + 1}.toml"')
+    assert "at most 6 files" in fault(with_spec(folder, 'spec = 1\nextends = "s0.toml"'), SpecError)
+    (folder / "a.toml").write_text('spec = 1\nextends = "b.toml"')
+    (folder / "b.toml").write_text('spec = 1\nextends = "a.toml"')
+    assert "a.toml -> b.toml -> a.toml" in fault(
+        with_spec(folder, 'spec = 1\nextends = "a.toml"'), SpecError
+    )
+    assert "s99.toml" in fault(with_spec(folder, 'spec = 1\nextends = "s99.toml"'), FormatError)
+
+
+def test_facts_that_ask_for_one_another_end(folder: Path) -> None:
+    lines = [f'f{i} = "=f{i + 1} + f{i + 1}"' for i in range(200)]
+    text = "\n".join([HEAD, "[hf.facts]", *lines, "f200 = 1", 'n_layers = "=f0"'])
+    assert "no circle of facts" in fault(with_spec(folder, text), SpecError)
+
+
+WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers: expected an integer from 1"),
+    "layers without end": ({"num_hidden_layers": 10**9}, "an integer from 1 to 4096"),
+    "more layers than tensors": ({"num_hidden_layers": 4096}, "tensors are missing"),
+    "negative": ({"hidden_size": -64}, "hidden_size: expected an integer from 1"),
+    "a text": ({"hidden_size": "64"}, "hidden_size: expected an integer from 1"),
+    "a list": ({"hidden_size": [64]}, "hidden_size: expected an integer from 1"),
+    "a flag": ({"hidden_size": True}, "hidden_size: expected an integer from 1"),
+    "a fraction": ({"num_attention_heads": 3.5}, "num_attention_heads: expected an integer"),
+    "huge": ({"vocab_size": 10**300}, "vocab_size: expected an integer from 1"),
+    "missing": ({"hidden_size": "absent"}, "hidden_size: expected an integer, found nothing"),
+    "heads that do not divide": ({"num_key_value_heads": 3}, "queries of a multiple of 3 heads"),
+    "heads of nothing": ({"num_attention_heads": 4096}, "an integer from 1"),
+    "another size": ({"intermediate_size": 97}, "expected 97 x 64, found 96 x 64"),
+    "another vocabulary": ({"vocab_size": 95}, "expected 95 x 64, found 96 x 64"),
+    "eps": ({"rms_norm_eps": -1}, "rms_norm_eps: expected a finite number"),
+    "no number": ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a finite number"),
+    "base": ({"rope_theta": 0}, "rope_theta: expected a finite number above 0"),
+    "activation": ({"hidden_act": "mish"}, "hidden_act: expected one of silu"),
+    "a family": ({"model_type": "lama"}, "did you mean llama"),
+    "a family of another type": ({"model_type": 4}, "model_type: expected the name"),
+    "no family": ({"model_type": "absent"}, "model_type: expected the name"),
+    "a law": ({"rope_scaling": {"type": "fancy"}}, "'fancy' is not supported"),
+    "a law without its factor": ({"rope_scaling": {"type": "linear"}}, "factor: expected a finite"),
+    "a factor of nothing": (
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        "factor: expected a finite number above 0",
+    ),
+    "an unknown parameter": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "facter": 1}},
+        "did you mean factor",
+    ),
+    "scaling that is no table": ({"rope_scaling": 4}, "rope_scaling: expected a table"),
+    "too few factors": (
+        {
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [1.0] * 8,
+                "original_max_position_embeddings": 16,
+            }
+        },
+        "short_divisors: expected 8 numbers",
+    ),
+    "a part of nothing": ({"partial_rotary_factor": 0.01}, "an integer from 2"),
+    "an odd part": ({"partial_rotary_factor": 0.2}, "even number of dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONFIGS)
+def test_wrong_configs_are_refused(name: str, folder: Path) -> None:
+    changes, mentions = WRONG_CONFIGS[name]
+    said = fault(with_config(folder, **changes), Exception)
+    assert mentions in said
+    assert str(folder) in said
+
+
+@pytest.mark.parametrize(
+    ("raw", "mentions"),
+    [
+        (b"", "the file is empty"),
+        (b"[1, 2]", "expected a JSON object"),
+        (b'{"a": ' * 100_000, "nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "expected JSON"),
+        (b'{"a": "\xff"}', "expected JSON"),
+        (b" " * (5 << 20), "expected at most 4,194,304 bytes"),
+    ],
+)
+def test_configs_that_are_none_are_refused(raw: bytes, mentions: str, folder: Path) -> None:
+    (folder / "config.json").write_bytes(raw)
+    assert mentions in fault(folder, FormatError)
+
+
+def test_a_layer_list_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    golden = json.loads(GOLDEN.with_name("hf_gemma2.json").read_text())
+    tiny.write(tmp_path, golden)
+    said = fault(with_config(tmp_path, layer_types=["full_attention"]), SpecError)
+    assert "expected an index from 0 to 0, found 1" in said
+
+
+def test_unknown_tensors_and_families_are_refused(folder: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    golden["tensors"]["model.layers.0.mlp.extra.weight"] = [4, 4]
+    tiny.write(folder, golden)
+    assert "model.layers.0.mlp.extra.weight" in fault(folder, UnsupportedError)
+    (folder / "config.json").unlink()
+    assert "expected config.json beside it" in fault(folder, FormatError)
