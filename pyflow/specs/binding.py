@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from .tensors import Entry, TensorSource
 from .values import Whole, nearest
 
 _MAX_PROBLEMS = 200
+_MAX_HINTS, _MAX_HINTED = 8, 2000  # comparing names takes time
 _MAX_GROUPS = 1 << 16
 
 Need = bool | Literal["auto"]
@@ -161,10 +162,7 @@ class Binding:
             self._problem("missing", "", place.role(role), "the spec gives no tensor for it")
             return
         names = " or ".join(tried[:4])
-        close = nearest(tried[0], self.tensors.keys() - self.used, n=2)
-        self._problem(
-            "missing", tried[0], place.role(role), f"expected tensor {names}, found none{close}"
-        )
+        self._problem("missing", tried[0], place.role(role), f"expected tensor {names}, found none")
 
     def _problem(
         self, kind: Literal["missing", "shape", "type"], tensor: str, role: str, text: str
@@ -258,17 +256,26 @@ class Binding:
         step, count = sum(counts.values()) // n_groups, counts[role] // n_groups
         return tuple((g * step + before, count) for g in range(n_groups))
 
-    def unused(self, ignore: Sequence[str]) -> frozenset[str]:
-        """Notes what is left over as problems; gives the names that the spec says to ignore."""
+    def finish(self, ignore: Sequence[str]) -> frozenset[str]:
+        """Notes what is left over as problems, and which of it may be meant where something is
+        missing; gives the names that the spec says to ignore."""
         left = [name for name in self.tensors if name not in self.used]
         ignored = {name for name in left if any(fnmatchcase(name, p) for p in ignore)}
+        left = [name for name in left if name not in ignored]
+        self._hint(left[:_MAX_HINTED])
         for name in left:
-            if name not in ignored:
-                shape = _shown(self.tensors[name].shape)
-                self.problems.append(
-                    Problem("unused", name, "", f"tensor {name} of {shape} has no role")
-                )
+            shape = _shown(self.tensors[name].shape)
+            self.problems.append(
+                Problem("unused", name, "", f"tensor {name} of {shape} has no role")
+            )
         return frozenset(ignored)
+
+    def _hint(self, names: Sequence[str]) -> None:
+        missing = [i for i, p in enumerate(self.problems) if p.kind == "missing" and p.tensor]
+        for i in missing[:_MAX_HINTS]:
+            problem = self.problems[i]
+            text = problem.text + nearest(problem.tensor, names, n=2)
+            self.problems[i] = replace(problem, text=text)
 
 
 class _WithExpert:

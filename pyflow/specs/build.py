@@ -53,7 +53,7 @@ def build(
         is_cut = True
     ignored: frozenset[str] = frozenset()
     if not is_cut:
-        ignored = binding.unused(document["tensors"].get("ignore", ()))
+        ignored = binding.finish(document["tensors"].get("ignore", ()))
     if any(p.kind != "unused" for p in binding.problems) or builder.unsupported:
         spec = None
     return Built(

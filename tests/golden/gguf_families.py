@@ -247,8 +247,8 @@ CASES: dict[str, Case] = {
         _LAYER,
         _TIED,
         attention__scale=0.1,
-        embedding_scale=12.0,
-        residual_scale=0.22,
+        embedding_scale=1.5,
+        residual_scale=0.7,
         logit_scale=3.0,
     ),
 }

@@ -230,9 +230,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granite": _model(
         "granite",
         attention_multiplier=0.1,
-        embedding_multiplier=12.0,
+        embedding_multiplier=1.5,
         logits_scaling=3.0,
-        residual_multiplier=0.22,
+        residual_multiplier=0.7,
         tie_word_embeddings=True,
         pad_token_id=0,
     ),

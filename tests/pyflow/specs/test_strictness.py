@@ -254,6 +254,7 @@ def test_wrong_configs_are_refused(name: str, folder: Path) -> None:
         (b'{"a": "\xff"}', "expected JSON"),
         (b" " * (5 << 20), "expected at most 4,194,304 bytes"),
     ],
+    ids=["empty", "list", "deep", "number", "bytes", "large"],
 )
 def test_configs_that_are_none_are_refused(raw: bytes, mentions: str, folder: Path) -> None:
     (folder / "config.json").write_bytes(raw)

@@ -1,0 +1,133 @@
+"""`pyflow spec check` tells what is missing, of another shape or has no place, and exits with 3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyflow import cli, formats
+from pyflow.errors import FormatError, ShapeError, UnsupportedError
+from pyflow.specs import build_spec
+
+from . import tiny
+
+GOLDEN = Path(__file__).parents[2] / "golden/families"
+
+
+def write(folder: Path, name: str = "hf_llama2", **changes: Any) -> Path:
+    """A fixture's checkpoint, but for some tensors: of another shape, or None."""
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    tensors = golden["tensors"] | {key.replace("__", "."): shape for key, shape in changes.items()}
+    golden["tensors"] = {name: shape for name, shape in tensors.items() if shape is not None}
+    tiny.write(folder, golden)
+    return folder
+
+
+def check(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str]:
+    code = cli.main(["spec", "check", *map(str, args)])
+    return code, capsys.readouterr().out
+
+
+def checked(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, Any]:
+    code, out = check(capsys, folder, "--json")
+    found: dict[str, Any] = json.loads(out)
+    assert code == (0 if found["fits"] else 3)
+    return found
+
+
+def test_a_model_that_fits_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = check(capsys, write(tmp_path, "hf_gemma3"))
+    assert code == 0
+    assert out.startswith(f"{tmp_path}/model.safetensors: gemma3, as gemma3.toml describes it\n")
+    for line in (
+        "64 positions, 41 tensors",
+        "embedding: 96 x 64 x 8",
+        "layers 0, 2:",
+        "layer 1:",
+        "rope 0 of 32 (halves), window 8, rms norms of heads  (h -> h)",
+        "ffn: 96 gelu_tanh, gated  (h -> h)",
+        "head: rms norm, 96 logits, by the embedding",
+    ):
+        assert line in out
+    assert out.endswith("\nit fits\n")
+    found = checked(capsys, tmp_path)
+    assert found["fits"]
+    assert found["problems"] == []
+    assert found["facts"]["n_heads"] == 4
+    assert [one["numbers"] for one in found["layers"]] == [[0, 2], [1]]
+
+
+def test_all_that_is_wrong_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(
+        tmp_path,
+        model__layers__0__self_attn__q_proj__weight=None,
+        model__layers__0__self_attn__q_porj__weight=[64, 64],
+        model__layers__1__mlp__up_proj__weight=[97, 64],
+        model__layers__1__mlp__extra=[2, 3],
+    )
+    code, out = check(capsys, folder)
+    assert code == 3
+    missing = "decoder.0.attn.q: expected tensor model.layers.0.self_attn.q_proj.weight, found none"
+    nearest = "; did you mean model.layers.0.self_attn.q_porj.weight"
+    shape = "decoder.1.ffn.up: tensor model.layers.1.mlp.up_proj.weight: expected 96 x 64, found 97"
+    unused = "tensor model.layers.1.mlp.extra of 2 x 3 has no role"
+    for line in (missing + nearest, shape, unused, "it does not fit"):
+        assert line in out
+    found = checked(capsys, folder)
+    kinds = {(p["kind"], p["tensor"]) for p in found["problems"]}
+    assert kinds == {
+        ("missing", "model.layers.0.self_attn.q_proj.weight"),
+        ("shape", "model.layers.1.mlp.up_proj.weight"),
+        ("unused", "model.layers.0.self_attn.q_porj.weight"),
+        ("unused", "model.layers.1.mlp.extra"),
+    }
+    assert found["layers"] is None
+    with pytest.raises(FormatError, match=r"q_proj.*'pyflow spec check"):
+        build_spec(formats.open(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"model__norm__weight": None}, FormatError),
+        ({"model__norm__weight": [65]}, ShapeError),
+        ({"model__layers__0__self_attn__o_proj__bias": [64]}, None),  # auto: of some llamas
+        ({"model__layers__0__self_attn__o_proj__scale": [64]}, UnsupportedError),
+        ({"model__layers__0__self_attn__rotary_emb__inv_freq": [8]}, None),  # ignored
+    ],
+)
+def test_what_does_not_fit_does_not_load(
+    changes: dict[str, Any],
+    error: type[Exception] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write(tmp_path, **changes)
+    assert checked(capsys, folder)["fits"] is (error is None)
+    if error is not None:
+        with pytest.raises(error):
+            build_spec(formats.open(folder))
+
+
+def test_of_another_model_not_everything_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path, "hf_gpt2")
+    config = json.loads((GOLDEN / "hf_llama2.json").read_text())["config"]
+    config["num_hidden_layers"] = 100
+    (folder / "config.json").write_text(json.dumps(config))
+    code, out = check(capsys, folder)
+    assert code == 3
+    assert "and 180 more; --json has all" in out
+    assert "is this spec that of another model?" in out
+
+
+def test_errors_are_those_of_loading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["spec", "check", str(tmp_path / "none")]) == 3
+    assert cli.main(["spec", "check", str(write(tmp_path, "hf_falcon_rw"))]) == 3
+    assert "alibi" in capsys.readouterr().err
+    assert cli.main(["spec", "chek", str(tmp_path)]) == 2
+    assert "did you mean 'check'" in capsys.readouterr().err
