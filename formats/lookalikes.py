@@ -32,20 +32,27 @@ _LEAST_TEXT = 4
 def describe(head: bytes) -> str | None:
     """Say what a file that starts with head looks like: "<what>; <what to do>"; None when there is
     nothing to be said."""
+    if found := in_place_of_a_file(head):
+        return found
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        return (
+            "JSON text, perhaps a model's config; give the path of the folder or of the checkpoint"
+        )
+    if len(head) >= _LEAST_TEXT and b"\x00" not in head and _is_text(head):
+        return "a text file; give the path of a checkpoint"
+    return None
+
+
+def in_place_of_a_file(head: bytes) -> str | None:
+    """The same for what stands where a file of any kind should be: archives, pointers, pages."""
     for start, what, advice in _STARTS:
         if head.startswith(start):
             return f"{what}; {advice}"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")):
         return f"a web page, perhaps the error or login page of a download; {_DOWNLOAD}"
-    if text.startswith((b"{", b"[")):
-        return (
-            "JSON text, perhaps a model's config; give the path of the folder or of the checkpoint"
-        )
     if not head.strip(b"\x00"):
         return f"zeros, as an interrupted download leaves them; {_DOWNLOAD}"
-    if len(head) >= _LEAST_TEXT and b"\x00" not in head and _is_text(head):
-        return "a text file; give the path of a checkpoint"
     return None
 
 

@@ -38,7 +38,7 @@ from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
 from .specs import build_spec
 from .speculate import Speculator
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, from_folder, from_metadata
 from .topology import (
     NumaMode,
     Placement,
@@ -119,7 +119,7 @@ class Described:
         self.metadata = self.checkpoint.metadata
         self.spec = build_spec(self.checkpoint)
         with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(_tokenizer, self.checkpoint)
+            tokenizer = reader.submit(_tokenizer, self.checkpoint, self.spec.n_vocab)
             beside()
             self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab > self.spec.n_vocab:
@@ -304,13 +304,11 @@ def _placed_pool(
     return _core.ThreadPool(n_threads, placement=numa.native()), numa
 
 
-def _tokenizer(checkpoint: formats.Checkpoint) -> Tokenizer:
-    """The tokenizer of a model: in its file, or in files beside it."""
-    if checkpoint.format != "GGUF":
-        raise UnsupportedError(
-            f"{checkpoint.path.parent}: tokenizers in files of their own cannot be read yet"
-        )
-    return Tokenizer.from_metadata(checkpoint.metadata, source=str(checkpoint.path))
+def _tokenizer(checkpoint: formats.Checkpoint, n_rows: int) -> Tokenizer:
+    """The tokenizer of a model of n_rows embeddings: in its file, or in files beside it."""
+    if checkpoint.format == "GGUF":
+        return from_metadata(checkpoint.metadata, source=str(checkpoint.path))
+    return from_folder(checkpoint.path.parent, n_rows=n_rows)
 
 
 def _plan(

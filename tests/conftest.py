@@ -45,10 +45,10 @@ def tokenizer_of(
     metadata_of: Callable[[str], dict[str, object]],
 ) -> Callable[[str], Tokenizer]:
     """The tokenizer of a real model by the model's name."""
-    from pyflow.tokenizer import Tokenizer
+    from pyflow.tokenizer import from_metadata
 
     @cache
     def tokenizer(name: str) -> Tokenizer:
-        return Tokenizer.from_metadata(metadata_of(name), source=f"{name}.gguf")
+        return from_metadata(metadata_of(name), source=f"{name}.gguf")
 
     return tokenizer

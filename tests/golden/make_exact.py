@@ -22,7 +22,7 @@ from exact_model import ExactModel
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import from_metadata
 
 HERE = Path(__file__).parent
 TARGET = HERE / "exact.json"
@@ -68,7 +68,7 @@ def examine(path: Path, text: str) -> dict[str, Any]:
     model = ExactModel(path)
     fields = GGUFReader(path).fields
     metadata = {key: field.contents() for key, field in fields.items()}
-    tokenizer = Tokenizer.from_metadata(metadata, source=path.name)
+    tokenizer = from_metadata(metadata, source=path.name)
     tokens = np.array(tokenizer.encode(text, add_special=True), np.int32)
     cases = [
         {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyflow.errors import FormatError, UnsupportedError
-from pyflow.tokenizer import Detokenizer, Tokenizer
+from pyflow.tokenizer import Detokenizer, Tokenizer, from_metadata
 from pyflow.tokenizer.bpe import BYTE_CHARACTERS
 from pyflow.tokenizer.pretokenize import known
 from pyflow.tokenizer.special import SpecialTokens
@@ -44,7 +44,7 @@ def spm(*extra: tuple[str, float], **keys: object) -> dict[str, object]:
 
 
 def make(metadata: dict[str, object]) -> Tokenizer:
-    return Tokenizer.from_metadata(metadata, source="m.gguf")
+    return from_metadata(metadata, source="m.gguf")
 
 
 def test_merges_happen_in_the_order_of_the_list() -> None:

@@ -1,0 +1,71 @@
+"""The files beside a model's weights: small, read whole, as little trusted as the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from pyflow.formats.lookalikes import in_place_of_a_file
+
+from pyflow.errors import FormatError
+
+T = TypeVar("T")
+
+
+def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
+    """All of a file; FormatError where it is no plain file, or larger than such a file can be."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            found = "something else" if path.exists() else "none"
+            raise FormatError(f"{path}: expected a file, found {found}")
+        with path.open("rb") as file:
+            raw = file.read(max_nbytes + 1)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(raw) > max_nbytes:
+        raise FormatError(f"{path}: expected up to {max_nbytes:,} bytes, found more")
+    return raw
+
+
+def read_text(path: Path, *, max_nbytes: int) -> str:
+    """The text of a file; FormatError where that is not UTF-8, and as `read_bytes`."""
+    return _text(path, read_bytes(path, max_nbytes=max_nbytes))
+
+
+def read_json(path: Path, kind: type[T], *, max_nbytes: int) -> T:
+    """What a JSON file holds, as a `kind`, with fields that `kind` does not know left out.
+
+    FormatError, with the place in the file, where it holds something else, and as `read_bytes`.
+    """
+    raw = read_bytes(path, max_nbytes=max_nbytes)
+    _text(path, raw)
+    return parse_json(raw, kind, source=str(path))
+
+
+def parse_json(raw: bytes | msgspec.Raw, kind: type[T], *, source: str) -> T:
+    """The same of JSON at hand; `source` says in errors where it comes from."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:  # JSON, but with something else in it
+        raise FormatError(f"{source}: {_lower(str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = in_place_of_a_file(bytes(raw)[:4096]) or f"something else: {error}"
+        raise FormatError(f"{source}: expected JSON, found {found}") from None
+    except RecursionError:
+        raise FormatError(f"{source}: lists or objects are nested too deeply") from None
+    except OverflowError as error:
+        raise FormatError(f"{source}: a number is too large: {error}") from None
+
+
+def _text(path: Path, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: expected UTF-8 text, found byte 0x{raw[error.start]:02x} at {error.start:,}"
+        ) from None
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:].replace(" - at `$", " at `$")

@@ -1,0 +1,57 @@
+"""Tokenizers from the files of a folder, as `transformers` writes it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import tokenizers
+
+from pyflow.errors import FormatError
+from pyflow.tokenizer import tokenizer_json
+from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
+from pyflow.tokenizer.settings import Settings, add_tokens, read_settings
+from pyflow.tokenizer.tokenizer import Tokenizer
+
+# Of memory, in vocabularies of 30,522 to 262,144 tokens: 362 to 409.
+NBYTES_PER_TOKEN = 400
+
+_Reader = Callable[[Path, Settings], tokenizers.Tokenizer]
+
+# By the files that a kind needs, best first: a folder often has several that say the same.
+_KINDS: tuple[tuple[tuple[str, ...], _Reader], ...] = ((("tokenizer.json",), tokenizer_json.read),)
+
+
+def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) -> Tokenizer:
+    """The tokenizer that the files of `folder` describe: the ids of `transformers`.
+
+    stop_ids: tokens that end a generation besides those told by the files and by their names.
+    n_rows: rows of the model's embedding; those without a token stand for nothing.
+    FormatError, naming file and place, where they are broken or none is there; UnsupportedError for
+    what may not run here.
+    """
+    settings = read_settings(folder)
+    for names, read in _KINDS:
+        if all((folder / name).exists() for name in names):
+            library = read(folder, settings)
+            add_tokens(library, settings)
+            _give_back()
+            return LibraryTokenizer(
+                library,
+                bos=settings.named.get("bos"),
+                eos=settings.named.get("eos"),
+                stop_ids=stop_ids,
+                n_rows=n_rows,
+                source=str(folder / names[0]),
+            )
+    expected = ", ".join(" with ".join(names) for names, _ in _KINDS)
+    raise FormatError(f"{folder}: expected a tokenizer ({expected}), found none")
+
+
+def _give_back() -> None:
+    """Returns to the system what reading took for a while, where glibc would keep it: 270 MB of a
+    vocabulary of 262,144 tokens."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

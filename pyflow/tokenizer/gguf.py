@@ -1,0 +1,54 @@
+"""Tokenizers from GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.tokenizer import bpe, spm
+from pyflow.tokenizer.tokenizer import Tokenizer
+from pyflow.tokenizer.vocab import read, read_vocab
+from pyflow.tokenizer.vocab_tokenizer import VocabTokenizer
+
+
+def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
+    """The tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
+
+    `source` names the file in errors. FormatError: the keys contradict each other;
+    UnsupportedError: a kind of tokenizer, or a pre-tokenizer, that is not known here.
+    """
+    model = read(metadata, "tokenizer.ggml.model", str, "", source=source)
+    if not model:
+        raise FormatError(
+            f"{source}: tokenizer.ggml.model is missing: this file holds no tokenizer"
+        )
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedError(
+            f"{source}: tokenizer.ggml.model: {model!r} is not supported; known: 'gpt2'"
+            " (byte-level BPE), 'llama' (SentencePiece)"
+        )
+    vocab = read_vocab(metadata, source=source)
+    encoder: bpe.ByteLevelBpe | spm.ScoredMerges
+    if model == "gpt2":
+        encoder = bpe.ByteLevelBpe(metadata, vocab, source=source)
+        prefix = False
+    else:
+        encoder = spm.ScoredMerges(metadata, vocab, source=source)
+        prefix = read(metadata, "tokenizer.ggml.add_space_prefix", bool, True, source=source)
+    add = {
+        name: read(metadata, f"tokenizer.ggml.add_{name}_token", bool, default, source=source)
+        for name, default in (("bos", encoder.add_bos), ("eos", False))
+    }
+    for name, token in (("bos", vocab.bos_id), ("eos", vocab.eos_id)):
+        if add[name] and token is None:
+            raise FormatError(
+                f"{source}: tokenizer.ggml.{name}_token_id is missing, but texts shall have one"
+            )
+    return VocabTokenizer(
+        vocab,
+        encoder,
+        add_bos=add["bos"],
+        add_eos=add["eos"],
+        add_space_prefix=prefix,
+        source=source,
+    )

@@ -1,0 +1,132 @@
+"""A tokenizer over a vocabulary of types and scores or merges: llama.cpp's ids, for any text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from pyflow.tokenizer import bpe, spm
+from pyflow.tokenizer.special import SpecialTokens
+from pyflow.tokenizer.stops import TokenType
+from pyflow.tokenizer.tokenizer import Tokenizer
+from pyflow.tokenizer.utf8 import decode_leniently, to_bytes
+from pyflow.tokenizer.vocab import Vocab
+
+# Never read from plain text: only the program may write them (parse_special).
+_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+_SPECIAL = (*_HIDDEN, TokenType.USER_DEFINED)
+
+
+class VocabTokenizer(Tokenizer):
+    """Bytes that are not UTF-8 become byte tokens (SentencePiece) or U+FFFD (byte-level BPE)."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        encoder: bpe.ByteLevelBpe | spm.ScoredMerges,
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        add_space_prefix: bool,
+        source: str,
+    ) -> None:
+        self._vocab = vocab
+        self._encoder = encoder
+        self._source = source
+        self._add_space_prefix = add_space_prefix
+        self._plain = self._special_tokens(TokenType.USER_DEFINED)
+        self._parsing = self._special_tokens(*_SPECIAL)
+        self._control = self._special_tokens(*_HIDDEN)
+        self.n_vocab = len(vocab)
+        self.bos_id = vocab.bos_id
+        self.eos_id = vocab.eos_id
+        self.stop_ids = vocab.stop_ids
+        self.missing_bytes = encoder.missing_bytes
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+
+    def is_control(self, token: int) -> bool:
+        return self._type(token) in _HIDDEN
+
+    def control_starts(self, text: str) -> list[int]:
+        return self._control.starts(text)
+
+    def token_text(self, token: int) -> str:
+        self._type(token)
+        return self._vocab.texts[token]
+
+    def encode(
+        self,
+        text: str | bytes,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        literal: Mapping[int, str] | None = None,
+    ) -> list[int]:
+        valid, raw = to_bytes(text)
+        ids: list[int] = []
+        if add_special and self.add_bos and self.bos_id is not None:
+            ids.append(self.bos_id)
+        after_special = True
+        for piece in (self._parsing if parse_special else self._plain).split(valid):
+            if isinstance(piece, int):
+                ids.append(piece)
+                after_special = True
+                continue
+            part = piece.translate(literal) if literal else piece
+            if after_special and self._add_space_prefix:
+                part = f" {part}"
+            ids += self._encode_part(part, invalid=raw is not None)
+            after_special = False
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def _encode_part(self, part: str, *, invalid: bool) -> list[int]:
+        if not invalid:
+            return self._encoder.encode(part)
+        raw = part.encode("utf-8", "surrogateescape")
+        if isinstance(self._encoder, spm.ScoredMerges):
+            return self._encoder.encode_invalid(raw)
+        return self._encoder.encode(decode_leniently(raw))
+
+    def token_bytes(self, token: int) -> bytes:
+        kind = self._type(token)
+        text = self._vocab.texts[token]
+        if kind in _SPECIAL:
+            return text.encode("utf-8")
+        if kind == TokenType.BYTE:
+            return spm.byte_of(text, source=self._source)
+        if kind == TokenType.NORMAL:
+            if isinstance(self._encoder, spm.ScoredMerges):
+                return spm.token_bytes(text)
+            return bpe.token_bytes(text)
+        return b""  # unused places in the embedding table
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
+        pieces = []
+        after_special = True
+        for token in ids:
+            kind = self._type(token)
+            piece = self.token_bytes(token)
+            if kind in _SPECIAL:
+                after_special = True
+                if skip_special and kind in _HIDDEN:
+                    continue
+            else:
+                if after_special and self._add_space_prefix:
+                    piece = piece.removeprefix(b" ")
+                after_special = False
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _type(self, token: int) -> int:
+        if not 0 <= token < self.n_vocab:
+            raise IndexError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
+        return self._vocab.types[token]
+
+    def _special_tokens(self, *kinds: TokenType) -> SpecialTokens:
+        kind = np.frombuffer(self._vocab.types, np.uint8)
+        tokens = np.flatnonzero(np.isin(kind, kinds)).tolist()
+        return SpecialTokens((self._vocab.texts[i], i) for i in tokens)
