@@ -5,6 +5,7 @@ A `Model` holds weights and tokenizer, never changes, and may be shared between 
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from pyflow import formats
 
-from . import _core, catalogue
+from . import _core, catalogue, chat
 from .arguments import whole, whole_numbers
 from .chat import ChatTemplate
 from .closing import Closing
@@ -33,12 +34,13 @@ from .context import (
     Tokens,
     context_args,
 )
-from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError, UnsupportedError
+from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
+from .spec import ModelSpec
 from .specs import build_spec
 from .speculate import Speculator
-from .tokenizer import Tokenizer, from_folder, from_metadata
+from .tokenizer import from_checkpoint, memory_nbytes
 from .topology import (
     NumaMode,
     Placement,
@@ -104,7 +106,7 @@ def plan(
     pool, _ = _placed_pool(None, numa)
     stage = _core.Stage(checkpoint.native, spec.stage(), pool, load=False)
     args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
-    return _plan(checkpoint, stage, args)
+    return _plan(checkpoint, spec, stage, args)
 
 
 class Described:
@@ -119,7 +121,7 @@ class Described:
         self.metadata = self.checkpoint.metadata
         self.spec = build_spec(self.checkpoint)
         with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(_tokenizer, self.checkpoint, self.spec.n_vocab)
+            tokenizer = reader.submit(from_checkpoint, self.checkpoint, n_rows=self.spec.n_vocab)
             beside()
             self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab > self.spec.n_vocab:
@@ -127,21 +129,16 @@ class Described:
                 f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the embedding "
                 f"only {self.spec.n_vocab} rows"
             )
-        self._chat_template: ChatTemplate | None = None
         self.load_ms = 1e3 * (time.monotonic() - start)
 
     @property
     def name(self) -> str:
         return self.spec.name
 
-    @property
+    @functools.cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template; None where it has none."""
-        if self._chat_template is None and "tokenizer.chat_template" in self.metadata:
-            self._chat_template = ChatTemplate.from_metadata(
-                self.metadata, tokenizer=self.tokenizer, source=str(self.path)
-            )
-        return self._chat_template
+        return chat.from_checkpoint(self.checkpoint, self.tokenizer)
 
 
 class Model(Described, Closing):
@@ -213,7 +210,7 @@ class Model(Described, Closing):
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
-        memory = _plan(self.checkpoint, self.stage, args)
+        memory = _plan(self.checkpoint, self.spec, self.stage, args)
         if memory.kv + memory.scratch > memory.available:
             raise ResourceError(
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
@@ -241,7 +238,7 @@ class Model(Described, Closing):
     ) -> MemoryPlan:
         """What the model and one such context take."""
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
-        return _plan(self.checkpoint, self.stage, args)
+        return _plan(self.checkpoint, self.spec, self.stage, args)
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Logits after each token of a fresh sequence: (len(tokens), n_vocab)."""
@@ -304,15 +301,9 @@ def _placed_pool(
     return _core.ThreadPool(n_threads, placement=numa.native()), numa
 
 
-def _tokenizer(checkpoint: formats.Checkpoint, n_rows: int) -> Tokenizer:
-    """The tokenizer of a model of n_rows embeddings: in its file, or in files beside it."""
-    if checkpoint.format == "GGUF":
-        return from_metadata(checkpoint.metadata, source=str(checkpoint.path))
-    return from_folder(checkpoint.path.parent, n_rows=n_rows)
-
-
 def _plan(
     checkpoint: formats.Checkpoint,
+    spec: ModelSpec,
     stage: _core.Stage,
     args: dict[str, int | str],
 ) -> MemoryPlan:
@@ -321,13 +312,6 @@ def _plan(
         weights=stage.weight_bytes,
         kv=kv,
         scratch=scratch,
-        tokenizer=_tokenizer_bytes(checkpoint),
+        tokenizer=memory_nbytes(checkpoint, spec.n_vocab),
         available=psutil.virtual_memory().available,
     )
-
-
-def _tokenizer_bytes(checkpoint: formats.Checkpoint) -> int:
-    """What metadata and tokenizer take: measured on vocabularies of 49152 to 262144 tokens."""
-    texts = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
-    merges = checkpoint.metadata.get("tokenizer.ggml.merges", [])
-    return 290 * len(texts) + 310 * len(merges)

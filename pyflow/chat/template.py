@@ -16,7 +16,7 @@ from pyflow.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
 
-_KEY = "tokenizer.chat_template"
+KEY = "tokenizer.chat_template"
 # Of all messages: leaves as much to the template.
 _MAX_CHARS = MAX_SIZE // 2
 # A role often becomes part of a control token, so it may not contain the rest of one.
@@ -28,11 +28,20 @@ _STAND_INS = range(0x10F000, 0x10FFFE)
 class ChatTemplate:
     """A model's chat template. Safe to share between threads."""
 
-    def __init__(self, text: str, tokenizer: Tokenizer, *, source: str) -> None:
-        """Compiles `text`; FormatError, naming `source`, when it is not a template."""
+    def __init__(
+        self,
+        text: str,
+        tokenizer: Tokenizer,
+        *,
+        source: str,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """Compiles `text`; FormatError, naming `source`, the place it is from, when it is not a
+        template. names: what else it may ask for by name, such as `pad_token`."""
         self._tokenizer = tokenizer
         self._source = source
         self._text = text
+        self._names = dict(names or {})
         try:
             self._template = compile_template(text)
         except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
@@ -43,15 +52,15 @@ class ChatTemplate:
         cls, metadata: Mapping[str, object], tokenizer: Tokenizer, *, source: str
     ) -> ChatTemplate:
         """The template in a GGUF file's metadata; UnsupportedError when it has none."""
-        text = metadata.get(_KEY)
+        text = metadata.get(KEY)
         if text is None:
             raise UnsupportedError(
-                f"{source}: {_KEY} is missing: a base model continues text and was not trained to"
+                f"{source}: {KEY} is missing: a base model continues text and was not trained to"
                 " chat; use 'pyflow generate --raw'"
             )
         if not isinstance(text, str):
-            raise FormatError(f"{source}: {_KEY}: expected text, found {text!r}")
-        return cls(text, tokenizer, source=source)
+            raise FormatError(f"{source}: {KEY}: expected text, found {text!r}")
+        return cls(text, tokenizer, source=f"{source}: {KEY}")
 
     def render(
         self,
@@ -66,6 +75,7 @@ class ChatTemplate:
         further names for the template, such as `tools`.
         """
         names = {
+            **self._names,
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._token_text(self._tokenizer.bos_id),
@@ -77,7 +87,7 @@ class ChatTemplate:
         try:
             return render(self._template, names)
         except RefusedError as error:
-            raise UnsupportedError(f"{self._source}: {_KEY} refuses: {_line(error)}") from None
+            raise UnsupportedError(f"{self._source} refuses: {_line(error)}") from None
         # A template can fail in any way that Python can: dividing by zero, calling a number, ...
         except Exception as error:
             raise self._error(error) from None
@@ -112,7 +122,7 @@ class ChatTemplate:
             text, add_special=False, parse_special=True, literal=shield.literal
         )
         if not ids:
-            raise FormatError(f"{self._source}: {_KEY} makes nothing of these messages")
+            raise FormatError(f"{self._source} makes nothing of these messages")
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -124,7 +134,7 @@ class ChatTemplate:
     def _error(self, error: BaseException) -> FormatError:
         where = getattr(error, "lineno", None)
         line = f", line {where}" if where else ""
-        return FormatError(f"{self._source}: {_KEY}{line}: {_line(error)}")
+        return FormatError(f"{self._source}{line}: {_line(error)}")
 
 
 def check_messages(messages: Sequence[Message]) -> None:

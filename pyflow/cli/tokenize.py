@@ -10,7 +10,7 @@ from pyflow import catalogue, formats
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
 from pyflow.text import printable
-from pyflow.tokenizer import from_metadata
+from pyflow.tokenizer import from_checkpoint
 
 
 @click.command("tokenize")
@@ -39,7 +39,7 @@ def command(
     """
     text = _text(prompt, file, stdin)
     path = catalogue.resolve(model or options.default_model())
-    tokenizer = from_metadata(formats.open(path).metadata, source=path.name)
+    tokenizer = from_checkpoint(formats.open(path))
     ids = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
     lost = sum(byte in tokenizer.missing_bytes for byte in text.encode())
     if lost:

@@ -15,9 +15,6 @@ from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.settings import Settings, add_tokens, read_settings
 from pyflow.tokenizer.tokenizer import Tokenizer
 
-# Of memory, in vocabularies of 30,522 to 262,144 tokens: 362 to 409.
-NBYTES_PER_TOKEN = 400
-
 _Reader = Callable[[Path, Settings], tokenizers.Tokenizer]
 
 # By the files that a kind needs, best first: a folder often has several that say the same.

@@ -33,7 +33,9 @@ def chat(
 
 @pytest.fixture
 def make(tokenizer_of: Tokenizers) -> Callable[[str], ChatTemplate]:
-    return lambda text: ChatTemplate(text, tokenizer_of("smollm2"), source="m.gguf")
+    return lambda text: ChatTemplate(
+        text, tokenizer_of("smollm2"), source="m.gguf: tokenizer.chat_template"
+    )
 
 
 def turns(*contents: str) -> list[dict[str, object]]:

@@ -1,0 +1,59 @@
+"""The chat template of a checkpoint: in its file, or in files beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pyflow.chat.template import KEY, ChatTemplate
+from pyflow.errors import FormatError
+from pyflow.formats import Checkpoint
+from pyflow.formats.side_files import read_json, read_text
+from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer.settings import Settings, read_settings
+
+_MAX_NBYTES = 1 << 20
+
+
+class _Json(msgspec.Struct):
+    chat_template: str
+
+
+def from_checkpoint(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The model's own template; None where it has none, which a base model needs not.
+
+    FormatError where a file is broken.
+    """
+    if checkpoint.format == "GGUF":
+        source = str(checkpoint.path)
+        if KEY not in checkpoint.metadata:
+            return None
+        return ChatTemplate.from_metadata(checkpoint.metadata, tokenizer, source=source)
+    folder = checkpoint.path.parent
+    settings = read_settings(folder)
+    found = _find(folder, settings)
+    if found is None:
+        return None
+    source, text = found
+    names = {f"{role}_token": token for role, token in settings.named.items()}
+    return ChatTemplate(text, tokenizer, source=source, names=names)
+
+
+def _find(folder: Path, settings: Settings) -> tuple[str, str] | None:
+    """Where the template is, and its text. Of several places the first has the newest one."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return str(path), read_text(path, max_nbytes=_MAX_NBYTES)
+    path = folder / "chat_template.json"
+    if path.exists():
+        return str(path), read_json(path, _Json, max_nbytes=_MAX_NBYTES).chat_template
+    source = f"{settings.source}: chat_template"
+    given = settings.config.chat_template
+    if given is None or isinstance(given, str):
+        return None if given is None else (source, given)
+    for one in given:
+        if one.name == "default":
+            return source, one.template
+    names = ", ".join(repr(one.name) for one in given[:8])
+    raise FormatError(f"{source}: expected one that is called 'default', found {names or 'none'}")

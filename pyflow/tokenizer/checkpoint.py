@@ -1,0 +1,27 @@
+"""The tokenizer of a checkpoint: in its file, or in files beside it."""
+
+from __future__ import annotations
+
+from pyflow.formats import Checkpoint
+from pyflow.tokenizer.folder import from_folder
+from pyflow.tokenizer.gguf import from_metadata
+from pyflow.tokenizer.tokenizer import Tokenizer
+
+
+def from_checkpoint(checkpoint: Checkpoint, *, n_rows: int = 0) -> Tokenizer:
+    """n_rows: of the model's embedding. Raises like `from_metadata` and `from_folder`."""
+    if checkpoint.format == "GGUF":
+        return from_metadata(checkpoint.metadata, source=str(checkpoint.path))
+    return from_folder(checkpoint.path.parent, n_rows=n_rows)
+
+
+def memory_nbytes(checkpoint: Checkpoint, n_rows: int) -> int:
+    """What metadata and tokenizer take: measured on vocabularies of 30,522 to 262,144 tokens.
+
+    n_rows: of the model's embedding.
+    """
+    if checkpoint.format != "GGUF":
+        return 400 * n_rows  # 362 to 409 for a token
+    texts = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
+    merges = checkpoint.metadata.get("tokenizer.ggml.merges", [])
+    return 290 * len(texts) + 310 * len(merges)

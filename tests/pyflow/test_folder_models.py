@@ -1,0 +1,149 @@
+"""Models in the folders of `transformers`: weights, tokenizer and chat template in files of their
+own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyflow.formats
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
+
+import pyflow
+from pyflow import chat
+from pyflow.engine import load
+from pyflow.errors import FormatError
+from pyflow.tokenizer import from_checkpoint
+
+N_EMBD, N_FF, N_LAYERS, N_VOCAB = 64, 128, 2, 320
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": N_EMBD,
+    "intermediate_size": N_FF,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": N_VOCAB,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+TEMPLATE = "{% for m in messages %}<turn>{{ m.role }}: {{ m.content }}<end>{% endfor %}<turn>"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of random weights with one token per byte, <turn> and <end>."""
+    rng = np.random.default_rng(7)
+
+    def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return (rng.standard_normal(shape) / 8).astype(np.float32)
+
+    tensors = {"model.embed_tokens.weight": random(N_VOCAB, N_EMBD)}
+    tensors["model.norm.weight"] = np.ones(N_EMBD, np.float32)
+    for i in range(N_LAYERS):
+        layer = f"model.layers.{i}"
+        for name, rows, columns in (
+            ("self_attn.q_proj", N_EMBD, N_EMBD),
+            ("self_attn.k_proj", N_EMBD // 2, N_EMBD),
+            ("self_attn.v_proj", N_EMBD // 2, N_EMBD),
+            ("self_attn.o_proj", N_EMBD, N_EMBD),
+            ("mlp.gate_proj", N_FF, N_EMBD),
+            ("mlp.up_proj", N_FF, N_EMBD),
+            ("mlp.down_proj", N_EMBD, N_FF),
+        ):
+            tensors[f"{layer}.{name}.weight"] = random(rows, columns)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = np.ones(N_EMBD, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Library(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_tokens([AddedToken("<turn>", special=True), AddedToken("<end>", special=True)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", CONFIG)
+    write(tmp_path, "tokenizer_config.json", {"eos_token": "<end>", "chat_template": TEMPLATE})
+    return tmp_path
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_a_folder_is_a_model_that_writes_and_chats(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with load(folder, n_threads=1) as model:
+        assert model.tokenizer.n_vocab == 258
+        assert model.tokenizer.stop_ids == {257}
+        done = model.generate("Hello", n_predict=8)
+        assert done.text == model.tokenizer.decode(done.tokens, skip_special=True)
+        assert model.chat_template is not None
+        asked = model.chat_template.encode([{"role": "user", "content": "<end>?"}])
+    assert asked.count(257) == 1
+    from pyflow.cli import main
+
+    assert main(["generate", "-m", str(folder), "-p", "Hi", "-n", "4", "-t", "1"]) == 0
+    assert main(["tokenize", "-m", str(folder), "-p", "é<end>", "--special"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[-3:]][-1] == "257"
+
+
+def test_memory_of_the_tokenizer_is_planned(folder: Path) -> None:
+    assert pyflow.engine.plan(folder).tokenizer == 400 * N_VOCAB
+
+
+@pytest.fixture
+def template(folder: Path) -> Callable[[], chat.ChatTemplate | None]:
+    def read() -> chat.ChatTemplate | None:
+        checkpoint = pyflow.formats.open(folder)
+        return chat.from_checkpoint(checkpoint, from_checkpoint(checkpoint))
+
+    return read
+
+
+def test_the_newest_place_of_a_chat_template_counts(folder: Path, template: Any) -> None:
+    write(folder, "tokenizer_config.json", {})
+    assert template() is None
+    write(folder, "tokenizer_config.json", {"chat_template": "one"})
+    assert template().render([]) == "one"
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "two"}]
+    write(folder, "tokenizer_config.json", {"chat_template": several})
+    assert template().render([]) == "two"
+    write(folder, "chat_template.json", {"chat_template": "three"})
+    assert template().render([]) == "three"
+    write(folder, "chat_template.jinja", "four")
+    assert template().render([]) == "four"
+
+
+def test_a_chat_template_may_ask_for_tokens_by_their_roles(folder: Path, template: Any) -> None:
+    config = {"eos_token": "<end>", "pad_token": {"content": "<turn>"}}
+    write(folder, "tokenizer_config.json", config)
+    write(folder, "chat_template.jinja", "{{ eos_token }}{{ pad_token }}{{ unk_token }}")
+    assert template().render([]) == "<end><turn>"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chat_template.jinja", "{% for %}", r"chat_template\.jinja, line 1: "),
+        ("chat_template.jinja", "x" * (1 << 21), r"chat_template\.jinja: expected up to"),
+        ("chat_template.json", [], r"chat_template\.json: expected `object`"),
+        ("tokenizer_config.json", {"chat_template": 5}, r"at `\$\.chat_template`"),
+        ("tokenizer_config.json", {"chat_template": []}, "called 'default', found none"),
+        ("tokenizer_config.json", {"chat_template": "{{"}, r"config\.json: chat_template, line 1"),
+    ],
+)
+def test_a_broken_chat_template_is_a_format_error_that_names_its_place(
+    folder: Path, template: Any, name: str, content: object, message: str
+) -> None:
+    write(folder, name, content)
+    with pytest.raises(FormatError, match=message):
+        template()
