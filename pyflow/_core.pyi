@@ -253,11 +253,17 @@ class ThreadPool:
 class Stage:
     """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
 
-    load=False binds and checks without reading weights, to plan memory.
+    load=False binds and checks without reading weights, to plan memory. pack_as: a format ("Q8_0")
+    that matrices of floats are turned into; UnsupportedError for what it cannot hold.
     """
 
     def __init__(
-        self, file: Checkpoint, spec: dict[str, object], pool: ThreadPool, load: bool = True
+        self,
+        file: Checkpoint,
+        spec: dict[str, object],
+        pool: ThreadPool,
+        load: bool = True,
+        pack_as: str | None = None,
     ) -> None: ...
     @property
     def weight_bytes(self) -> int: ...

@@ -5,6 +5,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <string>
+
+#include "core/dtype.h"
+
 namespace pyflow {
 namespace py = pybind11;
 
@@ -14,6 +18,9 @@ inline void check_signals() {
   const py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
+
+// A weight format by its name. Throws UnsupportedError, naming those that there are.
+DType dtype_of(const std::string& name);
 
 void register_errors(py::module_& m);
 void register_cpu(py::module_& m);

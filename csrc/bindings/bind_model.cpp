@@ -32,7 +32,8 @@ TensorRef tensor_ref(const py::handle& given) {
 }
 
 BlockSpec::Value list_value(const py::list& list) {
-  if (list.empty() || py::isinstance<py::float_>(list[0])) return list.cast<std::vector<double>>();
+  if (list.empty() || py::isinstance<py::float_>(list[0]) || py::isinstance<py::int_>(list[0]))
+    return list.cast<std::vector<double>>();
   std::vector<TensorRef> refs;
   for (const auto& item : list) refs.push_back(tensor_ref(item));
   return refs;
@@ -90,14 +91,17 @@ StageSpec stage_spec(const py::dict& d) {
 }
 
 std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::dict& spec,
-                                  std::shared_ptr<ThreadPool> pool, bool load) {
+                                  std::shared_ptr<ThreadPool> pool, bool load,
+                                  const std::optional<std::string>& pack_as) {
   StageSpec parsed = stage_spec(spec);
+  std::optional<DType> dtype;
+  if (pack_as) dtype = dtype_of(*pack_as);
   const KernelTable& kernels = kernel_table();
   TensorSource source{file->label(), [file](const std::string& name) { return file->find(name); },
                       [file](const TensorRecord& r) { file->release(r); }};
   py::gil_scoped_release release;
   return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
-                                 load, check_signals);
+                                 dtype, load, check_signals);
 }
 
 using Node = std::tuple<int, std::vector<int>, int>;
@@ -261,7 +265,7 @@ void register_model(py::module_& m) {
 
   py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")
       .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
-           py::arg("load") = true)
+           py::arg("load") = true, py::arg("pack_as") = py::none())
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
       .def_property_readonly("token_bytes",
                              [](const Stage& s) {

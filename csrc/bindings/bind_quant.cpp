@@ -10,10 +10,6 @@
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
-namespace {
-
-using ByteArray = py::array_t<uint8_t, py::array::c_style>;
-using FloatArray = py::array_t<float, py::array::c_style>;
 
 DType dtype_of(const std::string& name) {
   std::string known;
@@ -23,6 +19,11 @@ DType dtype_of(const std::string& name) {
   }
   throw UnsupportedError("weight format " + name + ": not one of " + known);
 }
+
+namespace {
+
+using ByteArray = py::array_t<uint8_t, py::array::c_style>;
+using FloatArray = py::array_t<float, py::array::c_style>;
 
 void check_bytes(const ByteArray& data, DType dtype, int64_t rows, int64_t cols) {
   const size_t expected = static_cast<size_t>(rows) * row_bytes(dtype, cols);

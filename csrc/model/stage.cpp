@@ -7,11 +7,12 @@
 namespace pyflow {
 
 Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
-             const KernelTable& kernels, bool load, const std::function<void()>& poll)
+             const KernelTable& kernels, std::optional<DType> pack_as, bool load,
+             const std::function<void()>& poll)
     : spec_(std::move(spec)),
       kernels_(kernels),
       pool_(std::move(pool)),
-      weights_(std::move(source)) {
+      weights_(std::move(source), pack_as, kernels) {
   const int64_t n_embd = spec_.n_embd;
   if (n_embd < 1 || (spec_.n_vocab < 1 && (spec_.embedding || spec_.head)))
     throw ShapeError("model: embedding of " + std::to_string(spec_.n_vocab) + " x " +

@@ -16,11 +16,13 @@ namespace pyflow {
 
 class Stage {
  public:
-  // Binds, checks and packs the weights; without `load` only binds and checks, to plan memory.
-  // Throws ShapeError for a missing tensor or a wrong shape, UnsupportedError for what there is not
-  // in this build, and what `poll` does: see Weights::pack.
+  // Binds, checks and packs the weights, float matrices as pack_as where there is one; without
+  // `load` only binds and checks, to plan memory. Throws ShapeError for a missing tensor or a wrong
+  // shape, UnsupportedError for what there is not in this build, and what `poll` does: see
+  // Weights::pack.
   Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
-        const KernelTable& kernels, bool load, const std::function<void()>& poll);
+        const KernelTable& kernels, std::optional<DType> pack_as, bool load,
+        const std::function<void()>& poll);
 
   const StageSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }

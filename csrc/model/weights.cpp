@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "core/errors.h"
+#include "kernels/encode.h"
 #include "kernels/table.h"
 #include "quant/packed_tensor.h"
 
@@ -88,12 +90,20 @@ const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t 
   return r;
 }
 
-const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t cols, Loop loop) {
+const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t cols, Loop loop,
+                                    Format format) {
   const TensorRecord& r = record(ref, rows, cols);
   const auto at = matrices_.try_emplace(ref).first;
   Matrix& m = at->second;
   if (!m.packed) {
-    m = {&at->first, &r, std::make_unique<PackedTensor>(r.dtype, rows, cols), loop};
+    const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1;
+    const DType dtype = encode ? *pack_as_ : r.dtype;
+    if (encode && cols % info(dtype).block)
+      throw UnsupportedError(source_.path + ": tensor " + ref.name + ": rows of " +
+                             std::to_string(cols) + " weights are no whole blocks of " +
+                             std::string(info(dtype).name) + ", which has " +
+                             std::to_string(info(dtype).block) + "; choose another format or none");
+    m = {&at->first, &r, std::make_unique<PackedTensor>(dtype, rows, cols), loop};
     in_order_.push_back(&m);
   }
   return *m.packed;
@@ -189,29 +199,62 @@ void Weights::Matrix::gather(int64_t tile, uint8_t* rows) const {
                   value);
 }
 
+size_t Weights::scratch_bytes(const Matrix& m) const {
+  if (!m.encoded()) return m.in_place() ? 0 : kTileRows * m.row_bytes();
+  const auto cols = static_cast<size_t>(m.packed->cols());
+  return kTileRows *
+         (m.row_bytes() + cols * sizeof(float) + row_bytes(m.packed->dtype(), m.packed->cols()));
+}
+
+void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* scratch) const {
+  const uint8_t* src = m.in_place();
+  if (src && !m.encoded()) return m.packed->pack_tiles(src, begin, end);
+  // Rows as stored, as floats, as blocks.
+  const int64_t cols = m.packed->cols();
+  uint8_t* rows = scratch;
+  auto* floats = reinterpret_cast<float*>(rows + kTileRows * m.row_bytes());
+  auto* blocks = reinterpret_cast<uint8_t*>(floats + kTileRows * cols);
+  for (int64_t tile = begin; tile < end; ++tile) {
+    m.gather(tile, rows);
+    if (!m.encoded()) {
+      m.packed->pack_tile(rows, tile);
+      continue;
+    }
+    const int64_t first = tile * kTileRows, n = std::min(kTileRows, m.packed->rows() - first);
+    dequantize(m.record->dtype, rows, n * cols, floats);
+    Encoder(m.packed->dtype(), cols, nullptr, kernels_).encode(floats, n, first, blocks);
+    m.packed->pack_tile(blocks, tile);
+  }
+}
+
 void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
   place(pool.placement());
   std::map<const TensorRecord*, size_t> uses;
-  size_t rows_bytes = 0;  // of a tile whose rows are to be gathered
+  size_t per_thread = 0;
   for (const Matrix* m : in_order_) {
     ++uses[m->record];
-    if (!m->in_place()) rows_bytes = std::max(rows_bytes, kTileRows * m->row_bytes());
+    per_thread = std::max(per_thread, (scratch_bytes(*m) + 63) / 64 * 64);
   }
-  const Buffer gathered(rows_bytes * static_cast<size_t>(pool.size()), "weights");
+  const Buffer scratch(per_thread * static_cast<size_t>(pool.size()), "weights");
   for (Matrix* m : in_order_) {
     poll();
     const int64_t tiles = m->packed->tiles();
+    std::mutex lock;
+    std::string failure;  // workers must not throw
     pool.run([&](Team& team) {
-      uint8_t* rows = gathered.data() + rows_bytes * static_cast<size_t>(team.rank());
+      uint8_t* mine = scratch.data() + per_thread * static_cast<size_t>(team.rank());
       team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
-        if (const uint8_t* src = m->in_place()) return m->packed->pack_tiles(src, begin, end);
-        for (int64_t tile = begin; tile < end; ++tile) {
-          m->gather(tile, rows);
-          m->packed->pack_tile(rows, tile);
+        try {
+          pack_tiles(*m, begin, end, mine);
+        } catch (const UnsupportedError& e) {
+          const std::lock_guard guard(lock);
+          failure = e.what();
         }
       });
       copy(*m->packed, pool.placement().n_copies(), team);
     });
+    if (!failure.empty())
+      throw UnsupportedError(source_.path + ": tensor " + m->ref->name + ": " + failure);
     release(*m, --uses[m->record] == 0);
   }
 }

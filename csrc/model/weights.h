@@ -15,6 +15,7 @@
 #include "core/buffer.h"
 #include "core/tensor.h"
 #include "core/thread_pool.h"
+#include "kernels/table.h"
 #include "model/spec.h"
 #include "quant/packed_tensor.h"
 
@@ -34,15 +35,19 @@ inline int64_t tile_grain(int64_t tiles, int n_threads) {
 
 class Weights {
  public:
-  explicit Weights(TensorSource source) : source_(std::move(source)) {}
+  // pack_as: what float matrices become while they are packed; none: they stay as they are.
+  Weights(TensorSource source, std::optional<DType> pack_as, const KernelTable& kernels)
+      : source_(std::move(source)), pack_as_(pack_as), kernels_(kernels) {}
 
   // A matrix of rows x cols; the same one when asked for again (tied embeddings). Not yet packed.
   // Loop::Continued: threads share its tiles in one loop with those of the matrix before. Throws
   // ShapeError when it is missing or of another shape, UnsupportedError when its type cannot be cut
   // as asked for.
+  // Format::AsStored: also where float matrices become something else.
   enum class Loop { Own, Continued };
+  enum class Format { Any, AsStored };
   const PackedTensor& matrix(const TensorRef& ref, int64_t rows, int64_t cols,
-                             Loop loop = Loop::Own);
+                             Loop loop = Loop::Own, Format format = Format::Any);
   // n such matrices, each a tensor or all of them one.
   std::vector<const PackedTensor*> matrices(const std::vector<TensorRef>& refs, int64_t n,
                                             int64_t rows, int64_t cols);
@@ -57,7 +62,8 @@ class Weights {
 
   // Packs every matrix that was asked for, side by side in that order, each tile by one thread, and
   // releases the source pages; on the memory nodes and in the copies of the pool's placement.
-  // `poll` is called between matrices, by the calling thread; it may throw to stop.
+  // `poll` is called between matrices, by the calling thread; it may throw to stop. Throws
+  // UnsupportedError for weights that pack_as cannot hold.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
 
   // The packed matrices, but for some, and the vectors; of the vectors there is one copy.
@@ -75,16 +81,21 @@ class Weights {
 
     // Where its rows begin in the file, if they lie there one after the other; else null.
     const uint8_t* in_place() const;
-    size_t row_bytes() const;
+    size_t row_bytes() const;  // in the file
+    bool encoded() const { return packed->dtype() != record->dtype; }
     void gather(int64_t tile, uint8_t* rows) const;  // its rows of a tile
   };
   void place(const Placement& placement);
   void bind_shares(const Placement& placement) const;
   void release(const Matrix& m, bool last) const;
+  size_t scratch_bytes(const Matrix& m) const;  // that packing needs per thread
+  void pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* scratch) const;
   const TensorRecord& record(const TensorRef& ref, int64_t rows, int64_t cols);
   const TensorRecord& find(const TensorRef& ref, const std::string& needed_as);
 
   TensorSource source_;
+  std::optional<DType> pack_as_;
+  const KernelTable& kernels_;
   std::set<std::string> used_;
   std::map<TensorRef, Matrix> matrices_;
   std::vector<Matrix*> in_order_;  // as they were asked for, which is as a step reads them

@@ -148,6 +148,20 @@ def test_positions_end_where_the_table_does(tmp_path: Path) -> None:
     assert same(run(native), one_by_one(context(stage(file, spec))))
 
 
+def test_positions_stand_first_of_all(tmp_path: Path) -> None:
+    spec, _, file = built("learned_positions", tmp_path)
+    (positions, *first), second = spec.layers
+    for wrong, says in (
+        ((tuple(first), (positions, *second)), "at the start of the first layer"),
+        (((*first, positions), second), "at the start of the first layer"),
+        (((replace(positions, output="h"), *first), second), "expected output x"),
+        (((replace(positions, offset=-1), *first), second), "found 40 from row -1 on"),
+        (((replace(positions, n_positions=41), *first), second), "expected 43 x 64, found 42 x 64"),
+    ):
+        with pytest.raises(ShapeError, match=says):
+            stage(file, replace(spec, layers=wrong), load=False)
+
+
 def test_cells_move_where_slopes_alone_know_their_positions(tmp_path: Path) -> None:
     spec, _, file = built("slopes", tmp_path)
     moved, still = context(stage(file, spec)), context(stage(file, spec))
@@ -279,3 +293,34 @@ def test_rows_of_quantized_tensors_are_cut_whole(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cut within a block"):
         stage(fused_file, with_attention(whole, **bias))
     assert "qkv" in set(tensors_of(whole.layers[0][1]))
+
+
+def test_floats_packed_as_q8_0_give_the_bits_of_a_file_of_q8_0(tmp_path: Path) -> None:
+    spec, draft, _ = built("interleaved_heads", tmp_path)
+    spec = replace(
+        spec, layers=tuple(around(draft, f"{i}/", b[2]) for i, b in enumerate(spec.layers))
+    )
+    safetensors = write(tmp_path / "more.safetensors", draft)
+    writer = gguf.GGUFWriter(tmp_path / "q8.gguf", "llama")
+    for name in spec.tensors():
+        values = draft.tensors[name]
+        if values.ndim > 1:
+            raw = _core.quantize("Q8_0", values)
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = stage(_core.GgufFile(tmp_path / "q8.gguf"), spec)
+    packed = _core.Stage(safetensors, spec.stage(), POOL, pack_as="Q8_0")
+    planned = _core.Stage(safetensors, spec.stage(), POOL, load=False, pack_as="Q8_0")
+    assert packed.weight_bytes == stored.weight_bytes == planned.weight_bytes
+    assert same(run(context(packed)), run(context(stored)))
+    with pytest.raises(UnsupportedError, match="no whole blocks of Q4_K, which has 256"):
+        _core.Stage(safetensors, spec.stage(), POOL, pack_as="Q4_K")
+    draft.tensors["0.qkv"][70, 3] = np.inf
+    broken = write(tmp_path / "broken.safetensors", draft)
+    with pytest.raises(UnsupportedError, match=r"tensor 0\.qkv: row .*finite"):
+        _core.Stage(broken, spec.stage(), POOL, pack_as="Q8_0")

@@ -47,9 +47,12 @@ class Moe final : public Block {
                        " experts of " + std::to_string(n_ff_) + ": expected 1 to " +
                        std::to_string(kMostExperts) + ", and no more than there are");
     Weights& w = c.weights;
-    router_ = &w.matrix(spec.tensor("router"), n_experts_, n_embd_);
+    // Routers are small, and what they get wrong is not made up for.
+    router_ = &w.matrix(spec.tensor("router"), n_experts_, n_embd_, Weights::Loop::Own,
+                        Weights::Format::AsStored);
     if (const auto ref = spec.tensor_or_none("shared_router"))
-      shared_router_ = &w.matrix(*ref, 1, n_embd_, Weights::Loop::Continued);
+      shared_router_ =
+          &w.matrix(*ref, 1, n_embd_, Weights::Loop::Continued, Weights::Format::AsStored);
     gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_);
     up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_);
     down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_);

@@ -12,10 +12,13 @@ class Positions final : public Block {
   Positions(const BlockSpec& spec, BlockContext& c)
       : n_(c.stage.n_embd), offset_(spec.integer("offset")) {
     const int64_t n_positions = spec.integer("n_positions");
-    if (spec.text("out") != "x" || n_positions < 1 || offset_ < 0)
-      throw ShapeError(
-          "positions: expected output x, 1 position or more and an offset of 0 or more");
-    table_ = &c.weights.matrix(spec.tensor("weight"), offset_ + n_positions, n_);
+    if (spec.text("out") != "x") throw ShapeError("positions: expected output x");
+    if (n_positions < 1 || n_positions > kv::kMaxPositions || offset_ < 0 ||
+        offset_ > kv::kMaxPositions)
+      throw ShapeError("positions: found " + std::to_string(n_positions) + " from row " +
+                       std::to_string(offset_) + " on");
+    table_ = &c.weights.matrix(spec.tensor("weight"), offset_ + n_positions, n_, Weights::Loop::Own,
+                               Weights::Format::AsStored);
     c.facts.occasional.insert(table_);
     c.facts.n_positions = std::min(c.facts.n_positions, n_positions);
   }
