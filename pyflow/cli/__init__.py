@@ -11,7 +11,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -116,8 +115,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, _PipeClosedError):
-        # Whoever read the output has had enough; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has had enough
         return 0
     except (click.Abort, KeyboardInterrupt) as error:
         if error.__cause__ is None and isinstance(error.__context__, (EOFError, KeyboardInterrupt)):
@@ -139,17 +137,28 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if _is_interruption(error):
             return _interrupted()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return _fail(_exit_code(error), describe(error))
 
 
 def _open_closed_streams() -> None:
-    """Python has None for a standard stream that was closed (`<&-`); reading it is to find nothing.
+    """Python has None for a standard stream that was closed (`<&-`); reading it is to find nothing,
+    and writing to standard output is to fail.
 
     In their order, so that each takes its own descriptor before a model file does.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+            fd = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            setattr(sys, name, open(fd, mode))  # noqa: SIM115, PTH123
+
+
+def _drop_output() -> None:
+    """The interpreter must not try to write the rest of it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_interruption(error: BaseException | None) -> bool:

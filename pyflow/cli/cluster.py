@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -11,8 +12,6 @@ from pyflow.cli import Group, cluster_check, ranks
 # Commands that know what ranks are.
 _COMMANDS = ("generate", "chat", "bench")
 _SAMPLING = ("generate", "chat")
-MODULE = "pyflow"
-"""What every rank runs, with the command and its options."""
 
 
 @click.group("cluster", cls=Group)
@@ -61,13 +60,18 @@ def run(
     places = ranks.places(n_ranks, hosts)
     if not arguments or arguments[0] not in _COMMANDS:
         raise click.UsageError(f"expected -- and one of {', '.join(_COMMANDS)} with its options")
+    if restart and arguments[0] == "chat" and sys.stdin.isatty():
+        raise click.UsageError(
+            "--restart: what is typed cannot be given again to a chat; leave it out, or pipe one "
+            "question in"
+        )
     if restart and arguments[0] in _SAMPLING:
         # Each start must draw alike. A seed that the user gives comes later and counts.
         seed = str(SamplingParams().seeded().seed)
         arguments = (arguments[0], "--seed", seed, *arguments[1:])
     return supervise(
         Launcher(),
-        [MODULE, *arguments],
+        ["pyflow", *arguments],
         places,
         timeout_s=timeout_s,
         restart=restart,

@@ -68,13 +68,14 @@ def command(
     if n_ranks is not None or hosts is not None:
         return _start(ctx, ranks.places(n_ranks, hosts))
     from pyflow import _core
+    from pyflow.cli.pipeline_choice import threads_of_each
     from pyflow.cluster.predict import choose, predictions
     from pyflow.cluster.profile import drafts_by
     from pyflow.cluster.survey import survey
-    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+    from pyflow.cluster.world import world
 
     name = model or options.default_model()
-    pool = _core.ThreadPool(threads or choose_threads(this_machine(), cgroup_cpus())[0])
+    pool = _core.ThreadPool(threads or threads_of_each(world().n_here))
     found = survey(name, pool=pool, n_ctx=ctx_size, cache_type=cast("CacheType", cache_type))
     if found is None:  # rank 0 speaks
         return 0
@@ -109,19 +110,30 @@ def _tables(
     from pyflow.cluster.plan import describe
 
     pipeline = found.pipeline
-    head = ["rank", "host", *(f"ms/layer, {n}" for n in _SHOWN), "head ms", "read", "may use"]
+    head = [
+        "rank",
+        "host",
+        "kernels",
+        *(f"ms/layer, {n}" for n in _SHOWN),
+        "head ms",
+        "read",
+        "may use",
+    ]
     ranks = [
         [
             str(profile.rank),
             profile.host,
+            hello.isa,
             *(f"{profile.layer_ms[n - 1]:.3f}" for n in _SHOWN),
             f"{profile.head_ms:.2f}",
             f"{read / _GIGA:.1f} GB/s",
             f"{profile.max_nbytes / 2**20:,.0f} MiB",
         ]
-        for profile, read in zip(pipeline.ranks, found.read_bytes_per_s, strict=True)
+        for profile, read, hello in zip(
+            pipeline.ranks, found.read_bytes_per_s, found.hellos, strict=True
+        )
     ]
-    parts = [markdown_table(head, ranks, left={"host"})]
+    parts = [markdown_table(head, ranks, left={"host", "kernels"})]
     links = [
         [f"{i} and {j}", f"{1e6 * link.latency_s:,.0f} us", f"{link.bytes_per_s / _MEGA:,.0f} MB/s"]
         for (i, j), link in sorted(pipeline.links.items())
@@ -142,7 +154,9 @@ def _tables(
     parts.append(markdown_table(head, rows, left={"strategy", "layers"}))
     table, lines = describe(best.split)
     parts.append(markdown_table([*table[0]], [[*row] for row in table[1:]], left={"HOST"}))
+    own = found.hellos[0]
     lines = [
+        f"all have pyflow {own.version} and the same model, {own.model[:12]}",
         f"guesses: {drafts.ms:.2f} ms each, right {drafts.acceptance:.0%} of the time",
         f"best: {best.kind}, {best.tokens_per_s:.2f} tokens per second",
         *lines,
@@ -157,8 +171,14 @@ def _as_json(
     reads = found.read_bytes_per_s
     return {
         "ranks": [
-            {**asdict(profile), "read_bytes_per_s": read}
-            for profile, read in zip(found.pipeline.ranks, reads, strict=True)
+            {
+                **asdict(profile),
+                "read_bytes_per_s": read,
+                "version": hello.version,
+                "model": hello.model,
+                "isa": hello.isa,
+            }
+            for profile, read, hello in zip(found.pipeline.ranks, reads, found.hellos, strict=True)
         ],
         "links": [
             {"from": i, "to": j, **asdict(link)} for (i, j), link in found.pipeline.links.items()

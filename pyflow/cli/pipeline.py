@@ -121,7 +121,7 @@ def pipelines(function: F) -> F:
             raise click.UsageError(
                 f"--numa is for one process, and {_FLAG} for several; start a rank per memory node"
             )
-        if here.is_joined and (not choice or choice.stages is not None):
+        if here.is_supervised and (not choice or choice.stages is not None):
             raise click.UsageError(
                 f"the ranks of 'cluster run' write one answer together: add {_FLAG} pipeinfer, and "
                 "no --stages"

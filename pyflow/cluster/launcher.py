@@ -18,17 +18,31 @@ from pyflow.errors import PyflowError
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::|\s+slots\s*=\s*)(\d+))?", re.ASCII)
 # Stands between mpiexec and a rank, and says how that has died before mpiexec notices: it would
-# kill the others, and then nobody could tell who was first. Stays for a while, so there is time.
+# kill the others, and then nobody could tell who was first. Stays for a while, so there is time, if
+# its parent does; also for rank 0 to say why it refuses what others refuse too.
 _GUARD = """
 "$@" & wait $!
 code=$?
+rank=${PMI_RANK-${PMIX_RANK-${OMPI_COMM_WORLD_RANK-$SLURM_PROCID}}}
 if [ $code -gt 130 ]; then
-  rank=${PMI_RANK-${PMIX_RANK-${OMPI_COMM_WORLD_RANK-$SLURM_PROCID}}}
-  printf '\\npyflow: rank %s on %s has died of %s\\n' "$rank" "$(uname -n)" $((code - 128))
-  sleep 5
+  said="died of $((code - 128))"
+elif [ $code -ne 0 ] && [ "$rank" != 0 ]; then
+  said="ended with $code"
+else
+  exit $code
 fi
+printf '\\npyflow: rank %s on %s has %s\\n' "$rank" "$(uname -n)" "$said"
+for i in 1 2 3 4 5 6 7 8 9 10; do
+  sleep 0.5
+  kill -0 $PPID 2>/dev/null || break
+done
 exit $code
 """
+_ENDED = re.compile(r"pyflow: rank (\d+) on \S+ has ended with (\d+)\n")
+# What a rank of another machine says once it runs there, for it has no other way to its supervisor.
+STARTED = "\npyflow: rank {rank} on {host} has started\n"
+_STARTED = re.compile(STARTED.format(rank=r"(\d+)", host=r"(\S+)"))
+_TRACE = re.compile(r"\[(mpiexec|proxy)\S*@|pyflow: rank ")  # of MPICH's mpiexec, and ours
 # The guard above; MPICH and Intel, with or without a rank; Open MPI.
 _DEATHS = (
     re.compile(r"pyflow: rank (?P<rank>\d+) on (?P<host>\S+) has died of (?P<signal>\d+)\n"),
@@ -107,8 +121,8 @@ class Launcher:
         self._is_open_mpi = bool(re.search("open ?mpi|open-mpi|prte", said, re.IGNORECASE))
 
     def command(self, places: Sequence[Place], program: Sequence[str]) -> list[str]:
-        """What starts the program on all ranks."""
-        command = [self.path, "-n", str(sum(place.n for place in places))]
+        """What starts the program on all ranks, in a folder that every machine has."""
+        command = [self.path, "--wdir", "/", "-n", str(sum(place.n for place in places))]
         hosts = ",".join(f"{place.host}:{place.n}" for place in places if place.host)
         if hosts:
             command += ["-H" if self._is_open_mpi else "-hosts", hosts]
@@ -122,6 +136,23 @@ class Launcher:
         """This process's, but that Open MPI does not refuse root, whom MPICH never asks."""
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return {**root, **os.environ}
+
+
+def started(output: str) -> dict[int, str]:
+    """Ranks of other machines and their hosts, by what they have written."""
+    return {int(number): host for number, host in _STARTED.findall(output)}
+
+
+def ended(output: str) -> dict[int, int]:
+    """Ranks that have ended by themselves but failed, and their exit codes; rank 0 tells itself."""
+    return {int(number): int(code) for number, code in _ENDED.findall(output)}
+
+
+def said_by(output: str) -> str:
+    """The last lines of what mpiexec and ranks have written, for people, but not of its traces."""
+    lines = [line.strip() for line in output.split("\n") if line.strip(" =")]
+    words = [line for line in lines if not _TRACE.match(line)]
+    return " ".join((words or lines)[-3:])
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

@@ -28,19 +28,21 @@ Other: TypeAlias = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A rank that the job cannot go on without."""
+    """A rank, or what started it, that the job cannot go on without."""
 
     rank: int | None
     host: str
     phase: str
     why: str
+    what: str = "a rank"
+    """What was lost, where that has no number."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why", " ".join(self.why.split())[:_MAX_WHY])
 
     def __str__(self) -> str:
-        rank = "a rank" if self.rank is None else f"rank {self.rank}"
-        return f"{rank} on {self.host} {self.why}; its last stage: {self.phase}"
+        what = self.what if self.rank is None else f"rank {self.rank}"
+        return f"{what} on {self.host} {self.why}; its last stage: {self.phase}"
 
 
 class Lifeline:
@@ -51,6 +53,8 @@ class Lifeline:
         self.host = socket.gethostname()
         self.phase = "starting"
         self.timeout_s = TIMEOUT_S
+        self.is_supervised = False
+        """Whether there is a supervisor, here or on another machine."""
         self.journal: int | None = None
         self._socket: socket.socket | None = None
         self._over = Event()
@@ -67,7 +71,7 @@ class Lifeline:
         with_supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with_supervisor.connect(path)
         self._socket = with_supervisor
-        self._send("joined", rank, os.getpid())
+        self._send("joined", rank, os.getppid())
         data, fds, _, _ = socket.recv_fds(with_supervisor, MAX_NBYTES, 4)
         if not data:
             raise ConnectionResetError("the supervisor has gone")

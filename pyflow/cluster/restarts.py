@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import socket
+import termios
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from pyflow.cluster.launcher import Launcher, Place
+from pyflow.cluster.lifeline import Loss
 from pyflow.cluster.signals import Signals
 from pyflow.cluster.supervisor import Attempt, Job, LossError
 
@@ -30,7 +33,7 @@ def supervise(
 
     say: is told of every loss that the job survives.
     """
-    with Signals() as signals:
+    with Signals() as signals, _same_terminal():
         if not restart:
             return Attempt(launcher, Job(arguments, places, timeout_s), signals).run()
         relay, places, in_vain = _Relay(), list(places), 0
@@ -45,7 +48,7 @@ def supervise(
                     except LossError as error:
                         loss = error.loss
                 in_vain = in_vain + 1 if os.fstat(journal).st_size == before else 0
-                places = _without(places, loss.host)
+                places = _without(places, loss)
                 if in_vain == _MAX_IN_VAIN or relay.is_lossy:
                     raise LossError(loss)
                 n = sum(place.n for place in places)
@@ -54,14 +57,31 @@ def supervise(
             os.close(journal)
 
 
-def _without(places: Sequence[Place], host: str) -> list[Place]:
-    """The places without a machine, but for the first one: that is this machine."""
-    short = host.partition(".")[0]
-    return [
-        place
-        for i, place in enumerate(places)
-        if i == 0 or place.host is None or place.host.partition(".")[0] != short
-    ]
+@contextmanager
+def _same_terminal() -> Iterator[None]:
+    """Rank 0 changes how the terminal works to read a line, and may be killed before it is back."""
+    try:
+        before = termios.tcgetattr(0)
+    except (termios.error, OSError):
+        yield  # there is none
+        return
+    try:
+        yield
+    finally:
+        with suppress(termios.error, OSError):
+            # A process in the background would be stopped.
+            if os.tcgetpgrp(0) == os.getpgrp() and termios.tcgetattr(0) != before:
+                termios.tcsetattr(0, termios.TCSANOW, before)
+                os.write(2, b"\n")  # the line had a prompt
+
+
+def _without(places: Sequence[Place], loss: Loss) -> list[Place]:
+    """The places without the lost rank's machine, but all of them if that is this one."""
+    hosts = [place.host for place in places for _ in range(place.n)]
+    lost = loss.host if loss.rank is None else hosts[loss.rank]
+    if loss.host == socket.gethostname() or lost == hosts[0]:
+        return list(places)
+    return [place for place in places if place.host != lost]
 
 
 class _Relay:

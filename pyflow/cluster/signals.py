@@ -21,6 +21,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        # Ranks would go on without somebody to watch over them, and read what a shell is to get.
+        self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, lambda *_: None)
         self._fd_before = signal.set_wakeup_fd(self._waker.fileno())
         return self
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyflow.cluster.launcher import Death, Launcher, Place, death
+from pyflow.cluster.launcher import Death, Launcher, Place, death, ended, said_by, started
 from pyflow.cluster.lifeline import MAX_NBYTES, Loss, Other
 from pyflow.cluster.signals import Signals
 from pyflow.errors import LostRankError, PyflowError
@@ -38,7 +38,7 @@ _MAX_SAID = 1 << 16
 
 
 class LossError(LostRankError):
-    """Which rank was lost."""
+    """What was lost."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(str(loss))
@@ -54,6 +54,8 @@ class _Rank:
     pidfd: int
     heard: float
     number: int | None = None
+    guard: int = 0
+    """The process above it, whose death is its own."""
     phase: str = "starting"
     code: int | None = None
     ended: float = 0.0
@@ -77,6 +79,10 @@ class _Known:
     """What is known when a verdict is asked for."""
 
     said: bytearray = field(default_factory=bytearray)
+    elsewhere: dict[int, str] = field(default_factory=dict)
+    """Ranks that have started on other machines, and their hosts."""
+    failed: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Exit codes of others than rank 0, and when they were told."""
     others: dict[int, Other] = field(default_factory=dict)
     lost: Loss | None = None
     dead: list[_Rank] = field(default_factory=list)
@@ -90,8 +96,7 @@ class Attempt:
         self._launcher, self._job, self._signals = launcher, job, signals
         self._host = socket.gethostname()
         self._ranks: list[_Rank] = []
-        # A machine without a name is this one; others may be too, under names not known here.
-        self._n_here = sum(place.n for place in job.places if place.host in (None, self._host))
+        self._hosts = [place.host or self._host for place in job.places for _ in range(place.n)]
         self._start_s = max(_START_S, job.timeout_s)
         self._known = _Known()
         self._selector = selectors.PollSelector()
@@ -108,7 +113,7 @@ class Attempt:
             path = str(Path(folder) / "supervisor")
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             listener.bind(path)
-            listener.listen(sum(place.n for place in self._job.places))
+            listener.listen(len(self._hosts))
             stack.callback(self._close)
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._join(listener))
             self._selector.register(
@@ -117,7 +122,7 @@ class Attempt:
             if pump is not None:
                 pump(self._selector)
             program = [sys.executable, "-m", "pyflow.cluster.rank", path, self._host]
-            program += [str(self._job.timeout_s), *self._job.arguments]
+            program += [str(self._job.timeout_s), str(Path.cwd()), *self._job.arguments]
             self._mpiexec = subprocess.Popen(
                 self._launcher.command(self._job.places, program),
                 env=self._launcher.environment(),
@@ -189,7 +194,7 @@ class Attempt:
     def _record(self, rank: _Rank, kind: str, *values: Any) -> None:
         match kind:
             case "joined":
-                rank.number = values[0]
+                rank.number, rank.guard = values
                 fds = self._job.fds if rank.number == 0 else []
                 with suppress(OSError):
                     socket.send_fds(rank.socket, [b"welcome"], fds)
@@ -209,12 +214,16 @@ class Attempt:
         if data == b"" and self._mpiexec.stdout in self._selector.get_map():
             self._selector.unregister(self._mpiexec.stdout)
         self._known.said += data or b""
+        self._known.elsewhere |= started(self._said)
+        for number, code in ended(self._said).items():
+            self._known.failed.setdefault(number, (code, time.monotonic()))
         del self._known.said[:-_MAX_SAID]
 
     def _signalled(self, number: int) -> None:
         head = self._rank(0)
         if number == signal.SIGINT and head is not None and head.code is None:
-            signal.pidfd_send_signal(head.pidfd, signal.SIGINT)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(head.pidfd, signal.SIGINT)
         else:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
@@ -225,29 +234,33 @@ class Attempt:
         now, known, head = time.monotonic(), self._known, self._rank(0)
         over = self._mpiexec.poll() is not None
         if head is not None and head.code is not None:
-            return head.code if over or now - head.ended > _END_S else None
+            # Who has nothing more to do may leave in order.
+            return head.code if over or head.code or now - head.ended > _END_S else None
+        if 0 in known.elsewhere:
+            raise PyflowError(
+                f"rank 0 has started on {known.elsewhere[0]}, expected this machine, {self._host}: "
+                "name it first in the file of hosts"
+            )
+        found = death(self._said) if known.said else None
+        if over and found is None and self._mpiexec.returncode < 0:
+            found = Death(None, None, self._host, -self._mpiexec.returncode)
+            phase = f"running {len(self._hosts)} ranks"
+            raise LossError(Loss(None, self._host, phase, found.why, "mpiexec"))
         if known.lost is not None:
             raise LossError(known.lost)
-        found = death(known.said.decode(errors="replace")) if known.said else None
         if over or found or (known.dead and now - known.dead_since > _AGREE_S):
             raise self._death(found)
         if known.dead:
             return None
+        for number, (code, told) in known.failed.items():
+            if now - told > _END_S:  # so long rank 0 may take to say why
+                raise self._failure(number, code)
         for rank in self._ranks:
-            if rank.code and now - rank.ended > _END_S:
-                why = f"has ended with exit code {rank.code}: {self._last_words()}"
-                raise LossError(self._loss(rank, why))
             if rank.code is None and now - rank.heard > self._job.timeout_s:
                 why = f"has not answered for {self._job.timeout_s:g} s"
                 raise LossError(self._loss(rank, why))
-        missing = head is None or len(self._ranks) < self._n_here
-        if missing and now - self._began > self._start_s:
-            joined = {rank.number for rank in self._ranks}
-            first = next(n for n in range(self._n_here + 1) if n not in joined)
-            raise PyflowError(
-                f"rank {first} has not started on {self._host} in {self._start_s:g} s: "
-                f"{self._last_words()}"
-            )
+        if now - self._began > self._start_s and self._absent() is not None:
+            raise self._failed()
         return None
 
     def _death(self, found: Death | None) -> PyflowError:
@@ -256,17 +269,28 @@ class Attempt:
         if found is None and known.dead:
             return LossError(self._loss(known.dead[0], "has died"))
         if found is None:
-            code = self._mpiexec.returncode
-            return PyflowError(f"mpiexec has ended with exit code {code}: {self._last_words()}")
-        if found.rank is None and found.host == self._host and known.dead:
-            return LossError(self._loss(known.dead[0], "has died"))
+            return self._failed()
+        is_here = found.host in (self._host, self._hosts[0])
         for rank in self._ranks:
-            if found.host == self._host and found.rank == rank.number:
+            if found.rank == rank.number is not None or (is_here and found.pid == rank.guard):
                 return LossError(self._loss(rank, found.why))
+        if found.rank is None and is_here and known.dead:
+            return LossError(self._loss(known.dead[0], "has died"))
         for number, (host, pid, phase) in known.others.items():
             if number == found.rank or (pid, host) == (found.pid, found.host):
                 return LossError(Loss(number, host, phase, found.why))
         return LossError(Loss(found.rank, found.host, "starting", found.why))
+
+    def _failure(self, number: int, code: int) -> PyflowError:
+        rank = self._rank(number)
+        if rank is None and number not in self._known.elsewhere:
+            return self._failed()
+        host = self._hosts[number]
+        phase = self._known.others.get(number, (host, 0, "starting"))[2]
+        if rank is not None:
+            host, phase = self._host, rank.phase
+        why = f"has ended with exit code {code}: {self._last_words()}"
+        return LossError(Loss(number, host, phase, why))
 
     def _loss(self, rank: _Rank, why: str) -> Loss:
         return Loss(rank.number, self._host, rank.phase, why)
@@ -274,10 +298,30 @@ class Attempt:
     def _rank(self, number: int) -> _Rank | None:
         return next((rank for rank in self._ranks if rank.number == number), None)
 
+    def _absent(self) -> tuple[int, str] | None:
+        """A rank that has not started and its host, rather of another machine than of this one."""
+        there = {rank.number for rank in self._ranks} | self._known.elsewhere.keys()
+        absent = [(n, host) for n, host in enumerate(self._hosts) if n not in there]
+        others = (each for each in absent if each[1] != self._hosts[0])
+        return next(others, absent[0] if absent else None)
+
+    def _failed(self) -> PyflowError:
+        """Of mpiexec, where no rank has died: it cannot start one, or has ended."""
+        what, advice = f"mpiexec has ended with exit code {self._mpiexec.poll()}", ""
+        if (absent := self._absent()) is not None:
+            number, host = absent
+            what = f"rank {number} on {host} has not started"
+            if host != self._hosts[0]:
+                advice = f"; does 'ssh {host} {sys.executable} -V' work, without a question?"
+        return PyflowError(f"{what}: {self._last_words()}{advice}")
+
+    @property
+    def _said(self) -> str:
+        return self._known.said.decode(errors="replace")
+
     def _last_words(self) -> str:
-        lines = self._known.said.decode(errors="replace").split("\n")
-        words = [line.strip() for line in lines if line.strip(" =")]
-        return " ".join(words[-3:]) or "it said nothing"
+        after_s = time.monotonic() - self._began
+        return said_by(self._said) or f"mpiexec has said nothing for {after_s:.0f} s"
 
     # Its end.
 

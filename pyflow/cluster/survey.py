@@ -25,8 +25,9 @@ from pyflow.specs import build_spec
 from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 from .endpoint import Endpoint
+from .hello import check, hello
 from .lifeline import here
-from .messages import Failure, Goodbye, Measure, Measured, Message, Ping, Profile
+from .messages import Failure, Goodbye, Hello, Measure, Measured, Message, Ping, Profile
 from .plan import Link, Pipeline
 from .profile import layer_costs, profile_rank, shared
 from .threads import Sizes
@@ -42,10 +43,11 @@ _BY_REFERENCE = 1e18  # bytes a second, of what is not copied
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was measured; read_bytes_per_s: by rank."""
+    """What was measured; read_bytes_per_s, hellos: by rank."""
 
     pipeline: Pipeline
     read_bytes_per_s: tuple[float, ...]
+    hellos: tuple[Hello, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,19 @@ class Surveyor:
         ranks = shared([profiles[i].profile for i in range(n_ranks)], n_scratch)
         reads = tuple(profiles[i].read_bytes_per_s for i in range(n_ranks))
         return Survey(Pipeline(ranks, links, costs), reads)
+
+    def greet(self) -> tuple[Hello, ...]:
+        """On rank 0: what the ranks say of themselves, which the others have sent.
+
+        PyflowError unless they can be a pipeline.
+        """
+        hellos = {0: hello(0, self.checkpoint)}
+        while len(hellos) < self.n_ranks:
+            message = self._expect(Hello)
+            hellos[message.rank] = message
+        found = tuple(hellos[rank] for rank in range(self.n_ranks))
+        check(found)
+        return found
 
     def assist(self) -> Message:
         """On another rank: measures what it is asked to, until something else comes, returned."""
@@ -187,7 +202,8 @@ def _queue_s() -> float:
 def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) -> Survey | None:
     """On all ranks at the same time, with the model of each: what was measured, on rank 0.
 
-    None on the others. What goes wrong on any rank is raised on rank 0.
+    None on the others. What goes wrong on any rank is raised on rank 0, as are differences between
+    them in what they must have in common.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
@@ -201,9 +217,13 @@ def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) 
 
     try:
         if rank == 0:
-            return surveyor().lead(sizes)
+            own = surveyor()
+            hellos = own.greet()
+            return replace(own.lead(sizes), hellos=hellos)
         with worker.reporting():
-            message = surveyor().assist()
+            own = surveyor()
+            endpoint.send(0, hello(rank, own.checkpoint))
+            message = own.assist()
             if not isinstance(message, Goodbye):
                 raise PyflowError(f"nobody here waits for a {type(message).__name__}")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -20,25 +21,18 @@ from typing import Any
 import psutil
 import pytest
 
-from pyflow.cli import main
 from pyflow.cluster.launcher import Launcher
 
 pytestmark = pytest.mark.model
 
-HERE = Path(__file__).parent
-RUN = """
-import sys
-from pyflow.cli import main
-from pyflow.cli import cluster
-cluster.MODULE = "cluster_job"
-sys.exit(main(["cluster", "run", *sys.argv[1:]]))
-"""
+_MARK = "PYFLOW_TEST_JOB"
+_NUMBERS = itertools.count()
 ALONE = """
 import sys
+from pyflow.cli import main
 from pyflow.cluster.lifeline import here
 here.timeout_s = 2.0
-from cluster_job import main
-sys.exit(main(*sys.argv[1:]))
+sys.exit(main())
 """
 # A command on another machine: here, under its name.
 SSH = """#!/bin/sh
@@ -47,8 +41,10 @@ host=$1
 shift
 exec unshare --uts sh -c "hostname $host; exec $*"
 """
+# What generate tells at its end.
+TOLD = r"prompt [^\n]+\n[^\n]+ tokens per run\n"
 KILLED = r"has died \(SIGKILL\)"
-N_RANKS, N_PREDICT, LONG = 3, 60, 400
+N_RANKS, N_PREDICT, LONG = 3, 120, 2000
 LIMIT_S = 60
 WITHIN_S = 5.0
 
@@ -62,6 +58,13 @@ class Ended:
     """From what was done to it to its end."""
 
 
+def generate(path: Path, n_predict: int) -> list[str]:
+    """A command whose text is of that length, for what ends a text is not drawn."""
+    args = ["generate", "-m", str(path), "-t", "1", "--raw", "-p", "red, green, blue,", "-c", "0"]
+    args += ["--temp", "0.7", "--seed", "4", "--logit-bias", "0-100", "--logit-bias", "2-100"]
+    return [*args, "-n", str(n_predict)]
+
+
 class Cluster:
     """A supervised job, on three ranks of this machine unless told otherwise."""
 
@@ -70,46 +73,45 @@ class Cluster:
         path: Path,
         *options: str,
         command: Sequence[str] = (),
-        arguments: Sequence[str] = (),
         n_predict: int = N_PREDICT,
     ) -> None:
-        search = [str(HERE), os.environ.get("PYTHONPATH", "")]
         where = [] if "--hosts" in options else ["-n", str(N_RANKS)]
-        command = command or [sys.executable, "-c", RUN, *where, *options, "--"]
-        command = [*command, *(arguments or ["bench", str(path), str(n_predict), "1.0"])]
+        run = [sys.executable, "-m", "pyflow", "cluster", "run", *where, *options, "--"]
+        job = [*generate(path, n_predict), "--pipeline", "pipeinfer"]
+        self.mark = f"{os.getpid()}.{next(_NUMBERS)}"
         self.out, self.err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
-            command,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, search))},
+            [*(command or run), *job],
+            env=os.environ | {_MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=self.out,
             stderr=self.err,
         )
-        self.seen: set[psutil.Process] = set()
 
-    def rank(self, number: int) -> psutil.Process | None:
-        """Once it exists; None if the job ends before."""
+    def processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+        """All that it has started and their environments, wherever they have got to."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                environment = process.environ()
+                if environment.get(_MARK) == self.mark and is_running(process):
+                    yield process, environment
+
+    def find(self, name: str, rank: int | None = None) -> psutil.Process | None:
+        """The process of this name, of a rank if that is told, once it exists.
+
+        None if the job ends before.
+        """
         while self.process.poll() is None:
-            for process in self.look():
-                try:
-                    # Above it a shell waits for it.
-                    is_rank = process.name().startswith("python")
-                    if is_rank and process.environ().get("PMI_RANK") == str(number):
+            for process, environment in self.processes():
+                with contextlib.suppress(psutil.Error):
+                    is_it = process.name().startswith(name)
+                    if is_it and (rank is None or environment.get("PMI_RANK") == str(rank)):
                         return process
-                except (psutil.Error, OSError):
-                    continue
             time.sleep(0.005)
         return None
 
-    def look(self) -> set[psutil.Process]:
-        """All processes of it."""
-        with contextlib.suppress(psutil.Error):
-            self.seen.update(psutil.Process(self.process.pid).children(recursive=True))
-        return self.seen
-
     def end(self) -> Ended:
         """Waits for it, and sees that nothing is left."""
-        self.look()
         began = time.monotonic()
         try:
             code = self.process.wait(LIMIT_S)
@@ -131,17 +133,11 @@ class Cluster:
     def left(self, wait_s: float = 1.0) -> list[str]:
         """What runs though it should have ended; it is ended then."""
         until = time.monotonic() + wait_s
-        while True:
-            found = [p for p in self.look() if is_running(p)]
-            if not found or time.monotonic() > until:
-                break
+        while (found := [p for p, _ in self.processes()]) and time.monotonic() < until:
             time.sleep(0.02)
-        names = [f"{p.pid} {p.name()}" for p in found]
         for process in found:
             process.kill()
-        if self.process.poll() is None:
-            self.process.kill()
-        return names
+        return [f"{p.pid} {p}" for p in found]
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -166,69 +162,124 @@ def start(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Cluster]]
 
 @pytest.fixture(scope="module")
 def whole(model_path: Callable[[str], Path]) -> tuple[str, float]:
-    """What a job writes that nothing happens to, and how long it takes."""
+    """What one process writes, and how long a job takes that nothing happens to."""
+    command = [sys.executable, "-m", "pyflow", *generate(model_path("smollm2"), N_PREDICT)]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
     began = time.monotonic()
     ended = Cluster(model_path("smollm2")).end()
-    assert (ended.code, ended.err) == (0, "")
-    assert len(ended.out.split()) == N_PREDICT
+    assert (ended.code, ended.out) == (0, alone.stdout)
+    assert re.fullmatch(TOLD, ended.err)
     return ended.out, time.monotonic() - began
 
 
-def strike(cluster: Cluster, rank: int, how: signal.Signals, after_s: float | None = None) -> bool:
-    """Whether the rank was still there after so long, or once there is a token."""
+def strike(
+    cluster: Cluster,
+    victim: str | int,
+    how: signal.Signals = signal.SIGKILL,
+    after_s: float | None = None,
+) -> bool:
+    """Whether it was still there after so long, or once there is a token.
+
+    victim: a rank, the shell above it as in "sh 1", or another process by its name.
+    """
     if after_s is None:
         cluster.writes()
     else:
         time.sleep(after_s)
-    victim = cluster.rank(rank)
-    if victim is None:
-        return False
-    cluster.look()
+    who = victim if isinstance(victim, str) else f"python {victim}"
+    name, _, number = who.partition(" ")
+    process = cluster.find(name, int(number) if number else None)
     try:
-        victim.send_signal(how)
+        if process is not None:
+            process.send_signal(how)
+        return process is not None
     except psutil.NoSuchProcess:
         return False
-    return True
 
 
 def assert_one_message(ended: Ended, rank: int, why: str, host: str = "") -> None:
     host = re.escape(host or socket.gethostname())
     assert re.fullmatch(
-        rf"error: rank {rank} on {host} {why}; its last stage: [^\n]+\n", ended.err
+        rf"({TOLD})?error: rank {rank} on {host} {why}; its last stage: [^\n]+\n", ended.err
     ), ended.err
     assert ended.code == 5
 
 
+VICTIMS = {
+    0: rf"rank 0 on HOST {KILLED}",
+    1: rf"rank 1 on HOST {KILLED}",
+    2: rf"rank 2 on HOST {KILLED}",
+    "sh 1": r"rank 1 on HOST has died",
+    "mpiexec": rf"mpiexec on HOST {KILLED}",
+    "hydra_pmi_proxy": r"rank \d on HOST has lost the mpiexec that started it",
+}
+"""Who may be killed, and what is said then."""
+
+
+def message(victim: str | int) -> str:
+    said = VICTIMS[victim].replace("HOST", re.escape(socket.gethostname()))
+    return rf"{said}; its last stage: [^\n]+"
+
+
 def trial(
-    start: Callable[..., Cluster], whole: tuple[str, float], rank: int, after_s: float | None = None
+    start: Callable[..., Cluster],
+    whole: tuple[str, float],
+    victim: str | int,
+    after_s: float | None = None,
 ) -> None:
     cluster = start()
-    struck = strike(cluster, rank, signal.SIGKILL, after_s)
+    struck = strike(cluster, victim, after_s=after_s)
     ended = cluster.end()
-    print(rank, after_s, struck, ended)
+    print(victim, after_s, struck, ended)
+    assert whole[0].startswith(ended.out)
     if ended.code == 0:  # it had told all before
-        assert (ended.out, ended.err) == (whole[0], "")
+        assert ended.out == whole[0]
+        assert re.fullmatch(TOLD, ended.err)
         return
     assert struck
     assert ended.after_s < WITHIN_S
-    assert_one_message(ended, rank, KILLED)
-    assert whole[0].startswith(ended.out)
+    assert ended.code == 5
+    assert re.fullmatch(rf"({TOLD})?error: {message(victim)}\n", ended.err)
 
 
-@pytest.mark.parametrize(("rank", "after_s"), [(1, 0.0), (2, 0.7), (0, None)])
-def test_a_rank_that_dies_ends_all_with_one_message(
-    start: Callable[..., Cluster], whole: tuple[str, float], rank: int, after_s: float | None
+def drawn(seed: int, whole: tuple[str, float]) -> tuple[str | int, float]:
+    """Somebody, and a moment from the start to the end."""
+    rng = random.Random(seed)
+    return rng.choice([*VICTIMS]), rng.uniform(0, 1.05) * whole[1]
+
+
+@pytest.mark.parametrize(("victim", "after_s"), [(1, 0.0), (2, 0.7), ("mpiexec", 1.0), (0, None)])
+def test_who_dies_ends_all_with_one_message(
+    start: Callable[..., Cluster],
+    whole: tuple[str, float],
+    victim: str | int,
+    after_s: float | None,
 ) -> None:
-    trial(start, whole, rank, after_s)
+    trial(start, whole, victim, after_s)
 
 
 @pytest.mark.accept
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_rank_dies_whenever(
+def test_whoever_dies_whenever_ends_all_with_one_message(
     start: Callable[..., Cluster], whole: tuple[str, float], seed: int
 ) -> None:
-    rng = random.Random(seed)
-    trial(start, whole, rng.randrange(N_RANKS), rng.uniform(0, 1.05) * whole[1])
+    trial(start, whole, *drawn(seed, whole))
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("seed", range(50))
+def test_whoever_dies_whenever_a_restart_writes_the_rest_and_nothing_twice(
+    start: Callable[..., Cluster], whole: tuple[str, float], seed: int
+) -> None:
+    victim, after_s = drawn(seed, whole)
+    cluster = start("--restart")
+    struck = strike(cluster, victim, after_s=after_s)
+    ended = cluster.end()
+    print(victim, after_s, struck, ended.err)
+    assert (ended.code, ended.out) == (0, whole[0])
+    again = rf"({TOLD})?{message(victim)}; starting again on 3 ranks\n"
+    # Who is struck while it leaves has done its part.
+    assert re.fullmatch(f"({again})?{TOLD}", ended.err)
 
 
 def test_a_rank_that_stalls_ends_all_with_one_message(start: Callable[..., Cluster]) -> None:
@@ -251,12 +302,11 @@ def stall(start: Callable[..., Cluster], rank: int) -> None:
 
 def outlive(start: Callable[..., Cluster], how: signal.Signals, after_s: float | None) -> None:
     cluster = start(n_predict=LONG)
-    assert cluster.rank(2)
+    assert cluster.find("python", 2)
     if after_s is None:
         cluster.writes()
     else:
         time.sleep(after_s)
-    cluster.look()
     cluster.process.send_signal(how)
     ended = cluster.end()
     assert ended.after_s < WITHIN_S
@@ -276,42 +326,15 @@ def test_no_rank_outlives_its_supervisor_however_it_ends(
     outlive(start, how, after_s)
 
 
-@pytest.mark.accept
-@pytest.mark.parametrize("seed", range(50))
-def test_whatever_rank_dies_whenever_a_restart_writes_the_rest_and_nothing_twice(
-    start: Callable[..., Cluster], whole: tuple[str, float], seed: int
-) -> None:
-    rng = random.Random(seed)
-    rank, after_s = rng.randrange(N_RANKS), rng.uniform(0, 1.05) * whole[1]
-    cluster = start("--restart")
-    struck = strike(cluster, rank, signal.SIGKILL, after_s)
-    ended = cluster.end()
-    print(rank, after_s, struck, ended.err)
-    assert (ended.code, ended.out) == (0, whole[0])
-    host = re.escape(socket.gethostname())
-    again = rf"rank {rank} on {host} {KILLED}; its last stage: [^\n]+; starting again on 3 ranks\n"
-    # Who is struck while it leaves has done its part.
-    assert re.fullmatch(f"({again})?", ended.err)
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.accept)])
-def test_after_a_loss_generate_writes_the_rest_of_what_one_process_writes(
-    start: Callable[..., Cluster],
-    model_path: Callable[[str], Path],
-    capsys: pytest.CaptureFixture[str],
-    rank: int,
+def test_after_a_loss_a_restart_writes_the_rest(
+    start: Callable[..., Cluster], whole: tuple[str, float], rank: int
 ) -> None:
-    generate = ["generate", "-m", str(model_path("smollm2")), "-t", "1", "-p", "red, green, blue,"]
-    generate += ["--raw", "-n", "50", "--temp", "0.7", "--seed", "4"]
-    assert main(generate) == 0
-    plain = capsys.readouterr().out
-    command = [sys.executable, "-m", "pyflow", "cluster", "run", "-n", "3", "--restart", "--"]
-    cluster = start(command=command, arguments=[*generate, "--pipeline", "pipeinfer"])
-    assert strike(cluster, rank, signal.SIGKILL)
+    cluster = start("--restart")
+    assert strike(cluster, rank)
     ended = cluster.end()
-    assert (ended.code, ended.out) == (0, plain), ended.err
-    assert ended.err.count("starting again on 3 ranks") == 1
-    assert "Traceback" not in ended.err
+    assert (ended.code, ended.out) == (0, whole[0]), ended.err
+    assert re.fullmatch(rf"{message(rank)}; starting again on 3 ranks\n{TOLD}", ended.err)
 
 
 @pytest.fixture
@@ -331,7 +354,7 @@ def test_a_loss_on_another_machine_is_told_with_its_name(
     start: Callable[..., Cluster], hosts: list[str]
 ) -> None:
     cluster = start(*hosts, n_predict=LONG)
-    assert strike(cluster, 2, signal.SIGKILL)
+    assert strike(cluster, 2)
     ended = cluster.end()
     assert ended.after_s < WITHIN_S
     assert_one_message(ended, 2, KILLED, "node3")
@@ -354,12 +377,11 @@ def test_a_restart_does_without_the_machine_that_was_lost(
     start: Callable[..., Cluster], whole: tuple[str, float], hosts: list[str]
 ) -> None:
     cluster = start(*hosts, "--restart")
-    assert strike(cluster, 1, signal.SIGKILL)
+    assert strike(cluster, 1)
     ended = cluster.end()
     assert (ended.code, ended.out) == (0, whole[0])
-    assert re.fullmatch(
-        rf"rank 1 on node2 {KILLED}; its last stage: [^\n]+; starting again on 2 ranks\n", ended.err
-    )
+    again = rf"rank 1 on node2 {KILLED}; its last stage: [^\n]+; starting again on 2 ranks\n"
+    assert re.fullmatch(again + TOLD, ended.err)
 
 
 @pytest.mark.accept

@@ -54,12 +54,12 @@ def test_mpiexec_of_this_environment_is_told_ranks_and_machines() -> None:
     launcher = Launcher()
     assert Path(launcher.path).parent == Path(sys.executable).parent
     here = launcher.command([Place(None, 3)], ["program"])
-    assert here[:3] == [launcher.path, "-n", "3"]
-    assert here[3:5] == ["sh", "-c"]
+    assert here[:5] == [launcher.path, "--wdir", "/", "-n", "3"]
+    assert here[5:7] == ["sh", "-c"]
     assert here[-1] == "program"
     there = launcher.command([Place("a", 1), Place("b", 2)], ["program"])
-    assert there[:5] == [launcher.path, "-n", "3", "-hosts", "a:1,b:2"]
-    assert there[5:] == here[3:]
+    assert there[5:7] == ["-hosts", "a:1,b:2"]
+    assert there[:5] + there[7:] == here
 
 
 def test_who_died_is_read_from_what_mpiexec_says() -> None:
@@ -77,7 +77,9 @@ def test_a_rank_is_told_its_number_by_its_environment() -> None:
 def test_a_guard_says_how_a_rank_has_died() -> None:
     command = Launcher().command([Place(None, 2)], ["sh", "-c", "exit 7"])
     guarded = command[command.index("sh") :]
-    assert subprocess.run(guarded, capture_output=True, check=False).returncode == 7
+    environment = {"PATH": os.environ["PATH"], "PMI_RANK": "0"}
+    done = subprocess.run(guarded, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (7, b"")
     guarded[-1] = "kill -SEGV $$"
     environment = {"PATH": os.environ["PATH"], "PMI_RANK": "3"}
     process = subprocess.Popen(
