@@ -71,7 +71,7 @@ class Lifeline:
         with_supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with_supervisor.connect(path)
         self._socket = with_supervisor
-        self._send("joined", rank, os.getppid())
+        self._send("joined", rank)
         data, fds, _, _ = socket.recv_fds(with_supervisor, MAX_NBYTES, 4)
         if not data:
             raise ConnectionResetError("the supervisor has gone")

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,11 @@ class _Rank:
     pidfd: int
     heard: float
     number: int | None = None
-    guard: int = 0
-    """The process above it, whose death is its own."""
     phase: str = "starting"
     code: int | None = None
     ended: float = 0.0
+    died: int = 0
+    """In which turn of the supervisor that was seen."""
 
 
 @dataclass(slots=True)
@@ -102,6 +102,7 @@ class Attempt:
         self._selector = selectors.PollSelector()
         self._mpiexec: subprocess.Popen[bytes]
         self._began = self._turned = time.monotonic()
+        self._n_turns = 0
 
     def run(self, pump: Callable[[selectors.PollSelector], None] | None = None) -> int:
         """The exit code of rank 0. LossError, or PyflowError where mpiexec itself has failed.
@@ -145,6 +146,7 @@ class Attempt:
     # What comes.
 
     def _turn(self) -> None:
+        self._n_turns += 1
         for key, _ in self._selector.select(_TURN_S):
             key.data()
         for number in self._signals.take():
@@ -187,6 +189,7 @@ class Attempt:
                 if rank.code is None:
                     self._known.dead_since = self._known.dead_since or time.monotonic()
                     self._known.dead.append(rank)
+                    rank.died = self._n_turns
                 return
             rank.heard = time.monotonic()
             self._record(rank, *json.loads(data))
@@ -194,7 +197,7 @@ class Attempt:
     def _record(self, rank: _Rank, kind: str, *values: Any) -> None:
         match kind:
             case "joined":
-                rank.number, rank.guard = values
+                rank.number = values[0]
                 fds = self._job.fds if rank.number == 0 else []
                 with suppress(OSError):
                     socket.send_fds(rank.socket, [b"welcome"], fds)
@@ -264,18 +267,17 @@ class Attempt:
         return None
 
     def _death(self, found: Death | None) -> PyflowError:
-        """Of one that nobody tells of, this machine's sockets do: the first to be closed."""
+        """Of one that nobody tells of, this machine's sockets do, for MPICH may name another."""
         known = self._known
         if found is None and known.dead:
-            return LossError(self._loss(known.dead[0], "has died"))
+            return LossError(self._first_dead())
         if found is None:
             return self._failed()
-        is_here = found.host in (self._host, self._hosts[0])
         for rank in self._ranks:
-            if found.rank == rank.number is not None or (is_here and found.pid == rank.guard):
+            if found.rank == rank.number is not None:
                 return LossError(self._loss(rank, found.why))
-        if found.rank is None and is_here and known.dead:
-            return LossError(self._loss(known.dead[0], "has died"))
+        if found.rank is None and found.host in (self._host, self._hosts[0]) and known.dead:
+            return LossError(self._first_dead())
         for number, (host, pid, phase) in known.others.items():
             if number == found.rank or (pid, host) == (found.pid, found.host):
                 return LossError(Loss(number, host, phase, found.why))
@@ -294,6 +296,12 @@ class Attempt:
 
     def _loss(self, rank: _Rank, why: str) -> Loss:
         return Loss(rank.number, self._host, rank.phase, why)
+
+    def _first_dead(self) -> Loss:
+        """The rank whose socket was closed first, without a number where others' were at once."""
+        first, *others = self._known.dead
+        loss = self._loss(first, "has died")
+        return replace(loss, rank=None) if any(r.died == first.died for r in others) else loss
 
     def _rank(self, number: int) -> _Rank | None:
         return next((rank for rank in self._ranks if rank.number == number), None)

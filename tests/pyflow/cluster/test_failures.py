@@ -77,7 +77,7 @@ class Cluster:
     ) -> None:
         where = [] if "--hosts" in options else ["-n", str(N_RANKS)]
         run = [sys.executable, "-m", "pyflow", "cluster", "run", *where, *options, "--"]
-        job = [*generate(path, n_predict), "--pipeline", "pipeinfer"]
+        job = [*generate(path, n_predict), "--pipeline", "pipeinfer", "--layers", "even"]
         self.mark = f"{os.getpid()}.{next(_NUMBERS)}"
         self.out, self.err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -209,7 +209,7 @@ VICTIMS = {
     0: rf"rank 0 on HOST {KILLED}",
     1: rf"rank 1 on HOST {KILLED}",
     2: rf"rank 2 on HOST {KILLED}",
-    "sh 1": r"rank 1 on HOST has died",
+    "sh 1": r"(rank 1|a rank) on HOST has died",  # mpiexec kills the others
     "mpiexec": rf"mpiexec on HOST {KILLED}",
     "hydra_pmi_proxy": r"rank \d on HOST has lost the mpiexec that started it",
 }
