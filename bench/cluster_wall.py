@@ -79,17 +79,22 @@ def is_apart(strategy: Strategy) -> bool:
     return bool(strategy.n_draft) and not strategy.waits
 
 
+def find_mpiexec() -> str:
+    """The one of the MPI that mpi4py finds."""
+    beside = Path(sys.executable).parent
+    if (found := shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")) is None:
+        raise PyflowError("mpiexec is missing: pip install 'pyflow-llm[cluster]'")
+    return found
+
+
 def run(task: dict[str, Any], n_ranks: int, limit_s: float) -> list[dict[str, Any]]:
     """What each rank has left; PyflowError where they fail or take longer than limit_s."""
-    mpiexec = shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
-    if mpiexec is None:
-        raise PyflowError("mpiexec is missing: pip install 'pyflow-llm[cluster]'")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "task.json"
         path.write_text(json.dumps(task))
         rank = Path(__file__).with_name("cluster_rank.py")
         paths = [str(rank.parent), *filter(None, [os.getenv("PYTHONPATH")])]
-        command = [mpiexec, "-n", str(n_ranks), sys.executable, "-m", "mpi4py", str(rank)]
+        command = [find_mpiexec(), "-n", str(n_ranks), sys.executable, "-m", "mpi4py", str(rank)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with subprocess.Popen([*command, str(path)], env=environment) as process:
             try:

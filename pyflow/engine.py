@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Unpack, overload
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from pyflow import formats
@@ -37,6 +36,7 @@ from .context import (
 from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
+from .memory import available_nbytes
 from .spec import ModelSpec
 from .specs import build_spec
 from .speculate import Speculator
@@ -170,7 +170,7 @@ class Model(Described, Closing):
         """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
         need = copies * sum(t.nbytes for t in self.checkpoint.tensors)
-        if need > (free := psutil.virtual_memory().available):
+        if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = ", or numa local, which needs one" if copies > 1 else ""
             raise ResourceError(
@@ -313,5 +313,5 @@ def _plan(
         kv=kv,
         scratch=scratch,
         tokenizer=memory_nbytes(checkpoint, spec.n_vocab),
-        available=psutil.virtual_memory().available,
+        available=available_nbytes(),
     )

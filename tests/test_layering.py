@@ -37,7 +37,7 @@ PYTHON: list[set[str]] = [
     {"arguments"},
     {"formats"},
     {"quant"},
-    {"spec", "specs", "tokenizer", "chat", "sampling", "topology", "models"},
+    {"spec", "specs", "tokenizer", "chat", "sampling", "topology", "memory", "models"},
     {"download"},
     {"catalogue"},
     # Models offer generation as methods; generation knows models as types alone.

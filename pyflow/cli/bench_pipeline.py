@@ -73,6 +73,7 @@ def measure(
             "strategy": "+".join(dict.fromkeys(name.split()[0] for name in stats.strategies)),
             "transport": "mpi" if is_mpi else "threads",
             "layers": [len(held) for held in model.layers],
+            "resident_nbytes": model.pipeline.resident_nbytes,
             **stats.as_dict(),
             "messages_per_token": sum(s.messages for s in samples) / n_tokens if is_mpi else None,
             "hop_nbytes_per_token": sum(s.hop_nbytes for s in samples) / n_tokens
@@ -105,13 +106,14 @@ def show(
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """In Markdown."""
-    head = ["model", "strategy", "layers", "threads", "test", "t/s"]
+    head = ["model", "strategy", "layers", "MiB resident", "threads", "test", "t/s"]
     head += ["tokens/run", "accepted", "cancelled", "messages/token", "bytes/token and hop"]
     rows = [
         [
             r["model_type"],
             r["strategy"],
             "+".join(map(str, r["layers"])),
+            "+".join("-" if n is None else f"{n / 2**20:.0f}" for n in r["resident_nbytes"]),
             str(r["n_threads"]),
             Test(r["n_depth"], n_prompt=r["n_prompt"], n_gen=r["n_gen"]).name,
             f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",

@@ -12,6 +12,7 @@ import psutil
 from pyflow import _core, catalogue, topology
 from pyflow.cli import options
 from pyflow.cli.output import print_json
+from pyflow.memory import available_nbytes
 
 # Beyond the caches of any machine of today, and read in a fraction of a second.
 _PROBE_BYTES = 1 << 30
@@ -39,8 +40,8 @@ def _examine() -> dict[str, Any]:
     numa, numa_why = topology.default_numa(machine)
     placement = topology.place(machine, n_threads, numa)
     pool = _core.ThreadPool(n_threads, placement=placement.native())
-    memory = psutil.virtual_memory()
-    probe = min(_PROBE_BYTES, memory.available // 4)
+    available = available_nbytes()
+    probe = min(_PROBE_BYTES, available // 4)
     bandwidth = _core.read_bandwidth(pool, probe, _REPEATS)
     return {
         "pyflow": metadata.version("pyflow-llm"),
@@ -63,8 +64,8 @@ def _examine() -> dict[str, Any]:
         "numa": numa,
         "numa_why": numa_why,
         "threads_of_nodes": {node.number: node.n_threads for node in placement.nodes},
-        "memory_total": memory.total,
-        "memory_available": memory.available,
+        "memory_total": psutil.virtual_memory().total,
+        "memory_available": available,
         "read_bandwidth": bandwidth,
         "cache": str(catalogue.cache_dir()),
         "pulled": [entry.name for entry in catalogue.models() if entry.pulled],

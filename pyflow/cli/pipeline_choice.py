@@ -114,9 +114,12 @@ class PipelineChoice:
             )
 
     def as_dict(self, model: PipelinedModel) -> dict[str, Any]:
-        """For JSON: how many layers each rank has, and what is expected of that if it was
-        measured."""
-        found: dict[str, Any] = {"layers": [len(held) for held in model.layers]}
+        """For JSON: how many layers and how much memory each rank has, and what is expected of that
+        if it was measured."""
+        found: dict[str, Any] = {
+            "layers": [len(held) for held in model.layers],
+            "resident_nbytes": model.pipeline.resident_nbytes,
+        }
         if self.automatic is not None and (planned := self.automatic.planned):
             found["expected"] = {
                 "token_ms": planned.token_ms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
@@ -50,6 +50,11 @@ class Pipeline(Transport, Protocol):
 
         Returns how many positions of sequence 0 have been kept, of the first `keep`.
         """
+        ...
+
+    @property
+    def resident_nbytes(self) -> Sequence[int | None]:
+        """Of each process, when the present job began; None of one without layers."""
         ...
 
     def close(self) -> None:

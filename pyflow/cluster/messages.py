@@ -194,10 +194,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A stage is ready for the job, and has kept so many positions of sequence 0."""
+    """A stage is ready for the job, and has kept so many positions of sequence 0.
+
+    resident_nbytes: of its process, weights and cells included.
+    """
 
     epoch: int
     keep: int
+    resident_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from pyflow.cluster.wire import WireError
 from pyflow.cluster.worker import Worker
 from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.errors import PyflowError
+from pyflow.memory import resident_nbytes
 from pyflow.sampling import SamplingParams
 from pyflow.spec import ModelSpec
 from pyflow.specs import build_spec
@@ -109,6 +110,7 @@ class MpiPipeline(Closing):
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
         self._stages: list[int] = []
+        self._resident: dict[int, int] = {}
         self._epoch = 0
         worker = Worker(0, here.host, 0, endpoint.send)
         endpoint.start(_sorter(worker, self._inbox))
@@ -200,9 +202,16 @@ class MpiPipeline(Closing):
                 rank, message = self._next(None)
                 if isinstance(message, Begun) and message.epoch == self._epoch:
                     kept[rank] = message.keep
+                    self._resident[rank] = message.resident_nbytes
             if (least := min(kept.values())) == keep:
                 return keep
             keep = least  # which each stage must be able to go on from
+
+    @property
+    def resident_nbytes(self) -> Sequence[int | None]:
+        """Of each rank, when the present job began; None of others than this without layers."""
+        own = {0: resident_nbytes()}
+        return [(own | self._resident).get(rank) for rank in range(self._endpoint.size)]
 
     def close(self) -> None:
         """Ends the work of all ranks, and a run in progress after its layer; idempotent."""

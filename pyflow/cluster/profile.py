@@ -15,11 +15,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from pyflow import _core
 from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.formats import Checkpoint
+from pyflow.memory import available_nbytes
 from pyflow.spec import ModelSpec
 
 from .lifeline import here
@@ -66,7 +66,7 @@ def profile_rank(
             rank,
             here.host,
             layer_ms,
-            psutil.virtual_memory().available,
+            available_nbytes(),
             head_ms=layer_ms[0] * head / typical,
         ),
         read_bytes_per_s,

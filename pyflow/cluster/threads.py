@@ -16,6 +16,7 @@ from pyflow.cluster.stage import ModelStage
 from pyflow.context import CacheType
 from pyflow.errors import PyflowError
 from pyflow.formats import Checkpoint
+from pyflow.memory import resident_nbytes
 from pyflow.sampling import SamplingParams
 from pyflow.spec import ModelSpec
 
@@ -145,6 +146,11 @@ class ThreadPipeline(Closing):
             if job.keep == keep:
                 return keep
             keep = job.keep  # which each stage must be able to go on from
+
+    @property
+    def resident_nbytes(self) -> Sequence[int | None]:
+        """Of this process."""
+        return [resident_nbytes()]
 
     def close(self) -> None:
         """Ends the threads, and a run in progress after its layer; idempotent."""

@@ -77,7 +77,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 4
+VERSION = 5
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
@@ -194,7 +194,7 @@ _MESSAGES = (
         stream=number("I", 0, (1 << 32) - 1),
         keep=_I32,
     ),
-    Record(Begun, keep=_I32),
+    Record(Begun, keep=_I32, resident_nbytes=_NUMBER),
     Record(Pulse, phase=_NAME),
     Record(
         Profile,

@@ -10,6 +10,7 @@ from pyflow.cluster.messages import Begin, Begun, Cancel, Failure, Frame, Goodby
 from pyflow.cluster.threads import Stage
 from pyflow.cluster.wire import MAX_TEXT_NBYTES
 from pyflow.errors import PyflowError
+from pyflow.memory import resident_nbytes
 
 _NO_EPOCH = -1
 
@@ -78,7 +79,7 @@ class Worker:
                 case Begin() if stage is not None:
                     self._at("beginning a job")
                     keep = stage.reset(message.sampling, stream=message.stream, keep=message.keep)
-                    self._send(0, Begun(message.epoch, keep))
+                    self._send(0, Begun(message.epoch, keep, resident_nbytes()))
                 case Frame() if stage is not None:
                     if message.epoch == self._epoch:
                         if message.run is not None:

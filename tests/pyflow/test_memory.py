@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pyflow.memory import available_nbytes, resident_nbytes
+
 pytestmark = pytest.mark.model
 
 # In a process of its own: allocations of other tests must not count. Modules are imported before
@@ -51,3 +53,43 @@ def test_resident_size_grows_as_planned(
     assert 0.95 <= found["grown"] / found["planned"] <= 1.05, found
     # Repacked weights take at most 2 % more than the tensors of the file.
     assert found["weights"] <= 1.02 * path.stat().st_size, found
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_control_group_and_those_above_it_bound_what_is_available(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    write(own, "0::/a/b")
+    free = available_nbytes(root, own)
+    assert free > 1 << 20
+    write(root / "a/b/memory.max", "max")
+    write(root / "a/memory.max", "1000000")
+    write(root / "a/memory.current", "400000")
+    assert available_nbytes(root, own) == 600_000
+    write(root / "a/memory.stat", "anon 1\nfile 7\ninactive_file 30000\nactive_file 2000\n")
+    assert available_nbytes(root, own) == 632_000
+    write(root / "a/b/memory.max", "5000")
+    write(root / "a/b/memory.current", "9000")
+    assert available_nbytes(root, own) == 0
+
+
+def test_the_older_control_groups_and_a_container_s_own_top_bound_it_too(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    write(own, "11:hugetlb:/x\n4:memory:/docker/0123\n0::/")
+    write(root / "memory/memory.limit_in_bytes", str((1 << 63) - 4096))
+    assert available_nbytes(root, own) > 1 << 20
+    write(root / "memory/memory.limit_in_bytes", "1000000")  # the group, as it is seen from inside
+    write(root / "memory/memory.usage_in_bytes", "900000")
+    write(root / "memory/memory.stat", "inactive_file 1\ntotal_inactive_file 50000\n")
+    assert available_nbytes(root, own) == 150_000
+    assert available_nbytes(root, tmp_path / "missing") == 150_000
+
+
+def test_what_is_resident_grows_by_what_is_touched() -> None:
+    before = resident_nbytes()
+    held = bytearray(b"x") * (64 << 20)
+    assert before + (60 << 20) < resident_nbytes() < before + (80 << 20)
+    assert len(held) == 64 << 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,48 +11,13 @@ from numpy.typing import NDArray
 from pyflow import _core, formats
 from pyflow.specs import build_spec
 
-N_LAYERS, N_EMBD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB = 3, 64, 4, 2, 128, 96
+from . import tiny_models
+
+N_LAYERS, N_VOCAB = 3, 96
 
 
 def write_model(path: Path, *, window: int) -> Path:
-    """A random-weight model of the Mistral shape, scaled down: no real one is small enough."""
-    rng = np.random.default_rng(7)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(1 << 16)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
-    if window:
-        writer.add_sliding_window(window)
-
-    def matrix(name: str, rows: int, cols: int) -> None:
-        values = rng.normal(0, cols**-0.5, (rows, cols))
-        writer.add_tensor(name, values.astype(np.float32))
-
-    matrix("token_embd.weight", N_VOCAB, N_EMBD)
-    matrix("output.weight", N_VOCAB, N_EMBD)
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
-    kv_dim = N_EMBD // N_HEADS * N_KV_HEADS
-    for i in range(N_LAYERS):
-        p = f"blk.{i}."
-        writer.add_tensor(p + "attn_norm.weight", np.ones(N_EMBD, np.float32))
-        writer.add_tensor(p + "ffn_norm.weight", np.ones(N_EMBD, np.float32))
-        matrix(p + "attn_q.weight", N_EMBD, N_EMBD)
-        matrix(p + "attn_k.weight", kv_dim, N_EMBD)
-        matrix(p + "attn_v.weight", kv_dim, N_EMBD)
-        matrix(p + "attn_output.weight", N_EMBD, N_EMBD)
-        matrix(p + "ffn_gate.weight", N_FF, N_EMBD)
-        matrix(p + "ffn_up.weight", N_FF, N_EMBD)
-        matrix(p + "ffn_down.weight", N_EMBD, N_FF)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return tiny_models.write_model(path, n_layers=N_LAYERS, n_vocab=N_VOCAB, window=window)
 
 
 def stage(path: Path) -> _core.Stage:

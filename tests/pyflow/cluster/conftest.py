@@ -19,6 +19,10 @@ from pyflow.cluster.messages import Accept, Frame, Op, Result, Run
 from pyflow.cluster.stage import ModelStage
 from pyflow.cluster.threads import Sizes, local_stages
 
+from .. import tiny_models
+from .cover import SIZES
+from .ranks import Start, run_ranks
+
 TEXT = "Once upon a time, in a village between two rivers, there lived an old clockmaker who"
 
 
@@ -94,14 +98,21 @@ class Rig:
 
 
 @pytest.fixture(scope="package")
-def rigs(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], Rig]]:
-    """Rigs by the names of models."""
-    sizes: Sizes = {"n_ctx": 2048, "n_seq_max": 6, "n_batch": 256}
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, which sees no further back than 24 tokens in a layer."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    return tiny_models.write_model(path, n_layers=6, window=24, has_tokenizer=True)
+
+
+@pytest.fixture(scope="package")
+def rigs(model_path: Callable[[str], Path], tiny_path: Path) -> Iterator[Callable[[str], Rig]]:
+    """Rigs by the names of models; "tiny" is made here."""
     with ExitStack() as opened:
 
         @cache
         def rig(name: str) -> Rig:
-            model = opened.enter_context(pyflow.load(model_path(name), n_threads=2))
+            path = tiny_path if name == "tiny" else model_path(name)
+            model = opened.enter_context(pyflow.load(path, n_threads=2))
 
             @cache
             def stages(n_stages: int, own_pools: bool) -> list[ModelStage]:
@@ -111,10 +122,10 @@ def rigs(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], Rig]]:
                     layers=even(model.spec.n_layers, n_stages),
                     sampling=SamplingParams(seed=0),
                     pool=None if own_pools else model.pool,
-                    **sizes,
+                    **SIZES,
                 )
 
-            return Rig(model, model.tokenizer.encode(TEXT), sizes, stages)
+            return Rig(model, model.tokenizer.encode(TEXT), SIZES, stages)
 
         yield rig
 
@@ -122,3 +133,9 @@ def rigs(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], Rig]]:
 @pytest.fixture(params=["smollm2", "gemma3"])
 def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
     return rigs(request.param)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Runs a program of this folder on n ranks, which must name tmp_path; leaves none behind."""
+    return lambda n, *args: run_ranks(n, *args, known_by=str(tmp_path))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
+
+HERE = Path(__file__).parent
+LIMIT_S = 120  # a start takes a few seconds; one that hangs takes this long
+
+Start: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def mpiexec() -> str:
@@ -32,3 +41,26 @@ def left(argument: str) -> list[psutil.Process]:
     for process in found:
         process.kill()
     return found
+
+
+def run_ranks(n: int, program: str, *args: str, known_by: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program of this folder on n ranks. known_by: one of args, which nobody else has."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.getenv("PYTHONPATH")]))
+    }
+    command = [mpiexec(), "-n", str(n), sys.executable, str(HERE / program), *args]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # mpiexec then ends its ranks
+            out, err = process.communicate()
+            err += f"\nended after {LIMIT_S} s"
+    assert not left(known_by), err
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
+    """It has ended well, and has written nothing."""
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

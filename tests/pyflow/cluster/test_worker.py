@@ -86,7 +86,11 @@ def test_a_frame_goes_on_to_the_next_stage_and_a_result_to_the_head(is_last: boo
     rank.work()
     assert stage.told == [("reset", 3, 9), 0, 1, "stop"]  # 2 waited, and was wanted no more
     outs = [(0, Result(4, i, ())) if is_last else (2, frame(4, i)) for i in range(2)]
-    assert rank.sent == [(0, Begun(4, 8)), *outs]
+    (_, begun), *others = rank.sent
+    assert isinstance(begun, Begun)
+    assert (begun.epoch, begun.keep) == (4, 8)
+    assert begun.resident_nbytes > 1 << 20
+    assert others == outs
 
 
 def test_frames_and_cancellations_of_another_job_are_dropped() -> None:
@@ -144,7 +148,7 @@ def test_what_a_stage_raises_is_reported_and_nothing_is_done_after_it() -> None:
     [
         (WireError("crc32"), "a message of rank 0: crc32"),
         (Result(0, 1, ()), "nobody here waits for a Result"),
-        (Begun(0, 1), "nobody here waits for a Begun"),
+        (Begun(0, 1, 2), "nobody here waits for a Begun"),
     ],
 )
 def test_what_should_not_have_come_is_reported(

@@ -1,0 +1,68 @@
+"""Models with random weights in F32: small enough for what no real one is small enough for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from pyflow.tokenizer.bpe import BYTE_CHARACTERS
+
+N_EMBD, N_HEADS, N_KV_HEADS, N_FF = 64, 4, 2, 128
+NORMAL, CONTROL = 1, 3
+
+
+def write_model(
+    path: Path, *, n_layers: int, window: int, n_vocab: int = 96, has_tokenizer: bool = False
+) -> Path:
+    """A model of the Mistral shape, scaled down. window: of every layer; 0 is none.
+
+    has_tokenizer: with a token per byte, one for "th", a last one that ends texts, and n_vocab to
+    match.
+    """
+    rng = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(1 << 16)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(n_layers)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
+    if window:
+        writer.add_sliding_window(window)
+    if has_tokenizer:
+        n_vocab = len(BYTE_CHARACTERS) + 2
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([*BYTE_CHARACTERS, "th", "<end>"])
+        writer.add_token_types([NORMAL] * (n_vocab - 1) + [CONTROL])
+        writer.add_token_merges(["t h"])
+        writer.add_eos_token_id(n_vocab - 1)
+
+    def matrix(name: str, rows: int, cols: int) -> None:
+        values = rng.normal(0, cols**-0.5, (rows, cols))
+        writer.add_tensor(name, values.astype(np.float32))
+
+    matrix("token_embd.weight", n_vocab, N_EMBD)
+    matrix("output.weight", n_vocab, N_EMBD)
+    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    kv_dim = N_EMBD // N_HEADS * N_KV_HEADS
+    for i in range(n_layers):
+        p = f"blk.{i}."
+        writer.add_tensor(p + "attn_norm.weight", np.ones(N_EMBD, np.float32))
+        writer.add_tensor(p + "ffn_norm.weight", np.ones(N_EMBD, np.float32))
+        matrix(p + "attn_q.weight", N_EMBD, N_EMBD)
+        matrix(p + "attn_k.weight", kv_dim, N_EMBD)
+        matrix(p + "attn_v.weight", kv_dim, N_EMBD)
+        matrix(p + "attn_output.weight", N_EMBD, N_EMBD)
+        matrix(p + "ffn_gate.weight", N_FF, N_EMBD)
+        matrix(p + "ffn_up.weight", N_FF, N_EMBD)
+        matrix(p + "ffn_down.weight", N_EMBD, N_FF)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
