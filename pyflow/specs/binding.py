@@ -16,7 +16,7 @@ from .tensors import Entry, TensorSource
 from .values import Whole, nearest
 
 _MAX_PROBLEMS = 200
-_MAX_HINTS, _MAX_HINTED = 8, 2000  # comparing names takes time
+_MAX_HINTS = 4
 _MAX_GROUPS = 1 << 16
 
 Need = bool | Literal["auto"]
@@ -262,7 +262,7 @@ class Binding:
         left = [name for name in self.tensors if name not in self.used]
         ignored = {name for name in left if any(fnmatchcase(name, p) for p in ignore)}
         left = [name for name in left if name not in ignored]
-        self._hint(left[:_MAX_HINTED])
+        self._hint(left)
         for name in left:
             shape = _shown(self.tensors[name].shape)
             self.problems.append(

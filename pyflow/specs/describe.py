@@ -42,7 +42,9 @@ class Description:
                 raise error(f"{path}: {_first(texts, what)}{self._advice}")
         unused = sorted(p.tensor for p in built.problems if p.kind == "unused")
         if unused:
-            names = ", ".join(unused[:_SHOWN]) + (", ..." if len(unused) > _SHOWN else "")
+            names = ", ".join(f"{n:.100}" for n in unused[:_SHOWN]) + (
+                ", ..." if len(unused) > _SHOWN else ""
+            )
             raise UnsupportedError(
                 f"{path}: {len(unused)} tensors have no place in a {self.document.name} model as "
                 f"known here: {names}; the model is of a variant that would run wrongly"

@@ -15,12 +15,14 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from ..errors import FormatError, SpecError
 from .expression import Expression, ExpressionError, Scope, UnresolvedError, Value, parse
 
 _SHOWN = 60
+_MAX_COMPARED, _MAX_NAME = 1000, 100
 
 
 class ConfigScope(Scope, Protocol):
@@ -134,8 +136,10 @@ def _with(expression: Expression, scope: ConfigScope) -> str:
 
 
 def nearest(name: str, names: Iterable[str], *, n: int = 3) -> str:
-    """``; did you mean ...`` for a name that there is not, or nothing."""
-    close = difflib.get_close_matches(name[:200], list(names), n=n)
+    """``; did you mean ...`` for a name that there is not, or nothing; of the first names only, as
+    comparing takes time."""
+    some = [one for one in islice(names, _MAX_COMPARED) if len(one) < _MAX_NAME]
+    close = difflib.get_close_matches(name[:_MAX_NAME], some, n=n)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -187,6 +187,20 @@ def test_facts_that_ask_for_one_another_end(folder: Path) -> None:
     assert "no circle of facts" in fault(with_spec(folder, text), SpecError)
 
 
+def test_many_names_are_not_all_compared(folder: Path) -> None:
+    names = "\n".join(f"{'a' * 40}{i} = 1" for i in range(4000))
+    text = f"{HEAD}\n[facts]\n{names}\n[decoder]\nn_layers = '={'a' * 40}x'"
+    assert "there is no fact 'aaa" in fault(with_spec(folder, text), SpecError)
+
+
+def test_patterns_take_no_time(folder: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    golden["tensors"]["a" * 1000] = [4, 4]
+    tiny.write(folder, golden)
+    text = f"{HEAD}\n[hf.tensors]\nignore = ['{'*a' * 400}*b']"
+    assert "1 tensors have no place" in fault(with_spec(folder, text), UnsupportedError)
+
+
 WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers: expected an integer from 1"),
     "layers without end": ({"num_hidden_layers": 10**9}, "an integer from 1 to 4096"),
