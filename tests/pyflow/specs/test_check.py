@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,25 @@ def test_errors_are_those_of_loading(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "alibi" in capsys.readouterr().err
     assert cli.main(["spec", "chek", str(tmp_path)]) == 2
     assert "did you mean 'check'" in capsys.readouterr().err
+
+
+def test_the_walk_through_of_the_documentation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[3] / "docs/add-a-model.md").read_text()
+    spec = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0]
+    tensors, shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[:2]
+    shapes = {
+        name: [int(n) for n in shape.split(" x ")]
+        for name, shape in re.findall(r"^  (\S+) +F32 +(\d+(?: x \d+)?)$", tensors, re.M)
+    }
+    tiny.write(tmp_path, {"seed": 1, "tensors": shapes})
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    (tmp_path / "pyflow.toml").write_text(spec)
+    monkeypatch.chdir(tmp_path)
+    code, out = check(capsys, "weights.safetensors")
+    assert (code, out) == (0, shown)
+    (tmp_path / "pyflow.toml").write_text(spec.replace("{i}/told", "{i}/tell"))
+    code, out = check(capsys, "weights.safetensors")
+    assert code == 3
+    assert "expected tensor 0/tell.weight, found none; did you mean 0/told.weight?" in out
