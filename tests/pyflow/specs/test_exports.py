@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from pyflow import _core, formats
 from pyflow.specs import build_spec
 
-Tensors = dict[str, NDArray[np.float32]]
+from . import exports
+from .exports import Metadata, Tensors
+
 SPEC = """\
 spec = 1
 name = "smollm2"
@@ -29,89 +31,28 @@ extends = "llama"
 [hf.ropes.main]
 layout = "interleaved"
 """
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # Ids of the vocabulary of 49,152.
 TOKENS = np.random.default_rng(5).integers(0, 49152, 40).astype(np.int32)
 POOL = _core.ThreadPool(2, False)
 
 
-def hub_name(name: str) -> str:
-    """A tensor's name in safetensors and PyTorch files."""
-    if name.startswith("blk."):
-        _, i, role, _ = name.split(".")
-        return f"model.layers.{i}.{LAYER[role]}.weight"
-    return {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-    }[name]
-
-
-def config_of(metadata: dict[str, Any]) -> dict[str, Any]:
-    keys = {
-        "hidden_size": "embedding_length",
-        "num_hidden_layers": "block_count",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "intermediate_size": "feed_forward_length",
-        "max_position_embeddings": "context_length",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        "rope_theta": "rope.freq_base",
-    }
-    found = {key: metadata[f"llama.{name}"] for key, name in keys.items()}
-    return {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": 49152} | found
-
-
-def write_gguf(folder: Path, tensors: Tensors, metadata: dict[str, Any]) -> Path:
-    import gguf
-
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    for key, value in metadata.items():
-        if key.startswith("llama.") and isinstance(value, float):
-            writer.add_float32(key, value)
-        elif key.startswith("llama."):
-            writer.add_uint32(key, value)
-    for name, values in tensors.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return folder / "model.gguf"
-
-
-def write_safetensors(folder: Path, tensors: Tensors, metadata: dict[str, Any]) -> Path:
-    import safetensors.numpy
-
-    hub = {hub_name(name): values for name, values in tensors.items()}
-    safetensors.numpy.save_file(hub, folder / "model.safetensors")
-    return with_config(folder, metadata)
-
-
-def write_torch(folder: Path, tensors: Tensors, metadata: dict[str, Any], **how: Any) -> Path:
+def write_torch(folder: Path, tensors: Tensors, metadata: Metadata, **how: Any) -> Path:
     torch = pytest.importorskip("torch")
-    hub = {hub_name(name): torch.from_numpy(values) for name, values in tensors.items()}
-    torch.save(hub, folder / "pytorch_model.bin", **how)
-    return with_config(folder, metadata)
+    values = {name: torch.from_numpy(value) for name, value in tensors.items()}
+    torch.save(values, folder / "pytorch_model.bin", **how)
+    (folder / "config.json").write_text(json.dumps(exports.config_of(metadata)))
+    return folder
 
 
-def write_stream(folder: Path, tensors: Tensors, metadata: dict[str, Any]) -> Path:
+def write_stream(folder: Path, tensors: Tensors, metadata: Metadata) -> Path:
     return write_torch(folder, tensors, metadata, _use_new_zipfile_serialization=False)
 
 
-def with_config(folder: Path, metadata: dict[str, Any]) -> Path:
-    (folder / "config.json").write_text(json.dumps(config_of(metadata)))
-    (folder / "pyflow.toml").write_text(SPEC)
-    return folder
+WRITERS: dict[str, Callable[[Path, Tensors, Metadata], Path]] = {
+    "safetensors": exports.write_folder,
+    "PyTorch zip": write_torch,
+    "PyTorch stream": write_stream,
+}
 
 
 def logits(path: Path) -> NDArray[np.float32]:
@@ -123,36 +64,27 @@ def logits(path: Path) -> NDArray[np.float32]:
     return context.forward(TOKENS, at, 0, at, "prefill")
 
 
-WRITERS: dict[str, Callable[[Path, Tensors, dict[str, Any]], Path]] = {
-    "safetensors": write_safetensors,
-    "PyTorch zip": write_torch,
-    "PyTorch stream": write_stream,
-}
-
-
-def all_equal(path: Path, folder: Path) -> None:
-    """Writes the model at path in each format and compares; one file at a time is kept."""
-    checkpoint = formats.open(path)
-    tensors = {
-        t.name: np.ascontiguousarray(checkpoint.array(t.name), np.float32)
-        for t in checkpoint.tensors
-    }
-    written = write_gguf(folder, tensors, checkpoint.metadata)
-    want = logits(written)
-    assert np.isfinite(want).all()
-    written.unlink()
-    for name, write in WRITERS.items():
-        (inside := folder / name).mkdir()
-        found = formats.open(write(inside, tensors, checkpoint.metadata))
-        assert found.format == name
-        assert logits(inside).tobytes() == want.tobytes(), name
-        found.path.unlink()
-
-
 @pytest.mark.model
 @pytest.mark.accept
 def test_smollm2_is_the_same_in_every_format(
     model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    all_equal(model_path("smollm2"), tmp_path)
+    checkpoint = formats.open(model_path("smollm2"))
+    metadata = {k: v for k, v in checkpoint.metadata.items() if not k.startswith("tokenizer.")}
+    tensors = {
+        t.name: np.ascontiguousarray(checkpoint.array(t.name), np.float32)
+        for t in checkpoint.tensors
+    }
+    written = exports.write_gguf(tmp_path / "model.gguf", tensors, metadata)
+    want = logits(written)
+    assert np.isfinite(want).all()
+    written.unlink()
+    renamed = {exports.hub_name(name): values for name, values in tensors.items()}
+    for name, write in WRITERS.items():
+        (folder := tmp_path / name).mkdir()
+        (folder / "pyflow.toml").write_text(SPEC)
+        found = formats.open(write(folder, renamed, metadata))
+        assert found.format == name
+        assert logits(folder).tobytes() == want.tobytes(), name
+        found.path.unlink()  # half a gigabyte
