@@ -10,15 +10,20 @@ from pathlib import Path
 import tokenizers
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer import tokenizer_json
+from pyflow.tokenizer import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.settings import Settings, add_tokens, read_settings
 from pyflow.tokenizer.tokenizer import Tokenizer
 
-_Reader = Callable[[Path, Settings], tokenizers.Tokenizer]
+# With the settings come those that the kind has by default.
+_Reader = Callable[[Path, Settings], tuple[tokenizers.Tokenizer, Settings]]
 
 # By the files that a kind needs, best first: a folder often has several that say the same.
-_KINDS: tuple[tuple[tuple[str, ...], _Reader], ...] = ((("tokenizer.json",), tokenizer_json.read),)
+_KINDS: tuple[tuple[tuple[str, ...], _Reader], ...] = (
+    (("tokenizer.json",), tokenizer_json.read),
+    (("vocab.json", "merges.txt"), byte_level.read),
+    (("vocab.txt",), wordpiece.read),
+)
 
 
 def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) -> Tokenizer:
@@ -32,7 +37,7 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
     settings = read_settings(folder)
     for names, read in _KINDS:
         if all((folder / name).exists() for name in names):
-            library = read(folder, settings)
+            library, settings = read(folder, settings)
             add_tokens(library, settings)
             _give_back()
             return LibraryTokenizer(

@@ -193,7 +193,7 @@ class _Cut:
 
 
 def _n_vocab(library: tokenizers.Tokenizer) -> int:
-    """One more than the greatest id; ids below it may have no token (see check_ids)."""
+    """One more than the greatest id; ids below it may have no token (see check_vocab)."""
     most = 2 * library.get_vocab_size() + 1024
     return next((i + 1 for i in range(most, -1, -1) if library.id_to_token(i) is not None), 0)
 

@@ -3,7 +3,8 @@ older folders special_tokens_map.json and added_tokens.json."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -59,6 +60,7 @@ class _Config(_Named):
     do_lower_case: bool | None = None
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
+    legacy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,16 @@ class Settings:
     named: dict[Role, str]
     special: tuple[str, ...]
     """Control tokens, with a role or without."""
+
+    @property
+    def tokenizer_class(self) -> str:
+        """As the Python class was called; those that end in Fast do the same. May be empty."""
+        return (self.config.tokenizer_class or "").removesuffix("Fast")
+
+    def with_roles(self, default: Mapping[Role, str]) -> Settings:
+        """The same, with these tokens for roles of which the files say nothing."""
+        special = dict.fromkeys((*self.special, *default.values()))
+        return replace(self, named={**default, **self.named}, special=tuple(special))
 
 
 def read_settings(folder: Path) -> Settings:

@@ -73,8 +73,8 @@ class _File(msgspec.Struct):
     decoder: msgspec.Raw = _NONE
 
 
-def read(folder: Path, _: Settings) -> tokenizers.Tokenizer:
-    """The library's tokenizer for the tokenizer.json in `folder`.
+def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
+    """The library's tokenizer for the tokenizer.json in `folder`, and the settings as they are.
 
     FormatError, naming the place in the file, when it is broken; UnsupportedError for what may not
     run here. Control tokens are read as they are written, never out of what a normalizer has made
@@ -100,7 +100,7 @@ def read(folder: Path, _: Settings) -> tokenizers.Tokenizer:
                 f"{source}: added_tokens: {token.content!r:.80} has id {token.id}, "
                 f"expected {found}, the next after those before it"
             )
-    return library
+    return library, settings
 
 
 _SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -127,15 +127,18 @@ def _check_tokens(file: _File, *, source: str) -> None:
             )
     else:
         ids = vocab
-    if not 0 < len(ids) <= _MAX_TOKENS:
-        raise FormatError(
-            f"{where}.vocab: expected 1 to {_MAX_TOKENS:,} tokens, found {len(ids):,}"
-        )
-    check_ids(ids, source=f"{where}.vocab")
+    check_vocab(ids, source=f"{where}.vocab")
     _check_added(file.added_tokens, ids, source=source)
 
 
-def check_ids(ids: Mapping[str, int], *, source: str) -> None:
+def check_vocab(ids: Mapping[str, int], *, source: str) -> None:
+    """FormatError unless there are tokens, as many as there can be, with ids as `_check_ids`."""
+    if not 0 < len(ids) <= _MAX_TOKENS:
+        raise FormatError(f"{source}: expected 1 to {_MAX_TOKENS:,} tokens, found {len(ids):,}")
+    _check_ids(ids, source=source)
+
+
+def _check_ids(ids: Mapping[str, int], *, source: str) -> None:
     """FormatError unless each token has an id of its own, and there are few unused ids."""
     most = 2 * len(ids) + 1024
     for text, i in ids.items():
@@ -176,7 +179,7 @@ def _check_added(tokens: list[AddedToken], ids: Mapping[str, int], *, source: st
                 f"{where}[{i}]: {token.content!r:.80} has id {token.id} here, {known} elsewhere"
             )
         seen[token.content] = token.id
-    check_ids({**ids, **seen}, source=where)
+    _check_ids({**ids, **seen}, source=where)
 
 
 def check_section(raw: msgspec.Raw, *, source: str) -> None:

@@ -26,6 +26,8 @@ from tokenizers import (
 DATA = Path(__file__).parents[1] / "data"
 WIKI = Path(__file__).parents[4] / "shared" / "data" / "wiki.test.raw.xz"
 DOCUMENTS = sorted((Path(__file__).parents[3] / "docs").glob("*.md"))
+# Of WikiText-2's test text.
+SLICES = [slice(start, start + 60_000) for start in (0, 600_000, 1_200_000)]
 CONTROL, USER_DEFINED = 3, 4
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

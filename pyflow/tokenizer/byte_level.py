@@ -1,0 +1,148 @@
+"""vocab.json and merges.txt: byte-level BPE, cut into words as the class of the tokenizer says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.formats.side_files import read_json, read_text
+from pyflow.tokenizer.panics import refusing
+from pyflow.tokenizer.settings import Role, Settings
+from pyflow.tokenizer.tokenizer_json import MAX_NBYTES, check_vocab
+
+_MAX_MERGES = 1 << 21
+# transformers/models/qwen2/tokenization_qwen2.py
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """What a class of tokenizers does where the files do not say it."""
+
+    roles: Mapping[Role, str]
+    words: str | None = None
+    """The expression for a word, of composed characters; GPT-2's own takes them as they are."""
+    ends: tuple[Role, Role] | None = None
+    """What texts begin and end with."""
+
+
+_GPT2 = _Class({"bos": "<|endoftext|>", "eos": "<|endoftext|>"})
+_CLASSES = {
+    "": _GPT2,
+    "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "Qwen2Tokenizer": _Class({"eos": "<|endoftext|>"}, _QWEN2_WORDS),
+    "RobertaTokenizer": _Class(
+        {
+            "bos": "<s>",
+            "eos": "</s>",
+            "cls": "<s>",
+            "sep": "</s>",
+            "unk": "<unk>",
+            "pad": "<pad>",
+            "mask": "<mask>",
+        },
+        ends=("cls", "sep"),
+    ),
+}
+
+
+def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
+    """The library's tokenizer for the two files, and the settings with the roles of its class.
+
+    FormatError, naming file and place, when they are broken; UnsupportedError for a class that
+    does something else with such files.
+    """
+    kind = _CLASSES.get(settings.tokenizer_class)
+    if kind is None:
+        raise UnsupportedError(
+            f"{settings.source}: tokenizer_class: {settings.tokenizer_class} is not supported with "
+            f"vocab.json and merges.txt; known: {', '.join(filter(None, _CLASSES))}"
+        )
+    settings = settings.with_roles(kind.roles)
+    path = folder / "vocab.json"
+    ids = read_json(path, dict[str, int], max_nbytes=MAX_NBYTES)
+    check_vocab(ids, source=str(path))
+    merges = _read_merges(folder / "merges.txt", ids)
+    spaced = bool(settings.config.add_prefix_space)
+    with refusing(str(folder / "merges.txt")):
+        library = tokenizers.Tokenizer(BPE(ids, merges))
+    library.decoder = decoders.ByteLevel()
+    if kind.words is None:
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    else:
+        library.normalizer = normalizers.NFC()
+        library.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(kind.words), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=False),
+            ]
+        )
+    first, last = kind.ends or (
+        "bos" if settings.config.add_bos_token else None,
+        "eos" if settings.config.add_eos_token else None,
+    )
+    add_ends(library, settings, first, last, source=str(path))
+    return library, settings
+
+
+def add_ends(
+    library: tokenizers.Tokenizer,
+    settings: Settings,
+    first: Role | None,
+    last: Role | None,
+    *,
+    source: str,
+) -> None:
+    """Lets texts begin and end with the tokens of these roles, if any; FormatError where there is
+    no such token."""
+    known = {token.content: i for i, token in settings.added.items()}
+    tokens: list[str | None] = []
+    ids: dict[str, int] = {}
+    for role in (first, last):
+        text = settings.named.get(role) if role else None
+        tokens.append(text)
+        if role:
+            found = known.get(text or "", library.token_to_id(text or ""))
+            if text is None or found is None:
+                raise FormatError(f"{source}: has no token {text!r}, the {role}_token of each text")
+            ids[text] = found
+    if ids:
+        template = [text for text in (tokens[0], "$A", tokens[1]) if text]
+        with refusing(source):
+            library.post_processor = processors.TemplateProcessing(
+                single=template, special_tokens=list(ids.items())
+            )
+
+
+def _read_merges(path: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens in the order in which they are joined, each giving another token."""
+    lines = read_text(path, max_nbytes=MAX_NBYTES).split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) > _MAX_MERGES:
+        raise FormatError(f"{path}: expected up to {_MAX_MERGES:,} lines, found {len(lines):,}")
+    merges = []
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#version"):
+            continue
+        left, space, right = line.removesuffix("\r").partition(" ")
+        if not (left and space and right) or " " in right:
+            raise FormatError(f"{path}: line {number}: expected two tokens, found {line!r:.80}")
+        for token in (left, right, left + right):
+            if token not in ids:
+                raise FormatError(
+                    f"{path}: line {number}: joins {left!r:.80} and {right!r:.80}, but there is no "
+                    f"token {token!r:.80}"
+                )
+        merges.append((left, right))
+    return merges

@@ -1,0 +1,66 @@
+"""vocab.txt: WordPiece, one token per line, as BERT has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.formats.side_files import read_text
+from pyflow.tokenizer.byte_level import add_ends
+from pyflow.tokenizer.panics import refusing
+from pyflow.tokenizer.settings import Role, Settings
+from pyflow.tokenizer.tokenizer_json import MAX_NBYTES, check_vocab
+
+_CLASSES = ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_ROLES: dict[Role, str] = {
+    "unk": "[UNK]",
+    "sep": "[SEP]",
+    "pad": "[PAD]",
+    "cls": "[CLS]",
+    "mask": "[MASK]",
+}
+
+
+def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
+    """The library's tokenizer for the vocab.txt in `folder`, and the settings with BERT's roles.
+
+    FormatError, naming the line, when it is broken; UnsupportedError for a class of tokenizers
+    that does something else with such a file.
+    """
+    path = folder / "vocab.txt"
+    config = settings.config
+    if settings.tokenizer_class not in _CLASSES:
+        raise UnsupportedError(
+            f"{settings.source}: tokenizer_class: {settings.tokenizer_class} is not supported with "
+            f"vocab.txt; known: {', '.join(filter(None, _CLASSES))}"
+        )
+    settings = settings.with_roles(_ROLES)
+    ids = _read_ids(path)
+    with refusing(str(path)):
+        library = tokenizers.Tokenizer(WordPiece(ids, unk_token=settings.named["unk"]))
+    library.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=config.tokenize_chinese_chars is not False,
+        strip_accents=config.strip_accents,
+        lowercase=config.do_lower_case is not False,
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    add_ends(library, settings, "cls", "sep", source=str(path))
+    return library, settings
+
+
+def _read_ids(path: Path) -> dict[str, int]:
+    lines = read_text(path, max_nbytes=MAX_NBYTES).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    ids: dict[str, int] = {}
+    for i, line in enumerate(lines):
+        text = line.removesuffix("\r")
+        if ids.setdefault(text, i) != i:
+            raise FormatError(f"{path}: lines {ids[text] + 1} and {i + 1} both hold {text!r:.80}")
+    check_vocab(ids, source=str(path))
+    return ids
