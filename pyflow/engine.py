@@ -38,7 +38,7 @@ from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
 from .memory import available_nbytes
 from .spec import ModelSpec
-from .specs import build_spec
+from .specs import build_spec, describe
 from .speculate import Speculator
 from .tokenizer import from_checkpoint, memory_nbytes
 from .topology import (
@@ -119,9 +119,15 @@ class Described:
         self.path = catalogue.resolve(path)
         self.checkpoint = formats.open(self.path)
         self.metadata = self.checkpoint.metadata
-        self.spec = build_spec(self.checkpoint)
+        self._description = describe(self.checkpoint)
+        self.spec = self._description.spec
         with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(from_checkpoint, self.checkpoint, n_rows=self.spec.n_vocab)
+            tokenizer = reader.submit(
+                from_checkpoint,
+                self.checkpoint,
+                n_rows=self.spec.n_vocab,
+                stop_ids=self._description.stop_ids,
+            )
             beside()
             self.tokenizer = tokenizer.result()
         if self.tokenizer.n_vocab > self.spec.n_vocab:
@@ -138,7 +144,9 @@ class Described:
     @functools.cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template; None where it has none."""
-        return chat.from_checkpoint(self.checkpoint, self.tokenizer)
+        return chat.from_checkpoint(
+            self.checkpoint, self.tokenizer, template=self._description.template
+        )
 
 
 class Model(Described, Closing):

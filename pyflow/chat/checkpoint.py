@@ -20,19 +20,24 @@ class _Json(msgspec.Struct):
     chat_template: str
 
 
-def from_checkpoint(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+def from_checkpoint(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, *, template: tuple[str, str] | None = None
+) -> ChatTemplate | None:
     """The model's own template; None where it has none, which a base model needs not.
 
-    FormatError where a file is broken.
+    template: one to take in its place, where it is from and its text. FormatError where a file is
+    broken.
     """
     if checkpoint.format == "GGUF":
         source = str(checkpoint.path)
+        if template is not None:
+            return ChatTemplate(template[1], tokenizer, source=template[0])
         if KEY not in checkpoint.metadata:
             return None
         return ChatTemplate.from_metadata(checkpoint.metadata, tokenizer, source=source)
     folder = checkpoint.path.parent
     settings = read_settings(folder)
-    found = _find(folder, settings)
+    found = template or _find(folder, settings)
     if found is None:
         return None
     source, text = found

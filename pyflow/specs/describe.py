@@ -11,8 +11,10 @@ from pyflow.formats import Checkpoint
 from ..errors import FormatError, ShapeError, SpecError, UnsupportedError
 from ..spec import ModelSpec
 from .build import Built, build
-from .document import Document, family, load
+from .document import Document, family, label, load
+from .expression import UnresolvedError
 from .facts import ConfigSource, Facts, GgufSource, NoSource, Source, read_config
+from .grammar import IDS
 
 OWN_SPEC, CONFIG = "pyflow.toml", "config.json"
 _SHOWN = 3
@@ -52,6 +54,32 @@ class Description:
         if built.unsupported or built.spec is None:
             raise UnsupportedError(f"{path}: {'; '.join(built.unsupported)}")
         return built.spec
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation, besides those that the tokenizer knows.
+
+        FormatError, SpecError: they are no ids.
+        """
+        given = self.document["tokenizer"].get("stop")
+        self.facts.layer = None
+        try:
+            found = given.resolve(self.facts) if given else None
+        except UnresolvedError:
+            return ()
+        if found is None:
+            return ()
+        ids, n_vocab = IDS.take(found.value), self.spec.n_vocab
+        if ids is None or (found.is_from_spec and max(ids, default=0) >= n_vocab):
+            raise found.fault(f"{IDS.expected} below {n_vocab}")
+        # The config.json of a small model may say what its class says of a large one.
+        return tuple(i for i in ids if i < n_vocab)
+
+    @property
+    def template(self) -> tuple[str, str] | None:
+        """A chat template that takes the place of the checkpoint's own: where it stands, and it."""
+        text = self.document["prompt"].get("template")
+        return None if text is None else (f"{label(self.document.path)}: prompt.template", text)
 
     @property
     def _advice(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from ..errors import SpecError
 from .tensors import STACK_ROLES, STEP_ROLES, Entry, read_entries
-from .values import Anything, Choice, Flag, Given, Kind, Number, Text, Whole, nearest
+from .values import Anything, Choice, Flag, Given, Ids, Kind, Number, Text, Whole, nearest
 
 REQUIRED: Final = object()
 
@@ -155,6 +155,9 @@ OUTPUT: Table = {
     "pool": Param(Choice.of("none", "first", "mean", "last"), "none"),
     "normalize": Param(Flag(), False),
 }
+IDS = Ids()
+TOKENIZER: Table = {"stop": Param(IDS, ())}
+PROMPT: Table = {"template": Word("a chat template")}
 STEP: Table = {"when": Param(Flag(), True), "scale": Param(Number(), 1.0)}
 REFUSAL: Table = {"when": Param(Flag(), False), "why": Word()}
 COMMON: Table = {
@@ -166,6 +169,8 @@ COMMON: Table = {
     "encoder": STACK,
     "head": HEAD,
     "output": OUTPUT,
+    "tokenizer": TOKENIZER,
+    "prompt": PROMPT,
     "tensors": Tensors(),
 }
 SPEC: Table = {

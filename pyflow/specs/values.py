@@ -16,12 +16,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from ..errors import FormatError, SpecError
 from .expression import Expression, ExpressionError, Scope, UnresolvedError, Value, parse
 
 _SHOWN = 60
+_MAX_IDS = 256
 _MAX_COMPARED, _MAX_NAME = 1000, 100
 
 
@@ -73,7 +74,14 @@ class Given:
         given = raw if isinstance(raw, list) else [raw]
         if not given:
             raise SpecError(f"{where}: expected a value, found an empty list")
-        return cls(tuple(_alternative(one, where) for one in given), where)
+        found = tuple(_alternative(one, where) for one in given)
+        for i, one in enumerate(found[:-1]):
+            if not isinstance(one, Key | Expression):
+                raise SpecError(
+                    f"{where}: expected a $key or an =expression before other alternatives, found "
+                    f"{one!r:.{_SHOWN}} as number {i + 1}; a list that is a value is written [[...]]"
+                )
+        return cls(found, where)
 
     @property
     def names(self) -> Iterable[str]:
@@ -228,6 +236,19 @@ class Text:
 
     def take(self, value: Value) -> str | None:
         return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids: one, or a list."""
+
+    expected: str = "a token id, or a list of token ids"
+
+    def take(self, value: Value) -> tuple[int, ...] | None:
+        ids = value if isinstance(value, list) else [value]
+        if len(ids) > _MAX_IDS or not all(type(i) is int and 0 <= i < 1 << 24 for i in ids):
+            return None
+        return tuple(cast("list[int]", ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyflow.formats import Checkpoint
 from pyflow.tokenizer.folder import from_folder
 from pyflow.tokenizer.gguf import from_metadata
 from pyflow.tokenizer.tokenizer import Tokenizer
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, n_rows: int = 0) -> Tokenizer:
-    """n_rows: of the model's embedding. Raises like `from_metadata` and `from_folder`."""
-    if checkpoint.format == "GGUF":
-        return from_metadata(checkpoint.metadata, source=str(checkpoint.path))
-    return from_folder(checkpoint.path.parent, n_rows=n_rows)
+def from_checkpoint(
+    checkpoint: Checkpoint, *, n_rows: int = 0, stop_ids: Collection[int] = ()
+) -> Tokenizer:
+    """n_rows: of the model's embedding. stop_ids: tokens that end a generation besides those that
+    the files tell. Raises like `from_metadata` and `from_folder`."""
+    if checkpoint.format != "GGUF":
+        return from_folder(checkpoint.path.parent, n_rows=n_rows, stop_ids=stop_ids)
+    tokenizer = from_metadata(checkpoint.metadata, source=str(checkpoint.path))
+    tokenizer.stop_ids |= frozenset(stop_ids)
+    return tokenizer
 
 
 def memory_nbytes(checkpoint: Checkpoint, n_rows: int) -> int:

@@ -81,6 +81,7 @@ WRONG_SPECS = {
     "an expression": (HEAD + '[decoder]\nn_layers = "=2 +"', "expected a value, found the end"),
     "an unknown fact": (HEAD + '[decoder]\nn_layers = "=n_layer"', "did you mean n_layers"),
     "an empty list": (HEAD + "[decoder]\nn_layers = []", "found an empty list"),
+    "a list for a value": (HEAD + "[facts]\npattern = [0, 0, 1]", "is written [[...]]"),
     "a date": (HEAD + "[facts]\nday = 2020-01-01", "expected a value"),
     "a block that there is not": (
         HEAD + '[decoder]\nlayer = [{ name = "a", run = "atention" }]',

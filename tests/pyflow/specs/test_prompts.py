@@ -1,0 +1,78 @@
+"""A spec may say which tokens end a text, and how messages become one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from pyflow import load
+from pyflow.errors import FormatError, SpecError
+
+from . import tiny
+
+GOLDEN = Path(__file__).parents[2] / "golden/families/hf_llama2.json"
+HEAD = 'spec = 1\nname = "own"\nextends = "llama"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model with a token for each of 96 characters."""
+    golden = json.loads(GOLDEN.read_text())
+    golden["config"]["eos_token_id"] = [7, 9, 50256]
+    tiny.write(tmp_path, golden)
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())[:96]
+    library = Tokenizer(models.BPE({c: i for i, c in enumerate(characters)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def with_spec(folder: Path, text: str) -> Path:
+    (folder / "pyflow.toml").write_text(HEAD + text)
+    return folder
+
+
+def opened(folder: Path) -> Any:
+    return load(folder, n_threads=1)
+
+
+def test_config_json_says_which_tokens_end_a_text(folder: Path) -> None:
+    with opened(folder) as model:
+        assert model.tokenizer.stop_ids == {7, 9}  # there is no 50256
+        assert model.chat_template is None
+
+
+def test_a_spec_of_ones_own_says_it_instead(folder: Path) -> None:
+    text = "[tokenizer]\nstop = 95\n[hf.tokenizer]\nstop = [[3, 5]]\n"
+    with opened(with_spec(folder, text)) as model:
+        assert model.tokenizer.stop_ids == {3, 5}
+
+
+def test_a_spec_has_a_template(folder: Path) -> None:
+    text = "[prompt]\ntemplate = '''{% for m in messages %}<{{ m.content }}>{% endfor %}'''\n"
+    with opened(with_spec(folder, text)) as model:
+        assert model.chat_template is not None
+        assert model.chat_template.render([{"role": "user", "content": "hi"}]) == "<hi>"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "mentions"),
+    [
+        ("[hf.tokenizer]\nstop = 96", SpecError, "expected a token id, .* below 96, found 96"),
+        ("[hf.tokenizer]\nstop = -1", SpecError, "tokenizer.stop: expected a token id"),
+        ('[hf.tokenizer]\nstop = "<end>"', SpecError, "tokenizer.stop: expected a token id"),
+        ("[hf.tokenizer]\nstops = 5", SpecError, "did you mean stop?"),
+        ("[prompt]\ntemplate = 5", SpecError, "expected a chat template, found 5"),
+        ("[prompt]\ntemplate = '{% for %}'", FormatError, r"pyflow.toml: prompt.template, line 1"),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    text: str, error: type[Exception], mentions: str, folder: Path
+) -> None:
+    with pytest.raises(error, match=mentions), opened(with_spec(folder, text)) as model:
+        assert model.chat_template is not None
