@@ -79,7 +79,7 @@ class Given:
             if not isinstance(one, Key | Expression):
                 raise SpecError(
                     f"{where}: expected a $key or an =expression before other alternatives, found "
-                    f"{one!r:.{_SHOWN}} as number {i + 1}; a list that is a value is written [[...]]"
+                    f"{one!r:.{_SHOWN}} as number {i + 1}; a list as a value is written [[...]]"
                 )
         return cls(found, where)
 

@@ -65,6 +65,33 @@ def test_configs_of_today_say_the_same(name: str, tmp_path: Path) -> None:
     assert build_spec(formats.open(tmp_path)) == spec
 
 
+RENAMED: list[tuple[str, str, str, dict[str, list[int]]]] = [
+    ("hf_llama2", "model.", "", {"layers.0.self_attn.rotary_emb.inv_freq": [8]}),
+    ("hf_gpt2", "transformer.", "", {"h.0.attn.bias": [1, 1, 48, 48], "h.1.attn.masked_bias": [1]}),
+    ("hf_bloom", "transformer.", "", {}),
+    ("hf_falcon7b", "transformer.", "", {}),
+    ("hf_gpt_neox", "gpt_neox.", "", {"layers.0.attention.rotary_emb.inv_freq": [2]}),
+    ("hf_gemma3", "model.", "language_model.model.", {"vision_tower.x.weight": [3, 4]}),
+    ("hf_gemma3", "model.", "model.language_model.", {"vision_tower.x.weight": [3, 4]}),
+]
+
+
+@pytest.mark.parametrize(("name", "prefix", "other", "more"), RENAMED)
+def test_older_names_and_larger_models_hold_the_same(
+    name: str, prefix: str, other: str, more: dict[str, list[int]], tmp_path: Path
+) -> None:
+    golden = fixture(name)
+    kept = golden | {"tensors": golden["tensors"] | more}
+    if name == "hf_gemma3":  # the model of texts is a part of one of texts and images
+        kept["config"] = {"model_type": "gemma3", "text_config": golden["config"]}
+    tiny.write_folder(
+        tmp_path, kept, lambda n: other + n.removeprefix(prefix) if n.startswith(prefix) else n
+    )
+    got = logits(formats.open(tmp_path), golden["tokens"], 48, "prefill")[golden["rows"]]
+    want = np.array(golden["logits"])
+    assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_variants_that_are_not_known_are_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=REFUSED[name]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,17 @@ def weight(seed: int, name: str, shape: list[int], norm_mean: float) -> NDArray[
     return (values * 0.2 + (norm_mean if is_norm else 0.0)).astype(np.float32)
 
 
-def write_folder(folder: Path, fixture: Fixture) -> Path:
+def write_folder(
+    folder: Path, fixture: Fixture, rename: Callable[[str], str] = lambda name: name
+) -> Path:
     """A folder as hubs have them; without a config.json where the fixture has none."""
     import safetensors.numpy
 
     folder.mkdir(exist_ok=True)
     if "config" in fixture:
         (folder / "config.json").write_text(json.dumps(fixture["config"]))
-    safetensors.numpy.save_file(
-        weights(fixture), folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    tensors = {rename(name): values for name, values in weights(fixture).items()}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
