@@ -1,15 +1,16 @@
 """A model is the same to the last bit from GGUF, safetensors, and both kinds of torch.save's files.
 
 The model is smollm2 with its weights in F32, written by the libraries whose formats they are. In
-all but GGUF it has the names of hubs and a config.json, but the rows of queries and keys stay in
-GGUF's order, as other frequencies side by side would be summed in another order; a pyflow.toml of a
-few lines says so.
+all but GGUF it has the names of hubs and a config.json. The rows of queries and keys stay in GGUF's
+order, for in that of hubs their products would be summed in another order; a pyflow.toml of a few
+lines says so.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,27 +65,38 @@ def logits(path: Path) -> NDArray[np.float32]:
     return context.forward(TOKENS, at, 0, at, "prefill")
 
 
-@pytest.mark.model
-@pytest.mark.accept
-def test_smollm2_is_the_same_in_every_format(
-    model_path: Callable[[str], Path], tmp_path: Path
-) -> None:
-    pytest.importorskip("torch")
+@dataclass(frozen=True)
+class Original:
+    """smollm2 in F32, and its logits from a GGUF file."""
+
+    tensors: Tensors
+    metadata: Metadata
+    logits: NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def original(
+    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Original:
     checkpoint = formats.open(model_path("smollm2"))
     metadata = {k: v for k, v in checkpoint.metadata.items() if not k.startswith("tokenizer.")}
     tensors = {
         t.name: np.ascontiguousarray(checkpoint.array(t.name), np.float32)
         for t in checkpoint.tensors
     }
-    written = exports.write_gguf(tmp_path / "model.gguf", tensors, metadata)
-    want = logits(written)
-    assert np.isfinite(want).all()
-    written.unlink()
-    renamed = {exports.hub_name(name): values for name, values in tensors.items()}
-    for name, write in WRITERS.items():
-        (folder := tmp_path / name).mkdir()
-        (folder / "pyflow.toml").write_text(SPEC)
-        found = formats.open(write(folder, renamed, metadata))
-        assert found.format == name
-        assert logits(folder).tobytes() == want.tobytes(), name
-        found.path.unlink()  # half a gigabyte
+    path = tmp_path_factory.mktemp("smollm2") / "model.gguf"
+    found = logits(exports.write_gguf(path, tensors, metadata))
+    path.unlink()  # half a gigabyte
+    return Original(tensors, metadata, found)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", WRITERS)
+def test_smollm2_is_the_same_as_from_gguf(name: str, original: Original, tmp_path: Path) -> None:
+    (tmp_path / "pyflow.toml").write_text(SPEC)
+    renamed = {exports.hub_name(key): values for key, values in original.tensors.items()}
+    found = formats.open(WRITERS[name](tmp_path, renamed, original.metadata))
+    assert found.format == name
+    assert np.isfinite(original.logits).all()
+    assert logits(tmp_path).tobytes() == original.logits.tobytes()
+    found.path.unlink()

@@ -92,6 +92,17 @@ def test_older_names_and_larger_models_hold_the_same(
     assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
 
 
+def test_the_first_falcons_say_the_same_in_other_words(tmp_path: Path) -> None:
+    golden = fixture("hf_falcon40b")
+    spec = build_spec(formats.open(tiny.write(tmp_path, golden)))
+    old = {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+    config = {old.get(key, key): value for key, value in golden["config"].items()}
+    config |= {"model_type": "RefinedWeb", "n_head_kv": config.pop("num_kv_heads")}
+    del config["new_decoder_architecture"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert build_spec(formats.open(tmp_path)) == spec
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_variants_that_are_not_known_are_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=REFUSED[name]):
