@@ -31,6 +31,8 @@ class Checkpoint:
     """Size of the file, or of all files."""
     native: _core.Checkpoint
     """What the extension loads weights from; it keeps the files mapped."""
+    pack_as: str | None = None
+    """The format that matrices of floats become while they are loaded; None: they stay floats."""
 
     @property
     def format(self) -> str:

@@ -76,16 +76,19 @@ def load(
     *,
     n_threads: int | None = None,
     numa: NumaMode | Placement | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """A model from a pulled name or the path of a checkpoint, ready to run.
 
     n_threads: None chooses by `topology.choose_threads`. numa: where weights and threads go on a
     machine with several memory nodes, as `--numa`, or a plan of one's own; None chooses by
-    `topology.default_numa`. What the system refuses of it is a PlacementWarning.
-    Raises FormatError or UnsupportedError for a file that is not such a model, ResourceError when
-    its weights do not fit into memory.
+    `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a
+    format such as "q8_0", which weights in F32, F16 or BF16 become while they are loaded; weights
+    that are quantized already stay as they are.
+    Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
+    quantize, ResourceError when its weights do not fit into memory.
     """
-    return Model(path, n_threads=n_threads, numa=numa)
+    return Model(path, n_threads=n_threads, numa=numa, quantize=quantize)
 
 
 def plan(
@@ -96,15 +99,18 @@ def plan(
     n_batch: int = DEFAULT_BATCH,
     cache_type: CacheType = "f16",
     numa: NumaMode | Placement | None = None,
+    quantize: str | None = None,
 ) -> MemoryPlan:
     """What `load` and one context would take, from the file's header alone: nothing is loaded.
 
     Raises like `load`.
     """
-    checkpoint = formats.open(catalogue.resolve(path))
+    checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
     spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
-    stage = _core.Stage(checkpoint.native, spec.stage(), pool, load=False)
+    stage = _core.Stage(
+        checkpoint.native, spec.stage(), pool, load=False, pack_as=checkpoint.pack_as
+    )
     args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
     return _plan(checkpoint, spec, stage, args)
 
@@ -112,12 +118,18 @@ def plan(
 class Described:
     """What a model's file says of it, weights aside."""
 
-    def __init__(self, path: str | Path, beside: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        beside: Callable[[], None] = lambda: None,
+        *,
+        quantize: str | None = None,
+    ) -> None:
         """path: a pulled name, or the path of a checkpoint. beside: what may be done while the
-        vocabulary is read. Raises like `load`."""
+        vocabulary is read. quantize: as for `load`, whose errors it raises."""
         start = time.monotonic()
         self.path = catalogue.resolve(path)
-        self.checkpoint = formats.open(self.path)
+        self.checkpoint = catalogue.open_checkpoint(self.path, quantize=quantize)
         self.metadata = self.checkpoint.metadata
         self._description = describe(self.checkpoint)
         self.spec = self._description.spec
@@ -161,11 +173,12 @@ class Model(Described, Closing):
         *,
         n_threads: int | None = None,
         numa: NumaMode | Placement | None = None,
+        quantize: str | None = None,
     ) -> None:
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
-        super().__init__(path, self._pack)
+        super().__init__(path, self._pack, quantize=quantize)
         if refusals := self._pool.placement.refusals:
             warnings.warn(
                 f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "
@@ -177,7 +190,8 @@ class Model(Described, Closing):
     def _pack(self) -> None:
         """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
-        need = copies * sum(t.nbytes for t in self.checkpoint.tensors)
+        native, spec, pack_as = self.checkpoint.native, self.spec.stage(), self.checkpoint.pack_as
+        need = _core.Stage(native, spec, self._pool, load=False, pack_as=pack_as).weight_bytes
         if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = ", or numa local, which needs one" if copies > 1 else ""
@@ -185,7 +199,7 @@ class Model(Described, Closing):
                 f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
                 f"close other programs or choose a smaller model{hint}"
             )
-        self._stage = _core.Stage(self.checkpoint.native, self.spec.stage(), self._pool)
+        self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as)
 
     @property
     def isa(self) -> str:

@@ -72,6 +72,7 @@ def _range(text: str) -> Iterator[int]:
     help="Threads.  [default: as 'pyflow doctor' says]",
 )
 @options.numa
+@options.quantize
 @click.option(
     "-p",
     "--n-prompt",
@@ -118,6 +119,7 @@ def command(
     model: str | None,
     threads: list[int] | None,
     numa: NumaMode | None,
+    quantize: str | None,
     n_prompt: list[int] | None,
     n_gen: list[int] | None,
     n_rows: list[int] | None,
@@ -171,6 +173,7 @@ def command(
             model,
             n_threads,
             numa,
+            quantize=quantize,
             n_ctx=n_ctx + 1 if text is None else None,
             cache_type=cache_type,
             draft_models=speculation.pipeline_drafts(pipeline.name, draft_model),
@@ -182,7 +185,7 @@ def command(
     try:
         with progress("measuring") as show:
             for i, n_threads in enumerate(thread_counts):
-                with options.load(model, n_threads, numa) as loaded:
+                with options.load(model, n_threads, numa, quantize=quantize) as loaded:
                     options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
                     for j, group in enumerate(groups, 1):
                         cells = cast("CacheType", cache_type)

@@ -108,6 +108,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 )
 @options.threads
 @options.numa
+@options.quantize
 @speculation.draft_model_option
 @speculation.draft_layers_option
 @speculation.pool_option
@@ -139,6 +140,7 @@ def command(
     prompt_len: list[int],
     threads: int | None,
     numa: NumaMode | None,
+    quantize: str | None,
     draft_model: str | None,
     draft_layers: list[int],
     spec_pool: str | None,
@@ -175,7 +177,7 @@ def command(
     failure: DifferenceError | InterruptedRunError | None = None
     load_before = os.getloadavg()[0]
     with ExitStack() as stack:
-        loaded = stack.enter_context(options.load(model, threads, numa))
+        loaded = stack.enter_context(options.load(model, threads, numa, quantize=quantize))
         drafts = stack.enter_context(speculation.draft_models(loaded, models, draft_layers))
         pool = speculation.ngram_pool(loaded, spec_pool) if spec_pool else None
         plan = _plan(loaded, asked, n_per_task, batch, prompt_len)

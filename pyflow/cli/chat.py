@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @options.ctx_size
 @options.threads
 @options.numa
+@options.quantize
 @options.sampling
 @options.stop
 @options.cache_type
@@ -40,6 +41,7 @@ def command(
     ctx_size: int | None,
     threads: int | None,
     numa: NumaMode | None,
+    quantize: str | None,
     sampling: SamplingParams,
     stop: tuple[str, ...],
     cache_type: str,
@@ -63,6 +65,7 @@ def command(
             model,
             threads,
             numa,
+            quantize=quantize,
             n_ctx=ctx_size,
             cache_type=cache_type,
             draft_models=spec.draft_models,

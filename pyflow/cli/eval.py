@@ -36,6 +36,7 @@ def command() -> None:
 )
 @options.threads
 @options.numa
+@options.quantize
 @click.option(
     "--regime",
     type=click.Choice(["prefill", "decode"]),
@@ -51,6 +52,7 @@ def ppl(
     chunks: int | None,
     threads: int | None,
     numa: NumaMode | None,
+    quantize: str | None,
     regime: str,
     as_json: bool,
 ) -> None:
@@ -61,7 +63,10 @@ def ppl(
     from pyflow.quant.perplexity import perplexity
 
     text = inputs.read(file)
-    with options.load(model, threads, numa) as loaded, progress("scoring") as show:
+    with (
+        options.load(model, threads, numa, quantize=quantize) as loaded,
+        progress("scoring") as show,
+    ):
         options.context_size(ctx_size, loaded.spec.n_ctx_train)
         try:
             result = perplexity(

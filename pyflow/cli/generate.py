@@ -55,6 +55,7 @@ _ENDS: dict[StopReason, str] = {
 @options.ctx_size
 @options.threads
 @options.numa
+@options.quantize
 @options.sampling
 @options.stop
 @options.cache_type
@@ -81,6 +82,7 @@ def command(
     ctx_size: int | None,
     threads: int | None,
     numa: NumaMode | None,
+    quantize: str | None,
     sampling: SamplingParams,
     stop: tuple[str, ...],
     cache_type: str,
@@ -107,6 +109,7 @@ def command(
             model,
             threads,
             numa,
+            quantize=quantize,
             n_ctx=ctx_size,
             cache_type=cache_type,
             draft_models=spec.draft_models,

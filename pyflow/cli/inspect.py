@@ -31,6 +31,7 @@ _CHARS = 60
 @options.ctx_size
 @options.cache_type
 @options.numa
+@options.quantize
 @options.as_json
 def command(
     *,
@@ -39,6 +40,7 @@ def command(
     ctx_size: int | None,
     cache_type: str,
     numa: NumaMode | None,
+    quantize: str | None,
     as_json: bool,
 ) -> None:
     """Show what is in FILE (GGUF, safetensors, PyTorch, llama2.c, or an index.json of shards), in
@@ -54,13 +56,18 @@ def command(
         raise click.UsageError("-c only matters with --memory; add it, or leave -c out")
     if numa is not None and not memory:
         raise click.UsageError("--numa only matters with --memory; add it, or leave --numa out")
+    if quantize is not None and not memory:
+        raise click.UsageError("--quantize only matters with --memory; add it, or leave it out")
     path = _locate(file)
     try:
         checkpoint = formats.open(path)
     except FormatError:
         _show_globals(path, as_json)
         raise
-    result = _memory(checkpoint, ctx_size, cache_type, numa) if memory else _contents(checkpoint)
+    if memory:
+        result = _memory(checkpoint, ctx_size, cache_type, numa, quantize)
+    else:
+        result = _contents(checkpoint)
     if as_json:
         print_json({"path": str(checkpoint.path), **result})
     elif memory:
@@ -100,7 +107,11 @@ def _print_globals(names: list[tuple[str, bool]]) -> None:
 
 
 def _memory(
-    checkpoint: formats.Checkpoint, n_ctx: int | None, cache_type: str, numa: NumaMode | None
+    checkpoint: formats.Checkpoint,
+    n_ctx: int | None,
+    cache_type: str,
+    numa: NumaMode | None,
+    quantize: str | None,
 ) -> dict[str, Any]:
     from pyflow.context import CacheType
     from pyflow.engine import plan
@@ -109,7 +120,13 @@ def _memory(
     most = checkpoint.metadata.get(f"{family}.context_length")
     if isinstance(most, int):
         n_ctx = options.context_size(n_ctx, most)
-    needs = plan(checkpoint.path, n_ctx=n_ctx, cache_type=cast("CacheType", cache_type), numa=numa)
+    needs = plan(
+        checkpoint.path,
+        n_ctx=n_ctx,
+        cache_type=cast("CacheType", cache_type),
+        numa=numa,
+        quantize=quantize,
+    )
     return {
         "weights": needs.weights,
         "kv": needs.kv,

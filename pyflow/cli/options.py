@@ -54,6 +54,24 @@ numa = click.option(
     help="Where weights go on a machine with several memory nodes: over all in turn, the share of "
     "each thread near it, or a copy on each.  [default: as 'pyflow doctor' says]",
 )
+
+
+def _weight_format(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from pyflow.quant import format_of
+
+    try:
+        return value and format_of(value).name
+    except PyflowError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+quantize = click.option(
+    "--quantize",
+    metavar="TYPE",
+    callback=_weight_format,
+    help="Turn weights in F32, F16 or BF16 into this type while they are loaded, as in q8_0; what "
+    "is quantized already stays as it is.",
+)
 ctx_size = click.option(
     "-c",
     "--ctx-size",
@@ -222,8 +240,15 @@ def check_tokens(sampling: SamplingParams, model: AnyModel) -> None:
         )
 
 
-def load(name: str | None, n_threads: int | None, numa: NumaMode | Placement | None) -> Model:
-    """The model that -m, -t and --numa ask for; what is not as asked goes to standard error."""
+def load(
+    name: str | None,
+    n_threads: int | None,
+    numa: NumaMode | Placement | None,
+    *,
+    quantize: str | None = None,
+) -> Model:
+    """The model that -m, -t, --numa and --quantize ask for; what is not as asked goes to standard
+    error."""
     from pyflow.engine import load as load_model
 
     cpus = len(os.sched_getaffinity(0))
@@ -235,7 +260,9 @@ def load(name: str | None, n_threads: int | None, numa: NumaMode | Placement | N
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = load_model(name or default_model(), n_threads=n_threads, numa=numa)
+        model = load_model(
+            name or default_model(), n_threads=n_threads, numa=numa, quantize=quantize
+        )
     for warning in caught:
         click.echo(f"warning: {warning.message}", err=True)
     return model

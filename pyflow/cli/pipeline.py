@@ -137,7 +137,8 @@ def pipelines(function: F) -> F:
                 f"{_FLAG} needs several stages: add --stages N, or start it by mpirun -n N"
             )
         if choice.world.rank > 0:
-            return _serve(choice.world, options.get("model"), options.get("threads"))
+            names = ("model", "threads", "quantize")
+            return _serve(choice.world, **{name: options.get(name) for name in names})
         try:
             return function(*args, pipeline=choice, **options)
         finally:
@@ -186,7 +187,7 @@ def _choice(
     return PipelineChoice(pipeline, stages, layers, draft_len, fields)
 
 
-def _serve(world: World, model: str | None, threads: Any) -> int:
+def _serve(world: World, model: str | None, threads: Any, quantize: str | None) -> int:
     """On a rank other than 0: computes what the head sends, and says nothing."""
     from pyflow import _core
     from pyflow.cluster.mpi import serve
@@ -198,5 +199,5 @@ def _serve(world: World, model: str | None, threads: Any) -> int:
         path = model or options.default_model()
     except (click.UsageError, PyflowError):
         path = "smollm2"  # which is not there: the head tells so
-    serve(path, pool=pool)
+    serve(path, pool=pool, quantize=quantize)
     return 0

@@ -59,6 +59,7 @@ class PipelineChoice:
         n_threads: int | None,
         numa: NumaMode | None,
         *,
+        quantize: str | None = None,
         n_ctx: int | None = None,
         cache_type: str = "f16",
         draft_models: Sequence[str] = (),
@@ -68,14 +69,14 @@ class PipelineChoice:
         n_ctx: of a pipeline, as the option has it. n_threads: of each stage.
         """
         if not self:
-            with options.load(name, n_threads, numa) as model:
+            with options.load(name, n_threads, numa, quantize=quantize) as model:
                 yield model
             return
         from pyflow.cluster.model import in_threads, over_ranks
         from pyflow.context import DEFAULT_CTX
         from pyflow.engine import Described
 
-        described = Described(name or options.default_model())
+        described = Described(name or options.default_model(), quantize=quantize)
         most = described.spec.n_ctx_train
         size = options.context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(described)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyflow import _core, formats
+from pyflow import _core
+from pyflow.quant import FORMATS
 from pyflow.spec import Moe, name_of
 
 if TYPE_CHECKING:
@@ -162,14 +163,15 @@ def setting(
     cache_type: CacheType,
 ) -> dict[str, Any]:
     """What is measured, where and how."""
-    tensors = formats.open(model.path).tensors
+    tensors = model.checkpoint.tensors
     return {
         "build_commit": metadata.version("pyflow-llm"),
         "cpu_info": _core.cpu_info()["model"],
         "backends": f"CPU {isa}",
         "model_filename": str(model.path),
         "model_type": model.name,
-        "model_size": sum(t.nbytes for t in tensors),
+        "model_size": sum(_packed(model, t)[1] for t in tensors),
+        "quantize": model.checkpoint.pack_as,
         "model_n_params": sum(prod(t.shape) for t in tensors),
         "n_batch": n_batch,
         "n_ubatch": n_batch,
@@ -205,18 +207,26 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
     spec, used = model.spec, model.spec.tensors()
     if any(isinstance(block, Moe) for block in spec.blocks()):
         return None
-    unquantized = {f["name"] for f in _core.weight_formats() if f["block"] == 1}
     total = 0
-    for tensor in formats.open(model.path).tensors:
+    for tensor in model.checkpoint.tensors:
         if len(tensor.shape) != 2 or tensor.name not in used:
             continue
-        if tensor.dtype in unquantized:
+        packed = FORMATS.get(_packed(model, tensor)[0])
+        if packed is None or packed.block == 1:
             return None
         if tensor.name == name_of(spec.head.weight):  # the last token's logits alone are wanted
             total += prod(tensor.shape)
         elif tensor.name != name_of(spec.embedding.weight):
             total += prod(tensor.shape) * n_tokens
     return total
+
+
+def _packed(model: Described, tensor: _core.TensorRecord) -> tuple[str, int]:
+    """The type that a tensor has once it is loaded, and its bytes."""
+    stored, wanted = FORMATS.get(tensor.dtype), FORMATS.get(model.checkpoint.pack_as or "")
+    if wanted is None or stored is None or stored.block > 1 or len(tensor.shape) < 2:
+        return tensor.dtype, tensor.nbytes
+    return wanted.name, prod(tensor.shape) // wanted.block * wanted.block_bytes
 
 
 def _of_one_row(test: Test, samples: dict[Test, list[int]]) -> float | None:

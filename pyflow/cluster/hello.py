@@ -28,9 +28,11 @@ def hello(rank: int, checkpoint: Checkpoint) -> Hello:
 
 
 def digest(checkpoint: Checkpoint) -> str:
-    """sha256 of a file's header and size: of its bytes, weights are far too many to be read."""
+    """sha256 of a file's header and size, and of what its weights become while they are loaded:
+    of its bytes, weights are far too many to be read."""
     header = _core.read_head(checkpoint.path, checkpoint.native.data_offset)
-    return hashlib.sha256(header + checkpoint.nbytes.to_bytes(8, "little")).hexdigest()
+    rest = checkpoint.nbytes.to_bytes(8, "little") + (checkpoint.pack_as or "").encode()
+    return hashlib.sha256(header + rest).hexdigest()
 
 
 def check_ranges(ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int) -> None:
@@ -54,7 +56,7 @@ def check(hellos: Sequence[Hello]) -> None:
     for other in hellos[1:]:
         pairs = (
             ("pyflow", own.version, other.version, "install the same pyflow on all"),
-            ("model", own.model, other.model, "give all the same file"),
+            ("model", own.model, other.model, "give all the same file and --quantize"),
         )
         for name, expected, found, what in pairs:
             if expected != found:

@@ -285,7 +285,8 @@ def over_ranks(
             nonlocal is_connected
             is_connected = True
             pool = _core.ThreadPool(n_threads)
-            pipeline = MpiPipeline(described.path, layers, pool=pool, **sizes)
+            quantize = described.checkpoint.pack_as
+            pipeline = MpiPipeline(described.path, layers, pool=pool, quantize=quantize, **sizes)
             return pipeline, pipeline.layers
 
         return PipelinedModel(

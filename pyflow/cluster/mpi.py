@@ -46,13 +46,17 @@ _Item: TypeAlias = tuple[int, Message | BaseException]
 
 
 def serve(
-    path: str | Path, *, pool: _core.ThreadPool, make: Callable[..., Stage] = ModelStage
+    path: str | Path,
+    *,
+    pool: _core.ThreadPool,
+    make: Callable[..., Stage] = ModelStage,
+    quantize: str | None = None,
 ) -> Traffic:
     """On a rank other than 0: works for the head until that says goodbye.
 
     path: the model, of which this rank loads the layers that the head gives it, and no others.
-    make: of a `ModelStage`'s arguments what stands in for one. What goes wrong here is raised by
-    the head. Returns what was sent.
+    make: of a `ModelStage`'s arguments what stands in for one. quantize: as for `load`, the same on
+    all ranks. What goes wrong here is raised by the head. Returns what was sent.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
@@ -61,7 +65,7 @@ def serve(
     endpoint.start(worker.deliver)
     with worker.reporting():
         here.at("opening the model")
-        checkpoint = formats.open(catalogue.resolve(path))
+        checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
         endpoint.send(0, hello(rank, checkpoint))
         here.at("waiting for the others")
         surveyor = Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool)
@@ -98,9 +102,11 @@ class MpiPipeline(Closing):
         *,
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
+        quantize: str | None = None,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """path, pool, make: as for `serve`. layers: of each rank, or what decides about them.
+        """path, pool, make, quantize: as for `serve`. layers: of each rank, or what decides about
+        them.
 
         Waits for all other ranks, but not for their weights.
 
@@ -119,7 +125,7 @@ class MpiPipeline(Closing):
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
             here.at("opening the model")
-            checkpoint = formats.open(catalogue.resolve(path))
+            checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
             spec = build_spec(checkpoint)
             hellos = self._gather(hello(0, checkpoint))
             check(hellos)

@@ -147,7 +147,7 @@ def _stage(
 ) -> _core.Stage:
     """Layers alone, without embedding and head."""
     only = spec.stage(layers.start, layers.stop) | {"embedding": None, "head": None}
-    return _core.Stage(checkpoint.native, only, pool, load)
+    return _core.Stage(checkpoint.native, only, pool, load, checkpoint.pack_as)
 
 
 def _ends(
@@ -162,7 +162,7 @@ def _ends(
     wanted = {"embedding": embedding, "head": head}
     given = spec.stage()
     only = given | {"layers": []} | {name: None for name in wanted if not wanted[name]}
-    return _core.Stage(checkpoint.native, only, pool, load=False)
+    return _core.Stage(checkpoint.native, only, pool, load=False, pack_as=checkpoint.pack_as)
 
 
 def _times(stage: _core.Stage, n_embd: int) -> list[float]:

@@ -44,7 +44,12 @@ class ModelStage:
         self._is_first = layers.start == 0
         self._is_last = layers.stop == spec.n_layers
         self._native = _core.Context(
-            _core.Stage(checkpoint.native, spec.stage(layers.start, layers.stop), pool),
+            _core.Stage(
+                checkpoint.native,
+                spec.stage(layers.start, layers.stop),
+                pool,
+                pack_as=checkpoint.pack_as,
+            ),
             **context_args(spec, n_ctx, n_seq_max, n_batch, cache_type),  # type: ignore[arg-type]
         )
         self._lock = Lock()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pyflow.formats
 import pytest
 
 from pyflow import _core, errors
@@ -159,6 +160,33 @@ def test_released_pages_leave_memory_and_come_back(builder: ModuleType, tmp_path
         file.release(offset + begin, piece)
     assert resident_kib(path) <= 64
     assert data.tobytes() == content
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors", "zip", "stream"])
+def test_a_large_file_opens_by_its_headers(
+    kind: str, builder: ModuleType, torch_corpus: ModuleType, tmp_path: Path
+) -> None:
+    n = 1 << 28
+    shape = f'{{"t":{{"dtype":"F32","shape":[{n}],"data_offsets":[0,{4 * n}]}}}}'.encode()
+    head, tail = {
+        "gguf": lambda: (builder.Gguf(tensors=[builder.Tensor(dims=(n,))]).build(), b""),
+        "safetensors": lambda: (len(shape).to_bytes(8, "little") + shape, b""),
+        "zip": lambda: torch_corpus.large_zip(n),
+        "stream": lambda: torch_corpus.large_stream(n),
+    }[kind]()
+    path = tmp_path / f"large.{kind}"
+    with path.open("wb") as file:
+        file.write(head)
+        file.seek(4 * n, os.SEEK_CUR)  # a hole, of which no page is in memory
+        file.write(tail)
+        file.truncate()
+    checkpoint = pyflow.formats.open(path)
+    assert [t.nbytes for t in checkpoint.tensors] == [4 * n]
+    assert resident_kib(path) <= 256
+    if kind != "zip":  # whose tensors are summed up at their first use
+        weights = checkpoint.array(checkpoint.tensors[0].name)
+        assert resident_kib(path) <= 256
+        assert (weights[0], weights[-1], weights.flags.owndata) == (0, 0, False)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 10_000, 1 << 63, (1 << 64) - 1])

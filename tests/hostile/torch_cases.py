@@ -233,7 +233,17 @@ def spread(kind: str, n: int) -> bytes:
     return zipped([replace(PICKLE, data=weights(tensor((n,), (0,), of=of))), STORAGE])
 
 
-def large_stream(n: int) -> bytes:
-    """A stream up to where the n floats of its one tensor begin."""
+def large_stream(n: int) -> tuple[bytes, bytes]:
+    """A stream whose one tensor has n floats: what comes before them and behind."""
     contents = weights(tensor((n,), (1,), of=storage(n=number(n))))
-    return stream(contents, data=struct.pack("<Q", n))
+    return stream(contents, data=struct.pack("<Q", n)), b""
+
+
+def large_zip(n: int) -> tuple[bytes, bytes]:
+    """The same as an archive."""
+    contents = weights(tensor((n,), (1,), of=storage(n=number(n))))
+    floats = replace(STORAGE, data=b"", nbytes=4 * n, packed=4 * n)
+    members = [replace(PICKLE, data=contents), floats]
+    at = zipped(members).index(b"PK\1\2")
+    whole = zipped(members, directory_offset=at + 4 * n)
+    return whole[:at], whole[at:]

@@ -228,7 +228,7 @@ def run(
     monkeypatch.delenv("PYFLOW_DEBUG", raising=False)
 
     def run_(*args: str, model: Any = None, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(options, "load", lambda *_: model or fake_model)
+        monkeypatch.setattr(options, "load", lambda *_, **__: model or fake_model)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         code = main(args)
         out, err = capsys.readouterr()

@@ -2,6 +2,8 @@
 own."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ from tokenizers import Tokenizer as Library
 
 import pyflow
 from pyflow import chat
-from pyflow.engine import load
-from pyflow.errors import FormatError
+from pyflow.cli import main
+from pyflow.engine import load, plan
+from pyflow.errors import FormatError, UnsupportedError
 from pyflow.tokenizer import from_checkpoint
+
+from .cluster.ranks import mpiexec
 
 N_EMBD, N_FF, N_LAYERS, N_VOCAB = 64, 128, 2, 320
 CONFIG = {
@@ -88,12 +93,62 @@ def test_a_folder_is_a_model_that_writes_and_chats(
         assert model.chat_template is not None
         asked = model.chat_template.encode([{"role": "user", "content": "<end>?"}])
     assert asked.count(257) == 1
-    from pyflow.cli import main
-
     assert main(["generate", "-m", str(folder), "-p", "Hi", "-n", "4", "-t", "1"]) == 0
     assert main(["tokenize", "-m", str(folder), "-p", "é<end>", "--special"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[-3:]][-1] == "257"
+
+
+def test_floats_of_a_folder_may_be_quantized_on_one_or_several_ranks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "generate",
+        "-m",
+        str(folder),
+        "--quantize",
+        "q4_0",
+        "--raw",
+        "-p",
+        "Hello",
+        "-n",
+        "8",
+    ]
+    command += ["--temp", "0", "--json", "-t", "1"]
+    assert main(command) == 0
+    want = json.loads(capsys.readouterr().out)["tokens"]
+    pipeline = ["--pipeline", "iterative", "--layers", "even"]
+    ran = subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, "-m", "pyflow", *command, *pipeline],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(ran.stdout)["tokens"] == want
+    assert plan(folder, quantize="q4_0").weights < plan(folder).weights / 6
+
+
+@pytest.mark.parametrize("form", ["F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "IQ4_NL"])
+def test_a_quantized_model_takes_the_memory_that_was_planned(folder: Path, form: str) -> None:
+    with load(folder, n_threads=1, quantize=form.lower()) as model:
+        assert model.memory().weights == plan(folder, quantize=form).weights
+        assert np.isfinite(model.logits([1, 2, 3])).all()
+
+
+@pytest.mark.model
+def test_what_cannot_be_quantized_is_refused(
+    folder: Path, model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnsupportedError, match="64 weights are no whole blocks of Q4_K, which has"):
+        load(folder, quantize="q4_k")
+    assert main(["generate", "-m", str(folder), "--quantize", "q9", "-p", "x"]) == 2
+    assert "'q9': expected one of F32, F16, BF16, Q4_0" in capsys.readouterr().err
+    assert main(["inspect", str(folder), "--quantize", "q8_0"]) == 2
+    assert "--quantize only matters with --memory" in capsys.readouterr().err
+    smollm2 = str(model_path("smollm2"))
+    assert main(["inspect", smollm2, "--memory", "--quantize", "q8_0"]) == 3
+    assert "expected weights in F32, F16 or BF16, found Q4_1, Q8_0; " in capsys.readouterr().err
 
 
 def test_memory_of_the_tokenizer_is_planned(folder: Path) -> None:
