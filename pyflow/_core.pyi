@@ -97,6 +97,9 @@ class GgufFile(Checkpoint):
     @property
     def alignment(self) -> int:
         """Bytes; every tensor starts at a multiple of it, counted from data_offset."""
+    @property
+    def entries(self) -> list[tuple[str, bytes]]:
+        """Metadata: keys, and the bytes of type and value as they lie in the file."""
     def release(self, offset: int, nbytes: int) -> None:
         """Give the pages of a range of the file back to the system; they may be read again."""
 
@@ -156,6 +159,22 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """Rows of blocks, uint8 (..., bytes of a row), of rows of weights (..., columns); see
     pyflow.quant.quantize. isa: the kernel table, "" for the best one."""
+
+def requantize(
+    from_dtype: str,
+    data: NDArray[np.uint8],
+    columns: int,
+    dtype: str,
+    importance: NDArray[np.floating[Any]] | None = None,
+    first_row: int = 0,
+    pool: ThreadPool | None = None,
+) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]]:
+    """Rows of one format's bytes as another's, uint8 (rows, bytes of a row), and what was lost.
+
+    Of the latter, d being a weight's difference and w the importance: the sums of w d^2, of the w
+    x^2 of the weights, of |d|, and the largest |d|. Errors count rows from first_row. The same
+    with any number of threads.
+    """
 
 # ---- sampler (bind_sampler.cpp)
 

@@ -321,6 +321,16 @@ void register_formats(py::module_& m) {
       .def_property_readonly("version", &GgufFile::version)
       .def_property_readonly("alignment", &GgufFile::alignment)
       .def_property_readonly("data_offset", &GgufFile::data_offset)
+      .def_property_readonly(
+          "entries",
+          [](const GgufFile& f) {
+            py::list out;
+            for (const GgufEntry& e : f.metadata())
+              out.append(py::make_tuple(
+                  text(e.key),
+                  py::bytes(reinterpret_cast<const char*>(e.bytes.data()), e.bytes.size())));
+            return out;
+          })
       .def(
           "release",
           [](const GgufFile& f, uint64_t offset, uint64_t nbytes) {

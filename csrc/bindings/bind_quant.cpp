@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <optional>
 
 #include "bindings/bind.h"
@@ -48,6 +50,35 @@ FloatArray dequantize_array(const std::string& name, const ByteArray& data,
   return out;
 }
 
+void check_importance(const std::optional<FloatArray>& importance, int64_t cols) {
+  if (importance && importance->size() != cols)
+    throw ShapeError("importance: expected a number for each of " + std::to_string(cols) +
+                     " columns, found " + std::to_string(importance->size()));
+}
+
+// body(begin, end) over rows of `cols` weights, with the GIL released, by the pool's threads where
+// there is one. Of what it throws, the error of the first rows is thrown once all are done.
+template <class Body>
+void for_rows(ThreadPool* pool, int64_t rows, int64_t cols, const Body& body) {
+  const py::gil_scoped_release unlocked;
+  if (!pool) return body(0, rows);
+  std::mutex lock;
+  std::exception_ptr failure;
+  int64_t failed = rows;
+  const auto guarded = [&](int64_t begin, int64_t end) {
+    try {
+      body(begin, end);
+    } catch (...) {
+      const std::lock_guard locked(lock);
+      if (begin < failed) failure = std::current_exception();
+      failed = std::min(failed, begin);
+    }
+  };
+  const int64_t grain = std::max<int64_t>(1, 16384 / cols);
+  pool->run([&](Team& team) { team.for_each(rows, grain, guarded); });
+  if (failure) std::rethrow_exception(failure);
+}
+
 // Rows of blocks of rows of floats, shared out over the pool's threads where there is one.
 ByteArray quantize_array(const std::string& name, const FloatArray& x,
                          const std::optional<FloatArray>& importance, ThreadPool* pool,
@@ -55,9 +86,7 @@ ByteArray quantize_array(const std::string& name, const FloatArray& x,
   const DType dtype = dtype_of(name);
   if (x.ndim() == 0) throw ShapeError("quantize: expected rows of weights, found a single number");
   const int64_t cols = x.shape(x.ndim() - 1);
-  if (importance && importance->size() != cols)
-    throw ShapeError("importance: expected a number for each of " + std::to_string(cols) +
-                     " columns, found " + std::to_string(importance->size()));
+  check_importance(importance, cols);
   const Encoder encoder(dtype, cols, importance ? importance->data() : nullptr,
                         isa.empty() ? kernel_table() : kernel_table(isa));
   const int64_t rows = x.size() / cols;
@@ -66,18 +95,40 @@ ByteArray quantize_array(const std::string& name, const FloatArray& x,
   ByteArray out(shape);
   const float* src = x.data();
   uint8_t* dst = out.mutable_data();
-  const auto encode = [&](int64_t begin, int64_t end) {
+  for_rows(pool, rows, cols, [&](int64_t begin, int64_t end) {
     encoder.encode(src + begin * cols, end - begin, begin,
                    dst + static_cast<size_t>(begin) * encoder.row_bytes());
-  };
-  py::gil_scoped_release unlocked;
-  if (pool) {
-    const int64_t grain = std::max<int64_t>(1, 16384 / cols);
-    pool->run([&](Team& team) { team.for_each(rows, grain, encode); });
-  } else {
-    encode(0, rows);
-  }
+  });
   return out;
+}
+
+// Rows of one format's blocks as rows of another's, and what that loses.
+py::tuple requantize_array(const std::string& from_name, const ByteArray& data, int64_t cols,
+                           const std::string& name, const std::optional<FloatArray>& importance,
+                           int64_t first_row, ThreadPool* pool) {
+  const DType from = dtype_of(from_name), to = dtype_of(name);
+  check_importance(importance, cols);
+  const auto from_bytes = static_cast<py::ssize_t>(row_bytes(from, cols));
+  const int64_t rows = data.nbytes() / from_bytes;
+  check_bytes(data, from, rows, cols);
+  const Encoder encoder(to, cols, importance ? importance->data() : nullptr);
+  ByteArray out({rows, static_cast<py::ssize_t>(encoder.row_bytes())});
+  std::vector<RowLoss> losses(static_cast<size_t>(rows));
+  const uint8_t* src = data.data();
+  uint8_t* dst = out.mutable_data();
+  for_rows(pool, rows, cols, [&](int64_t begin, int64_t end) {
+    recode(from, src + begin * from_bytes, end - begin, first_row + begin, encoder,
+           dst + static_cast<size_t>(begin) * encoder.row_bytes(),
+           losses.data() + static_cast<size_t>(begin));
+  });
+  RowLoss all;  // rows in order, so that threads change nothing
+  for (const RowLoss& row : losses) {
+    all.squared += row.squared;
+    all.power += row.power;
+    all.absolute += row.absolute;
+    all.largest = std::max(all.largest, row.largest);
+  }
+  return py::make_tuple(out, py::make_tuple(all.squared, all.power, all.absolute, all.largest));
 }
 
 void check_row(const PackedTensor& t, int64_t row) {
@@ -182,6 +233,10 @@ void register_quant(py::module_& m) {
 
   m.def("quantize", &quantize_array, py::arg("dtype"), py::arg("x"),
         py::arg("importance") = py::none(), py::arg("pool") = nullptr, py::arg("isa") = "");
+
+  m.def("requantize", &requantize_array, py::arg("from_dtype"), py::arg("data"), py::arg("columns"),
+        py::arg("dtype"), py::arg("importance") = py::none(), py::arg("first_row") = 0,
+        py::arg("pool") = nullptr);
 
   py::module_ testing = m.def_submodule("testing");
   register_packed_tensor(testing);

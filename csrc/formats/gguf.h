@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -49,6 +50,7 @@ static_assert(std::variant_size_v<GgufValue> == kGgufTypeCount);
 struct GgufEntry {
   std::string key;
   GgufValue value;
+  std::span<const uint8_t> bytes;  // type and value as they lie in the file
 };
 
 class GgufFile : public Checkpoint {

@@ -137,7 +137,9 @@ Metadata read_metadata(Cursor& in, uint64_t count) {
     const std::string_view key = read_key(in);
     in.name(key);
     const uint64_t at = in.pos();
-    m.entries.push_back({std::string(key), read_value(in)});
+    const uint8_t* const begin = in.data();
+    m.entries.push_back({std::string(key), read_value(in), {}});
+    m.entries.back().bytes = {begin, in.data()};
     if (key == "general.alignment") m.alignment = checked_alignment(in, at, m.entries.back().value);
   }
   const auto key = [&](uint32_t i) -> std::string_view { return m.entries[i].key; };

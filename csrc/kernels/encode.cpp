@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/errors.h"
 #include "quant/formats.def"
@@ -89,6 +90,29 @@ void Encoder::encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t*
                            number(entry.largest) + ", found " + number(x[i]));
   }
   entry.encode(table_, dtype_, {x, importance_, n_cols_}, n / info(dtype_).block, out);
+}
+
+void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
+            uint8_t* out, RowLoss* losses) {
+  const int64_t n = to.n_cols();
+  const size_t from_bytes = row_bytes(from, n);
+  std::vector<float> x(static_cast<size_t>(n)), y(static_cast<size_t>(n));
+  for (int64_t r = 0; r < n_rows; ++r, rows += from_bytes, out += to.row_bytes()) {
+    dequantize(from, rows, n, x.data());
+    to.encode(x.data(), 1, first_row + r, out);
+    dequantize(to.dtype(), out, n, y.data());
+    RowLoss loss;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const double d = static_cast<double>(x[at]) - static_cast<double>(y[at]);
+      const double w = to.importance() ? static_cast<double>(to.importance()[i]) : 1.0;
+      loss.squared += w * d * d;
+      loss.power += w * static_cast<double>(x[at]) * static_cast<double>(x[at]);
+      loss.absolute += std::fabs(d);
+      loss.largest = std::max(loss.largest, std::fabs(d));
+    }
+    losses[r] = loss;
+  }
 }
 
 }  // namespace pyflow

@@ -19,6 +19,9 @@ class Encoder {
   Encoder(DType dtype, int64_t n_cols, const float* importance = nullptr,
           const KernelTable& table = kernel_table());
 
+  DType dtype() const { return dtype_; }
+  int64_t n_cols() const { return n_cols_; }
+  const float* importance() const { return importance_; }
   size_t row_bytes() const { return row_bytes_; }
 
   // n_rows rows one after the other, into n_rows * row_bytes() bytes. Throws UnsupportedError for a
@@ -33,5 +36,19 @@ class Encoder {
   const KernelTable& table_;
   size_t row_bytes_;
 };
+
+// What is left of a row after encoding, of which d is the difference: sums over its weights, those
+// of squares weighed by the importance of their columns.
+struct RowLoss {
+  double squared = 0.0;   // of d^2
+  double power = 0.0;     // of the squares of the weights themselves
+  double absolute = 0.0;  // of |d|
+  double largest = 0.0;   // |d|
+};
+
+// n_rows rows of a format as those of the encoder's, at `out`, and what each of them lost. Throws
+// as Encoder::encode does.
+void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
+            uint8_t* out, RowLoss* losses);
 
 }  // namespace pyflow

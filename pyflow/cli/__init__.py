@@ -34,6 +34,7 @@ COMMANDS = {
     "tokenize": "Show how a model cuts a text into tokens.",
     "inspect": "Show what is in a model file, and whether it fits into memory.",
     "spec": "Say what a model is made of, and whether its files have all of it.",
+    "quantize": "Write a model with fewer bits per weight.",
     "eval": "Measure how well a model predicts text.",
     "bench": "Measure how fast a model runs here.",
     "cluster": "Run a model on several machines.",

@@ -1,0 +1,136 @@
+"""GGUF files, written from front to back: csrc/formats/gguf.h draws the format.
+
+with replacing("model.gguf") as file:
+    writer = GgufWriter(file, entries, tensors)
+    for tensor in tensors:
+        writer.write(data_of(tensor))       # in as many pieces as you like
+        writer.end_tensor()
+    writer.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow.errors import ShapeError
+
+_VERSION = 3
+_U32, _F32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
+DEFAULT_ALIGNMENT = 32
+
+
+def entry(value: str | bool | int | float | Sequence[str]) -> bytes:
+    """Type and value of a metadata entry: integers as u32, floats as f32."""
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _string(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _U32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _F32, value)
+    return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_string, value))
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogateescape")  # as the reader takes bytes that are no UTF-8
+    return struct.pack("<Q", len(raw)) + raw
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A line of the tensor table."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost first."""
+    type_id: int
+    """The type's number in GGUF."""
+    nbytes: int
+
+
+class GgufWriter:
+    """Writes header and tables at once, then what it is given of the tensors, in their order."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        entries: Mapping[str, bytes],
+        tensors: Sequence[NewTensor],
+        *,
+        alignment: int = DEFAULT_ALIGNMENT,
+    ) -> None:
+        """entries: metadata by key, each as of `entry` or of GgufFile.entries; alignment is what
+        their general.alignment says, where they have it."""
+        self._file = file
+        self._alignment = alignment
+        self._left = [*reversed(tensors)]
+        self._written = 0
+        file.write(_head(entries, tensors, alignment))
+
+    def write(self, data: NDArray[np.uint8]) -> None:
+        """The next bytes of the tensor that is under way."""
+        self._written += data.nbytes
+        self._file.write(data.data)
+
+    def end_tensor(self) -> None:
+        """ShapeError where the tensor that is under way has not got all its bytes, or more."""
+        tensor = self._left.pop()
+        if self._written != tensor.nbytes:
+            raise ShapeError(
+                f"tensor {tensor.name!r}: expected {tensor.nbytes:,} bytes to write, found "
+                f"{self._written:,}"
+            )
+        self._file.write(bytes(-self._written % self._alignment))
+        self._written = 0
+
+    def close(self) -> None:
+        """ShapeError where tensors are missing."""
+        if self._left:
+            raise ShapeError(f"tensor {self._left[-1].name!r}: expected its bytes, found an end")
+
+
+def _head(entries: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment: int) -> bytes:
+    out = [struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(entries))]
+    out += (_string(key) + value for key, value in entries.items())
+    offset = 0
+    for tensor in tensors:
+        dims = tensor.shape[::-1]  # the file has the row length first
+        out.append(_string(tensor.name))
+        out.append(struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.type_id, offset))
+        offset += tensor.nbytes + -tensor.nbytes % alignment
+    head = b"".join(out)
+    return head + bytes(-len(head) % alignment)
+
+
+@contextlib.contextmanager
+def replacing(path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` once all is well; if not, nothing is left.
+
+    It lies beside `path` meanwhile, under a hidden name.
+    """
+    path = Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            umask = os.umask(0)
+            os.umask(umask)
+            os.fchmod(descriptor, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

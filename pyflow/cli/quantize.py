@@ -1,0 +1,245 @@
+"""`pyflow quantize`: write a model with fewer bits per weight."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyflow import catalogue
+from pyflow.cli import options
+from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.terminal import progress
+from pyflow.errors import PyflowError
+from pyflow.quant import FORMATS
+from pyflow.quant.mixes import TYPES
+
+if TYPE_CHECKING:
+    from pyflow.quant.convert import Share, Step
+
+_MILLION = 1_000_000
+
+
+def _overrides(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    found = []
+    for value in values:
+        pattern, equals, name = value.rpartition("=")
+        if not equals or not pattern or name.upper() not in FORMATS:
+            raise click.BadParameter(
+                f"expected PATTERN=FORMAT with a format of {', '.join(FORMATS).lower()}, found "
+                f"{value!r}",
+                ctx,
+                param,
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise click.BadParameter(f"{pattern!r}: {error}", ctx, param) from None
+        found.append((pattern, name.upper()))
+    return tuple(found)
+
+
+@click.command("quantize")
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--type",
+    "type_name",
+    required=True,
+    metavar="TYPE",
+    type=click.Choice([*TYPES], case_sensitive=False),
+    help="A mix such as Q4_K_M, which gives more bits to the tensors that need them, or a format, "
+    f"in any case. One of: {', '.join(TYPES)}.",
+)
+@click.option(
+    "--imatrix",
+    "imatrix_file",
+    metavar="FILE",
+    help="How much each column counts, a GGUF file as llama-imatrix writes it.",
+)
+@click.option(
+    "--tensor-type",
+    "overrides",
+    multiple=True,
+    metavar="PATTERN=FORMAT",
+    callback=_overrides,
+    help="Another format for the matrices in whose names the regular expression is found, as in "
+    "attn_v=q6_k; may be given several times, the first one found counts.",
+)
+@click.option("--pure", is_flag=True, help="The type's main format for every matrix.")
+@click.option("--keep-output", is_flag=True, help="Leave the output matrix as it is.")
+@click.option(
+    "--allow-requantize",
+    is_flag=True,
+    help="Take weights that are quantized already; the errors add up.",
+)
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+@options.threads
+@options.as_json
+def command(
+    *,
+    source: str,
+    target: Path,
+    type_name: str,
+    imatrix_file: str | None,
+    overrides: tuple[tuple[str, str], ...],
+    pure: bool,
+    keep_output: bool,
+    allow_requantize: bool,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Write the model IN, a GGUF file or a pulled model's name, as the GGUF file OUT with other
+    weights.
+
+    Prints what became of the tensors of each role: bytes, bits per weight, and the error, which is
+    the root mean square of the weights' change by that of the weights, importance counted in where
+    it is given. OUT appears when it is complete. Memory stays below a gigabyte.
+    """
+    from pyflow.quant.convert import Recipe, convert
+    from pyflow.quant.imatrix import read_imatrix
+    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+
+    path = catalogue.resolve(source)
+    _check_target(path, target, force)
+    imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
+    recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
+    n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
+    plan: list[Step] = []
+
+    def told(steps: list[Step]) -> None:
+        plan[:] = steps
+        for line in _warnings(steps, imatrix is not None):
+            click.echo(line, err=True)
+
+    begin = time.monotonic()
+    with progress("quantizing, millions of weights") as show:
+        shares = convert(
+            path,
+            target,
+            recipe,
+            imatrix=imatrix,
+            n_threads=n_threads,
+            progress=None
+            if show is None
+            else lambda done, total: show(done // _MILLION, total // _MILLION),
+            told=told,
+        )
+    seconds = time.monotonic() - begin
+    nbytes = target.stat().st_size
+    if as_json:
+        print_json(_as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))
+    else:
+        _print(target, shares, nbytes, seconds)
+
+
+def _check_target(source: Path, target: Path, force: bool) -> None:
+    if not target.exists():
+        if not target.parent.is_dir():
+            raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")
+        return
+    if not force and not target.samefile(source):
+        raise PyflowError(f"{target}: is there already; --force replaces it")
+
+
+def _warnings(steps: list[Step], weighed: bool) -> list[str]:
+    lines = []
+    instead: dict[tuple[str, str, int], int] = {}
+    for step in steps:
+        if step.instead_of is not None:
+            kind = step.instead_of, step.to, step.tensor.shape[-1]
+            instead[kind] = instead.get(kind, 0) + 1
+    for (wanted, to, n_cols), count in instead.items():
+        lines.append(
+            f"{count} matrices get {to} instead of {wanted}: their rows of {n_cols} are no "
+            f"multiple of {FORMATS[wanted].block}"
+        )
+    if weighed:
+        without = [
+            step.tensor.name
+            for step in steps
+            if not step.copied and FORMATS[step.to].block > 1 and step.importance is None
+        ]
+        if without:
+            more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+            lines.append(f"no importance was measured of {', '.join(without[:3])}{more}")
+    return lines
+
+
+def _error(share: Share) -> float:
+    return float(share.distortion.relative**0.5)
+
+
+def _total(shares: dict[str, Share]) -> Share:
+    from pyflow.quant.convert import Share
+
+    total = Share()
+    for share in shares.values():
+        total.add(share)
+    return total
+
+
+def _print(target: Path, shares: dict[str, Share], nbytes: int, seconds: float) -> None:
+    total = _total(shares)
+    rows = [
+        [
+            role,
+            str(share.n_tensors),
+            ", ".join(
+                name if len(share.types) == 1 else f"{count} {name}"
+                for name, count in share.types.items()
+            ),
+            f"{share.n_weights:,}",
+            f"{share.nbytes:,}",
+            f"{share.bits_per_weight:.2f}",
+            f"{100 * _error(share):.3f} %" if share.n_converted else "",
+        ]
+        for role, share in [*shares.items(), ("all", total)]
+    ]
+    for row in rows[-1:]:
+        row[2] = ""
+    head = ["role", "tensors", "type", "weights", "bytes", "bits", "error"]
+    click.echo(markdown_table(head, rows, left=("role", "type")))
+    click.echo(f"{target}: {nbytes:,} bytes in {seconds:.1f} s")
+
+
+def _as_json(
+    target: Path,
+    type_name: str,
+    shares: dict[str, Share],
+    plan: list[Step],
+    nbytes: int,
+    seconds: float,
+    n_threads: int,
+) -> dict[str, object]:
+    def figures(share: Share) -> dict[str, object]:
+        d = share.distortion
+        return {
+            "n_tensors": share.n_tensors,
+            "types": share.types,
+            "n_weights": share.n_weights,
+            "nbytes": share.nbytes,
+            "bits_per_weight": share.bits_per_weight,
+            "n_converted": share.n_converted,
+            "relative_error": _error(share),
+            "mse": d.mse,
+            "mean_error": d.mean_error,
+            "max_error": d.max_error,
+        }
+
+    return {
+        "path": str(target),
+        "type": type_name,
+        "nbytes": nbytes,
+        "seconds": seconds,
+        "n_threads": n_threads,
+        "tensors": {step.tensor.name: step.to for step in plan},
+        "roles": {role: figures(share) for role, share in shares.items()},
+        "all": figures(_total(shares)),
+    }

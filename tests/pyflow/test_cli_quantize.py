@@ -1,0 +1,196 @@
+"""`pyflow quantize` on a real model: what it prints, what it refuses, and that the result runs."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyflow.quant import mixes
+from pyflow.quant.perplexity import perplexity
+
+import pyflow
+from pyflow import formats
+from pyflow.cli import main
+
+pytestmark = pytest.mark.model
+Run = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[2]
+# A Python that can import llama_cpp.
+PEER = os.environ.get("PYFLOW_PEER_PYTHON", sys.executable)
+TEXT = ROOT.parent / "shared" / "data" / "wiki.test.raw.xz"
+
+
+@pytest.fixture(scope="module")
+def f16(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """smollm2 in F16."""
+    path = tmp_path_factory.mktemp("quantize") / "f16.gguf"
+    source = str(model_path("smollm2"))
+    assert main(["quantize", source, str(path), "--type", "F16", "--allow-requantize"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def q4_k_m(f16: Path) -> Path:
+    path = f16.parent / "q4_k_m.gguf"
+    assert main(["quantize", str(f16), str(path), "--type", "q4_k_m"]) == 0
+    return path
+
+
+def test_the_result_runs_and_says_nearly_the_same(f16: Path, q4_k_m: Path) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 60
+    with pyflow.load(f16) as base, pyflow.load(q4_k_m) as quantized:
+        expected = perplexity(base, text, n_ctx=256, n_chunks=2).ppl
+        assert perplexity(quantized, text, n_ctx=256, n_chunks=2).ppl == pytest.approx(
+            expected, rel=0.05
+        )
+
+
+def test_a_table_and_what_was_not_as_asked_are_told(run: Run, f16: Path, tmp_path: Path) -> None:
+    target = tmp_path / "q8.gguf"
+    override = "blk.0.attn_v=q4_1"
+    code, out, err = run(
+        *("quantize", str(f16), str(target), "--type", "q6_k", "--tensor-type", override)
+    )
+    assert code == 0
+    assert "Q8_0 instead of Q6_K: their rows of 576 are no multiple of 256" in err
+    lines = out.splitlines()
+    assert lines[0].split("|")[1].strip() == "role"
+    attn_v = next(line for line in lines if line.startswith("| attn_v"))
+    assert "1 Q4_1, 29 Q8_0" in attn_v
+    assert lines[-1].startswith(f"{target}: {target.stat().st_size:,} bytes in ")
+
+
+def test_json_has_the_figures(run: Run, f16: Path, tmp_path: Path) -> None:
+    target = tmp_path / "q8.gguf"
+    code, out, _ = run("quantize", str(f16), str(target), "--type", "Q8_0", "--json", "-t", "2")
+    figures = json.loads(out)
+    assert code == 0
+    assert figures["nbytes"] == target.stat().st_size
+    assert figures["roles"]["ffn_up"]["types"] == {"Q8_0": 30}
+    assert figures["roles"]["ffn_up"]["bits_per_weight"] == 8.5
+    assert 0 < figures["roles"]["ffn_up"]["relative_error"] < 0.01
+    assert figures["roles"]["attn_norm"]["n_converted"] == 0
+    assert figures["tensors"]["output_norm.weight"] == "F32"
+
+
+def test_memory_stays_far_below_the_size_of_the_model(f16: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pyflow.cli import main; code = main(sys.argv[1:]);"
+        "status = dict(line.split(':') for line in open('/proc/self/status'));"
+        "print(code, status['VmHWM'].split()[0])"
+    )
+    arguments = ["quantize", str(f16), str(tmp_path / "q4.gguf"), "--type", "Q4_0"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    status, kilobytes = map(int, done.stdout.split()[-2:])
+    assert status == 0
+    assert kilobytes < 150_000 < f16.stat().st_size / 1000
+
+
+def test_ctrl_c_leaves_nothing(f16: Path, tmp_path: Path) -> None:
+    target = tmp_path / "iq4.gguf"
+    command = [sys.executable, "-m", "pyflow", "quantize", str(f16), str(target)]
+    process = subprocess.Popen([*command, "--type", "IQ4_XS", "-t", "1"], stderr=subprocess.PIPE)
+    for _ in range(600):  # until it writes, a minute at most
+        if any(path.stat().st_size > 1 << 20 for path in tmp_path.iterdir()):
+            break
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1].endswith(b"\ninterrupted\n")
+    assert process.returncode == 130
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["IN", "OUT"], 2, "--type"),
+        (["IN", "OUT", "--type", "q9"], 2, "q9"),
+        (["IN", "OUT", "--type", "q8_0", "--tensor-type", "attn_v"], 2, "expected PATTERN=FORMAT"),
+        (["IN", "OUT", "--type", "q8_0", "--tensor-type", "a=q4_k_m"], 2, "expected PATTERN=FO"),
+        (["IN", "OUT", "--type", "q8_0", "--tensor-type", "(=q4_0"], 2, "'('"),
+        (["IN", "OUT", "--type", "q8_0", "--tensor-type", "zz=q4_0"], 3, "match 'zz', found none"),
+        (["IN", "OUT", "--type", "q8_0", "--imatrix", "IN"], 3, "expected an importance matrix"),
+        (["IN", "IN", "--type", "q8_0"], 1, "other than the source"),
+        (["IN", "IN", "--type", "q8_0", "--force"], 1, "other than the source"),
+        (["IN", "THERE", "--type", "q8_0"], 1, "is there already; --force replaces it"),
+        (["IN", "no/OUT", "--type", "q8_0"], 1, "there is no folder"),
+        (["no-such.gguf", "OUT", "--type", "q8_0"], 3, "no such file"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    run: Run, f16: Path, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    names = {"IN": str(f16), "OUT": str(tmp_path / "out"), "THERE": __file__}
+    names["no/OUT"] = str(tmp_path / "no" / "out")
+    found, out, err = run("quantize", *(names.get(a, a) for a in arguments))
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_quantized_weights_need_a_word(run: Run, q4_k_m: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    code, _, err = run("quantize", str(q4_k_m), target, "--type", "q4_0")
+    assert code == 3
+    assert "add --allow-requantize" in err
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("type_name", mixes.TYPES)
+def test_every_type_runs(f16: Path, type_name: str, tmp_path: Path) -> None:
+    target = tmp_path / "target.gguf"
+    assert main(["quantize", str(f16), str(target), "--type", type_name]) == 0
+    made = formats.open(target)
+    assert made.metadata["general.file_type"] == mixes.TYPES[type_name].file_type
+    text = "The quick brown fox jumps over the lazy dog. " * 30
+    with pyflow.load(f16) as base, pyflow.load(target) as quantized:
+        expected = perplexity(base, text, n_ctx=128, n_chunks=2).ppl
+        assert perplexity(quantized, text, n_ctx=128, n_chunks=2).ppl < 1.5 * expected + 0.5
+
+
+_PEER_PERPLEXITY = """
+import json, lzma, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1:3]
+from make_perplexity import LlamaPeer, PeerOptions, cumulative_perplexity
+options = PeerOptions(n_threads=1, flash_attention=True)
+with LlamaPeer(Path(sys.argv[3]), options) as peer:
+    text = lzma.decompress(Path(sys.argv[4]).read_bytes()).decode()
+    tokens = peer.tokenize(text, add_special=True)
+    print(json.dumps(cumulative_perplexity(peer, tokens, int(sys.argv[5]))))
+"""
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("type_name", ["F16", "Q8_0", "Q6_K", "Q4_K_M", "Q3_K_M", "IQ4_XS", "Q4_0"])
+def test_llama_cpp_loads_it_and_finds_the_same_perplexity(
+    f16: Path, tmp_path: Path, type_name: str
+) -> None:
+    found = subprocess.run([PEER, "-c", "import llama_cpp"], check=False, capture_output=True)
+    if found.returncode:
+        pytest.skip("no llama_cpp; PYFLOW_PEER_PYTHON names a Python that has it")
+    if not TEXT.is_file():
+        pytest.skip(f"{TEXT.name} (WikiText-2 raw test split) is not at {TEXT.parent}")
+    target: Any = tmp_path / "target.gguf"
+    assert main(["quantize", str(f16), str(target), "--type", type_name]) == 0
+    folders = [str(ROOT / "tests" / "golden"), str(ROOT / "bench")]
+    command = [PEER, "-c", _PEER_PERPLEXITY, *folders, str(target), str(TEXT), "24"]
+    peer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    theirs = json.loads(peer.splitlines()[-1])
+    with pyflow.load(target) as model:
+        ours = perplexity(model, lzma.decompress(TEXT.read_bytes()).decode(), n_chunks=24)
+    assert ours.ppl == pytest.approx(theirs[-1], rel=0.005)
