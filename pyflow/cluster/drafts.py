@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pyflow.cluster.messages import Drafted, DraftRequest
 from pyflow.errors import PyflowError
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from pyflow.engine import Model
 
 
+# Whether guesses are still wanted; asked between them.
+IsWanted: TypeAlias = Callable[[], bool]
+
+
+def always() -> bool:
+    return True
+
+
 class Guesser(Protocol):
     """Answers requests, one after the other. What it says may be wrong, and changes no token."""
 
@@ -22,8 +31,8 @@ class Guesser(Protocol):
         """The next requests are of a new job: how its tokens will be drawn."""
         ...
 
-    def answer(self, request: DraftRequest) -> Drafted:
-        """Up to n guesses after the text that the request tells."""
+    def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
+        """Up to n guesses after the text that the request tells; no more once nobody wants them."""
         ...
 
     def close(self) -> None:
@@ -41,7 +50,7 @@ class LookupGuesser:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """What is found in the text does not depend on it."""
 
-    def answer(self, request: DraftRequest) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
         """The longest match's continuation, as far as it is likely enough."""
         _check_keep(request, self._n_text)
         self._drafter.retract(request.keep)
@@ -73,7 +82,7 @@ class ModelGuesser:
         self._sampler = sampling.sampler(stream=stream)
         self._n_back = sampling.repeat_last_n
 
-    def answer(self, request: DraftRequest) -> Drafted:
+    def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
         """The tokens that the model itself would write, as far as they are likely enough."""
         _check_keep(request, len(self._text))
         del self._text[request.keep :]
@@ -83,7 +92,7 @@ class ModelGuesser:
         if not self._text or len(self._text) + request.n > self._context.n_ctx:
             return _drafted(request, tokens, chances)
         self._read()
-        while len(tokens) < request.n:
+        while len(tokens) < request.n and is_wanted():
             last = tokens[-1] if tokens else self._text[-1]
             path = self._looked_back_on(tokens)
             guesses, _ = self._context.guess([last], [-1], 0, [0], [path], self._sampler)

@@ -12,7 +12,7 @@ from pyflow.closing import Closing
 from pyflow.cluster.drafts import Guesser
 from pyflow.cluster.job import Done, Emit
 from pyflow.cluster.journal import Journal
-from pyflow.cluster.messages import Cancel, Drafted, DraftRequest, Frame, Result
+from pyflow.cluster.messages import Cancel, Cut, Drafted, DraftRequest, Frame, Result
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.sampling import SamplingParams
 
@@ -45,10 +45,13 @@ class Pipeline(Transport, Protocol):
         """Of the present job, which its messages carry."""
         ...
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
 
-        Returns how many positions of sequence 0 have been kept, of the first `keep`.
+        cut: of what they keep, is made first. Returns how many positions of sequence 0 have been
+        kept, of the first `keep`.
         """
         ...
 
@@ -65,7 +68,8 @@ class Pipeline(Transport, Protocol):
 class Drafting(Closing):
     """A guesser in a thread of its own: it drafts while stages compute.
 
-    Only the latest request is answered; of those before it learns how the text went.
+    Only the latest request is answered; of those before it learns how the text went. One that comes
+    while it drafts ends the draft after the present guess: the head waits for that no more.
     """
 
     def __init__(self, guesser: Guesser, transport: Transport) -> None:
@@ -80,7 +84,7 @@ class Drafting(Closing):
         self._requests.put(request)
 
     def close(self) -> None:
-        """Ends the thread after the draft that it is at; idempotent."""
+        """Ends the thread after the guess that it is at; idempotent."""
         self._requests.put(None)
         self._thread.join()
 
@@ -88,8 +92,9 @@ class Drafting(Closing):
         try:
             while (request := self._requests.get()) is not None:
                 last = self._requests.empty()
-                drafted = self._guesser.answer(request if last else replace(request, n=0))
-                if last and request.n:
+                asked = request if last else replace(request, n=0)
+                drafted = self._guesser.answer(asked, self._requests.empty)
+                if asked.n and self._requests.empty():
                     self._transport.post(drafted)
         except BaseException as error:
             self._transport.post(error)

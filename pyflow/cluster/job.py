@@ -18,7 +18,8 @@ class Job:
     prompt: tokens to read. committed: tokens drawn after them before the job was interrupted, of
     the n_predict in all; they are computed as drawn tokens are, and told again. n_past: so many of
     all these are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch:
-    rows of a run at most. n_partitions: sequences besides 0.
+    rows of a run at most. n_partitions: sequences besides 0. window: the positions that the layer
+    sees that sees the fewest; None: all see all of them.
     """
 
     prompt: Sequence[int]
@@ -28,6 +29,7 @@ class Job:
     n_past: int = 0
     n_batch: int = 512
     n_partitions: int = 8
+    window: int | None = None
     stops: frozenset[int] = frozenset()
     epoch: int = 0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pyflow.cluster.drafts import IsWanted, always
 from pyflow.cluster.messages import Accept, Drafted, DraftRequest, Frame, Remove, Result, Share
 from pyflow.errors import PyflowError, ResourceError, ShapeError
 from pyflow.sampling import SamplingParams
@@ -70,11 +71,15 @@ class Cell:
 
 @dataclass(slots=True)
 class LanguageStage:
-    """One stage of it: what `ModelStage` is to a model."""
+    """One stage of it: what `ModelStage` is to a model.
+
+    window: a position needs so many cells, its own included, and sequences give up those before.
+    """
 
     language: Language
     number: int
     n_cells: int
+    window: int | None = None
     _cells: dict[int, list[Cell | None]] = field(default_factory=dict)
     _n_lost: int = 0
     n_accepted: int = 0
@@ -116,7 +121,7 @@ class LanguageStage:
         for i, value in enumerate(inputs):
             position = run.position + i
             cells += [None] * (position - len(cells))
-            if None in cells:
+            if None in (cells if self.window is None else cells[len(cells) + 1 - self.window :]):
                 self._n_lost += 1
                 before = mix(self._n_lost, _MASK)
             else:
@@ -124,6 +129,9 @@ class LanguageStage:
                 before = last.value if last else self.language.seed
             out.append(mix(mix(before, value), self.number))
             cells.append(Cell(out[-1]))
+        if self.window is not None:
+            n_gone = max(0, len(cells) + 1 - self.window)
+            cells[:n_gone] = [None] * n_gone
         if self.n_used > self.n_cells:
             raise ResourceError(f"{self.n_used} cells in use, there are {self.n_cells}")
         if self.is_last:
@@ -165,7 +173,7 @@ class LanguageDrafter:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """The language has no noise."""
 
-    def answer(self, request: DraftRequest) -> Drafted:
+    def answer(self, request: DraftRequest, __: IsWanted = always, /) -> Drafted:
         """The guesses for a request; their probabilities are alpha, whether right or wrong."""
         self._cut(request.keep)
         for token in request.tokens:

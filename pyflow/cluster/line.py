@@ -11,13 +11,13 @@ from pyflow.cluster.drafts import Guesser
 from pyflow.cluster.head import Drafting, Pipeline, write
 from pyflow.cluster.job import Counts, Job
 from pyflow.cluster.journal import Journal
-from pyflow.cluster.messages import Cancel, Drafted, Frame, Result
+from pyflow.cluster.messages import Cancel, Cut, Drafted, Frame, Result
 from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.strategy import Strategy
 from pyflow.errors import CancelledError, PyflowError
+from pyflow.generate.conversation import reusable
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
-from pyflow.speculate.tree import common_prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class Span:
     n_predict: int
     sampling: SamplingParams
     stream: int = 0
+    n_dropped: int = 0
+    """So many tokens have left the text of the job before, all in one place."""
     stops: frozenset[int] = frozenset()
     goes_on: bool = True
     """After the loss of a rank from where it was, in a process that keeps a journal."""
@@ -56,8 +58,13 @@ class Line:
         n_ctx: int,
         n_batch: int,
         n_partitions: int,
+        window: int | None = None,
+        shifts: bool = False,
     ) -> None:
-        """Sizes: those of the stages' contexts, n_partitions being sequences besides 0."""
+        """Sizes: those of the stages' contexts, n_partitions being sequences besides 0.
+
+        window: as a job has it. shifts: cells may move to other positions.
+        """
         self.pipeline = pipeline
         self._strategy = strategy
         self.n_ctx = n_ctx
@@ -65,6 +72,8 @@ class Line:
         self._journal = Journal.of_process()
         self._n_batch = n_batch
         self._n_partitions = n_partitions
+        self._window = window
+        self._shifts = shifts
         self._held: list[int] = []  # the tokens in sequence 0, as far as they are known
         self._user: object | None = None
         self._cancelled = False
@@ -116,8 +125,9 @@ class Line:
         committed: Sequence[int] = ()
         if journal is not None:
             committed = journal.begin(span.tokens, span.sampling, span.stream)
-        keep = min(common_prefix(held, span.tokens), len(span.tokens) - 1)
-        keep = self.pipeline.reset(span.sampling, stream=span.stream, keep=keep)
+        first, keep = reusable(held, [*span.tokens], span.n_dropped if self._shifts else 0)
+        cut = None if first is None else Cut(first, span.n_dropped)
+        keep = self.pipeline.reset(span.sampling, stream=span.stream, keep=keep, cut=cut)
         begun(keep)
         job = Job(
             prompt=span.tokens,
@@ -127,6 +137,7 @@ class Line:
             n_past=keep,
             n_batch=self._n_batch,
             n_partitions=self._n_partitions,
+            window=self._window,
             stops=span.stops,
             epoch=self.pipeline.epoch,
         )

@@ -180,16 +180,26 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Positions [first, first + n) leave sequence 0, and all after them move up by n."""
+
+    first: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """A new job: nothing of those before is wanted any more.
 
-    Of sequence 0 the first `keep` positions stay; the last stage draws by sampling and stream.
+    Of sequence 0 the first `keep` positions stay, once the cut has been made; the last stage draws
+    by sampling and stream.
     """
 
     epoch: int
     sampling: SamplingParams
     stream: int
     keep: int
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)

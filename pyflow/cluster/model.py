@@ -28,6 +28,7 @@ from pyflow.generate import Completion, Options, Prompt
 from pyflow.generate.conversation import Question, View
 from pyflow.generate.prompts import check_fits, checked, is_one
 from pyflow.sampling import SamplingParams
+from pyflow.spec import Attention, ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
@@ -95,6 +96,8 @@ class PipelinedModel(Closing):
                 n_ctx=self.n_ctx,
                 n_batch=N_BATCH,
                 n_partitions=N_PARTITIONS,
+                window=least_window(self.spec),
+                shifts=self._shifts(),
             )
         except BaseException:
             self.close()
@@ -171,6 +174,11 @@ class PipelinedModel(Closing):
             )
         return PipelinedConversation(self)
 
+    def _shifts(self) -> bool:
+        """Whether cells may move: not where positions have been learned."""
+        native, whole_model = self.described.checkpoint.native, self.spec.stage()
+        return _core.Stage(native, whole_model, _core.ThreadPool(1), load=False).shifts
+
     def _stream(
         self, questions: Sequence[Question], progress: Progress | None, *, reuse: bool = False
     ) -> PipelinedStream:
@@ -188,6 +196,12 @@ class PipelinedModel(Closing):
     def close(self) -> None:
         """Ends the stages, wherever they are; idempotent."""
         self.pipeline.close()
+
+
+def least_window(spec: ModelSpec) -> int | None:
+    """The positions that the layer sees that sees the fewest; None: all see all of them."""
+    windows = (block.window for block in spec.blocks() if isinstance(block, Attention))
+    return min((window for window in windows if window), default=None)
 
 
 class PipelinedConversation(Closing):

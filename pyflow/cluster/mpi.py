@@ -20,6 +20,7 @@ from pyflow.cluster.messages import (
     Begin,
     Begun,
     Cancel,
+    Cut,
     Drafted,
     Failure,
     Frame,
@@ -193,16 +194,19 @@ class MpiPipeline(Closing):
         """Has `receive` return a message from beside the stages, or raise. From any thread."""
         self._inbox.put((0, message))
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
 
-        Returns how many positions of sequence 0 have been kept, of the first `keep`.
+        cut: is made first. Returns how many positions of sequence 0 have been kept, of the first
+        `keep`.
         """
         here.at("beginning a job")
         while True:
             self._epoch += 1
             for rank in self._stages:
-                self._endpoint.send(rank, Begin(self._epoch, sampling, stream, keep))
+                self._endpoint.send(rank, Begin(self._epoch, sampling, stream, keep, cut))
             kept: dict[int, int] = {}
             while len(kept) < len(self._stages):
                 rank, message = self._next(None)
@@ -211,6 +215,7 @@ class MpiPipeline(Closing):
                     self._resident[rank] = message.resident_nbytes
             if (least := min(kept.values())) == keep:
                 return keep
+            cut = None
             keep = least  # which each stage must be able to go on from
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from pyflow.cluster.drafts import IsWanted, always
 from pyflow.cluster.language import mix
 from pyflow.cluster.messages import Drafted, DraftRequest
 from pyflow.sampling import SamplingParams
@@ -32,8 +33,9 @@ class Oracle:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """However the text is drawn, it knows what comes."""
 
-    def answer(self, request: DraftRequest) -> Drafted:
-        """What follows at those positions, whatever the text said before them."""
+    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+        """What follows at those positions, whatever the text said before them, all of it, as in
+        virtual time."""
         until = time.monotonic() + self._draft_s * request.n
         n_text = request.keep + len(request.tokens)
         rest = enumerate(self._reference[n_text : n_text + request.n], start=n_text)

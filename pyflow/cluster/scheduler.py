@@ -13,6 +13,8 @@ reach every stage between the same two runs.
 3. The newest token's run is never left out.
 4. A guess that is on its way and holds is not run again, unless the strategy redrafts.
 5. A run is sent only if there are cells for it.
+6. A run is sent only if all cells that are still to be shared back are in the window of what
+   follows it: where layers have one, a sequence gives up what lies before.
 """
 
 from __future__ import annotations
@@ -258,15 +260,16 @@ class Scheduler:
         chain, strategy, n = self._chain, self.strategy, len(self.text)
         if self._ended or n == self._n_start:
             return False
-        unsent = min(len(chain.tokens) - chain.n_sent, strategy.n_rows)
+        unsent = min(len(chain.tokens) - chain.n_sent, strategy.n_rows, self._reach())
         if chain.sent_end < n:  # the newest token itself
+            unsent = max(1, unsent)
             guesses = strategy.n_draft and not self._drafts.dry and self._room() > 0
             if (strategy.waits or not strategy.asynchronous) and chain.end == n and guesses:
                 return False
             self._send_chain(unsent if self._has_cells(unsent) else 1)
             return True
         free = strategy.partitioned or not self._flights
-        if not unsent or len(self._flights) >= strategy.n_flight or not free:
+        if unsent <= 0 or len(self._flights) >= strategy.n_flight or not free:
             return False
         if not self._has_cells(unsent):
             return False
@@ -276,6 +279,12 @@ class Scheduler:
     def _room(self) -> int:
         """So many further guesses could be of use."""
         return max(0, self.job.limit - 1 - self._chain.end)
+
+    def _reach(self) -> int:
+        """So many tokens of the chain may be sent by the window's rule; none if it is below 1."""
+        if self.job.window is None:
+            return len(self._chain.tokens)
+        return self._n_zero + self.job.window - 1 - self._chain.sent_end
 
     def _has_cells(self, n: int) -> bool:
         """Whether there are cells for a run of guesses, and for text that may come meanwhile."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.cluster.messages import Accept, Frame, Op, Remove, Result, Run, Share
+from pyflow.cluster.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
 from pyflow.context import DEFAULT_BATCH, CacheType, context_args
 from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
@@ -60,15 +60,21 @@ class ModelStage:
         """Cells that are free in every layer."""
         return self._native.n_free
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         """Begins a job: runs are numbered anew, and the samplers' text is empty.
 
-        Of the cells, the first `keep` positions of sequence 0 stay, or fewer where a window has
-        dropped what the next position would see. Returns how many: all stages must go on from the
-        same position, so the head calls again with the least of these until nobody returns less.
+        cut: of sequence 0, made first; only where the model `shifts`. Of the cells, the first
+        `keep` positions of sequence 0 stay, or fewer where a window has dropped what the next
+        position would see. Returns how many: all stages must go on from the same position, so the
+        head calls again with the least of these until nobody returns less.
         """
-        kept = self._native.seq_reusable(0, keep)
         self._native.seq_keep(0)
+        if cut is not None:
+            self._native.seq_rm(0, cut.first, cut.first + cut.n)
+            self._native.seq_add(0, cut.first + cut.n, -1, -cut.n)
+        kept = self._native.seq_reusable(0, keep)
         self._native.seq_rm(0, kept, -1)
         self._sampler = sampling.sampler(stream=stream) if self._is_last else None
         with self._lock:

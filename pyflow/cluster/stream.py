@@ -96,6 +96,7 @@ class PipelinedStream(Closing):
     def _write(self, question: Question, answer: Answer, stats: PipelineStats) -> Iterator[Chunk]:
         """One answer. The context being full, it may go on after a shorter text, as a new job."""
         line, view = self._line, question.view
+        n_dropped = view.n_dropped
         if not self._reuse:
             line.forget()
         answer.start()
@@ -111,8 +112,10 @@ class PipelinedStream(Closing):
                 n_predict=n_left,
                 sampling=question.sampling,
                 stream=view.stream,
+                n_dropped=n_dropped,
                 stops=self._stops,
             )
+            n_dropped = 0
             with closing(line.write(span, stats, begun, self._progress)) as written:
                 for token in chain.from_iterable(written):
                     chunk = answer.take(token, time.monotonic())
@@ -122,7 +125,7 @@ class PipelinedStream(Closing):
                         if shorter is None:
                             chunk = chunk._replace(text=chunk.text + answer.end("context"))
                         else:
-                            view = shorter
+                            view, n_dropped = shorter, shorter.n_dropped
                     yield chunk
                     if answer.reason == "stop":
                         break  # of which the pipeline knows nothing

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypedDict, Unpack
 
 from pyflow import _core
 from pyflow.closing import Closing
-from pyflow.cluster.messages import Cancel, Drafted, Frame, Result
+from pyflow.cluster.messages import Cancel, Cut, Drafted, Frame, Result
 from pyflow.cluster.stage import ModelStage
 from pyflow.context import CacheType
 from pyflow.errors import PyflowError
@@ -27,7 +27,9 @@ class Stage(Protocol):
     def handle(self, frame: Frame) -> Frame | Result | None: ...
     def cancel(self, runs: Iterable[int]) -> None: ...
     def stop(self) -> None: ...
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int: ...
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int: ...
 
 
 class Sizes(TypedDict, total=False):
@@ -46,6 +48,7 @@ class _Job:
     sampling: SamplingParams
     stream: int
     keep: int
+    cut: Cut | None
 
 
 _Item: TypeAlias = Frame | Result | Drafted | _Job | BaseException | None
@@ -130,21 +133,25 @@ class ThreadPipeline(Closing):
         """Has `receive` return a message from beside the stages, or raise. From any thread."""
         self._inbox.put(message)
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
 
-        Returns how many positions of sequence 0 have been kept, of the first `keep`.
+        cut: is made first. Returns how many positions of sequence 0 have been kept, of the first
+        `keep`.
         """
         self._epoch += 1
         for stage in self._stages:
             stage.stop()
         while True:
-            job = _Job(sampling, stream, keep)
+            job = _Job(sampling, stream, keep, cut)
             self._queues[0].put(job)
             while self._next(None) is not job:
                 pass
             if job.keep == keep:
                 return keep
+            cut = None
             keep = job.keep  # which each stage must be able to go on from
 
     @property
@@ -173,7 +180,9 @@ def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
                 if out is not None:
                     onward.put(out)
             elif isinstance(item, _Job):
-                item.keep = stage.reset(item.sampling, stream=item.stream, keep=item.keep)
+                item.keep = stage.reset(
+                    item.sampling, stream=item.stream, keep=item.keep, cut=item.cut
+                )
                 onward.put(item)
             elif isinstance(item, BaseException):
                 raise item  # of a stage before, behind the results that it still had a part in

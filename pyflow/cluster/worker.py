@@ -78,7 +78,12 @@ class Worker:
             match message:
                 case Begin() if stage is not None:
                     self._at("beginning a job")
-                    keep = stage.reset(message.sampling, stream=message.stream, keep=message.keep)
+                    keep = stage.reset(
+                        message.sampling,
+                        stream=message.stream,
+                        keep=message.keep,
+                        cut=message.cut,
+                    )
                     self._send(0, Begun(message.epoch, keep, resident_nbytes()))
                 case Frame() if stage is not None:
                     if message.epoch == self._epoch:

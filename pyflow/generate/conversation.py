@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
+from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.generate.completion import Chunk, Completion
 from pyflow.generate.stream import Feed, Request, Stream
@@ -103,8 +104,11 @@ class LocalConversation(Closing):
         self._settle()
         ids = question.view.tokens
         n_past = self._reuse(ids, question.view.n_dropped)
-        sampler = question.sampling.sampler(stream=question.view.stream)
-        sampler.accept_all(ids)
+
+        def sampler(view: View, text: list[int]) -> _core.Sampler:
+            made = question.sampling.sampler(stream=view.stream)
+            made.accept_all(text)  # penalties look back on what the model sees
+            return made
 
         def make_room(drawn: list[int]) -> Feed | None:
             nonlocal ids
@@ -113,13 +117,12 @@ class LocalConversation(Closing):
                 return None
             self._cached = [*ids, *drawn[:-1]]
             ids = view.tokens
-            sampler.stream = view.stream
             text = [*ids, *drawn]
-            return Feed(text, self._reuse(text, view.n_dropped))
+            return Feed(text, self._reuse(text, view.n_dropped), sampler(view, text))
 
         request = Request(
             tokens=ids,
-            sampler=sampler,
+            sampler=sampler(question.view, ids),
             limit=self.n_ctx,
             n_predict=question.n_predict,
             stop=question.stop,
@@ -158,14 +161,23 @@ class LocalConversation(Closing):
 
     def _cut_and_move(self, target: list[int], n_dropped: int) -> int:
         context = self._context
-        same = common_prefix(self._cached, target)
-        moved = self._cached[:same] + self._cached[same + n_dropped :]
-        if n_dropped > 0 and context.shifts and common_prefix(moved, target) > same:
-            context.seq_rm(0, same, same + n_dropped)
-            context.seq_add(0, same + n_dropped, -1, -n_dropped)
-            self._cached = moved
-            same = common_prefix(moved, target)
-        keep = context.seq_reusable(0, min(same, len(target) - 1))
+        first, same = reusable(self._cached, target, n_dropped if context.shifts else 0)
+        if first is not None:
+            context.seq_rm(0, first, first + n_dropped)
+            context.seq_add(0, first + n_dropped, -1, -n_dropped)
+            del self._cached[first : first + n_dropped]
+        keep = context.seq_reusable(0, same)
         context.seq_rm(0, keep)
         del self._cached[keep:]
         return keep
+
+
+def reusable(cached: list[int], target: list[int], n_dropped: int) -> tuple[int | None, int]:
+    """Where n_dropped tokens should leave the cache, so that more of the target is there, or None;
+    and how many tokens of the target need not be computed then. The last one must be."""
+    same = common_prefix(cached, target)
+    if n_dropped > 0:
+        moved = common_prefix(cached[same + n_dropped :], target[same:])
+        if moved > 0:
+            return same, min(same + moved, len(target) - 1)
+    return None, min(same, len(target) - 1)

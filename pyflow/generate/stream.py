@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ class Feed(NamedTuple):
     """All that it consists of now, the newest token included."""
     n_past: int
     """So many tokens of it are in the context already."""
+    sampler: _core.Sampler
+    """It has accepted the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +224,8 @@ class _Step(NamedTuple):
         if len(self.tokens) != len(alive):
             return False
         for i, sequence in enumerate(alive):
-            if len(sequence.pending) != 1:
+            same = sequence.request.sampler is self.samplers[i]
+            if len(sequence.pending) != 1 or not same:
                 return False
             self.tokens[i] = sequence.pending[0]
             self.positions[i] = sequence.position
@@ -274,8 +277,9 @@ class _Sequence:
             feed = request.make_room(self.answer.tokens) if request.make_room else None
             if feed is None:
                 return chunk._replace(text=chunk.text + self.answer.end("context"))
-            self.text, self.position = feed
+            self.text, self.position = feed.text, feed.n_past
             self.pending = feed.text[feed.n_past :]
+            self.request = replace(request, sampler=feed.sampler)
             self.is_new = True
         return chunk
 

@@ -152,6 +152,7 @@ def check(
     prompt: Sequence[int],
     plain: Sequence[int],
     n_vocab: int,
+    window: int | None = None,
     guesser: Guesser | None = None,
 ) -> Scheduler:
     """One job; its tokens must be those of plain decoding. guesser: in place of the case's."""
@@ -164,6 +165,7 @@ def check(
         n_ctx=n_ctx,
         n_batch=SIZES["n_batch"],
         n_partitions=SIZES["n_seq_max"] - 1,
+        window=window,
         epoch=pipeline.epoch,
     )
     scheduler = Scheduler(job, case.strategy)

@@ -1,6 +1,6 @@
 """What every rank of test_cover.py runs: mpiexec -n N python cover_driver.py FOLDER.
 
-FOLDER/task.json: parts, each a model's path, vocabulary and jobs: case, prompt, text, stops. Every
+FOLDER/task.json: parts, each a model's path, sizes and jobs: case, prompt, text, stops. Every
 rank leaves there what it has sent in each part; rank 0 also what became of the jobs, and it says
 which of them went wrong.
 """
@@ -36,6 +36,7 @@ def head(part: dict[str, Any], pool: _core.ThreadPool, wrong: list[str]) -> tupl
                     prompt=job["prompt"],
                     plain=job["text"],
                     n_vocab=part["n_vocab"],
+                    window=part["window"],
                 )
                 counts.append(asdict(done.counts))
             except AssertionError as error:

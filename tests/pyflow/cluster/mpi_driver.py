@@ -138,8 +138,8 @@ class Raises(ModelStage):
 class Forgets(ModelStage):
     """Keeps five positions at most."""
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
-        return super().reset(sampling, stream=stream, keep=min(keep, 5))
+    def reset(self, sampling: SamplingParams, *, keep: int = 0, **more: Any) -> int:
+        return super().reset(sampling, keep=min(keep, 5), **more)
 
 
 STAGES = {"raise": Raises, "forgets": Forgets}

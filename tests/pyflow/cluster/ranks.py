@@ -63,4 +63,5 @@ def run_ranks(n: int, program: str, *args: str, known_by: str) -> subprocess.Com
 
 def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
     """It has ended well, and has written nothing."""
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = done.returncode, done.stdout, done.stderr
+    assert found == (0, "", ""), found

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from pyflow.cluster.drafts import ModelGuesser
+from pyflow.cluster.model import least_window
 from pyflow.cluster.threads import ThreadPipeline
 
 from .conftest import Rig
@@ -73,7 +74,13 @@ def test_stages_in_threads_write_what_one_place_writes(
     stages = rig.stages(case.n_ranks, case.n_ranks > 1)
     with ThreadPipeline(stages) as pipeline:
         done = check(
-            case, pipeline, how, prompt=prompt, plain=plain, n_vocab=rig.model.spec.n_vocab
+            case,
+            pipeline,
+            how,
+            prompt=prompt,
+            plain=plain,
+            n_vocab=rig.model.spec.n_vocab,
+            window=least_window(rig.model.spec),
         )
         assert pipeline.reset(how, keep=done.n_past) == done.n_past
     if case.model == "smollm2":  # without windows
@@ -114,6 +121,7 @@ def over_ranks(
                 "path": str(rig.model.path),
                 "n_vocab": rig.model.spec.n_vocab,
                 "n_embd": rig.model.spec.n_embd,
+                "window": least_window(rig.model.spec),
                 "stops": sorted(rig.model.tokenizer.stop_ids),
                 "jobs": [
                     {"case": asdict(case), "prompt": prompt, "text": text}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyflow
-from pyflow.cluster.drafts import LookupGuesser, ModelGuesser
-from pyflow.cluster.messages import DraftRequest
+from pyflow.cluster.drafts import IsWanted, LookupGuesser, ModelGuesser, always
+from pyflow.cluster.head import Drafting
+from pyflow.cluster.messages import Drafted, DraftRequest
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.drafter import Observed
@@ -82,3 +87,61 @@ def test_a_model_guesses_what_it_would_write(
             known = len(prompt) + 2
         assert guesser.answer(request(900, len(prompt), *wrote[:2], least=1.0)).tokens == ()
         guesser.close()
+
+
+def test_a_draft_that_nobody_wants_ends_between_guesses() -> None:
+    class Endless:
+        """Guesses until nobody wants more."""
+
+        has_begun = threading.Event()
+        answered: ClassVar[list[int]] = []
+
+        def begin(self, sampling: SamplingParams, stream: int) -> None:
+            pass
+
+        def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
+            self.has_begun.set()
+            self.answered.append(request.number)
+            while request.n == 3 and is_wanted():
+                time.sleep(0.001)
+            return Drafted(0, request.number, (), ())
+
+        def close(self) -> None:
+            pass
+
+    class Posted:
+        """A transport of which only this is used."""
+
+        def __init__(self) -> None:
+            self.posts: SimpleQueue[Drafted | BaseException] = SimpleQueue()
+
+        def post(self, message: Drafted | BaseException) -> None:
+            self.posts.put(message)
+
+    guesser, posted = Endless(), Posted()
+    with Drafting(guesser, posted) as drafting:  # type: ignore[arg-type]
+        drafting.ask(request(1, 0, 5, n=3))
+        assert guesser.has_begun.wait(10)
+        drafting.ask(request(2, 1, 6, n=2))
+        assert posted.posts.get(timeout=10) == Drafted(0, 2, (), ())
+        guesser.has_begun.clear()
+        drafting.ask(request(3, 2, 7, n=3))
+        assert guesser.has_begun.wait(10)
+    assert guesser.answered == [1, 2, 3]
+    assert posted.posts.empty()
+
+
+@pytest.mark.model
+def test_a_model_goes_on_after_a_draft_that_was_ended(model_path: Callable[[str], Path]) -> None:
+    with pyflow.load(model_path("smollm2"), n_threads=2) as model:
+        text = model.tokenizer.encode("Count: one, two, three, four,")
+        how = SamplingParams(temperature=0, seed=1)
+        guesser, fresh = ModelGuesser(model, how, 64), ModelGuesser(model, how, 64)
+        left = [True, True]
+        some = guesser.answer(request(1, 0, *text, n=6), lambda: bool(left and left.pop()))
+        whole = fresh.answer(request(1, 0, *text, n=6))
+        assert some.tokens == whole.tokens[:2]
+        again = request(2, len(text), *whole.tokens[:1])
+        assert guesser.answer(again).tokens == whole.tokens[1:5]
+        guesser.close()
+        fresh.close()

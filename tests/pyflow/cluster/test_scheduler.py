@@ -50,6 +50,7 @@ class Run:
         n_partitions: int = 8,
         n_batch: int = 512,
         n_committed: int = 0,
+        window: int | None = None,
     ) -> None:
         language, rng = Language(n_stages, seed), random.Random(seed)
         self.expected = language.write(PROMPT, n_predict)
@@ -61,9 +62,10 @@ class Run:
             stops=stops,
             n_partitions=n_partitions,
             n_batch=n_batch,
+            window=window,
         )
         self.scheduler = Scheduler(job, strategy)
-        self.stages = [LanguageStage(language, i, n_ctx) for i in range(n_stages)]
+        self.stages = [LanguageStage(language, i, n_ctx, window) for i in range(n_stages)]
         times = ClusterTimes(
             stage_s=[lambda n: 0.02 * (1 + 0.05 * (n - 1))] * n_stages,
             n_layers=[5] * n_stages,
@@ -88,8 +90,9 @@ class Run:
         for stage in self.stages:
             cells = stage.held(0)
             assert len(cells) == n_past
-            assert None not in cells
-            assert stage.n_used == len(cells)
+            first = 0 if stage.window is None else max(0, n_past + 1 - stage.window)
+            assert None not in cells[first:]
+            assert stage.n_used == len(cells) - cells.count(None)
         assert self.scheduler.in_flight == 0
 
 
@@ -130,11 +133,12 @@ EVENTS = given(
     n_partitions=st.integers(1, 8),
     n_batch=st.sampled_from([1, 7, 39, 40, 512]),
     n_committed=st.sampled_from([0, 0, 1, 2, 11, 40]),
+    window=st.sampled_from([None, None, 2, 3, 8, 20]),
 )
 
 
-def in_any_order(strategy: Strategy, n_predict: int, n_ctx: int, **options: float) -> None:
-    run = Run(strategy, n_predict=n_predict, n_ctx=n_ctx, **options)  # type: ignore[arg-type]
+def in_any_order(strategy: Strategy, n_predict: int, n_ctx: int, **options: Any) -> None:
+    run = Run(strategy, n_predict=n_predict, n_ctx=n_ctx, **options)
     run.check()
     assert len(run.trace.tokens) == min(n_predict, n_ctx + 1 - len(PROMPT))
     assert run.trace.reason == "length"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from pyflow import PyflowError, SamplingParams
-from pyflow.cluster.messages import Cancel, Drafted, Frame, Result, Run
+from pyflow.cluster.messages import Cancel, Cut, Drafted, Frame, Result, Run
 from pyflow.cluster.threads import ThreadPipeline
 
 WAIT_S = 60
@@ -53,9 +53,12 @@ class Fake:
     def stop(self) -> None:
         self.stopped.set()
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         assert sampling is SAMPLING
         assert stream == 3
+        assert cut is None or cut == Cut(2, 3)
         assert self.stopped.is_set()
         return self.keeps(keep)
 

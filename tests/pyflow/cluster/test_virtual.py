@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pyflow.cluster.drafts import IsWanted, always
 from pyflow.cluster.job import Job
 from pyflow.cluster.language import N_VOCAB, Language, LanguageStage
 from pyflow.cluster.messages import Drafted, DraftRequest
@@ -23,7 +24,7 @@ class Noting(Oracle):
         super().__init__(text, alpha, N_VOCAB)
         self.asked: list[int] = []
 
-    def answer(self, request: DraftRequest) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
         self.asked.append(request.n)
         return super().answer(request)
 

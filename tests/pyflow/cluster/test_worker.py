@@ -13,6 +13,7 @@ from pyflow.cluster.messages import (
     Begin,
     Begun,
     Cancel,
+    Cut,
     Failure,
     Frame,
     Goodbye,
@@ -49,9 +50,12 @@ class Fake:
     def stop(self) -> None:
         self.told.append("stop")
 
-    def reset(self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0) -> int:
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         assert sampling == SAMPLING
-        self.told.append(("reset", stream, keep))
+        assert cut is None or cut == Cut(2, 3)
+        self.told.append(("reset", stream, keep, *([cut] if cut else [])))
         return keep - 1
 
 
@@ -91,6 +95,14 @@ def test_a_frame_goes_on_to_the_next_stage_and_a_result_to_the_head(is_last: boo
     assert (begun.epoch, begun.keep) == (4, 8)
     assert begun.resident_nbytes > 1 << 20
     assert others == outs
+
+
+def test_a_cut_is_made_by_the_stage() -> None:
+    rank = Rank(Fake())
+    rank.given(Begin(4, SAMPLING, 3, 9, Cut(2, 3)), Goodbye(0))
+    rank.work()
+    assert rank.stage is not None
+    assert rank.stage.told[0] == ("reset", 3, 9, Cut(2, 3))
 
 
 def test_frames_and_cancellations_of_another_job_are_dropped() -> None:
