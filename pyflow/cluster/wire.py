@@ -78,7 +78,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 5
+VERSION = 6
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
