@@ -40,7 +40,8 @@ model = click.option(
     "--model",
     metavar="MODEL",
     callback=_no_empty,
-    help="A pulled model's name, or the path of a GGUF file.  [default: the pulled one]",
+    help="A pulled model's name, or the path of a GGUF file or of a model's folder.  [default: the "
+    "pulled one]",
 )
 threads = click.option(
     "-t",

@@ -2,6 +2,7 @@
 own."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyflow.formats
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
@@ -39,6 +40,7 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
+TOKENS = [1, 2, 3, 200, 7]
 TEMPLATE = "{% for m in messages %}<turn>{{ m.role }}: {{ m.content }}<end>{% endfor %}<turn>"
 
 
@@ -149,6 +151,50 @@ def test_what_cannot_be_quantized_is_refused(
     smollm2 = str(model_path("smollm2"))
     assert main(["inspect", smollm2, "--memory", "--quantize", "q8_0"]) == 3
     assert "expected weights in F32, F16 or BF16, found Q4_1, Q8_0; " in capsys.readouterr().err
+
+
+def test_shards_are_one_model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    parts = tmp_path_factory.mktemp("shards")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (parts / name).write_bytes((folder / name).read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    places = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(places.values()):
+        save_file({n: t for n, t in tensors.items() if places[n] == file}, parts / file)
+    write(parts, "model.safetensors.index.json", {"weight_map": places})
+    with load(folder, n_threads=1) as whole, load(parts, n_threads=1) as several:
+        assert several.logits(TOKENS).tobytes() == whole.logits(TOKENS).tobytes()
+
+
+def test_llama2c_runs_by_the_spec_in_the_documentation(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stories = tmp_path_factory.mktemp("stories")
+    tensors = load_file(folder / "model.safetensors")
+    heads, kv_heads = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
+    dims = {"n_embd": N_EMBD, "n_ff": N_FF, "n_layers": N_LAYERS, "n_heads": heads}
+    dims |= {"n_kv_heads": kv_heads, "n_vocab": N_VOCAB, "n_ctx": 512, "head_dim": N_EMBD // heads}
+    with (stories / "model.bin").open("wb") as file:
+        file.write(np.array([*dims.values()][:7], "<i4").tobytes())
+        file.write(tensors["model.embed_tokens.weight"].tobytes())
+        for name in ("input_layernorm", *(f"self_attn.{m}_proj" for m in "qkvo")):
+            file.writelines(tensors[f"model.layers.{i}.{name}.weight"] for i in range(N_LAYERS))
+        for name in ("post_attention_layernorm", "mlp.gate_proj", "mlp.down_proj", "mlp.up_proj"):
+            file.writelines(tensors[f"model.layers.{i}.{name}.weight"] for i in range(N_LAYERS))
+        file.write(tensors["model.norm.weight"].tobytes())
+        file.write(bytes(4 * dims["n_ctx"] * dims["head_dim"]))  # angles
+    (stories / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    text = (Path(__file__).parents[2] / "docs/add-a-model.md").read_text()
+    spec = text.split("### llama2.c")[1].split("```toml\n")[1].split("```")[0]
+    for name, size in dims.items():
+        spec, n = re.subn(rf"^{name} = \d+$", f"{name} = {size}", spec, flags=re.MULTILINE)
+        assert n == 1
+    (stories / "pyflow.toml").write_text(spec)
+    # The same weights with pairs side by side.
+    pairs = '[hf.ropes.main]\nlayout = "interleaved"\n'
+    (folder / "pyflow.toml").write_text(f'spec = 1\nname = "x"\nextends = "llama"\n{pairs}')
+    with load(folder, n_threads=1) as hub, load(stories, n_threads=1) as model:
+        assert model.logits(TOKENS).tobytes() == hub.logits(TOKENS).tobytes()
 
 
 def test_memory_of_the_tokenizer_is_planned(folder: Path) -> None:
