@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pyflow.formats
-import pyflow.quant
 import pytest
 from numpy.typing import NDArray
+from pyflow.quant.convert import Recipe, convert
 
 from pyflow.cli import main
 from pyflow.cluster.model import in_threads
@@ -31,7 +30,6 @@ TOKENS = np.random.default_rng(5).integers(0, 49152, 24).tolist()
 GREEDY = SamplingParams(temperature=0)
 PROMPT = "The capital of France is"
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()[1000:2000]
-_ALIGNMENT = 32
 # Loads the model of its arguments and prints bytes: how much more memory was taken at the most than
 # before, what was planned for the weights, and what they take.
 PROGRAM = """\
@@ -53,28 +51,10 @@ with load(path, n_threads=2, quantize=quantize) as model:
 """
 
 
-def write_as(path: Path, source: Path, dtype: str) -> Path:
-    """The model at source with its matrices in another type, and all else as it is."""
-    checkpoint = pyflow.formats.open(source)
-    n, first = len(checkpoint.tensors), checkpoint.tensors[0].name.encode()
-    raw = source.read_bytes()[: checkpoint.native.data_offset]
-    head = raw[: raw.rindex(struct.pack("<Q", len(first)) + first)]  # magic, counts, metadata
-    form = pyflow.quant.format_of(dtype)
-    infos, offset, data = b"", 0, []
-    for t in checkpoint.tensors:
-        values = np.ascontiguousarray(checkpoint.array(t.name), np.float32)
-        is_matrix = values.ndim > 1
-        content = pyflow.quant.quantize(values, dtype).tobytes() if is_matrix else values.tobytes()
-        name, dims = t.name.encode(), values.shape[::-1]
-        infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(dims))
-        infos += struct.pack(f"<{len(dims)}Q", *dims)
-        infos += struct.pack("<IQ", form.gguf_id if is_matrix else 0, offset)
-        data.append(content + bytes(-len(content) % _ALIGNMENT))
-        offset += len(data[-1])
-    assert n == struct.unpack_from("<Q", head, 8)[0]
-    with path.open("wb") as file:
-        file.write(head + infos + bytes(-len(head + infos) % _ALIGNMENT))
-        file.writelines(data)
+def write_as(path: Path, source: Path, form: str) -> Path:
+    """The model at source with its matrices in another format, as `pyflow quantize` writes it."""
+    recipe = Recipe(form, pure=True, allow_requantize=True)
+    convert(source, path, recipe, n_threads=2)
     return path
 
 
