@@ -41,20 +41,19 @@ with pyflow.load(sys.argv[1], n_threads=int(sys.argv[2])) as model:
 def touch(nbytes: int, n_threads: int) -> float:
     """Seconds until every page of so much new memory has been written to."""
     start = time.monotonic()
-    with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        parts = np.array_split(np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE], n_threads)
-        try:
-            with ThreadPoolExecutor(n_threads) as threads:
-                list(threads.map(lambda part: part.fill(1), parts))
-        finally:
-            parts.clear()  # or the memory could not be given back
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    parts = np.array_split(np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE], n_threads)
+    with ThreadPoolExecutor(n_threads) as threads:
+        list(threads.map(lambda part: part.fill(1), parts))
+    parts.clear()  # or the memory could not be given back
+    memory.close()
     return time.monotonic() - start
 
 
 def run(name: str, n_threads: int) -> list[float]:
     """Of a new process: seconds until the model is there, until its first logits, and of load."""
-    command = [sys.executable, "-c", _PROGRAM, name, str(n_threads)]
+    command = [sys.executable, "-P", "-c", _PROGRAM, name, str(n_threads)]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise PyflowError(f"{name}: the process that loads it ended with {done.returncode}")

@@ -59,6 +59,7 @@ extern "C" long syscall(long number, ...) {
 
 namespace {
 
+const KernelTable kernels = {};  // nothing is encoded here
 constexpr size_t kPage = 4096;
 constexpr int64_t kCols = 256;  // a tile of floats is four pages
 
@@ -93,12 +94,14 @@ struct Model {
                        return &*std::find_if(records.begin(), records.end(),
                                              [&](const TensorRecord& r) { return r.name == name; });
                      },
-                     [](const TensorRecord&) {}});
+                     [](const TensorRecord&) {}},
+        std::nullopt, kernels);
     for (const TensorRecord& r : records) {
       const bool continued = r.name == "k" || r.name == "v";
       if (!continued) loops.emplace_back();
-      loops.back().push_back(&weights->matrix(
-          r.name, r.rows(), kCols, continued ? Weights::Loop::Continued : Weights::Loop::Own));
+      loops.back().push_back(
+          &weights->matrix(TensorRef{r.name}, r.rows(), kCols,
+                           continued ? Weights::Loop::Continued : Weights::Loop::Own));
     }
     bound.clear();
     ThreadPool pool(std::max(1, n_threads), false, placement);
@@ -175,7 +178,7 @@ void each_node_has_a_copy() {
   model.check_values();
   check(bound.size() == 3, "a request for each copy");
   for (size_t copy = 0; copy < 3; ++copy)
-    for (const auto part : model.weights->parts(copy))
+    for (const auto part : model.weights->parts(copy, {}))
       for (const uint8_t* page = part.data(); page < part.data() + part.size(); page += kPage)
         check(nodes_of(page) == 1UL << copy, "a copy lies on its node");
   check(model.weights->nbytes(3) == 3 * model.weights->nbytes(1), "copies are counted");
