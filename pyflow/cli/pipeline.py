@@ -132,7 +132,7 @@ def pipelines(function: F) -> F:
         from pyflow.cluster.world import world
 
         choice.world = world()
-        if choice.world.size == 1:
+        if choice.world.size == 1 and not here.is_supervised:
             raise click.UsageError(
                 f"{_FLAG} needs several stages: add --stages N, or start it by mpirun -n N"
             )

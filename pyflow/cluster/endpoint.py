@@ -7,6 +7,7 @@ every rank takes what it is sent, whatever it does meanwhile, and no two can wai
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 import time
@@ -34,6 +35,7 @@ _CANCEL_TAG, _TAG = 1, 2  # in the order in which they are looked at
 # MPI waits by spinning, but ranks may share cores with those that compute. A message is found at
 # most this late; a layer of a small model takes about as long as the longest sleep.
 _SHORTEST_S, _LONGEST_S = 20e-6, 500e-6
+_ABORT_S = 5  # for MPI, which may wait for a machine that is not there any more
 _PLACE = struct.Struct("<I252s")  # pid and host of a rank
 
 
@@ -119,6 +121,9 @@ class Endpoint:
                 time.sleep(self._watch.timeout_s)  # it ends this process long before
             sys.stderr.write(f"error: {loss}\n")
             sys.stderr.flush()
+            if here.is_supervised:
+                os._exit(EXIT_LOST)  # of another machine: mpiexec tells the supervisor
+            signal.alarm(_ABORT_S)
             # MPI would add a line of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             self._comm.Abort(EXIT_LOST)

@@ -42,7 +42,8 @@ _ENDED = re.compile(r"pyflow: rank (\d+) on \S+ has ended with (\d+)\n")
 # What a rank of another machine says once it runs there, for it has no other way to its supervisor.
 STARTED = "\npyflow: rank {rank} on {host} has started\n"
 _STARTED = re.compile(STARTED.format(rank=r"(\d+)", host=r"(\S+)"))
-_TRACE = re.compile(r"\[(mpiexec|proxy)\S*@|pyflow: rank ")  # of MPICH's mpiexec, and ours
+# Where in MPICH's mpiexec, or in what it starts on every machine, something went wrong.
+_TRACE = re.compile(r"\[(mpiexec|proxy)\S*@\S+ \w+ \(\S+\): ")
 # The guard above; MPICH and Intel, with or without a rank; Open MPI.
 _DEATHS = (
     re.compile(r"pyflow: rank (?P<rank>\d+) on (?P<host>\S+) has died of (?P<signal>\d+)\n"),
@@ -149,10 +150,12 @@ def ended(output: str) -> dict[int, int]:
 
 
 def said_by(output: str) -> str:
-    """The last lines of what mpiexec and ranks have written, for people, but not of its traces."""
+    """The last lines of what ranks, ssh and mpiexec have written, for people."""
     lines = [line.strip() for line in output.split("\n") if line.strip(" =")]
+    lines = [line for line in lines if not line.startswith("pyflow: rank ")]
     words = [line for line in lines if not _TRACE.match(line)]
-    return " ".join((words or lines)[-3:])
+    there = [_TRACE.sub("", line) for line in lines if line.startswith("[proxy")]
+    return " ".join((words or there or lines)[-3:])
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

@@ -7,8 +7,10 @@ outlives its supervisor. Ranks of other machines have none; the head tells what 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 from dataclasses import asdict, dataclass
 from threading import Event, Thread
@@ -21,6 +23,9 @@ TIMEOUT_S = 30.0
 PULSE_S = 0.5
 MAX_NBYTES = 1 << 16
 _MAX_WHY = 1000  # of what a library says, in characters
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 # Of another rank: its host, its process there and what it did last.
 Other: TypeAlias = tuple[str, int, str]
@@ -120,6 +125,11 @@ class Lifeline:
         except OSError:
             pass
         os._exit(EXIT_LOST)  # nobody would read what it still wrote
+
+
+def die_with_parent() -> None:
+    """Has the system kill this process once the one above it is gone, however that ended."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 here = Lifeline()

@@ -6,7 +6,7 @@ whatever the supervisor's own input and output are.
 
 from __future__ import annotations
 
-import ctypes
+import math
 import os
 import runpy
 import select
@@ -17,9 +17,7 @@ from contextlib import suppress
 from threading import Thread
 
 from pyflow.cluster.launcher import RANK_VARIABLES, STARTED, rank_of
-from pyflow.cluster.lifeline import EXIT_LOST, Loss, here
-
-_PR_SET_PDEATHSIG = 1
+from pyflow.cluster.lifeline import EXIT_LOST, Loss, die_with_parent, here
 
 
 def main(path: str, host: str, timeout: str, folder: str, module: str, *args: str) -> int:
@@ -57,6 +55,8 @@ def main(path: str, host: str, timeout: str, folder: str, module: str, *args: st
         with suppress(OSError, ValueError):  # a reader that has gone, or a stream closed before
             sys.stdout.flush()
         here.end(code)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(math.ceil(here.timeout_s))  # MPI waits for the others for ever
     return code
 
 
@@ -65,7 +65,7 @@ def _be_a_process_of_its_own() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Also one that is stopped; mpiexec, which ends the shell, does not know of it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() == 1:
         os._exit(EXIT_LOST)
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pyflow.cluster.launcher import Launcher, Place
 from pyflow.cluster.lifeline import Loss
 from pyflow.cluster.signals import Signals
-from pyflow.cluster.supervisor import Attempt, Job, LossError
+from pyflow.cluster.supervisor import Attempt, Job
+from pyflow.cluster.verdict import LossError
 
 _MAX_INPUT = 1 << 24
 _PIPE_NBYTES = 1 << 16
@@ -52,7 +53,7 @@ def supervise(
                 if in_vain == _MAX_IN_VAIN or relay.is_lossy:
                     raise LossError(loss)
                 n = sum(place.n for place in places)
-                say(f"{loss}; starting again on {n} ranks")
+                say(f"{loss}; starting again on {n} rank{'s' if n > 1 else ''}")
         finally:
             os.close(journal)
 

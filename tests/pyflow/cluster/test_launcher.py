@@ -14,12 +14,16 @@ import pytest
 from pyflow import PyflowError
 from pyflow.cli import main
 from pyflow.cluster.launcher import (
+    STARTED,
     Death,
     Launcher,
     Place,
     death,
+    ended,
     places_of,
     rank_of,
+    said_by,
+    started,
 )
 
 MPICH = """
@@ -113,3 +117,21 @@ def test_wrong_usage_is_told(
 ) -> None:
     assert main(["cluster", "run", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_last_words_are_those_that_say_most() -> None:
+    traces = (
+        "[proxy:1@node2] main (/src/pmip.c:100): unable to connect to server node1 at port 38621\n"
+        "[mpiexec@node1] main (/src/mpiexec.c:270): process manager error\n"
+    )
+    assert said_by(traces) == "unable to connect to server node1 at port 38621"
+    assert said_by(f"ssh: no route to host\n{traces}") == "ssh: no route to host"
+    assert said_by(traces.partition("\n")[2]) == traces.partition("\n")[2].strip()
+    assert said_by("\npyflow: rank 1 on node2 has started\n===\n") == ""
+
+
+def test_ranks_of_other_machines_tell_of_their_start_and_failure() -> None:
+    text = STARTED.format(rank=2, host="node3") + "x\n\npyflow: rank 2 on node3 has ended with 3\n"
+    assert started(text) == {2: "node3"}
+    assert ended(text) == {2: 3}
+    assert death(text) is None
