@@ -150,12 +150,12 @@ def ended(output: str) -> dict[int, int]:
 
 
 def said_by(output: str) -> str:
-    """The last lines of what ranks, ssh and mpiexec have written, for people."""
+    """The last lines of what ranks, ssh and mpiexec on other machines have written, for people."""
     lines = [line.strip() for line in output.split("\n") if line.strip(" =")]
     lines = [line for line in lines if not line.startswith("pyflow: rank ")]
     words = [line for line in lines if not _TRACE.match(line)]
     there = [_TRACE.sub("", line) for line in lines if line.startswith("[proxy")]
-    return " ".join((words or there or lines)[-3:])
+    return " ".join((words or there)[-3:])
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

@@ -168,4 +168,4 @@ class Known:
         return Loss(None, self.host, f"running {len(self.hosts)} ranks", why, "mpiexec")
 
     def _last_words(self, now: float) -> str:
-        return said_by(self.said) or f"mpiexec has said nothing for {now - self.began:.0f} s"
+        return said_by(self.said) or f"mpiexec gave no reason in {now - self.began:.1f} s"

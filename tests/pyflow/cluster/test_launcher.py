@@ -126,7 +126,7 @@ def test_last_words_are_those_that_say_most() -> None:
     )
     assert said_by(traces) == "unable to connect to server node1 at port 38621"
     assert said_by(f"ssh: no route to host\n{traces}") == "ssh: no route to host"
-    assert said_by(traces.partition("\n")[2]) == traces.partition("\n")[2].strip()
+    assert said_by(traces.partition("\n")[2]) == ""
     assert said_by("\npyflow: rank 1 on node2 has started\n===\n") == ""
 
 

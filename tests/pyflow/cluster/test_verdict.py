@@ -97,7 +97,7 @@ def test_a_machine_that_does_not_start_its_rank_is_named(joined: int) -> None:
     job = known(joined=joined)
     for rank in job.ranks:
         rank.heard = 31.0
-    with pytest.raises(PyflowError, match="rank 2 on node2 has not started: mpiexec has said noth"):
+    with pytest.raises(PyflowError, match="rank 2 on node2 has not started: mpiexec gave no re"):
         job.verdict(None, 31.0)
     job.hear(b"ssh: no route to node2\n", 1.0)
     for code, now in ((255, 1.0), (None, 31.0)):
