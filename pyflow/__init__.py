@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import (
         CancelledError,
         FormatError,
+        GenerationWarning,
         PlacementWarning,
         PyflowError,
         ResourceError,
@@ -39,6 +40,7 @@ __all__ = [
     "Completion",
     "Context",
     "FormatError",
+    "GenerationWarning",
     "MemoryPlan",
     "Model",
     "Placement",

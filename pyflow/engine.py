@@ -36,6 +36,7 @@ from .context import (
 from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
+from .generate.defaults import read_defaults
 from .memory import available_nbytes
 from .spec import ModelSpec
 from .specs import build_spec, describe
@@ -133,12 +134,13 @@ class Described:
         self.metadata = self.checkpoint.metadata
         self._description = describe(self.checkpoint)
         self.spec = self._description.spec
+        self.defaults = read_defaults(self.checkpoint, n_ctx=self.spec.n_ctx_train)
         with ThreadPoolExecutor(1) as reader:
             tokenizer = reader.submit(
                 from_checkpoint,
                 self.checkpoint,
                 n_rows=self.spec.n_vocab,
-                stop_ids=self._description.stop_ids,
+                stop_ids=self.defaults.stop_ids | frozenset(self._description.stop_ids),
             )
             beside()
             self.tokenizer = tokenizer.result()

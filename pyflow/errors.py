@@ -36,5 +36,9 @@ class LostRankError(PyflowError):
     """A rank of a cluster has died or does not answer."""
 
 
+class GenerationWarning(UserWarning):
+    """A model's files ask for a way of drawing tokens that is not supported."""
+
+
 class PlacementWarning(UserWarning):
     """Memory or threads are not where `numa` asks for them. Only time depends on it."""

@@ -65,14 +65,15 @@ class ChatSession(Closing):
         *,
         system: str | None = None,
         sampling: SamplingParams | None = None,
-        n_predict: int = -1,
+        n_predict: int | None = None,
         stop: Sequence[str] = (),
         n_ctx: int | None = None,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """speculator: drafts, for answers sooner; it is the caller's, and may serve other sessions.
+        """sampling, n_predict: None is what the model's files say.
+        speculator: drafts, for answers sooner; it is the caller's, and may serve other sessions.
         notice: called with a sentence, once, when the model begins to forget turns.
 
         UnsupportedError: the model has no chat template.
@@ -80,14 +81,14 @@ class ChatSession(Closing):
         self._model = model
         self._template = chat_template(model)
         self._conversation = model.conversation(n_ctx, cache_type=cache_type, speculator=speculator)
-        self._sampling = (sampling or SamplingParams()).seeded()
+        self._sampling = (sampling or model.defaults.sampling).seeded()
         self._notice = notice
         self._noticed = False
         self._messages: list[ChatMessage] = []
         self._n_forgotten = 0  # messages after the system message
         self._stream = 0
         self._open: Turn | None = None
-        self.n_predict = n_predict
+        self.n_predict = model.defaults.n_predict if n_predict is None else n_predict
         self.stop = stop
         self.system = system
 

@@ -74,8 +74,8 @@ def command(
         ChatSession(
             loaded,
             system=system,
-            sampling=sampling,
-            n_predict=n_predict,
+            sampling=options.with_defaults(sampling, loaded),
+            n_predict=n_predict if options.is_given("n_predict") else None,
             stop=stop,
             n_ctx=None if pipeline else options.context_size(ctx_size, loaded.spec.n_ctx_train),
             cache_type=cast("CacheType", cache_type),
@@ -84,7 +84,7 @@ def command(
         ) as session,
     ):
         options.check_tokens(sampling, loaded)
-        if drawn and sampling.temperature > 0:
+        if drawn and session.sampling.temperature > 0:
             click.echo(f"seed {sampling.seed}", err=True)
         if question is not None:
             with reading_progress() as progress:

@@ -118,8 +118,9 @@ def command(
         reading_progress() as progress,
     ):
         options.check_tokens(sampling, loaded)
+        sampling = options.with_defaults(sampling, loaded)
         wanted: Options = {
-            "n_predict": n_predict,
+            "n_predict": n_predict if options.is_given("n_predict") else loaded.defaults.n_predict,
             "sampling": sampling,
             "stop": stop,
             "progress": progress,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pyflow import catalogue
 from pyflow.errors import PyflowError
@@ -259,14 +262,32 @@ def load(
             f"choose -t {cpus} or less",
             err=True,
         )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = load_model(
+    with telling_warnings():
+        return load_model(
             name or default_model(), n_threads=n_threads, numa=numa, quantize=quantize
         )
+
+
+@contextmanager
+def telling_warnings() -> Iterator[None]:
+    """Warnings go to standard error, a line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
     for warning in caught:
         click.echo(f"warning: {warning.message}", err=True)
-    return model
+
+
+def is_given(name: str) -> bool:
+    """Whether the command line has this option, so that no other default counts."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not ParameterSource.DEFAULT
+
+
+def with_defaults(sampling: SamplingParams, model: AnyModel) -> SamplingParams:
+    """What the options ask for, and the model's files where these are left out."""
+    own = {name: value for name, value in model.defaults.values.items() if not is_given(name)}
+    return dataclasses.replace(sampling, **own)
 
 
 def context_size(n_ctx: int | None, most: int, option: str = "-c") -> int | None:

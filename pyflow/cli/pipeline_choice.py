@@ -76,7 +76,8 @@ class PipelineChoice:
         from pyflow.context import DEFAULT_CTX
         from pyflow.engine import Described
 
-        described = Described(name or options.default_model(), quantize=quantize)
+        with options.telling_warnings():
+            described = Described(name or options.default_model(), quantize=quantize)
         most = described.spec.n_ctx_train
         size = options.context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(described)

@@ -77,6 +77,7 @@ class PipelinedModel(Closing):
         self.described = described
         self.spec, self.tokenizer = described.spec, described.tokenizer
         self.path, self.metadata = described.path, described.metadata
+        self.defaults = described.defaults
         self.n_ctx = int(context_args(self.spec, n_ctx, 1, N_BATCH, cache_type)["n_ctx"])
         self.cache_type, self.n_threads = cache_type, n_threads
         self.pipeline, self.layers = connect(

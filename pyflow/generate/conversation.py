@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.generate.completion import Chunk, Completion
+from pyflow.generate.defaults import Defaults
 from pyflow.generate.stream import Feed, Request, Stream
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.tree import common_prefix
@@ -77,6 +78,8 @@ class Conversing(Protocol):
     def name(self) -> str: ...
     @property
     def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def defaults(self) -> Defaults: ...
     def conversation(
         self,
         n_ctx: int | None = None,

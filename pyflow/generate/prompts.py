@@ -35,9 +35,11 @@ class Options(TypedDict, total=False):
     """How to go on from prompts; the same for all of them."""
 
     n_predict: int
-    """Tokens to draw at most; -1, the default, goes on to the end of the answer or context."""
+    """Tokens to draw at most; -1 goes on to the end of the answer or context, which is the default
+    where the model's files have no other."""
     sampling: SamplingParams
-    """Without a seed, one is drawn; the completion tells it."""
+    """The default is what the model's files say. Without a seed, one is drawn; the completion
+    tells it."""
     stop: Sequence[str]
     """The text ends before the first of these, no part of which is ever given out."""
     n_ctx: int | None
@@ -167,13 +169,13 @@ def checked(
 ) -> Wish:
     """What prompts and options ask for; raises like `stream` where that cannot be."""
     _check_names(options)
-    n_predict = whole("n_predict", options.get("n_predict", -1))
+    n_predict = whole("n_predict", options.get("n_predict", model.defaults.n_predict))
     if n_predict < 1 and n_predict != -1:
         raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
     stop = options.get("stop", ())
     if not _are_texts(stop):
         raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
-    sampling = options.get("sampling", SamplingParams())
+    sampling = options.get("sampling", model.defaults.sampling)
     if not isinstance(sampling, SamplingParams):
         raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
     prompts = _tokens(model, prompt)

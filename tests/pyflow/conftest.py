@@ -18,6 +18,7 @@ from pyflow.cli import main, options
 from pyflow.errors import CancelledError, ResourceError, ShapeError
 from pyflow.generate import Stream, stream
 from pyflow.generate.conversation import LocalConversation
+from pyflow.generate.defaults import Defaults
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
@@ -159,6 +160,7 @@ class FakeModel:
         self.logits_of = logits_of
         self.tokenizer, self.chat_template = FakeTokenizer(), FakeTemplate()
         self.spec = SimpleNamespace(n_ctx_train=n_ctx_train, n_vocab=N_VOCAB)
+        self.defaults = Defaults()
         self.contexts: list[FakeContext] = []
 
     def __enter__(self) -> FakeModel:
