@@ -12,15 +12,19 @@ import tokenizers
 from pyflow.errors import FormatError
 from pyflow.tokenizer import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
+from pyflow.tokenizer.sentencepiece import read_sentencepiece
 from pyflow.tokenizer.settings import Settings, add_tokens, read_settings
 from pyflow.tokenizer.tokenizer import Tokenizer
 
 # With the settings come those that the kind has by default.
 _Reader = Callable[[Path, Settings], tuple[tokenizers.Tokenizer, Settings]]
 
-# By the files that a kind needs, best first: a folder often has several that say the same.
-_KINDS: tuple[tuple[tuple[str, ...], _Reader], ...] = (
+# By the files that a kind needs, best first: a folder often has several that say the same. None
+# reads what the library does not run.
+_KINDS: tuple[tuple[tuple[str, ...], _Reader | None], ...] = (
     (("tokenizer.json",), tokenizer_json.read),
+    (("tokenizer.model",), None),
+    (("spiece.model",), None),
     (("vocab.json", "merges.txt"), byte_level.read),
     (("vocab.txt",), wordpiece.read),
 )
@@ -37,6 +41,9 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
     settings = read_settings(folder)
     for names, read in _KINDS:
         if all((folder / name).exists() for name in names):
+            path = folder / names[0]
+            if read is None:
+                return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)
             library, settings = read(folder, settings)
             add_tokens(library, settings)
             _give_back()
@@ -46,7 +53,7 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
                 eos=settings.named.get("eos"),
                 stop_ids=stop_ids,
                 n_rows=n_rows,
-                source=str(folder / names[0]),
+                source=str(path),
             )
     expected = ", ".join(" with ".join(names) for names, _ in _KINDS)
     raise FormatError(f"{folder}: expected a tokenizer ({expected}), found none")

@@ -33,7 +33,7 @@ def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
         encoder = bpe.ByteLevelBpe(metadata, vocab, source=source)
         prefix = False
     else:
-        encoder = spm.ScoredMerges(metadata, vocab, source=source)
+        encoder = spm.ScoredMerges.from_metadata(metadata, vocab, source=source)
         prefix = read(metadata, "tokenizer.ggml.add_space_prefix", bool, True, source=source)
     add = {
         name: read(metadata, f"tokenizer.ggml.add_{name}_token", bool, default, source=source)
@@ -49,6 +49,6 @@ def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
         encoder,
         add_bos=add["bos"],
         add_eos=add["eos"],
-        add_space_prefix=prefix,
+        add_space_prefix="always" if prefix else "never",
         source=source,
     )

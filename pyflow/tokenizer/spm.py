@@ -1,8 +1,8 @@
-"""SentencePiece vocabularies (Llama 2, Gemma) with llama.cpp's encoder.
+"""SentencePiece vocabularies with byte-pair encoding (Llama 2, Gemma), as llama.cpp has it too.
 
 Among all neighbouring pieces whose concatenation is a token, the pair with the best score is
 joined, the leftmost of equals first, until none is left. What is then no token is written as byte
-tokens. This is greedy; a unigram model would search for the best sum of scores and can differ.
+tokens. This is greedy; a unigram model searches for the best sum of scores (unigram.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from pyflow.errors import FormatError
+from pyflow.tokenizer.places import Places
 from pyflow.tokenizer.vocab import Vocab, read_numbers
 
 # Stands for a space inside tokens; in text it cannot be told from one.
@@ -23,32 +25,100 @@ SPACE = "\u2581"
 _CACHED_SEGMENTS = 1 << 15
 
 
-class ScoredMerges:
-    """Encodes text without special tokens."""
+class Segmenter(ABC):
+    """Encodes text without special tokens, piece by piece where no token can go across."""
 
     missing_bytes: frozenset[int] = frozenset()
     add_bos = True
 
-    def __init__(self, metadata: Mapping[str, object], vocab: Vocab, *, source: str) -> None:
-        self._ids = vocab.ids
-        self._scores = _scores(metadata, len(vocab), source=source)
-        self._bytes = _byte_ids(vocab, source=source)
-        self._joints = _joints(vocab)
+    def __init__(self, ids: Mapping[str, int], *, bytes_: Sequence[int] = (), unk: int = 0) -> None:
+        """ids: of what may be made of a text. bytes_: tokens for the bytes of characters that are
+        in none of them; without, one `unk` stands for all such characters in a row."""
+        self._ids = ids
+        self._bytes = bytes_
+        self._unk = unk
+        self._joints = _joints(ids)
         self._segments: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`."""
-        text = text.replace(" ", SPACE)
         ids: list[int] = []
-        for segment in self._cut(text):
+        for segment in self._cut(text.replace(" ", SPACE)):
             known = self._segments.get(segment)
             if known is None:
-                known = self._encode_symbols(list(segment))
+                known = self._encode_segment(segment)
                 if len(self._segments) >= _CACHED_SEGMENTS:
                     self._segments.clear()
                 if len(segment) <= 64:
                     self._segments[segment] = known
-            ids += known
+            is_same_gap = ids[-1:] == known[:1] == [self._unk] and not self._bytes
+            ids += known[1:] if is_same_gap else known
+        return ids
+
+    def encode_invalid(self, raw: bytes) -> list[int]:
+        """Token ids of bytes that are not UTF-8."""
+        return self.encode(raw.decode("utf-8", "surrogateescape"))
+
+    @abstractmethod
+    def _encode_segment(self, segment: str) -> list[int]: ...
+
+    def _tokens(self, parts: Iterable[str]) -> list[int]:
+        """Tokens of parts of a text, with what stands for those that are none."""
+        result: list[int] = []
+        for part in parts:
+            token = self._ids.get(part)
+            if token is not None:
+                result.append(token)
+            elif self._bytes:
+                result += (self._bytes[b] for b in part.encode("utf-8", "surrogateescape"))
+            elif result[-1:] != [self._unk]:
+                result.append(self._unk)
+        return result
+
+    def _cut(self, text: str) -> list[str]:
+        """Cuts between characters that are neighbours in no token: no merge can ever join them.
+
+        Then the segments are independent of each other, and what is joined within one, in which
+        order, is the same as in the whole text.
+        """
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        pairs = _pairs(points)
+        places = np.searchsorted(self._joints, pairs)
+        joined = self._joints[np.minimum(places, len(self._joints) - 1)] == pairs
+        cuts = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(text)]
+        return [text[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+
+
+class ScoredMerges(Segmenter):
+    """Byte-pair encoding by the scores of its results."""
+
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        scores: array[float],
+        *,
+        user_defined: Iterable[str] = (),
+        bytes_: Sequence[int] = (),
+        unk: int = 0,
+    ) -> None:
+        """user_defined: those that are looked for before others are joined."""
+        super().__init__(ids, bytes_=bytes_, unk=unk)
+        self._scores = scores
+        self._places = Places(user_defined)
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, object], vocab: Vocab, *, source: str
+    ) -> ScoredMerges:
+        """The encoder for a GGUF file's scores. FormatError where these are broken."""
+        scores = _scores(metadata, len(vocab), source=source)
+        bytes_ = byte_ids(vocab.ids, source=f"{source}: tokenizer.ggml.tokens")
+        return cls(vocab.ids, scores, bytes_=bytes_)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part, is_token in self._places.split(text.replace(" ", SPACE)):
+            ids += [self._ids[part]] if is_token else super().encode(part)
         return ids
 
     def encode_invalid(self, raw: bytes) -> list[int]:
@@ -63,18 +133,8 @@ class ScoredMerges:
             start += length
         return self._encode_symbols(symbols)
 
-    def _cut(self, text: str) -> list[str]:
-        """Cuts between characters that are neighbours in no token: no merge can ever join them.
-
-        Then the segments are independent of each other, and what is joined within one, in which
-        order, is the same as in the whole text.
-        """
-        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-        pairs = _pairs(points)
-        places = np.searchsorted(self._joints, pairs)
-        joined = self._joints[np.minimum(places, len(self._joints) - 1)] == pairs
-        cuts = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(text)]
-        return [text[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+    def _encode_segment(self, segment: str) -> list[int]:
+        return self._encode_symbols(list(segment))
 
     def _encode_symbols(self, symbols: list[str]) -> list[int]:
         n = len(symbols)
@@ -111,14 +171,7 @@ class ScoredMerges:
             consider(before[left], left)
             consider(left, after[left])
 
-        result: list[int] = []
-        for symbol in filter(None, symbols):
-            token = ids.get(symbol)
-            if token is not None:
-                result.append(token)
-            else:
-                result += (self._bytes[byte] for byte in symbol.encode("utf-8", "surrogateescape"))
-        return result
+        return self._tokens(filter(None, symbols))
 
 
 def token_bytes(text: str) -> bytes:
@@ -133,9 +186,7 @@ def byte_of(text: str, *, source: str) -> bytes:
             return bytes([int(text[3:5], 16)])
     except ValueError:
         pass
-    raise FormatError(
-        f"{source}: tokenizer.ggml.tokens: byte token {text!r}, expected <0x00> to <0xFF>"
-    )
+    raise FormatError(f"{source}: byte token {text!r}, expected <0x00> to <0xFF>")
 
 
 def _scores(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> array[float]:
@@ -151,22 +202,23 @@ def _scores(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> ar
     return array("f", values.tobytes())
 
 
-def _byte_ids(vocab: Vocab, *, source: str) -> list[int]:
-    ids = []
+def byte_ids(ids: Mapping[str, int], *, source: str) -> list[int]:
+    """The token for each byte. FormatError where there is none."""
+    found = []
     for byte in range(256):
-        token = vocab.ids.get(f"<0x{byte:02X}>")
+        token = ids.get(f"<0x{byte:02X}>")
         if token is None and byte < 128:
-            token = vocab.ids.get(chr(byte))
+            token = ids.get(chr(byte))
         if token is None:
-            raise FormatError(f"{source}: tokenizer.ggml.tokens: no token for byte 0x{byte:02X}")
-        ids.append(token)
-    return ids
+            raise FormatError(f"{source}: no token for byte 0x{byte:02X}")
+        found.append(token)
+    return found
 
 
-def _joints(vocab: Vocab) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _joints(texts: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """Every pair of characters that are neighbours in some token, sorted; never empty."""
     # Joining the texts adds pairs with the separator: a cut less, never a wrong one.
-    points = np.frombuffer("\n".join([*vocab.texts, ""]).encode("utf-32-le"), dtype="<u4")
+    points = np.frombuffer("\n".join([*texts, ""]).encode("utf-32-le"), dtype="<u4")
     return np.unique(np.append(_pairs(points), np.uint64(0)))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from pyflow.tokenizer.vocab import Vocab
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SPECIAL = (*_HIDDEN, TokenType.USER_DEFINED)
 
+Prefix = Literal["never", "first", "always"]
+"""Where a space comes before the first word: at the beginning of texts, or after special tokens."""
+
+
+def _prefixed(text: str, prefix: bool) -> str:
+    return f" {text}" if prefix else text
+
 
 class VocabTokenizer(Tokenizer):
     """Bytes that are not UTF-8 become byte tokens (SentencePiece) or U+FFFD (byte-level BPE)."""
@@ -24,17 +32,20 @@ class VocabTokenizer(Tokenizer):
     def __init__(
         self,
         vocab: Vocab,
-        encoder: bpe.ByteLevelBpe | spm.ScoredMerges,
+        encoder: bpe.ByteLevelBpe | spm.Segmenter,
         *,
         add_bos: bool,
         add_eos: bool,
-        add_space_prefix: bool,
+        add_space_prefix: Prefix,
+        normalize: Callable[[str, bool], str] = _prefixed,
         source: str,
     ) -> None:
+        """normalize: makes of a text, and whether a space comes first, what is encoded."""
         self._vocab = vocab
         self._encoder = encoder
         self._source = source
-        self._add_space_prefix = add_space_prefix
+        self._prefix = add_space_prefix
+        self._normalize = normalize
         self._plain = self._special_tokens(TokenType.USER_DEFINED)
         self._parsing = self._special_tokens(*_SPECIAL)
         self._control = self._special_tokens(*_HIDDEN)
@@ -68,17 +79,15 @@ class VocabTokenizer(Tokenizer):
         ids: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             ids.append(self.bos_id)
-        after_special = True
+        prefix = self._prefix != "never"
         for piece in (self._parsing if parse_special else self._plain).split(valid):
             if isinstance(piece, int):
                 ids.append(piece)
-                after_special = True
+                prefix = self._prefix == "always"
                 continue
-            part = piece.translate(literal) if literal else piece
-            if after_special and self._add_space_prefix:
-                part = f" {part}"
+            part = self._normalize(piece.translate(literal) if literal else piece, prefix)
             ids += self._encode_part(part, invalid=raw is not None)
-            after_special = False
+            prefix = False
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
@@ -87,7 +96,7 @@ class VocabTokenizer(Tokenizer):
         if not invalid:
             return self._encoder.encode(part)
         raw = part.encode("utf-8", "surrogateescape")
-        if isinstance(self._encoder, spm.ScoredMerges):
+        if isinstance(self._encoder, spm.Segmenter):
             return self._encoder.encode_invalid(raw)
         return self._encoder.encode(decode_leniently(raw))
 
@@ -99,25 +108,26 @@ class VocabTokenizer(Tokenizer):
         if kind == TokenType.BYTE:
             return spm.byte_of(text, source=self._source)
         if kind == TokenType.NORMAL:
-            if isinstance(self._encoder, spm.ScoredMerges):
+            if isinstance(self._encoder, spm.Segmenter):
                 return spm.token_bytes(text)
             return bpe.token_bytes(text)
         return b""  # unused places in the embedding table
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
         pieces = []
-        after_special = True
+        prefix = self._prefix != "never"
         for token in ids:
             kind = self._type(token)
             piece = self.token_bytes(token)
             if kind in _SPECIAL:
-                after_special = True
+                # What comes before the text itself, BOS, is not of it.
+                prefix = self._prefix == "always" or (prefix and kind in _HIDDEN)
                 if skip_special and kind in _HIDDEN:
                     continue
             else:
-                if after_special and self._add_space_prefix:
+                if prefix:
                     piece = piece.removeprefix(b" ")
-                after_special = False
+                prefix = False
             pieces.append(piece)
         return b"".join(pieces)
 

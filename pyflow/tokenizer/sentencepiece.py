@@ -1,0 +1,163 @@
+"""tokenizer.model and spiece.model: SentencePiece's ids, by encoders of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.tokenizer import spm
+from pyflow.tokenizer.charsmap import Charsmap, Normalizer
+from pyflow.tokenizer.sentencepiece_file import SentencePieceFile, read_file
+from pyflow.tokenizer.settings import Role, Settings
+from pyflow.tokenizer.stops import TokenType, find_stop_ids
+from pyflow.tokenizer.tokenizer import Tokenizer
+from pyflow.tokenizer.unigram import Unigram
+from pyflow.tokenizer.vocab import Vocab
+from pyflow.tokenizer.vocab_tokenizer import VocabTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """What texts begin and end with where tokenizer_config.json does not say it."""
+
+    add_bos: bool
+    add_eos: bool
+
+
+_LLAMA = _Class(add_bos=True, add_eos=False)
+_CLASSES = {
+    "": _LLAMA,
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA,
+    "GemmaTokenizer": _LLAMA,
+    "T5Tokenizer": _Class(add_bos=False, add_eos=True),
+}
+
+
+def read_sentencepiece(
+    path: Path, settings: Settings, *, stop_ids: Iterable[int], n_rows: int
+) -> Tokenizer:
+    """The tokenizer of such a file, with what the settings add. Parameters as of `from_folder`.
+
+    Where texts are empty or hold control tokens, which SentencePiece does not read, ids are those
+    of `transformers`. FormatError when the file is broken; UnsupportedError for what is not known
+    here.
+    """
+    source = str(path)
+    config = settings.config
+    kind = _CLASSES.get(settings.tokenizer_class)
+    if kind is None:
+        raise UnsupportedError(
+            f"{settings.source}: tokenizer_class: {settings.tokenizer_class} is not supported with "
+            f"{path.name}; known: {', '.join(filter(None, _CLASSES))}"
+        )
+    file = read_file(path)
+    user_defined = {
+        text
+        for text, type_ in zip(file.texts, file.types, strict=True)
+        if type_ == TokenType.USER_DEFINED
+    }
+    texts, types = _with_added(file, settings, path=source, n_rows=n_rows)
+    ids = {text: i for i, text in enumerate(texts)}
+    if len(ids) < len(texts):
+        i = next(i for i, text in enumerate(texts) if ids[text] != i)
+        raise FormatError(
+            f"{settings.source}: tokens {i} and {ids[texts[i]]} are both {texts[i]!r}"
+        )
+    roles: dict[Role, int | None] = {"bos": file.bos_id, "eos": file.eos_id}
+    for role in roles:
+        if (text := settings.named.get(role)) is not None:
+            roles[role] = ids.get(text)
+    for text in settings.special:
+        if text in ids and types[ids[text]] != TokenType.UNKNOWN:
+            types[ids[text]] = TokenType.CONTROL
+    known = dict.fromkeys(("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+    # Only what is no text by the files: a vocabulary may have </s> as a piece of HTML.
+    special = {text: i for text, i in ids.items() if types[i] == TokenType.CONTROL}
+    stops = find_stop_ids(special, types, {**known, "eos": roles["eos"]}) | frozenset(stop_ids)
+    if stop := next((i for i in stops if not 0 <= i < len(texts)), None):
+        raise FormatError(f"{source}: token {stop} is not in the vocabulary of {len(texts)} tokens")
+    add_bos = kind.add_bos if config.add_bos_token is None else config.add_bos_token
+    add_eos = kind.add_eos if config.add_eos_token is None else config.add_eos_token
+    prefix = config.add_prefix_space
+    # In a text, pieces of the user's are as any others, but first.
+    user_defined = {t for t in user_defined & ids.keys() if types[ids[t]] == TokenType.NORMAL}
+    where = f"{source}: normalizer_spec.precompiled_charsmap"
+    return VocabTokenizer(
+        Vocab(texts, ids, bytes(types), roles["bos"], roles["eos"], stops),
+        _encoder(file, texts, types, user_defined, source=source),
+        add_bos=add_bos and roles["bos"] is not None,
+        add_eos=add_eos and roles["eos"] is not None,
+        add_space_prefix=(
+            "never"
+            if not (file.add_dummy_prefix if prefix is None else prefix)
+            else "always"
+            if config.legacy
+            else "first"
+        ),
+        normalize=Normalizer(
+            Charsmap(file.charsmap, where=where) if file.charsmap else None,
+            trims=file.remove_extra_whitespaces,
+            kept=user_defined,
+        ),
+        source=source,
+    )
+
+
+def _with_added(
+    file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int
+) -> tuple[list[str], bytearray]:
+    """Texts and types with the tokens that the settings add, or have in the place of others."""
+    source = settings.source
+    texts, types = list(file.texts), bytearray(file.types)
+    for i, kind in enumerate(types):
+        if kind == TokenType.USER_DEFINED:
+            types[i] = TokenType.NORMAL
+        elif kind == TokenType.BYTE:
+            spm.byte_of(texts[i], source=path)
+    most = max(n_rows, 2 * len(texts) + 1024)
+    for i, token in sorted(settings.added.items()):
+        if not 0 <= i < most:
+            raise FormatError(
+                f"{source}: added token {token.content!r:.80} has id {i}, expected 0 to {most - 1}"
+            )
+        if token.lstrip or token.rstrip or token.single_word:
+            raise UnsupportedError(
+                f"{source}: added token {token.content!r:.80} takes the spaces beside it, or only "
+                "whole words, which is not supported without a tokenizer.json"
+            )
+        _grow(texts, types, i + 1)
+        if texts[i] != token.content:
+            types[i] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+            texts[i] = token.content
+        elif token.special and types[i] == TokenType.NORMAL:
+            types[i] = TokenType.CONTROL
+    _grow(texts, types, n_rows)
+    return texts, types
+
+
+def _grow(texts: list[str], types: bytearray, n: int) -> None:
+    """Appends tokens that stand for nothing until there are n."""
+    for i in range(len(texts), n):
+        texts.append(f"[EMPTY_{i}]")
+        types.append(TokenType.UNUSED)
+
+
+def _encoder(
+    file: SentencePieceFile,
+    texts: list[str],
+    types: bytearray,
+    user_defined: set[str],
+    *,
+    source: str,
+) -> spm.Segmenter:
+    bytes_: list[int] = []
+    if file.byte_fallback:
+        bytes_ = spm.byte_ids({text: i for i, text in enumerate(file.texts)}, source=source)
+    made = {
+        text: i for i, text in enumerate(texts[: len(file.texts)]) if types[i] == TokenType.NORMAL
+    }
+    kind = Unigram if file.algorithm == "unigram" else spm.ScoredMerges
+    return kind(made, file.scores, user_defined=user_defined, bytes_=bytes_, unk=file.unk_id)
