@@ -14,6 +14,7 @@ from pyflow.quant.blocks import (
     difference,
     distortion,
     format_of,
+    minmax,
     quantize,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "difference",
     "distortion",
     "format_of",
+    "minmax",
     "quantize",
 ]

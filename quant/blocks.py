@@ -22,6 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 from pyflow import _core
 from pyflow.errors import ShapeError, UnsupportedError
 
+FIRST_OWN_ID = 0x50460000
+"""From here on GGUF type numbers are our own (csrc/quant/formats.def)."""
+
 # Fewer weights than these are done before threads have started.
 _WORTH_THREADS = 1 << 18
 
@@ -119,6 +122,16 @@ class Distortion:
 def distortion(weights: ArrayLike, type: str, importance: ArrayLike | None = None) -> Distortion:
     """What quantizing weights (..., columns) to a format costs."""
     return difference(weights, dequantize(quantize(weights, type, importance), type), importance)
+
+
+def minmax(weights: ArrayLike, levels: int) -> NDArray[np.float32]:
+    """Values of weights (..., columns) on `levels` even steps from the least to the largest of each
+    row: linear quantization without a search (Inferflow, Shi et al., 2024, equations 1 to 3)."""
+    x = np.asarray(weights, np.float64)
+    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
+    step = (high - low) / (levels - 1)
+    q = np.rint(np.divide(x - low, step, out=np.zeros_like(x), where=step > 0))
+    return np.asarray(low + step * q, np.float32)
 
 
 def difference(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant import mixes
-from pyflow.quant.blocks import FORMATS, Distortion
+from pyflow.quant.blocks import FIRST_OWN_ID, FORMATS, Distortion
 from pyflow.quant.imatrix import Imatrix
 
 from pyflow import _core, formats
@@ -31,6 +31,8 @@ from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, U
 # Weights at once: enough to keep threads busy, 16 MB of the largest format.
 _PIECE = 1 << 22
 _QUANTIZATION_VERSION = 2  # of GGML's blocks
+# Names the formats of ours that a file holds, which other programs refuse by their numbers.
+_FORMATS_KEY = "pyflow.formats"
 _SPLIT = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -293,6 +295,9 @@ def _entries(
         entries["general.quantization_version"] = gguf_writer.entry(_QUANTIZATION_VERSION)
     else:
         entries.pop("general.quantization_version", None)
+    entries.pop(_FORMATS_KEY, None)
+    if own := sorted({step.to for step in steps if step.type_id >= FIRST_OWN_ID}):
+        entries[_FORMATS_KEY] = gguf_writer.entry(own)
     if imatrix is not None:
         measured = sum(step.importance is not None for step in steps)
         entries["quantize.imatrix.file"] = gguf_writer.entry(imatrix.path.name)

@@ -2,7 +2,8 @@
 
 The mixes are those of llama.cpp, and so are the numbers in general.file_type: attn_v and ffn_down
 lose most by coarse weights, the more so in the first and the last layers, and the output matrix
-has a say in every token. A role is a tensor's name without layer and ".weight".
+has a say in every token. (What llama.cpp does otherwise for Falcon and 70B models is left out.) A
+role is a tensor's name without layer and ".weight".
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ TYPES: dict[str, Mix] = {
 }
 """What `pyflow quantize --type` takes, by names in upper case."""
 
-# For rows that are no whole blocks of 256; they cost a little more and lose no more.
+# For rows that are no whole blocks of 256 or 64; they cost a little more and lose no more.
 _SMALLER = {
     "Q2_K": "IQ4_NL",
     "Q3_K": "IQ4_NL",
@@ -137,6 +138,11 @@ _SMALLER = {
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
+    "Q3H_B64": "Q4_B32",
+    "Q4_B64": "Q4_B32",
+    "Q5_B64": "Q5_1",
+    "Q6_B64": "Q8_B32",
+    "Q8_B64": "Q8_B32",
 }
 
 # File types that give attn_output of models with eight experts Q5_K.

@@ -12,8 +12,8 @@
 // element, so its bits depend on nothing but the weights and the row (contract C1).
 //
 // Bounds: |activation| <= 127, so |I_j| <= 32 * 128 * 127 = 520192 < 2^24, exact as f32 too. The
-// biased form (s8_start) stays within 32 * 255 * 127 + 128 * 32 * 127 < 2^21. Sums are at most 32 *
-// 127 = 4064.
+// biased form (s8_start) stays within 32 * 255 * 127 + 128 * 32 * 127 < 2^21, and so do unsigned
+// bytes (kSigned with an offset), 32 * 255 * 127. Sums are at most 32 * 127 = 4064.
 //
 // F32, F16 and BF16 weights meet f32 activations: one fma per k, ascending, from 0.
 
@@ -25,7 +25,9 @@ using Part = Simd::Part;
 template <class Format>
 static inline Part::I dot_start(const ActBlock& a, int j) {
   const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
-  if constexpr (Format::kSigned) {
+  if constexpr (Format::kSigned && Format::kMinimum) {
+    return Part::iadd(Part::s8_start(sum), Part::iset1(-Format::kOffset * sum));
+  } else if constexpr (Format::kSigned) {
     return Part::s8_start(sum);
   } else if constexpr (Format::kOffset != 0) {
     return Part::iset1(-Format::kOffset * sum);

@@ -35,6 +35,7 @@ struct Avx2Part {
   static inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static inline I izero() { return _mm256_setzero_si256(); }
   static inline I iset1(int32_t x) { return _mm256_set1_epi32(x); }
+  static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
   static inline F to_f(I a) { return _mm256_cvtepi32_ps(a); }
   static inline I s8_start(int32_t) { return izero(); }
   // Pair sums stay in int16 for as many groups as 2 * Max * 127 allows, so that one madd serves

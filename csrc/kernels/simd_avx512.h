@@ -122,6 +122,18 @@ struct Zmm {
   static inline B bshl(B a) {
     return _mm512_slli_epi16(a, N);
   }
+  static inline B bsub(B a, B b) { return _mm512_sub_epi8(a, b); }
+  template <int N>
+  static inline B bmul(B a) {
+    return _mm512_mullo_epi16(a, _mm512_set1_epi16(N));
+  }
+  // 5958 = 2^16 / 11 + 0.1: the high half of the product is the quotient.
+  static inline B bdiv11(B a) {
+    const __m512i n = _mm512_set1_epi16(5958);
+    const __m512i even = _mm512_mulhi_epu16(_mm512_and_si512(a, _mm512_set1_epi16(0xff)), n);
+    const __m512i odd = _mm512_mulhi_epu16(_mm512_srli_epi16(a, 8), n);
+    return _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
+  }
   static inline B lut16(const int8_t* table, B index) {
     return _mm512_shuffle_epi8(
         _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), index);

@@ -190,6 +190,17 @@ struct Simd {
 #define PYFLOW_OP(x) vreinterpretq_u8_u16(vshlq_n_u16(vreinterpretq_u16_u8(x), N))
   PYFLOW_EACH_N(B, bshl, PYFLOW_OP)
 #undef PYFLOW_OP
+  PYFLOW_EACH_2(B, bsub, vsubq_u8)
+#define PYFLOW_OP(x) vmulq_u8(x, vdupq_n_u8(N))
+  PYFLOW_EACH_N(B, bmul, PYFLOW_OP)
+#undef PYFLOW_OP
+  // (x * 187) >> 11 is the quotient.
+  static inline uint8x16_t divide(uint8x16_t x) {
+    const uint16x8_t lo = vmull_u8(vget_low_u8(x), vdup_n_u8(187));
+    const uint16x8_t hi = vmull_high_u8(x, vdupq_n_u8(187));
+    return vcombine_u8(vmovn_u16(vshrq_n_u16(lo, 11)), vmovn_u16(vshrq_n_u16(hi, 11)));
+  }
+  static inline B bdiv11(B x) { return {divide(x.a), divide(x.b), divide(x.c), divide(x.d)}; }
   static inline B lut16(const int8_t* table, B index) {
     const uint8x16_t t = vreinterpretq_u8_s8(vld1q_s8(table));
     return {vqtbl1q_u8(t, index.a), vqtbl1q_u8(t, index.b), vqtbl1q_u8(t, index.c),

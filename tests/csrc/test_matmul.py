@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 
+from . import linear_reference
+
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
 FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
 SUPER_BLOCKS = [name for name, f in FORMATS.items() if f["block"] == 256]
@@ -26,6 +28,7 @@ HALVES = {
     "Q6_K": [208],
     "IQ4_NL": [0],
     "IQ4_XS": [0],
+    **{name: [0, 2] for name in linear_reference.LINEAR},
 }
 ACT_BLOCK = np.dtype(
     [
@@ -83,7 +86,8 @@ def sizes(name: str) -> list[tuple[int, int, int]]:
     """(rows, cols, n_rows)"""
     if name in SUPER_BLOCKS:
         return [(1, 256, 1), (16, 512, 3), (17, 768, 16), (100, 1536, 5)]
-    return [(1, 32, 2), (15, 64, 1), (16, 96, 8), (64, 576, 9), (17, 1536, 17), (100, 160, 33)]
+    all_ = [(1, 32, 2), (15, 64, 1), (16, 96, 8), (64, 576, 9), (17, 1536, 17), (100, 160, 33)]
+    return [size for size in all_ if size[1] % FORMATS[name]["block"] == 0]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -53,6 +53,18 @@ def test_the_result_runs_and_says_nearly_the_same(f16: Path, q4_k_m: Path) -> No
         )
 
 
+def test_three_and_a_half_bits_run(run: Run, f16: Path, tmp_path: Path) -> None:
+    target = tmp_path / "q3h.gguf"
+    code, out, _ = run("quantize", str(f16), str(target), "--type", "q3h_b64", "--pure", "--json")
+    figures = json.loads(out)
+    assert code == 0
+    assert figures["roles"]["ffn_up"]["bits_per_weight"] == 4
+    assert figures["roles"]["token_embd"]["types"] == {"Q3H_B64": 1}
+    text = "The quick brown fox jumps over the lazy dog. " * 60
+    with pyflow.load(target) as model:
+        assert perplexity(model, text, n_ctx=256, n_chunks=2).ppl < 3
+
+
 def test_a_table_and_what_was_not_as_asked_are_told(run: Run, f16: Path, tmp_path: Path) -> None:
     target = tmp_path / "q8.gguf"
     override = "blk.0.attn_v=q4_1"
@@ -194,3 +206,18 @@ def test_llama_cpp_loads_it_and_finds_the_same_perplexity(
     with pyflow.load(target) as model:
         ours = perplexity(model, lzma.decompress(TEXT.read_bytes()).decode(), n_chunks=24)
     assert ours.ppl == pytest.approx(theirs[-1], rel=0.005)
+
+
+@pytest.mark.accept
+def test_llama_cpp_refuses_our_own_formats(f16: Path, tmp_path: Path) -> None:
+    if subprocess.run(
+        [PEER, "-c", "import llama_cpp"], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("no llama_cpp; PYFLOW_PEER_PYTHON names a Python that has it")
+    target = tmp_path / "target.gguf"
+    assert main(["quantize", str(f16), str(target), "--type", "Q3H_B64"]) == 0
+    folders = [str(ROOT / "tests" / "golden"), str(ROOT / "bench")]
+    command = [PEER, "-c", _PEER_PERPLEXITY, *folders, str(target), str(TEXT), "1"]
+    peer = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert peer.returncode == 1
+    assert "llama.cpp does not load it" in peer.stderr

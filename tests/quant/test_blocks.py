@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pyflow.quant import FORMATS, dequantize, difference, distortion, format_of, quantize
+from pyflow.quant import (
+    FORMATS,
+    dequantize,
+    difference,
+    distortion,
+    format_of,
+    minmax,
+    quantize,
+)
 
 from pyflow.errors import ShapeError, UnsupportedError
 
@@ -27,6 +35,15 @@ BOUNDS = {
     "Q6_K": 1 / 62 + 1 / 248,
     "IQ4_NL": 12 / 113,
     "IQ4_XS": 12 / 113 + 127 / 113 / 62,
+    "Q2_B32": 1 / 3,
+    "Q3_B32": 1 / 7,
+    "Q3H_B64": 1 / 10,
+    "Q4_B32": 1 / 15,
+    "Q4_B64": 1 / 15,
+    "Q5_B64": 1 / 31,
+    "Q6_B64": 1 / 63,
+    "Q8_B32": 1 / 255,
+    "Q8_B64": 1 / 255,
 }
 KINDS = (
     "normal",
@@ -85,6 +102,16 @@ def test_no_block_is_further_off_than_plain_rounding(
     assert (np.sqrt(squared) <= most * (BOUNDS[name] + 2.0**-10) + least).all()
 
 
+@pytest.mark.parametrize("name", [name for name in BOUNDS if "_B" in name])
+def test_less_is_lost_than_on_a_plain_grid(name: str) -> None:
+    levels = {"Q3H_B64": 11}.get(name, 1 << int(name[1]))
+    rng = np.random.default_rng(0)
+    for x in (rng.normal(0, 0.02, (64, 512)), rng.standard_t(3, (64, 512))):
+        blocks = x.astype(np.float32).reshape(-1, format_of(name).block)
+        plain = difference(blocks, minmax(blocks, levels)).mse
+        assert distortion(blocks, name).mse < (0.93 if levels <= 16 else 1) * plain
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_less_is_lost_than_by_the_gguf_package(name: str) -> None:
     rng = np.random.default_rng(0)
@@ -101,7 +128,7 @@ def test_quantizing_again_loses_next_to_nothing(name: str) -> None:
     once = dequantize(quantize(weights, name), name)
     again = distortion(once, name).mse
     # Of super-blocks some do not find their own scales again.
-    allowed = 0.05 if format_of(name).block == 256 else 1e-5
+    allowed = 0.05 if format_of(name).block == 256 else 1e-4
     assert again <= allowed * distortion(weights, name).mse
 
 
@@ -121,6 +148,63 @@ def test_more_bits_lose_less() -> None:
     errors[6:8] = sorted(errors[6:8], reverse=True)  # BF16 has 8 bits too
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] == 0
+
+
+# Table 2 of "Inferflow" (Shi et al., 2024): weights, and the error of each at 4, 3 and 3.5 bits. Of
+# 3 bits two rows are misprinted, -0.4 as 0.086 and 1.3 as 0.143; its mean is that of the true ones.
+TABLE_2 = np.array(
+    [
+        [-1.0, 0.000, 0.000, 0.000],
+        [-0.9, 0.067, 0.100, 0.100],
+        [-0.6, 0.067, 0.043, 0.100],
+        [-0.4, 0.067, 0.114, 0.100],
+        [-0.2, 0.033, 0.086, 0.050],
+        [0.0, 0.000, 0.071, 0.000],
+        [0.1, 0.067, 0.029, 0.100],
+        [0.5, 0.000, 0.071, 0.000],
+        [0.7, 0.033, 0.086, 0.050],
+        [1.0, 0.000, 0.143, 0.000],
+        [1.3, 0.033, 0.157, 0.050],
+        [1.5, 0.000, 0.000, 0.000],
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "levels", "mean", "name"),
+    [(1, 16, 0.031, "Q4_B32"), (2, 8, 0.075, "Q3_B32"), (3, 11, 0.046, "Q3H_B64")],
+)
+def test_the_published_errors_of_twelve_weights(
+    column: int, levels: int, mean: float, name: str
+) -> None:
+    weights = TABLE_2[:, 0]
+    plain = minmax(weights, levels)
+    assert np.round(abs(plain - weights), 3) == pytest.approx(TABLE_2[:, column], abs=1e-6)
+    assert round(difference(weights, plain).mean_error, 3) == mean
+    # A block holds these values but for the f16 of scale and base, and the search finds them.
+    block = np.resize(plain, format_of(name).block)
+    held = dequantize(quantize(block, name), name)
+    assert abs(held - block).max() < 2.0**-10
+    assert round(difference(weights, held[:12]).mean_error, 3) == pytest.approx(mean, abs=5e-4)
+    # And of the weights themselves it finds better ones than these.
+    many = np.resize(weights, format_of(name).block)
+    assert distortion(many, name).mse < difference(many, minmax(many, levels)).mse
+
+
+def test_a_plain_grid_keeps_the_ends_and_equal_weights() -> None:
+    x = np.array([[1.0, 2.0, 4.0], [3.0, 3.0, 3.0]])
+    np.testing.assert_array_equal(minmax(x, 2), [[1, 1, 4], [3, 3, 3]])
+
+
+@pytest.mark.parametrize("name", [name for name in BOUNDS if "_B" in name])
+def test_every_level_of_a_width_is_used(name: str) -> None:
+    levels = {"Q3H_B64": 11}.get(name, 1 << int(name[1]))
+    x = np.random.default_rng(4).uniform(-1, 1, (2000, format_of(name).block)).astype(np.float32)
+    values = dequantize(quantize(x, name), name)
+    found = max(len(np.unique(row)) for row in values)
+    assert found <= levels
+    if levels <= 16:
+        assert found == levels
 
 
 def test_a_distortion_is_what_its_fields_say() -> None:

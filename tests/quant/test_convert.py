@@ -22,6 +22,7 @@ from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, U
 from ..golden.mix_models import MODELS, write_model
 
 Write = Callable[..., Path]
+KNOWN = {kind.name for kind in gguf.GGMLQuantizationType}
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +74,14 @@ def test_files_of_every_type_hold_what_quantize_makes_of_the_weights(
         np.testing.assert_array_equal(blocks_of(after, tensor.name), expected.reshape(-1))
         lost += np.square(x.astype(np.float64) - dequantize(expected, tensor.dtype)).sum()
     assert sum(share.squared for share in shares.values()) == pytest.approx(lost, rel=1e-9)
-    changed = {"general.file_type", "general.quantization_version"}
+    changed = {"general.file_type", "general.quantization_version", "pyflow.formats"}
     kept = {key: value for key, value in before.native.entries if key not in changed}
     assert {key: v for key, v in after.native.entries if key not in changed} == kept
     assert after.metadata["general.file_type"] == mixes.TYPES[type_name].file_type
     quantized = FORMATS[mixes.TYPES[type_name].base].block > 1
     assert after.metadata.get("general.quantization_version") == (2 if quantized else None)
+    own = sorted({t.dtype for t in after.tensors} - KNOWN)
+    assert after.metadata.get("pyflow.formats", []) == own
 
 
 @pytest.mark.parametrize("type_name", ["Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "BF16", "F32"])
@@ -94,6 +97,16 @@ def test_the_gguf_package_reads_the_same_values(
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_array_equal(values, np.asarray(ours.array(tensor.name)))
+
+
+def test_files_of_our_own_formats_are_refused_by_others(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target.gguf"
+    convert.convert(source, target, Recipe("Q3H_B64"))
+    with pytest.raises(ValueError, match=rf"{FORMATS['Q3H_B64'].gguf_id}\)? is not a valid"):
+        gguf.GGUFReader(target)
+    again = tmp_path / "again.gguf"
+    convert.convert(target, again, Recipe("Q8_0", allow_requantize=True))
+    assert "pyflow.formats" not in formats.open(again).metadata
 
 
 def test_bytes_depend_neither_on_threads_nor_on_pieces(

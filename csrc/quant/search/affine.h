@@ -113,7 +113,9 @@ struct LineSearch {
       least = S::where_less(e, least, e, least);
     };
     // Whole numbers find the grid of weights that have been quantized before.
-    for (int steps = 1 + Max / 2; steps <= Max; ++steps) attempt(static_cast<float>(steps), 0.0f);
+    // Of 8 bits 32 are enough: half the range would cost four times the time.
+    for (int steps = 1 + (Max > 63 ? Max - 32 : Max / 2); steps <= Max; ++steps)
+      attempt(static_cast<float>(steps), 0.0f);
     // Three times as many of these take 0.3 % off the error of Q4_K.
     const float beyond[4] = {0.5f, 1.0f, 2.0f, 3.0f};
     for (const float more : beyond)

@@ -1,0 +1,155 @@
+// Blocks of N weights that lie on a line: a scale and a base, then the integers.
+//
+//   d f16 | m f16 | codes      value j = q * d + m, q of `Width` bits: 0 .. 2^Width - 1
+//
+//   The codes are planes of 8, 4, 2 or 1 bits of all weights, lowest bits first: 6 bits are a plane
+//   of nibbles, then one of two bits. A plane of B bits has N * B / 8 bytes; weight j is in byte
+//   j % (N * B / 8), ascending from the low end.
+//
+// Tile unit, 16 rows x 64 k:  the planes of planes.h | d[64 / N][16] f16 | m[64 / N][16] f16
+//
+// "Inferflow: an Efficient and Highly Configurable Inference Engine for Large Language Models" (Shi
+// et al., 2024), section 3, has blocks of these contents.
+#pragma once
+
+#include "quant/half.h"
+#include "quant/planes.h"
+#include "quant/search/affine.h"
+
+namespace pyflow::quant {
+
+// B bits of each of n weights, and where in q they go.
+template <int B>
+inline void get_plane(const uint8_t* plane, int n, int shift, uint8_t* q) {
+  const int bytes = n * B / 8;
+  for (int j = 0; j < n; ++j)
+    q[j] = static_cast<uint8_t>(q[j] | (plane[j % bytes] >> B * (j / bytes) & ((1 << B) - 1))
+                                           << shift);
+}
+template <int B>
+inline void set_plane(uint8_t* plane, int n, int shift, const uint8_t* q) {
+  const int bytes = n * B / 8;
+  for (int j = 0; j < n; ++j)
+    plane[j % bytes] = static_cast<uint8_t>(plane[j % bytes] | (q[j] >> shift & ((1 << B) - 1))
+                                                                   << B * (j / bytes));
+}
+
+// Scales and bases of the sub-blocks of 32 in a unit, from d[64 / N][16] | m[64 / N][16] as f16.
+template <class S, int N>
+inline void line_scales(const uint8_t* halves, typename S::F* s, typename S::F* m) {
+  const auto* d = reinterpret_cast<const uint16_t*>(halves);
+  for (int i = 0; i < 2; ++i) {
+    s[i] = S::load_f16(d + 16 * (32 * i / N));
+    m[i] = S::load_f16(d + 16 * (64 / N + 32 * i / N));
+  }
+}
+
+template <int Width, int N>
+struct LinearBlock {
+  static_assert((Width == 2 || Width == 3 || Width == 4 || Width == 5 || Width == 6 ||
+                 Width == 8) &&
+                (N == 32 || N == 64));
+  // The low plane, and the bits above it.
+  static constexpr int kLow = Width == 8 ? 8 : Width >= 4 ? 4 : 2, kHigh = Width - kLow;
+  static constexpr int kLowBytes = N * kLow / 8;
+
+  struct Block {
+    uint16_t d, m;
+    uint8_t codes[N * Width / 8];
+  };
+  static_assert(sizeof(Block) == 4 + N * Width / 8);
+
+  static constexpr int kBlock = N, kPieces = 1, kSubBlock = 32;
+  static constexpr int kPieceBytes = 16 * 64 * Width / 8, kUnitBytes = kPieceBytes + 64 * (64 / N);
+  // A tile holds 8 bits as signed numbers, 128 less.
+  static constexpr bool kSigned = Width == 8, kMinimum = true;
+  static constexpr int kMax = (1 << Width) - 1, kOffset = Width == 8 ? -128 : 0;
+  using Search = AffineBlocks<kMax, N>;
+
+  static void get(const Block& b, uint8_t* q) {
+    for (int j = 0; j < N; ++j) q[j] = 0;
+    get_plane<kLow>(b.codes, N, 0, q);
+    if constexpr (kHigh != 0) get_plane<kHigh>(b.codes + kLowBytes, N, kLow, q);
+  }
+  static void set(const uint8_t* q, Block& b) {
+    for (uint8_t& code : b.codes) code = 0;
+    set_plane<kLow>(b.codes, N, 0, q);
+    if constexpr (kHigh != 0) set_plane<kHigh>(b.codes + kLowBytes, N, kLow, q);
+  }
+
+  static void dequantize(const Block& b, float* out) {
+    uint8_t q[N];
+    get(b, q);
+    const float d = from_half(b.d), m = from_half(b.m);
+    for (int j = 0; j < N; ++j) out[j] = static_cast<float>(q[j]) * d + m;
+  }
+  static Block assemble(const Fields& f) {
+    Block b = {f.d, f.m, {}};
+    set(f.q, b);
+    return b;
+  }
+
+  static void pack(const Block* b, int lane, uint8_t* unit) {
+    uint8_t q[64];
+    for (int i = 0; i < 64 / N; ++i) {
+      get(b[i], q + N * i);
+      store16(scale_at(unit, i, lane), b[i].d);
+      store16(scale_at(unit, i + 64 / N, lane), b[i].m);
+    }
+    if constexpr (Width == 8) {
+      for (uint8_t& x : q) x ^= 0x80;
+      Bytes::put(unit, lane, q);
+    } else if constexpr (kLow == 4) {
+      Nibbles::put(unit, lane, q);
+    } else {
+      TwoBits<0>::put(unit, lane, q);
+    }
+    if constexpr (kHigh == 1) Bits<kLow>::put(unit + kHighAt, lane, q);
+    if constexpr (kHigh == 2) TwoBits<kLow>::put(unit + kHighAt, lane, q);
+  }
+  static void unpack(const uint8_t* unit, int lane, Block* b) {
+    uint8_t q[64] = {};
+    if constexpr (Width == 8) {
+      Bytes::get(unit, lane, q);
+      for (uint8_t& x : q) x ^= 0x80;
+    } else if constexpr (kLow == 4) {
+      Nibbles::get(unit, lane, q);
+    } else {
+      TwoBits<0>::get(unit, lane, q);
+    }
+    if constexpr (kHigh == 1) Bits<kLow>::get(unit + kHighAt, lane, q);
+    if constexpr (kHigh == 2) TwoBits<kLow>::get(unit + kHighAt, lane, q);
+    for (int i = 0; i < 64 / N; ++i) {
+      b[i].d = load16(scale_at(unit, i, lane));
+      b[i].m = load16(scale_at(unit, i + 64 / N, lane));
+      set(q + N * i, b[i]);
+    }
+  }
+
+  template <class S, int Q>
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    if constexpr (Width == 8) {
+      Bytes::load<S, Q>(piece, w);
+      for (int i = 0; i < 4; ++i) w[i] = S::s8_prepare(w[i]);
+    } else if constexpr (kLow == 4) {
+      Nibbles::load<S, Q>(piece, w);
+    } else {
+      TwoBits<0>::load<S, Q>(piece, w);
+    }
+    if constexpr (kHigh == 1) Bits<kLow>::template merge<S, Q>(piece + kHighAt, w);
+    if constexpr (kHigh == 2) TwoBits<kLow>::template merge<S, Q>(piece + kHighAt, w);
+  }
+  template <class S>
+  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
+    line_scales<S, N>(unit + kPieceBytes, s, m);
+  }
+
+ private:
+  static constexpr int kHighAt = 16 * 64 * kLow / 8;
+  template <class Byte>
+  static Byte* scale_at(Byte* unit, int i, int lane) {
+    return unit + kPieceBytes + 32 * i + 2 * lane;
+  }
+};
+
+}  // namespace pyflow::quant

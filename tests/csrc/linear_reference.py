@@ -1,0 +1,48 @@
+"""The formats of our own in numpy, as csrc/quant/linear_block.h and formats/q3h_b64.h draw them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Bits of a code, 3.5 where two weights share seven, and weights of a block.
+LINEAR = {
+    "Q2_B32": (2, 32),
+    "Q3_B32": (3, 32),
+    "Q3H_B64": (3.5, 64),
+    "Q4_B32": (4, 32),
+    "Q4_B64": (4, 64),
+    "Q5_B64": (5, 64),
+    "Q6_B64": (6, 64),
+    "Q8_B32": (8, 32),
+    "Q8_B64": (8, 64),
+}
+# Planes of so many bits, lowest first.
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+
+
+def codes(name: str, blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(blocks, weights) of the bytes (blocks, bytes) that follow scale and base."""
+    width, n = LINEAR[name]
+    if width == 3.5:
+        tops = (blocks >> 7).reshape(-1, 7, 4).astype(np.int64)
+        last = (tops << np.arange(7)[:, None]).sum(1)
+        v = np.concatenate([(blocks & 127).astype(np.int64), last], axis=1)
+        return np.concatenate([v % 11, v // 11], axis=1)
+    out, shift, at = np.zeros((len(blocks), n), np.int64), 0, 0
+    for bits in _PLANES[int(width)]:
+        plane = blocks[:, at : at + n * bits // 8]
+        runs = [plane >> bits * run & (1 << bits) - 1 for run in range(8 // bits)]
+        out |= np.concatenate(runs, axis=1).astype(np.int64) << shift
+        shift, at = shift + bits, at + n * bits // 8
+    return out
+
+
+def values(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(rows, weights) of (rows, bytes)."""
+    width, n = LINEAR[name]
+    blocks = np.ascontiguousarray(data).reshape(-1, 4 + int(n * width / 8))
+    lines = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        x = codes(name, blocks[:, 4:]).astype(np.float32) * lines[:, :1] + lines[:, 1:]
+    return np.asarray(x.reshape(len(data), -1))
