@@ -57,6 +57,7 @@ class Attempt:
         self._now = time.monotonic()
         self._known = Known(self._host, hosts, job.timeout_s, self._now)
         self._selector = selectors.PollSelector()
+        self._guards: list[int] = []
         self._mpiexec: subprocess.Popen[bytes]
 
     def run(self, pump: Callable[[selectors.PollSelector], None] | None = None) -> int:
@@ -130,9 +131,25 @@ class Attempt:
         rank = Rank(connection, pidfd, self._now)
         self._known.ranks.append(rank)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank))
+        self._watch_guard(rank, pid)
+
+    def _watch_guard(self, rank: Rank, pid: int) -> None:
+        """Its guard dies with it: mpiexec then kills the others, and names any of them."""
+        try:
+            guard = os.pidfd_open(psutil.Process(pid).ppid())
+        except (psutil.Error, OSError):
+            return
+        self._guards.append(guard)
+
+        def gone() -> None:
+            self._selector.unregister(guard)
+            self._read(rank)  # it may have said before that it ends
+            self._died(rank)
+
+        self._selector.register(guard, selectors.EVENT_READ, gone)
 
     def _read(self, rank: Rank) -> None:
-        while True:
+        while rank.socket in self._selector.get_map():
             try:
                 data = rank.socket.recv(MAX_NBYTES)
             except BlockingIOError:
@@ -141,12 +158,15 @@ class Attempt:
                 data = b""
             if not data:
                 self._selector.unregister(rank.socket)
-                if rank.code is None:
-                    rank.died = self._now
-                    self._known.dead.append(rank)
+                self._died(rank)
                 return
             rank.heard = self._now
             self._record(rank, *json.loads(data))
+
+    def _died(self, rank: Rank) -> None:
+        if rank.code is None and rank not in self._known.dead:
+            rank.died = self._now
+            self._known.dead.append(rank)
 
     def _record(self, rank: Rank, kind: str, *values: Any) -> None:
         match kind:
@@ -206,3 +226,5 @@ class Attempt:
         for rank in self._known.ranks:
             rank.socket.close()
             os.close(rank.pidfd)
+        for guard in self._guards:
+            os.close(guard)

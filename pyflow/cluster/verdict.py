@@ -125,7 +125,9 @@ class Known:
             first, *others = self.dead
             loss = self._loss(first, "has died")
             at_once = any(rank.died == first.died for rank in others)
-            return LossError(replace(loss, rank=None) if at_once else loss)
+            # One that has not joined may have been the first of all.
+            is_known = not at_once and self._absent() is None
+            return LossError(loss if is_known else replace(loss, rank=None))
         if found is None and self._absent() is not None:
             return self._not_started(now)
         if found is None:

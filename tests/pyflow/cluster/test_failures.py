@@ -211,7 +211,8 @@ VICTIMS = {
     2: rf"rank 2 on HOST {KILLED}",
     "sh 1": r"(rank 1|a rank) on HOST has died",  # mpiexec kills the others
     "mpiexec": rf"mpiexec on HOST {KILLED}",
-    "hydra_pmi_proxy": r"rank \d on HOST has lost the mpiexec that started it",
+    "hydra_pmi_proxy": r"(rank \d on HOST has lost the mpiexec that started it"
+    r"|mpiexec on HOST has died \(SIGPIPE\))",
 }
 """Who may be killed, and what is said then."""
 
