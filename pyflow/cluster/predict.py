@@ -36,6 +36,8 @@ _NEAR = 0.99
 _SPECULATIVE = (1, 2, 3, 4, 6, 8)
 _ROWS = (1, 2, 3, 4)
 _MOST_TEXTS = 6
+# Of so many ranks at most, two runs are tried beside as many as ranks. More choose well without.
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +172,18 @@ class _Trial:
         )
 
     def pipeinfer(self) -> Prediction:
-        """First the rows of a run, which matter most; then how many runs, and the policy."""
+        """First the rows of a run, which matter most; then how many runs, and the policy.
+
+        Where drafts are dear, longer runs may be best if there are just two of them, and not if
+        there are more: for few ranks both are tried.
+        """
         n_nodes = len(self._pipeline.ranks)
+        n_most = max(2, n_nodes)
         rough = [
-            self._try(pipeinfer(n_rows, max(2, n_nodes)), found, _ROUGH)
+            self._try(pipeinfer(n_rows, n_flight), found, _ROUGH)
             for found in self._splits()
             for n_rows in _ROWS
+            for n_flight in ({2, n_most} if n_nodes <= _FEW and n_rows > 1 else {n_most})
         ]
         best = self._finest(rough)
         others = [replace(best.strategy, n_flight=n) for n in flights(n_nodes)]

@@ -53,7 +53,8 @@ def of_the_best(pair: Any, node: Any, link: Any, n_nodes: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "pair", "n_nodes"), [("C", 5, 2), ("C", 4, 3), ("C", 0, 5), ("A", 3, 2), ("A", 2, 4)]
+    ("name", "pair", "n_nodes"),
+    [("C", 5, 2), ("C", 4, 3), ("C", 0, 5), ("A", 3, 2), ("A", 2, 4), ("C", 5, 4)],
 )
 def test_the_choice_is_nearly_the_best(bench: Bench, name: str, pair: int, n_nodes: int) -> None:
     models = bench("cluster_models")
