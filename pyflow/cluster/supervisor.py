@@ -204,9 +204,9 @@ class Attempt:
 
     def _end(self) -> None:
         """Ends all that still runs; bounded in time."""
-        for rank in self._known.ranks:
+        for pidfd in [rank.pidfd for rank in self._known.ranks] + self._guards:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         below: list[psutil.Process] = []
         with suppress(psutil.Error):
             below = psutil.Process(self._mpiexec.pid).children(recursive=True)
