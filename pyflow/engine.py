@@ -134,7 +134,9 @@ class Described:
         self.metadata = self.checkpoint.metadata
         self._description = describe(self.checkpoint)
         self.spec = self._description.spec
-        self.defaults = read_defaults(self.checkpoint, n_ctx=self.spec.n_ctx_train)
+        self.defaults = read_defaults(
+            self.checkpoint, n_ctx=self.spec.n_ctx_train, spec=self._description.generation
+        )
         with ThreadPoolExecutor(1) as reader:
             tokenizer = reader.submit(
                 from_checkpoint,

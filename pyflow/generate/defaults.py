@@ -1,15 +1,15 @@
-"""generation_config.json: how a model's authors want it to be drawn from."""
+"""How a model's authors want it to be drawn from, by generation_config.json or by its spec."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from pyflow.errors import FormatError, GenerationWarning, PyflowError
+from pyflow.errors import FormatError, GenerationWarning, PyflowError, SpecError
 from pyflow.formats import Checkpoint
 from pyflow.formats.side_files import read_json
 from pyflow.sampling import SamplingParams
@@ -79,13 +79,28 @@ class _Config(msgspec.Struct):
     repetition_penalty: float | None = None
 
 
-def read_defaults(checkpoint: Checkpoint, *, n_ctx: int) -> Defaults:
-    """Those of the generation_config.json beside a checkpoint; pyflow's own where there is none,
-    and for what it does not say. A GGUF file has none.
+def read_defaults(
+    checkpoint: Checkpoint, *, n_ctx: int, spec: tuple[str, Mapping[str, Any]] = ("", {})
+) -> Defaults:
+    """Those of a spec, then those of the generation_config.json beside a checkpoint, key by key;
+    pyflow's own for what neither says. A GGUF file has no generation_config.json.
 
-    Keys that would change what is drawn but are not supported are a GenerationWarning.
-    n_ctx: a max_length of so many tokens or more limits nothing. FormatError for a broken file.
+    spec: where it stands, and values of SamplingParams and n_predict. n_ctx: a max_length of so
+    many tokens or more limits nothing. Keys that would change what is drawn but are not supported
+    are a GenerationWarning. FormatError for a broken file, SpecError for a value out of range.
     """
+    defaults = _of_config(checkpoint, n_ctx)
+    where, said = spec
+    values = {key: value for key, value in said.items() if key != "n_predict"}
+    try:
+        _ = SamplingParams(**values)
+    except PyflowError as error:
+        raise SpecError(f"{where}.{error}") from None
+    n_predict = said.get("n_predict", defaults.n_predict)
+    return replace(defaults, values={**defaults.values, **values}, n_predict=n_predict)
+
+
+def _of_config(checkpoint: Checkpoint, n_ctx: int) -> Defaults:
     path = checkpoint.path.parent / "generation_config.json"
     if checkpoint.format == "GGUF" or not path.exists():
         return Defaults()

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyflow.formats import Checkpoint
 
 from ..errors import FormatError, ShapeError, SpecError, UnsupportedError
 from ..spec import ModelSpec
+from .blocks import Values
 from .build import Built, build
 from .document import Document, family, label, load
 from .expression import UnresolvedError
 from .facts import ConfigSource, Facts, GgufSource, NoSource, Source, read_config
-from .grammar import IDS
+from .grammar import GENERATION, IDS
 
 OWN_SPEC, CONFIG = "pyflow.toml", "config.json"
 _SHOWN = 3
@@ -80,6 +82,16 @@ class Description:
         """A chat template that takes the place of the checkpoint's own: where it stands, and it."""
         text = self.document["prompt"].get("template")
         return None if text is None else (f"{label(self.document.path)}: prompt.template", text)
+
+    @property
+    def generation(self) -> tuple[str, dict[str, Any]]:
+        """What counts where nobody says otherwise: where it stands, and values of SamplingParams
+        and n_predict, which may be out of range. FormatError, SpecError: of another type."""
+        table, values = self.document["generation"], Values(self.facts)
+        self.facts.layer = None
+        found = {key: values.of(GENERATION, table, key) for key in table}
+        said = {key: value for key, value in found.items() if value is not None}
+        return f"{label(self.document.path)}: generation", said
 
     @property
     def _advice(self) -> str:

@@ -158,6 +158,19 @@ OUTPUT: Table = {
 IDS = Ids()
 TOKENIZER: Table = {"stop": Param(IDS, ())}
 PROMPT: Table = {"template": Word("a chat template")}
+_COUNT = Whole(least=-1, most=(1 << 31) - 1)
+# By their names in SamplingParams, which has the ranges.
+GENERATION: Table = {
+    "temperature": Param(Number(), None),
+    "top_k": Param(_COUNT, None),
+    "top_p": Param(Number(), None),
+    "min_p": Param(Number(), None),
+    "repeat_penalty": Param(Number(), None),
+    "repeat_last_n": Param(_COUNT, None),
+    "presence_penalty": Param(Number(), None),
+    "frequency_penalty": Param(Number(), None),
+    "n_predict": Param(Whole(most=(1 << 31) - 1), None),
+}
 STEP: Table = {"when": Param(Flag(), True), "scale": Param(Number(), 1.0)}
 REFUSAL: Table = {"when": Param(Flag(), False), "why": Word()}
 COMMON: Table = {
@@ -171,6 +184,7 @@ COMMON: Table = {
     "output": OUTPUT,
     "tokenizer": TOKENIZER,
     "prompt": PROMPT,
+    "generation": GENERATION,
     "tensors": Tensors(),
 }
 SPEC: Table = {

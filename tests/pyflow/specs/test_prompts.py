@@ -1,8 +1,9 @@
-"""A spec may say which tokens end a text, and how messages become one."""
+"""A spec may say which tokens end a text, how messages become one, and how to draw from it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pyflow import load
 from pyflow.errors import FormatError, SpecError
+from pyflow.sampling import SamplingParams
+from pyflow.specs.grammar import GENERATION
 
 from . import tiny
 
@@ -60,6 +63,38 @@ def test_a_spec_has_a_template(folder: Path) -> None:
         assert model.chat_template.render([{"role": "user", "content": "hi"}]) == "<hi>"
 
 
+def test_a_spec_says_how_to_draw_before_generation_config(folder: Path) -> None:
+    config = {"temperature": 0.6, "top_p": 0.5, "repetition_penalty": 1.1, "max_new_tokens": 9}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    text = """
+[generation]
+temperature = 0
+top_k = ["$no_such_key", "=n_layers + 1"]
+min_p = "$no_such_key"
+n_predict = 7
+[gguf.generation]
+top_k = 5
+"""
+    with opened(with_spec(folder, text)) as model:
+        assert model.defaults.values == {
+            "temperature": 0,
+            "top_k": 3,
+            "top_p": 0.5,
+            "repeat_penalty": 1.1,
+            "repeat_last_n": -1,
+        }
+        done = model.generate("Hello")
+        greedy = SamplingParams(temperature=0, repeat_penalty=1.1, repeat_last_n=-1)
+        assert done.tokens == model.generate("Hello", n_predict=7, sampling=greedy).tokens
+        assert len(done.tokens) == 7 or done.stop_reason == "eos"
+
+
+def test_a_spec_may_set_all_that_sampling_has() -> None:
+    parameters = {field.name for field in fields(SamplingParams)}
+    others = {"logit_bias", "seed", "n_logprobs"}
+    assert GENERATION.keys() == parameters - others | {"n_predict"}
+
+
 @pytest.mark.parametrize(
     ("text", "error", "mentions"),
     [
@@ -67,6 +102,12 @@ def test_a_spec_has_a_template(folder: Path) -> None:
         ("[hf.tokenizer]\nstop = -1", SpecError, "tokenizer.stop: expected a token id"),
         ('[hf.tokenizer]\nstop = "<end>"', SpecError, "tokenizer.stop: expected a token id"),
         ("[hf.tokenizer]\nstops = 5", SpecError, "did you mean stop?"),
+        ("[generation]\ntop_p = 7", SpecError, r"pyflow.toml: generation.top_p: expected"),
+        ("[generation]\ntop_k = 0.5", SpecError, "generation.top_k: expected an integer"),
+        ("[generation]\ntemperature = '=n_embd - 65'", SpecError, r"generation.temperature: exp"),
+        ("[generation]\ntemperature = '$model_type'", FormatError, "model_type: .*found 'llama'"),
+        ("[generation]\nn_predict = 0", SpecError, "n_predict: expected an integer from 1"),
+        ("[generation]\ntop_q = 1", SpecError, "there is no key 'top_q'; did you mean top_p"),
         ("[prompt]\ntemplate = 5", SpecError, "expected a chat template, found 5"),
         ("[prompt]\ntemplate = '{% for %}'", FormatError, r"pyflow.toml: prompt.template, line 1"),
     ],
