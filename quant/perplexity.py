@@ -1,19 +1,9 @@
-"""Perplexity of a text by the method of llama.cpp's llama-perplexity, so that figures compare.
-
-The text is tokenized once and cut into independent chunks of n_ctx tokens; what is left over is
-dropped. Only the second half of a chunk counts, so that every prediction has some context:
-
-    chunk of 512   0 ........ 255 | 256 ......... 510   511
-                   context only     row i predicts i+1   predicts the next chunk: not scored
-
-That is n_ctx - n_ctx/2 - 1 = 255 predictions a chunk, not 256. Where the model adds BOS, BOS
-replaces the chunk's first token (it is not inserted).
-"""
+"""Perplexity of a text; `windows` says which predictions count, by the method of llama.cpp's
+llama-perplexity where nothing else is asked for, so that figures compare."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,11 +11,13 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pyflow.quant.journal import Journal
+from pyflow.quant.windows import Cut, Method, Window, cut
 
 from pyflow.errors import PyflowError, ShapeError
 
 Regime = Literal["prefill", "decode"]
-Progress = Callable[[int, int, float], None]
+Progress = Callable[[int, int], None]
 
 
 class LogprobSource(Protocol):
@@ -72,7 +64,6 @@ class Perplexity:
     stderr: float
     chunks: tuple[float, ...]
     tokens: int
-    seconds: float
 
 
 def perplexity(
@@ -81,82 +72,88 @@ def perplexity(
     *,
     n_ctx: int = 512,
     n_chunks: int | None = None,
+    method: Method = "llama.cpp",
+    stride: int | None = None,
     regime: Regime = "prefill",
     progress: Progress | None = None,
 ) -> Perplexity:
     """Perplexity of a text, or of token ids that were made with special tokens added.
 
-    n_chunks: at most this many chunks from the start; None takes all.
-    progress: called after each chunk with chunks done, chunks in all, and the estimate so far.
+    n_chunks: at most this many windows from the start; None takes all.
+    progress: called after each window with windows done and in all.
     Errors: ShapeError where the text has fewer than 2 * n_ctx tokens.
     """
-    tokenizer = model.tokenizer
-    ids = tokenizer.encode(text, add_special=True) if isinstance(text, str) else text
-    chunks = cut_chunks(np.asarray(ids), n_ctx, n_chunks)
+    whole = cut_text(model.tokenizer, text, n_ctx, method=method, stride=stride)
+    journal = Journal(None, {}, [w.n_scored for w in whole.windows], 1)
     with model.scorer(n_ctx=n_ctx, regime=regime) as source:
-        return score_chunks(
-            source, chunks, bos=tokenizer.bos_id if tokenizer.add_bos else None, progress=progress
-        )
+        score(source, limited(whole, n_chunks), journal, progress=progress)
+    return summary(journal.records)
 
 
-def cut_chunks(
-    tokens: NDArray[np.integer], n_ctx: int, n_chunks: int | None = None
-) -> NDArray[np.int32]:
-    """int32[chunks, n_ctx]: the text cut into whole chunks, n_chunks of them at most."""
-    if n_ctx < 4:
-        raise ValueError(f"n_ctx: expected at least 4, found {n_ctx}")
+def cut_text(
+    tokenizer: SpecialTokenizer,
+    text: str | Sequence[int] | NDArray[np.int32],
+    n_ctx: int,
+    *,
+    method: Method = "llama.cpp",
+    stride: int | None = None,
+) -> Cut:
+    """The windows of a text, or of token ids, as the model wants them: see `windows.cut`."""
+    ids = tokenizer.encode(text, add_special=True) if isinstance(text, str) else text
+    bos = tokenizer.bos_id if tokenizer.add_bos else None
+    return cut(np.asarray(ids), n_ctx, method=method, stride=stride, bos=bos)
+
+
+def limited(whole: Cut, n_chunks: int | None) -> Sequence[Window]:
+    """The first n_chunks windows, all where it is None."""
     if n_chunks is not None and n_chunks < 1:
         raise ValueError(f"n_chunks: expected at least 1, found {n_chunks}")
-    if tokens.ndim != 1 or len(tokens) < 2 * n_ctx:
-        raise ShapeError(
-            f"perplexity: expected a text of at least {2 * n_ctx:,} tokens (two contexts of "
-            f"{n_ctx:,}), found {tokens.size:,}; give a longer text or a smaller context"
-        )
-    n_whole = len(tokens) // n_ctx
-    n = n_whole if n_chunks is None else min(n_chunks, n_whole)
-    return tokens[: n * n_ctx].reshape(n, n_ctx).astype(np.int32)
+    return whole.windows[:n_chunks]
 
 
-def score_chunks(
+def score(
     source: LogprobSource,
-    chunks: NDArray[np.int32],
+    windows: Sequence[Window],
+    journal: Journal,
     *,
-    bos: int | None = None,
     progress: Progress | None = None,
-) -> Perplexity:
-    """Perplexity over chunks int32[chunks, n_ctx]; bos replaces each chunk's first token."""
-    started = time.monotonic()
-    n_ctx = chunks.shape[1]
-    first = n_ctx // 2
-    n_scored = n_ctx - first - 1
-    nll_sum, square_sum, count = 0.0, 0.0, 0
-    estimates: list[float] = []
-    for i, chunk in enumerate(chunks):
-        rows = chunk.copy()
-        if bos is not None:
-            rows[0] = bos
-        logprobs = np.asarray(source.score(rows, first), np.float64)
-        if logprobs.shape != (n_scored,):
-            raise ShapeError(f"chunk {i + 1}: expected {n_scored} scores, found {logprobs.shape}")
+) -> None:
+    """Adds to the journal, for the windows that it lacks, (1, n) negative log-probabilities."""
+    done = min(len(journal.records), len(windows))
+    if progress is not None:
+        progress(done, len(windows))
+    for i, window in enumerate(windows[done:], start=done + 1):
+        logprobs = np.asarray(source.score(window.tokens, window.first), np.float64)
+        if logprobs.shape != (window.n_scored,):
+            raise ShapeError(
+                f"chunk {i}: expected {window.n_scored} scores, found {logprobs.shape}"
+            )
         # A probability is never above one; half a float32 ulp of a log-softmax may be.
         bad = np.flatnonzero(~(np.isfinite(logprobs) & (logprobs <= 1e-4)))
         if bad.size:
             raise PyflowError(
-                f"chunk {i + 1}, position {first + bad[0]}: expected a finite log-probability, "
+                f"chunk {i}, position {window.first + bad[0]}: expected a finite log-probability, "
                 f"found {logprobs[bad[0]]}; the model's numbers are broken"
             )
-        nll_sum -= float(logprobs.sum())
-        square_sum += float(np.square(logprobs).sum())
-        count += n_scored
-        estimates.append(math.exp(nll_sum / count))
+        journal.add(-logprobs[np.newaxis])
         if progress is not None:
-            progress(i + 1, len(chunks), estimates[-1])
+            progress(i, len(windows))
+
+
+def summary(records: Sequence[NDArray[np.float64]]) -> Perplexity:
+    """Perplexity of negative log-probabilities, the first row of each window's record."""
+    nll_sum, square_sum, count = 0.0, 0.0, 0
+    estimates: list[float] = []
+    for record in records:
+        nll_sum += float(record[0].sum())
+        square_sum += float(np.square(record[0]).sum())
+        count += record.shape[1]
+        estimates.append(math.exp(nll_sum / count))
     return Perplexity(
         ppl=estimates[-1],
         stderr=standard_error(nll_sum, square_sum, count),
         chunks=tuple(estimates),
         tokens=count,
-        seconds=time.monotonic() - started,
     )
 
 

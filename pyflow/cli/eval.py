@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli import Group, inputs, options
+from pyflow.cli import Group, eval_kld, options
+from pyflow.cli.eval_text import TextOptions, end, measuring, of_text
 from pyflow.cli.output import print_json
-from pyflow.cli.terminal import progress
-from pyflow.errors import ShapeError
 
 if TYPE_CHECKING:
-    from pyflow.quant.perplexity import Regime
     from pyflow.topology import NumaMode
 
 
@@ -23,75 +21,53 @@ def command() -> None:
 
 @command.command("ppl")
 @options.model
-@click.option("-f", "--file", required=True, metavar="FILE", help="The text; - is standard input.")
-@click.option(
-    "-c",
-    "--ctx-size",
-    type=click.IntRange(4),
-    default=512,
-    help="Tokens of a chunk. Figures for different sizes do not compare.",
-)
-@click.option(
-    "--chunks", type=click.IntRange(1), help="Take so many chunks from the start.  [default: all]"
-)
+@of_text
 @options.threads
 @options.numa
 @options.quantize
-@click.option(
-    "--regime",
-    type=click.Choice(["prefill", "decode"]),
-    default="prefill",
-    help="The arithmetic: that of reading a prompt, or that of generating.",
-)
 @options.as_json
 def ppl(
     *,
     model: str | None,
-    file: str,
-    ctx_size: int,
-    chunks: int | None,
+    text: TextOptions,
     threads: int | None,
     numa: NumaMode | None,
     quantize: str | None,
-    regime: str,
     as_json: bool,
 ) -> None:
     """Perplexity of a text by the method of llama.cpp's llama-perplexity: lower is better.
 
-    The text is cut into chunks of -c tokens, and the second half of each is scored.
+    The text is cut into chunks of -c tokens, and the second half of each is scored. With --method
+    strided it is what the documentation of Hugging Face's transformers describes.
     """
-    from pyflow.quant.perplexity import perplexity
+    from pyflow.quant import perplexity
 
-    text = inputs.read(file)
-    with (
-        options.load(model, threads, numa, quantize=quantize) as loaded,
-        progress("scoring") as show,
-    ):
-        options.context_size(ctx_size, loaded.spec.n_ctx_train)
-        try:
-            result = perplexity(
-                loaded,
-                text,
-                n_ctx=ctx_size,
-                n_chunks=chunks,
-                regime=cast("Regime", regime),
-                progress=None if show is None else lambda done, total, _: show(done, total),
-            )
-        except ShapeError as error:  # the model is sound, so it is the text that is too short
-            raise click.UsageError(str(error)) from None
+    with options.load(model, threads, numa, quantize=quantize) as loaded:
+        cut = text.cut(loaded)
+        windows = perplexity.limited(cut, text.n_chunks)
+        journal = text.journal(cut, 1, [loaded], "eval ppl")
+        with (
+            measuring(journal, windows) as (run, show),
+            loaded.scorer(n_ctx=text.n_ctx, regime=text.regime) as source,
+        ):
+            perplexity.score(source, windows, journal, progress=show)
+    result = perplexity.summary(journal.records[: run.n_done])
     if as_json:
         figures = {
             "ppl": result.ppl,
             "stderr": result.stderr,
-            "chunks": len(result.chunks),
+            "chunks": run.n_done,
             "tokens": result.tokens,
-            "seconds": result.seconds,
-            "n_ctx": ctx_size,
-            "regime": regime,
+            "seconds": run.seconds,
+            **text.facts(cut),
         }
         print_json(figures)
     else:
         click.echo(
-            f"perplexity {result.ppl:.4f} +- {result.stderr:.4f} over {len(result.chunks)} chunks "
-            f"of {ctx_size} tokens ({result.tokens} scored, {result.seconds:.1f} s)"
+            f"perplexity {result.ppl:.4f} +- {result.stderr:.4f} "
+            f"{text.told(cut, run.n_done, result.tokens)}, {run.seconds:.1f} s"
         )
+    end(run, windows, text.resume)
+
+
+command.add_command(eval_kld.command)

@@ -16,6 +16,7 @@ import pytest
 from pyflow import _core, catalogue
 from pyflow.cli import COMMANDS, cli, main, options
 from pyflow.cli.bench import _range
+from pyflow.cli.output import print_json
 from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
 from pyflow.topology import NUMA_MODES
 
@@ -110,7 +111,10 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "foo"], "no command is called 'foo'; there are spec"),
         (["bench", "-p", "8", "spec"], "-p stands before 'spec'"),
         (["bench", "spec"], "Missing option '--prompts'"),
-        (["eval", "foo"], "no command is called 'foo'; there are ppl (see 'pyflow eval --help')"),
+        (
+            ["eval", "foo"],
+            "no command is called 'foo'; there are kld, ppl (see 'pyflow eval --help')",
+        ),
         (["eval", "ppl", "-f"], "(see 'pyflow eval ppl --help')"),
         (["eval", "ppl"], "--file"),
     ],
@@ -197,15 +201,10 @@ def test_a_full_disk_is_told_with_the_output_that_it_took(
     assert (code, err) == (1, "error: standard output: No space left on device\n")
 
 
-def test_json_has_no_infinity(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from pyflow.quant import perplexity
-
-    found = perplexity.Perplexity(ppl=2.0, stderr=math.inf, chunks=(2.0,), tokens=1, seconds=1.0)
-    monkeypatch.setattr(perplexity, "perplexity", lambda *_, **__: found)
-    (tmp_path / "x").write_text("x")
-    code, out, _ = run("eval", "ppl", "-f", str(tmp_path / "x"), "--json")
-    assert code == 0
-    assert json.loads(out, parse_constant=pytest.fail)["stderr"] is None
+def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"stderr": math.inf, "all": [math.nan, 1.0]})
+    out = capsys.readouterr().out
+    assert json.loads(out, parse_constant=pytest.fail) == {"stderr": None, "all": [None, 1.0]}
 
 
 def test_debugging_shows_where(

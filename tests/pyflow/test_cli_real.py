@@ -99,7 +99,7 @@ def test_perplexity_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     text.write_text("The quick brown fox jumps over the lazy dog. It was a sunny day. " * 12)
     args = ["eval", "ppl", "-m", "smollm2", "-f", str(text), "-c", "32", "--chunks", "3"]
     told = json.loads(output(capsys, *args, "--json")[0])
-    assert told.keys() >= {"ppl", "stderr", "chunks", "tokens", "seconds"}
+    assert told.keys() >= {"ppl", "stderr", "chunks", "tokens", "seconds", "method"}
     assert told["chunks"] == 3
     assert 1 < told["ppl"] < 200
     assert f"{told['ppl']:.4f}" in output(capsys, *args)[0]

@@ -1,0 +1,158 @@
+"""`pyflow eval kld`: how far quantized models are from the one that they were made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow.cli import options
+from pyflow.cli.eval_text import TextOptions, end, measuring, of_text
+from pyflow.cli.output import markdown_table, print_json
+
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+    from pyflow.quant.kld import Divergence
+    from pyflow.topology import NumaMode
+
+# Of a text, that two tokenizers have to agree on.
+_PROBE = 10_000
+
+
+@click.command("kld")
+@click.argument("base", metavar="BASE")
+@click.argument("quants", metavar="QUANT...", nargs=-1, required=True)
+@of_text
+@options.threads
+@options.numa
+@options.as_json
+def command(
+    *,
+    base: str,
+    quants: tuple[str, ...],
+    text: TextOptions,
+    threads: int | None,
+    numa: NumaMode | None,
+    as_json: bool,
+) -> None:
+    """How far each model QUANT is from BASE in what it predicts: KL divergence, lower is better.
+
+    All read the text side by side, the base once for all of them, and no logits are stored. Told
+    are perplexity and its change, whose error is that of paired differences; the divergence in
+    nats, its mean and the values that half, 99 % and 99.9 % of the predictions stay below; how
+    often the likeliest token is the base's; and the root mean square of the change of the right
+    token's probability.
+    """
+    from pyflow.quant import kld
+    from pyflow.quant.perplexity import limited
+
+    with ExitStack() as stack:
+        models = [
+            stack.enter_context(options.load(name, threads, numa)) for name in (base, *quants)
+        ]
+        check_tokenizers(models, text.text)
+        cut = text.cut(models[0])
+        windows = limited(cut, text.n_chunks)
+        journal = text.journal(cut, kld.n_figures(len(quants)), models, "eval kld")
+        with measuring(journal, windows) as (run, show), ExitStack() as contexts:
+            first, *others = (
+                contexts.enter_context(model.context(text.n_ctx, n_batch=text.n_ctx))
+                for model in models
+            )
+            kld.diverge(
+                first,
+                others,
+                windows,
+                journal,
+                n_vocab=models[0].spec.n_vocab,
+                regime=text.regime,
+                n_threads=models[0].n_threads,
+                progress=show,
+            )
+    records = journal.records[: run.n_done]
+    found = [kld.compare(records, k) for k in range(len(quants))]
+    if as_json:
+        figures = {
+            **text.facts(cut),
+            "chunks": run.n_done,
+            "tokens": found[0].tokens,
+            "seconds": run.seconds,
+            "base": {"model": base, **_mean(found[0].base_ppl, "ppl")},
+            "models": [
+                {"model": name, **as_figures(divergence)}
+                for name, divergence in zip(quants, found, strict=True)
+            ],
+        }
+        print_json(figures)
+    else:
+        click.echo(_table(base, quants, found))
+        told = text.told(cut, run.n_done, found[0].tokens)
+        click.echo(f"{told[0].upper()}{told[1:]}, {run.seconds:.1f} s")
+    end(run, windows, text.resume)
+
+
+def check_tokenizers(models: Sequence[Model], text: str) -> None:
+    """A usage error unless all models cut a text alike and have as many tokens."""
+    base, *others = models
+    for model in others:
+        alike = model.spec.n_vocab == base.spec.n_vocab and list(
+            model.tokenizer.encode(text[:_PROBE])
+        ) == list(base.tokenizer.encode(text[:_PROBE]))
+        if not alike:
+            raise click.UsageError(
+                f"{model.path}: expected the vocabulary of {base.path} ({base.spec.n_vocab:,} "
+                f"tokens), found another ({model.spec.n_vocab:,}); only models that share one "
+                "compare"
+            )
+
+
+def as_figures(d: Divergence) -> dict[str, Any]:
+    """For JSON."""
+    from pyflow.quant.kld import QUANTILES
+
+    quantiles = zip(QUANTILES, d.kl_quantiles, strict=True)
+    return {
+        **_mean(d.ppl, "ppl"),
+        "ln_ppl_ratio": dataclasses.asdict(d.ln_ratio),
+        "ppl_change": dataclasses.asdict(d.ppl_change),
+        "kl": {
+            **dataclasses.asdict(d.kl),
+            **{f"p{q:g}": value for q, value in quantiles},
+            "max": d.kl_max,
+        },
+        "same_top": dataclasses.asdict(d.same_top),
+        "rms_dp": dataclasses.asdict(d.rms_dp),
+        "mean_dp": dataclasses.asdict(d.mean_dp),
+    }
+
+
+def _mean(value: Any, name: str) -> dict[str, float]:
+    return {name: value.mean, "stderr": value.stderr}
+
+
+def _table(base: str, quants: Sequence[str], found: Sequence[Divergence]) -> str:
+    head = ["model", "perplexity", "change", "mean KL", "median", "99 %", "99.9 %", "max"]
+    p = found[0].base_ppl
+    rows = [[base, f"{p.mean:.4f} ± {p.stderr:.4f}", *[""] * 8]]
+    for name, d in zip(quants, found, strict=True):
+        median, _, _, p99, p999 = d.kl_quantiles
+        rows.append(
+            [
+                name,
+                f"{d.ppl.mean:.4f} ± {d.ppl.stderr:.4f}",
+                percent(d.ppl_change),
+                f"{d.kl.mean:.6f} ± {d.kl.stderr:.6f}",
+                *(f"{x:.5f}" for x in (median, p99, p999, d.kl_max)),
+                percent(d.same_top, signed=False),
+                percent(d.rms_dp, signed=False),
+            ]
+        )
+    return markdown_table([*head, "same top", "RMS Δp"], rows, left={"model"})
+
+
+def percent(value: Any, *, signed: bool = True) -> str:
+    sign = "+" if signed else ""
+    return f"{100 * value.mean:{sign}.3f} ± {100 * value.stderr:.3f} %"
