@@ -16,6 +16,7 @@ namespace {
 #include "kernels/simd_avx2.h"
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
+#include "kernels/matmul_unpacked.inl"
 #include "kernels/search.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
@@ -25,6 +26,7 @@ KernelTable make_table() {
   KernelTable t{};
   t.name = "avx2";
   fill_matmul(t);
+  fill_matmul_unpacked(t);
   fill_search(t);
   fill_elementwise(t);
   fill_attention(t);

@@ -139,6 +139,10 @@ struct Ymm {
   static inline I bits_i(F a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 
   static inline B bload(const uint8_t* p) { return {loadi(p), loadi(p + 32)}; }
+  static inline void bstore(uint8_t* p, B a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+  }
   static inline B bset1(uint8_t x) {
     return {_mm256_set1_epi8(static_cast<char>(x)), _mm256_set1_epi8(static_cast<char>(x))};
   }
