@@ -62,5 +62,5 @@ def test_ranks_with_other_models_are_refused(model_path: Callable[[str], Path]) 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ranks differ from rank 0 (")
     assert "model: expected" in done.stderr
-    assert done.stderr.rstrip().endswith("give all the same file")
+    assert done.stderr.rstrip().endswith("give all the same file and --quantize")
     assert done.stderr.count("\n") == 1
