@@ -120,7 +120,7 @@ sanitize-threads: $(VENV)/.tools
 # Fuzzes each parser of untrusted files for SECONDS, from valid and hostile files on; what is found
 # lies in build/fuzz/<parser>-*. Needs clang with libFuzzer; FUZZ names the parsers.
 FUZZ_CXX ?= clang++-16
-FUZZ ?= gguf safetensors torch llama2c index
+FUZZ ?= gguf split safetensors torch llama2c index
 SECONDS ?= 60
 fuzz: $(VENV)/.can-build
 	mkdir -p build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,8 @@ def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
             found = "something else" if path.exists() else "none"
             raise FormatError(f"{path}: expected a file, found {found}")
         with path.open("rb") as file:
-            raw = file.read(max_nbytes + 1)
+            # Not more than there is: a buffer is made of what is asked for.
+            raw = file.read(min(max_nbytes, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(raw) > max_nbytes:

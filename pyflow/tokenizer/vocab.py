@@ -42,7 +42,8 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
     if len(ids) != len(texts):
         i = next(i for i, text in enumerate(texts) if ids[text] != i)
         raise FormatError(
-            f"{source}: tokenizer.ggml.tokens: tokens {i} and {ids[texts[i]]} are both {texts[i]!r}"
+            f"{source}: tokenizer.ggml.tokens: tokens {i} and {ids[texts[i]]} are both "
+            f"{texts[i]!r:.80}"
         )
     types = bytearray(_types(metadata, len(texts), source=source))
 

@@ -4,11 +4,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "formats/llama2c.h"
 #include "formats/safetensors.h"
@@ -42,6 +46,45 @@ std::shared_ptr<const Checkpoint> shard() {
   return SafetensorsFile::open(file.path());
 }
 
+// Two parts of a split file under the names that they need. The input has the size of the first one
+// in two bytes, then both.
+class TwoParts {
+ public:
+  TwoParts(const uint8_t* data, size_t size)
+      : n_(size < 2 ? 0 : std::min<size_t>(size - 2, data[0] | data[1] << 8)),
+        first_(data + std::min<size_t>(size, 2), n_),
+        second_(data + std::min<size_t>(size, 2) + n_, size < 2 ? 0 : size - 2 - n_) {
+    link(first_, "/m-00001-of-00002.gguf");
+    link(second_, "/m-00002-of-00002.gguf");
+  }
+  std::shared_ptr<const Checkpoint> open() const {
+    auto first = GgufFile::open(folder().path + "/m-00001-of-00002.gguf");
+    if (split_count(*first) > 1) return ShardedCheckpoint::open_split(std::move(first));
+    return first;
+  }
+
+ private:
+  struct Folder {
+    std::string path = "/tmp/fuzz_split_XXXXXX";
+    Folder() {
+      if (!mkdtemp(path.data())) abort();
+    }
+    ~Folder() { std::filesystem::remove_all(path); }
+  };
+  static const Folder& folder() {
+    static const Folder folder;
+    return folder;
+  }
+  static void link(const MemoryFile& file, const char* name) {
+    const std::string path = folder().path + name;
+    unlink(path.c_str());
+    if (symlink(file.path().c_str(), path.c_str())) abort();
+  }
+
+  size_t n_;
+  MemoryFile first_, second_;
+};
+
 std::shared_ptr<const Checkpoint> open(std::string_view parser, const std::string& path) {
   if (parser == "gguf") return GgufFile::open(path);
   if (parser == "safetensors") return SafetensorsFile::open(path);
@@ -56,9 +99,11 @@ std::shared_ptr<const Checkpoint> open(std::string_view parser, const std::strin
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr std::string_view parser = PYFLOW_FUZZ_PARSER;
   const MemoryFile file(data, size);
+  const auto parts = parser == "split" ? std::make_unique<TwoParts>(data, size) : nullptr;
   try {
-    use(*open(PYFLOW_FUZZ_PARSER, file.path()), [](std::string_view) {});
+    use(*(parts ? parts->open() : open(parser, file.path())), [](std::string_view) {});
   } catch (const FormatError&) {
   } catch (const UnsupportedError&) {
   }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf_cases
@@ -14,10 +15,33 @@ import index_cases
 import llama2c_cases
 import safetensors_cases
 import torch_cases
+from gguf_builder import I32, U16, Gguf, Tensor, number
 
 FIXTURES = Path(__file__).parents[1] / "formats/fixtures"
 # Longer files only make fuzzing slow.
 MAX_BYTES = 16384
+
+
+def split_seeds() -> Iterator[tuple[str, bytes]]:
+    """Two parts of a split file: the size of the first one, then both."""
+
+    def part(no: int, name: str, n_tensors: int = 2) -> bytes:
+        entries = [
+            ("split.no", number(U16, no)),
+            ("split.count", number(U16, 2)),
+            ("split.tensors.count", number(I32, n_tensors)),
+        ]
+        return Gguf(entries, [Tensor(name)], data=bytes(16)).build()
+
+    for name, first, second in [
+        ("both", part(0, "a"), part(1, "b")),
+        ("twins", part(0, "a"), part(1, "a")),
+        ("swapped", part(1, "a"), part(0, "b")),
+        ("more_tensors", part(0, "a", 3), part(1, "b", 3)),
+        ("whole", gguf_cases.VALID["version_3"], b""),
+        ("second_is_whole", part(0, "a"), gguf_cases.VALID["version_3"]),
+    ]:
+        yield name, len(first).to_bytes(2, "little") + first + second
 
 
 def main() -> None:
@@ -36,6 +60,7 @@ def main() -> None:
         }
         for kind, (module, suffixes) in kinds.items()
     }
+    seeds["split"] = dict(split_seeds())
     seeds["index"] = {case.name: case.data for case in index_cases.CASES}
     seeds["index"]["valid"] = json.dumps({"weight_map": {"a": "a"}}).encode()
     for kind, files in seeds.items():
