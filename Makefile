@@ -18,6 +18,12 @@ help:
 	@sed -n 's/^#   make/make/p' Makefile
 	@echo "also: wheel install dev accept lint format docs warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
 
+# What of pyproject.toml's extras `make test` and `make lint` have; with oracles (torch, transformers)
+# nothing is skipped for want of them.
+TEST_EXTRAS ?= test,lint
+comma := ,
+TOOLS := $(VENV)/.tools-$(subst $(comma),-,$(TEST_EXTRAS))
+
 # Four stamps in the environment say how far it has come: created, able to build, holding the wheel,
 # holding the wheel and the tools that test and lint. The way to the third is silent, for `make chat`
 # may answer into a pipe. The build tools live in it, not in a throwaway
@@ -46,46 +52,46 @@ $(VENV)/.installed: dist/.built
 	@$(PIP) install --no-deps --force-reinstall dist/*.whl </dev/null
 	@touch $@
 
-tools: $(VENV)/.tools
-$(VENV)/.tools: $(VENV)/.installed
-	$(PIP) install "$$(echo dist/*.whl)[test,lint]" </dev/null
+tools: $(TOOLS)
+$(TOOLS): $(VENV)/.installed
+	$(PIP) install "$$(echo dist/*.whl)[$(TEST_EXTRAS)]" </dev/null
 	touch $@
 
 # Python sources are then read from the clone; run it again after a change to C++. `make install` goes back.
-dev: $(VENV)/.tools
+dev: $(TOOLS)
 	$(PIP) install --no-build-isolation --no-deps -e . </dev/null
-	rm $(VENV)/.installed $(VENV)/.tools
+	rm -f $(VENV)/.installed $(VENV)/.tools*
 
 chat: install
 	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null >/dev/null
 	@$(SAFE) $(BIN)/pyflow chat -m smollm2
 
-test: $(VENV)/.tools
+test: $(TOOLS)
 	$(SAFE) $(BIN)/pytest -m 'not accept' $(ARGS)
 
 # One long check after the other; what passed on these very sources is not run again (AGAIN=1 runs it).
-accept: $(VENV)/.tools
+accept: $(TOOLS)
 	$(SAFE) $(BIN)/python tests/accept.py $(if $(AGAIN),--again) $(ARGS)
 
 # mypy reads the installed package, where pyflow.quant and pyflow.formats have their places.
-lint: $(VENV)/.tools
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(CPP) | sort | xargs $(BIN)/clang-format --dry-run -Werror
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p pyflow
 	$(SAFE) $(BIN)/python docs/document_cli.py --check
 
-format: $(VENV)/.tools
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(CPP) | sort | xargs $(BIN)/clang-format -i
 
-docs: $(VENV)/.tools
+docs: $(TOOLS)
 	$(SAFE) $(BIN)/python docs/document_cli.py
 
 # Every C++ file with warnings as errors: make warnings CXX=clang++-16
 WARNINGS := build/warnings-$(notdir $(CXX))
-warnings: $(VENV)/.tools
+warnings: $(TOOLS)
 	$(BIN)/cmake -S . -B $(WARNINGS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >$(WARNINGS).log || { cat $(WARNINGS).log; exit 1; }
@@ -100,7 +106,7 @@ SANITIZED_TESTS ?= tests/csrc tests/formats
 NOT_SANITIZED := --ignore tests/csrc/test_thread_pool.py --ignore tests/csrc/test_neon.py \
                  --ignore tests/formats/test_sanitized.py \
                  --deselect tests/formats/test_mapped_file.py::test_no_descriptors_left
-sanitize: $(VENV)/.tools
+sanitize: $(TOOLS)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
 	  -C build-dir=$(ASAN)/cmake -C cmake.define.PYFLOW_SANITIZE=address,undefined . </dev/null
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
@@ -110,7 +116,7 @@ sanitize: $(VENV)/.tools
 
 # The same with ThreadSanitizer, on whole steps of a real model: races between the threads of a step.
 TSAN := $(abspath build/tsan)
-sanitize-threads: $(VENV)/.tools
+sanitize-threads: $(TOOLS)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(TSAN)/site \
 	  -C build-dir=$(TSAN)/cmake -C cmake.define.PYFLOW_SANITIZE=thread . </dev/null
 	LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" \

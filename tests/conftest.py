@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +19,26 @@ if TYPE_CHECKING:
 # import from the current directory, however pytest was called.
 os.environ["PYTHONSAFEPATH"] = "1"
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parents[1]]
+
+
+Oracle = Callable[[str], Any]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Oracle:
+    """A library by its name whose results are ours, one of the extra oracles; without it a test is
+    skipped, or fails where PYFLOW_TEST_REQUIRES has the word oracles."""
+
+    def load(name: str) -> Any:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            reason = f"no {name} here: pip install '.[oracles]'"
+            if "oracles" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
+                pytest.fail(reason)
+            pytest.skip(reason)
+
+    return load
 
 
 @pytest.fixture(scope="session")

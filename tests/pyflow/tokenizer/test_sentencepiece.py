@@ -168,10 +168,10 @@ def test_control_tokens_are_read_where_that_is_asked_for(name: str, files: Files
 @pytest.mark.accept
 @pytest.mark.parametrize("legacy", [False, True])
 def test_text_after_control_tokens_is_as_transformers_has_it(
-    legacy: bool, files: Files, tmp_path: Path
+    legacy: bool, files: Files, oracle: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("google.protobuf")
+    transformers = oracle("transformers")
+    oracle("google.protobuf")
     config = {"tokenizer_class": "LlamaTokenizer", "legacy": legacy, "add_bos_token": True}
     raw = (files("bpe") / "tokenizer.model").read_bytes()
     (tmp_path / "tokenizer.model").write_bytes(raw)
