@@ -21,17 +21,25 @@ import json, sys
 import numpy as np, numpy.random, psutil
 import pyflow, pyflow.tokenizer, pyflow.chat
 from pyflow import _core
-path, n_ctx, cache_type = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-plan = pyflow.plan(path, n_ctx=n_ctx, cache_type=cache_type)
+path, n_ctx, cache_type, quantize = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] or None
+plan = pyflow.plan(path, n_ctx=n_ctx, cache_type=cache_type, quantize=quantize)
 process = psutil.Process()
 before = process.memory_info().rss
-model = pyflow.load(path, n_threads=2)
+model = pyflow.load(path, n_threads=2, quantize=quantize)
 context = model.context(n_ctx, cache_type=cache_type)
 tokens = np.random.default_rng(0).integers(0, model.spec.n_vocab, n_ctx).astype(np.int32)
 context.score(tokens, 0)
 grown = process.memory_info().rss - before
 print(json.dumps({"planned": plan.total, "grown": grown, "weights": plan.weights}))
 """
+
+
+def measured(path: Path, n_ctx: int, cache_type: str, quantize: str = "") -> dict[str, int]:
+    """What was planned, by how much the process grew, and the weights' part of the plan."""
+    command = [sys.executable, "-c", MEASURE, str(path), str(n_ctx), cache_type, quantize]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, int] = json.loads(run.stdout)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -47,9 +55,7 @@ def test_resident_size_grows_as_planned(
     model_path: Callable[[str], Path], name: str, n_ctx: int, cache_type: str
 ) -> None:
     path = model_path(name)
-    command = [sys.executable, "-c", MEASURE, str(path), str(n_ctx), cache_type]
-    run = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = json.loads(run.stdout)
+    found = measured(path, n_ctx, cache_type)
     assert 0.95 <= found["grown"] / found["planned"] <= 1.05, found
     # Repacked weights take at most 2 % more than the tensors of the file.
     assert found["weights"] <= 1.02 * path.stat().st_size, found
