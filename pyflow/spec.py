@@ -108,7 +108,8 @@ class Attention:
     softcap: scores s become softcap * tanh(s / softcap); 0 = none.
     alibi: one slope per query head, or none; scores (scaled, capped) get slope * -distance.
     q_norm, k_norm: after the biases, before the rope. norm_span ``head``: over each head; of
-    head_dim weights for all heads or of head_dim for each. ``all``: over all heads together.
+    head_dim weights for all heads or of head_dim for each, which may lie in a tensor for each.
+    ``all``: over all heads together.
     """
 
     kind = "attention"
@@ -128,12 +129,12 @@ class Attention:
     q_bias: Ref | None = None
     k_bias: Ref | None = None
     v_bias: Ref | None = None
-    q_norm: Ref | None = None
-    k_norm: Ref | None = None
+    q_norm: Ref | tuple[Ref, ...] | None = None
+    k_norm: Ref | tuple[Ref, ...] | None = None
     norm_eps: float = 0.0
     o_bias: Ref | None = None
-    q_norm_bias: Ref | None = None
-    k_norm_bias: Ref | None = None
+    q_norm_bias: Ref | tuple[Ref, ...] | None = None
+    k_norm_bias: Ref | tuple[Ref, ...] | None = None
     norm_type: NormType = "rms"
     norm_span: Literal["head", "all"] = "head"
     alibi: tuple[float, ...] = ()

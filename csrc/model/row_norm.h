@@ -17,10 +17,9 @@ class RowNorm {
   // weight and bias have n values; no weights are ones. Throws UnsupportedError for another type.
   RowNorm(Weights& weights, const std::string& type, float eps,
           const std::optional<TensorRef>& weight, const std::optional<TensorRef>& bias, int64_t n)
-      : layer_(type == "layer"),
-        eps_(eps),
-        weight_(weights.vector_or_ones(weight, n)),
-        bias_(weights.vector_or_null(bias, n)) {
+      : RowNorm(type, eps, weights.vector_or_ones(weight, n), weights.vector_or_null(bias, n)) {}
+  RowNorm(const std::string& type, float eps, const float* weight, const float* bias)
+      : layer_(type == "layer"), eps_(eps), weight_(weight), bias_(bias) {
     if (!layer_ && type != "rms")
       throw UnsupportedError("norm of type '" + type + "': expected rms or layer");
   }

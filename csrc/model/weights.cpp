@@ -160,6 +160,22 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
   return buffer.as<float>();
 }
 
+const float* Weights::vector(const std::vector<TensorRef>& refs, int64_t n) {
+  if (refs.size() == 1) return vector(refs[0], n);
+  const int64_t each = n / std::ssize(refs);
+  if (each * std::ssize(refs) != n)
+    throw ShapeError(source_.path + ": tensor " + refs[0].name + " and its like: expected " +
+                     std::to_string(n) + " values in equal parts, found " +
+                     std::to_string(refs.size()) + " tensors");
+  Buffer& buffer = joined_[refs];
+  if (buffer.data()) return buffer.as<float>();
+  Buffer values(static_cast<size_t>(n) * sizeof(float), refs[0].name.c_str());
+  float* to = values.as<float>();
+  for (const TensorRef& ref : refs) to = std::copy_n(vector(ref, each), each, to);
+  buffer = std::move(values);
+  return buffer.as<float>();
+}
+
 const float* Weights::vector_or_ones(const std::optional<TensorRef>& ref, int64_t n) {
   if (ref) return vector(*ref, n);
   Buffer& ones = ones_[n];
@@ -324,6 +340,7 @@ std::vector<std::span<const uint8_t>> Weights::parts(
     if (!without.contains(m->packed.get()))
       parts.emplace_back(m->packed->data(copy), m->packed->nbytes());
   for (const auto& [ref, v] : vectors_) parts.emplace_back(v.data(), v.size());
+  for (const auto& [refs, v] : joined_) parts.emplace_back(v.data(), v.size());
   return parts;
 }
 
@@ -331,6 +348,7 @@ size_t Weights::nbytes(size_t n_copies) const {
   size_t n = 0;
   for (const Matrix* m : in_order_) n += n_copies * m->packed->nbytes();
   for (const auto& [ref, v] : vectors_) n += v.size();
+  for (const auto& [refs, v] : joined_) n += v.size();
   for (const auto& [size, v] : ones_) n += v.size();
   return n;
 }

@@ -55,6 +55,8 @@ class Weights {
   int64_t size(const TensorRef& ref);
   // A vector of n floats, widened to f32. Where there is none: ones; null.
   const float* vector(const TensorRef& ref, int64_t n);
+  // Such a vector of several tensors, each of which has an equal part of it.
+  const float* vector(const std::vector<TensorRef>& refs, int64_t n);
   const float* vector_or_ones(const std::optional<TensorRef>& ref, int64_t n);
   const float* vector_or_null(const std::optional<TensorRef>& ref, int64_t n) {
     return ref ? vector(*ref, n) : nullptr;
@@ -101,6 +103,7 @@ class Weights {
   std::vector<Matrix*> in_order_;  // as they were asked for, which is as a step reads them
   Buffer arena_;                   // one for all, so that huge pages fit in
   std::map<TensorRef, Buffer> vectors_;
+  std::map<std::vector<TensorRef>, Buffer> joined_;
   std::map<int64_t, Buffer> ones_;
 };
 

@@ -63,7 +63,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Want:
     """What a role must be: (rows, columns) or (values,). n_experts: for each of so many, all in one
-    tensor or each in its own. also: other shapes that will do.
+    tensor or each in its own. also: other shapes that will do. n_heads: or in so many tensors.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +71,7 @@ class Want:
     n_experts: int = 0
     also: tuple[tuple[int, ...], ...] = ()
     add: float = 0.0
+    n_heads: int = 0
 
 
 Bound = Ref | tuple[Ref, ...] | None
@@ -179,15 +180,17 @@ class Binding:
         entry: Entry,
         source: TensorSource,
     ) -> Bound:
-        n_experts = wants[role].n_experts
+        want = wants[role]
         if not source.pattern.per_expert:
-            return self._cut(place, role, wants, entry, source, max(1, n_experts), 0)
-        if not n_experts:
+            return self._cut(place, role, wants, entry, source, max(1, want.n_experts), 0)
+        n = want.n_experts or want.n_heads
+        if not n:
             raise SpecError(
-                f"{source.where}: {source.pattern.text!r:.80}: there are no experts here"
+                f"{source.where}: {source.pattern.text!r:.80}: there are no experts or heads here"
             )
+        wants = {**wants, role: replace(want, also=())}
         refs: list[Ref] = []
-        for expert in range(n_experts):
+        for expert in range(n):
             name = self._expand(source, expert)
             if name not in self.tensors:
                 self._missing(place, role, [str(name)])

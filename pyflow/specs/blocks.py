@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from ..errors import FormatError, SpecError
@@ -203,12 +204,15 @@ class Blocks:
         norm_type: Any = "rms"
         norm_eps, span = 0.0, value("qk_norm_span")
         if "qk_norm" in table:
-            for role, n in (("q_norm", q), ("k_norm", kv)):
-                norm_type, norm_eps, wants[role], wants[f"{role}_bias"] = (
-                    self._norm_of(table["qk_norm"], n)
+            for role, n in (("q_norm", n_heads), ("k_norm", n_kv_heads)):
+                norm_type, norm_eps, weight, norm_bias = (
+                    self._norm_of(table["qk_norm"], n * head_dim)
                     if span == "all"
-                    else self._norm_of(table["qk_norm"], head_dim, n)
+                    else self._norm_of(table["qk_norm"], head_dim, n * head_dim)
                 )
+                per_head = n if span == "head" else 0
+                wants[role] = replace(weight, n_heads=per_head)
+                wants[f"{role}_bias"] = replace(norm_bias, n_heads=per_head)
         self._relative(place, table, n_heads)
         return Attention(
             source,

@@ -2,7 +2,7 @@
 
 A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, or to a table:
 
-    q = "layers.{i}.self_attn.q_proj.weight"                 {i} is the layer, {j} the expert
+    q = "layers.{i}.self_attn.q_proj.weight"                 {i}: the layer, {j}: the expert or head
     gate = ["mlp.{i}.w1.weight", "mlp.{i}.gate.weight"]      the first that the checkpoint has
     "q + k + v" = "layers.{i}.qkv.weight"                    one tensor for several, in this order
     "q + k + v" = { from = "...", groups = "=n_kv_heads" }   in groups of q, k and v each

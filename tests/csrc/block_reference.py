@@ -22,6 +22,7 @@ from pyflow.spec import (
 )
 
 Array = NDArray[np.float64]
+Vector = Ref | tuple[Ref, ...]
 Tensors = Mapping[str, NDArray[np.float32]]
 
 
@@ -58,7 +59,9 @@ class Reference:
         t = t.T if source.transposed else t
         return self._cut(source, t)
 
-    def vector(self, ref: Ref) -> Array:
+    def vector(self, ref: Vector) -> Array:
+        if isinstance(ref, tuple):
+            return np.concatenate([self.vector(part) for part in ref])
         source = ref if isinstance(ref, Source) else Source(ref)
         t = self.tensors[source.name].astype(np.float64).reshape(-1)
         return self._cut(source, t) + source.add
@@ -73,7 +76,7 @@ class Reference:
         return y if bias is None else y + self.vector(bias)
 
     def normed(
-        self, kind: str, x: Array, eps: float, weight: Ref | None, bias: Ref | None
+        self, kind: str, x: Array, eps: float, weight: Vector | None, bias: Vector | None
     ) -> Array:
         if kind == "layer":
             x = x - x.mean(-1, keepdims=True)
@@ -104,7 +107,7 @@ class Reference:
         n = len(x)
 
         def heads(
-            ref: Ref, bias: Ref | None, n_heads: int, norm: Ref | None, norm_bias: Ref | None
+            ref: Ref, bias: Ref | None, n_heads: int, norm: Vector | None, norm_bias: Vector | None
         ) -> Array:
             y = self.linear(ref, x, bias)
             if norm is not None and b.norm_span == "all":

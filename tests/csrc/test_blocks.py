@@ -207,6 +207,8 @@ def with_attention(spec: ModelSpec, **changes: object) -> ModelSpec:
         ({"q_bias": Source("0/nothing")}, ShapeError, "tensor 0/nothing is missing"),
         ({"q_bias": Source("qn", ((0, 60),))}, ShapeError, "a cut of 64 rows, found 60"),
         ({"q_bias": Source("qn", transposed=True)}, ShapeError, "cannot be transposed"),
+        ({"q_norm": ("1.qn",) * 3}, ShapeError, "64 values in equal parts, found 3 tensors"),
+        ({"q_norm": ("1.qn", "1.qn")}, ShapeError, "tensor 1.qn: expected 1 x 32, found 1 x 16"),
         ({"alibi": (0.1, 0.2)}, ShapeError, "a slope for each of 4 heads, found 2"),
         ({"rope": 9}, ShapeError, "rope 9 does not fit"),
         ({"norm_type": "mean"}, UnsupportedError, "expected rms or layer"),

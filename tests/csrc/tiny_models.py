@@ -226,13 +226,20 @@ def norms_over_all_heads(t: Draft) -> ModelSpec:
 
 
 def norms_of_each_head(t: Draft) -> ModelSpec:
-    """StableLM 2 and Qwen 3: norms of heads with weights of their own, or the same for all."""
+    """StableLM 2 and Qwen 3: norms of heads with weights of their own, in a tensor for all or for
+    each, or the same weights for all."""
     own = {"q_norm": t.norm("qn", 4, 16), "k_norm": t.norm("kn", 2, 16), "norm_type": "layer"}
     one = {"q_norm": t.norm("1.qn", 16), "k_norm": Source(t("1.kn", 16), add=1.0)}
     bias = {"q_norm_bias": t("qnb", 64), "v_bias": t("vb", 32)}
+    each = {
+        "q_norm": tuple(t.norm(f"2.{h}.qn", 16) for h in range(4)),
+        "k_norm": tuple(Source(t(f"2.{h}.kn", 16), add=1.0) for h in range(2)),
+        "k_norm_bias": tuple(t(f"2.{h}.knb", 16) for h in range(2)),
+    }
     return t.spec(
         around(t, "", attention(t, "", norm_eps=EPS, rope=2, **own, **bias)),
         around(t, "1.", attention(t, "1.", norm_eps=EPS, rope=1, **one)),
+        around(t, "2.", attention(t, "2.", norm_eps=EPS, **each)),
     )
 
 

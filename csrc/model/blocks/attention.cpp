@@ -148,13 +148,13 @@ class Attention final : public Block {
 
   HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
                      int64_t n_heads) const {
-    const std::optional<TensorRef> ref = spec.tensor_or_none(weight);
-    if (!ref) return {};
-    const bool one_for_all = !norms_all_ && w.size(*ref) == head_dim_;
-    return {
-        .norm = RowNorm(w, spec.text("norm_type"), spec.number("norm_eps"), ref,
-                        spec.tensor_or_none(bias), one_for_all ? head_dim_ : n_heads * head_dim_),
-        .step = one_for_all ? 0 : head_dim_};
+    if (!spec.has(weight)) return {};
+    const std::vector<TensorRef> refs = spec.tensors(weight);
+    const bool one_for_all = !norms_all_ && refs.size() == 1 && w.size(refs[0]) == head_dim_;
+    const int64_t n = one_for_all ? head_dim_ : n_heads * head_dim_;
+    return {.norm = RowNorm(spec.text("norm_type"), spec.number("norm_eps"), w.vector(refs, n),
+                            spec.has(bias) ? w.vector(spec.tensors(bias), n) : nullptr),
+            .step = one_for_all ? 0 : head_dim_};
   }
 
   // Bias and norm of all queries or keys of a row together.

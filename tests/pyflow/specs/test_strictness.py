@@ -132,7 +132,7 @@ WRONG_SPECS = {
     ),
     "experts where there are none": (
         HEAD + '[hf.tensors.decoder.attn]\nq = ["layers.{i+j}.self_attn.q_proj.weight"]',
-        "there are no experts here",
+        "there are no experts or heads here",
     ),
     "a circle of facts": (
         HEAD + '[hf.facts]\nn_embd = "=n_ff"\nn_ff = "=n_embd"',
