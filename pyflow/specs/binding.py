@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import SpecError
 from ..spec import Ref, Source
+from ..text import printable
 from .expression import ExpressionError, UnresolvedError, Value
 from .facts import Facts
 from .tensors import Entry, TensorSource
@@ -168,7 +169,7 @@ class Binding:
     def _problem(
         self, kind: Literal["missing", "shape", "type"], tensor: str, role: str, text: str
     ) -> None:
-        self.problems.append(Problem(kind, tensor, role, f"{role}: {text}"))
+        self.problems.append(Problem(kind, tensor, role, printable(f"{role}: {text}")))
         if len(self.problems) >= _MAX_PROBLEMS:
             raise TooManyProblemsError
 
@@ -268,16 +269,15 @@ class Binding:
         self._hint(left)
         for name in left:
             shape = _shown(self.tensors[name].shape)
-            self.problems.append(
-                Problem("unused", name, "", f"tensor {name} of {shape} has no role")
-            )
+            text = f"tensor {printable(name)} of {shape} has no role"
+            self.problems.append(Problem("unused", name, "", text))
         return frozenset(ignored)
 
     def _hint(self, names: Sequence[str]) -> None:
         missing = [i for i, p in enumerate(self.problems) if p.kind == "missing" and p.tensor]
         for i in missing[:_MAX_HINTS]:
             problem = self.problems[i]
-            text = problem.text + nearest(problem.tensor, names, n=2)
+            text = problem.text + printable(nearest(problem.tensor, names, n=2))
             self.problems[i] = replace(problem, text=text)
 
 

@@ -11,6 +11,7 @@ from pyflow.formats import Checkpoint
 
 from ..errors import FormatError, ShapeError, SpecError, UnsupportedError
 from ..spec import ModelSpec
+from ..text import printable
 from .blocks import Values
 from .build import Built, build
 from .document import Document, family, label, load
@@ -46,7 +47,7 @@ class Description:
                 raise error(f"{path}: {_first(texts, what)}{self._advice}")
         unused = sorted(p.tensor for p in built.problems if p.kind == "unused")
         if unused:
-            names = ", ".join(f"{n:.100}" for n in unused[:_SHOWN]) + (
+            names = ", ".join(f"{printable(n):.100}" for n in unused[:_SHOWN]) + (
                 ", ..." if len(unused) > _SHOWN else ""
             )
             raise UnsupportedError(
@@ -135,7 +136,7 @@ def _describe(checkpoint: Checkpoint) -> Description:
         record = tensors[name]
         if record.dtype != "F32" or record.shape != (n,):
             raise FormatError(
-                f"{checkpoint.path}: tensor {name}: expected F32 of shape ({n},), "
+                f"{checkpoint.path}: tensor {printable(name)}: expected F32 of shape ({n},), "
                 f"found {record.dtype} of {record.shape}"
             )
         return [float(x) for x in checkpoint.array(name)]

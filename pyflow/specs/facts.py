@@ -87,7 +87,7 @@ class GgufSource:
         return _plain(value)
 
     def label(self, key: str) -> str:
-        return f"{self._path}: {self.family}.{key}"
+        return f"{self._path}: {printable(f'{self.family}.{key}')}"
 
 
 class ConfigSource:
@@ -120,7 +120,7 @@ class ConfigSource:
         return _plain(found)
 
     def label(self, key: str) -> str:
-        return f"{self._path}: {self._root}{'.' if self._root else ''}{key}"
+        return f"{self._path}: {self._root}{'.' if self._root else ''}{printable(key)}"
 
 
 class NoSource:
@@ -135,7 +135,7 @@ class NoSource:
         return None
 
     def label(self, key: str) -> str:
-        return f"{self._path.with_name('config.json')} (there is none): {key}"
+        return f"{self._path.with_name('config.json')} (there is none): {printable(key)}"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ..errors import SpecError
+from ..text import printable
 from .tensors import STACK_ROLES, STEP_ROLES, Entry, read_entries
 from .values import Anything, Choice, Flag, Given, Ids, Kind, Number, Text, Whole, nearest
 
@@ -321,7 +322,7 @@ def _tensors(raw: dict[str, object], where: str) -> dict[str, Any]:
         for step, value in table.items():
             if step in own:
                 continue
-            at = f"{where}.{stack}.{step}"
+            at = f"{where}.{stack}.{printable(step)}"
             if not isinstance(value, dict):  # no step, so it was meant as a role
                 check_keys({step: value}, dict.fromkeys(STACK_ROLES), f"{where}.{stack}")
             places[stack, step] = read_entries(_table(value, at), at, STEP_ROLES)

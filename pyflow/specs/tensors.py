@@ -133,7 +133,7 @@ def read_entries(raw: Mapping[str, object], where: str, known: tuple[str, ...]) 
                 raise SpecError(f"{where}: there is no role {role!r:.60}{nearest(role, known)}")
         if len(set(roles)) != len(roles):
             raise SpecError(f"{where}.{key}: expected every role once")
-        at = f"{where}.{key}"
+        at = f"{where}.{'+'.join(roles)}"
         several = value if isinstance(value, list) else [value]
         if not several:
             raise SpecError(f"{at}: expected the name of a tensor, found an empty list")

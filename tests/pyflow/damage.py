@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from pyflow.errors import FormatError, UnsupportedError
@@ -82,6 +83,13 @@ def damaged(draw: st.DrawFn, *sound: bytes) -> bytes:
     if draw(st.booleans()):
         del raw[draw(at) :]
     return bytes(raw)
+
+
+def as_read(value: Any) -> Any:
+    """What a reader of GGUF files has for a value in JSON."""
+    if isinstance(value, list) and value and all(type(one) in (int, float) for one in value):
+        return np.array(value) if all(abs(one) < 1 << 63 for one in value) else value
+    return value
 
 
 @contextmanager

@@ -7,18 +7,20 @@ import json
 import tomllib
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyflow.formats import Checkpoint
 
 from pyflow import formats
 from pyflow.errors import GenerationWarning, ShapeError
 from pyflow.generate.defaults import read_defaults
 from pyflow.specs import describe
 
-from ..damage import damaged, edited, edited_json, read_or_refused
+from ..damage import as_read, damaged, edited, edited_json, read_or_refused
 from . import tiny
 
 GOLDEN = Path(__file__).parents[2] / "golden/families"
@@ -32,7 +34,16 @@ SMALL = settings(
 )
 WORDS = st.sampled_from(
     [
-        *("$hidden_size", "=n_embd", "=n_ctx", "=2 ** 62 * 2", "=1 // 0", "=has('x')", "=i"),
+        *(
+            "$hidden_size",
+            "$\x1b[2J",
+            "=n_embd",
+            "=n_ctx",
+            "=2 ** 62 * 2",
+            "=1 // 0",
+            "=has('x')",
+            "=i",
+        ),
         *("auto", "none", "norm", "attention", "q + k", "{i}.weight", "{i", "{2 ** 40}", "=x[0]"),
     ]
 )
@@ -43,10 +54,10 @@ def fixture(name: str) -> dict[str, Any]:
     return read
 
 
-def described(folder: Path) -> None:
+def described(checkpoint: Checkpoint) -> None:
     with read_or_refused():
         try:
-            found = describe(formats.open(folder))
+            found = describe(checkpoint)
             _ = found.spec, found.stop_ids, found.template, found.generation
         except ShapeError:
             pass
@@ -61,7 +72,26 @@ def test_config_json(name: str, data: st.DataObject, tmp_path: Path) -> None:
         tiny.write(tmp_path, golden)
     raw = data.draw(edited_json(golden["config"]))
     (tmp_path / "config.json").write_bytes(raw)
-    described(tmp_path)
+    described(formats.open(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "phi3_longrope"])
+@SMALL
+@given(data=st.data())
+def test_metadata_of_gguf_files(name: str, data: st.DataObject, tmp_path: Path) -> None:
+    golden = fixture(f"gguf_{name}")
+    if not (tmp_path / "model.gguf").exists():
+        tiny.write(tmp_path, golden)
+    sound = formats.open(tmp_path / "model.gguf")
+    tree = data.draw(edited(golden["metadata"]))
+    changed: Any = SimpleNamespace(
+        path=sound.path,
+        format=sound.format,
+        tensors=sound.tensors,
+        array=sound.array,
+        metadata={key: as_read(value) for key, value in tree.items()},
+    )
+    described(changed)
 
 
 @SMALL
@@ -70,7 +100,7 @@ def test_bytes_of_specs(raw: bytes, tmp_path: Path) -> None:
     if not (tmp_path / "model.safetensors").exists():
         tiny.write(tmp_path, fixture("own_invented"))
     (tmp_path / "pyflow.toml").write_bytes(raw)
-    described(tmp_path)
+    described(formats.open(tmp_path))
 
 
 # Without null, which TOML has not.
@@ -96,7 +126,7 @@ def test_values_of_specs(tree: dict[str, Any], tmp_path: Path) -> None:
     if not (tmp_path / "model.safetensors").exists():
         tiny.write(tmp_path, fixture("own_invented"))
     (tmp_path / "pyflow.toml").write_text(toml(tree) if isinstance(tree, dict) else "")
-    described(tmp_path)
+    described(formats.open(tmp_path))
 
 
 SETTINGS = {

@@ -194,6 +194,13 @@ def test_many_names_are_not_all_compared(folder: Path) -> None:
     assert "there is no fact 'aaa" in fault(with_spec(folder, text), SpecError)
 
 
+def test_names_that_would_move_the_cursor_are_spelt_out(folder: Path) -> None:
+    text = HEAD + '[hf.tensors.decoder.ffn]\nup = "\\u001b[2J"'
+    assert r"expected tensor model.\x1b[2J, found none" in fault(
+        with_spec(folder, text), FormatError
+    )
+
+
 def test_patterns_take_no_time(folder: Path) -> None:
     golden = json.loads(GOLDEN.read_text())
     golden["tensors"]["a" * 1000] = [4, 4]

@@ -7,7 +7,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from pyflow.tokenizer import from_folder, from_metadata
 from pyflow.tokenizer.charsmap import Charsmap, Normalizer
 
-from ..damage import damaged, edited, edited_json, read_or_refused
+from ..damage import as_read, damaged, edited, edited_json, read_or_refused
 from ..test_tokenizer_synthetic import bpe, spm
 from .test_sentencepiece import GOOD, blob, number, piece
 from .test_tokenizer_json_hostile import valid
@@ -127,13 +126,6 @@ def test_older_files(name: str, data: st.DataObject, tmp_path: Path) -> None:
 
 def plain(metadata: dict[str, Any]) -> str:
     return json.dumps(metadata, default=lambda array: array.tolist())
-
-
-def as_read(value: Any) -> Any:
-    """What a reader of GGUF files has for a value in JSON."""
-    if isinstance(value, list) and value and all(type(one) in (int, float) for one in value):
-        return np.array(value) if all(abs(one) < 1 << 63 for one in value) else value
-    return value
 
 
 METADATA = [
