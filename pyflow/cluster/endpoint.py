@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from pyflow.cluster.lifeline import EXIT_LOST, Loss, here
 from pyflow.cluster.messages import Cancel, Message, Pulse
+from pyflow.cluster.pauses import Pauses, sleep_exactly
 from pyflow.cluster.watch import LEAVING, Watch
 from pyflow.cluster.wire import WireError, decode, encode
 from pyflow.errors import PyflowError
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 Deliver: TypeAlias = Callable[[int, Message | WireError], None]
 
 _CANCEL_TAG, _TAG = 1, 2  # in the order in which they are looked at
-# MPI waits by spinning, but ranks may share cores with those that compute. A message is found at
-# most this late; a layer of a small model takes about as long as the longest sleep.
-_SHORTEST_S, _LONGEST_S = 20e-6, 500e-6
 _ABORT_S = 5  # for MPI, which may wait for a machine that is not there any more
 _PLACE = struct.Struct("<I252s")  # pid and host of a rank
 
@@ -151,25 +149,27 @@ class Endpoint:
 
     def _receive(self) -> None:
         try:
-            idle_s, is_over = _SHORTEST_S, False
+            sleep_exactly()
+            n_here = self.hosts.count(self.hosts[self.rank])
+            pauses, is_over = Pauses(n_here > len(os.sched_getaffinity(0))), False
             while True:
-                if self._receive_one():
-                    idle_s = _SHORTEST_S
+                if (message := self._receive_one()) is not None:
+                    if not isinstance(message, Pulse):
+                        pauses.begin()
                 elif is_over:
                     return
                 elif self._leaving is not None and self._leaving.Test():
                     is_over = True  # but for what came before the last rank left
                 else:
-                    time.sleep(idle_s)
-                    idle_s = min(2 * idle_s, _LONGEST_S)
+                    time.sleep(pauses.next())
         except self._error as error:
             self.lose(Loss(self.rank, here.host, here.phase, f"cannot receive ({error})"))
         except BaseException:
             traceback.print_exc()
             self._comm.Abort(1)  # whoever sends to this rank would wait for ever
 
-    def _receive_one(self) -> bool:
-        """Whether there was a message."""
+    def _receive_one(self) -> Message | WireError | None:
+        """What has been delivered, if there was anything."""
         for tag in (_CANCEL_TAG, _TAG):
             message = self._comm.Improbe(self._any, tag, self._status)
             if message is None:
@@ -184,11 +184,11 @@ class Endpoint:
                 found = error
             if isinstance(found, Pulse):
                 self._watch.heard(source, found.phase)
-                return True
-            self._watch.heard(source)
-            self._deliver(source, found)
-            return True
-        return False
+            else:
+                self._watch.heard(source)
+                self._deliver(source, found)
+            return found
+        return None
 
 
 def load_mpi() -> ModuleType:

@@ -45,7 +45,11 @@ class Reader:
         self.data, self.at = data, 0
 
     def number(self, form: struct.Struct, value: Any, where: str) -> Any:
-        return form.unpack(self.span(value, form.size, where))[0]
+        at = self.at
+        if at + form.size > len(self.data):
+            self.span(value, form.size, where)
+        self.at = at + form.size
+        return form.unpack_from(self.data, at)[0]
 
     def span(self, _: Any, nbytes: int, where: str) -> Any:
         left = len(self.data) - self.at
@@ -73,20 +77,22 @@ def number(form: str, low: float, high: float) -> Layout:
 
     def layout(wire: Wire, value: Any, where: str) -> Any:
         value = wire.number(packed, value, where)
-        within(where, value, low, high)
+        if not low <= value <= high:
+            within(where, value, low, high)
         return value
 
     return layout
 
 
 def choice(*options: Any) -> Layout:
-    place = number("I", 0, len(options) - 1)
-    names = [getattr(option, "__name__", option) for option in options]
+    number_of = number("I", 0, len(options) - 1)
+    places = {option: place for place, option in enumerate(options)}
 
     def layout(wire: Wire, value: Any, where: str) -> Any:
-        if value is not None and value not in options:
+        if value is not None and value not in places:
+            names = [getattr(option, "__name__", option) for option in options]
             raise WireError(f"{where}: expected one of {names}, found {value!r}")
-        return options[place(wire, None if value is None else options.index(value), where)]
+        return options[number_of(wire, None if value is None else places[value], where)]
 
     return layout
 
@@ -156,9 +162,13 @@ class Record:
 
     def __call__(self, wire: Wire, value: Any, _: str, **known: Any) -> Any:
         """known: fields that the layout has not, and whose values stand elsewhere."""
-        for name, where, layout in self.fields:
-            known[name] = layout(wire, getattr(value, name, None), where)
-        value = self.kind(**known)
+        if value is None:
+            for name, where, layout in self.fields:
+                known[name] = layout(wire, None, where)
+            value = self.kind(**known)
+        else:
+            for name, where, layout in self.fields:
+                layout(wire, getattr(value, name, None), where)
         if self.agree is not None:
             self.agree(value)
         return value
