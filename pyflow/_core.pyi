@@ -305,6 +305,14 @@ class Stage:
     @property
     def used_tensors(self) -> set[str]: ...
 
+class InputSquares:
+    """Sums of squares of what each matrix of a stage was multiplied by, column by column."""
+
+    def __init__(self, stage: Stage) -> None: ...
+    def sums(self) -> list[tuple[str, int, int, NDArray[np.float64]]]:
+        """For each matrix its tensor, the first row of that which it has, how many rows were added,
+        and the sums (columns,)."""
+
 class Context:
     """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""
 
@@ -360,6 +368,9 @@ class Context:
         regime: str = "decode",
     ) -> NDArray[np.float64]:
         """log p(targets[i]) after wanted row i."""
+    def observe(self, squares: InputSquares | None) -> None:
+        """From now on steps add the inputs of their matrices to these; None: no more. ShapeError
+        for those of another stage."""
     def interrupt(self) -> None: ...
     def clear(self) -> None: ...
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...

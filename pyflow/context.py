@@ -254,6 +254,10 @@ class Context(Closing):
         if native is not None:
             native.interrupt()
 
+    def observe(self, squares: _core.InputSquares | None) -> None:
+        """From now on steps add the inputs of their matrices to these; None: no more."""
+        self.native.observe(squares)
+
     def clear(self) -> None:
         """Forgets all sequences."""
         self.native.clear()

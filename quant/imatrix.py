@@ -7,17 +7,20 @@ over how many rows these go.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pyflow.formats import gguf_writer
 
 from pyflow import formats
 from pyflow.errors import FormatError
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
+_F32 = 0  # in GGUF
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +86,68 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
         n_chunks if isinstance(n_chunks, int) else 0,
         tuple(map(str, datasets)) if isinstance(datasets, list) else (),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Squares:
+    """What one matrix, or each of an expert's, was multiplied by."""
+
+    sums: NDArray[np.float64]
+    """(experts, columns)"""
+    n_rows: NDArray[np.int64]
+    """(experts,)"""
+
+
+def by_tensor(
+    measured: Iterable[tuple[str, int, int, NDArray[np.float64]]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, Squares]:
+    """The sums of a model's matrices (`_core.InputSquares.sums`) by the tensors of its file.
+
+    shapes: of all its tensors. Matrices that were never multiplied are left out, experts among
+    others kept. Cuts of one matrix have one input; that of the first counts.
+    """
+    found: dict[str, Squares] = {}
+    for name, first_row, n_rows, sums in measured:
+        shape = shapes[name]
+        n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
+        squares = found.setdefault(
+            name, Squares(np.zeros((n_matrices, shape[-1])), np.zeros(n_matrices, np.int64))
+        )
+        matrix = first_row // shape[-2]
+        if squares.n_rows[matrix] == 0:
+            squares.sums[matrix] = sums
+            squares.n_rows[matrix] = n_rows
+    return {name: squares for name, squares in found.items() if squares.n_rows.any()}
+
+
+def write_imatrix(
+    path: str | PathLike[str],
+    squares: Mapping[str, Squares],
+    *,
+    datasets: Sequence[str],
+    n_chunks: int,
+    chunk_size: int,
+) -> None:
+    """Writes what `read_imatrix` and llama.cpp read. datasets: names of the texts; chunk_size: in
+    tokens."""
+    entries = {
+        "general.type": gguf_writer.entry("imatrix"),
+        "imatrix.datasets": gguf_writer.entry([*datasets]),
+        "imatrix.chunk_count": gguf_writer.entry(n_chunks),
+        "imatrix.chunk_size": gguf_writer.entry(chunk_size),
+    }
+    arrays = {}
+    for name, s in sorted(squares.items()):
+        arrays[name + _SUMS] = s.sums.astype("<f4")
+        arrays[name + _COUNTS] = s.n_rows.astype("<f4").reshape(-1, 1)
+    tensors = [
+        gguf_writer.NewTensor(name, array.shape, _F32, array.nbytes)
+        for name, array in arrays.items()
+    ]
+    with gguf_writer.replacing(path) as file:
+        writer = gguf_writer.GgufWriter(file, entries, tensors)
+        for array in arrays.values():
+            writer.write(array.reshape(-1).view(np.uint8))
+            writer.end_tensor()
+        writer.close()

@@ -11,6 +11,7 @@
 #include "formats/checkpoint.h"
 #include "kernels/dispatch.h"
 #include "kernels/probe.h"
+#include "model/input_squares.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
@@ -245,6 +246,18 @@ py::array_t<double> score(Context& c, const py::object& input, const IntArray& p
   return out;
 }
 
+// Name of the tensor, its first row that the matrix has, rows added, and the sums.
+py::list sums(const InputSquares& squares) {
+  py::list out;
+  squares.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
+    const InputSquares::Sums& s = squares.of(w);
+    py::array_t<double> columns(static_cast<py::ssize_t>(s.columns.size()), s.columns.data());
+    out.append(py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first, s.n_rows,
+                              std::move(columns)));
+  });
+  return out;
+}
+
 }  // namespace
 
 void register_model(py::module_& m) {
@@ -292,6 +305,13 @@ void register_model(py::module_& m) {
       .def_property_readonly("shifts", &Stage::shifts)
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 
+  py::class_<InputSquares, std::shared_ptr<InputSquares>>(m, "InputSquares")
+      .def(py::init([](std::shared_ptr<Stage> stage) {
+             return std::make_shared<InputSquares>(std::move(stage));
+           }),
+           py::arg("stage"))
+      .def("sums", &sums);
+
   py::class_<Context>(m, "Context")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
                        const std::string& type, std::vector<int64_t> layers) {
@@ -319,6 +339,7 @@ void register_model(py::module_& m) {
            py::arg("wanted"), py::arg("samplers"), py::arg("regime") = "decode")
       .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("targets"), py::arg("regime") = "decode")
+      .def("observe", &Context::observe, py::arg("squares"))
       .def("interrupt", &Context::interrupt)
       .def("seq_cp", [](Context& c, int src, int dst, int32_t p0,
                         int32_t p1) { c.kv().seq_cp(src, dst, p0, p1); })

@@ -40,6 +40,8 @@ inline constexpr size_t kRegisters = 3;
 // are worth sharing: a norm of a row costs less than a barrier.
 inline constexpr int64_t kOwnRows = 4;
 
+class InputSquares;
+
 // One step's data as the blocks of one thread see it. Rows are tokens; all memory belongs to the
 // context.
 struct Step {
@@ -63,7 +65,8 @@ struct Step {
   float* row_temp;  // n_batch x row_floats_per_row, of this thread or shared as the rows are
   ActBlock* acts;   // n_batch x act_blocks_per_row, likewise
   float* partials;
-  int64_t partial_capacity;  // floats in partials
+  int64_t partial_capacity;     // floats in partials
+  InputSquares* input_squares;  // where inputs of matrices are to be added; null: nowhere
 
   // Where a register is to be written, by a product or row by row; it is found there from then on.
   float* product_output(size_t r) { return registers[r] = shared[r]; }
@@ -125,7 +128,8 @@ void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows,
 // The same of one row into row r of n_rows at `acts`.
 void quantize_row(const Step&, const float* x, int64_t k, ActBlock* acts, int64_t r,
                   int64_t n_rows);
-// y = W x for several matrices over the same input, in one shared loop.
+// y = W x for several matrices over the same input, in one shared loop. Adds the input to
+// step.input_squares, as the following do, but for jobs.
 void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
               int64_t n_rows);
 // The same for matrices of one height, whose tiles are computed side by side: as soon as those of

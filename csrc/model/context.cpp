@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "core/errors.h"
+#include "model/input_squares.h"
 
 namespace pyflow {
 namespace {
@@ -230,7 +231,8 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
                 .row_temp = own_rows ? own_row_temp : floats(at.row_temp),
                 .acts = own_rows ? own_acts : reinterpret_cast<ActBlock*>(base + at.acts),
                 .partials = floats(at.partials),
-                .partial_capacity = at.partial_floats};
+                .partial_capacity = at.partial_floats,
+                .input_squares = input_squares_.get()};
       size_t rope_at = at.ropes;
       for (const RopeSpec& r : stage_->spec().ropes) {
         step.ropes.push_back(floats(rope_at));
@@ -259,6 +261,12 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
   }
   if (!tree) kv_.commit();
   last_rows_ = n;
+}
+
+void Context::observe(std::shared_ptr<InputSquares> squares) {
+  if (squares && &squares->stage() != stage_.get())
+    throw ShapeError("input squares: they are of another model; make them of this one's stage");
+  input_squares_ = std::move(squares);
 }
 
 void Context::abort() {

@@ -71,6 +71,10 @@ class Context {
   // Stops the run in progress, if any; safe from any thread and from signal handlers.
   void interrupt() noexcept { cancel_.store(true, std::memory_order_relaxed); }
 
+  // From now on steps add the inputs of their matrices to `squares`; null: no more. Throws
+  // ShapeError for those of another stage.
+  void observe(std::shared_ptr<InputSquares> squares);
+
   KvCache& kv() { return kv_; }
   const Stage& stage() const { return *stage_; }
   const ContextConfig& config() const { return config_; }
@@ -91,6 +95,7 @@ class Context {
   KvCache kv_;
   Buffer scratch_;
   int64_t last_rows_ = 0;
+  std::shared_ptr<InputSquares> input_squares_;
   std::atomic<bool> cancel_{false};
   bool stop_[2] = {false, false};
   const std::function<bool()>* poll_ = nullptr;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "model/block.h"
+#include "model/input_squares.h"
 
 namespace pyflow {
 namespace {
@@ -35,6 +36,17 @@ void multiply_tiles(const Step& step, const Product& p, const ActBlock* acts, co
   matmul(args, first, last);
 }
 
+// Threads share the columns, so that each sum takes its rows in order.
+void observe(Step& step, Team& team, std::span<const Product> products, const float* x,
+             int64_t x_stride, int64_t n_rows) {
+  if (!step.input_squares) return;
+  team.for_each(products[0].weight->cols(), kActBlock, [&](int64_t begin, int64_t end) {
+    for (const Product& p : products)
+      for (int64_t r = 0; r < n_rows; ++r)
+        step.input_squares->add(*p.weight, x + r * x_stride, begin, end);
+  });
+}
+
 }  // namespace
 
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
@@ -54,6 +66,7 @@ void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, i
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
               int64_t x_stride, int64_t n_rows) {
+  observe(step, team, products, x, x_stride, n_rows);
   int64_t tiles = 0;
   for (const Product& p : products) tiles += p.weight->tiles();
   const int64_t chunk = chunk_rows(products[0].weight->cols());
@@ -73,6 +86,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
               int64_t x_stride, int64_t n_rows, const AfterTiles& after) {
+  observe(step, team, products, x, x_stride, n_rows);
   const PackedTensor& w = *products[0].weight;
   const int64_t chunk = chunk_rows(w.cols());
   team.for_each(w.tiles(), tile_grain(w.tiles(), team.size()), [&](int64_t begin, int64_t end) {

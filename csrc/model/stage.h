@@ -32,6 +32,11 @@ class Stage {
   // What every token needs: all weights, but no tables that are not also the head, of which a token
   // takes one row, and of experts as many as it takes.
   std::vector<std::span<const uint8_t>> token_weights(size_t copy = 0) const;
+  // f(ref, matrix) for each matrix; a cut of a tensor has a ref of its own.
+  template <class F>
+  void for_matrices(F&& f) const {
+    weights_.for_matrices(f);
+  }
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
   // The rope that layer's keys carry, or null.
   const RopeSpec* kv_rope(size_t layer) const {

@@ -10,6 +10,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/buffer.h"
@@ -67,6 +68,12 @@ class Weights {
   // `poll` is called between matrices, by the calling thread; it may throw to stop. Throws
   // UnsupportedError for weights that pack_as cannot hold.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
+
+  // f(ref, matrix) for each, as they were asked for.
+  template <class F>
+  void for_matrices(F&& f) const {
+    for (const Matrix* m : in_order_) f(*m->ref, std::as_const(*m->packed));
+  }
 
   // The packed matrices, but for some, and the vectors; of the vectors there is one copy.
   std::vector<std::span<const uint8_t>> parts(size_t copy,

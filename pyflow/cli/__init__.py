@@ -35,6 +35,7 @@ COMMANDS = {
     "inspect": "Show what is in a model file, and whether it fits into memory.",
     "spec": "Say what a model is made of, and whether its files have all of it.",
     "quantize": "Write a model with fewer bits per weight.",
+    "imatrix": "Measure how much each column of a model's matrices counts.",
     "eval": "Measure how well a model predicts text.",
     "bench": "Measure how fast a model runs here.",
     "cluster": "Run a model on several machines.",

@@ -147,10 +147,12 @@ class Reference:
     def moe(self, b: Moe, x: Array) -> Array:
         act = ACTIVATIONS[b.activation]
 
-        def experts(given: Ref | tuple[Ref, ...], rows: int) -> list[Array]:
+        def experts(given: Ref | tuple[Ref, ...], rows: int) -> list[Ref]:
             if isinstance(given, tuple):
-                return [self.matrix(ref) for ref in given]
-            return list(self.matrix(given).reshape(b.n_experts, rows, -1))
+                return list(given)
+            source = given if isinstance(given, Source) else Source(given)
+            segments = source.rows or tuple((rows * e, rows) for e in range(b.n_experts))
+            return [Source(source.name, (segment,)) for segment in segments]
 
         gate, up = experts(b.gate, b.n_ff), experts(b.up, b.n_ff)
         down = experts(b.down, self.spec.n_embd)
@@ -162,7 +164,8 @@ class Reference:
             chosen = np.argsort(-p[i], kind="stable")[: b.top_k]
             weights = p[i, chosen] / (p[i, chosen].sum() if b.normalize else 1) * b.scale
             for weight, e in zip(weights, chosen, strict=True):
-                y[i] += weight * (down[e] @ (act(gate[e] @ row) * (up[e] @ row)))
+                inner = act(self.linear(gate[e], row)) * self.linear(up[e], row)
+                y[i] += weight * self.linear(down[e], inner)
         if b.shared_gate is not None:
             assert b.shared_up is not None
             assert b.shared_down is not None

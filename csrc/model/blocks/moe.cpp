@@ -13,6 +13,7 @@
 
 #include "kernels/activation.h"
 #include "model/blocks/blocks.h"
+#include "model/input_squares.h"
 #include "sample/portable_math.h"
 
 namespace pyflow {
@@ -128,7 +129,9 @@ class Moe final : public Block {
       s.kernels.gate(act_, (shared ? b.shared_gate : b.gate) + at,
                      (shared ? b.shared_up : b.up) + at, columns);
     };
+    if (s.input_squares) observe_inner(s, team, b, in);
     multiply(s, team, n_jobs, std::cref(inner_job), std::cref(activate));
+    if (s.input_squares) observe_outer(s, team, b);
 
     ActBlock* shared_acts = s.acts + s.n_rows * top_k_ * act_blocks(n_ff_);
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
@@ -278,6 +281,40 @@ class Moe final : public Block {
     }
     if (n_shared())
       s.kernels.add_scaled(to, b.shared_y + r * padded(n_embd_) + column, b.shared_p[r], n);
+  }
+
+  // Adds to the step's input squares what the experts' first matrices are multiplied by, of each
+  // expert the rows that chose it.
+  void observe_inner(const Step& s, Team& team, const Buffers& b, const float* in) const {
+    team.for_each(n_embd_, kActBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t r = 0; r < s.n_rows; ++r) {
+        const float* x = in + r * s.stride;
+        const auto add = [&](const PackedTensor* w) { s.input_squares->add(*w, x, begin, end); };
+        for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
+          const auto e = static_cast<size_t>(b.chosen[i]);
+          add(gate_[e]);
+          add(up_[e]);
+        }
+        if (n_shared()) {
+          add(shared_gate_);
+          add(shared_up_);
+        }
+      }
+    });
+  }
+
+  // The same of their second ones.
+  void observe_outer(const Step& s, Team& team, const Buffers& b) const {
+    team.for_each(n_ff_, kActBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < s.n_rows * top_k_; ++i)
+        s.input_squares->add(*down_[static_cast<size_t>(b.chosen[i])],
+                             b.gate + b.slot[i] * padded(n_ff_), begin, end);
+    });
+    if (!n_shared()) return;
+    team.for_each(n_ff_shared_, kActBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t r = 0; r < s.n_rows; ++r)
+        s.input_squares->add(*shared_down_, b.shared_gate + r * padded(n_ff_shared_), begin, end);
+    });
   }
 
   size_t in_, out_;

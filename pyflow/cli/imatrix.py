@@ -1,0 +1,160 @@
+"""`pyflow imatrix`: how much each column of a model's matrices counts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyflow import _core
+from pyflow.cli import inputs, options
+from pyflow.cli.output import print_json
+from pyflow.cli.terminal import progress
+from pyflow.errors import PyflowError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pyflow.context import Context
+    from pyflow.engine import Model
+    from pyflow.quant.windows import Window
+    from pyflow.topology import NumaMode
+
+# How WikiText-2's test split begins, in the spelling of its tokenizer.
+_TEST_TEXT = " = Robert Boulter = "
+# Logits of the output matrix's rows at a time, which nobody looks at.
+_LOGITS_NBYTES = 32 << 20
+
+
+@click.command("imatrix")
+@options.model
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    required=True,
+    multiple=True,
+    metavar="FILE",
+    help="A text to calibrate on; may be given several times. - is standard input.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    metavar="OUT",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write.",
+)
+@click.option("-c", "--ctx-size", type=click.IntRange(4), default=512, help="Tokens of a chunk.")
+@click.option(
+    "--chunks", type=click.IntRange(1), help="Read so many chunks at most.  [default: all]"
+)
+@click.option("--process-output", is_flag=True, help="Measure the output matrix too.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+@options.threads
+@options.numa
+@options.as_json
+def command(
+    *,
+    model: str | None,
+    files: tuple[str, ...],
+    target: Path,
+    ctx_size: int,
+    chunks: int | None,
+    process_output: bool,
+    force: bool,
+    threads: int | None,
+    numa: NumaMode | None,
+    as_json: bool,
+) -> None:
+    """Read texts with a model and write how large the inputs of each matrix were, column by column,
+    for 'pyflow quantize --imatrix': errors in columns that meet large inputs cost most.
+
+    OUT is a GGUF file as llama-imatrix writes it. Texts should be like those that the model is for,
+    of some 50,000 tokens or more, and must not be what perplexity is measured on afterwards: the
+    test split of WikiText-2 is refused. The more bits MODEL has, the better; F16 is best.
+    """
+    from pyflow.quant.imatrix import by_tensor, write_imatrix
+
+    if target.exists() and not force:
+        raise PyflowError(f"{target} exists; choose another name, or replace it with --force")
+    texts = [_calibration(path) for path in files]
+    with options.load(model, threads, numa) as loaded:
+        if loaded.checkpoint.format != "GGUF":
+            raise UnsupportedError(
+                f"{loaded.path}: expected a GGUF file, found {loaded.checkpoint.format}; its names "
+                "would not be those of the file that is quantized"
+            )
+        options.context_size(ctx_size, loaded.spec.n_ctx_train)
+        windows = _windows(loaded, texts, ctx_size)[:chunks]
+        begin = time.monotonic()
+        with (
+            progress("reading") as show,
+            loaded.context(ctx_size, n_batch=ctx_size) as context,
+        ):
+            squares = _core.InputSquares(loaded.stage)
+            context.observe(squares)
+            for done, window in enumerate(windows, start=1):
+                _read(context, window, loaded.spec.n_vocab if process_output else None)
+                if show is not None:
+                    show(done, len(windows))
+        shapes = {t.name: t.shape for t in loaded.checkpoint.tensors}
+        found = by_tensor(squares.sums(), shapes)
+    seconds = time.monotonic() - begin
+    names = ["standard input" if path == "-" else Path(path).name for path in files]
+    write_imatrix(target, found, datasets=names, n_chunks=len(windows), chunk_size=ctx_size)
+    unseen = sum(int((s.n_rows == 0).sum()) for s in found.values())
+    if as_json:
+        figures = {
+            "path": str(target),
+            "n_matrices": len(found),
+            "n_unseen_experts": unseen,
+            "chunks": len(windows),
+            "n_ctx": ctx_size,
+            "datasets": names,
+            "seconds": seconds,
+        }
+        print_json(figures)
+    else:
+        click.echo(
+            f"{target}: {len(found)} matrices over {len(windows)} chunks of {ctx_size} tokens, "
+            f"{seconds:.1f} s"
+        )
+    if unseen:
+        click.echo(
+            f"warning: no row came to {unseen} matrices of experts, whose columns will count "
+            "alike; take a longer text",
+            err=True,
+        )
+
+
+def _calibration(path: str) -> str:
+    text = inputs.read(path)
+    if _TEST_TEXT in text:
+        raise click.UsageError(
+            f"{path}: has the test split of WikiText-2, on which perplexity is measured; "
+            "calibrated on it, a model would look better than it is: take another text"
+        )
+    return text
+
+
+def _windows(model: Model, texts: list[str], n_ctx: int) -> list[Window]:
+    """The chunks of each text; a usage error where one has none."""
+    from pyflow.quant.perplexity import cut_text
+
+    try:
+        return [w for text in texts for w in cut_text(model.tokenizer, text, n_ctx).windows]
+    except ShapeError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _read(context: Context, window: Window, n_vocab: int | None) -> None:
+    """Runs a window; n_vocab: with logits, a few rows at a time."""
+    context.clear()
+    if n_vocab is None:
+        context.forward(window.tokens, logits="none", regime="prefill")
+        return
+    n_rows = max(1, _LOGITS_NBYTES // (4 * n_vocab))
+    for begin in range(0, len(window.tokens), n_rows):
+        context.forward(window.tokens[begin : begin + n_rows], logits="all", regime="prefill")

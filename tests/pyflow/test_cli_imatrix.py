@@ -1,0 +1,81 @@
+"""`pyflow imatrix` on a real model: what is measured, what it helps, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyflow.quant import dequantize
+from pyflow.quant.imatrix import read_imatrix
+
+from pyflow import formats
+from pyflow.cli import main
+from pyflow.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.model
+QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "spec_bench_questions.jsonl"
+N_CTX = 64
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some questions of Spec-Bench."""
+    if not QUESTIONS.is_file():
+        pytest.skip(f"{QUESTIONS.name} (Spec-Bench) is not at {QUESTIONS.parent}")
+    lines = QUESTIONS.read_text().splitlines()[:20]
+    path = tmp_path_factory.mktemp("imatrix") / "questions.txt"
+    path.write_text("\n".join(turn for line in lines for turn in json.loads(line)["turns"]))
+    return path
+
+
+def test_sums_are_those_of_the_inputs(
+    capsys: pytest.CaptureFixture[str],
+    model_path: Callable[[str], Path],
+    tokenizer_of: Callable[[str], Tokenizer],
+    text: Path,
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "i.gguf"
+    args = ["imatrix", "-m", "smollm2", "-f", str(text), "-o", str(target), "-c", str(N_CTX)]
+    assert main([*args, "--chunks", "4", "--process-output", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # Seven matrices a layer, and the one that is embedding and output.
+    assert (told["n_matrices"], told["chunks"]) == (7 * 30 + 1, 4)
+    found = read_imatrix(target)
+    assert found.datasets == ("questions.txt",)
+
+    # What the first layer's queries are multiplied by: the norm of the embedding.
+    checkpoint = formats.open(model_path("smollm2"))
+    rows = np.asarray(tokenizer_of("smollm2").encode(text.read_text()))[: 4 * N_CTX]
+    record = checkpoint.native.tensor("token_embd.weight")
+    embedding = np.asarray(checkpoint.native.data(record.name)).reshape(record.shape[0], -1)
+    x = dequantize(embedding[rows], record.dtype).astype(np.float64)
+    x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5)
+    x *= np.asarray(checkpoint.array("blk.0.attn_norm.weight"), np.float64)
+    want = np.square(x).mean(0)
+    for role in ("attn_q", "attn_k", "attn_v"):
+        got = found.columns[f"blk.0.{role}.weight"][0]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6 * want.max())
+
+    assert main(args) == 1
+    assert "--force" in capsys.readouterr().err
+
+
+def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = tmp_path / "wiki"
+    text.write_text("\n = Robert Boulter = \n \n Robert Boulter is an English film")
+    assert main(["imatrix", "-m", "smollm2", "-f", str(text), "-o", str(tmp_path / "o")]) == 2
+    assert "test split of WikiText-2" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_text_that_is_too_short_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = tmp_path / "short"
+    text.write_text("Hello.")
+    assert main(["imatrix", "-m", "smollm2", "-f", str(text), "-o", str(tmp_path / "o")]) == 2
+    assert "at least 1,024 tokens" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Files of importance: written as llama.cpp writes them, and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
+
+SHAPES = {
+    "token_embd.weight": (30, 8),
+    "blk.0.attn_q.weight": (8, 8),
+    "blk.0.attn_qkv.weight": (24, 8),
+    "blk.0.ffn_up_exps.weight": (3, 4, 8),
+}
+ONE = np.arange(8.0)
+
+
+def squares() -> dict[str, Squares]:
+    measured = [
+        ("token_embd.weight", 0, 0, 0 * ONE),
+        ("blk.0.attn_q.weight", 0, 5, ONE),
+        *(("blk.0.attn_qkv.weight", row, 5, 2 * ONE) for row in (0, 8, 16)),
+        *(
+            ("blk.0.ffn_up_exps.weight", 4 * e, n, (e + 1) * ONE * (n > 0))
+            for e, n in ((0, 4), (1, 0), (2, 1))
+        ),
+    ]
+    return by_tensor(measured, SHAPES)
+
+
+def test_matrices_come_to_their_tensors() -> None:
+    found = squares()
+    assert set(found) == set(SHAPES) - {"token_embd.weight"}
+    np.testing.assert_array_equal(found["blk.0.attn_qkv.weight"].sums, [2 * ONE])
+    assert found["blk.0.attn_qkv.weight"].n_rows.tolist() == [5]
+    np.testing.assert_array_equal(found["blk.0.ffn_up_exps.weight"].sums, [ONE, 0 * ONE, 3 * ONE])
+    assert found["blk.0.ffn_up_exps.weight"].n_rows.tolist() == [4, 0, 1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    target = tmp_path / "i.gguf"
+    write_imatrix(target, squares(), datasets=["a.txt", "b"], n_chunks=7, chunk_size=512)
+    return target
+
+
+def test_what_is_written_is_read_again(path: Path) -> None:
+    found = read_imatrix(path)
+    assert (found.n_chunks, found.datasets) == (7, ("a.txt", "b"))
+    np.testing.assert_allclose(found.columns["blk.0.attn_q.weight"], [ONE / 5])
+    # An expert that nothing was measured of counts alike in all columns.
+    np.testing.assert_allclose(
+        found.columns["blk.0.ffn_up_exps.weight"], [ONE / 4, np.ones(8), 3 * ONE]
+    )
+
+
+def test_the_file_is_one_of_llama_imatrix_by_its_own_package(path: Path) -> None:
+    reader = gguf.GGUFReader(path)
+    values = {key: reader.get_field(key).contents() for key in reader.fields}
+    assert values["general.type"] == "imatrix"
+    assert values["imatrix.datasets"] == ["a.txt", "b"]
+    assert (values["imatrix.chunk_count"], values["imatrix.chunk_size"]) == (7, 512)
+    tensors = {t.name: t for t in reader.tensors}
+    sums = tensors["blk.0.ffn_up_exps.weight.in_sum2"]
+    counts = tensors["blk.0.ffn_up_exps.weight.counts"]
+    assert sums.tensor_type == counts.tensor_type == gguf.GGMLQuantizationType.F32
+    assert sums.shape.tolist() == [8, 3]
+    assert counts.shape.tolist() == [1, 3]
+    np.testing.assert_array_equal(counts.data.reshape(-1), [4, 0, 1])
