@@ -78,6 +78,20 @@ def _overrides(
     is_flag=True,
     help="Take weights that are quantized already; the errors add up.",
 )
+@click.option(
+    "--shuffle",
+    type=click.IntRange(0, (1 << 32) - 1),
+    metavar="SEED",
+    help="First put channels into a random order, which changes no result but takes blocks apart "
+    "that the weights had before.",
+)
+@click.option(
+    "--rotate",
+    type=click.IntRange(0, (1 << 32) - 1),
+    metavar="SEED",
+    help="First turn the residual stream by a random orthogonal matrix, which changes no result "
+    "but evens out channels. Like --shuffle it takes 4 bytes per weight of disk meanwhile.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @options.threads
 @options.as_json
@@ -91,6 +105,8 @@ def command(
     pure: bool,
     keep_output: bool,
     allow_requantize: bool,
+    shuffle: int | None,
+    rotate: int | None,
     force: bool,
     threads: int | None,
     as_json: bool,
@@ -109,6 +125,12 @@ def command(
     path = catalogue.resolve(source)
     _check_target(path, target, force)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
+    if shuffle is not None or rotate is not None:
+        if imatrix is not None:
+            raise click.UsageError(
+                "--imatrix is of columns that --shuffle and --rotate move; measure it afterwards"
+            )
+        path = _rewritten(path, target, shuffle, rotate, allow_requantize)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     plan: list[Step] = []
@@ -137,6 +159,31 @@ def command(
         print_json(_as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))
     else:
         _print(target, shares, nbytes, seconds)
+
+
+def _rewritten(
+    source: Path, target: Path, shuffle: int | None, rotate: int | None, allow_requantize: bool
+) -> Path:
+    """The model shuffled and turned, in a file beside the target; it goes when the command ends."""
+    from pyflow import formats
+    from pyflow.quant.convert import Recipe, plan
+    from pyflow.quant.rotate import rotated
+    from pyflow.quant.shuffle import shuffled
+
+    # Weights that may not be quantized again may not come in by the back door.
+    plan(formats.open(source), Recipe("F32", allow_requantize=allow_requantize), None)
+    enter = click.get_current_context().with_resource
+    with progress("rewriting, millions of weights") as show:
+
+        def told(done: int, total: int) -> None:
+            if show is not None:
+                show(done // _MILLION, total // _MILLION)
+
+        if shuffle is not None:
+            source = enter(shuffled(source, target.parent, shuffle, progress=told))
+        if rotate is not None:
+            source = enter(rotated(source, target.parent, rotate, progress=told))
+    return source
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:

@@ -20,6 +20,8 @@ import pyflow
 from pyflow import formats
 from pyflow.cli import main
 
+from .tiny_models import write_model
+
 pytestmark = pytest.mark.model
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
@@ -221,3 +223,31 @@ def test_llama_cpp_refuses_our_own_formats(f16: Path, tmp_path: Path) -> None:
     peer = subprocess.run(command, check=False, capture_output=True, text=True)
     assert peer.returncode == 1
     assert "llama.cpp does not load it" in peer.stderr
+
+
+@pytest.mark.parametrize("option", ["--shuffle", "--rotate"])
+def test_a_model_can_be_taken_off_its_grid(run: Run, tmp_path: Path, option: str) -> None:
+    f32, q4, f16, target = (tmp_path / f"{name}.gguf" for name in ("f32", "q4", "f16", "target"))
+    write_model(f32, n_layers=2, window=0, has_tokenizer=True)
+    assert run("quantize", str(f32), str(q4), "--type", "q4_1", "--pure")[0] == 0
+    args = ("quantize", str(q4), str(target), "--type", "f16", option, "1")
+    code, _, err = run(*args)
+    assert code == 3
+    assert "--allow-requantize" in err
+    assert run(*args, "--allow-requantize")[0] == 0
+    assert run("quantize", str(q4), str(f16), "--type", "f16", "--allow-requantize")[0] == 0
+    assert {*tmp_path.iterdir()} == {f32, q4, f16, target}
+    with pyflow.load(f16) as before, pyflow.load(target) as after:
+        want, found = (model.logits([1, 5, 9, 80, 81]) for model in (before, after))
+        assert abs(found - want).max() < 0.01 * abs(want).max()
+    # Of what it was, the same again loses nothing.
+    lost = []
+    for source in (f16, target):
+        code, out, _ = run(
+            *("quantize", str(source), str(tmp_path / "again.gguf"), "--type", "q4_1", "--pure"),
+            *("--json", "--force"),
+        )
+        assert code == 0
+        lost.append(json.loads(out)["roles"]["ffn_up"]["relative_error"])
+    assert lost[0] < 0.001
+    assert lost[1] > 0.05

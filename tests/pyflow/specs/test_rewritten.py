@@ -1,0 +1,106 @@
+"""Models in another basis or another order give the same logits, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyflow.quant import rotate as rotation
+from pyflow.quant import shuffle as order
+from pyflow.quant.convert import Recipe, convert
+from pyflow.quant.rotate import orthogonal, rotate, rotated
+from pyflow.quant.shuffle import shuffle
+
+import pyflow
+from pyflow import formats
+from pyflow.errors import UnsupportedError
+
+from . import tiny
+from .test_families import NAMES, TOLERANCE, fixture, logits
+
+# By what they are refused: norms with a mean, norms on a branch.
+REFUSED = {
+    **dict.fromkeys(
+        (
+            *("gguf_bloom", "gguf_falcon40b", "gguf_falcon7b", "gguf_gpt2", "gguf_gptneox"),
+            *("gguf_gptneox_sequential", "gguf_stablelm", "gguf_stablelm2_12b"),
+            "gguf_starcoder2",
+        ),
+        "root mean square",
+    ),
+    **dict.fromkeys(("gguf_gemma2", "gguf_gemma3"), "post_attention_norm"),
+    "gguf_olmo2": "attn_q.weight",
+}
+GGUF = [name for name in NAMES if name.startswith("gguf_")]
+
+
+@pytest.mark.parametrize("n", [1, 7, 48, 64, 576])
+def test_the_matrix_is_orthogonal_and_mixes_everything(n: int) -> None:
+    r = orthogonal(n, 5)
+    np.testing.assert_allclose(r @ r.T, np.eye(n), atol=1e-13)
+    assert (r != 0).all()
+    np.testing.assert_array_equal(r, orthogonal(n, 5))
+    assert n == 1 or not np.allclose(r, orthogonal(n, 6))
+
+
+CHANGES = {"rotate": (rotate, rotation.SEED_KEY), "shuffle": (shuffle, order.SEED_KEY)}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, "rotate") for name in GGUF if name not in REFUSED),
+        *((name, "shuffle") for name in GGUF),
+    ],
+)
+def test_logits_stay_those_of_the_other_program(name: str, change: str, tmp_path: Path) -> None:
+    golden = fixture(name)
+    source = tiny.write(tmp_path, golden)
+    target = tmp_path / "changed.gguf"
+    write, key = CHANGES[change]
+    write(source, target, 7)
+    before, after = formats.open(source), formats.open(target)
+    assert after.metadata[key] == 7
+    for record in before.tensors:
+        if len(record.shape) > 1 and "norm" not in record.name:
+            old, new = before.array(record.name), after.array(record.name)
+            assert np.mean(np.isclose(old, new)) < 0.5
+    got = logits(after, golden["tokens"], golden.get("n_ctx", 64), "prefill")[golden["rows"]]
+    want = np.array(golden["logits"])
+    assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_models_whose_stream_cannot_be_turned_are_refused(name: str, tmp_path: Path) -> None:
+    source = tiny.write(tmp_path, fixture(name))
+    with pytest.raises(UnsupportedError, match=REFUSED[name]):
+        rotate(source, tmp_path / "rotated.gguf", 7)
+    assert not (tmp_path / "rotated.gguf").exists()
+
+
+def test_a_rotated_file_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
+    source = tiny.write(tmp_path, fixture("gguf_llama2"))
+    with rotated(source, tmp_path, 1) as path:
+        assert path.is_file()
+    assert [*tmp_path.iterdir()] == [source]
+
+
+@pytest.mark.model
+@pytest.mark.accept
+@pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder-1.5b"])
+def test_logits_of_real_models_stay_the_same_in_f32(
+    name: str, model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def of(path: Path) -> np.ndarray:
+        with pyflow.load(path) as model:
+            text = "The quick brown fox jumps over the lazy dog, and it was a sunny day in May."
+            return model.logits(model.tokenizer.encode(text))
+
+    convert(model_path(name), tmp_path / "f32.gguf", Recipe("F32", allow_requantize=True))
+    want = of(tmp_path / "f32.gguf")
+    (tmp_path / "f32.gguf").unlink()
+    for write, _ in CHANGES.values():
+        write(model_path(name), tmp_path / "changed.gguf", 1)
+        assert np.abs(of(tmp_path / "changed.gguf") - want).max() <= 1e-3 * np.abs(want).max()
