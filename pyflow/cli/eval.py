@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli import Group, eval_kld, options
+from pyflow.cli import Group, eval_compare, eval_kld, options
 from pyflow.cli.eval_text import TextOptions, end, measuring, of_text
 from pyflow.cli.output import print_json
 
@@ -71,3 +71,4 @@ def ppl(
 
 
 command.add_command(eval_kld.command)
+command.add_command(eval_compare.command)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow.cli import options
-from pyflow.cli.eval_text import TextOptions, end, measuring, of_text
+from pyflow.cli.eval_text import Run, TextOptions, end, measuring, of_text
 from pyflow.cli.output import markdown_table, print_json
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
     from pyflow.quant.kld import Divergence
+    from pyflow.quant.windows import Cut, Window
     from pyflow.topology import NumaMode
 
 # Of a text, that two tokenizers have to agree on.
@@ -46,52 +48,72 @@ def command(
     often the likeliest token is the base's; and the root mean square of the change of the right
     token's probability.
     """
-    from pyflow.quant import kld
-    from pyflow.quant.perplexity import limited
-
     with ExitStack() as stack:
         models = [
             stack.enter_context(options.load(name, threads, numa)) for name in (base, *quants)
         ]
-        check_tokenizers(models, text.text)
-        cut = text.cut(models[0])
-        windows = limited(cut, text.n_chunks)
-        journal = text.journal(cut, kld.n_figures(len(quants)), models, "eval kld")
-        with measuring(journal, windows) as (run, show), ExitStack() as contexts:
-            first, *others = (
-                contexts.enter_context(model.context(text.n_ctx, n_batch=text.n_ctx))
-                for model in models
-            )
-            kld.diverge(
-                first,
-                others,
-                windows,
-                journal,
-                n_vocab=models[0].spec.n_vocab,
-                regime=text.regime,
-                n_threads=models[0].n_threads,
-                progress=show,
-            )
-    records = journal.records[: run.n_done]
-    found = [kld.compare(records, k) for k in range(len(quants))]
+        found = diverge(models, text)
     if as_json:
         figures = {
-            **text.facts(cut),
-            "chunks": run.n_done,
-            "tokens": found[0].tokens,
-            "seconds": run.seconds,
-            "base": {"model": base, **_mean(found[0].base_ppl, "ppl")},
+            **text.facts(found.cut),
+            "chunks": found.run.n_done,
+            "tokens": found.divergences[0].tokens,
+            "seconds": found.run.seconds,
+            "base": {"model": base, **_mean(found.divergences[0].base_ppl, "ppl")},
             "models": [
                 {"model": name, **as_figures(divergence)}
-                for name, divergence in zip(quants, found, strict=True)
+                for name, divergence in zip(quants, found.divergences, strict=True)
             ],
         }
         print_json(figures)
     else:
-        click.echo(_table(base, quants, found))
-        told = text.told(cut, run.n_done, found[0].tokens)
-        click.echo(f"{told[0].upper()}{told[1:]}, {run.seconds:.1f} s")
-    end(run, windows, text.resume)
+        click.echo(_table(base, quants, found.divergences))
+        click.echo(found.told(text))
+    end(found.run, found.windows, text.resume)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured of models against the first of them."""
+
+    cut: Cut
+    windows: Sequence[Window]
+    run: Run
+    divergences: list[Divergence]
+
+    def told(self, text: TextOptions) -> str:
+        """How, in a line."""
+        told = text.told(self.cut, self.run.n_done, self.divergences[0].tokens)
+        return f"{told[0].upper()}{told[1:]}, {self.run.seconds:.1f} s"
+
+
+def diverge(models: Sequence[Model], text: TextOptions) -> Found:
+    """Measures models against the first of them, as far as Ctrl-C lets it."""
+    from pyflow.quant import kld
+    from pyflow.quant.perplexity import limited
+
+    check_tokenizers(models, text.text)
+    cut = text.cut(models[0])
+    windows = limited(cut, text.n_chunks)
+    journal = text.journal(cut, kld.n_figures(len(models) - 1), models, "eval kld")
+    with measuring(journal, windows) as (run, show), ExitStack() as contexts:
+        first, *others = (
+            contexts.enter_context(model.context(text.n_ctx, n_batch=text.n_ctx))
+            for model in models
+        )
+        kld.diverge(
+            first,
+            others,
+            windows,
+            journal,
+            n_vocab=models[0].spec.n_vocab,
+            regime=text.regime,
+            n_threads=models[0].n_threads,
+            progress=show,
+        )
+    records = journal.records[: run.n_done]
+    found = [kld.compare(records, k) for k in range(len(models) - 1)]
+    return Found(cut, windows, run, found)
 
 
 def check_tokenizers(models: Sequence[Model], text: str) -> None:

@@ -113,7 +113,7 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "spec"], "Missing option '--prompts'"),
         (
             ["eval", "foo"],
-            "no command is called 'foo'; there are kld, ppl (see 'pyflow eval --help')",
+            "no command is called 'foo'; there are compare, kld, ppl (see 'pyflow eval --help')",
         ),
         (["eval", "ppl", "-f"], "(see 'pyflow eval ppl --help')"),
         (["eval", "ppl"], "--file"),

@@ -1,10 +1,9 @@
-"""`pyflow eval` on a real model: what it tells, how it ends early and goes on."""
+"""`pyflow eval`: what it tells, how it ends early and goes on."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import pytest
 from pyflow.quant import kld, perplexity
 
 from pyflow.cli import main
+from pyflow.cli.eval_compare import front
 
-pytestmark = pytest.mark.model
+from .tiny_models import write_model
+
 SENTENCE = "The quick brown fox jumps over the lazy dog, and it was a sunny day in May. "
 ARGS = ("-c", "64")
 
@@ -26,11 +27,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def coarse(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """smollm2 with other bits, off the grid of its own."""
-    path = tmp_path_factory.mktemp("eval") / "iq4.gguf"
-    source = str(model_path("smollm2"))
-    assert main(["quantize", source, str(path), "--type", "iq4_nl", "--allow-requantize"]) == 0
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model in F32."""
+    path = tmp_path_factory.mktemp("eval") / "base.gguf"
+    return str(write_model(path, n_layers=2, window=0, has_tokenizer=True))
+
+
+@pytest.fixture(scope="module")
+def coarse(base: str) -> str:
+    """The same with less bits."""
+    path = Path(base).with_name("q4.gguf")
+    assert main(["quantize", base, str(path), "--type", "iq4_nl", "--pure"]) == 0
     return str(path)
 
 
@@ -41,15 +48,15 @@ def told(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[
 
 
 def test_kld_tells_how_far_models_are_and_their_perplexities_are_those_of_ppl(
-    capsys: pytest.CaptureFixture[str], text: str, coarse: str
+    capsys: pytest.CaptureFixture[str], text: str, base: str, coarse: str
 ) -> None:
     args = (*ARGS, "-f", text, "--chunks", "4")
-    found = told(capsys, "kld", "smollm2", coarse, "smollm2", *args)
+    found = told(capsys, "kld", base, coarse, base, *args)
     quant, same = found["models"]
     assert found["chunks"] == 4
     assert found["tokens"] == 4 * 31
     assert found["method"] == "llama.cpp"
-    for model, ppl in (("smollm2", found["base"]["ppl"]), (coarse, quant["ppl"])):
+    for model, ppl in ((base, found["base"]["ppl"]), (coarse, quant["ppl"])):
         alone = told(capsys, "ppl", "-m", model, *args)
         assert ppl == pytest.approx(alone["ppl"], rel=1e-5)
         assert alone["text_sha256"] == found["text_sha256"]
@@ -61,12 +68,14 @@ def test_kld_tells_how_far_models_are_and_their_perplexities_are_those_of_ppl(
     )
     assert same["kl"]["max"] == 0
     assert same["same_top"]["mean"] == 1
-    assert main(["eval", "kld", "smollm2", coarse, *args]) == 0
+    assert main(["eval", "kld", base, coarse, *args]) == 0
     assert f"{quant['kl']['mean']:.6f}" in capsys.readouterr().out
 
 
-def test_strided_windows_are_named(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    args = ("ppl", "-m", "smollm2", "-f", text, *ARGS, "--chunks", "3")
+def test_strided_windows_are_named(
+    capsys: pytest.CaptureFixture[str], text: str, base: str
+) -> None:
+    args = ("ppl", "-m", base, "-f", text, *ARGS, "--chunks", "3")
     found = told(capsys, *args, "--method", "strided", "--stride", "16")
     assert (found["method"], found["stride"], found["chunks"]) == ("strided", 16, 3)
     assert found["tokens"] == 63 + 2 * 16
@@ -79,11 +88,12 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     text: str,
+    base: str,
     coarse: str,
     tmp_path: Path,
     which: str,
 ) -> None:
-    models = {"ppl": ("-m", "smollm2"), "kld": ("smollm2", coarse)}[which]
+    models = {"ppl": ("-m", base), "kld": (base, coarse)}[which]
     args = (which, *models, "-f", text, *ARGS, "--chunks", "3")
     whole = told(capsys, *args)
     resumed = (*args, "--resume", str(tmp_path / "j"))
@@ -113,14 +123,69 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
     assert "n_ctx: 64 there, 32 here" in capsys.readouterr().err
 
 
-def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+@pytest.mark.model
+def test_what_cannot_be_measured_is_refused(
+    capsys: pytest.CaptureFixture[str], text: str, base: str
+) -> None:
     def refused(*args: str) -> str:
         assert main(["eval", *args]) == 2
         return capsys.readouterr().err
 
-    assert "--stride is for --method strided" in refused("ppl", "-f", text, "--stride", "4")
+    ppl = ("ppl", "-m", base, "-f", text)
+    assert "--stride is for --method strided" in refused(*ppl, "--stride", "4")
     assert "--stride: expected 1 to 8" in refused(
-        *("ppl", "-f", text, "-c", "8", "--method", "strided", "--stride", "9")
+        *ppl, *("-c", "8", "--method", "strided", "--stride", "9")
     )
-    assert "QUANT" in refused("kld", "smollm2", "-f", text)
-    assert "another (262,144)" in refused("kld", "smollm2", "gemma3", "-f", text)
+    assert "QUANT" in refused("kld", base, "-f", text)
+    assert "another (49,152)" in refused("kld", base, "smollm2", "-f", text)
+
+
+def test_types_of_a_model_are_compared_in_one_table(
+    capsys: pytest.CaptureFixture[str], text: str, base: str, tmp_path: Path
+) -> None:
+    keep, plot = tmp_path / "kept", tmp_path / "front.png"
+    given = ("-f", text, *ARGS, "--chunks", "2")
+    args = ("compare", base, "--types", "iq4_nl,q3_b32", "--pure", "--keep", str(keep), *given)
+    found = told(capsys, *args, "-r", "1", "--plot", str(plot))
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    first, iq4, q3 = found["models"]
+    assert [m["model"] for m in found["models"]] == [base, "iq4_nl", "q3_b32"]
+    assert q3["nbytes"] < iq4["nbytes"] < first["nbytes"]
+    assert q3["bits_per_weight"] == pytest.approx(4, abs=0.2)
+    assert 0 < iq4["kl"]["mean"] < q3["kl"]["mean"]
+    assert iq4["on_front"]
+    assert q3["on_front"]
+    assert all(m["pp_per_second"]["mean"] > 0 for m in (first, iq4, q3))
+    assert all(m["tg_per_second"]["mean"] > 0 for m in (first, iq4, q3))
+    # The files are there now, are not made again, and compare by their names.
+    files = sorted(keep.iterdir())
+    assert [f.name for f in files] == ["base.iq4_nl.pure.gguf", "base.q3_b32.pure.gguf"]
+    made = [f.stat().st_mtime_ns for f in files]
+    assert main(["eval", *args, "-r", "0", "-o", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [f.stat().st_mtime_ns for f in files] == made
+    assert lines[0].startswith("model,nbytes,bits_per_weight,ppl,stderr")
+    assert lines[2].startswith(f"iq4_nl,{iq4['nbytes']},")
+    assert main(["eval", "compare", base, str(files[1]), *given, "-r", "0"]) == 0
+    out = capsys.readouterr().out
+    assert f"| {files[1]} * |" in out
+    assert f"{q3['kl']['mean']:.6f}" in out
+
+
+def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, base: str
+) -> None:
+    def refused(*args: str) -> str:
+        assert main(["eval", "compare", base, "-f", text, *args]) == 2
+        return capsys.readouterr().err
+
+    assert "name models or give --types" in refused()
+    assert "found 'Q9'" in refused("--types", "q4_0,q9")
+    assert "are for --types" in refused(base, "--pure")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "pip install matplotlib" in refused(base, "--plot", "x.png")
+
+
+def test_on_the_front_is_what_nothing_beats_in_both() -> None:
+    points = [(4.0, 0.1), (5.0, 0.1), (5.0, 0.02), (3.0, 0.5), (4.0, 0.1), (6.0, 0.01)]
+    assert front(points) == [True, False, True, True, True, True]

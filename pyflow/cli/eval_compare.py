@@ -1,0 +1,289 @@
+"""`pyflow eval compare`: what models, or types of one, cost in size, speed and accuracy."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import io
+import math
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow import catalogue
+from pyflow.cli import options
+from pyflow.cli.eval_kld import as_figures, diverge, percent
+from pyflow.cli.eval_text import TextOptions, end, of_text
+from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.terminal import progress
+from pyflow.quant.mixes import TYPES
+
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+    from pyflow.quant.convert import Recipe
+    from pyflow.quant.imatrix import Imatrix
+    from pyflow.topology import NumaMode
+
+_N_PROMPT, _N_GEN = 512, 64
+
+
+def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
+    names = [] if value is None else [name.strip().upper() for name in value.split(",")]
+    for name in names:
+        if name not in TYPES:
+            raise click.BadParameter(
+                f"expected types of {', '.join(TYPES)}, found {name!r}", ctx, param
+            )
+    return list(dict.fromkeys(names))
+
+
+@click.command("compare")
+@click.argument("base", metavar="BASE")
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option(
+    "--types",
+    metavar="TYPE,...",
+    callback=_types,
+    help="Types of 'pyflow quantize' to make of BASE and measure.",
+)
+@click.option("--pure", is_flag=True, help="For --types: the main format for every matrix.")
+@click.option(
+    "--imatrix", "imatrix_file", metavar="FILE", help="For --types: how much each column counts."
+)
+@click.option("--allow-requantize", is_flag=True, help="For --types: BASE may be quantized.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="For --types: keep the files there, and take those that are there and newer than BASE.",
+)
+@of_text
+@options.threads
+@options.numa
+@click.option("-r", "--repetitions", type=click.IntRange(0), default=3, help="Runs of each speed.")
+@click.option(
+    "-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="Form."
+)
+@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Also draw divergence over size, with matplotlib.",
+)
+def command(
+    *,
+    base: str,
+    models: tuple[str, ...],
+    types: list[str],
+    pure: bool,
+    imatrix_file: str | None,
+    allow_requantize: bool,
+    keep: Path | None,
+    text: TextOptions,
+    threads: int | None,
+    numa: NumaMode | None,
+    repetitions: int,
+    output: str,
+    plot: Path | None,
+) -> None:
+    """Size, perplexity, divergence from BASE and speed in one table, of models or of the types that
+    BASE is quantized to.
+
+    All models are in memory together. Perplexity and divergence are those of 'pyflow eval kld'; pp
+    is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens a second,
+    left out with -r 0. On the front are those that no other one beats in both bits and divergence.
+    """
+    if not models and not types:
+        raise click.UsageError("there is nothing to compare with BASE; name models or give --types")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot: matplotlib is not here; run 'pip install matplotlib'")
+    if not types and (pure or imatrix_file is not None or keep is not None or allow_requantize):
+        raise click.UsageError(
+            "--pure, --imatrix, --allow-requantize and --keep are for --types; add that"
+        )
+    with ExitStack() as stack:
+        paths = [catalogue.resolve(base), *map(catalogue.resolve, models)]
+        names = [base, *models]
+        if types:
+            from pyflow.quant.convert import Recipe
+            from pyflow.quant.imatrix import read_imatrix
+
+            folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder.mkdir(parents=True, exist_ok=True)
+            imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
+            recipes = [Recipe(t, pure=pure, allow_requantize=allow_requantize) for t in types]
+            paths += _quantize(paths[0], folder, recipes, imatrix, threads)
+            names += [t.lower() for t in types]
+        loaded = [stack.enter_context(options.load(str(p), threads, numa)) for p in paths]
+        found = diverge(loaded, text)
+        rows = [
+            {"model": name, **_size(model), **_speed(model, repetitions)}
+            for name, model in zip(names, loaded, strict=True)
+        ]
+        cpu = _cpu(loaded[0])
+    first = found.divergences[0].base_ppl
+    rows[0] |= {"ppl": first.mean, "stderr": first.stderr}
+    for row, divergence in zip(rows[1:], found.divergences, strict=True):
+        row.update(as_figures(divergence))
+    on_front = front([(r["bits_per_weight"], r["kl"]["mean"]) for r in rows[1:]])
+    for row, best in zip(rows[1:], on_front, strict=True):
+        row["on_front"] = best
+    told = f"{found.told(text)}; {cpu}"
+    if output == "json":
+        figures = {
+            **text.facts(found.cut),
+            "chunks": found.run.n_done,
+            "tokens": found.divergences[0].tokens,
+            "seconds": found.run.seconds,
+            "cpu": cpu,
+            "models": rows,
+        }
+        print_json(figures)
+    elif output == "csv":
+        click.echo(_csv(rows), nl=False)
+    else:
+        click.echo(_table(rows, [None, *found.divergences]))
+        click.echo(told)
+    if plot is not None:
+        draw(rows[1:], told, plot)
+    end(found.run, found.windows, text.resume)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which points no other one is at or below in both numbers, and below in one."""
+    return [not any(x <= a and y <= b and (x, y) != (a, b) for x, y in points) for a, b in points]
+
+
+def _quantize(
+    source: Path,
+    folder: Path,
+    recipes: Sequence[Recipe],
+    imatrix: Imatrix | None,
+    threads: int | None,
+) -> list[Path]:
+    """A file in the folder for each recipe."""
+    from pyflow.quant.convert import convert
+    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+
+    n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
+    paths = []
+    with progress("quantizing") as show:
+        for i, recipe in enumerate(recipes):
+            if show is not None:
+                show(i, len(recipes))
+            options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if imatrix else ''}"
+            path = folder / f"{source.stem}.{recipe.type.lower()}{options_in_name}.gguf"
+            paths.append(path)
+            if not path.exists() or path.stat().st_mtime_ns <= source.stat().st_mtime_ns:
+                convert(source, path, recipe, imatrix=imatrix, n_threads=n_threads)
+    return paths
+
+
+def _size(model: Model) -> dict[str, Any]:
+    tensors = model.checkpoint.tensors
+    nbytes = sum(t.nbytes for t in tensors)
+    n_weights = sum(math.prod(t.shape) for t in tensors)
+    return {"nbytes": nbytes, "bits_per_weight": 8 * nbytes / n_weights}
+
+
+def _speed(model: Model, repetitions: int) -> dict[str, Any]:
+    from pyflow.cli.timing import Test, measure
+
+    if not repetitions:
+        return {}
+    n_prompt = min(_N_PROMPT, model.spec.n_ctx_train)
+    tests = [Test(0, n_prompt=n_prompt), Test(0, n_gen=min(_N_GEN, n_prompt))]
+    pp, tg = measure(model, tests, repetitions, "f16")
+    return {
+        name: {"mean": r["avg_ts"], "stddev": r["stddev_ts"]}
+        for name, r in (("pp_per_second", pp), ("tg_per_second", tg))
+    }
+
+
+def _cpu(model: Model) -> str:
+    from pyflow import _core
+
+    return f"{_core.cpu_info()['model']}, {model.isa}, {model.n_threads} threads"
+
+
+def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Any]) -> str:
+    speeds = ["pp t/s", "tg t/s"] if "pp_per_second" in rows[0] else []
+    head = ["model", "bytes", "bits", "perplexity", "change", "mean KL", "99 %", "same top"]
+    lines = []
+    for row, d in zip(rows, divergences, strict=True):
+        cells = [
+            f"{row['model']}{' *' if row.get('on_front') else ''}",
+            f"{row['nbytes']:,}",
+            f"{row['bits_per_weight']:.3f}",
+            f"{row['ppl']:.4f} ± {row['stderr']:.4f}",
+        ]
+        if d is None:
+            cells += [""] * 4
+        else:
+            cells += [
+                percent(d.ppl_change),
+                f"{d.kl.mean:.6f} ± {d.kl.stderr:.6f}",
+                f"{d.kl_quantiles[3]:.5f}",
+                percent(d.same_top, signed=False),
+            ]
+        for name in ("pp_per_second", "tg_per_second")[: len(speeds)]:
+            cells.append(f"{row[name]['mean']:.1f} ± {row[name]['stddev']:.1f}")
+        lines.append(cells)
+    table = markdown_table([*head, *speeds], lines, left={"model"})
+    return f"{table}\n\n* on the front: none has both less bits and less divergence."
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each model; what JSON nests has names with dots."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _flat(values: dict[str, Any], start: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{start}{key}.")
+        else:
+            out[start + key] = value
+    return out
+
+
+def draw(rows: Sequence[dict[str, Any]], told: str, target: Path) -> None:
+    """Mean divergence with its error over bits per weight, and a line through the front."""
+    mpl = importlib.import_module("matplotlib")
+    mpl.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, axis = pyplot.subplots(figsize=(9, 6))
+    for row in rows:
+        at, kl = row["bits_per_weight"], row["kl"]
+        style = "o" if row["on_front"] else "x"
+        axis.errorbar(at, kl["mean"], kl["stderr"], fmt=style, color="C0", capsize=2)
+        axis.annotate(
+            row["model"], (at, kl["mean"]), xytext=(4, 4), textcoords="offset points", fontsize=8
+        )
+    best = sorted((r["bits_per_weight"], r["kl"]["mean"]) for r in rows if r["on_front"])
+    axis.plot([x for x, _ in best], [y for _, y in best], "--", color="C0", linewidth=0.8)
+    if any(r["kl"]["mean"] > 0 for r in rows):
+        axis.set_yscale("log")
+    axis.set_xlabel("bits per weight")
+    axis.set_ylabel("mean KL divergence (nats)")
+    axis.set_title(told, fontsize=7)
+    figure.tight_layout()
+    try:
+        figure.savefig(target, dpi=150)
+    except ValueError as error:  # a suffix that it does not know
+        raise click.UsageError(f"--plot: {target}: {error}") from None
+    finally:
+        pyplot.close(figure)
