@@ -123,16 +123,12 @@ struct Zmm {
     return _mm512_slli_epi16(a, N);
   }
   static inline B bsub(B a, B b) { return _mm512_sub_epi8(a, b); }
-  template <int N>
-  static inline B bmul(B a) {
-    return _mm512_mullo_epi16(a, _mm512_set1_epi16(N));
-  }
-  // 5958 = 2^16 / 11 + 0.1: the high half of the product is the quotient.
+  // 5958 = 2^16 / 11 + 0.2: the high half of the product is the quotient. The high byte of a pair's
+  // product is that of the higher byte, whatever the lower one is.
   static inline B bdiv11(B a) {
     const __m512i n = _mm512_set1_epi16(5958);
     const __m512i even = _mm512_mulhi_epu16(_mm512_and_si512(a, _mm512_set1_epi16(0xff)), n);
-    const __m512i odd = _mm512_mulhi_epu16(_mm512_srli_epi16(a, 8), n);
-    return _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
+    return bmerge(_mm512_mulhi_epu16(a, n), _mm512_set1_epi16(static_cast<int16_t>(0xff00)), even);
   }
   static inline B lut16(const int8_t* table, B index) {
     return _mm512_shuffle_epi8(

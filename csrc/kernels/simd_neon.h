@@ -191,9 +191,6 @@ struct Simd {
   PYFLOW_EACH_N(B, bshl, PYFLOW_OP)
 #undef PYFLOW_OP
   PYFLOW_EACH_2(B, bsub, vsubq_u8)
-#define PYFLOW_OP(x) vmulq_u8(x, vdupq_n_u8(N))
-  PYFLOW_EACH_N(B, bmul, PYFLOW_OP)
-#undef PYFLOW_OP
   // (x * 187) >> 11 is the quotient.
   static inline uint8x16_t divide(uint8x16_t x) {
     const uint16x8_t lo = vmull_u8(vget_low_u8(x), vdup_n_u8(187));

@@ -158,17 +158,12 @@ struct Ymm {
     return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
   }
   PYFLOW_EACH_I(bsub, _mm256_sub_epi8)
-  template <int N>
-  static inline B bmul(B a) {
-    const __m256i n = _mm256_set1_epi16(N);
-    return {_mm256_mullo_epi16(a.lo, n), _mm256_mullo_epi16(a.hi, n)};
-  }
-  // 5958 = 2^16 / 11 + 0.1: the high half of the product is the quotient.
+  // 5958 = 2^16 / 11 + 0.2: the high half of the product is the quotient. The high byte of a pair's
+  // product is that of the higher byte, whatever the lower one is.
   static inline __m256i divide(__m256i a) {
-    const __m256i n = _mm256_set1_epi16(5958);
-    const __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)), n);
-    const __m256i odd = _mm256_mulhi_epu16(_mm256_srli_epi16(a, 8), n);
-    return _mm256_or_si256(even, _mm256_slli_epi16(odd, 8));
+    const __m256i n = _mm256_set1_epi16(5958), low = _mm256_set1_epi16(0xff);
+    const __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(a, low), n);
+    return _mm256_or_si256(_mm256_andnot_si256(low, _mm256_mulhi_epu16(a, n)), even);
   }
   static inline B bdiv11(B a) { return {divide(a.lo), divide(a.hi)}; }
   static inline B lut16(const int8_t* table, B index) {

@@ -61,19 +61,9 @@ struct KScales {
     const auto* half = reinterpret_cast<const uint16_t*>(p);
     const F d = S::load_f16(half), minus_dmin = S::sub(S::zero(), S::load_f16(half + 16));
     for (int i = 0; i < 2; ++i) {
-      spread<S>(scales[i], d, s + 4 * i);
-      spread<S>(minimums[i], minus_dmin, m + 4 * i);
+      scaled_bytes<S>(scales[i], d, s + 4 * i);
+      scaled_bytes<S>(minimums[i], minus_dmin, m + 4 * i);
     }
-  }
-
- private:
-  template <class S>
-  static inline void spread(typename S::I bytes, typename S::F d, typename S::F* out) {
-    const typename S::I byte = S::iset1(255);
-    out[0] = S::mul(d, S::to_f(S::iand(bytes, byte)));
-    out[1] = S::mul(d, S::to_f(S::iand(S::template shr<8>(bytes), byte)));
-    out[2] = S::mul(d, S::to_f(S::iand(S::template shr<16>(bytes), byte)));
-    out[3] = S::mul(d, S::to_f(S::template shr<24>(bytes)));
   }
 };
 

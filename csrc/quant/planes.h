@@ -56,6 +56,16 @@ inline typename S::B bmove(typename S::B a) {
   }
 }
 
+// d times each of the four bytes of a lane.
+template <class S>
+inline void scaled_bytes(typename S::I bytes, typename S::F d, typename S::F* out) {
+  const typename S::I byte = S::iset1(255);
+  out[0] = S::mul(d, S::to_f(S::iand(bytes, byte)));
+  out[1] = S::mul(d, S::to_f(S::iand(S::template shr<8>(bytes), byte)));
+  out[2] = S::mul(d, S::to_f(S::iand(S::template shr<16>(bytes), byte)));
+  out[3] = S::mul(d, S::to_f(S::template shr<24>(bytes)));
+}
+
 struct Bytes {
   static constexpr int kBytes = 16 * 64;
   static void put(uint8_t* plane, int lane, const uint8_t* q) {

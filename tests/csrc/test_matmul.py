@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 
-from . import linear_reference
+from . import own_formats
 
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
 FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
@@ -28,7 +28,8 @@ HALVES = {
     "Q6_K": [208],
     "IQ4_NL": [0],
     "IQ4_XS": [0],
-    **{name: [0, 2] for name in linear_reference.LINEAR},
+    "Q3H_K": [0],
+    **{name: [0, 2] for name in own_formats.LINEAR},
 }
 ACT_BLOCK = np.dtype(
     [

@@ -8,11 +8,12 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pyflow.quant.blocks import FIRST_OWN_ID
 
 from pyflow import _core
 from pyflow.errors import ShapeError, UnsupportedError
 
-from . import linear_reference
+from . import own_formats
 
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
 MODELS = Path.home() / ".cache/pyflow/models"
@@ -32,7 +33,8 @@ HALVES = {
     "Q6_K": [208],
     "IQ4_NL": [0],
     "IQ4_XS": [0],
-    **{name: [0, 2] for name in linear_reference.LINEAR},
+    "Q3H_K": [0],
+    **{name: [0, 2] for name in own_formats.LINEAR},
 }
 # zeros, the least and largest subnormals, the least and largest normals, infinities
 EXTREME_HALVES = np.array(
@@ -56,8 +58,8 @@ def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) ->
 
 def by_gguf(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The gguf package's values, and of formats of our own those of their definition in numpy."""
-    if name in linear_reference.LINEAR:
-        return linear_reference.values(name, data)
+    if FORMATS[name]["gguf_id"] >= FIRST_OWN_ID:
+        return own_formats.values(name, data)
     with np.errstate(all="ignore"):
         out = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name])
     return np.asarray(out, np.float32)

@@ -35,6 +35,7 @@ BOUNDS = {
     "Q6_K": 1 / 62 + 1 / 248,
     "IQ4_NL": 12 / 113,
     "IQ4_XS": 12 / 113 + 127 / 113 / 62,
+    "Q3H_K": 4.5 / 27 + 34 / 27 / 62,
     "Q2_B32": 1 / 3,
     "Q3_B32": 1 / 7,
     "Q3H_B64": 1 / 10,
@@ -97,8 +98,8 @@ def test_no_block_is_further_off_than_plain_rounding(
     squared = (importance * np.square(values - x.astype(np.float64))).sum(1) / importance.sum()
     most = abs(x).max(1)
     # f16 rounds scales and minimums by 2^-11 of themselves, and by no less than 2^-25; the steps of
-    # IQ4 are 12 and more of its scale.
-    least = 2.0**-20 if name.startswith("IQ4") else 2.0**-23
+    # uneven grids are up to 24 of their scales.
+    least = 2.0**-20 if name.startswith(("IQ4", "Q3H_K")) else 2.0**-23
     assert (np.sqrt(squared) <= most * (BOUNDS[name] + 2.0**-10) + least).all()
 
 
@@ -143,9 +144,21 @@ def test_importance_lowers_the_error_that_it_weighs(name: str) -> None:
 
 def test_more_bits_lose_less() -> None:
     weights = np.random.default_rng(3).normal(0, 0.02, (32, 1024)).astype(np.float32)
-    by_bits = ["Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16", "F16", "F32"]
+    by_bits = [
+        "Q2_K",
+        "Q3_K",
+        "Q3H_K",
+        "IQ4_XS",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "Q8_0",
+        "BF16",
+        "F16",
+        "F32",
+    ]
     errors = [distortion(weights, name).mse for name in by_bits]
-    errors[6:8] = sorted(errors[6:8], reverse=True)  # BF16 has 8 bits too
+    errors[7:9] = sorted(errors[7:9], reverse=True)  # BF16 has 8 bits too
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] == 0
 

@@ -8,6 +8,7 @@
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
+#include "quant/search/points.h"
 #include "quant/search/symmetric.h"
 
 namespace pyflow::quant {
@@ -16,35 +17,7 @@ namespace pyflow::quant {
 alignas(16) static constexpr int8_t kIq4Grid[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                     1,    13,   25,  38,  53,  69,  89,  113};
 
-// The grid as the search for a scale sees it (quant/search/).
-struct Iq4Points {
-  static constexpr int kLow = -127, kHigh = 113;
-
-  // Value and index of the point nearest to y: with each middle between two points that y is
-  // beyond, one more.
-  template <class S>
-  static inline typename S::F nearest(typename S::F y) {
-    auto value = S::set1(kLow);
-    for (int i = 0; i < 15; ++i) {
-      const auto step = S::set1(kIq4Grid[i + 1] - kIq4Grid[i]);
-      value = S::add(value, S::where_less(middle<S>(i), y, step, S::zero()));
-    }
-    return value;
-  }
-  template <class S>
-  static inline typename S::F index(typename S::F value) {
-    auto index = S::zero();
-    for (int i = 0; i < 15; ++i)
-      index = S::add(index, S::where_less(middle<S>(i), value, S::set1(1.0f), S::zero()));
-    return index;
-  }
-
- private:
-  template <class S>
-  static inline typename S::F middle(int i) {
-    return S::set1(0.5f * static_cast<float>(kIq4Grid[i] + kIq4Grid[i + 1]));
-  }
-};
+using Iq4Points = Points<kIq4Grid, 16>;
 
 struct IQ4_NL {
   struct Block {

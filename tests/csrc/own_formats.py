@@ -1,4 +1,4 @@
-"""The formats of our own in numpy, as csrc/quant/linear_block.h and formats/q3h_b64.h draw them."""
+"""The formats of our own in numpy, as linear_block.h, pairs.h and formats/q3h_k.h draw them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,23 @@ LINEAR = {
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
+# The points of Q3H_K, and where the codes that no encoder writes are.
+POINTS = np.array([-34, -25, -18, -12, -7, -2, 3, 8, 13, 19, 27, 27])
+
+
+def pairs(blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(blocks, 64) of bytes (blocks, 28)."""
+    tops = (blocks >> 7).reshape(-1, 7, 4).astype(np.int64)
+    last = (tops << np.arange(7)[:, None]).sum(1)
+    v = np.concatenate([(blocks & 127).astype(np.int64), last], axis=1)
+    return np.concatenate([v % 11, v // 11], axis=1)
+
+
 def codes(name: str, blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
     """(blocks, weights) of the bytes (blocks, bytes) that follow scale and base."""
     width, n = LINEAR[name]
     if width == 3.5:
-        tops = (blocks >> 7).reshape(-1, 7, 4).astype(np.int64)
-        last = (tops << np.arange(7)[:, None]).sum(1)
-        v = np.concatenate([(blocks & 127).astype(np.int64), last], axis=1)
-        return np.concatenate([v % 11, v // 11], axis=1)
+        return pairs(blocks)
     out, shift, at = np.zeros((len(blocks), n), np.int64), 0, 0
     for bits in _PLANES[int(width)]:
         plane = blocks[:, at : at + n * bits // 8]
@@ -38,8 +47,23 @@ def codes(name: str, blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
     return out
 
 
+def of_points(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Q3H_K: (rows, weights) of (rows, bytes)."""
+    blocks = np.ascontiguousarray(data).reshape(-1, 120)
+    d, high = np.ascontiguousarray(blocks[:, :4]).view(np.uint16).T
+    low = np.ascontiguousarray(blocks[:, 4:8]).view(np.uint32)
+    j = np.arange(8)
+    scales = (low >> 4 * j & 15 | (high[:, None] >> 2 * j & 3) << 4).astype(np.float32) - 32
+    points = POINTS[pairs(blocks[:, 8:].reshape(-1, 28))].astype(np.float32).reshape(-1, 8, 32)
+    with np.errstate(all="ignore"):
+        x = (d.view(np.float16).astype(np.float32)[:, None] * scales)[..., None] * points
+    return np.asarray(x.reshape(len(data), -1), np.float32)
+
+
 def values(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(rows, weights) of (rows, bytes)."""
+    if name == "Q3H_K":
+        return of_points(data)
     width, n = LINEAR[name]
     blocks = np.ascontiguousarray(data).reshape(-1, 4 + int(n * width / 8))
     lines = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)

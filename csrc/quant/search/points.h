@@ -1,0 +1,39 @@
+// Grids of unevenly spaced points, as the search for a scale sees them.
+#pragma once
+
+#include <cstdint>
+
+namespace pyflow::quant {
+
+// Table[i] - Offset for i below N, ascending.
+template <const int8_t* Table, int N, int Offset = 0>
+struct Points {
+  static constexpr int kLow = Table[0] - Offset, kHigh = Table[N - 1] - Offset;
+
+  // Value and index of the point nearest to y: with each middle between two points that y is
+  // beyond, one more.
+  template <class S>
+  static inline typename S::F nearest(typename S::F y) {
+    auto value = S::set1(kLow);
+    for (int i = 0; i < N - 1; ++i) {
+      const auto step = S::set1(Table[i + 1] - Table[i]);
+      value = S::add(value, S::where_less(middle<S>(i), y, step, S::zero()));
+    }
+    return value;
+  }
+  template <class S>
+  static inline typename S::F index(typename S::F value) {
+    auto index = S::zero();
+    for (int i = 0; i < N - 1; ++i)
+      index = S::add(index, S::where_less(middle<S>(i), value, S::set1(1.0f), S::zero()));
+    return index;
+  }
+
+ private:
+  template <class S>
+  static inline typename S::F middle(int i) {
+    return S::set1(0.5f * static_cast<float>(Table[i] + Table[i + 1] - 2 * Offset));
+  }
+};
+
+}  // namespace pyflow::quant
