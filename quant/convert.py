@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
-from pyflow.quant import mixes
+from pyflow.quant import budget, mixes
 from pyflow.quant.blocks import FIRST_OWN_ID, FORMATS, Distortion
 from pyflow.quant.imatrix import Imatrix
 
@@ -189,28 +189,46 @@ def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None
     layers = {role: sorted(found) for role, found in layers.items()}
     unused = {pattern for pattern, _ in recipe.overrides}
 
-    def wanted(tensor: _core.TensorRecord) -> tuple[str, bool]:
-        """The format, and whether it was asked for by name."""
+    def asked_for(tensor: _core.TensorRecord) -> str | None:
+        """The format that an override names."""
         for pattern, name in recipe.overrides:
             if re.search(pattern, tensor.name):
                 unused.discard(pattern)
-                return name, True
+                return name
+        return None
+
+    def stays(tensor: _core.TensorRecord) -> bool:
+        return not mixes.is_matrix(tensor.name, tensor.shape) or (
+            recipe.keep_output and tensor.name == output
+        )
+
+    def by_rules(mix: mixes.Mix, tensor: _core.TensorRecord) -> str:
         role, layer = mixes.role_of(tensor.name), mixes.layer_of(tensor.name)
         if recipe.pure or FORMATS[mix.base].block == 1:
-            return mix.base, False
+            return mix.base
         if tensor.name == output:
-            return mixes.of_output(mix.base), False
+            return mixes.of_output(mix.base)
         place = (layers[role].index(layer), len(layers[role])) if layer is not None else (0, 1)
-        return mixes.choose(mix, role, place, gqa=gqa, n_experts=n_experts), False
+        return mixes.choose(mix, role, place, gqa=gqa, n_experts=n_experts)
+
+    shared_out: dict[str, str] = {}
+    if mix.within is not None and not recipe.pure:
+        free = [t for t in checkpoint.tensors if not stays(t) and asked_for(t) is None]
+        same = mixes.TYPES[mix.within]
+        names_there = [mixes.fitting(by_rules(same, t), t.shape[-1]) for t in free]
+        nbytes = sum(map(_nbytes, free, names_there))
+        shared_out = budget.share_out(_by_role(free, output), nbytes)
+
+    def wanted(tensor: _core.TensorRecord) -> str:
+        return shared_out.get(mixes.role_of(tensor.name)) or by_rules(mix, tensor)
 
     steps = []
     for tensor in checkpoint.tensors:
-        if not mixes.is_matrix(tensor.name, tensor.shape) or (
-            recipe.keep_output and tensor.name == output
-        ):
+        if stays(tensor):
             steps.append(_kept(tensor))
             continue
-        name, asked = wanted(tensor)
+        asked = asked_for(tensor)
+        name = asked or wanted(tensor)
         fitting = mixes.fitting(name, tensor.shape[-1])
         if asked and fitting != name:
             raise ShapeError(
@@ -224,13 +242,12 @@ def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None
         _check_source(checkpoint, tensor, recipe)
         n_matrices = math.prod(tensor.shape[:-2])
         to = FORMATS[fitting]
-        n_blocks = math.prod(tensor.shape) // to.block
         steps.append(
             Step(
                 tensor,
                 fitting,
                 to.gguf_id,
-                n_blocks * to.block_bytes,
+                _nbytes(tensor, fitting),
                 instead_of=name if fitting != name else None,
                 importance=imatrix.of(tensor.name, n_matrices, tensor.shape[-1])
                 if imatrix is not None and to.block > 1
@@ -248,6 +265,24 @@ def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None
             f"{', '.join(sorted(imatrix.columns)[:2])} and the like"
         )
     return steps
+
+
+def _nbytes(tensor: _core.TensorRecord, name: str) -> int:
+    """Of the tensor in that format."""
+    return math.prod(tensor.shape) // FORMATS[name].block * FORMATS[name].block_bytes
+
+
+def _by_role(tensors: list[_core.TensorRecord], output: str) -> dict[str, budget.Matrices]:
+    found: dict[str, budget.Matrices] = {}
+    for tensor in tensors:
+        role = mixes.role_of(tensor.name)
+        before = found.get(role, budget.Matrices(0, 0))
+        found[role] = budget.Matrices(
+            before.n_weights + math.prod(tensor.shape),
+            math.gcd(before.n_cols, tensor.shape[-1]),
+            tied=tensor.name == output and role == "token_embd",
+        )
+    return found
 
 
 def _number(value: Any) -> int:

@@ -1,9 +1,9 @@
 """Which format each tensor of a model gets: one for all, or a mix by the tensor's role.
 
-The mixes are those of llama.cpp, and so are the numbers in general.file_type: attn_v and ffn_down
-lose most by coarse weights, the more so in the first and the last layers, and the output matrix
-has a say in every token. (What llama.cpp does otherwise for Falcon and 70B models is left out.) A
-role is a tensor's name without layer and ".weight".
+But for Q3H_M the mixes are those of llama.cpp, and so are the numbers in general.file_type: attn_v
+and ffn_down lose most by coarse weights, the more so in the first and the last layers, and the
+output matrix has a say in every token. (What llama.cpp does otherwise for Falcon and 70B models is
+left out.) A role is a tensor's name without layer and ".weight".
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Mix:
     file_type: int
     """For general.file_type."""
     rules: Mapping[str, tuple[tuple[_When, str], ...]] = field(default_factory=dict)
+    within: str | None = None
+    """No rules: the bytes of this mix, shared out by role (budget.py)."""
 
 
 _FILE_TYPES = {
@@ -127,6 +129,8 @@ TYPES: dict[str, Mix] = {
     ),
     "IQ4_NL": Mix("IQ4_NL", 25, _IQ4),
     "IQ4_XS": Mix("IQ4_XS", 30, _IQ4),
+    # Our own: pairs of weights in 7 bits where that is enough.
+    "Q3H_M": Mix("Q3H_K", 0x50460100, within="Q3_K_M"),
 }
 """What `pyflow quantize --type` takes, by names in upper case."""
 
@@ -138,6 +142,7 @@ _SMALLER = {
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
+    "Q3H_K": "Q3H_B64",
     "Q3H_B64": "Q4_B32",
     "Q4_B64": "Q4_B32",
     "Q5_B64": "Q5_1",
