@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.errors import ResourceError, UnsupportedError
+from pyflow.errors import FormatError, ResourceError, UnsupportedError
 
 # What numpy has a type for is viewed where it lies.
 _VIEWED = {
@@ -48,9 +48,11 @@ def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np
         return np.take(_f8_values(record.dtype), _strided(data, record, "u1").astype(np.intp))
     if not record.supported:
         raise UnsupportedError(
-            f"{record.source}: tensor {record.name!r}: expected a type that this build can read, "
-            f"found {record.dtype}"
+            f"{record.source}: tensor {record.name!r:.100}: expected a type that this build can "
+            f"read, found {record.dtype}"
         )
+    if not data.size:
+        return _empty(record, "<f4")
     if not record.contiguous:  # only plain types have strides, of which BF16 alone gets here
         _check_copy(native, record)
         data = np.ascontiguousarray(_strided(data, record, "<u2")).reshape(-1).view(np.uint8)
@@ -62,7 +64,7 @@ def _strided(
 ) -> NDArray[np.generic]:
     size = np.dtype(dtype).itemsize
     if data.size == 0:  # numpy takes no buffer of nothing
-        return np.empty(record.shape, dtype)
+        return _empty(record, dtype)
     array: NDArray[np.generic] = np.ndarray(
         record.shape, dtype, data, strides=[size * step for step in record.strides]
     )
@@ -70,10 +72,21 @@ def _strided(
     return array
 
 
+def _empty(record: _core.TensorRecord, dtype: str) -> NDArray[np.generic]:
+    """An array without values. Its dimensions may be large still, as 0 x 2^62 x 2^62."""
+    try:
+        return np.empty(record.shape, dtype)
+    except ValueError:
+        raise FormatError(
+            f"{record.source}: tensor {record.name!r:.100}: expected dimensions that, "
+            f"zeros aside, make up fewer than 2^63 bytes, found {record.shape}"
+        ) from None
+
+
 def _check_copy(native: _core.Checkpoint, record: _core.TensorRecord) -> None:
     if record.nbytes > native.nbytes:
         raise ResourceError(
-            f"{record.source}: tensor {record.name!r}: expected at most the {native.nbytes:,} "
+            f"{record.source}: tensor {record.name!r:.100}: expected at most the {native.nbytes:,} "
             f"bytes of the file, found a tensor of {record.nbytes:,}, whose elements share memory"
         )
 

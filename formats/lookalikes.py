@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _DOWNLOAD = "download it again (a model of 'pyflow list': 'pyflow pull NAME --force')"
 _UNPACK = "unpack it and give the path of the checkpoint inside"
 _CONVERT = "convert the model to GGUF or safetensors, or download it as such a file"
@@ -25,6 +27,9 @@ _STARTS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
+# Protocol 0 is lines: a global is c, module and name, and then kept (p0) or called with a tuple,
+# which begins with (; a dict is (dp0, a list (lp0.
+_PICKLED_BY_TEXT = re.compile(rb"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(p\d|\()|\(+[dl]p\d+\n")
 # Fewer bytes that happen to be characters say nothing.
 _LEAST_TEXT = 4
 
@@ -37,6 +42,11 @@ def describe(head: bytes) -> str | None:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return (
             "JSON text, perhaps a model's config; give the path of the folder or of the checkpoint"
+        )
+    if _PICKLED_BY_TEXT.match(head):
+        return (
+            "perhaps a pickle of protocol 0, which pyflow does not read; have its owner save the "
+            "weights with torch.save or as safetensors"
         )
     if len(head) >= _LEAST_TEXT and b"\x00" not in head and _is_text(head):
         return "a text file; give the path of a checkpoint"

@@ -114,9 +114,9 @@ class TorchFile(Checkpoint):
     """What torch.save wrote, a zip archive or a stream. Nothing of its pickle is run."""
 
     @property
-    def globals(self) -> list[tuple[str, bool]]:
-        """What the pickle asks for, in its order: "module.name", and whether it is one of those
-        that rebuild tensors, as all are in a file that opens."""
+    def globals(self) -> list[tuple[str, bool, bool]]:
+        """What the pickle asks for, in its order: "module.name", whether it is one of those that
+        rebuild tensors, as all are in a file that opens, and whether it is known to run code."""
 
 @final
 class Llama2cFile(Checkpoint):
@@ -132,7 +132,7 @@ def open_checkpoint(path: str | bytes | PathLike[str] | PathLike[bytes]) -> Chec
 
 def pickle_globals(
     path: str | bytes | PathLike[str] | PathLike[bytes],
-) -> tuple[list[tuple[str, bool]], str]:
+) -> tuple[list[tuple[str, bool, bool]], str]:
     """What the pickles of a file of torch.save ask for, as TorchFile.globals, also where the file
     is refused: then the second is why, else "". FormatError when there is no such file."""
 

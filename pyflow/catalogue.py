@@ -171,19 +171,29 @@ def open_checkpoint(name_or_path: str | Path, *, quantize: str | None = None) ->
     that there is not, or a checkpoint without any such matrix.
     """
     from pyflow import formats
-    from pyflow.quant import FORMATS, format_of
+    from pyflow.quant import format_of
 
     checkpoint = formats.open(resolve(name_or_path))
     if quantize is None:
         return checkpoint
     wanted = format_of(quantize).name
-    matrices = {t.dtype for t in checkpoint.tensors if len(t.shape) > 1}
-    if not any(dtype in FORMATS and FORMATS[dtype].block == 1 for dtype in matrices):
+    if not can_quantize(checkpoint):
+        matrices = {t.dtype for t in checkpoint.tensors if len(t.shape) > 1}
         raise UnsupportedError(
             f"{checkpoint.path}: quantize {wanted}: expected weights in F32, F16 or BF16, found "
             f"{', '.join(sorted(matrices)) or 'none'}; load it as it is, or take the model in F16"
         )
     return replace(checkpoint, pack_as=wanted)
+
+
+def can_quantize(checkpoint: Checkpoint) -> bool:
+    """Whether it has matrices of floats that do not become anything else yet."""
+    from pyflow.quant import FORMATS
+
+    return checkpoint.pack_as is None and any(
+        len(t.shape) > 1 and t.dtype in FORMATS and FORMATS[t.dtype].block == 1
+        for t in checkpoint.tensors
+    )
 
 
 def _suggestions(folder: Path) -> str:

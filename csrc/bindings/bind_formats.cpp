@@ -166,7 +166,8 @@ py::object to_python(const TorchValue& value) {
 
 py::list globals_of(const std::vector<PickleGlobal>& globals) {
   py::list out;
-  for (const PickleGlobal& g : globals) out.append(py::make_tuple(text(g.full()), g.known));
+  for (const PickleGlobal& g : globals)
+    out.append(py::make_tuple(text(g.full()), g.known, g.runs_code));
   return out;
 }
 

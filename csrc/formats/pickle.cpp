@@ -35,14 +35,23 @@ void Pickle::refuse_unknown(const Cursor& in) const {
   const auto unknown = [](const PickleGlobal& g) { return !g.known; };
   const auto first = std::find_if(globals.begin(), globals.end(), unknown);
   if (first == globals.end()) return;
-  std::string found;
+  std::string found, runs;
   size_t n = 0;
-  for (auto g = first; g != globals.end(); ++g)
+  for (auto g = first; g != globals.end(); ++g) {
     if (!g->known && n++ < 5) found.append(n > 1 ? ", " : "").append(printable(g->full(), 60));
+    if (g->runs_code && runs.empty()) runs = printable(g->full(), 60);
+  }
   if (n > 5) found.append(" and ").append(grouped(n - 5)).append(" more");
-  in.fail(first->offset - in.in_file(0), "global", "only what rebuilds tensors", found,
-          "loading it elsewhere would run this code, nothing was run here: get the weights as "
-          "safetensors, or have their owner save the state_dict alone");
+  std::string what;
+  if (runs.empty())
+    what.append(
+        "not on the list of what a checkpoint needs, and what it would do elsewhere is not known");
+  else
+    what.append("loading it elsewhere could run code, by ").append(runs);
+  what.append(
+      "; nothing was run here: get the weights as safetensors, or have their owner save the "
+      "state_dict alone");
+  in.fail(first->offset - in.in_file(0), "global", "only what rebuilds tensors", found, what);
 }
 
 void PickleMachine::run() {
@@ -146,8 +155,8 @@ PickleValue PickleMachine::global(std::string_view module, std::string_view name
   });
   if (same == out_.globals.end()) {
     budget(out_.globals.size() + 1, kMaxGlobals, "globals");
-    out_.globals.push_back(
-        {std::string(module), std::string(name), in_.in_file(at_), known != nullptr});
+    out_.globals.push_back({std::string(module), std::string(name), in_.in_file(at_),
+                            known != nullptr, runs_code(module, name)});
     same = out_.globals.end() - 1;
   }
   if (!known) return Value(Kind::Shell);

@@ -59,8 +59,9 @@ static_assert(sizeof(PickleValue) == 16);
 // A name that the pickle asks for.
 struct PickleGlobal {
   std::string module, name;
-  uint64_t offset = 0;  // in the file, of the opcode
-  bool known = false;   // it is one of those that rebuild tensors
+  uint64_t offset = 0;     // in the file, of the opcode
+  bool known = false;      // it is one of those that rebuild tensors
+  bool runs_code = false;  // a name by which pickles are known to run code
 
   std::string full() const { return module + "." + name; }
 };
@@ -79,7 +80,8 @@ struct PickleTensor {
   TensorType type;
   uint64_t first_byte = 0;  // in the storage
   std::vector<int64_t> shape, strides;
-  uint64_t offset = 0;  // in the file, of the opcode
+  uint64_t offset = 0;    // in the file, of the opcode
+  std::string_view lazy;  // "conj", "neg": what is still to be done to its values
 };
 
 // Values live as long as the bytes that they were read from.

@@ -46,6 +46,7 @@ class PickleMachine {
   Value ordered_dict(const std::vector<Value>& given);
   Value tensor(const std::vector<Value>& given, int version);
   Value persistent(const Value& id);
+  std::string_view lazy_bit(const Value& metadata);
   std::vector<int64_t> dimensions(const Value& v, std::string_view field);
   uint64_t natural(const Value& v, std::string_view field);
   void check_extent(const PickleTensor& t);
@@ -82,6 +83,8 @@ struct KnownGlobal {
 };
 // Null for any other.
 const KnownGlobal* known_global(std::string_view module, std::string_view name);
+// Whether a pickle that asks for it is known to run code by it. Of most names nobody knows.
+bool runs_code(std::string_view module, std::string_view name);
 // What values of a kind are called.
 std::string_view kind_name(PickleValue::Kind kind);
 

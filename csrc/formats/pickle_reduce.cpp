@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -61,6 +63,23 @@ constexpr KnownGlobal kKnown[] = {
     {"torch", "complex128", Known::Type, "C128"},
 };
 
+// Modules whose functions start programs, import, open connections or change the interpreter.
+constexpr std::string_view kRunners[] = {
+    "os",        "posix",     "nt",      "subprocess", "_posixsubprocess",
+    "sys",       "shutil",    "socket",  "runpy",      "importlib",
+    "imp",       "pty",       "ctypes",  "webbrowser", "code",
+    "codeop",    "pdb",       "bdb",     "timeit",     "profile",
+    "cProfile",  "pickle",    "_pickle", "marshal",    "operator",
+    "_operator", "zipimport", "pip",     "pydoc",      "commands"};
+constexpr std::string_view kBuiltins[] = {
+    "eval",   "exec", "execfile",   "compile", "getattr", "setattr", "delattr", "globals",
+    "locals", "vars", "__import__", "open",    "file",    "input",   "apply",   "breakpoint"};
+
+template <size_t N>
+bool holds(const std::string_view (&list)[N], std::string_view name) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
 std::string a(PickleValue::Kind kind) { return "a " + std::string(kind_name(kind)); }
 
 }  // namespace
@@ -69,6 +88,17 @@ const KnownGlobal* known_global(std::string_view module, std::string_view name) 
   for (const KnownGlobal& g : kKnown)
     if (g.module == module && g.name == name) return &g;
   return nullptr;
+}
+
+bool runs_code(std::string_view module, std::string_view name) {
+  const std::string_view top = module.substr(0, module.find('.'));
+  if (top == "builtins" || top == "__builtin__")
+    return holds(kBuiltins, name.substr(0, name.find('.')));
+  if (holds(kRunners, top)) return true;
+  // A name with dots goes through attributes: torch.serialization, os.system is os.system.
+  for (size_t dot; (dot = name.find('.')) != name.npos; name.remove_prefix(dot + 1))
+    if (holds(kRunners, name.substr(0, dot))) return true;
+  return false;
 }
 
 std::string_view kind_name(PickleValue::Kind kind) {
@@ -168,11 +198,8 @@ PickleValue PickleMachine::tensor(const std::vector<Value>& given, int version) 
     if (given[6].kind != Kind::Type) fail("dtype", "a dtype", a(given[6].kind));
     t.type = out_.types[given[6].index];
   }
-  // Bits that say that the values are to be negated or conjugated.
   const size_t metadata = version == 3 ? 7 : 6;
-  if (given.size() > metadata && given[metadata].kind != Kind::None &&
-      !(given[metadata].kind == Kind::Dict && items(given[metadata]).empty()))
-    fail("metadata", "none, as of plain tensors", a(given[metadata].kind));
+  if (given.size() > metadata) t.lazy = lazy_bit(given[metadata]);
   t.shape = dimensions(given[2], "shape");
   t.strides = dimensions(given[3], "strides");
   if (t.shape.size() != t.strides.size())
@@ -185,6 +212,24 @@ PickleValue PickleMachine::tensor(const std::vector<Value>& given, int version) 
   n_values_ += 8 + t.shape.size();
   out_.tensors.push_back(std::move(t));
   return Value(Kind::Tensor, static_cast<uint32_t>(out_.tensors.size() - 1));
+}
+
+// The dict beside a tensor has bits that say that its values are to be conjugated or negated.
+std::string_view PickleMachine::lazy_bit(const Value& metadata) {
+  if (metadata.kind == Kind::None) return {};
+  if (metadata.kind != Kind::Dict) fail("metadata", "a dict or none", a(metadata.kind));
+  std::string_view found;
+  const std::vector<Value>& given = items(metadata);
+  // Many tensors may have the same dict.
+  if (given.size() > 4) fail("metadata", "conj and neg", grouped(given.size() / 2) + " entries");
+  for (size_t i = 0; i + 1 < given.size(); i += 2) {
+    const bool text = given[i].kind == Kind::Text || given[i].kind == Kind::Bytes;
+    if (!text || (given[i].text() != "conj" && given[i].text() != "neg"))
+      fail("metadata", "conj or neg", text ? quoted(given[i].text()) : a(given[i].kind));
+    if (given[i + 1].kind != Kind::Bool) fail("metadata", "true or false", a(given[i + 1].kind));
+    if (given[i + 1].truth) found = given[i].text();
+  }
+  return found;
 }
 
 // The last element must lie in the storage.

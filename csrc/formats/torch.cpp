@@ -120,15 +120,25 @@ void TorchFile::read_zip_archive(std::vector<PickleGlobal>& globals) {
   const auto keep_globals = [&] {
     globals.insert(globals.end(), pickle.globals.begin(), pickle.globals.end());
   };
+  const auto refuse_programs = [&] {
+    const bool script = find(prefix + "constants.pkl") != nullptr;
+    const auto runs_code = [](const PickleGlobal& g) { return g.runs_code; };
+    if (!script || std::any_of(pickle.globals.begin(), pickle.globals.end(), runs_code))
+      return pickle.refuse_unknown(in);
+    throw UnsupportedError(file.label() +
+                           ": expected weights, found TorchScript, a program with its weights; "
+                           "nothing was run here: have its owner save the state_dict alone, best "
+                           "as safetensors");
+  };
   try {
     pickle.run(in);
   } catch (const Error&) {
     keep_globals();
-    pickle.refuse_unknown(in);
+    refuse_programs();
     throw;
   }
   keep_globals();
-  pickle.refuse_unknown(in);
+  refuse_programs();
   if (in.remaining() > 0)
     in.fail(in.pos(), "end", "the end of the pickle", grouped(in.remaining()) + " bytes more",
             kAdviseConvert);
@@ -164,6 +174,12 @@ void TorchFile::build(const Pickle& pickle, const Cursor& in,
   std::vector<TensorEntry> table;
   for (auto& [name, number] : contents.tensors) {
     const PickleTensor& p = pickle.tensors[number];
+    if (!p.lazy.empty())
+      throw UnsupportedError(label() + ": tensor " + quoted(name) +
+                             ": expected values as they lie in the file, found ones that are "
+                             "still to be " +
+                             (p.lazy == "conj" ? "conjugated (conj)" : "negated (neg)") +
+                             "; save the model again with resolve_conj() and resolve_neg() of it");
     const uint32_t storage = numbers[p.storage];
     TensorEntry& t = table.emplace_back();
     t.name = std::move(name);

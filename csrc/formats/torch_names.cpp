@@ -62,7 +62,9 @@ class Collector {
     refuse_twins(out_.tensors.size(), name, [&](uint32_t, uint32_t b) {
       in_.name(name(b));
       in_.fail(pickle_.tensors[out_.tensors[b].second].offset - in_.in_file(0), "name",
-               "each name once", "it twice", kAdviseConvert);
+               "each name once", "it twice",
+               "entries of its dicts get the same name here, as 'a.b' and a 'b' in 'a' do: have "
+               "their owner save the state_dict alone");
     });
     return std::move(out_);
   }

@@ -14,7 +14,7 @@ import numpy as np
 from pyflow import _core, catalogue, formats
 from pyflow.cli import options
 from pyflow.cli.output import print_json
-from pyflow.errors import FormatError
+from pyflow.errors import FormatError, UnsupportedError
 from pyflow.text import printable
 
 if TYPE_CHECKING:
@@ -61,17 +61,18 @@ def command(
     path = _locate(file)
     try:
         checkpoint = formats.open(path)
-    except FormatError:
+    except (FormatError, UnsupportedError):
         _show_globals(path, as_json)
         raise
     if memory:
         result = _memory(checkpoint, ctx_size, cache_type, numa, quantize)
+        can_quantize = quantize is None and catalogue.can_quantize(checkpoint)
     else:
         result = _contents(checkpoint)
     if as_json:
         print_json({"path": str(checkpoint.path), **result})
     elif memory:
-        _print_memory(result)
+        _print_memory(result, can_quantize=can_quantize)
     else:
         _print_contents(str(checkpoint.path), result)
 
@@ -80,7 +81,7 @@ def _locate(file: str) -> Path:
     try:
         return catalogue.resolve(file)
     except FormatError:
-        if Path(file).is_dir():
+        if file and Path(file).is_dir():
             return Path(file)
         raise
 
@@ -96,14 +97,15 @@ def _show_globals(path: Path, as_json: bool) -> None:
         _print_globals(names)
 
 
-def _globals(names: list[tuple[str, bool]]) -> list[dict[str, Any]]:
-    return [{"name": name, "known": known} for name, known in names]
+def _globals(names: list[tuple[str, bool, bool]]) -> list[dict[str, Any]]:
+    return [{"name": name, "known": known, "runs_code": runs} for name, known, runs in names]
 
 
-def _print_globals(names: list[tuple[str, bool]]) -> None:
+def _print_globals(names: list[tuple[str, bool, bool]]) -> None:
     click.echo("globals that the pickle asks for (none was imported or called)")
-    for name, known in names:
-        click.echo(f"  {printable(name)}{'' if known else '  (refused: it could run code)'}")
+    for name, known, runs_code in names:
+        why = "it could run code" if runs_code else "not on the list of what a checkpoint needs"
+        click.echo(f"  {printable(name)}{'' if known else f'  (refused: {why})'}")
 
 
 def _memory(
@@ -138,12 +140,16 @@ def _memory(
     }
 
 
-def _print_memory(needs: dict[str, Any]) -> None:
+def _print_memory(needs: dict[str, Any], *, can_quantize: bool) -> None:
     for name in ("weights", "kv", "scratch", "tokenizer", "total", "available"):
         click.echo(f"{name:<10} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
-    click.echo(
-        "it fits" if needs["fits"] else "it does not fit: take a smaller -c or --cache-type q8_0"
-    )
+    if needs["fits"]:
+        click.echo("it fits")
+    elif needs["weights"] + needs["tokenizer"] > needs["available"]:
+        fewer = "--quantize q8_0 or fewer bits, or " if can_quantize else ""
+        click.echo(f"it does not fit, whatever the context: take {fewer}a smaller model")
+    else:
+        click.echo("it does not fit: take a smaller -c or --cache-type q8_0")
 
 
 def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
@@ -198,21 +204,21 @@ def _print_contents(path: str, contents: dict[str, Any]) -> None:
     )
     click.echo(", ".join(f"{n} of {kind}" for kind, n in contents["types"].items()))
     click.echo("\nmetadata")
-    width = max(map(len, contents["metadata"]), default=0)
-    for key, value in contents["metadata"].items():
-        click.echo(f"  {_text(key):<{width}}  {_text(value)}")
+    metadata = [(_text(key), _text(value)) for key, value in contents["metadata"].items()]
+    width = max((len(key) for key, _ in metadata), default=0)
+    for key, value in metadata:
+        click.echo(f"  {key:<{width}}  {value}")
     if "globals" in contents:
         click.echo()
-        _print_globals([(g["name"], g["known"]) for g in contents["globals"]])
+        _print_globals([(g["name"], g["known"], g["runs_code"]) for g in contents["globals"]])
     click.echo("\ntensors")
-    width = max((len(t["name"]) for t in contents["tensors"]), default=0)
-    for t in contents["tensors"]:
+    names = [_text(t["name"]) for t in contents["tensors"]]
+    width = max(map(len, names), default=0)
+    for name, t in zip(names, contents["tensors"], strict=True):
         shape = " x ".join(map(str, t["shape"])) or "scalar"
         note = "" if t["supported"] else "  (this build cannot run this type)"
         note += "" if t["contiguous"] else f"  strides {' x '.join(map(str, t['strides']))}"
-        click.echo(
-            f"  {_text(t['name']):<{width}}  {t['type']:<8} {shape:<16} {t['nbytes']:>13,}{note}"
-        )
+        click.echo(f"  {name:<{width}}  {t['type']:<8} {shape:<16} {t['nbytes']:>13,}{note}")
 
 
 def _text(value: Any) -> str:

@@ -15,17 +15,20 @@ from pyflow.text import printable
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:
-    """One JSON text on standard output; numbers that JSON lacks, such as infinity, are null."""
-    click.echo(json.dumps(_finite(value), indent=indent, allow_nan=False))
+    """One JSON text on standard output; numbers that JSON lacks, such as infinity, are null, and
+    bytes in texts that were not UTF-8, as in names of files, are spelt out."""
+    click.echo(json.dumps(_plain(value), indent=indent, allow_nan=False))
 
 
-def _finite(value: object) -> object:
+def _plain(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 

@@ -18,6 +18,7 @@ try:
     import index_cases
     import llama2c_cases
     import safetensors_cases
+    import torch_builder
     import torch_cases
 finally:
     sys.path.remove(HOSTILE)
@@ -94,6 +95,12 @@ def safetensors_corpus() -> ModuleType:
 def torch_corpus() -> ModuleType:
     """Malformed, hostile and valid files of torch.save: CASES, CUTS, VALID, MARKER."""
     return torch_cases
+
+
+@pytest.fixture(name="torch_builder", scope="session")
+def torch_builder_() -> ModuleType:
+    """What writes files of torch.save byte by byte."""
+    return torch_builder
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import os
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,10 @@ LOOKALIKES: dict[str, tuple[bytes, str, str]] = {
     "zeros": (bytes(5000), "zeros", "download it again"),
     "text": ("Zürich\n".encode(), "a text file", "path of a checkpoint"),
     "cut_text": (b"x" * 4095 + "ü".encode(), "a text file", "path of a checkpoint"),
+    "pickle0": (pickle.dumps({"w": [1.5]}, 0), "perhaps a pickle of protocol 0", "safetensors"),
+    "pickle0_class": (pickle.dumps(Path("x"), 0), "perhaps a pickle of protocol 0", "torch.save"),
+    "pickle0_call": (b"cos\nsystem\n(S'ls'\ntR.", "perhaps a pickle of protocol 0", "torch.save"),
+    "words": (b"cat\ndog\nbird\n", "a text file", "path of a checkpoint"),
     "latin1": (b"Z\xfcrich", "bytes 5a fc 72 69 63 68 of no format", "download it again"),
     "noise": (b"\x7fELF\2\1\1\0" + bytes(8), "bytes 7f 45 4c 46 02 01 01 00", "download it again"),
     "reversed": (b"FUGG\0\0\0\3", "bytes 46 55 47 47", "download it again"),

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import pyflow.formats
 import pytest
 import safetensors.numpy
 
 from pyflow import errors
+from pyflow.cli import main
 
 
 def test_valid_files_open(safetensors_corpus: ModuleType, tmp_path: Path) -> None:
@@ -44,6 +46,33 @@ def test_records_say_what_the_header_says(safetensors_corpus: ModuleType, tmp_pa
     ]
     assert [t.type_id for t in checkpoint.tensors] == [0, 30, 28, None]
     assert all(t.contiguous for t in checkpoint.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F8_E4M3"])
+def test_nothing_of_huge_dimensions_is_no_array(dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    tensor = {"dtype": dtype, "shape": [1 << 62, 1 << 62, 0], "data_offsets": [0, 0]}
+    header = json.dumps({"a": tensor, "b": tensor | {"shape": [5, 0]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    checkpoint = pyflow.formats.open(path)
+    with pytest.raises(errors.FormatError, match=r"'a': .*fewer than 2\^63 bytes, found \(4611"):
+        checkpoint.array("a")
+    assert checkpoint.array("b").shape == (5, 0)
+
+
+def test_inspect_cuts_names_and_spells_out_what_is_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / os.fsdecode(b"nu\xff.safetensors")
+    tensors = {"a" * 100_000: np.zeros(2, np.int16), "b": np.zeros(2, np.int16)}
+    safetensors.numpy.save_file(tensors, path)
+    assert main(["inspect", str(path)]) == 0
+    assert len(capsys.readouterr().out) < 1000
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out)  # which takes no half of a pair
+    assert found["path"] == f"{tmp_path}/nu\\udcff.safetensors"
+    assert {t["name"] for t in found["tensors"]} == {*tensors}
+    assert main(["inspect", ""]) == 3
 
 
 def test_arrays_are_views_that_keep_the_file(tmp_path: Path) -> None:

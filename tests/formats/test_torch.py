@@ -52,7 +52,7 @@ def test_a_pickle_that_would_run_code_runs_nothing(
         with pytest.raises(errors.FormatError):
             pyflow.formats.open(path)
         names, error = _core.pickle_globals(path)
-        assert any(not known for _, known in names), case.name
+        assert any(not known for _, known, _ in names), case.name
         assert "global at offset" in error
         CliRunner().invoke(cli, ["inspect", str(path)])
     assert not marker.exists()
@@ -71,12 +71,12 @@ def test_all_globals_come_to_light_whatever_hides_them(
 ) -> None:
     cases = cases_by_name(torch_corpus.CASES)
     found, _ = _core.pickle_globals(written(cases["global_two"].data))
-    assert found == [("os.system", False), ("builtins.eval", False)]
+    assert found == [("os.system", False, True), ("builtins.eval", False, True)]
     found, error = _core.pickle_globals(written(cases["global_then_broken"].data))
-    assert found == [("os.system", False)]
+    assert found == [("os.system", False, True)]
     assert "os.system" in error
     found, error = _core.pickle_globals(FIXTURES / "module.bin")
-    assert dict(found)["torch._utils._rebuild_tensor_v2"]
+    assert ("torch._utils._rebuild_tensor_v2", True, False) in found
     assert error == ""
 
 
@@ -91,13 +91,92 @@ def test_inspect_shows_globals_of_files_that_open_and_of_refused_ones(
     assert "PyTorch zip" in shown
     assert "  torch._utils._rebuild_tensor_v2\n" in shown
     report = json.loads(inspect(FIXTURES / "training.pth", "--json").output)
-    assert {"name": "torch.Size", "known": True} in report["globals"]
+    assert {"name": "torch.Size", "known": True, "runs_code": False} in report["globals"]
     assert len(report["tensors"]) == 11
     path = written(cases_by_name(torch_corpus.CASES)["global_in_dict"].data)
     assert "  os.system  (refused: it could run code)\n" in inspect(path).output
     report = json.loads(inspect(path, "--json").output)
-    assert {"name": "os.system", "known": False} in report["globals"]
+    assert {"name": "os.system", "known": False, "runs_code": True} in report["globals"]
     assert "os.system" in report["refused"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "runs_code"),
+    [
+        ("posix", "system", True),
+        ("importlib._bootstrap", "_gcd_import", True),
+        ("__builtin__", "getattr", True),
+        ("torch.serialization", "os.system", True),
+        ("builtins", "complex", False),
+        ("numpy.core.multiarray", "scalar", False),
+        ("argparse", "Namespace", False),
+        ("torch._utils", "_rebuild_sparse_tensor", False),
+        ("torch", "QUInt8Storage", False),
+        ("ostrich", "system", False),
+    ],
+)
+def test_only_what_is_known_to_run_code_is_said_to(
+    module: str, name: str, runs_code: bool, torch_builder: ModuleType, written: Callable[..., Path]
+) -> None:
+    build = torch_builder
+    stacked = build.text(module) + build.text(name) + b"\x93"
+    path = written(build.stream(build.pickled(build.dict_of(build.text("a"), stacked))))
+    with pytest.raises(errors.FormatError) as caught:
+        pyflow.formats.open(path)
+    known = f"loading it elsewhere could run code, by {module}.{name}; nothing was run here"
+    unknown = (
+        "not on the list of what a checkpoint needs, and what it would do elsewhere is not known"
+    )
+    assert (known if runs_code else unknown) in str(caught.value)
+    why = "it could run code" if runs_code else "not on the list of what a checkpoint needs"
+    assert f"  {module}.{name}  (refused: {why})\n" in inspect(path).output
+
+
+@pytest.mark.parametrize(("bit", "word"), [("conj", "conjugated"), ("neg", "negated")])
+def test_what_is_still_to_be_done_to_values_is_not_supported(
+    bit: str, word: str, torch_builder: ModuleType, written: Callable[..., Path]
+) -> None:
+    build = torch_builder
+
+    def file(truth: bytes) -> Path:
+        more = build.FALSE + build.HOOKS + build.dict_of(build.text(bit), truth)
+        return written(build.stream(build.weights(build.tensor(more=more))))
+
+    said = rf"tensor 'w0': .* still to be {word} \({bit}\); .*resolve_conj"
+    with pytest.raises(errors.UnsupportedError, match=said):
+        pyflow.formats.open(file(b"\x88"))
+    assert pyflow.formats.open(file(b"\x89")).array("w0").shape == (2, 2)
+
+
+def test_names_that_collide_are_told_as_such(
+    torch_builder: ModuleType, written: Callable[..., Path]
+) -> None:
+    build = torch_builder
+    inner = build.dict_of(build.text("b"), build.tensor())
+    pickled = build.pickled(
+        build.dict_of(build.text("a.b"), build.tensor(), build.text("a"), inner)
+    )
+    with pytest.raises(errors.FormatError, match=r"'a\.b': name .* as 'a.b' and a 'b' in 'a' do"):
+        pyflow.formats.open(written(build.stream(pickled)))
+
+
+def test_torchscript_is_told_as_such(
+    torch_builder: ModuleType, written: Callable[..., Path]
+) -> None:
+    build = torch_builder
+    program = build.named("__torch__", "Net") + build.EMPTY_TUPLE + b"\x81"
+    members = [
+        build.Member("x/data.pkl", build.pickled(program)),
+        build.Member("x/code/__torch__.py", b"class Net(Module): pass"),
+        build.Member("x/constants.pkl", build.pickled(build.EMPTY_TUPLE)),
+    ]
+    path = written(build.zipped(members))
+    with pytest.raises(errors.UnsupportedError, match=r"found TorchScript, a program"):
+        pyflow.formats.open(path)
+    assert "  __torch__.Net  (refused: not on the list" in inspect(path).output
+    members[0] = build.Member("x/data.pkl", build.pickled(build.named("os", "system")))
+    with pytest.raises(errors.FormatError, match=r"could run code, by os\.system"):
+        pyflow.formats.open(written(build.zipped(members)))
 
 
 def test_what_is_not_a_tensor_is_metadata() -> None:

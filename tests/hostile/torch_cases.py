@@ -97,8 +97,18 @@ def tensor_cases() -> Iterator[Case]:
         ("many_arguments", tensor(more=FALSE + HOOKS + NONE + NONE), "found 8"),
         (
             "metadata",
-            tensor(more=FALSE + HOOKS + dict_of(text("conj"), b"\x88")),
-            "none, as of plain tensors",
+            tensor(more=FALSE + HOOKS + dict_of(text("odd"), b"\x88")),
+            "conj or neg, found 'odd'",
+        ),
+        (
+            "metadata_long",
+            tensor(more=FALSE + HOOKS + dict_of(*[text("neg"), b"\x89"] * 3)),
+            "conj and neg, found 3 entries",
+        ),
+        (
+            "metadata_number",
+            tensor(more=FALSE + HOOKS + dict_of(text("neg"), number(1))),
+            "true or false, found a number",
         ),
         ("no_storage", tensor(of=NONE), "a storage, found a None"),
         ("storage_list", tensor(of=EMPTY_LIST), "a storage, found a list"),
