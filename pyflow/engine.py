@@ -33,7 +33,7 @@ from .context import (
     Tokens,
     context_args,
 )
-from .errors import PlacementWarning, PyflowError, ResourceError, ShapeError
+from .errors import PlacementWarning, PyflowError, ResourceError
 from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
 from .generate.defaults import read_defaults
@@ -41,7 +41,7 @@ from .memory import available_nbytes
 from .spec import ModelSpec
 from .specs import build_spec, describe
 from .speculate import Speculator
-from .tokenizer import from_checkpoint, memory_nbytes
+from .tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, memory_nbytes
 from .topology import (
     NumaMode,
     Placement,
@@ -135,7 +135,10 @@ class Described:
         self._description = describe(self.checkpoint)
         self.spec = self._description.spec
         self.defaults = read_defaults(
-            self.checkpoint, n_ctx=self.spec.n_ctx_train, spec=self._description.generation
+            self.checkpoint,
+            n_ctx=self.spec.n_ctx_train,
+            n_vocab=self.spec.n_vocab,
+            spec=self._description.generation,
         )
         with ThreadPoolExecutor(1) as reader:
             tokenizer = reader.submit(
@@ -145,17 +148,24 @@ class Described:
                 stop_ids=self.defaults.stop_ids | frozenset(self._description.stop_ids),
             )
             beside()
-            self.tokenizer = tokenizer.result()
-        if self.tokenizer.n_vocab > self.spec.n_vocab:
-            raise ShapeError(
-                f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the embedding "
-                f"only {self.spec.n_vocab} rows"
-            )
+            self._tokenizer: Tokenizer | None = None
+            self._no_tokenizer = ""
+            try:
+                self._tokenizer = tokenizer.result()
+            except NoTokenizerError as error:
+                self._no_tokenizer = str(error)
         self.load_ms = 1e3 * (time.monotonic() - start)
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """NoTokenizerError where the model's files have none: it takes token ids alone."""
+        if self._tokenizer is None:
+            raise NoTokenizerError(self._no_tokenizer)
+        return self._tokenizer
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -198,10 +208,14 @@ class Model(Described, Closing):
         need = _core.Stage(native, spec, self._pool, load=False, pack_as=pack_as).weight_bytes
         if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
-            hint = ", or numa local, which needs one" if copies > 1 else ""
+            hint = "choose a smaller model"
+            if catalogue.can_quantize(self.checkpoint):
+                hint = f"load it with quantize q8_0 or fewer bits, or {hint}"
+            if copies > 1:
+                hint += ", or numa local, which needs one"
             raise ResourceError(
                 f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
-                f"close other programs or choose a smaller model{hint}"
+                f"close other programs, or {hint}"
             )
         self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as)
 

@@ -37,7 +37,8 @@ class LostRankError(PyflowError):
 
 
 class GenerationWarning(UserWarning):
-    """A model's files ask for a way of drawing tokens that is not supported."""
+    """A model's files ask for a way of drawing tokens that is not supported, or for tokens that
+    there are not."""
 
 
 class PlacementWarning(UserWarning):

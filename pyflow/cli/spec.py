@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from pyflow import catalogue, formats
 from pyflow.cli import Group, options
 from pyflow.cli.output import print_json
+from pyflow.errors import PyflowError
 from pyflow.text import printable
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ def check(ctx: click.Context, *, file: str, as_json: bool) -> None:
 
     The spec is a pyflow.toml in its folder, or that of the family that its metadata or its
     config.json name. Shown are the layers, and tensors that are missing, of another shape, or have
-    no place, with the nearest names. Nothing is loaded. Exits with 3 when it does not fit.
+    no place, with the nearest names; and whether there is a tokenizer for text, and one that suits
+    the model. No weights are loaded. Exits with 3 when it does not fit; a model without a tokenizer
+    takes token ids, and fits.
     """
     from pyflow.specs import describe
 
@@ -56,13 +60,15 @@ def _found(description: Description) -> dict[str, Any]:
     from pyflow.specs.document import label
 
     built, spec = description.built, description.built.spec
+    fits = not built.problems and not built.unsupported and spec is not None
+    tokenizer, suits = _tokenizer(description, fits=fits)
     facts = {name: fact.value for name, fact in description.facts.known().items()}
     embedding, head = plan.ends(spec) if spec else (None, None)
     return {
         "path": str(description.checkpoint.path),
         "spec": label(description.document.path),
         "name": description.document.name,
-        "fits": not built.problems and not built.unsupported and spec is not None,
+        "fits": fits and suits,
         "problems": [asdict(problem) for problem in built.problems],
         "more_problems": built.is_cut,
         "unsupported": list(built.unsupported),
@@ -78,7 +84,32 @@ def _found(description: Description) -> dict[str, Any]:
         "head": head,
         "n_ctx": spec.n_ctx_train if spec else None,
         "n_tensors": len(built.used),
+        "tokenizer": tokenizer,
     }
+
+
+def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any], bool]:
+    """Its size, and what is wrong with it; and whether the model can load beside it."""
+    from pyflow.tokenizer import NoTokenizerError, from_checkpoint
+
+    found: dict[str, Any] = {"found": True, "n_tokens": None, "problem": None, "warnings": []}
+    suits = True
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            spec = description.spec if fits else None
+            tokenizer = from_checkpoint(
+                description.checkpoint,
+                n_rows=spec.n_vocab if spec else 0,
+                stop_ids=description.stop_ids if spec else (),
+            )
+            found["n_tokens"] = tokenizer.n_vocab
+        except PyflowError as error:
+            found["problem"] = str(error)
+            suits = isinstance(error, NoTokenizerError)
+            found["found"] = not suits
+    found["warnings"] = [str(warning.message) for warning in caught]
+    return found, suits
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -89,6 +120,7 @@ def _print(found: dict[str, Any]) -> None:
         for one in found["layers"]:
             click.echo("\n".join([f"{one['which']}:", *(f"  {block}" for block in one["blocks"])]))
         click.echo(f"head: {found['head']}")
+    _print_tokenizer(found["tokenizer"])
     if found["ignored"]:
         _list("left out, as the spec says", found["ignored"])
     for kind, title in _TITLES.items():
@@ -100,6 +132,17 @@ def _print(found: dict[str, Any]) -> None:
     if found["unsupported"]:
         _list("what this build cannot run", found["unsupported"])
     click.echo("\nit fits" if found["fits"] else "\nit does not fit")
+
+
+def _print_tokenizer(found: dict[str, Any]) -> None:
+    said = f"{found['n_tokens']} tokens"
+    if not found["found"]:
+        said = "none: it takes token ids, and text once there is one"
+    elif found["problem"] is not None:
+        said = printable(found["problem"])
+    click.echo(f"tokenizer: {said}")
+    for line in found["warnings"]:
+        click.echo(f"warning: {printable(line)}")
 
 
 def _list(title: str, lines: list[str]) -> None:

@@ -80,16 +80,21 @@ class _Config(msgspec.Struct):
 
 
 def read_defaults(
-    checkpoint: Checkpoint, *, n_ctx: int, spec: tuple[str, Mapping[str, Any]] = ("", {})
+    checkpoint: Checkpoint,
+    *,
+    n_ctx: int,
+    n_vocab: int,
+    spec: tuple[str, Mapping[str, Any]] = ("", {}),
 ) -> Defaults:
     """Those of a spec, then those of the generation_config.json beside a checkpoint, key by key;
     pyflow's own for what neither says. A GGUF file has no generation_config.json.
 
     spec: where it stands, and values of SamplingParams and n_predict. n_ctx: a max_length of so
-    many tokens or more limits nothing. Keys that would change what is drawn but are not supported
-    are a GenerationWarning. FormatError for a broken file, SpecError for a value out of range.
+    many tokens or more limits nothing. n_vocab: token ids are below. Keys that would change what is
+    drawn but are not supported are a GenerationWarning. FormatError for a broken file, SpecError
+    for a value out of range.
     """
-    defaults = _of_config(checkpoint, n_ctx)
+    defaults = _of_config(checkpoint, n_ctx, n_vocab)
     where, said = spec
     values = {key: value for key, value in said.items() if key != "n_predict"}
     try:
@@ -100,7 +105,7 @@ def read_defaults(
     return replace(defaults, values={**defaults.values, **values}, n_predict=n_predict)
 
 
-def _of_config(checkpoint: Checkpoint, n_ctx: int) -> Defaults:
+def _of_config(checkpoint: Checkpoint, n_ctx: int, n_vocab: int) -> Defaults:
     path = checkpoint.path.parent / "generation_config.json"
     if checkpoint.format == "GGUF" or not path.exists():
         return Defaults()
@@ -124,11 +129,14 @@ def _of_config(checkpoint: Checkpoint, n_ctx: int) -> Defaults:
     if n_predict < 1 and config.max_new_tokens is not None:
         raise FormatError(f"{source}: max_new_tokens: expected 1 or more, found {n_predict}")
     eos = config.eos_token_id
-    defaults = Defaults(
-        values,
-        n_predict,
-        frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos),
-    )
+    stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    for token in stop_ids:
+        if not 0 <= token < n_vocab:
+            raise FormatError(
+                f"{source}: eos_token_id: expected a token id, 0 to {n_vocab - 1}, found "
+                f"{token!r:.60}"
+            )
+    defaults = Defaults(values, n_predict, frozenset(stop_ids))
     try:
         _ = defaults.sampling
     except PyflowError as error:

@@ -85,6 +85,7 @@ def stream(
     TypeError: an option that there is not.
     """
     model, context = _model_and_context(source)
+    _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
     wish = checked(model, prompt, options)
     n_predict, sampling, stop = wish.n_predict, wish.sampling, wish.stop
     n_ctx = options.get("n_ctx")

@@ -19,6 +19,7 @@ from .values import Whole, nearest
 _MAX_PROBLEMS = 200
 _MAX_HINTS = 4
 _MAX_GROUPS = 1 << 16
+_SHOWN = 200
 
 Need = bool | Literal["auto"]
 """auto: if the checkpoint has it."""
@@ -163,7 +164,7 @@ class Binding:
         if not tried:
             self._problem("missing", "", place.role(role), "the spec gives no tensor for it")
             return
-        names = " or ".join(tried[:4])
+        names = " or ".join(f"{name:.{_SHOWN}}" for name in tried[:4])
         self._problem("missing", tried[0], place.role(role), f"expected tensor {names}, found none")
 
     def _problem(
@@ -229,7 +230,7 @@ class Binding:
                 "shape",
                 name,
                 place.role(role),
-                f"tensor {name}: expected {expected}, found {_shown(found.shape)}",
+                f"tensor {name:.{_SHOWN}}: expected {expected}, found {_shown(found.shape)}",
             )
             return None
         rows = self._segments(entry, source, counts, role) if shared else ()
@@ -269,7 +270,7 @@ class Binding:
         self._hint(left)
         for name in left:
             shape = _shown(self.tensors[name].shape)
-            text = f"tensor {printable(name)} of {shape} has no role"
+            text = f"tensor {printable(name):.{_SHOWN}} of {shape} has no role"
             self.problems.append(Problem("unused", name, "", text))
         return frozenset(ignored)
 

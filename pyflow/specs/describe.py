@@ -136,7 +136,7 @@ def _describe(checkpoint: Checkpoint) -> Description:
         record = tensors[name]
         if record.dtype != "F32" or record.shape != (n,):
             raise FormatError(
-                f"{checkpoint.path}: tensor {printable(name)}: expected F32 of shape ({n},), "
+                f"{checkpoint.path}: tensor {printable(name):.100}: expected F32 of shape ({n},), "
                 f"found {record.dtype} of {record.shape}"
             )
         return [float(x) for x in checkpoint.array(name)]

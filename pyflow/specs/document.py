@@ -11,6 +11,7 @@ from typing import Any
 
 from .._core import read_head
 from ..errors import SpecError, UnsupportedError
+from ..text import printable
 from .grammar import (
     BLOCKS,
     COMMON,
@@ -32,6 +33,7 @@ FAMILIES = Path(__file__).parents[1] / "families"
 _MAX_BYTES = 1 << 18
 _MAX_DEPTH = 12
 _MAX_CHAIN = 6
+_MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def load(path: Path, kind: str) -> Document:
     merged = _merged(path, ())
     tables = {key: value for key, value in merged.items() if key in COMMON}
     tables = merge(tables, {k: v for k, v in merged.get(kind, {}).items() if k in COMMON})
-    name = merged.get("name", path.stem)
+    name = printable(merged.get("name", path.stem))[:_MAX_NAME]
     _check(tables, f"{label(path)}: ")
     return Document(name, path, tables)
 
@@ -102,7 +104,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def read_file(path: Path) -> dict[str, Any]:
     """One file by the grammar; what it leaves out may be in one that it extends."""
-    raw = read_head(path, _MAX_BYTES + 1)
+    is_empty = path.is_file() and path.stat().st_size == 0  # which is not TOML's fault
+    raw = b"" if is_empty else read_head(path, _MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:
         raise SpecError(f"{label(path)}: expected at most {_MAX_BYTES:,} bytes, found more")
     try:

@@ -21,6 +21,7 @@ from .values import Given, Kind, Number, Resolved, Whole
 
 _MAX_CONFIG = 4 << 20
 _MAX_DEPTH = 24
+_MAX_NAME = 100
 
 # Facts that have the same meaning in all specs. What is built needs the first two.
 STANDARD: dict[str, Kind] = {
@@ -73,7 +74,7 @@ class GgufSource:
             )
         self.family = architecture
         name = metadata.get("general.name")
-        self.name = printable(name if isinstance(name, str) else path.stem)
+        self.name = printable(name if isinstance(name, str) else path.stem)[:_MAX_NAME]
 
     def get(self, key: str) -> Value | None:
         full = f"{self.family}.{key}"
@@ -99,7 +100,7 @@ class ConfigSource:
         """root: the key of the object that is about the language model, of a model of more."""
         self._path, self._root = path, root
         self._config = config[root] if root else config
-        self.name = printable(path.parent.resolve().name)
+        self.name = printable(path.parent.resolve().name)[:_MAX_NAME]
 
     @property
     def family(self) -> str:
@@ -129,7 +130,7 @@ class NoSource:
     kind = "hf"
 
     def __init__(self, path: Path) -> None:
-        self._path, self.name = path, printable(path.stem)
+        self._path, self.name = path, printable(path.stem)[:_MAX_NAME]
 
     def get(self, key: str) -> Value | None:  # noqa: ARG002
         return None

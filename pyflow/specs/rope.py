@@ -15,7 +15,7 @@ from ..errors import FormatError, UnsupportedError
 from ..spec import Rope
 from .values import Number, Whole, nearest
 
-# Parameters by the names of either source; what only says the same again stands for nothing.
+# Parameters by the names of either source; what stands for nothing is read elsewhere.
 _HF = {
     "type": "type",
     "rope_type": "type",
@@ -116,8 +116,19 @@ class _Parameters:
                 )
             if names[name] and value is not None:
                 self._table[names[name]] = value
+        if "rope_theta" in (t.scaling or {}) and names is _HF:
+            self._check_base(t)
         self.law = self._law(t)
         self.extra = self.number("attn_factor", 1.0)
+
+    def _check_base(self, t: RopeTable) -> None:
+        """A base beside the scaling counts; a spec must have taken it."""
+        found = (t.scaling or {})["rope_theta"]
+        if found is not None and found != t.base:
+            raise UnsupportedError(
+                f"{t.where}: rope_theta: expected {t.base:g}, the base that the model is read "
+                f"with, found {found!r:.60}"
+            )
 
     def _law(self, t: RopeTable) -> str:
         if t.long_divisors:
@@ -204,7 +215,9 @@ def _yarn(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
     that turn less than beta_slow times are slowed by `factor`, with a linear ramp between.
     """
     original = p.n_ctx_original(t)
-    factor = p.number("factor", t.n_ctx / original)
+    # Without either there would be nothing to scale by, and no word of it.
+    known = t.kind == "gguf" or t.n_ctx_original is not None or p.has("n_ctx_original")
+    factor = p.number("factor", t.n_ctx / original if known else None)
     if t.base <= 1:
         raise FormatError(f"{t.where}: expected a base above 1, found {t.base}")
 

@@ -4,10 +4,11 @@ from pyflow.tokenizer.checkpoint import from_checkpoint, memory_nbytes
 from pyflow.tokenizer.detokenizer import Detokenizer
 from pyflow.tokenizer.folder import from_folder
 from pyflow.tokenizer.gguf import from_metadata
-from pyflow.tokenizer.tokenizer import Tokenizer
+from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
 
 __all__ = [
     "Detokenizer",
+    "NoTokenizerError",
     "Tokenizer",
     "from_checkpoint",
     "from_folder",

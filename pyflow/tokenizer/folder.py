@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import tokenizers
 
-from pyflow.errors import FormatError
+from pyflow.errors import GenerationWarning
 from pyflow.tokenizer import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.sentencepiece import read_sentencepiece
-from pyflow.tokenizer.settings import Settings, add_tokens, read_settings
-from pyflow.tokenizer.tokenizer import Tokenizer
+from pyflow.tokenizer.settings import Role, Settings, add_tokens, read_settings
+from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
 
 # With the settings come those that the kind has by default.
 _Reader = Callable[[Path, Settings], tuple[tokenizers.Tokenizer, Settings]]
@@ -35,10 +36,25 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
 
     stop_ids: tokens that end a generation besides those told by the files and by their names.
     n_rows: rows of the model's embedding; those without a token stand for nothing.
-    FormatError, naming file and place, where they are broken or none is there; UnsupportedError for
-    what may not run here.
+    FormatError, naming file and place, where they are broken; NoTokenizerError where none is there;
+    UnsupportedError for what may not run here. A first or last token that the vocabulary lacks is a
+    GenerationWarning.
     """
     settings = read_settings(folder)
+    tokenizer = _of_kind(folder, settings, frozenset(stop_ids), n_rows)
+    found: dict[Role, int | None] = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    for role, token in found.items():
+        if token is None and role in settings.named:
+            warnings.warn(
+                f"{settings.source}: {role}_token {settings.named[role]!r:.60} is not in the "
+                "vocabulary: no text will have it",
+                GenerationWarning,
+                stacklevel=2,
+            )
+    return tokenizer
+
+
+def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows: int) -> Tokenizer:
     for names, read in _KINDS:
         if all((folder / name).exists() for name in names):
             path = folder / names[0]
@@ -56,7 +72,10 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
                 source=str(path),
             )
     expected = ", ".join(" with ".join(names) for names, _ in _KINDS)
-    raise FormatError(f"{folder}: expected a tokenizer ({expected}), found none")
+    raise NoTokenizerError(
+        f"{folder}: expected a tokenizer ({expected}), found none; without one the model takes "
+        "token ids, but no text"
+    )
 
 
 def _give_back() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.tokenizer import bpe, spm
-from pyflow.tokenizer.tokenizer import Tokenizer
+from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
 from pyflow.tokenizer.vocab import read, read_vocab
 from pyflow.tokenizer.vocab_tokenizer import VocabTokenizer
 
@@ -19,8 +19,9 @@ def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
     """
     model = read(metadata, "tokenizer.ggml.model", str, "", source=source)
     if not model:
-        raise FormatError(
-            f"{source}: tokenizer.ggml.model is missing: this file holds no tokenizer"
+        raise NoTokenizerError(
+            f"{source}: tokenizer.ggml.model is missing: this file holds no tokenizer; without one "
+            "the model takes token ids, but no text"
         )
     if model not in ("gpt2", "llama"):
         raise UnsupportedError(

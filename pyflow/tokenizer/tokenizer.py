@@ -5,7 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
+from pyflow.errors import FormatError
 from pyflow.tokenizer.detokenizer import Detokenizer
+
+
+class NoTokenizerError(FormatError):
+    """A model's files have no tokenizer: it reads token ids, and no text."""
 
 
 class Tokenizer(ABC):

@@ -20,7 +20,13 @@ import pyflow
 from pyflow import chat
 from pyflow.cli import main
 from pyflow.engine import load, plan
-from pyflow.errors import FormatError, GenerationWarning, UnsupportedError
+from pyflow.errors import (
+    FormatError,
+    GenerationWarning,
+    ResourceError,
+    ShapeError,
+    UnsupportedError,
+)
 from pyflow.generate.defaults import Defaults
 from pyflow.sampling import SamplingParams
 from pyflow.session import ChatSession
@@ -102,6 +108,67 @@ def test_a_folder_is_a_model_that_writes_and_chats(
     assert main(["tokenize", "-m", str(folder), "-p", "é<end>", "--special"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[-3:]][-1] == "257"
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids(folder: Path) -> None:
+    with load(folder, n_threads=1) as model:
+        expected = model.logits(TOKENS)
+    (folder / "tokenizer.json").unlink()
+    with load(folder, n_threads=1) as model:
+        assert np.array_equal(model.logits(TOKENS), expected)
+        for ask in (lambda: model.tokenizer, lambda: model.generate(TOKENS, n_predict=1)):
+            with pytest.raises(FormatError, match=r"expected a tokenizer .*token ids, but no text"):
+                ask()
+    assert main(["generate", "-m", str(folder), "-p", "Hi", "-n", "4", "-t", "1"]) == 3
+
+
+def test_a_tokenizer_of_more_tokens_than_rows_does_not_fit(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check() -> tuple[int, dict[str, Any]]:
+        code = main(["spec", "check", str(folder), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, found = check()
+    assert (code, found["fits"], found["tokenizer"]["n_tokens"]) == (0, True, 258)
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    library.add_tokens([f"<{i}>" for i in range(N_VOCAB)])
+    library.save(str(folder / "tokenizer.json"))
+    said = "the tokenizer has 578 tokens, the embedding only 320 rows"
+    with pytest.raises(ShapeError, match=said):
+        load(folder, n_threads=1)
+    code, found = check()
+    assert (code, found["fits"]) == (3, False)
+    assert said in found["tokenizer"]["problem"]
+    assert main(["spec", "check", str(folder)]) == 3
+    assert f"{said}\n\nit does not fit\n" in capsys.readouterr().out
+    (folder / "tokenizer.json").unlink()
+    code, found = check()
+    assert (code, found["fits"], found["tokenizer"]["found"]) == (0, True, False)
+
+
+@pytest.mark.parametrize("role", ["bos_token", "eos_token"])
+def test_an_end_that_the_vocabulary_lacks_is_told(
+    role: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, "tokenizer_config.json", {role: "<none>"})
+    said = f"tokenizer_config.json: {role} '<none>' is not in the vocabulary"
+    with pytest.warns(GenerationWarning, match=said):
+        load(folder, n_threads=1).close()
+    assert main(["spec", "check", str(folder)]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_told_to_be_quantized(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyflow.engine.available_nbytes", lambda: 200_000)
+    for more, advice in (([], "--quantize q8_0 or fewer bits, or "), (["--quantize", "q8_0"], "")):
+        assert main(["inspect", str(folder), "--memory", "-c", "64", *more]) == 0
+        out = capsys.readouterr().out
+        assert f"does not fit, whatever the context: take {advice}a smaller model\n" in out
+    with pytest.raises(ResourceError, match="load it with quantize q8_0 or fewer bits"):
+        load(folder, n_threads=1)
 
 
 def test_floats_of_a_folder_may_be_quantized_on_one_or_several_ranks(
@@ -351,7 +418,9 @@ def test_a_pipeline_has_the_same_defaults(folder: Path, capsys: pytest.CaptureFi
         ({"repetition_penalty": 0}, "repeat_penalty: "),
         ({"max_new_tokens": 0}, "max_new_tokens: expected 1 or more, found 0"),
         ({"eos_token_id": ["</s>"]}, "at `$.eos_token_id"),
-        ({"eos_token_id": 4000}, "token 4000 is not in the vocabulary"),
+        ({"eos_token_id": 4000}, "generation_config.json: eos_token_id: expected a token id, 0 to"),
+        ({"eos_token_id": [1, -1]}, "generation_config.json: eos_token_id: expected a token id"),
+        ({"eos_token_id": 1 << 70}, "generation_config.json: "),
     ],
 )
 def test_a_broken_generation_config_is_a_format_error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -134,19 +135,28 @@ def test_errors_are_those_of_loading(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "did you mean 'check'" in capsys.readouterr().err
 
 
-def test_the_walk_through_of_the_documentation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = (Path(__file__).parents[3] / "docs/add-a-model.md").read_text()
-    spec = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0]
-    tensors, shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[:2]
+DOC = (Path(__file__).parents[3] / "docs/add-a-model.md").read_text()
+
+
+def write_walk_through(folder: Path) -> str:
+    """The model of the documentation, with random weights; its spec."""
+    spec: str = re.findall(r"```toml\n(.*?)```", DOC, re.DOTALL)[0]
+    tensors = re.findall(r"```text\n(.*?)```", DOC, re.DOTALL)[0]
     shapes = {
         name: [int(n) for n in shape.split(" x ")]
         for name, shape in re.findall(r"^  (\S+) +F32 +(\d+(?: x \d+)?)$", tensors, re.M)
     }
-    tiny.write(tmp_path, {"seed": 1, "tensors": shapes})
-    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
-    (tmp_path / "pyflow.toml").write_text(spec)
+    tiny.write(folder, {"seed": 1, "tensors": shapes})
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    (folder / "pyflow.toml").write_text(spec)
+    return spec
+
+
+def test_the_walk_through_of_the_documentation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = write_walk_through(tmp_path)
+    shown = re.findall(r"```text\n(.*?)```", DOC, re.DOTALL)[1]
     monkeypatch.chdir(tmp_path)
     code, out = check(capsys, "weights.safetensors")
     assert (code, out) == (0, shown)
@@ -154,3 +164,57 @@ def test_the_walk_through_of_the_documentation(
     code, out = check(capsys, "weights.safetensors")
     assert code == 3
     assert "expected tensor 0/tell.weight, found none; did you mean 0/told.weight?" in out
+
+
+def test_the_proof_of_the_documentation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    write_walk_through(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    weights = formats.open(tmp_path / "weights.safetensors")
+    w = {t.name: torch.tensor(weights.array(t.name)) for t in weights.tensors}
+
+    def norm(x: Any, name: str) -> Any:
+        return torch.nn.functional.rms_norm(x, (64,), w[name], 1e-6)
+
+    def heads(x: Any, n: int) -> Any:
+        return x.unflatten(-1, (n, 16)).transpose(1, 2)
+
+    def turned(x: Any) -> Any:
+        angles = torch.outer(torch.arange(x.shape[2]), 10000.0 ** (-torch.arange(8) / 8))
+        a, b, c, s = x[..., :8], x[..., 8:], angles.cos(), angles.sin()
+        return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+    def model(ids: Any) -> Any:
+        x = w["words.weight"][ids]
+        h = norm(x, "0/ask_norm.weight")
+        q, kv = heads(h @ w["0/ask.weight"].T, 4), h @ w["0/told.weight"].T
+        k, v = heads(kv[..., :32], 2), heads(kv[..., 32:], 2)
+        told = torch.nn.functional.scaled_dot_product_attention(
+            turned(q), turned(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1), is_causal=True
+        )
+        x = x + told.transpose(1, 2).flatten(2) @ w["0/out.weight"].T
+        h = norm(x, "0/think_norm.weight")
+        gate = torch.nn.functional.silu(h @ w["0/think/a.weight"].T)
+        x = x + (gate * (h @ w["0/think/b.weight"].T)) @ w["0/think/c.weight"].T
+        return norm(x, "last_norm.weight") @ w["words.weight"].T
+
+    proof = textwrap.dedent(re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)[0])
+    exec(proof, {"model": model})
+    out = capsys.readouterr().out
+    assert 0 < float(out) < 0.004
+
+
+def test_long_names_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, **{"x" * 5000: [2, 3]})
+    code, out = check(capsys, folder)
+    assert code == 3
+    assert f"tensor {'x' * 200} of 2 x 3 has no role" in out
+    assert len(out) < 3000
+    (folder / "pyflow.toml").write_text("")
+    assert cli.main(["spec", "check", str(folder)]) == 3
+    said = capsys.readouterr().err
+    assert "pyflow.toml: spec: expected 1, the version of the grammar, found None" in said
+    assert "download" not in said

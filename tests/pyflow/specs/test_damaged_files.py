@@ -153,5 +153,5 @@ def test_generation_config(raw: bytes, tmp_path: Path) -> None:
     checkpoint = formats.open(tmp_path)
     with read_or_refused(), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", GenerationWarning)
-        _ = read_defaults(checkpoint, n_ctx=64).sampling.seeded()
+        _ = read_defaults(checkpoint, n_ctx=64, n_vocab=96).sampling.seeded()
     assert all(str(one.message).isprintable() for one in told)

@@ -242,6 +242,11 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "did you mean factor",
     ),
     "scaling that is no table": ({"rope_scaling": 4}, "rope_scaling: expected a table"),
+    "yarn of no factor": ({"rope_scaling": {"rope_type": "yarn"}}, "factor: expected a finite"),
+    "a base beside the scaling": (
+        {"rope_scaling": {"rope_type": "default", "rope_theta": -1.0}},
+        "rope_scaling.rope_theta: expected a finite number above 0",
+    ),
     "too few factors": (
         {
             "rope_scaling": {
@@ -264,6 +269,23 @@ def test_wrong_configs_are_refused(name: str, folder: Path) -> None:
     said = fault(with_config(folder, **changes), Exception)
     assert mentions in said
     assert str(folder) in said
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_base_beside_the_scaling_counts(key: str, folder: Path) -> None:
+    def ropes(**changes: Any) -> Any:
+        return build_spec(formats.open(with_config(folder, **changes))).ropes
+
+    inner = ropes(**{key: {"rope_type": "default", "rope_theta": 5e5}})
+    assert inner == ropes(**{key: "absent", "rope_theta": 5e5})
+    assert inner != ropes(rope_theta=1e4)
+
+
+def test_a_base_that_the_spec_does_not_take_is_refused(tmp_path: Path) -> None:
+    tiny.write(tmp_path, json.loads(GOLDEN.with_name("hf_gemma3.json").read_text()))
+    scaling = {"rope_type": "linear", "factor": 8.0, "rope_theta": 77.0}
+    said = fault(with_config(tmp_path, rope_parameters="absent", rope_scaling=scaling), Exception)
+    assert "rope_theta: expected 1e+06, the base that the model is read with, found 77.0" in said
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,10 @@ def folder_of(
         path = tmp_path_factory.mktemp(name)
         tokenizer = _real(name, metadata_of(name)) if name in REAL else _trained(name)
         tokenizer.save(str(path / "tokenizer.json"))
-        config = {"eos_token": "</s>" if name in TRAINED else "<eos>", "bos_token": "<bos>"}
-        if name.startswith(("smol", "qwen")):
+        config = {"eos_token": "<eos>", "bos_token": "<bos>"}
+        if name in TRAINED:
+            config = {"eos_token": "</s>", "bos_token": None}
+        elif name.startswith(("smol", "qwen")):
             config = {"eos_token": "<|im_end|>", "bos_token": None}
         (path / "tokenizer_config.json").write_text(json.dumps(config))
         return path

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 
-from pyflow.errors import FormatError
+from pyflow.errors import FormatError, GenerationWarning
 from pyflow.tokenizer import Tokenizer, from_folder
 
 Make = Callable[..., Tokenizer]
@@ -73,7 +73,8 @@ def test_older_folders_name_roles_in_a_file_of_their_own(make: Make) -> None:
 
 
 def test_a_role_for_a_token_that_the_vocabulary_lacks_is_none(make: Make) -> None:
-    tokenizer = make({"bos_token": "<bos>", "pad_token": "[PAD]"})
+    with pytest.warns(GenerationWarning, match="bos_token '<bos>' is not in the vocabulary"):
+        tokenizer = make({"bos_token": "<bos>", "pad_token": "[PAD]"})
     assert tokenizer.bos_id is None
     assert tokenizer.n_vocab == 13
 
