@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyflow.quant import mixes
@@ -189,25 +188,46 @@ with LlamaPeer(Path(sys.argv[3]), options) as peer:
 """
 
 
-@pytest.mark.accept
-@pytest.mark.parametrize("type_name", ["F16", "Q8_0", "Q6_K", "Q4_K_M", "Q3_K_M", "IQ4_XS", "Q4_0"])
-def test_llama_cpp_loads_it_and_finds_the_same_perplexity(
-    f16: Path, tmp_path: Path, type_name: str
-) -> None:
+def by_llama_cpp(target: Path) -> float:
+    """llama.cpp's perplexity over 24 chunks; skips where there is none."""
     found = subprocess.run([PEER, "-c", "import llama_cpp"], check=False, capture_output=True)
     if found.returncode:
         pytest.skip("no llama_cpp; PYFLOW_PEER_PYTHON names a Python that has it")
     if not TEXT.is_file():
         pytest.skip(f"{TEXT.name} (WikiText-2 raw test split) is not at {TEXT.parent}")
-    target: Any = tmp_path / "target.gguf"
-    assert main(["quantize", str(f16), str(target), "--type", type_name]) == 0
     folders = [str(ROOT / "tests" / "golden"), str(ROOT / "bench")]
     command = [PEER, "-c", _PEER_PERPLEXITY, *folders, str(target), str(TEXT), "24"]
     peer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    theirs = json.loads(peer.splitlines()[-1])
+    return float(json.loads(peer.splitlines()[-1])[-1])
+
+
+def by_us(target: Path) -> float:
     with pyflow.load(target) as model:
-        ours = perplexity(model, lzma.decompress(TEXT.read_bytes()).decode(), n_chunks=24)
-    assert ours.ppl == pytest.approx(theirs[-1], rel=0.005)
+        return perplexity(model, lzma.decompress(TEXT.read_bytes()).decode(), n_chunks=24).ppl
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("type_name", ["F16", "Q8_0", "Q6_K", "Q4_K_M", "IQ4_XS", "Q4_0"])
+def test_llama_cpp_loads_it_and_finds_the_same_perplexity(
+    f16: Path, tmp_path: Path, type_name: str
+) -> None:
+    target = tmp_path / "target.gguf"
+    assert main(["quantize", str(f16), str(target), "--type", type_name]) == 0
+    assert by_llama_cpp(target) == pytest.approx(by_us(target), rel=0.005)
+
+
+@pytest.mark.accept
+def test_of_q3_k_m_we_find_the_perplexity_of_its_weights(f16: Path, tmp_path: Path) -> None:
+    """llama.cpp's is 0.6 % above ours, for it rounds 256 activations by one scale where we round
+    32: ours is the nearer to that of the same weights in F32, whose activations stay as they are.
+    """
+    target, exact = tmp_path / "target.gguf", tmp_path / "exact.gguf"
+    assert main(["quantize", str(f16), str(target), "--type", "Q3_K_M"]) == 0
+    assert main(["quantize", str(target), str(exact), "--type", "F32", "--allow-requantize"]) == 0
+    theirs, ours, expected = by_llama_cpp(target), by_us(target), by_us(exact)
+    assert ours == pytest.approx(expected, rel=0.005)
+    assert abs(ours - expected) < abs(theirs - expected)
+    assert theirs == pytest.approx(ours, rel=0.01)
 
 
 @pytest.mark.accept
