@@ -14,6 +14,7 @@ import click
 
 from pyflow import _core
 from pyflow.cli import method_choice, options, questions, speculation
+from pyflow.cli.finite import Finite
 from pyflow.cli.method_choice import MethodChoice
 from pyflow.cli.output import print_json
 from pyflow.cli.paired import (
@@ -85,7 +86,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 )
 @click.option(
     "--temp",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.0,
     help="Temperature; 0 is greedy.",
 )

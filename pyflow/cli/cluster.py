@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pyflow.cli import Group, cluster_check, ranks
+from pyflow.cli.finite import Finite
 
 # Commands that know what ranks are.
 _COMMANDS = ("generate", "chat", "bench")
@@ -30,7 +31,7 @@ def command() -> None:
     "--timeout",
     "timeout_s",
     metavar="S",
-    type=click.FloatRange(1, 86_400),
+    type=Finite(1, 86_400),
     default=30.0,
     help="Seconds without a sign of life after which a rank is lost.",
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pyflow.cli import options, ranks
+from pyflow.cli.finite import Finite
 from pyflow.cli.output import markdown_table, print_json
 from pyflow.cluster.lifeline import TIMEOUT_S
 
@@ -38,7 +39,7 @@ _SHOWN = (1, 2, 4, 8)
 )
 @click.option(
     "--acceptance",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     metavar="P",
     help="How often a guess is right.  [default: 0.66 of a draft model, 0.4 of lookup]",
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow.cli import options
+from pyflow.cli.finite import Finite
 from pyflow.cli.options import F
 from pyflow.cli.pipeline_choice import AUTO, EVEN, PipelineChoice, threads_of_each
 from pyflow.cluster.launcher import rank_of
@@ -43,9 +44,7 @@ def _switch(flag: str, text: str) -> Any:
 
 
 def _share(flag: str, text: str) -> Any:
-    return click.option(
-        flag, type=click.FloatRange(0, 1), metavar="P", help=f"For pipeinfer: {text}"
-    )
+    return click.option(flag, type=Finite(0, 1), metavar="P", help=f"For pipeinfer: {text}")
 
 
 _OPTIONS = (
@@ -123,8 +122,8 @@ def pipelines(function: F) -> F:
             )
         if here.is_supervised and (not choice or choice.stages is not None):
             raise click.UsageError(
-                f"the ranks of 'cluster run' write one answer together: add {_FLAG} pipeinfer, and "
-                "no --stages"
+                "the ranks of 'cluster run' write one answer together: "
+                + ("leave --stages out" if choice else f"add {_FLAG} auto")
             )
         if not choice or choice.stages is not None:
             return function(*args, pipeline=choice, **options)
@@ -170,9 +169,7 @@ def _choice(
         others = {"--stages": stages, "--layers": layers, "--draft-len": draft_len}
         flags = [name for name, value in others.items() if value is not None] + flags
         if flags:
-            raise click.UsageError(
-                f"{flags[0]} is of no use without {_FLAG}; add {_FLAG} pipeinfer"
-            )
+            raise click.UsageError(f"{flags[0]} is of no use without {_FLAG}; add {_FLAG} auto")
     elif pipeline == "iterative" and draft_len is not None:
         raise click.UsageError(
             f"--draft-len is of no use to {_FLAG} iterative, which guesses nothing"

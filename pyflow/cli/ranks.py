@@ -27,5 +27,6 @@ def places(n_ranks: int | None, hosts: Path | None) -> list[Place]:
     from pyflow.cluster.launcher import Place, places_of
 
     if (n_ranks is None) == (hosts is None):
-        raise click.UsageError("expected -n N or --hosts FILE")
+        found = "neither" if hosts is None else "both"
+        raise click.UsageError(f"expected -n N or --hosts FILE, found {found}")
     return [Place(None, n_ranks)] if n_ranks else places_of(hosts or "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pyflow.cli import inputs, options
+from pyflow.cli.finite import Finite
 from pyflow.cli.options import F
 
 if TYPE_CHECKING:
@@ -73,12 +73,6 @@ pool_option = click.option(
 )
 
 
-def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if math.isnan(value):
-        raise click.BadParameter("expected a number, found nan", ctx, param)
-    return value
-
-
 _OPTIONS = (
     click.option(
         "--spec",
@@ -97,10 +91,9 @@ _OPTIONS = (
     ),
     click.option(
         "--spec-tree",
-        type=click.FloatRange(0, 1),
+        type=Finite(0, 1),
         default=1.0,
         metavar="P",
-        callback=_no_nan,
         help="Draft models branch at tokens of this probability or more; 1 drafts a chain.",
     ),
     pool_option,

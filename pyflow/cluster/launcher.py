@@ -86,16 +86,23 @@ def places_of(path: str | Path) -> list[Place]:
     PyflowError for anything else, and where there is none.
     """
     places = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if not text:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PyflowError(
+            f"{path}: expected a text with a host per line, found bytes at offset {error.start:,} "
+            "that are no UTF-8"
+        ) from None
+    for number, line in enumerate(text.splitlines(), 1):
+        host = line.partition("#")[0].strip()
+        if not host:
             continue
-        match = _HOST.fullmatch(text)
+        match = _HOST.fullmatch(host)
         n = int(match[2] or 1) if match else 0
         if match is None or not 1 <= n <= 1024:
             raise PyflowError(
                 f"{path}: line {number}: expected a host such as 'node1' or 'node1:2', found "
-                f"{text!r:.80}"
+                f"{host!r:.80}"
             )
         places.append(Place(match[1], n))
     if not places:

@@ -188,7 +188,7 @@ def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str)
     ("more", "code", "says"),
     [
         (["--pipeline", "guess"], 2, "'guess' is not one of"),
-        ([], 2, "write one answer together: add --pipeline pipeinfer"),
+        ([], 2, "write one answer together: add --pipeline auto"),
         (["--pipeline", "iterative", "-f", "/nowhere"], 2, "/nowhere: cannot be read"),
         (["--pipeline", "pipeinfer", "--draft-model", "/nowhere"], 3, "/nowhere"),
     ],

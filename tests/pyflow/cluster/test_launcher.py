@@ -52,6 +52,9 @@ def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) ->
     file.write_text("# none\n")
     with pytest.raises(PyflowError, match="expected a host per line, found none"):
         places_of(file)
+    file.write_bytes(b"node1\n\xff")
+    with pytest.raises(PyflowError, match=r"hosts: .* bytes at offset 6 that are no UTF-8"):
+        places_of(file)
 
 
 def test_mpiexec_of_this_environment_is_told_ranks_and_machines() -> None:
@@ -104,11 +107,13 @@ def test_a_guard_says_how_a_rank_has_died() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "expected -n N or --hosts FILE"),
+        ([], "expected -n N or --hosts FILE, found neither"),
         (["-n", "2"], "expected -- and one of generate, chat, bench"),
         (["-n", "2", "--", "inspect"], "expected -- and one of generate, chat, bench"),
         (["-n", "0", "--", "generate"], "0 is not in the range"),
         (["-n", "2", "--timeout", "0", "--", "chat"], "0.0 is not in the range"),
+        (["-n", "2", "--timeout", "nan", "--", "chat"], "nan is not in the range"),
+        (["-n", "2", "--hosts", "/dev/null", "--", "chat"], "-n N or --hosts FILE, found both"),
         (["--hosts", "/nowhere", "--", "chat"], "'/nowhere' does not exist"),
     ],
 )
