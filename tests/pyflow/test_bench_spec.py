@@ -135,7 +135,7 @@ def test_code_prompts_are_ten_to_continue_and_ten_to_repeat() -> None:
         (["--methods", "lookup,lookup"], "every method once"),
         (["--methods", "draft"], "needs --draft-model"),
         (["--methods", "pool"], "needs --spec-pool"),
-        (["--temp", "nan"], "--temp: expected 0 or more, found nan"),
+        (["--temp", "nan"], "nan is not in the range"),
         (["--methods", "lookup", "--draft-model", "self"], "for the methods draft and auto"),
         (["--methods", "lookup", "--spec-pool", "x"], "for the methods pool and auto"),
         (["--draft-layers", "0-3"], "for --draft-model self"),
