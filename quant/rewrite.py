@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,20 @@ from pyflow.errors import UnsupportedError
 Progress = Callable[[int, int], None]
 PIECE = 1 << 22
 """Weights at once."""
+
+
+class Writer(Protocol):
+    """`rotate` or `shuffle`."""
+
+    def __call__(
+        self,
+        source: str | PathLike[str],
+        target: str | PathLike[str],
+        seed: int,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """Writes source as `target`; progress is called with weights done and in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,16 @@ def values_of(
 
 
 @contextlib.contextmanager
-def beside(folder: str | PathLike[str]) -> Iterator[Path]:
-    """The path of a file in the folder that is deleted at the end."""
+def rewritten(
+    write: Writer,
+    source: str | PathLike[str],
+    folder: str | PathLike[str],
+    seed: int,
+    *,
+    progress: Progress | None = None,
+) -> Iterator[Path]:
+    """What `rotate` or `shuffle` writes, as a file in the folder that is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix=".f32.", dir=folder) as inner:
-        yield Path(inner) / "f32.gguf"
+        target = Path(inner) / "f32.gguf"
+        write(source, target, seed, progress=progress)
+        yield target

@@ -20,19 +20,17 @@ x R.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
 from collections.abc import Callable, Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
-from pyflow.quant.rewrite import Part, Progress, beside, open_gguf, rewrite, values_of
+from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
 
 from pyflow import _core, formats
 from pyflow.errors import ShapeError, UnsupportedError
@@ -60,20 +58,6 @@ _ELSEWHERE = {
     *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
 }
 """What has nothing to do with the stream, without "blk.N."."""
-
-
-@contextlib.contextmanager
-def rotated(
-    source: str | PathLike[str],
-    folder: str | PathLike[str],
-    seed: int,
-    *,
-    progress: Progress | None = None,
-) -> Iterator[Path]:
-    """A file in `folder` that holds what `rotate` makes, deleted at the end."""
-    with beside(folder) as target:
-        rotate(source, target, seed, progress=progress)
-        yield target
 
 
 def rotate(

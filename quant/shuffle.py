@@ -14,16 +14,14 @@ some channels matter more than others, which `rotate` evens out.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
-from pyflow.quant.rewrite import Part, Progress, beside, open_gguf, rewrite, values_of
+from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
@@ -44,20 +42,6 @@ _ELSEWHERE = {
     *("attn_q_norm.bias", "attn_k_norm.bias"),
     *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
 }
-
-
-@contextlib.contextmanager
-def shuffled(
-    source: str | PathLike[str],
-    folder: str | PathLike[str],
-    seed: int,
-    *,
-    progress: Progress | None = None,
-) -> Iterator[Path]:
-    """A file in `folder` that holds what `shuffle` makes, deleted at the end."""
-    with beside(folder) as target:
-        shuffle(source, target, seed, progress=progress)
-        yield target
 
 
 def shuffle(

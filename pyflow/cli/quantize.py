@@ -167,8 +167,9 @@ def _rewritten(
     """The model shuffled and turned, in a file beside the target; it goes when the command ends."""
     from pyflow import formats
     from pyflow.quant.convert import Recipe, plan
-    from pyflow.quant.rotate import rotated
-    from pyflow.quant.shuffle import shuffled
+    from pyflow.quant.rewrite import rewritten
+    from pyflow.quant.rotate import rotate as turn
+    from pyflow.quant.shuffle import shuffle as mix
 
     # Weights that may not be quantized again may not come in by the back door.
     plan(formats.open(source), Recipe("F32", allow_requantize=allow_requantize), None)
@@ -179,10 +180,9 @@ def _rewritten(
             if show is not None:
                 show(done // _MILLION, total // _MILLION)
 
-        if shuffle is not None:
-            source = enter(shuffled(source, target.parent, shuffle, progress=told))
-        if rotate is not None:
-            source = enter(rotated(source, target.parent, rotate, progress=told))
+        for write, seed in ((mix, shuffle), (turn, rotate)):
+            if seed is not None:
+                source = enter(rewritten(write, source, target.parent, seed, progress=told))
     return source
 
 

@@ -16,40 +16,28 @@ from pyflow.cli import main
 from pyflow.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
-QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "spec_bench_questions.jsonl"
+TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 N_CTX = 64
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some questions of Spec-Bench."""
-    if not QUESTIONS.is_file():
-        pytest.skip(f"{QUESTIONS.name} (Spec-Bench) is not at {QUESTIONS.parent}")
-    lines = QUESTIONS.read_text().splitlines()[:20]
-    path = tmp_path_factory.mktemp("imatrix") / "questions.txt"
-    path.write_text("\n".join(turn for line in lines for turn in json.loads(line)["turns"]))
-    return path
 
 
 def test_sums_are_those_of_the_inputs(
     capsys: pytest.CaptureFixture[str],
     model_path: Callable[[str], Path],
     tokenizer_of: Callable[[str], Tokenizer],
-    text: Path,
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "i.gguf"
-    args = ["imatrix", "-m", "smollm2", "-f", str(text), "-o", str(target), "-c", str(N_CTX)]
+    args = ["imatrix", "-m", "smollm2", "-f", str(TEXT), "-o", str(target), "-c", str(N_CTX)]
     assert main([*args, "--chunks", "4", "--process-output", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     # Seven matrices a layer, and the one that is embedding and output.
     assert (told["n_matrices"], told["chunks"]) == (7 * 30 + 1, 4)
     found = read_imatrix(target)
-    assert found.datasets == ("questions.txt",)
+    assert found.datasets == (TEXT.name,)
 
     # What the first layer's queries are multiplied by: the norm of the embedding.
     checkpoint = formats.open(model_path("smollm2"))
-    rows = np.asarray(tokenizer_of("smollm2").encode(text.read_text()))[: 4 * N_CTX]
+    rows = np.asarray(tokenizer_of("smollm2").encode(TEXT.read_text()))[: 4 * N_CTX]
     record = checkpoint.native.tensor("token_embd.weight")
     embedding = np.asarray(checkpoint.native.data(record.name)).reshape(record.shape[0], -1)
     x = dequantize(embedding[rows], record.dtype).astype(np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,12 @@ def test_the_walk_through_of_the_documentation(
 
 
 def test_the_proof_of_the_documentation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    oracle: Callable[[str], Any],
 ) -> None:
-    torch = pytest.importorskip("torch")
+    torch = oracle("torch")
     torch.manual_seed(1)
     write_walk_through(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,8 @@ import pytest
 from pyflow.quant import rotate as rotation
 from pyflow.quant import shuffle as order
 from pyflow.quant.convert import Recipe, convert
-from pyflow.quant.rotate import orthogonal, rotate, rotated
+from pyflow.quant.rewrite import rewritten
+from pyflow.quant.rotate import orthogonal, rotate
 from pyflow.quant.shuffle import shuffle
 
 import pyflow
@@ -82,7 +83,7 @@ def test_models_whose_stream_cannot_be_turned_are_refused(name: str, tmp_path: P
 
 def test_a_rotated_file_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
     source = tiny.write(tmp_path, fixture("gguf_llama2"))
-    with rotated(source, tmp_path, 1) as path:
+    with rewritten(rotate, source, tmp_path, 1) as path:
         assert path.is_file()
     assert [*tmp_path.iterdir()] == [source]
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.tokenizer import Tokenizer, from_folder
 
 from .conftest import DOCUMENTS
-
-sentencepiece = pytest.importorskip("sentencepiece")
 
 Files = Callable[[str], Path]
 # What trains each kind; each has something that the others have not.
