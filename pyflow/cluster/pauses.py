@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 # Of the time that has been waited, a pause takes so much, while it is short. To look costs 13 us:
 # where half of a small model computes for 16 ms, a message is found 40 us late for a sixth of an
-# idle core. Where ranks outnumber cores, they would take that from each other.
+# idle core. Where ranks outnumber cores, they would take that from each other. (To look without
+# any pause about when the last wait ended was slower: 0.87 of one process instead of 0.93.)
 _PART, _CROWDED_PART = 1 / 256, 1 / 8
 _SHORTEST_S = 30e-6
 # While a job goes on; also while this process computes, when only a cancellation matters. A layer
