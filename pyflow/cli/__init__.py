@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from pyflow.cli.output import describe, print_error
+from pyflow.cli.output import Told, asks_for_json, describe, error_object, print_error, print_json
 from pyflow.errors import (
     FormatError,
     LostRankError,
@@ -103,47 +103,75 @@ def cli() -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
     memory, 5 a rank of a cluster was lost, 130 interrupted.
+
+    With --json, --jsonl or -o json, what ends with 1 to 5 also prints {"error": {"type": ...,
+    "message": ...}} on standard output, where no other JSON came before. The type is a class of
+    pyflow.errors or of Python, or UsageError.
     """
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command line, by default the process's own; returns the exit code."""
     _open_closed_streams()
+    args = sys.argv[1:] if args is None else args
+    told = Told()
     try:
         # Text that the terminal's encoding lacks must not end a generation.
         for output in (sys.stdout, sys.stderr):
             getattr(output, "reconfigure", lambda **_: None)(errors="replace")
-        code = cli.main(args, prog_name="pyflow", standalone_mode=False)
+        code = cli.main(args, prog_name="pyflow", standalone_mode=False, obj=told)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, _PipeClosedError):
         _drop_output()  # whoever read it has had enough
         return 0
-    except (click.Abort, KeyboardInterrupt) as error:
-        if error.__cause__ is None and isinstance(error.__context__, (EOFError, KeyboardInterrupt)):
-            click.echo(err=True)  # a question leaves its line open
-        if isinstance(error.__context__, EOFError):
-            return _fail(1, "no answer was given")
-        if isinstance(error, click.Abort) and error.__context__ is None:
-            return _fail(1, "aborted")
-        return _interrupted()
-    except click.UsageError as error:
-        from pyflow.cli.pipeline import is_silent
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = _ending(error, args)
+        if message:
+            as_json = not told.json and asks_for_json(args) and not _is_silent(args)
+            _tell(error, message, as_json=as_json)
+        return code
 
-        if is_silent(sys.argv[1:] if args is None else args):
-            return 2
+
+def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:
+    """The exit code, and what to tell where that has not been done yet."""
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        cause = error.__context__
+        if error.__cause__ is None and isinstance(cause, (EOFError, KeyboardInterrupt)):
+            click.echo(err=True)  # a question leaves its line open
+        if isinstance(cause, EOFError):
+            return 1, "no answer was given"
+        if isinstance(error, click.Abort) and cause is None:
+            return 1, "aborted"
+    elif isinstance(error, click.UsageError):
+        if _is_silent(args):
+            return 2, ""
         command = error.ctx.command_path if error.ctx else "pyflow"
-        return _fail(2, f"{error.format_message()} (see '{command} --help')")
-    except click.ClickException as error:
-        return _fail(error.exit_code, error.format_message())
-    except Exception as error:
-        if _is_interruption(error):
-            return _interrupted()
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _drop_output()
-        return _fail(_exit_code(error), describe(error))
+        return 2, f"{error.format_message()} (see '{command} --help')"
+    elif isinstance(error, click.ClickException):
+        return error.exit_code, error.format_message()
+    elif isinstance(error, Exception) and not _is_interruption(error):
+        return _exit_code(error), describe(error)
+    click.echo("interrupted", err=True)
+    return 130, ""
+
+
+def _is_silent(args: Sequence[str]) -> bool:
+    """Whether rank 0 tells the same."""
+    from pyflow.cli.pipeline import is_silent
+
+    return is_silent(args)
+
+
+def _tell(error: BaseException, message: str, *, as_json: bool) -> None:
+    """One line on standard error; and one object on standard output, if that takes any."""
+    try:
+        if as_json:
+            print_json({"error": error_object(error, message)})
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    print_error(message)
 
 
 def _open_closed_streams() -> None:
@@ -170,11 +198,6 @@ def _is_interruption(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _interrupted() -> int:
-    click.echo("interrupted", err=True)
-    return 130
-
-
 def _exit_code(error: Exception) -> int:
     if isinstance(error, (ResourceError, MemoryError)):
         return 4
@@ -183,8 +206,3 @@ def _exit_code(error: Exception) -> int:
     if str(error).startswith("PYFLOW_ISA="):
         return 2  # unsupported, but by who set the variable and not by the model
     return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1
-
-
-def _fail(code: int, message: str) -> int:
-    print_error(message)
-    return code

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyflow import _core, catalogue, formats
 from pyflow.cli import options
-from pyflow.cli.output import print_json
+from pyflow.cli.output import describe, error_object, print_json
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.text import printable
 
@@ -61,8 +61,8 @@ def command(
     path = _locate(file)
     try:
         checkpoint = formats.open(path)
-    except (FormatError, UnsupportedError):
-        _show_globals(path, as_json)
+    except (FormatError, UnsupportedError) as error:
+        _show_globals(path, error, as_json)
         raise
     if memory:
         result = _memory(checkpoint, ctx_size, cache_type, numa, quantize)
@@ -86,13 +86,14 @@ def _locate(file: str) -> Path:
         raise
 
 
-def _show_globals(path: Path, as_json: bool) -> None:
+def _show_globals(path: Path, why: Exception, as_json: bool) -> None:
     """What the pickle of a refused file asks for, where it is a file that has one."""
     if not path.is_file() or not formats.has_pickle(path):
         return
     names, error = _core.pickle_globals(path)
     if as_json:
-        print_json({"path": str(path), "globals": _globals(names), "refused": error})
+        told = {"path": str(path), "globals": _globals(names), "refused": error}
+        print_json({"error": error_object(why, describe(why)), **told})
     else:
         _print_globals(names)
 

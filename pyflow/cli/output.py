@@ -6,7 +6,9 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import click
 
@@ -14,9 +16,19 @@ from pyflow.errors import PyflowError
 from pyflow.text import printable
 
 
+@dataclass(slots=True)
+class Told:
+    """What a command line has put on standard output; the `obj` of its contexts."""
+
+    json: bool = False
+
+
 def print_json(value: object, *, indent: int | None = None) -> None:
     """One JSON text on standard output; numbers that JSON lacks, such as infinity, are null, and
     bytes in texts that were not UTF-8, as in names of files, are spelt out."""
+    context = click.get_current_context(silent=True)
+    if context is not None and isinstance(context.obj, Told):
+        context.obj.json = True
     click.echo(json.dumps(_plain(value), indent=indent, allow_nan=False))
 
 
@@ -65,6 +77,24 @@ def describe(error: Exception) -> str:
         f"{type(error).__name__}: {error}; this is a fault of pyflow: report it with what "
         "PYFLOW_DEBUG=1 shows"
     )
+
+
+def asks_for_json(args: Sequence[str]) -> bool:
+    """Whether a command line, which may be too wrong to be parsed, has --json or the like."""
+    return not {"--json", "--jsonl", "-ojson", "--output=json"}.isdisjoint(args) or any(
+        option in ("-o", "--output") and value == "json" for option, value in pairwise(args)
+    )
+
+
+def error_object(error: BaseException, message: str) -> dict[str, str]:
+    """What a program is told of an error: the class that it may catch, be it ours, Python's or
+    UsageError for a wrong command line, and the message of the screen."""
+    if isinstance(error, click.ClickException):
+        kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
+    else:
+        public = (c for c in type(error).__mro__ if c.__module__ in ("pyflow.errors", "builtins"))
+        kind = next(public).__name__
+    return {"type": kind, "message": " ".join(message.split())}
 
 
 def print_error(message: str) -> None:

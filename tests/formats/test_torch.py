@@ -98,6 +98,7 @@ def test_inspect_shows_globals_of_files_that_open_and_of_refused_ones(
     report = json.loads(inspect(path, "--json").output)
     assert {"name": "os.system", "known": False, "runs_code": True} in report["globals"]
     assert "os.system" in report["refused"]
+    assert "os.system" in report["error"]["message"]
 
 
 @pytest.mark.parametrize(

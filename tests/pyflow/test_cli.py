@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,12 @@ import click
 import pytest
 
 from pyflow import _core, catalogue
-from pyflow.cli import COMMANDS, cli, main, options
+from pyflow.cli import COMMANDS, bench, cli, main, options
 from pyflow.cli.bench import _range
-from pyflow.cli.output import print_json
+from pyflow.cli.output import asks_for_json, print_json
+from pyflow.cli.timing import Test
+from pyflow.cluster.lifeline import Loss
+from pyflow.cluster.verdict import LossError
 from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
 from pyflow.topology import NUMA_MODES
 
@@ -122,7 +126,7 @@ def test_every_command_has_help(run: Run, name: str) -> None:
 def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, args: list[str], message: str) -> None:
     code, out, err = run(*args)
     assert code == 2
-    assert out == ""
+    assert bool(out) == asks_for_json(args)
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert message in err
@@ -156,6 +160,82 @@ def test_errors_end_in_their_exit_code(
     assert "Traceback" not in err
     monkeypatch.setenv("PYFLOW_DEBUG", "1")
     assert main(["inspect", "x"]) == code
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "kind"),
+    [
+        (["inspect", "/no/such", "--json"], 3, "FormatError"),
+        (["inspect", "--json"], 2, "UsageError"),
+        (["spec", "check", "/no/such", "--json"], 3, "FormatError"),
+        (["generate", "-p", "x", "--json", "--tempp", "1"], 2, "UsageError"),
+        (["generate", "--json", "-p", "x", "-c", "8193"], 2, "UsageError"),
+        (["generate", "--jsonl", "-f", "/no/such"], 2, "UsageError"),
+        (["tokenize", "--json", "-f", "/no/such"], 2, "UsageError"),
+        (["quantize", "/no/such", "/tmp/x.gguf", "--type", "q8_0", "--json"], 3, "FormatError"),
+        (["eval", "ppl", "-f", "/no/such", "--json"], 2, "UsageError"),
+        (["eval", "kld", "--json"], 2, "UsageError"),
+        (["bench", "-o", "json", "-p", "0", "-n", "0"], 2, "UsageError"),
+        (["bench", "spec", "--output=json"], 2, "UsageError"),
+        (["cluster", "run", "-n", "2", "--", "list", "--json"], 2, "UsageError"),
+    ],
+)
+def test_a_failure_is_one_json_object_where_json_was_asked_for(
+    run: Run, args: list[str], code: int, kind: str
+) -> None:
+    found, out, err = run(*args)
+    assert found == code
+    assert json.loads(out) == {"error": {"type": kind, "message": err[len("error: ") : -1]}}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ResourceError("a\nb \x1b"), "ResourceError"),
+        (LossError(Loss(1, "a", "decode", "it died")), "LostRankError"),
+        (MemoryError("a b"), "MemoryError"),
+        (json.JSONDecodeError("a b", "", 0), "ValueError"),
+        (FileNotFoundError(2, "a b", "c"), "FileNotFoundError"),
+    ],
+)
+def test_json_names_an_error_by_a_class_that_can_be_caught(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, kind: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(catalogue, "resolve", fail)
+    _, out, _ = run("inspect", "x", "--json")
+    found = json.loads(out)["error"]
+    assert found["type"] == kind
+    assert "\n" not in found["message"]
+
+
+def test_results_before_a_failure_are_the_only_json(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(_: object, tests: list[Test], *__: object) -> list[dict[str, object]]:
+        if tests[0].n_gen:
+            raise ResourceError("out of cells")
+        return [{"t_s": 1.0}]
+
+    monkeypatch.setattr(bench, "measure", measured)
+    code, out, err = run("bench", "--json", "-p", "8", "-n", "8")
+    assert (code, json.loads(out)) == (4, [{"t_s": 1.0}])
+    assert err.endswith("error: out of cells\n")
+
+
+def test_json_that_standard_output_does_not_take_leaves_the_error_and_its_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pyflow", "inspect", "/no/such", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "/no/such: no such file" in done.stderr
 
 
 def _of(cause: BaseException) -> ImportError:
