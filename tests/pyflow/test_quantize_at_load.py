@@ -16,13 +16,17 @@ import numpy as np
 import pyflow.formats
 import pytest
 from numpy.typing import NDArray
+from pyflow.quant import FORMATS
 from pyflow.quant.convert import Recipe, convert
 
 from pyflow.cli import main
 from pyflow.cluster.model import in_threads
 from pyflow.cluster.strategy import named
 from pyflow.engine import Described, load, plan
+from pyflow.errors import UnsupportedError
 from pyflow.sampling import SamplingParams
+
+from .tiny_models import write_model
 
 pytestmark = pytest.mark.model
 
@@ -89,6 +93,31 @@ def test_a_model_quantized_while_it_is_loaded_is_that_of_a_quantized_file(
     assert size < plan(floats).weights / 3.7
     with load(floats, n_threads=2) as model:
         assert quantized == pytest.approx(nats(model.logits(tokens), tokens), rel=0.005)
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name != "F32"])
+def test_what_quantize_writes_is_also_loaded_into(form: str, tmp_path: Path) -> None:
+    floats = write_model(tmp_path / "f32.gguf", n_layers=1, window=0, n_embd=256)
+    blocks = write_as(tmp_path / "blocks.gguf", floats, form)
+    tokens = list(range(40))
+    with load(blocks, n_threads=1) as stored, load(floats, quantize=form, n_threads=1) as model:
+        assert model.logits(tokens).tobytes() == stored.logits(tokens).tobytes()
+        assert model.memory().weights == stored.memory().weights
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if FORMATS[name].block == 256])
+def test_rows_that_are_no_whole_blocks_are_refused_by_name(form: str, tmp_path: Path) -> None:
+    floats = write_model(tmp_path / "f32.gguf", n_layers=1, window=0)
+    with pytest.raises(UnsupportedError, match=f"rows of 64 .* {form}, .* choose another format"):
+        plan(floats, quantize=form)
+
+
+@pytest.mark.parametrize("form", ["Q4_K", "Q4_B32", "Q3H_K"])
+def test_what_is_in_blocks_already_is_refused(form: str, tmp_path: Path) -> None:
+    floats = write_model(tmp_path / "f32.gguf", n_layers=1, window=0, n_embd=256)
+    blocks = write_as(tmp_path / "blocks.gguf", floats, form)
+    with pytest.raises(UnsupportedError, match=f"expected weights in F32, .* found {form};"):
+        plan(blocks, quantize="q3h_k")
 
 
 def nats(logits: NDArray[np.float32], tokens: Sequence[int]) -> float:

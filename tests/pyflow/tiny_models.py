@@ -9,28 +9,35 @@ import numpy as np
 
 from pyflow.tokenizer.bpe import BYTE_CHARACTERS
 
-N_EMBD, N_HEADS, N_KV_HEADS, N_FF = 64, 4, 2, 128
+N_EMBD, N_HEADS, N_KV_HEADS = 64, 4, 2
 NORMAL, CONTROL = 1, 3
 
 
 def write_model(
-    path: Path, *, n_layers: int, window: int, n_vocab: int = 96, has_tokenizer: bool = False
+    path: Path,
+    *,
+    n_layers: int,
+    window: int,
+    n_vocab: int = 96,
+    n_embd: int = N_EMBD,
+    has_tokenizer: bool = False,
 ) -> Path:
     """A model of the Mistral shape, scaled down. window: of every layer; 0 is none.
 
     has_tokenizer: with a token per byte, one for "th", a last one that ends texts, and n_vocab to
     match.
     """
+    n_ff = 2 * n_embd
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1 << 16)
-    writer.add_embedding_length(N_EMBD)
+    writer.add_embedding_length(n_embd)
     writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(N_FF)
+    writer.add_feed_forward_length(n_ff)
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(N_KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
+    writer.add_rope_dimension_count(n_embd // N_HEADS)
     if window:
         writer.add_sliding_window(window)
     if has_tokenizer:
@@ -46,21 +53,21 @@ def write_model(
         values = rng.normal(0, cols**-0.5, (rows, cols))
         writer.add_tensor(name, values.astype(np.float32))
 
-    matrix("token_embd.weight", n_vocab, N_EMBD)
-    matrix("output.weight", n_vocab, N_EMBD)
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
-    kv_dim = N_EMBD // N_HEADS * N_KV_HEADS
+    matrix("token_embd.weight", n_vocab, n_embd)
+    matrix("output.weight", n_vocab, n_embd)
+    writer.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
+    kv_dim = n_embd // N_HEADS * N_KV_HEADS
     for i in range(n_layers):
         p = f"blk.{i}."
-        writer.add_tensor(p + "attn_norm.weight", np.ones(N_EMBD, np.float32))
-        writer.add_tensor(p + "ffn_norm.weight", np.ones(N_EMBD, np.float32))
-        matrix(p + "attn_q.weight", N_EMBD, N_EMBD)
-        matrix(p + "attn_k.weight", kv_dim, N_EMBD)
-        matrix(p + "attn_v.weight", kv_dim, N_EMBD)
-        matrix(p + "attn_output.weight", N_EMBD, N_EMBD)
-        matrix(p + "ffn_gate.weight", N_FF, N_EMBD)
-        matrix(p + "ffn_up.weight", N_FF, N_EMBD)
-        matrix(p + "ffn_down.weight", N_EMBD, N_FF)
+        writer.add_tensor(p + "attn_norm.weight", np.ones(n_embd, np.float32))
+        writer.add_tensor(p + "ffn_norm.weight", np.ones(n_embd, np.float32))
+        matrix(p + "attn_q.weight", n_embd, n_embd)
+        matrix(p + "attn_k.weight", kv_dim, n_embd)
+        matrix(p + "attn_v.weight", kv_dim, n_embd)
+        matrix(p + "attn_output.weight", n_embd, n_embd)
+        matrix(p + "ffn_gate.weight", n_ff, n_embd)
+        matrix(p + "ffn_up.weight", n_ff, n_embd)
+        matrix(p + "ffn_down.weight", n_embd, n_ff)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
