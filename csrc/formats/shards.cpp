@@ -1,7 +1,10 @@
 #include "formats/shards.h"
 
 #include <algorithm>
+#include <span>
+#include <string_view>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
@@ -86,6 +89,19 @@ void expect(const GgufFile& file, std::string_view key, uint64_t expected, uint6
                       "; open the first of the files, and keep those of one model together");
 }
 
+// Later parts repeat metadata of the first or leave them out; what differs is of another model.
+void expect_same(const GgufFile& first, const GgufFile& part) {
+  std::unordered_map<std::string_view, std::span<const uint8_t>> values;
+  for (const GgufEntry& e : first.metadata()) values[e.key] = e.bytes;
+  for (const GgufEntry& e : part.metadata()) {
+    const auto found = values.find(e.key);
+    if (e.key == kNo || e.key == kCount || found == values.end()) continue;
+    if (!std::ranges::equal(e.bytes, found->second))
+      throw FormatError(part.label() + ": metadata " + quoted(e.key) + ": expected the value in " +
+                        first.label() + ", found another; keep the files of one model together");
+  }
+}
+
 std::string five_digits(uint64_t n) {
   const std::string digits = std::to_string(n);
   return digits.size() < 5 ? std::string(5 - digits.size(), '0') + digits : digits;
@@ -117,6 +133,7 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
     const auto part = GgufFile::open(stem + "-" + five_digits(i + 1) + tail);
     expect(*part, kNo, i, integer(*part, kNo, UINT64_MAX));
     expect(*part, kCount, count, split_count(*part));
+    expect_same(*first, *part);
     parts.push_back(part);
   }
   auto all = std::make_shared<ShardedCheckpoint>(first->label(), std::move(parts));

@@ -76,6 +76,14 @@ def test_parts_that_do_not_belong_together_are_refused(
     entries = [("split.no", number(1)), ("split.count", number(3))]
     second.write_bytes(builder.Gguf(entries, [builder.Tensor("x")], data=bytes(16)).build())
     refused(parts, r"'split\.tensors\.count': expected 4, found 5")
+    for key, value in [
+        ("split.tensors.count", builder.number(builder.I32, 6)),
+        ("general.architecture", builder.string("falcon")),
+        ("llama.context_length", number(77)),  # in another type
+    ]:
+        entries = [("split.no", number(1)), ("split.count", number(3)), (key, value)]
+        second.write_bytes(builder.Gguf(entries, [builder.Tensor("x")], data=bytes(16)).build())
+        refused(parts, f"metadata '{key}': expected the value in .*00001-of-.*, found another")
     for value, words in [
         (builder.number(builder.I32, -1), "an integer of 0 or more"),
         (builder.string("3"), "an integer of 0 or more"),

@@ -38,6 +38,7 @@ def split_seeds() -> Iterator[tuple[str, bytes]]:
         ("twins", part(0, "a"), part(1, "a")),
         ("swapped", part(1, "a"), part(0, "b")),
         ("more_tensors", part(0, "a", 3), part(1, "b", 3)),
+        ("disagreeing", part(0, "a"), part(1, "b", 3)),
         ("whole", gguf_cases.VALID["version_3"], b""),
         ("second_is_whole", part(0, "a"), gguf_cases.VALID["version_3"]),
     ]:
