@@ -5,6 +5,7 @@ Of this machine's ranks their sockets tell, of others the head and what mpiexec 
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -152,16 +153,28 @@ class Known:
 
     def _not_started(self, now: float) -> PyflowError:
         number, host = self._absent() or (0, self.host)
-        advice = f"; does 'ssh {host} {sys.executable} -V' work, without a question?"
-        said = f"rank {number} on {host} has not started: {self._last_words(now)}"
-        return PyflowError(said + (advice if host != self.hosts[0] else ""))
+        advice = ""
+        if host != self.hosts[0]:
+            advice = f"; does 'ssh {host} {sys.executable} -V' work, without a question?"
+        elif self._is_named(host):
+            advice = f"; the first host must be this machine, {self.host}"
+        return PyflowError(
+            f"rank {number} on {host} has not started: {self._last_words(now)}{advice}"
+        )
 
     def _absent(self) -> tuple[int, str] | None:
-        """A rank that has not started and its host, rather of another machine than of this one."""
+        """A rank that has not started and its host: one whose host is complained of, if there is
+        one, else rather of another machine than of this one."""
         there = {rank.number for rank in self.ranks} | self.elsewhere.keys()
         absent = [(n, host) for n, host in enumerate(self.hosts) if n not in there]
+        named = (each for each in absent if self._is_named(each[1]))
         others = (each for each in absent if each[1] != self.hosts[0])
-        return next(others, absent[0] if absent else None)
+        return next(named, next(others, absent[0] if absent else None))
+
+    def _is_named(self, host: str) -> bool:
+        """Whether ssh or mpiexec has said something of another machine."""
+        name = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
+        return host != self.host and re.search(name, said_by(self.said)) is not None
 
     def _loss(self, rank: Rank, why: str) -> Loss:
         return Loss(rank.number, self.host, rank.phase, why)

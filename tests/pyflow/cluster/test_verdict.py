@@ -108,6 +108,20 @@ def test_a_machine_that_does_not_start_its_rank_is_named(joined: int) -> None:
         job.verdict(None, 4.5)
 
 
+def test_the_machine_that_is_complained_of_is_named_also_if_it_is_the_first() -> None:
+    job = Known("node1", ["node0", "node2", "node0.b"], timeout_s=5.0, began=0.0)
+    job.hear(b"ssh: Could not resolve hostname node0: unknown\n", 1.0)
+    with pytest.raises(
+        PyflowError,
+        match=r"rank 0 on node0 .*: unknown; the first host must be this machine, node1",
+    ):
+        job.verdict(255, 1.0)
+    job = Known("node1", ["node1", "node2", "node3"], timeout_s=5.0, began=0.0)
+    job.hear(b"ssh: Could not resolve hostname node3: unknown\n", 1.0)
+    with pytest.raises(PyflowError, match=r"rank 2 on node3 has .*: ssh: .*ssh node3"):
+        job.verdict(255, 1.0)
+
+
 def test_rank_0_must_be_here() -> None:
     job = known(joined=0)
     job.hear(STARTED.format(rank=0, host="node2").encode(), 1.0)
