@@ -339,15 +339,22 @@ class Context:
         seqs: object,
         wanted: ArrayLike,
         regime: str = "decode",
+        parents: ArrayLike = ...,
     ) -> NDArray[np.float32]:
         """Logits of the wanted rows (m, n_vocab).
 
         input: token ids (n,) on a stage with embedding, hidden states (n, n_embd) on a later one.
+        parents: (n,), of the rows of a tree, -1 for its root; they are pending until `commit`.
         """
     def forward_hidden(
-        self, input: ArrayLike, positions: ArrayLike, seqs: object, regime: str = "decode"
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        regime: str = "decode",
+        parents: ArrayLike = ...,
     ) -> NDArray[np.float32]:
-        """Hidden states (n, n_embd) after this stage's layers."""
+        """Hidden states (n, n_embd) after this stage's layers; parents as in `forward`."""
     def sample(
         self,
         input: ArrayLike,

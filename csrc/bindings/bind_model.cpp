@@ -168,16 +168,18 @@ std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
   return out;
 }
 
-// `input`: token ids on a first stage, hidden states (n, n_embd) on a later one.
+// `input`: token ids on a first stage, hidden states (n, n_embd) on a later one. With parents the
+// rows are those of a tree, and stay pending.
 void run(Context& c, const py::object& input, const IntArray& positions, const py::object& seqs,
-         const IntArray& wanted, const std::string& regime, const Context::Consume& consume) {
+         const IntArray& wanted, const std::string& regime, const Context::Consume& consume,
+         const IntArray& parents = IntArray(0)) {
   const std::vector<KvRow> kv_rows = rows(positions, seqs);
   const IntArray tokens = c.stage().first() ? input.cast<IntArray>() : IntArray(0);
   const FloatArray hidden = c.stage().first() ? FloatArray(0) : input.cast<FloatArray>();
   const Context::Input in{.tokens = ints(tokens),
                           .hidden = floats(hidden),
                           .rows = kv_rows,
-                          .parents = {},
+                          .parents = ints(parents),
                           .wanted = ints(wanted),
                           .regime = regime_of(regime)};
   run_released(c, [&](const std::function<bool()>& poll) { c.run(in, consume, poll); });
@@ -185,20 +187,22 @@ void run(Context& c, const py::object& input, const IntArray& positions, const p
 
 py::array_t<float> forward(Context& c, const py::object& input, const IntArray& positions,
                            const py::object& seqs, const IntArray& wanted,
-                           const std::string& regime) {
+                           const std::string& regime, const IntArray& parents) {
   const auto n_vocab = c.stage().spec().n_vocab;
   py::array_t<float> out(
       {static_cast<py::ssize_t>(wanted.size()), static_cast<py::ssize_t>(n_vocab)});
   float* data = out.mutable_data();
-  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
+  const auto copy = [&](int64_t i, std::span<const float> logits) {
     std::copy(logits.begin(), logits.end(), data + i * n_vocab);
-  });
+  };
+  run(c, input, positions, seqs, wanted, regime, copy, parents);
   return out;
 }
 
 py::array_t<float> forward_hidden(Context& c, const py::object& input, const IntArray& positions,
-                                  const py::object& seqs, const std::string& regime) {
-  run(c, input, positions, seqs, IntArray(0), regime, {});
+                                  const py::object& seqs, const std::string& regime,
+                                  const IntArray& parents) {
+  run(c, input, positions, seqs, IntArray(0), regime, {}, parents);
   py::array_t<float> out({static_cast<py::ssize_t>(positions.size()),
                           static_cast<py::ssize_t>(c.stage().spec().n_embd)});
   c.copy_hidden(out.mutable_data());
@@ -332,9 +336,9 @@ void register_model(py::module_& m) {
           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
           py::arg("n_batch"), py::arg("cache_type"))
       .def("forward", &forward, py::arg("input"), py::arg("positions"), py::arg("seqs"),
-           py::arg("wanted"), py::arg("regime") = "decode")
+           py::arg("wanted"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
       .def("forward_hidden", &forward_hidden, py::arg("input"), py::arg("positions"),
-           py::arg("seqs"), py::arg("regime") = "decode")
+           py::arg("seqs"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
       .def("sample", &sample, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("samplers"), py::arg("regime") = "decode")
       .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),

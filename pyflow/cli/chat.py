@@ -69,6 +69,7 @@ def command(
             n_ctx=ctx_size,
             cache_type=cache_type,
             draft_models=spec.draft_models,
+            spec=spec,
         ) as loaded,
         spec.speculator(loaded) as speculator,
         ChatSession(

@@ -113,6 +113,7 @@ def command(
             n_ctx=ctx_size,
             cache_type=cache_type,
             draft_models=spec.draft_models,
+            spec=spec,
         ) as loaded,
         spec.speculator(loaded) as speculator,
         reading_progress() as progress,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import click
 
 from pyflow.cli import options
-from pyflow.cluster.drafts import LookupGuesser, ModelGuesser
+from pyflow.cluster.drafts import LookupGuesser, MethodGuesser, ModelGuesser
 from pyflow.cluster.layers import by_count, given
 from pyflow.cluster.strategy import named
 from pyflow.sampling import SamplingParams
 from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 if TYPE_CHECKING:
+    from pyflow.cli.speculation import SpecChoice
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.drafts import Guesser
     from pyflow.cluster.layers import Split
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.strategy import Strategy
     from pyflow.cluster.world import World
     from pyflow.engine import Described, Model
+    from pyflow.speculate.drafter import Method
     from pyflow.topology import NumaMode
 
     AnyModel: TypeAlias = Model | PipelinedModel
@@ -63,16 +65,18 @@ class PipelineChoice:
         n_ctx: int | None = None,
         cache_type: str = "f16",
         draft_models: Sequence[str] = (),
+        spec: SpecChoice | None = None,
     ) -> Iterator[AnyModel]:
         """The model, in one place or in several; loaded, and freed in the end.
 
-        n_ctx: of a pipeline, as the option has it. n_threads: of each stage.
+        n_ctx: of a pipeline, as the option has it. n_threads: of each stage. spec: the method that
+        guesses for one, unless that is a draft model or lookup.
         """
         if not self:
             with options.load(name, n_threads, numa, quantize=quantize) as model:
                 yield model
             return
-        from pyflow.cluster.model import in_threads, over_ranks
+        from pyflow.cluster.model import N_BATCH, in_threads, over_ranks
         from pyflow.context import DEFAULT_CTX
         from pyflow.engine import Described
 
@@ -85,9 +89,10 @@ class PipelineChoice:
         n_threads = n_threads or threads_of_each(beside)
         with ExitStack() as stack:
             draft = self._draft(described, draft_models, n_threads)
-            guesser = self._guesser(draft, size)
+            made = None if spec is None else spec.made(described, N_BATCH // 2)
+            guesser = self._guesser(described, draft, made, size)
             how: dict[str, Any] = {
-                **self._decided(draft),
+                **self._decided(draft, made[0].n_asked if made else 0),
                 "guesser": None if guesser is None else stack.enter_context(closing(guesser)),
                 "n_threads": n_threads,
                 "n_ctx": size,
@@ -133,7 +138,7 @@ class PipelineChoice:
             }
         return found
 
-    def _decided(self, draft: Model | None) -> dict[str, Any]:
+    def _decided(self, draft: Model | None, n_asked: int) -> dict[str, Any]:
         """Strategy and layers, or who decides about them when all ranks are there."""
         layers = self.layers or (EVEN if self.stages else AUTO)
         split: Split | None = by_count
@@ -149,7 +154,7 @@ class PipelineChoice:
         self.automatic = Automatic(
             make=None if self.name == AUTO else self._strategy,
             given=split,
-            drafts=None if self.name == "iterative" else drafts_by(draft),
+            drafts=None if self.name == "iterative" else drafts_by(draft, n_asked=n_asked),
             tell=lambda line: click.echo(line, err=True),
         )
         return {"strategy": self.automatic.strategy, "layers": self.automatic.layers}
@@ -170,10 +175,19 @@ class PipelineChoice:
         check_vocabulary(target, draft)
         return draft
 
-    def _guesser(self, draft: Model | None, n_ctx: int) -> Guesser | None:
+    def _guesser(
+        self,
+        model: Described,
+        draft: Model | None,
+        made: tuple[Method, int] | None,
+        n_ctx: int,
+    ) -> Guesser | None:
         """Who guesses, to be closed."""
         if self.name == "iterative":
             return None
+        if made is not None:
+            method, n_nodes = made
+            return MethodGuesser(method, n_nodes, n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
         if draft is None:
             return LookupGuesser()
         return ModelGuesser(draft, SamplingParams(seed=0), n_ctx)

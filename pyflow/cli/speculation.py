@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,12 +16,17 @@ from pyflow.cli.options import F
 
 if TYPE_CHECKING:
     from pyflow.cli.pipeline_choice import AnyModel
-    from pyflow.engine import Model
+    from pyflow.context import Policy
+    from pyflow.engine import Described, Model
     from pyflow.speculate import Speculator
+    from pyflow.speculate.drafter import Method
+    from pyflow.speculate.methods import Speculation
     from pyflow.speculate.pool import NgramPool
 
 _NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
 _EXACT, _LAW, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
+# What drafts in a pipeline besides draft models and lookup, which have ways of their own there.
+_ASKING = ["pool", "lookahead", "jacobi"]
 
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
@@ -79,7 +84,8 @@ _OPTIONS = (
         type=click.Choice(_NAMES),
         default="none",
         help="Draft tokens and verify several in one step; the text stays the same. auto takes "
-        "what pays, and nothing where nothing does.",
+        "what pays, and nothing where nothing does. With --pipeline, none and auto draft by the "
+        "draft model, or by lookup.",
     ),
     draft_model_option,
     draft_layers_option,
@@ -126,32 +132,55 @@ class SpecChoice:
     p_split: float
     pool: str | None
     lookahead: tuple[int, int, int]
-    policy: str
+    policy: Policy
 
     @contextmanager
     def speculator(self, target: AnyModel) -> Iterator[Speculator | None]:
         """For the model; draft models and texts are loaded, and freed in the end."""
-        if self.method == "none":
+        from pyflow.engine import Model
+
+        if self.method == "none" or not isinstance(target, Model):  # a pipeline has its own
             yield None
             return
-        model = cast("Model", target)  # pipelines have no method
-        from pyflow.speculate.methods import Speculation, speculator
+        from pyflow.speculate.methods import speculator
 
         with ExitStack() as stack:
-            drafts = stack.enter_context(draft_models(model, self.draft_models, self.draft_layers))
-            w, n, g = self.lookahead
-            options = Speculation(
-                method=self.method,
-                n_max=self.n_max,
-                draft_models=drafts,
-                p_split=self.p_split,
-                window=w,
-                ngram=n,
-                guesses=g,
-                pool=ngram_pool(model, self.pool) if self.pool else None,
-                policy=self.policy,
+            drafts = draft_models(target, self.draft_models, self.draft_layers)
+            options = replace(self._options(target), draft_models=stack.enter_context(drafts))
+            yield stack.enter_context(speculator(target, options))
+
+    def made(self, model: Described, n_rows: int) -> tuple[Method, int] | None:
+        """The method that guesses in a pipeline, and the nodes of its trees at most; None where
+        that is a draft model or lookup, which have their own way.
+
+        n_rows: what there is room for in a run. UsageError for a window that takes more.
+        """
+        if self.method not in _ASKING:
+            return None
+        from pyflow.speculate.methods import made
+
+        (method,), n_nodes = made(model, self._options(model))
+        if method.n_asked > n_rows:
+            raise click.UsageError(
+                f"--lookahead: a run of a pipeline has room for {n_rows} rows of a window, this "
+                f"one has {method.n_asked}; take smaller numbers"
             )
-            yield stack.enter_context(speculator(model, options))
+        return method, n_nodes
+
+    def _options(self, model: Described) -> Speculation:
+        from pyflow.speculate.methods import Speculation
+
+        w, n, g = self.lookahead
+        return Speculation(
+            method=self.method,
+            n_max=self.n_max,
+            p_split=self.p_split,
+            window=w,
+            ngram=n,
+            guesses=g,
+            pool=ngram_pool(model, self.pool) if self.pool else None,
+            policy=self.policy,
+        )
 
 
 @contextmanager
@@ -176,7 +205,7 @@ def draft_models(
         yield drafts
 
 
-def ngram_pool(model: Model, path: str) -> NgramPool:
+def ngram_pool(model: Described, path: str) -> NgramPool:
     """The n-grams of the text that --spec-pool names."""
     from pyflow.speculate.pool import NgramPool
 
@@ -216,20 +245,32 @@ def speculation(function: F) -> F:
         spec_tree: float,
         spec_pool: str | None,
         lookahead: tuple[int, int, int],
-        spec_policy: str,
+        spec_policy: Policy,
         lossy: bool,
         **options: Any,
     ) -> Any:
         models = _names(draft_model)
         if pipeline := options.get("pipeline"):
             pipeline_drafts(pipeline, draft_model)
+        given = {
+            "--spec-n-max": spec_n_max != 0,
+            "--spec-tree": spec_tree != 1,
+            "--spec-policy": spec_policy != "exact",
+            "--lossy": lossy,
+        }
+        if pipeline == "iterative" and spec != "none":
+            raise click.UsageError(f"--spec {spec} is of no use to --pipeline iterative")
+        flag = next((name for name, there in given.items() if there), None)
+        if pipeline and (flag or draft_layers):
+            flag = flag or "--draft-layers"
+            raise click.UsageError(f"{flag} is for one process, and --pipeline for several")
         if spec_policy in _LOSSY and not lossy:
             raise click.UsageError(
                 f"--spec-policy {spec_policy} changes what is generated; add --lossy to allow that"
             )
         if spec == "draft" and not models:
             raise click.UsageError("--spec draft needs --draft-model, a model or self")
-        if models and spec not in ("draft", "auto") and not pipeline:
+        if models and spec not in ("draft", "auto") and not (pipeline and spec == "none"):
             raise click.UsageError(
                 f"--draft-model is of no use to --spec {spec}; use draft or auto"
             )
@@ -237,21 +278,10 @@ def speculation(function: F) -> F:
             raise click.UsageError("--draft-layers is for --draft-model self")
         if spec == "pool" and spec_pool is None:
             raise click.UsageError("--spec pool needs --spec-pool FILE")
-        if spec_pool is not None and spec not in ("pool", "auto"):
-            raise click.UsageError(f"--spec-pool is of no use to --spec {spec}; use pool or auto")
-        given = {
-            "--spec-n-max": spec_n_max != 0,
-            "--spec-tree": spec_tree != 1,
-            "--spec-policy": spec_policy != "exact",
-            "--lossy": lossy,
-        }
-        if pipeline and spec != "none":
-            raise click.UsageError(
-                f"--spec {spec} is for one process; a pipeline drafts by --draft-model or from the "
-                "text: leave --spec out"
-            )
-        if spec == "none" and any(given.values()):
-            flag = next(name for name, there in given.items() if there)
+        if spec_pool is not None and spec not in (("pool",) if pipeline else ("pool", "auto")):
+            advice = "pool" if pipeline else "pool or auto"
+            raise click.UsageError(f"--spec-pool is of no use to --spec {spec}; use {advice}")
+        if spec == "none" and flag:
             raise click.UsageError(f"{flag} is of no use without --spec; add --spec auto")
         if spec_tree != 1 and not models:
             raise click.UsageError("--spec-tree is for draft models: add --draft-model")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from pyflow.cluster.messages import Drafted, DraftRequest
+from pyflow.cluster.messages import Answers, Drafted, DraftRequest, Questions
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
-from pyflow.speculate.drafter import Budget, Observed
+from pyflow.speculate.check import checked, guarded
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.lookup import LookupDrafter, PromptLookup
-from pyflow.speculate.tree import common_prefix
+from pyflow.speculate.tree import DraftTree, common_prefix
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
@@ -126,10 +127,115 @@ class ModelGuesser:
         self._context.close()
 
 
+class MethodGuesser:
+    """A method of speculation that needs no layers of the model: its drafter's likeliest path.
+
+    What the drafter asks of the model becomes questions, and the answers are observed in the step
+    that they belong to. Its nodes can only be one chain here, and not all of what it proposes.
+    """
+
+    def __init__(self, method: Method, n_nodes: int, *, n_ctx: int, n_vocab: int) -> None:
+        """n_nodes: of its tree, what it asks included. n_ctx: positions of the text at most.
+
+        The method is the caller's.
+        """
+        self._method, self._n_nodes = method, n_nodes
+        self._n_ctx, self._n_vocab = n_ctx, n_vocab
+        self.begin(SamplingParams(seed=0), 0)
+
+    def begin(self, sampling: SamplingParams, stream: int) -> None:
+        """The drafter of the new text knows nothing of those before."""
+        self._sampler = sampling.sampler(stream=stream)
+        self._drafter: Drafter | None = None
+        self._text: list[int] = []
+        self._n_observed = 0
+        self._number = 1  # of the questions that have not been answered
+
+    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+        """What goes on from the guesses made before, as far as the drafter's tree does."""
+        _check_keep(request, len(self._text))
+        del self._text[request.keep :]
+        self._text += request.tokens
+        n_text = len(self._text) - request.n_ahead
+        if not n_text:
+            return _drafted(request, [], [])
+        return guarded(self._method.name, lambda: self._answer(request, n_text))
+
+    def close(self) -> None:
+        """The method is not closed."""
+
+    def _answer(self, request: DraftRequest, n_text: int) -> Drafted:
+        drafter = self._observe(request.answers, n_text)
+        depth = min(self._n_nodes, self._n_ctx - n_text)
+        if request.n == 0 or depth < 1:
+            return _drafted(request, [], [])
+        budget = Budget(n_nodes=self._n_nodes, depth=depth, least=request.least)
+        tree = checked(self._method.name, drafter.propose(budget), budget, self._n_vocab)
+        path = _likeliest(tree, self._text[n_text:], request.n)
+        tokens, scores = [tree.tokens[i] for i in path], [tree.scores[i] for i in path]
+        return _drafted(request, tokens, scores, _questions(tree, self._number))
+
+    def _observe(self, answers: Answers | None, n_text: int) -> Drafter:
+        """Tells the drafter how the text has gone on, in steps that end where answers begin."""
+        if self._drafter is None:
+            self._drafter = self._method.start(Start(self._text[:n_text], self._sampler))
+            self._n_observed = n_text
+        if answers is not None and answers.number == self._number:
+            self._number += 1
+            n_before = answers.position + 1
+            # Else it has gone past them, and asks anew.
+            if self._n_observed <= n_before < n_text:
+                self._tell(n_before)
+                self._tell(n_text, answers.tokens)
+        self._tell(n_text)
+        return self._drafter
+
+    def _tell(self, n_text: int, answers: Sequence[int] = ()) -> None:
+        tokens = self._text[self._n_observed : n_text]
+        if self._drafter is not None and tokens:
+            self._drafter.observe(Observed(tokens=tokens, accepted=0, answers=answers))
+        self._n_observed = n_text
+
+
+def _likeliest(tree: DraftTree, ahead: Sequence[int], n: int) -> list[int]:
+    """Up to n nodes that may be accepted, one after the other, from where `ahead` leads."""
+    node, path = -1, list[int]()
+    for token in ahead:
+        node = tree.child(node, token)
+        if not 0 <= node < tree.verified:
+            return path
+    while len(path) < n:
+        children = [i for i in range(node + 1, tree.verified) if tree.parents[i] == node]
+        if not children:
+            break
+        node = max(children, key=lambda i: tree.scores[i])
+        path.append(node)
+    return path
+
+
+def _questions(tree: DraftTree, number: int) -> Questions | None:
+    """What the tree asks, and the nodes that lead there."""
+    needed: set[int] = set()
+    for asked in tree.asked:
+        node = asked
+        while node >= 0 and node not in needed:
+            needed.add(node)
+            node = tree.parents[node]
+    part = tree.select(sorted(needed))
+    if not part.asked:
+        return None
+    return Questions(number, tuple(part.tokens), tuple(part.parents), tuple(part.asked))
+
+
 def _check_keep(request: DraftRequest, n_text: int) -> None:
     if request.keep > n_text:
         raise PyflowError(f"drafter: asked to keep {request.keep} tokens of a text of {n_text}")
 
 
-def _drafted(request: DraftRequest, tokens: list[int], chances: list[float]) -> Drafted:
-    return Drafted(request.epoch, request.number, tuple(tokens), tuple(chances))
+def _drafted(
+    request: DraftRequest,
+    tokens: list[int],
+    chances: list[float],
+    questions: Questions | None = None,
+) -> Drafted:
+    return Drafted(request.epoch, request.number, tuple(tokens), tuple(chances), questions)

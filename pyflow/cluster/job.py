@@ -69,3 +69,5 @@ class Counts:
     accepted: int = 0
     dry: int = 0
     """Drafts that had no guess."""
+    explored: int = 0
+    """Rows that only asked the model something."""

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pyflow.cluster.drafts import IsWanted, always
-from pyflow.cluster.messages import Accept, Drafted, DraftRequest, Frame, Remove, Result, Share
+from pyflow.cluster.messages import (
+    Accept,
+    Drafted,
+    DraftRequest,
+    Frame,
+    Questions,
+    Remove,
+    Result,
+    Share,
+)
 from pyflow.errors import PyflowError, ResourceError, ShapeError
 from pyflow.sampling import SamplingParams
 
@@ -113,12 +122,16 @@ class LanguageStage:
             if self.is_last:
                 return Result(frame.epoch, run.number, (), True)
             return Frame(frame.epoch, frame.number, frame.ops, run, None, True)
-        inputs = run.tokens if frame.hidden is None else frame.hidden[:, 0].tolist()
+        questions = run.questions or Questions(0, (), (), ())
+        inputs = run.tokens + questions.tokens
+        if frame.hidden is not None:
+            inputs = frame.hidden[:, 0].tolist()
+        n = len(run.tokens)
         cells = self.held(run.seq)
         if len(cells) > run.position:
             raise ShapeError(f"sequence {run.seq} already holds position {run.position}")
         out = []
-        for i, value in enumerate(inputs):
+        for i, value in enumerate(inputs[:n]):
             position = run.position + i
             cells += [None] * (position - len(cells))
             if None in (cells if self.window is None else cells[len(cells) + 1 - self.window :]):
@@ -132,16 +145,21 @@ class LanguageStage:
         if self.window is not None:
             n_gone = max(0, len(cells) + 1 - self.window)
             cells[:n_gone] = [None] * n_gone
-        if self.n_used > self.n_cells:
-            raise ResourceError(f"{self.n_used} cells in use, there are {self.n_cells}")
+        # Rows of questions have cells for the time of the run.
+        n_used = self.n_used + len(questions.tokens)
+        if n_used > self.n_cells:
+            raise ResourceError(f"{n_used} cells in use, there are {self.n_cells}")
+        for value, parent in zip(inputs[n:], questions.parents, strict=True):
+            out.append(mix(mix(out[n + parent if parent >= 0 else 0], value), self.number))
         if self.is_last:
             if self.n_accepted != run.position - len(run.path):
                 raise PyflowError(
                     f"run {run.number} at {run.position}: a path of {len(run.path)} tokens "
                     f"after a text of {self.n_accepted}"
                 )
-            draws = [self.language.token(c) for c in out[len(out) - run.n_draws :]]
-            return Result(frame.epoch, run.number, tuple(draws))
+            draws = [self.language.token(c) for c in out[n - run.n_draws : n]]
+            answers = [self.language.token(out[n + a if a >= 0 else 0]) for a in questions.asked]
+            return Result(frame.epoch, run.number, tuple(draws), answers=tuple(answers))
         hidden = np.array(out, dtype=np.uint64)[:, None]
         return Frame(frame.epoch, frame.number, frame.ops, run, hidden)
 
@@ -162,12 +180,17 @@ class LanguageStage:
 
 @dataclass(slots=True)
 class LanguageDrafter:
-    """Guesses the next token rightly with probability alpha, on any path, the same each time."""
+    """Guesses the next token rightly with probability alpha, on any path, the same each time.
+
+    n_asked: rows that it has a question about, and when that has been answered, about others.
+    """
 
     language: Language
     alpha: float
     seed: int = 1
+    n_asked: int = 0
     text: list[int] = field(default_factory=list)
+    _number: int = 1
     _cells: list[list[int]] = field(default_factory=list)  # after each token of the text
 
     def begin(self, sampling: SamplingParams, stream: int) -> None:
@@ -187,7 +210,12 @@ class LanguageDrafter:
                 self._add(guesses[-1])
         self._cut(request.keep + len(request.tokens))
         chances = (self.alpha,) * len(guesses)
-        return Drafted(request.epoch, request.number, tuple(guesses), chances)
+        n, asks = self.n_asked, None
+        if request.answers is not None:
+            self._number = request.answers.number + 1
+        if n:
+            asks = Questions(self._number, tuple(range(n)), (-1,) * n, tuple(range(n)))
+        return Drafted(request.epoch, request.number, tuple(guesses), chances, asks)
 
     def close(self) -> None:
         """There is nothing to free."""

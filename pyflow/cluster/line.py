@@ -202,6 +202,7 @@ def _count(scheduler: Scheduler, stats: PipelineStats) -> None:
     stats.tokens += max(0, n_drawn - 1)
     stats.runs += counts.runs - read.runs
     stats.rows += counts.rows - read.rows
+    stats.explored += counts.explored
     stats.cancelled += counts.cancelled
     stats.drafted += counts.drafted
     stats.decided += counts.decided

@@ -50,11 +50,44 @@ Op: TypeAlias = Share | Remove | Accept
 
 
 @dataclass(frozen=True, slots=True)
+class Questions:
+    """Rows that a drafter has the model compute beside a run, and what it wants to know of them.
+
+    Row i is tokens[i] after row parents[i], which is one before it, or after the run's first token
+    where that is -1; it sees the text and the rows that it goes on from. Its cells are gone when
+    the run has been computed. asked: rows, or -1, after which the likeliest token is the answer.
+    """
+
+    number: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    asked: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """So many positions after the run's first one are reached."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """To questions, in their order, that were asked below the text's token at a position."""
+
+    number: int
+    position: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Tokens at consecutive positions of a sequence, to be computed by all stages.
 
     path: the tokens between the text accepted so far and the first of these.
     n_draws: after so many of the last rows a token is drawn.
+    questions: computed with them, in rows after theirs.
     """
 
     number: int
@@ -64,6 +97,12 @@ class Run:
     path: tuple[int, ...] = ()
     n_draws: int = 1
     regime: Regime = "decode"
+    questions: Questions | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """What stages compute."""
+        return len(self.tokens) + (len(self.questions.tokens) if self.questions else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +123,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The tokens drawn after a run's rows; none if it was left out somewhere."""
+    """The tokens drawn after a run's rows, and the answers to its questions; none if it was left
+    out somewhere."""
 
     epoch: int
     run: int
     draws: tuple[int, ...]
     skipped: bool = False
+    answers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +145,8 @@ class Cancel:
 class DraftRequest:
     """Guess up to n tokens after the text whose first `keep` tokens you know, then `tokens`.
 
-    A chain ends where its next token is less likely than `least`.
+    A chain ends where its next token is less likely than `least`. The last n_ahead tokens of that
+    text are guesses themselves. answers: to the latest of the drafter's questions.
     """
 
     epoch: int
@@ -113,16 +155,23 @@ class DraftRequest:
     tokens: tuple[int, ...]
     n: int
     least: float
+    n_ahead: int = 0
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What was guessed for a request, and how likely each guess is by who made it."""
+    """What was guessed for a request, and how likely each guess is by who made it.
+
+    questions: for the next run that begins with the text's newest token. They may wait for it, so
+    that they are asked some tokens later in the text.
+    """
 
     epoch: int
     request: int
     tokens: tuple[int, ...]
     probabilities: tuple[float, ...]
+    questions: Questions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,14 @@ class Drafts:
     """ms that a guess takes, and how often it is right.
 
     beside: the head guesses while stages compute, so that it cannot be a stage itself; not where a
-    guess costs next to nothing, nor where guesses and stages wait for each other.
+    guess costs next to nothing, nor where guesses and stages wait for each other. n_asked: rows
+    that the drafter has the stages compute besides.
     """
 
     ms: float
     acceptance: float
     beside: bool = True
+    n_asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +228,12 @@ class _Trial:
 
     def _try(self, strategy: Strategy, found: Split, effort: tuple[int, int]) -> Prediction:
         times, right = self._times(_ranges(found)), self._drafts.acceptance
+        n_asked = self._drafts.n_asked
         if self._drafts.beside and found.parts[0].layers and strategy.kind == "pipeinfer":
             times = in_turns(times)
         n_tokens, n_texts = effort[0], max(1, min(_MOST_TEXTS, effort[1] // len(times.stage_s)))
         traces = [
-            simulate(times, strategy, right, n_tokens=n_tokens, seed=seed)
+            simulate(times, strategy, right, n_tokens=n_tokens, seed=seed, n_asked=n_asked)
             for seed in typical_seeds(right, n_tokens)[:n_texts]
         ]
         seconds = statistics.fmean(1 / trace.tokens_per_s for trace in traces)

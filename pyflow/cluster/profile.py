@@ -84,13 +84,15 @@ def draft_ms(model: Model) -> float:
         return statistics.median(samples[2:])  # the first ones warm up
 
 
-def drafts_by(model: Model | None, right: float | None = None) -> Drafts:
-    """What guesses of a draft model take; None: those of lookup in the text.
+def drafts_by(model: Model | None, right: float | None = None, *, n_asked: int = 0) -> Drafts:
+    """What guesses of a draft model take; None: those of lookup in the text, or of a method that
+    asks for so many rows.
 
     right: how often they are; None is what is known of others.
     """
     if model is None:
-        return Drafts(LOOKUP_MS, PRIORS["lookup"] if right is None else right, beside=False)
+        likely = PRIORS["lookup"] if right is None else right
+        return Drafts(LOOKUP_MS, likely, beside=False, n_asked=n_asked)
     return Drafts(draft_ms(model), PRIORS["model"] if right is None else right)
 
 

@@ -15,6 +15,8 @@ reach every stage between the same two runs.
 5. A run is sent only if there are cells for it.
 6. A run is sent only if all cells that are still to be shared back are in the window of what
    follows it: where layers have one, a sequence gives up what lies before.
+7. What a drafter asks the model rides on a run of the newest token, if there is room for it. Its
+   rows are seen by no other ones and leave no cells, so that nothing depends on them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from pyflow.cluster.inquiry import Inquiry, Requests
 from pyflow.cluster.job import Action, Counts, Done, Emit, EndReason, Job
 from pyflow.cluster.messages import (
     Accept,
@@ -32,6 +35,7 @@ from pyflow.cluster.messages import (
     DraftRequest,
     Frame,
     Op,
+    Questions,
     Regime,
     Remove,
     Result,
@@ -41,7 +45,6 @@ from pyflow.cluster.messages import (
 from pyflow.cluster.paths import Chain, Flight
 from pyflow.cluster.strategy import Strategy
 from pyflow.errors import PyflowError, ResourceError, ShapeError
-from pyflow.speculate.tree import common_prefix
 
 
 class Scheduler:
@@ -75,7 +78,8 @@ class Scheduler:
         self._n_zero = job.n_past  # positions of sequence 0 once all that was sent is done
         self._n_told = 0  # tokens of the text that samplers know
         self._n_frames = 0
-        self._drafts = _Drafts()
+        self._drafts = Requests()
+        self._inquiry = Inquiry()
         self._ended: EndReason | None = self._end() if job.committed else None
 
     @property
@@ -130,6 +134,7 @@ class Scheduler:
         if drafted.request != self._drafts.asked:
             return  # for a chain that is no more
         self._drafts.asked = 0
+        self._inquiry.ask(drafted.questions)
         chain, tokens = self._chain, list(drafted.tokens)
         # Meanwhile the text may have come to where the guesses begin, and further.
         known = self.text[self._drafts.position : chain.end]
@@ -148,6 +153,7 @@ class Scheduler:
             raise PyflowError(f"pipeline: the result of run {result.run} came out of turn")
         flight = self._flights.popleft()
         self._drafts.dry = False
+        self._inquiry.hear(flight.run, result)
         if not flight.dead:
             if result.skipped:
                 raise PyflowError(f"pipeline: run {result.run} was left out, but is needed")
@@ -290,9 +296,13 @@ class Scheduler:
         """Whether there are cells for a run of guesses, and for text that may come meanwhile."""
         if not self._chain.seq and not self._free:
             return False
+        return self._cells_left(n) >= n
+
+    def _cells_left(self, n: int = 0) -> int:
+        """Cells that nothing may need when n tokens more of the chain have been sent."""
         # Where text is run anew that was a guess before, both have cells until the guess is judged.
         ends = [len(self.text) + 1, self._chain.sent_end + n, *(f.end for f in self._flights)]
-        return max(ends) + sum(self._cells.values()) + n <= self.job.n_ctx
+        return self.job.n_ctx - max(ends) - sum(self._cells.values())
 
     def _send_chain(self, n: int) -> None:
         chain = self._chain
@@ -307,7 +317,12 @@ class Scheduler:
         if chain.seq:
             self._cells[chain.seq] += n
         chain.n_sent += n
-        self._send(chain.seq, position, tuple(chain.tokens[first : first + n]), n_draws=n)
+        tokens = tuple(chain.tokens[first : first + n])
+        questions = None
+        if position + 1 == len(self.text):
+            n_rows = min(self.job.n_batch - n, self._cells_left())
+            questions = self._inquiry.send(n_rows, self.job.n_ctx - 1 - position)
+        self._send(chain.seq, position, tokens, n_draws=n, questions=questions)
 
     def _send(
         self,
@@ -317,6 +332,7 @@ class Scheduler:
         *,
         n_draws: int,
         regime: Regime = "decode",
+        questions: Questions | None = None,
     ) -> None:
         known = min(len(self.text), position)
         if known > self._n_told:
@@ -324,8 +340,9 @@ class Scheduler:
             self._n_told = known
         path = tuple(self._chain.tokens[known - self._chain.start :][: position - known])
         self.counts.runs += 1
-        self.counts.rows += len(tokens)
-        run = Run(self.counts.runs, seq, position, tokens, path, n_draws, regime)
+        run = Run(self.counts.runs, seq, position, tokens, path, n_draws, regime, questions)
+        self.counts.rows += run.n_rows
+        self.counts.explored += run.n_rows - len(tokens)
         self._flights.append(Flight(known, [*path, *tokens], run))
         if seq == 0:
             self._n_zero = position + len(tokens)
@@ -343,8 +360,10 @@ class Scheduler:
         keep, new = self._drafts.tell(self.text, guesses)
         least = strategy.least + strategy.recovery * chain.n_asked
         least = min(1.0, max(0.0, least - strategy.decay * self._drafts.n_dry))
-        number = self._drafts.number
-        self._out.append(DraftRequest(self.job.epoch, number, keep, new, n, least))
+        number, answers = self._drafts.number, self._inquiry.answers
+        self._out.append(
+            DraftRequest(self.job.epoch, number, keep, new, n, least, len(guesses), answers)
+        )
         if n:
             chain.n_asked += 1
             self._drafts.asked, self._drafts.position = number, chain.end
@@ -360,26 +379,3 @@ class Scheduler:
     def _take(self) -> list[Action]:
         out, self._out = self._out, []
         return out
-
-
-class _Drafts:
-    """What the drafter knows, and what is awaited from it."""
-
-    def __init__(self) -> None:
-        self.number = 0  # of the latest request
-        self.asked = 0  # the request that is awaited; 0: none
-        self.position = 0  # where its guesses begin
-        self.dry = False  # nothing was likely enough; until the next result
-        self.n_dry = 0
-        self._known: list[int] = []
-        self._n_text = 0  # so many of these are text for certain
-
-    def tell(self, text: list[int], guesses: list[int]) -> tuple[int, tuple[int, ...]]:
-        """Of text and guesses: how many tokens are known, and the others. Begins a request."""
-        self.number += 1
-        base = text[self._n_text :] + guesses
-        same = common_prefix(base, self._known[self._n_text :])
-        keep = self._n_text + same
-        self._known[keep:] = base[same:]
-        self._n_text = len(text)
-        return keep, tuple(base[same:])

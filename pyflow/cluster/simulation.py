@@ -25,14 +25,23 @@ _N_TEXTS = 48
 
 
 def simulate(
-    times: ClusterTimes, strategy: Strategy, acceptance: float, *, n_tokens: int, seed: int = 0
+    times: ClusterTimes,
+    strategy: Strategy,
+    acceptance: float,
+    *,
+    n_tokens: int,
+    seed: int = 0,
+    n_asked: int = 0,
 ) -> Trace:
-    """A text of n_tokens; it is the same for all pipelines, and so is the drafter's luck."""
+    """A text of n_tokens; it is the same for all pipelines, and so is the drafter's luck.
+
+    n_asked: rows that the drafter always has a question about.
+    """
     language = Language(1)
     job = Job(prompt=[0], n_predict=n_tokens, n_ctx=n_tokens + 1024)
     last = LanguageStage(language, 0, job.n_ctx)
     stages: list[Executor] = [*[_Onward()] * (len(times.stage_s) - 1), last]
-    drafter = LanguageDrafter(language, acceptance, seed)
+    drafter = LanguageDrafter(language, acceptance, seed, n_asked)
     return VirtualPipeline(Scheduler(job, strategy), stages, times, drafter).run()
 
 
@@ -92,7 +101,9 @@ class _Onward:
         if skip:
             return replace(frame, hidden=None, skipped=True)
         if frame.hidden is None:
-            return replace(frame, hidden=np.array(frame.run.tokens, np.uint64)[:, None])
+            asked = frame.run.questions.tokens if frame.run.questions else ()
+            inputs = np.array(frame.run.tokens + asked, np.uint64)
+            return replace(frame, hidden=inputs[:, None])
         return frame
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyflow import _core
 from pyflow.cluster.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
@@ -100,7 +100,9 @@ class ModelStage:
             return replace(frame, hidden=rows, skipped=rows is None)
         if rows is None:
             return Result(frame.epoch, run.number, (), skipped=True)
-        return Result(frame.epoch, run.number, self._draws(run, rows))
+        logits = dict(zip(_wanted(run), rows, strict=True))
+        answers = tuple(int(np.argmax(logits[row])) for row in _asked(run))
+        return Result(frame.epoch, run.number, self._draws(run, logits), answers=answers)
 
     def cancel(self, runs: Iterable[int]) -> None:
         """Leaves these runs out; one in progress ends after the layer that it is in.
@@ -132,20 +134,31 @@ class ModelStage:
                     self._sampler.accept_all(op.tokens)
 
     def _compute(self, run: Run, hidden: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-        """Hidden states of a run's rows, or logits of its last n_draws; None if it is left out."""
-        given = run.tokens if self._is_first else hidden
+        """Hidden states of a run's rows, or logits of those wanted; None if it is left out."""
+        questions = run.questions
+        given: ArrayLike | None = hidden
+        if self._is_first:
+            given = run.tokens + (questions.tokens if questions else ())
         if given is None:
             raise ShapeError(f"run {run.number}: expected hidden states of the stage before")
         n = len(run.tokens)
-        positions = np.arange(run.position, run.position + n, dtype=np.int32)
+        positions, parents = [*range(run.position, run.position + n)], [*range(-1, n - 1)]
+        for parent in questions.parents if questions else ():
+            parents.append(n + parent if parent >= 0 else 0)
+            positions.append(positions[parents[-1]] + 1)
         while not self._is_left_out(run.number):
             try:
-                if not self._is_last:
-                    return self._native.forward_hidden(given, positions, run.seq, run.regime)
-                wanted = np.arange(n - run.n_draws, n, dtype=np.int32)
-                return self._native.forward(given, positions, run.seq, wanted, run.regime)
+                # Without questions rows need not be told as a tree, and take a shorter way.
+                how = (run.regime, parents if questions else [])
+                if self._is_last:
+                    rows = self._native.forward(given, positions, run.seq, _wanted(run), *how)
+                else:
+                    rows = self._native.forward_hidden(given, positions, run.seq, *how)
             except CancelledError:
                 continue  # if it was not this run that was to end, it must not be lost
+            if questions:
+                _core.commit(self._native, [(row, run.seq) for row in range(n)])
+            return rows
         return None
 
     def _begin(self, number: int) -> None:
@@ -157,11 +170,24 @@ class ModelStage:
         with self._lock:
             return self._stopped or number in self._cancelled
 
-    def _draws(self, run: Run, logits: NDArray[np.float32]) -> tuple[int, ...]:
+    def _draws(self, run: Run, logits: Mapping[int, NDArray[np.float32]]) -> tuple[int, ...]:
         """What plain decoding draws after the run's last rows: it depends on position and text."""
         assert self._sampler is not None
         draws = []
-        for i, row in enumerate(logits, start=len(run.tokens) - run.n_draws + 1):
-            path = (*run.path, *run.tokens[:i])
-            draws.append(self._sampler.sample(row, run.position + i, path).token)
+        n = len(run.tokens)
+        for row in range(n - run.n_draws, n):
+            path = (*run.path, *run.tokens[: row + 1])
+            draws.append(self._sampler.sample(logits[row], run.position + row + 1, path).token)
         return tuple(draws)
+
+
+def _asked(run: Run) -> list[int]:
+    """The rows after which a question wants to know the likeliest token."""
+    n = len(run.tokens)
+    return [n + row if row >= 0 else 0 for row in run.questions.asked] if run.questions else []
+
+
+def _wanted(run: Run) -> list[int]:
+    """The rows whose logits count, ascending."""
+    n = len(run.tokens)
+    return sorted({*range(n - run.n_draws, n), *_asked(run)})

@@ -155,7 +155,7 @@ class VirtualPipeline:
     def _send(self, src: int, dst: int, message: Message, arrive: Callable[[], None]) -> None:
         n_bytes = _HEADER_NBYTES
         if isinstance(message, Frame) and message.hidden is not None and message.run:
-            n_bytes += self._times.row_nbytes * len(message.run.tokens)
+            n_bytes += self._times.row_nbytes * message.run.n_rows
         # Cancellations have a way of their own.
         key = (src, dst, isinstance(message, Cancel))
         link = self._times.links.get((src, dst), self._times.link)
@@ -204,7 +204,7 @@ class VirtualPipeline:
             stage.stopped = run is not None
             stage.ends = self._now
         else:
-            stage.ends = self._now + self._jitter(self._times.stage_s[i](len(run.tokens)))
+            stage.ends = self._now + self._jitter(self._times.stage_s[i](run.n_rows))
         self._finish_at(i, stage.ends)
 
     def _finish_at(self, i: int, when: float) -> None:

@@ -39,6 +39,7 @@ from .layouts import (
 )
 from .messages import (
     Accept,
+    Answers,
     Begin,
     Begun,
     Cancel,
@@ -55,6 +56,7 @@ from .messages import (
     Ping,
     Profile,
     Pulse,
+    Questions,
     Remove,
     Result,
     Run,
@@ -78,7 +80,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 6
+VERSION = 7
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
@@ -93,14 +95,24 @@ _CRC = struct.Struct("<I")
 _START = _HEADER.size + _CRC.size
 
 
+def _questions_agree(questions: Questions) -> None:
+    n = len(questions.tokens)
+    within("length of Questions.parents", len(questions.parents), n, n)
+    for row, parent in enumerate(questions.parents):
+        within("Questions.parents, which are rows before", parent, -1, row - 1)
+    for row in questions.asked:
+        within("Questions.asked", row, -1, n - 1)
+
+
 def _run_agrees(run: Run) -> None:
-    within("Run.position", run.position, 0, _I32_MAX - len(run.tokens))
+    within("rows of a Run", run.n_rows, 1, MAX_TOKENS)
+    within("Run.position", run.position, 0, _I32_MAX - run.n_rows)
     within("Run.n_draws", run.n_draws, 0, len(run.tokens))
 
 
 def _frame_agrees(frame: Frame) -> None:
     if frame.hidden is not None:
-        n = 0 if frame.run is None else len(frame.run.tokens)
+        n = 0 if frame.run is None else frame.run.n_rows
         within("rows of Frame.hidden, which are its run's", len(frame.hidden), n, n)
 
 
@@ -135,6 +147,15 @@ _OP = one_of(
     Record(Remove, seq=_I32, p0=_I32, p1=number("i", -1 - _I32_MAX, _I32_MAX)),
     Record(Accept, tokens=_TOKENS),
 )
+_ROW = number("i", -1, MAX_TOKENS)
+_QUESTIONS = Record(
+    Questions,
+    _questions_agree,
+    number=_NUMBER,
+    tokens=_TOKENS,
+    parents=several(_ROW, MAX_TOKENS),
+    asked=several(_ROW, MAX_TOKENS),
+)
 _RUN = Record(
     Run,
     _run_agrees,
@@ -145,6 +166,7 @@ _RUN = Record(
     path=_TOKENS,
     n_draws=_COUNT,
     regime=choice("prefill", "decode"),
+    questions=maybe(_QUESTIONS),
 )
 # Every field but the epoch, which is in the header. Whoever changes a line changes VERSION.
 # All that comes before hidden has a multiple of 4 bytes: its rows are aligned if the message is.
@@ -158,15 +180,25 @@ _MESSAGES = (
         skipped=flag,
         hidden=maybe(matrix(MAX_TOKENS, MAX_EMBD)),
     ),
-    Record(Result, run=_NUMBER, draws=_TOKENS, skipped=flag),
+    Record(Result, run=_NUMBER, draws=_TOKENS, skipped=flag, answers=_TOKENS),
     Record(Cancel, runs=several(_NUMBER, MAX_ITEMS)),
-    Record(DraftRequest, number=_NUMBER, keep=_I32, tokens=_TOKENS, n=_COUNT, least=_CHANCE),
+    Record(
+        DraftRequest,
+        number=_NUMBER,
+        keep=_I32,
+        tokens=_TOKENS,
+        n=_COUNT,
+        least=_CHANCE,
+        n_ahead=_COUNT,
+        answers=maybe(Record(Answers, number=_NUMBER, position=_I32, tokens=_TOKENS)),
+    ),
     Record(
         Drafted,
         _drafted_agrees,
         request=_NUMBER,
         tokens=_TOKENS,
         probabilities=several(_CHANCE, MAX_TOKENS),
+        questions=maybe(_QUESTIONS),
     ),
     Record(Goodbye),
     Record(Failure, rank=_I32, reason=text(MAX_TEXT_NBYTES)),

@@ -49,6 +49,7 @@ class DraftModel:
 
     name = "draft"
     wants_hidden = False
+    n_asked = 0
     # Rows of the draft model's steps: what a tree of drafts and the tokens it has missed may take.
     _N_BATCH = 512
     # Of a text; a tree takes the rest as rows before its root.
@@ -83,6 +84,8 @@ class DraftModel:
     def start(self, sequence: Start) -> Drafter:
         """Keeps what its context has of the text; the rest is read when there is to be a draft."""
         target = sequence.context
+        if target is None:
+            raise UnsupportedError(f"{self.model.name}: in a pipeline it drafts by a ModelGuesser")
         if self._target is not target.model:
             self.close()
             check_vocabulary(target.model, self.model)

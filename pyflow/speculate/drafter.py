@@ -29,10 +29,10 @@ class Start:
     sampler: _core.Sampler
     """How the target draws: a drafter that draws like it, noise included, is right more often. Not
     to be changed."""
-    context: Context
+    context: Context | None = None
     """Of the target; only for drafters that run layers of it (`Context.exit_layer`), and not to be
-    changed otherwise."""
-    seq: int
+    changed otherwise. None in a pipeline, whose layers are elsewhere."""
+    seq: int = 0
     """The sequence in that context."""
 
 
@@ -75,7 +75,11 @@ class Drafter(Protocol):
         ...
 
     def observe(self, observed: Observed) -> None:
-        """Called after every step, whoever drafted in it, or nobody."""
+        """Called after every step, whoever drafted in it, or nobody.
+
+        In a pipeline text may have come since `propose`, and been observed without answers: what
+        was asked was then asked below the token that was the latest before this call.
+        """
         ...
 
     def close(self) -> None:
@@ -94,6 +98,12 @@ class Method(Protocol):
     @property
     def wants_hidden(self) -> bool:
         """Whether its drafters use Observed.hidden."""
+        ...
+
+    @property
+    def n_asked(self) -> int:
+        """Rows of a step that its drafters have run only to ask, once they have begun; what a
+        pipeline's speed is predicted by."""
         ...
 
     def start(self, sequence: Start) -> Drafter:

@@ -32,6 +32,11 @@ class Jacobi:
     def __post_init__(self) -> None:
         whole("window", self.window, 1)
 
+    @property
+    def n_asked(self) -> int:
+        """Rows of the chain: in a pipeline guesses run apart from what asks."""
+        return self.window
+
     def start(self, sequence: Start) -> JacobiDrafter:
         """A drafter whose first chain is random tokens of the prompt."""
         return JacobiDrafter(self, sequence.tokens)

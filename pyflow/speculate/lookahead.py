@@ -56,6 +56,11 @@ class Lookahead:
         whole("ngram", self.ngram, 2)
         whole("guesses", self.guesses, 1)
 
+    @property
+    def n_asked(self) -> int:
+        """Rows of the window; the root's is none of its own."""
+        return self.window * (self.ngram - 1) - 1 if self.explore else 0
+
     def start(self, sequence: Start) -> LookaheadDrafter:
         """A drafter with a window and a pool of its own."""
         return LookaheadDrafter(self, sequence.tokens)

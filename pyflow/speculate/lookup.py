@@ -47,6 +47,7 @@ class PromptLookup:
     length: int = 16
     name: ClassVar[str] = "lookup"
     wants_hidden: ClassVar[bool] = False
+    n_asked: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         whole("n_min", self.n_min, 1)

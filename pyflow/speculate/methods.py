@@ -18,7 +18,7 @@ from pyflow.speculate.speculator import Speculator
 
 if TYPE_CHECKING:
     from pyflow.context import Policy
-    from pyflow.engine import Model
+    from pyflow.engine import Described, Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,32 +54,38 @@ def speculator(model: Model, options: Speculation) -> Speculator:
     whole("n_max", options.n_max, 0)
     if not 0 <= options.p_split <= 1:
         raise PyflowError(f"p_split: expected 0 to 1, found {options.p_split!r}")
-    make = METHODS.get(options.method)
-    if make is None:
-        raise PyflowError(f"speculation: expected {', '.join(METHODS)}, found {options.method!r}")
     for draft, _ in options.draft_models:
         if draft is not model:
             check_vocabulary(model, draft)
-    methods, n_max = make(model, options)
+    methods, n_max = made(model, options)
     return Speculator(
         methods, policy=options.policy, n_max=options.n_max or n_max, fixed=options.fixed
     )
 
 
+# Methods, and how many nodes a step of theirs has at most.
 Made: TypeAlias = tuple[list[Method], int]
 
 
-def _lookup(_model: Model, _options: Speculation) -> Made:
+def made(model: Described, options: Speculation) -> Made:
+    """What the options' method is made of; PyflowError where there is none of that name."""
+    make = METHODS.get(options.method)
+    if make is None:
+        raise PyflowError(f"speculation: expected {', '.join(METHODS)}, found {options.method!r}")
+    return make(model, options)
+
+
+def _lookup(_model: Described, _options: Speculation) -> Made:
     return [PromptLookup()], 16
 
 
-def _pool(_model: Model, options: Speculation) -> Made:
+def _pool(_model: Described, options: Speculation) -> Made:
     if options.pool is None:
         raise PyflowError("speculation: the method pool needs a text to take n-grams from")
     return [options.pool], 16
 
 
-def _draft(_model: Model, options: Speculation) -> Made:
+def _draft(_model: Described, options: Speculation) -> Made:
     made: DraftModel | None = None
     for draft, layers in options.draft_models:
         made = DraftModel(draft, layers=layers, p_split=options.p_split, filler=made)
@@ -88,7 +94,7 @@ def _draft(_model: Model, options: Speculation) -> Made:
     return [made], 8
 
 
-def _lookahead(model: Model, options: Speculation) -> Made:
+def _lookahead(model: Described, options: Speculation) -> Made:
     made = Lookahead(
         window=options.window,
         ngram=options.ngram,
@@ -98,11 +104,11 @@ def _lookahead(model: Model, options: Speculation) -> Made:
     return [made], (options.window + options.guesses) * (options.ngram - 1)
 
 
-def _jacobi(_model: Model, options: Speculation) -> Made:
+def _jacobi(_model: Described, options: Speculation) -> Made:
     return [Jacobi(window=options.window)], options.window
 
 
-def _auto(model: Model, options: Speculation) -> Made:
+def _auto(model: Described, options: Speculation) -> Made:
     """First what costs nothing."""
     methods, n_max = _lookup(model, options)
     if options.pool is not None:
@@ -112,7 +118,7 @@ def _auto(model: Model, options: Speculation) -> Made:
     return methods, n_max
 
 
-METHODS: dict[str, Callable[[Model, Speculation], Made]] = {
+METHODS: dict[str, Callable[[Described, Speculation], Made]] = {
     "auto": _auto,
     "draft": _draft,
     "lookup": _lookup,

@@ -41,6 +41,7 @@ class NgramPool:
     length: int
     name: ClassVar[str] = "pool"
     wants_hidden: ClassVar[bool] = False
+    n_asked: ClassVar[int] = 0
 
     @classmethod
     def from_tokens(

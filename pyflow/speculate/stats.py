@@ -110,7 +110,9 @@ class PipelineStats:
     """Drawn by these runs, which is all but the first one."""
     runs: int = 0
     rows: int = 0
-    """Tokens that were run, guesses included."""
+    """Tokens that were run, guesses and questions included."""
+    explored: int = 0
+    """Of these, questions: rows that only ask the model something."""
     cancelled: int = 0
     """Runs that nobody waited for any more while they were on their way."""
     drafted: int = 0

@@ -22,6 +22,7 @@ from mpi4py import MPI
 import pyflow
 from pyflow import PyflowError, SamplingParams, _core
 from pyflow.cluster import endpoint
+from pyflow.cluster.drafts import Guesser, MethodGuesser
 from pyflow.cluster.endpoint import Traffic
 from pyflow.cluster.head import Drafting, write
 from pyflow.cluster.job import Job
@@ -32,6 +33,7 @@ from pyflow.cluster.scheduler import Scheduler
 from pyflow.cluster.stage import ModelStage
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.threads import Sizes
+from pyflow.speculate.lookahead import Lookahead
 
 N_PREDICT = 24
 SIZES: Sizes = {"n_ctx": 256, "n_seq_max": 6, "n_batch": 8}
@@ -63,6 +65,7 @@ class Jobs:
         *,
         keep: int = 0,
         n_wanted: int = N_PREDICT,
+        guesser: Guesser | None = None,
     ) -> Scheduler:
         """Compares a job with plain decoding; reads only n_wanted of its runs' tokens."""
         plain = self.plain(tuple(prompt), sampling)
@@ -77,7 +80,7 @@ class Jobs:
             epoch=self.pipeline.epoch,
         )
         scheduler = Scheduler(job, strategy)
-        guesser = Oracle([*prompt, *plain], 0.5, self.model.spec.n_vocab)
+        guesser = guesser or Oracle([*prompt, *plain], 0.5, self.model.spec.n_vocab)
         with Drafting(guesser, self.pipeline) as drafting:
             written = write(scheduler, self.pipeline, drafting)
             found = [token for some in islice(written, n_wanted) for token in some]
@@ -99,6 +102,17 @@ def jobs(model: pyflow.Model, pipeline: MpiPipeline) -> None:
     run(longer, STRATEGIES[3], 1, keep=keep)
     run(longer, STRATEGIES[1], 0, n_wanted=1)
     run(prompt, STRATEGIES[0], 0)
+
+
+def asking(model: pyflow.Model, pipeline: MpiPipeline) -> None:
+    """Rows that ask the model something travel beside those of the text."""
+    run, prompt = Jobs(model, pipeline).run, model.tokenizer.encode(TEXT)
+    method = Lookahead(window=2, ngram=3, guesses=4)
+    for strategy in (speculative(2), pipeinfer(2, 4)):
+        for sampling in (0, 1):
+            guesser = MethodGuesser(method, 12, n_ctx=256, n_vocab=model.spec.n_vocab)
+            counts = run(prompt, strategy, sampling, guesser=guesser).counts
+            assert counts.explored >= 3 * method.n_asked, counts
 
 
 def one_job(model: pyflow.Model, pipeline: MpiPipeline) -> None:
@@ -143,7 +157,13 @@ class Forgets(ModelStage):
 
 
 STAGES = {"raise": Raises, "forgets": Forgets}
-CHECKED = {"jobs": jobs, "one job": one_job, "forgets": forgotten, "isa": one_job}
+CHECKED = {
+    "jobs": jobs,
+    "asking": asking,
+    "one job": one_job,
+    "forgets": forgotten,
+    "isa": one_job,
+}
 
 
 def corrupt(encode: Callable[[Any], bytearray]) -> Callable[[Any], bytearray]:

@@ -124,6 +124,28 @@ def test_two_ranks_draft_by_a_model_and_tell_json(
     assert all(t["pipeline"]["accepted"] == t["pipeline"]["decided"] > 0 for t in told)
 
 
+@pytest.mark.parametrize("spec", ["jacobi", "pool", "auto"])
+def test_stages_draft_by_any_method_that_needs_no_layers(
+    run: Run, smollm2: str, tmp_path: Path, spec: str
+) -> None:
+    text = tmp_path / "text"
+    text.write_text(4 * TEXT)
+    plain, _ = run(*answer(smollm2))
+    more = ["--pipeline", "speculative", "--stages", "2", "--spec", spec, "--json"]
+    more += ["--spec-pool", str(text)] if spec == "pool" else []
+    told = json.loads(run(*answer(smollm2, *more))[0])
+    assert told["text"] + "\n" == plain
+    assert (told["pipeline"]["explored"] > 0) == (spec == "jacobi")
+    assert told["pipeline"]["accepted"] > 0 or spec == "jacobi"
+
+
+def test_two_ranks_draft_by_lookahead(run: Run, start: Start, smollm2: str) -> None:
+    plain, _ = run(*answer(smollm2))
+    more = ["--pipeline", "pipeinfer", "--spec", "lookahead", "--lookahead", "4,4,4"]
+    done = start(2, *answer(smollm2, *more))
+    assert (done.returncode, done.stdout) == (0, plain), done.stderr
+
+
 def test_three_supervised_ranks_answer_a_question(start: Start, smollm2: str) -> None:
     chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0", "-n", "24", "--pipeline", "auto"]
     question = "Name the capital of France.\n"
@@ -203,6 +225,9 @@ def test_what_is_wrong_is_told_once_and_by_the_first_rank(
     assert says in done.stderr
 
 
+PIPEINFER = ["--pipeline", "pipeinfer", "--stages", "2"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -214,7 +239,14 @@ def test_what_is_wrong_is_told_once_and_by_the_first_rank(
         (["--pipeline", "iterative", "--stages", "2", "--numa", "off"], "--numa is for one"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-len", "2"], "guesses nothing"),
         (["--pipeline", "speculative", "--stages", "2", "--flight", "2"], "for --pipeline pipein"),
-        (["--pipeline", "pipeinfer", "--stages", "2", "--spec", "auto"], "is for one process"),
+        (["--pipeline", "iterative", "--stages", "2", "--spec", "auto"], "of no use to --pipe"),
+        ([*PIPEINFER, "--spec", "lookahead", "--lookahead", "20,5,2"], "room for 64 rows"),
+        ([*PIPEINFER, "--spec", "lookahead", "--draft-model", "a"], "of no use to --spec lookah"),
+        ([*PIPEINFER, "--spec", "auto", "--spec-pool", "a"], "of no use to --spec auto; use pool"),
+        ([*PIPEINFER, "--spec-policy", "rejection"], "--spec-policy is for one process"),
+        ([*PIPEINFER, "--spec-policy", "typical"], "--spec-policy is for one process"),
+        ([*PIPEINFER, "--spec", "lookup", "--spec-n-max", "4"], "--spec-n-max is for one process"),
+        ([*PIPEINFER, "--draft-layers", "1"], "--draft-layers is for one process"),
         (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "self"], "one model"),
         (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "a,b"], "one model"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-model", "a"], "of no use to"),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pyflow import ChatSession, PyflowError, SamplingParams
-from pyflow.cluster.drafts import LookupGuesser
+from pyflow.cluster.drafts import LookupGuesser, MethodGuesser
 from pyflow.cluster.layers import given
 from pyflow.cluster.model import PipelinedModel, in_threads
 from pyflow.cluster.strategy import NAMES, named
 from pyflow.errors import ShapeError
 from pyflow.session import Turn
+from pyflow.speculate.methods import Speculation, made
 
 from .conftest import Rig
 
@@ -64,6 +65,27 @@ def test_chunks_and_completions_are_those_of_one_place(
                 assert found.timings.predicted_n == one.timings.predicted_n
                 assert found.pipeline is not None
                 assert found.pipeline.tokens >= len(found.tokens) - 1
+
+
+@pytest.mark.parametrize("method", ["lookahead", pytest.param("jacobi", marks=pytest.mark.accept)])
+@pytest.mark.parametrize(("strategy", "n_stages"), [("speculative", 2), ("pipeinfer", 3)])
+def test_what_a_drafter_asks_changes_no_token_and_leaves_no_cell(
+    rig: Rig, method: str, strategy: str, n_stages: int
+) -> None:
+    (made_of,), n_nodes = made(rig.model, Speculation(method=method, window=4))
+    guesser = MethodGuesser(made_of, n_nodes, n_ctx=4096, n_vocab=rig.model.spec.n_vocab)
+    with in_threads(
+        rig.model, strategy=named(strategy, n_stages), n_stages=n_stages, guesser=guesser
+    ) as model:
+        for sampling in (GREEDY, SAMPLED):
+            how: Any = {"n_predict": 24, "sampling": sampling}
+            for prompt in PROMPTS[::2]:
+                found, one = model.generate(prompt, **how), rig.model.generate(prompt, **how)
+                assert found.tokens == one.tokens
+                assert found.pipeline is not None
+                assert found.pipeline.explored > 30
+                n_free = [stage.n_free for stage in cast(Any, model.pipeline)._stages]
+                assert set(n_free) == {model.n_ctx - len(model.line._held)}
 
 
 def test_several_prompts_run_in_turn_with_noise_of_their_own(rig: Rig) -> None:

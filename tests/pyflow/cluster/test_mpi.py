@@ -42,6 +42,13 @@ def test_jobs_go_on_from_those_before_or_are_given_up(play: Play) -> None:
     assert_silent(play("jobs", "12,8,10"))
 
 
+@pytest.mark.parametrize("layers", [pytest.param("17,13", marks=pytest.mark.accept), "12,8,10"])
+def test_what_a_drafter_asks_is_answered_by_ranks_and_changes_no_token(
+    play: Play, layers: str
+) -> None:
+    assert_silent(play("asking", layers))
+
+
 def test_ranks_without_layers_take_no_part_and_all_go_on_from_the_least_that_is_kept(
     play: Play, tmp_path: Path
 ) -> None:

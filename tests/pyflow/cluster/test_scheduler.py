@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,7 @@ class Run:
         n_batch: int = 512,
         n_committed: int = 0,
         window: int | None = None,
+        drafter: Callable[[Language, float], Any] = LanguageDrafter,
     ) -> None:
         language, rng = Language(n_stages, seed), random.Random(seed)
         self.expected = language.write(PROMPT, n_predict)
@@ -77,7 +79,7 @@ class Run:
             self.scheduler,
             self.stages,
             times,
-            LanguageDrafter(language, alpha),
+            drafter(language, alpha),
             jitter=lambda s: s * rng.uniform(1 - shake, 1 + 4 * shake),
         ).run()
 
@@ -129,7 +131,7 @@ EVENTS = given(
     seed=st.integers(0, 10_000),
     shake=st.sampled_from([0.0, 0.1, 0.9]),
     n_predict=st.integers(1, 40),
-    n_ctx=st.sampled_from([42, 50, 64, 100, 256]),
+    n_ctx=st.sampled_from([42, 44, 47, 50, 64, 100, 256]),
     n_partitions=st.integers(1, 8),
     n_batch=st.sampled_from([1, 7, 39, 40, 512]),
     n_committed=st.sampled_from([0, 0, 1, 2, 11, 40]),

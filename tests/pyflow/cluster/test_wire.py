@@ -26,6 +26,7 @@ from pyflow.cluster.messages import (
 from pyflow.cluster.wire import WireError, decode, encode, frame_nbytes
 
 from .wire_samples import (
+    DRAFTED,
     EPOCHS,
     FRAME,
     GOODBYE,
@@ -78,19 +79,25 @@ def test_numbers_of_numpy_are_written_as_numbers() -> None:
 
 
 def test_the_bytes_are_those_that_the_format_says() -> None:
-    payload = struct.pack("<q", 7) + words(2, 13, 14) + words(1)
+    payload = struct.pack("<q", 7) + words(2, 13, 14) + words(1) + words(0)
     assert encode(Result(5, 7, (13, 14), skipped=True)) == sealed(RESULT, payload, epoch=5)
     assert encode(Goodbye(6)) == sealed(GOODBYE, b"", epoch=6)
     ops = words(3) + words(0, 0, 3, 98, 100) + words(1, 2, 99, 2**32 - 1) + words(2, 2, 11, 12)
-    run = struct.pack("<q", 7) + words(3, 100) + words(2, 5, 6) + words(3, 8, 9, 10) + words(2, 0)
+    run = (
+        struct.pack("<q", 7) + words(3, 100) + words(2, 5, 6) + words(3, 8, 9, 10) + words(2, 0, 0)
+    )
     frame = struct.pack("<q", 40) + ops + words(1) + run + words(0) + words(1, 2, 5)
     expected = sealed(FRAME, frame + HIDDEN.astype("<f4").tobytes(), epoch=1)
     assert encode(SAMPLES["frame"]) == expected
+    asks = words(1) + struct.pack("<q", 3) + words(3, 7, 8, 9)
+    asks += words(3, 2**32 - 1, 0, 2**32 - 1) + words(3, 2, 2**32 - 1, 2)
+    payload = struct.pack("<q", 9) + words(0, 0) + asks
+    assert encode(SAMPLES["drafted, asking"]) == sealed(DRAFTED, payload, epoch=1)
 
 
 def test_the_format_has_not_changed_without_a_new_version() -> None:
     digest = hashlib.sha256(b"".join(map(encode, SAMPLES.values()))).hexdigest()
-    assert (wire.VERSION, digest[:16]) == (6, "712c485fa6e239f1")
+    assert (wire.VERSION, digest[:16]) == (7, "5f79c5e0e8845fef")
 
 
 # --- hidden states ---

@@ -19,6 +19,7 @@ from pyflow.cluster.messages import (
     Frame,
     Goodbye,
     Hello,
+    Questions,
     Result,
     Share,
 )
@@ -53,7 +54,8 @@ from .wire_samples import (
 )
 
 ZERO = struct.pack("<q", 0)  # a number of a frame, run or request
-RUN_OF_ONE = ZERO + words(0, 0) + words(1, 5) + words(0) + words(1, 1)
+RUN_OF_ONE = ZERO + words(0, 0) + words(1, 5) + words(0) + words(1, 1) + words(0)
+ASKING = ZERO + words(0, 0, 1) + ZERO
 WITH_ROWS = ZERO + words(0) + words(1) + RUN_OF_ONE + words(0) + words(1)
 
 
@@ -88,7 +90,14 @@ LIES: dict[str, tuple[int, bytes, str]] = {
     "inf": (DRAFT_REQUEST, ZERO + words(0, 0, 0) + struct.pack("<d", np.inf), "found inf"),
     "-inf": (DRAFT_REQUEST, ZERO + words(0, 0, 0) + struct.pack("<d", -np.inf), "found -inf"),
     "surely": (DRAFTED, ZERO + words(1, 0, 1) + struct.pack("<d", 1.5), "0 to 1, found 1.5"),
-    "uneven": (DRAFTED, ZERO + words(1, 0, 0), "probabilities: expected 1, found 0"),
+    "uneven": (DRAFTED, ZERO + words(1, 0, 0, 0), "probabilities: expected 1, found 0"),
+    "parents": (DRAFTED, ASKING + words(1, 5, 0, 0), "parents: expected 1, found 0"),
+    "itself": (DRAFTED, ASKING + words(1, 5, 1, 0, 0), "are rows before: expected -1, found 0"),
+    "asked": (
+        DRAFTED,
+        ASKING + words(1, 5, 1, 2**32 - 1, 1, 1),
+        "asked: expected -1 to 0, found 1",
+    ),
     "text": (FAILURE, words(0, 4097) + b"x" * 4097, "bytes of Failure.reason: expected 0 to 4096"),
     "half a character": (FAILURE, words(0, 1) + b"\xc3", "Failure.reason: expected UTF-8"),
     "surrogate": (FAILURE, words(0, 3) + b"\xed\xa0\x80", "Failure.reason: expected UTF-8"),
@@ -143,7 +152,7 @@ def test_a_length_that_is_not_the_messages_is_refused() -> None:
 
 
 def test_another_version_another_protocol_and_damage_are_told_apart() -> None:
-    with pytest.raises(WireError, match="version: expected 6, found 3: run the same pyflow"):
+    with pytest.raises(WireError, match="version: expected 7, found 3: run the same pyflow"):
         decode(sealed(GOODBYE, b"", version=3))
     with pytest.raises(WireError, match="magic: expected b'PFWM', found b'GET '"):
         decode(b"GET / HTTP/1.1\r\nHost: 10.0.0.2\r\n\r\n")
@@ -164,6 +173,8 @@ def rows(hidden: Any) -> Frame:
     return Frame(0, 0, run=RUN, hidden=hidden)
 
 
+ASKS = Questions(1, (5,), (-1,), (0,))
+LONG = Questions(1, (5,) * 65536, (-1,) * 65536, ())
 NO_MATRIX = "Frame.hidden: expected 2 dimensions of float32, found "
 BAD: dict[str, tuple[Any, str]] = {
     "epoch": (Goodbye(-1), "epoch: expected 0 to 4294967295, found -1"),
@@ -180,6 +191,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "token": (run(tokens=(1, -1)), "Run.tokens: expected 0 to 2147483647, found -1"),
     "draws": (run(n_draws=3), "Run.n_draws: expected 0 to 2, found 3"),
     "last position": (run(position=I32_MAX - 1), "Run.position: expected 0 to 2147483645"),
+    "rows of a run": (run(questions=LONG), "rows of a Run: expected 1 to 65536, found 65538"),
+    "parent": (run(questions=replace(ASKS, parents=(0,))), "which are rows before: expected -1"),
+    "asked": (run(questions=replace(ASKS, asked=(1,))), "Questions.asked: expected -1 to 0"),
     "regime": (run(regime="x"), "Run.regime: expected one of .*'prefill', 'decode'.* found 'x'"),
     "half": (rows(HIDDEN.astype(np.float16)), NO_MATRIX + "2 of float16"),
     "double": (rows(HIDDEN.astype(np.float64)), NO_MATRIX + "2 of float64"),

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as st_numpy
 from pyflow.cluster import wire
 from pyflow.cluster.messages import (
     Accept,
+    Answers,
     Begin,
     Begun,
     Cancel,
@@ -31,6 +32,7 @@ from pyflow.cluster.messages import (
     Ping,
     Profile,
     Pulse,
+    Questions,
     Remove,
     Result,
     Run,
@@ -46,6 +48,7 @@ PROFILE, MEASURE, PING, MEASURED = range(12, 16)
 
 HIDDEN = np.linspace(-3, 3, 10, dtype=np.float32).reshape(2, 5)
 RUN = Run(7, 3, 100, (5, 6), path=(8, 9, 10), n_draws=2, regime="prefill")
+QUESTIONS = Questions(3, (7, 8, 9), (-1, 0, -1), (2, -1, 2))
 OPS = (Share(0, 3, 98, 100), Remove(2, 99, -1), Accept((11, 12)))
 SAMPLING = SamplingParams(
     temperature=1.2, top_p=0.1, seed=2**64 - 1, logit_bias={3: float("-inf"), 7: -0.25}
@@ -55,11 +58,17 @@ SAMPLES: dict[str, Message] = {
     "frame": Frame(1, 40, ops=OPS, run=RUN, hidden=HIDDEN),
     "frame, skipped": Frame(1, 41, ops=OPS[:1], run=RUN, skipped=True),
     "frame, empty": Frame(0, 0),
+    "frame, asking": Frame(
+        1, 42, run=replace(RUN, questions=QUESTIONS), hidden=HIDDEN.reshape(5, 2)
+    ),
     "result": Result(1, 7, (13, I32_MAX)),
+    "result, answering": Result(1, 7, (13,), answers=(5, 0, 6)),
     "result, skipped": Result(2, 8, (), skipped=True),
     "cancel": Cancel(1, (7, 2**40)),
     "draft request": DraftRequest(1, 9, 99, (1, 2, 3), 16, 0.25),
+    "draft request, answering": DraftRequest(1, 9, 99, (), 0, 1.0, 2, Answers(3, 98, (5, 0, 6))),
     "drafted": Drafted(1, 9, (4, 5), (1.0, 0.125)),
+    "drafted, asking": Drafted(1, 9, (), (), QUESTIONS),
     "goodbye": Goodbye(2**32 - 1),
     "failure": Failure(3, 2, "rank 2: größer als der Speicher"),
     "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2"),
@@ -85,7 +94,7 @@ def tuples_of(item: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy
 
 
 EPOCHS, I32, NUMBERS = up_to(2**32 - 1), up_to(I32_MAX), up_to(2**63 - 1)
-SIZES = st.integers(1, I32_MAX)
+SIZES, COUNTS = st.integers(1, I32_MAX), up_to(wire.MAX_TOKENS)
 TOKENS = tuples_of(I32)
 CHANCES = st.floats(0, 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -95,16 +104,29 @@ ALL_OPS = tuples_of(SHARES | REMOVES | st.builds(Accept, TOKENS))
 
 
 @st.composite
+def trees(draw: st.DrawFn) -> Questions:
+    tokens = draw(tuples_of(I32))
+    parents = tuple(draw(st.integers(-1, row - 1)) for row in range(len(tokens)))
+    asked = draw(tuples_of(st.integers(-1, len(tokens) - 1)))
+    return Questions(draw(NUMBERS), tokens, parents, asked)
+
+
+ASKS = st.none() | trees()
+
+
+@st.composite
 def runs(draw: st.DrawFn) -> Run:
-    tokens = draw(tuples_of(I32, least=1))
+    tokens, questions = draw(tuples_of(I32, least=1)), draw(ASKS)
+    n_rows = len(tokens) + (len(questions.tokens) if questions else 0)
     return Run(
         number=draw(NUMBERS),
         seq=draw(I32),
-        position=draw(up_to(I32_MAX - len(tokens))),
+        position=draw(up_to(I32_MAX - n_rows)),
         tokens=tokens,
         path=draw(TOKENS),
         n_draws=draw(up_to(len(tokens))),
         regime=draw(st.sampled_from(["prefill", "decode"])),
+        questions=questions,
     )
 
 
@@ -112,7 +134,7 @@ def runs(draw: st.DrawFn) -> Run:
 def frames(draw: st.DrawFn) -> Frame:
     run, hidden = draw(st.none() | runs()), None
     if run is not None and draw(st.booleans()):
-        shape = (len(run.tokens), draw(st.integers(1, 7)))
+        shape = (run.n_rows, draw(st.integers(1, 7)))
         values = st.floats(width=32)  # NaN and infinities too
         hidden = draw(st_numpy.arrays(np.float32, shape, elements=values))
     skipped = draw(st.booleans())
@@ -123,7 +145,7 @@ def frames(draw: st.DrawFn) -> Frame:
 def drafts(draw: st.DrawFn) -> Drafted:
     pairs = draw(st.lists(st.tuples(I32, CHANCES), max_size=9))
     tokens, probabilities = tuple(t for t, _ in pairs), tuple(p for _, p in pairs)
-    return Drafted(draw(EPOCHS), draw(NUMBERS), tokens, probabilities)
+    return Drafted(draw(EPOCHS), draw(NUMBERS), tokens, probabilities, draw(ASKS))
 
 
 FLOATS = st.floats(0.01, 2)
@@ -150,10 +172,18 @@ ROWS = st_numpy.arrays(
 
 STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Frame: frames(),
-    Result: st.builds(Result, EPOCHS, NUMBERS, TOKENS, st.booleans()),
+    Result: st.builds(Result, EPOCHS, NUMBERS, TOKENS, st.booleans(), TOKENS),
     Cancel: st.builds(Cancel, EPOCHS, tuples_of(NUMBERS)),
     DraftRequest: st.builds(
-        DraftRequest, EPOCHS, NUMBERS, I32, TOKENS, up_to(wire.MAX_TOKENS), CHANCES
+        DraftRequest,
+        EPOCHS,
+        NUMBERS,
+        I32,
+        TOKENS,
+        COUNTS,
+        CHANCES,
+        COUNTS,
+        st.none() | st.builds(Answers, NUMBERS, I32, TOKENS),
     ),
     Drafted: drafts(),
     Goodbye: st.builds(Goodbye, EPOCHS),
