@@ -106,13 +106,14 @@ class Line:
         self,
         span: Span,
         stats: PipelineStats,
-        begun: Callable[[int], None] = lambda _: None,
+        begun: Callable[[int, int], None] = lambda _, __: None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Generator[tuple[int, ...], None, None]:
         """The tokens of a job as they become certain; the first few may be in the stages already.
 
-        begun: told how many of them are. stats: added to. Closed early, or cancelled, it leaves no
-        run on its way.
+        begun: told how many of the job's are, and how many tokens had been drawn before a loss:
+        they are computed again. stats: added to. Closed early, or cancelled, it leaves no run on
+        its way.
         """
         chooser: Chooses | None = None
         if isinstance(self._strategy, Strategy):
@@ -128,7 +129,7 @@ class Line:
         first, keep = reusable(held, [*span.tokens], span.n_dropped if self._shifts else 0)
         cut = None if first is None else Cut(first, span.n_dropped)
         keep = self.pipeline.reset(span.sampling, stream=span.stream, keep=keep, cut=cut)
-        begun(keep)
+        begun(keep, len(committed))
         job = Job(
             prompt=span.tokens,
             committed=committed,

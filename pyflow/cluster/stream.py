@@ -101,9 +101,11 @@ class PipelinedStream(Closing):
             line.forget()
         answer.start()
 
-        def begun(n_past: int) -> None:
+        def begun(n_past: int, n_again: int) -> None:
             if not answer.n_drawn:
                 answer.n_past = n_past
+            if answer.n_drawn == answer.n_again:
+                answer.n_again += n_again
 
         while not answer.has_ended:
             n_left = question.n_predict - answer.n_drawn if question.n_predict > 0 else line.n_ctx

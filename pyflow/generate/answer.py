@@ -38,6 +38,9 @@ class Answer:
         """Those drawn, without the one that ends the answer."""
         self.n_drawn = 0
         self.n_past = n_past
+        self.n_again = 0
+        """Of those drawn, the first ones, which a start of this program that was lost had drawn:
+        now they are only read, and times count them so."""
         self._prompt = prompt
         self._n_predict = n_predict
         self._seed = seed
@@ -61,7 +64,7 @@ class Answer:
         """Goes on by a token that was drawn at a time of the monotonic clock."""
         self.n_drawn += 1
         self._last = now
-        if self.n_drawn == 1:
+        if self.n_drawn <= self.n_again + 1:
             self._first = now
         if logprobs is not None:
             if self._logprobs is None:
@@ -104,9 +107,9 @@ class Answer:
             stop_reason=self.reason,
             timings=Timings(
                 load_ms=self._load_ms,
-                prompt_n=len(self._prompt) - self.n_past if self.n_drawn else 0,
+                prompt_n=len(self._prompt) - self.n_past + self.n_again if self.n_drawn else 0,
                 prompt_ms=1e3 * max(0.0, self._first - self._started),
-                predicted_n=self.n_drawn,
+                predicted_n=self.n_drawn - self.n_again,
                 predicted_ms=1e3 * (self._last - self._first),
             ),
             seed=self._seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 
 from pyflow import ChatSession, PyflowError, SamplingParams
 from pyflow.cluster.drafts import LookupGuesser, MethodGuesser
+from pyflow.cluster.journal import Journal
 from pyflow.cluster.layers import given
 from pyflow.cluster.model import PipelinedModel, in_threads
 from pyflow.cluster.strategy import NAMES, named
@@ -154,6 +156,24 @@ def test_a_chat_past_its_context_forgets_the_oldest_turns(rig: Rig) -> None:
             plain.close()
         assert len(notices) == 4
         assert "128 tokens" in notices[0]
+
+
+def test_what_was_drawn_before_a_loss_counts_as_read_in_times(rig: Rig) -> None:
+    how: Any = {"n_predict": 12, "sampling": SAMPLED}
+    expected = rig.model.generate(PROMPTS[1], **how)
+    with pipelined(rig, "iterative", 2) as model, tempfile.TemporaryFile() as file:
+        for n_before in (5, 12):
+            file.truncate(0)
+            model.line._journal = Journal(file.fileno())
+            with model.stream(PROMPTS[1], **how) as chunks:
+                for _ in range(n_before):
+                    next(chunks)
+            model.line._journal = Journal(file.fileno())  # as the next process finds it
+            found = model.generate(PROMPTS[1], **how)
+            assert found.tokens == expected.tokens
+            times, n_prompt = found.timings, len(found.prompt_tokens)
+            assert (times.prompt_n, times.predicted_n) == (n_prompt + n_before, 12 - n_before)
+            assert times.prompt_ms > 1 or n_before == 12
 
 
 def test_a_stream_that_is_closed_or_cancelled_leaves_the_pipeline_to_the_next(rig: Rig) -> None:
