@@ -255,16 +255,22 @@ def load(
     error."""
     from pyflow.engine import load as load_model
 
-    cpus = len(os.sched_getaffinity(0))
-    if n_threads is not None and n_threads > _CROWDED * cpus:
-        click.echo(
-            f"warning: {n_threads} threads on {cpus} CPUs: they take turns, which costs time; "
-            f"choose -t {cpus} or less",
-            err=True,
-        )
+    tell_crowded(n_threads)
     with telling_warnings():
         return load_model(
             name or default_model(), n_threads=n_threads, numa=numa, quantize=quantize
+        )
+
+
+def tell_crowded(n_threads: int | None, n_stages: int = 1) -> None:
+    """Warns where the threads that -t gives each stage are far more than this machine's CPUs."""
+    cpus = len(os.sched_getaffinity(0))
+    if n_threads is not None and n_threads * n_stages > _CROWDED * cpus:
+        of_each = f"{n_stages} stages of " if n_stages > 1 else ""
+        click.echo(
+            f"warning: {of_each}{n_threads} threads on {cpus} CPUs: they take turns, which costs "
+            f"time; choose -t {max(1, cpus // n_stages)} or less",
+            err=True,
         )
 
 

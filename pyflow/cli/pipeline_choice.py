@@ -86,6 +86,7 @@ class PipelineChoice:
         size = options.context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(described)
         beside = self.stages or (self.world.n_here if self.world else 1)
+        options.tell_crowded(n_threads, beside)
         n_threads = n_threads or threads_of_each(beside)
         with ExitStack() as stack:
             draft = self._draft(described, draft_models, n_threads)

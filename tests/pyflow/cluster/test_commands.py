@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -144,6 +145,14 @@ def test_two_ranks_draft_by_lookahead(run: Run, start: Start, smollm2: str) -> N
     more = ["--pipeline", "pipeinfer", "--spec", "lookahead", "--lookahead", "4,4,4"]
     done = start(2, *answer(smollm2, *more))
     assert (done.returncode, done.stdout) == (0, plain), done.stderr
+
+
+def test_far_more_threads_than_cpus_are_told(run: Run, smollm2: str) -> None:
+    more = ["--pipeline", "iterative", "--stages", "2", "-n", "2", "-t"]
+    n = 2 * len(os.sched_getaffinity(0)) + 1
+    _, err = run(*answer(smollm2, *more, str(n)))
+    assert f"warning: 2 stages of {n} threads on " in err
+    assert "warning" not in run(*answer(smollm2, *more, "1"))[1]
 
 
 def test_three_supervised_ranks_answer_a_question(start: Start, smollm2: str) -> None:
