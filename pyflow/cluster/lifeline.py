@@ -12,9 +12,11 @@ import json
 import os
 import signal
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import Event, Thread
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 EXIT_LOST = 5
 """Exit code of a job that has lost a rank."""
@@ -62,6 +64,7 @@ class Lifeline:
         """Whether there is a supervisor, here or on another machine."""
         self.journal: int | None = None
         self._socket: socket.socket | None = None
+        self._path = Path()
         self._over = Event()
 
     @property
@@ -75,7 +78,7 @@ class Lifeline:
         """
         with_supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with_supervisor.connect(path)
-        self._socket = with_supervisor
+        self._socket, self._path = with_supervisor, Path(path)
         self._send("joined", rank)
         data, fds, _, _ = socket.recv_fds(with_supervisor, MAX_NBYTES, 4)
         if not data:
@@ -111,7 +114,7 @@ class Lifeline:
         except BlockingIOError:
             pass  # the supervisor has been stopped: the next pulse will tell
         except OSError:
-            os._exit(EXIT_LOST)
+            self._leave()
 
     def _pulse(self) -> None:
         while not self._over.wait(PULSE_S):
@@ -124,7 +127,14 @@ class Lifeline:
                 pass
         except OSError:
             pass
-        os._exit(EXIT_LOST)  # nobody would read what it still wrote
+        self._leave()  # nobody would read what it still wrote
+
+    def _leave(self) -> NoReturn:
+        """The supervisor has gone; if it was killed, its folder is still there."""
+        with suppress(OSError):
+            self._path.unlink()
+            self._path.parent.rmdir()
+        os._exit(EXIT_LOST)
 
 
 def die_with_parent() -> None:

@@ -314,8 +314,12 @@ def outlive(start: Callable[..., Cluster], how: signal.Signals, after_s: float |
     assert ended.code in (130, 128 + how, -how)
 
 
-def test_no_rank_outlives_its_supervisor(start: Callable[..., Cluster]) -> None:
+def test_no_rank_outlives_its_supervisor_nor_does_its_folder(
+    start: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     outlive(start, signal.SIGKILL, None)
+    assert not [*tmp_path.glob("pyflow-*")]
 
 
 @pytest.mark.accept
