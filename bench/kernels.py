@@ -1,9 +1,11 @@
 """Matrix products alone: every weight format on every kernel table, by one thread.
 
     python bench/kernels.py
+    python bench/kernels.py --decode
 
 Weights come once from the second-level cache and once from memory. Medians of the samples count.
-bench/README.md says what the columns mean.
+`--decode` holds products with one row against only reading the same bytes, and against the same
+product from the first-level cache. bench/README.md says what the columns mean.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ N_ROWS = 4096
 N_SAMPLES = 5
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
 KIB, MIB = 1 << 10, 1 << 20
+# What decoding is to reach: of only reading, or of the same kernel with its weights in the cache.
+OF_READING, OF_CACHED = 0.80, 0.95
+DECODE_SAMPLES = 9
 # Where the system does not tell its caches.
 USUAL_CACHES = {2: MIB, 3: 32 * MIB}
 
@@ -45,11 +50,11 @@ def caches() -> dict[int, int]:
     return found
 
 
-def packed(name: str, nbytes: int) -> list[Any]:
-    """Matrices of N_COLS columns whose tiles take about nbytes: one, or several of N_ROWS rows."""
+def packed(name: str, nbytes: int, most_rows: int = N_ROWS) -> list[Any]:
+    """Matrices of N_COLS columns whose tiles take about nbytes: one, or several of most_rows."""
     fmt = FORMATS[name]
     row_bytes = N_COLS // fmt["block"] * fmt["block_bytes"]
-    n_rows = max(16, min(nbytes // row_bytes // 16 * 16, N_ROWS))
+    n_rows = max(16, min(nbytes // row_bytes // 16 * 16, most_rows))
     rng = np.random.default_rng(1)
     if fmt["block"] == 1:  # random bytes would hold subnormal numbers, which are slow
         values = rng.standard_normal(n_rows * N_COLS).astype(np.float32)
@@ -112,6 +117,68 @@ def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
 
 
+def smallest(name: str) -> Any:
+    """What a kernel takes at once of a matrix: a tile, of plain floats up to four."""
+    fmt = FORMATS[name]
+    n_rows = 64 if fmt["block"] == 1 else 16
+    return packed(name, n_rows * N_COLS // fmt["block"] * fmt["block_bytes"])[0]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    start = time.monotonic()
+    work()
+    return time.monotonic() - start
+
+
+def decode_cell(isa: str, large: Any, small: Any) -> dict[str, Any]:
+    """One row times the large matrix, times the small one as often, and only reading the large one.
+
+    The three take turns, so that neighbours of a shared machine meet all of them, and the shares
+    are medians of those of single turns.
+    """
+    x = np.random.default_rng(2).standard_normal((1, N_COLS)).astype(np.float32)
+    acts = _core.testing.Activations(isa, x)
+    y = np.empty((1, 16 * large.tiles), np.float32)
+    reader = _core.cpu_info()["isa"]  # the widest table reads at the machine's limit
+    repeats = large.tiles // small.tiles
+    turns = (
+        lambda: _core.testing.matmul(isa, large, acts, y, 0, large.tiles),
+        lambda: _core.testing.matmul(isa, small, acts, y, 0, small.tiles, repeats),
+        lambda: _core.testing.read(reader, large),
+    )
+    for work in turns:
+        work()
+    samples = [[seconds_of(work) for work in turns] for _ in range(DECODE_SAMPLES)]
+    memory, cached, reading = (statistics.median(of) for of in zip(*samples, strict=True))
+    of_reading = statistics.median(sample[2] / sample[0] for sample in samples)
+    of_cached = statistics.median(sample[1] / sample[0] for sample in samples)
+    gmac = large.tiles * 16 * N_COLS / 1e9
+    return {
+        "isa": isa,
+        "nbytes": large.nbytes,
+        "gmac_per_s": gmac / memory,
+        "cached_gmac_per_s": gmac / cached,
+        "gb_per_s": large.nbytes / memory / 1e9,
+        "read_gb_per_s": large.nbytes / reading / 1e9,
+        "of_reading": of_reading,
+        "of_cached": of_cached,
+        "met_by": [
+            *(["reading"] if of_reading >= OF_READING else []),
+            *(["cached"] if of_cached >= OF_CACHED else []),
+        ],
+        "samples_s": samples,
+    }
+
+
+def decode_cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One result for each format and table."""
+    for name in options.formats:
+        large = packed(name, options.sizes["memory"], most_rows=1 << 30)[0]
+        small = smallest(name)
+        for isa in options.isas:
+            yield {"format": name} | decode_cell(isa, large, small)
+
+
 def dot_peak(isa: str) -> float:
     """10^9 multiply-adds of int8 a second: what a table reaches with nothing else to do."""
     weights = (np.arange(64) % 16).astype(np.uint8)
@@ -137,6 +204,29 @@ def limits(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     }
 
 
+def title(run: dict[str, Any]) -> list[str]:
+    return [
+        f"{run['cpu']}, one thread, load average before the run {run['load_average_before']:.1f}; "
+        f"matrices of {N_COLS} columns; "
+        + ", ".join(f"{place}: {n / MIB:.1f} MiB" for place, n in run["sizes"].items()),
+        f"`{run['command']}`",
+        "",
+    ]
+
+
+def decode_as_markdown(run: dict[str, Any]) -> str:
+    """A line for each format and table."""
+    head = ["format", "table", "GMAC/s", "cached", "GB/s", "reading, GB/s"]
+    head += ["of reading", "of cached", f"met ({OF_READING} of reading or {OF_CACHED} of cached)"]
+    lines = [*title(run), "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for c in run["cells"]:
+        rates = [c["gmac_per_s"], c["cached_gmac_per_s"], c["gb_per_s"], c["read_gb_per_s"]]
+        row = [c["format"], c["isa"], *(f"{rate:.1f}" for rate in rates)]
+        row += [f"{c['of_reading']:.2f}", f"{c['of_cached']:.2f}", " and ".join(c["met_by"])]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def as_markdown(run: dict[str, Any]) -> str:
     """A line for each format, table and number of rows; the places side by side."""
     bounds = run["limits"]
@@ -147,11 +237,7 @@ def as_markdown(run: dict[str, Any]) -> str:
     peaks = ", ".join(f"{isa} {rate:.1f}" for isa, rate in bounds["dot_peak_gmac_per_s"].items())
     reads = ", ".join(f"{rate:.1f} from {place}" for place, rate in bounds["read_gb_per_s"].items())
     lines = [
-        f"{run['cpu']}, one thread, load average before the run {run['load_average_before']:.1f}; "
-        f"matrices of {N_COLS} columns; "
-        + ", ".join(f"{place}: {n / MIB:.1f} MiB" for place, n in run["sizes"].items()),
-        f"`{run['command']}`",
-        "",
+        *title(run),
         f"- only int8 dot products, GMAC/s: {peaks}",
         f"- only reading, GB/s: {reads}",
         "",
@@ -170,7 +256,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     isas = _core.runnable_isas()
     cache = caches()
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--isas", nargs="+", choices=isas, default=isas, help="kernel tables")
+    parser.add_argument(
+        "--isas",
+        nargs="+",
+        choices=isas,
+        help="kernel tables; default: all, for --decode all but scalar",
+    )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=0.1, help="for each cell")
     parser.add_argument(
@@ -183,11 +274,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=min(4 * cache[3], 1024 * MIB) // MIB,
         help="default: four times the L3, at most 1024",
     )
+    parser.add_argument("--decode", action="store_true", help="one row, against its two limits")
     parser.add_argument("-o", "--output", choices=["md", "json"], default="md")
     options = parser.parse_args(arguments)
     if min([*options.rows, options.cache_kib, options.memory_mib]) < 1 or options.seconds <= 0:
         parser.error("--rows, --seconds, --cache-kib and --memory-mib must be positive")
     options.sizes = {"cache": options.cache_kib * KIB, "memory": options.memory_mib * MIB}
+    if options.isas is None:
+        options.isas = isas[1:] if options.decode and len(isas) > 1 else isas
+    if options.decode:
+        del options.sizes["cache"]  # `smallest`
     return options
 
 
@@ -201,20 +297,25 @@ def main(arguments: list[str] | None = None) -> int:
         "command": " ".join(["python", "bench/kernels.py", *given]),
         "caches": caches(),
         "sizes": options.sizes,
-        "limits": limits(options),
         "cells": [],
     }
-    total = len(options.formats) * len(options.sizes) * len(options.isas) * len(options.rows)
+    total = len(options.formats) * len(options.isas)
+    if not options.decode:
+        run["limits"] = limits(options)
+        total *= len(options.sizes) * len(options.rows)
     code = 0
     try:
         with progress("measuring") as show:
-            for cell in cells(options):
+            for cell in decode_cells(options) if options.decode else cells(options):
                 run["cells"].append(cell)
                 if show is not None:
                     show(len(run["cells"]), total)
     except KeyboardInterrupt:
         code = 130
-    print(json.dumps(run, indent=1) if options.output == "json" else as_markdown(run))
+    if options.output == "json":
+        print(json.dumps(run, indent=1))
+    else:
+        print(decode_as_markdown(run) if options.decode else as_markdown(run))
     return code
 
 

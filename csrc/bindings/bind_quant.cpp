@@ -246,6 +246,14 @@ void register_quant(py::module_& m) {
   testing.def("matmul", &matmul, py::arg("isa"), py::arg("weights"), py::arg("activations"),
               py::arg("y").noconvert(), py::arg("tile_begin"), py::arg("tile_end"),
               py::arg("repeats") = 1);
+  testing.def(
+      "read",
+      [](const std::string& isa, const PackedTensor& w) {
+        const KernelTable& table = kernel_table(isa);
+        py::gil_scoped_release unlocked;
+        return table.read_bytes(w.data(), static_cast<int64_t>(w.nbytes()));
+      },
+      py::arg("isa"), py::arg("weights"), "Reads all tiles once; a checksum.");
 }
 
 }  // namespace pyflow

@@ -32,6 +32,29 @@ def test_every_cell_is_measured(
         assert cell["gb_per_s"] / weights_per_s == pytest.approx(bits / 8, rel=0.01)
 
 
+def test_decoding_is_held_against_reading_and_against_the_cache(
+    bench: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    isas, formats = _core.runnable_isas(), ["Q3H_K", "F16"]
+    run = ["--decode", "--memory-mib", "1", "--formats", *formats]
+    kernels = bench("kernels")
+    assert kernels.main([*run, "-o", "json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [(c["format"], c["isa"]) for c in cells] == [(f, i) for f in formats for i in isas[1:]]
+    for cell in cells:
+        memory, cached, reading = (sorted(of)[4] for of in zip(*cell["samples_s"], strict=True))
+        assert cell["gb_per_s"] == pytest.approx(cell["nbytes"] / memory / 1e9)
+        assert cell["read_gb_per_s"] / cell["gb_per_s"] == pytest.approx(memory / reading)
+        assert cell["cached_gmac_per_s"] / cell["gmac_per_s"] == pytest.approx(memory / cached)
+        assert ("reading" in cell["met_by"]) == (cell["of_reading"] >= 0.80)
+        assert ("cached" in cell["met_by"]) == (cell["of_cached"] >= 0.95)
+    assert kernels.main([*run, "--isas", "scalar"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0:2] for line in lines[-2:]] == [
+        [f"| {f}", "scalar"] for f in formats
+    ]
+
+
 @pytest.mark.parametrize("name", sorted(f["name"] for f in _core.weight_formats()))
 def test_every_format_can_be_packed(bench: Callable[[str], ModuleType], name: str) -> None:
     matrices = bench("kernels").packed(name, 100_000)
