@@ -171,9 +171,11 @@ static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Si
 }
 
 // One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
+// Without `flatten` GCC leaves out of line what several formats or rows share, and passes it
+// through memory: on AVX2, half the speed of a row of Q5_0.
 template <class Format, int Rows>
-static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a, int64_t width,
-                          float* y, int64_t y_stride) {
+[[gnu::flatten]] static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
+                                           int64_t width, float* y, int64_t y_stride) {
   constexpr int kScales = Format::kPieces * 64 / Format::kSubBlock;
   Part::F acc[Simd::kParts][Rows];
   for (auto& part : acc)

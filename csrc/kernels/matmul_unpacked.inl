@@ -41,7 +41,7 @@ static inline void unpack_two_quarters(const uint8_t* piece, uint8_t (*quads)[64
 }
 
 template <class Format>
-static inline void unpack(const uint8_t* unit, Unpacked<Format>& u) {
+[[gnu::flatten]] static void unpack(const uint8_t* unit, Unpacked<Format>& u) {
   for (int p = 0; p < Format::kPieces; ++p) {
     const uint8_t* piece = unit + p * Format::kPieceBytes;
     for (int i = 0; i < Format::kUnitBytes / Format::kPieces; i += 64)
