@@ -94,63 +94,6 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
   }
 }
 
-// Half H of a piece, one sub-block of 32, once its dot product is complete.
-template <class Format, int P, int H>
-static inline Part::F add_half(Part::I dot, const Simd::F* s, const Simd::F* m, const ActBlock& a,
-                               Part::F acc) {
-  Part::F t = Part::mul(Simd::part<P>(s[H]), Part::to_f(dot));
-  if constexpr (Format::kMinimum) t = Part::fma(Simd::part<P>(m[H]), Part::set1(a.fsum32[H]), t);
-  return Part::fma(t, Part::set1(a.scale[H]), acc);
-}
-
-// Quarters Q and Q + 2 together, of formats that decode a weight of each at once: as `quarter` does
-// for sub-blocks of 32, in another order of integer sums, which are exact.
-template <class Format, int Rows, int P, int Q>
-static inline void two_quarters(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
-                                const ActBlock* a, Part::I (&dot)[2][Rows], Part::F (&acc)[Rows]) {
-  if constexpr (P == 0) {
-    prefetch_quarter<Format, 2 * Q>(piece);
-    prefetch_quarter<Format, 2 * Q + 1>(piece);
-  }
-  Simd::B first[4], second[4];
-  Format::template weights<Simd, Q>(piece, first, second);
-  const Part::B w[4] = {Simd::part<P>(first[0]), Simd::part<P>(first[1]), Simd::part<P>(first[2]),
-                        Simd::part<P>(first[3])};
-  const Part::B v[4] = {Simd::part<P>(second[0]), Simd::part<P>(second[1]),
-                        Simd::part<P>(second[2]), Simd::part<P>(second[3])};
-#pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) {
-    if constexpr (Q == 0) {
-      dot[0][r] = dot_start<Format>(a[r], 0);
-      dot[1][r] = dot_start<Format>(a[r], 1);
-    }
-    dot[0][r] = dot16<Format>(dot[0][r], w, a[r].q + 16 * Q);
-    dot[1][r] = dot16<Format>(dot[1][r], v, a[r].q + 16 * Q + 32);
-    if constexpr (Q == 1) {
-      acc[r] = add_half<Format, P, 0>(dot[0][r], s, m, a[r], acc[r]);
-      acc[r] = add_half<Format, P, 1>(dot[1][r], s, m, a[r], acc[r]);
-    }
-  }
-}
-
-// All of a piece.
-template <class Format, int Rows, int P>
-static inline void all_quarters(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
-                                const ActBlock* a, Part::F (&acc)[Rows]) {
-  if constexpr (requires { Format::kPaired; }) {
-    Part::I dot[2][Rows];
-    two_quarters<Format, Rows, P, 0>(piece, s, m, a, dot, acc);
-    two_quarters<Format, Rows, P, 1>(piece, s, m, a, dot, acc);
-  } else {
-    Part::I dot[Rows];
-    Part::F t[Rows];
-    quarter<Format, Rows, P, 0>(piece, s, m, a, dot, t, acc);
-    quarter<Format, Rows, P, 1>(piece, s, m, a, dot, t, acc);
-    quarter<Format, Rows, P, 2>(piece, s, m, a, dot, t, acc);
-    quarter<Format, Rows, P, 3>(piece, s, m, a, dot, t, acc);
-  }
-}
-
 // Activation rows at once: each keeps an integer sum, t and acc in registers.
 static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
 
@@ -162,7 +105,13 @@ static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Si
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) acc[r] = sums[r];
   for (int p = 0; p < Format::kPieces; ++p, a += width) {
-    all_quarters<Format, Rows, P>(unit + p * Format::kPieceBytes, s, m, a, acc);
+    const uint8_t* piece = unit + p * Format::kPieceBytes;
+    Part::I dot[Rows];
+    Part::F t[Rows];
+    quarter<Format, Rows, P, 0>(piece, s, m, a, dot, t, acc);
+    quarter<Format, Rows, P, 1>(piece, s, m, a, dot, t, acc);
+    quarter<Format, Rows, P, 2>(piece, s, m, a, dot, t, acc);
+    quarter<Format, Rows, P, 3>(piece, s, m, a, dot, t, acc);
     s += 64 / Format::kSubBlock;
     m += 64 / Format::kSubBlock;
   }

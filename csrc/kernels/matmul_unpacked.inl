@@ -28,18 +28,6 @@ static inline void unpack_quarter(const uint8_t* piece, uint8_t (*quads)[64]) {
   for (int i = 0; i < 4; ++i) Simd::bstore(quads[4 * Q + i], w[i]);
 }
 
-// Quarters Q and Q + 2.
-template <class Format, int Q>
-static inline void unpack_two_quarters(const uint8_t* piece, uint8_t (*quads)[64]) {
-  Simd::B low[4], high[4];
-  Format::template weights<Simd, Q>(piece, low, high);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    Simd::bstore(quads[4 * Q + i], low[i]);
-    Simd::bstore(quads[4 * Q + 8 + i], high[i]);
-  }
-}
-
 template <class Format>
 [[gnu::flatten]] static void unpack(const uint8_t* unit, Unpacked<Format>& u) {
   for (int p = 0; p < Format::kPieces; ++p) {
@@ -47,15 +35,10 @@ template <class Format>
     for (int i = 0; i < Format::kUnitBytes / Format::kPieces; i += 64)
       Simd::prefetch(piece + kPrefetchAhead + i);
     uint8_t(*quads)[64] = u.quads + 16 * p;
-    if constexpr (requires { Format::kPaired; }) {
-      unpack_two_quarters<Format, 0>(piece, quads);
-      unpack_two_quarters<Format, 1>(piece, quads);
-    } else {
-      unpack_quarter<Format, 0>(piece, quads);
-      unpack_quarter<Format, 1>(piece, quads);
-      unpack_quarter<Format, 2>(piece, quads);
-      unpack_quarter<Format, 3>(piece, quads);
-    }
+    unpack_quarter<Format, 0>(piece, quads);
+    unpack_quarter<Format, 1>(piece, quads);
+    unpack_quarter<Format, 2>(piece, quads);
+    unpack_quarter<Format, 3>(piece, quads);
   }
   Simd::F s[Unpacked<Format>::kSubs], m[Unpacked<Format>::kSubs];
   Format::template scales<Simd>(unit, s, m);

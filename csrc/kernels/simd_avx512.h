@@ -122,13 +122,14 @@ struct Zmm {
   static inline B bshl(B a) {
     return _mm512_slli_epi16(a, N);
   }
-  static inline B bsub(B a, B b) { return _mm512_sub_epi8(a, b); }
-  // 5958 = 2^16 / 11 + 0.2: the high half of the product is the quotient. The high byte of a pair's
-  // product is that of the higher byte, whatever the lower one is.
-  static inline B bdiv11(B a) {
-    const __m512i n = _mm512_set1_epi16(5958);
-    const __m512i even = _mm512_mulhi_epu16(_mm512_and_si512(a, _mm512_set1_epi16(0xff)), n);
-    return bmerge(_mm512_mulhi_epu16(a, n), _mm512_set1_epi16(static_cast<int16_t>(0xff00)), even);
+  static inline B bavg(B a, B b) { return _mm512_avg_epu8(a, b); }
+  // 2979 / 2^7 = 256 / 11 + 0.0007: for c up to 127 the whole parts of both products are the same.
+  template <int T>
+  static inline B belevenths(B a) {
+    const B product = T == 0 ? _mm512_mulhi_epu16(_mm512_slli_epi16(a, 9), _mm512_set1_epi16(2979))
+                             : _mm512_mulhi_epu16(_mm512_and_si512(a, _mm512_set1_epi16(0x7f00)),
+                                                  _mm512_set1_epi16(2 * 2979));
+    return _mm512_and_si512(product, _mm512_set1_epi8(15));
   }
   static inline B lut16(const int8_t* table, B index) {
     return _mm512_shuffle_epi8(

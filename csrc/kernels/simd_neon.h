@@ -190,14 +190,20 @@ struct Simd {
 #define PYFLOW_OP(x) vreinterpretq_u8_u16(vshlq_n_u16(vreinterpretq_u16_u8(x), N))
   PYFLOW_EACH_N(B, bshl, PYFLOW_OP)
 #undef PYFLOW_OP
-  PYFLOW_EACH_2(B, bsub, vsubq_u8)
-  // (x * 187) >> 11 is the quotient.
-  static inline uint8x16_t divide(uint8x16_t x) {
-    const uint16x8_t lo = vmull_u8(vget_low_u8(x), vdup_n_u8(187));
-    const uint16x8_t hi = vmull_high_u8(x, vdupq_n_u8(187));
-    return vcombine_u8(vmovn_u16(vshrq_n_u16(lo, 11)), vmovn_u16(vshrq_n_u16(hi, 11)));
+  PYFLOW_EACH_2(B, bavg, vrhaddq_u8)
+  // The instruction doubles: 2979 / 2^7 = 256 / 11 + 0.0007, and for c up to 127 the whole parts of
+  // both products are the same.
+  template <int T>
+  static inline uint8x16_t elevenths(uint8x16_t x) {
+    int16x8_t c = vreinterpretq_s16_u8(x);
+    if constexpr (T == 0) c = vshlq_n_s16(c, 8);
+    c = vqdmulhq_n_s16(vandq_s16(c, vdupq_n_s16(0x7f00)), 2979);
+    return vandq_u8(vreinterpretq_u8_s16(c), vdupq_n_u8(15));
   }
-  static inline B bdiv11(B x) { return {divide(x.a), divide(x.b), divide(x.c), divide(x.d)}; }
+  template <int T>
+  static inline B belevenths(B x) {
+    return {elevenths<T>(x.a), elevenths<T>(x.b), elevenths<T>(x.c), elevenths<T>(x.d)};
+  }
   static inline B lut16(const int8_t* table, B index) {
     const uint8x16_t t = vreinterpretq_u8_s8(vld1q_s8(table));
     return {vqtbl1q_u8(t, index.a), vqtbl1q_u8(t, index.b), vqtbl1q_u8(t, index.c),

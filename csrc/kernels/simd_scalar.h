@@ -9,7 +9,9 @@
 //      shr is logical, sar arithmetic
 //   B  64 bytes              byte 4*lane + t; bshl/bshr shift 16-bit pairs: mask the result
 //      bmerge(a, mask, b) = (a & mask) | b
-//      bsub is of bytes, where none borrows; bdiv11 of bytes up to 127
+//      bavg(a,b) = (a + b + 1) / 2 of bytes
+//      belevenths<T> of 16-bit pairs: c, the low seven bits of byte T, becomes the low nibble of
+//      256 * c / 11 and, in the byte above, c / 11
 //
 // reduce_add has a fixed shape: lane i + lane i+8, then +4, +2, +1.
 // dot_u7(acc, w, a): acc[lane] += sum over t<4 of w[4*lane+t] * a[t], w in 0..127, a in -127..127.
@@ -170,8 +172,12 @@ struct Simd {
     B r;
     PYFLOW_BYTES(i % 2 ? (a.v[i - 1] | a.v[i] << 8) << N >> 8 : a.v[i] << N);
   }
-  static inline B bsub(B a, B b) { B r; PYFLOW_BYTES(a.v[i] - b.v[i]); }
-  static inline B bdiv11(B a) { B r; PYFLOW_BYTES(a.v[i] / 11); }
+  static inline B bavg(B a, B b) { B r; PYFLOW_BYTES((a.v[i] + b.v[i] + 1) / 2); }
+  template <int T>
+  static inline B belevenths(B a) {
+    B r;
+    PYFLOW_BYTES(256 * (a.v[i / 2 * 2 + T] & 127) / 11 >> i % 2 * 8 & 15);
+  }
   static inline B lut16(const int8_t* table, B index) { B r; PYFLOW_BYTES(table[index.v[i] & 15]); }
   static inline I dot_u7(I acc, B w, const int8_t* a) {
     for (int i = 0; i < 16; ++i)

@@ -157,15 +157,20 @@ struct Ymm {
   static inline B bshl(B a) {
     return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
   }
-  PYFLOW_EACH_I(bsub, _mm256_sub_epi8)
-  // 5958 = 2^16 / 11 + 0.2: the high half of the product is the quotient. The high byte of a pair's
-  // product is that of the higher byte, whatever the lower one is.
-  static inline __m256i divide(__m256i a) {
-    const __m256i n = _mm256_set1_epi16(5958), low = _mm256_set1_epi16(0xff);
-    const __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(a, low), n);
-    return _mm256_or_si256(_mm256_andnot_si256(low, _mm256_mulhi_epu16(a, n)), even);
+  PYFLOW_EACH_I(bavg, _mm256_avg_epu8)
+  // 2979 / 2^7 = 256 / 11 + 0.0007: for c up to 127 the whole parts of both products are the same.
+  template <int T>
+  static inline __m256i elevenths(__m256i a) {
+    const __m256i product =
+        T == 0 ? _mm256_mulhi_epu16(_mm256_slli_epi16(a, 9), _mm256_set1_epi16(2979))
+               : _mm256_mulhi_epu16(_mm256_and_si256(a, _mm256_set1_epi16(0x7f00)),
+                                    _mm256_set1_epi16(2 * 2979));
+    return _mm256_and_si256(product, _mm256_set1_epi8(15));
   }
-  static inline B bdiv11(B a) { return {divide(a.lo), divide(a.hi)}; }
+  template <int T>
+  static inline B belevenths(B a) {
+    return {elevenths<T>(a.lo), elevenths<T>(a.hi)};
+  }
   static inline B lut16(const int8_t* table, B index) {
     const __m256i t = _mm256_broadcastsi128_si256(load128(table));
     return {_mm256_shuffle_epi8(t, index.lo), _mm256_shuffle_epi8(t, index.hi)};

@@ -2,100 +2,125 @@
 //
 //   Of 64 weights, p and p + 32 are a pair, v = q_p + 11 * q_(p+32): 32 times 7 bits in 28 bytes.
 //   Byte t has v_t in its low seven bits; the top bits of bytes i, i + 4, i + 8 .. i + 24 are the
-//   seven of v_(28+i), from the low end.
+//   seven of v_(28+i), from the low end. The codes 121 .. 127, which no encoder writes, are read as
+//   pairs of 0 .. 6 and 10.
 //
-// A piece of a tile, 16 rows x 64 k, is seven lines: line i has bytes 4i .. 4i+3 of each row as its
-// quad (planes.h), so v of quad i, and bit i of the quad v_28 .. v_31. The low parts are k 0..31
-// and the high parts k 32..63, each in order.
+// A piece of a tile, 16 rows x 64 k, is seven lines of such bytes, a quad of each row in each, and
+// an eighth in their top bits. There neighbours are pairs, so that a code becomes two bytes side by
+// side: line i has k 8i .. 8i+7, those of quad 2i (planes.h) in its even and those of quad 2i + 1
+// in its odd bytes. And the first of a pair is not the level itself but the digit that stands for
+// it:
 //
-// The codes 121 .. 127, which no encoder writes, are pairs of 0 .. 6 and 11.
+//   256 * (digit + 11 * level) / 11 = 256 * level + 256 * digit / 11
+//
+// has the level in its high byte and in the low nibble of its low byte another number for each
+// digit (kNibbles): one multiplication makes both indices of a table.
 //
 // "Inferflow: an Efficient and Highly Configurable Inference Engine for Large Language Models" (Shi
-// et al., 2024), section 3, has pairs of neighbours in 7 bits; these are 32 apart.
+// et al., 2024), section 3, has pairs of neighbours in 7 bits; in files these are 32 apart.
 #pragma once
 
 #include "quant/planes.h"
 
 namespace pyflow::quant {
 
-// Multiples of 11. Internal linkage: kernels take its address.
-alignas(16) static constexpr int8_t kElevens[16] = {0,  11, 22, 33, 44,  55,
-                                                    66, 77, 88, 99, 110, 121};
-
 struct Pairs {
   static constexpr int kLevels = 11, kLines = 7;
   static constexpr int kBytes = 64 * kLines;    // of a piece
   static constexpr int kRowBytes = 4 * kLines;  // of a row's 64 weights
-  static constexpr int kMax = kLevels;          // of the codes that no encoder writes
 
   static void get(const uint8_t* codes, uint8_t* q) {
+    uint8_t v[32];
+    split(codes, v);
     for (int p = 0; p < 32; ++p) {
-      int v = 0;
-      if (p < 28) {
-        v = codes[p] & 127;
-      } else {
-        for (int i = 0; i < kLines; ++i) v |= (codes[4 * i + p - 28] >> 7) << i;
-      }
-      q[p] = static_cast<uint8_t>(v % kLevels);
-      q[p + 32] = static_cast<uint8_t>(v / kLevels);
+      const int high = v[p] / kLevels;
+      q[p] = static_cast<uint8_t>(v[p] - kLevels * high);
+      q[p + 32] = static_cast<uint8_t>(high < kLevels ? high : kLevels - 1);
     }
   }
-  // Onto zeros.
   static void set(uint8_t* codes, const uint8_t* q) {
-    for (int p = 0; p < 32; ++p) {
-      const int v = q[p] + kLevels * q[p + 32];
-      if (p < 28) {
-        codes[p] = static_cast<uint8_t>(codes[p] | v);
-      } else {
-        for (int i = 0; i < kLines; ++i) {
-          uint8_t& code = codes[4 * i + p - 28];
-          code = static_cast<uint8_t>(code | (v >> i & 1) << 7);
-        }
-      }
-    }
+    uint8_t v[32];
+    for (int p = 0; p < 32; ++p) v[p] = static_cast<uint8_t>(q[p] + kLevels * q[p + 32]);
+    join(v, codes);
   }
 
-  // A row's codes into a piece and out of it.
-  static void put(uint8_t* piece, int lane, const uint8_t* codes) {
+  // A row's levels into a piece and out of it.
+  static void put(uint8_t* piece, int lane, const uint8_t* q) {
+    uint8_t codes[kRowBytes], v[32];
+    for (int p = 0; p < 32; ++p)
+      v[p] = static_cast<uint8_t>(kDigits[q[first(p)]] + kLevels * q[first(p) + 1]);
+    join(v, codes);
     for (int i = 0; i < kLines; ++i) store32(quad(piece, i, lane), load32(codes + 4 * i));
   }
-  static void take(const uint8_t* piece, int lane, uint8_t* codes) {
+  static void take(const uint8_t* piece, int lane, uint8_t* q) {
+    uint8_t codes[kRowBytes], v[32];
     for (int i = 0; i < kLines; ++i) store32(codes + 4 * i, load32(quad(piece, i, lane)));
+    split(codes, v);
+    for (int p = 0; p < 32; ++p) {
+      q[first(p)] = static_cast<uint8_t>(level_at(kNibbles[v[p] % kLevels]));
+      q[first(p) + 1] = static_cast<uint8_t>(v[p] / kLevels);
+    }
   }
 
-  // Quarters Q and Q + 2, Q below 2.
+  // The table of a kernel, where value(level) is what a level stands for.
+  struct Table {
+    int8_t bytes[16];
+  };
+  template <class Value>
+  static constexpr Table table(Value value) {
+    Table t = {};
+    for (int i = 0; i < 16; ++i) t.bytes[i] = static_cast<int8_t>(value(level_at(i)));
+    return t;
+  }
+
+  // Quarter Q, each level as the table has it.
   template <class S, int Q>
-  static inline void load(const uint8_t* piece, typename S::B (&low)[4], typename S::B (&high)[4]) {
-    codes<S, 4 * Q + 0>(piece, low[0]);
-    codes<S, 4 * Q + 1>(piece, low[1]);
-    codes<S, 4 * Q + 2>(piece, low[2]);
-    codes<S, 4 * Q + 3>(piece, low[3]);
-    for (int i = 0; i < 4; ++i) {
-      high[i] = S::bdiv11(low[i]);
-      low[i] = S::bsub(low[i], S::lut16(kElevens, high[i]));
+  static inline void load(const uint8_t* piece, const Table& table, typename S::B (&w)[4]) {
+    for (int i = 0; i < 2; ++i) {
+      const typename S::B v =
+          2 * Q + i < kLines ? S::bload(piece + 64 * (2 * Q + i)) : last<S>(piece);
+      w[2 * i] = S::lut16(table.bytes, S::template belevenths<0>(v));
+      w[2 * i + 1] = S::lut16(table.bytes, S::template belevenths<1>(v));
     }
   }
 
  private:
-  // v of quad I.
-  template <class S, int I>
-  static inline void codes(const uint8_t* piece, typename S::B& v) {
-    if constexpr (I < kLines) {
-      v = S::band(S::bload(piece + 64 * I), S::bset1(0x7f));
-    } else {
-      v = S::bset1(0);
-      top_bit<S, 0>(piece, v);
-      top_bit<S, 1>(piece, v);
-      top_bit<S, 2>(piece, v);
-      top_bit<S, 3>(piece, v);
-      top_bit<S, 4>(piece, v);
-      top_bit<S, 5>(piece, v);
-      top_bit<S, 6>(piece, v);
+  // Of 256 * digit / 11.
+  static constexpr int kNibbles[kLevels] = {0, 7, 14, 5, 13, 4, 11, 2, 10, 1, 8};
+  // The digit that stands for a level: level_at(kNibbles[kDigits[level]]) == level.
+  static constexpr uint8_t kDigits[kLevels] = {0, 9, 7, 2, 5, 3, 4, 1, 10, 6, 8};
+
+  // The level whose byte a table has at i: i itself, and for the nibbles above 10 those three that
+  // no nibble up to 10 stands for. 12 and 15 are never looked up.
+  static constexpr int level_at(int i) { return i < kLevels ? i : i == 11 ? 9 : i == 13 ? 6 : 3; }
+  // The first weight of a tile's code p.
+  static constexpr int first(int p) { return p / 4 * 8 + p % 4 / 2 * 2 + p % 2 * 4; }
+
+  // 28 bytes to 32 codes, and back.
+  static void split(const uint8_t* codes, uint8_t* v) {
+    uint32_t last = 0;
+    for (int i = 0; i < kLines; ++i) {
+      const uint32_t four = load32(codes + 4 * i);
+      store32(v + 4 * i, four & 0x7f7f7f7f);
+      last |= (four >> 7 & 0x01010101) << i;
     }
+    store32(v + 28, last);
   }
-  template <class S, int I>
-  static inline void top_bit(const uint8_t* piece, typename S::B& v) {
-    v = S::bmerge(bmove<S, 7, I>(S::bload(piece + 64 * I)), S::bset1(1 << I), v);
+  static void join(const uint8_t* v, uint8_t* codes) {
+    const uint32_t last = load32(v + 28);
+    for (int i = 0; i < kLines; ++i)
+      store32(codes + 4 * i, load32(v + 4 * i) | (last >> i & 0x01010101) << 7);
+  }
+
+  // The eighth line: an average moves the bits that are there down and puts another one on top.
+  // What it rounds up is even as long as it does so.
+  template <class S>
+  static inline typename S::B last(const uint8_t* piece) {
+    const typename S::B top = S::bset1(0x80);
+    typename S::B v = S::bset1(0);
+#pragma GCC unroll 7
+    for (int i = 0; i < kLines; ++i) v = S::bavg(v, S::band(S::bload(piece + 64 * i), top));
+    return v;
   }
 };
 

@@ -21,8 +21,8 @@ LINEAR = {
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
-# The points of Q3H_K, and where the codes that no encoder writes are.
-POINTS = np.array([-34, -25, -18, -12, -7, -2, 3, 8, 13, 19, 27, 27])
+# The points of Q3H_K.
+POINTS = np.array([-34, -25, -18, -12, -7, -2, 3, 8, 13, 19, 27])
 
 
 def pairs(blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -30,7 +30,7 @@ def pairs(blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
     tops = (blocks >> 7).reshape(-1, 7, 4).astype(np.int64)
     last = (tops << np.arange(7)[:, None]).sum(1)
     v = np.concatenate([(blocks & 127).astype(np.int64), last], axis=1)
-    return np.concatenate([v % 11, v // 11], axis=1)
+    return np.concatenate([v % 11, np.minimum(v // 11, 10)], axis=1)
 
 
 def codes(name: str, blocks: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -107,8 +107,11 @@ def test_packing_keeps_every_byte(name: str, rows: int) -> None:
     for cols in (32, 64, 96, 256, 576, 768):
         if cols % fmt["block"]:
             continue
-        size = rows * cols // fmt["block"] * fmt["block_bytes"]
-        data = rng.integers(0, 256, size, dtype=np.uint8).reshape(rows, -1)
+        if name.startswith("Q3H"):  # of whose codes some stand for the same pair
+            data = _core.quantize(name, rng.standard_normal((rows, cols), np.float32))
+        else:
+            size = rows * cols // fmt["block"] * fmt["block_bytes"]
+            data = rng.integers(0, 256, size, dtype=np.uint8).reshape(rows, -1)
         tensor = _core.testing.PackedTensor(name, data, rows, cols)
         for row in range(rows):
             np.testing.assert_array_equal(tensor.unpack_row(row), data[row])

@@ -16,6 +16,11 @@
 
 namespace pyflow::quant {
 
+// Internal linkage: kernels take its address.
+alignas(16) static constexpr Pairs::Table kLevelTable = Pairs::table([](int level) {
+  return level;
+});
+
 struct Q3H_B64 {
   struct Block {
     uint16_t d, m;
@@ -25,8 +30,8 @@ struct Q3H_B64 {
 
   static constexpr int kBlock = 64, kPieces = 1, kSubBlock = 32;
   static constexpr int kPieceBytes = Pairs::kBytes, kUnitBytes = kPieceBytes + 64;
-  static constexpr bool kPaired = true, kSigned = false, kMinimum = true;
-  static constexpr int kMax = Pairs::kMax, kOffset = 0;
+  static constexpr bool kSigned = false, kMinimum = true;
+  static constexpr int kMax = Pairs::kLevels - 1, kOffset = 0;
   using Search = AffineBlocks<Pairs::kLevels - 1, 64>;
 
   static void dequantize(const Block& b, float* out) {
@@ -42,20 +47,23 @@ struct Q3H_B64 {
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {
-    Pairs::put(unit, lane, b->codes);
+    uint8_t q[64];
+    Pairs::get(b->codes, q);
+    Pairs::put(unit, lane, q);
     store16(unit + kPieceBytes + 2 * lane, b->d);
     store16(unit + kPieceBytes + 32 + 2 * lane, b->m);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
-    Pairs::take(unit, lane, b->codes);
+    uint8_t q[64];
+    Pairs::take(unit, lane, q);
+    Pairs::set(b->codes, q);
     b->d = load16(unit + kPieceBytes + 2 * lane);
     b->m = load16(unit + kPieceBytes + 32 + 2 * lane);
   }
 
   template <class S, int Q>
-  static inline void weights(const uint8_t* piece, typename S::B (&low)[4],
-                             typename S::B (&high)[4]) {
-    Pairs::load<S, Q>(piece, low, high);
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Pairs::load<S, Q>(piece, kLevelTable, w);
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {

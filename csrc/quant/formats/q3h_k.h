@@ -22,11 +22,14 @@
 namespace pyflow::quant {
 
 // Those of least squared error for normal weights, moved onto whole numbers so close together that
-// AVX2 adds two products before they leave 16 bits: 0.5 % more error. Sixteen, as a table has; what
-// no encoder writes is like the last. Internal linkage: kernels take its address.
+// AVX2 adds two products before they leave 16 bits: 0.5 % more error. Sixteen, as a table of the
+// search has. Internal linkage: kernels take its address.
 alignas(16) static constexpr int8_t kPairGrid[16] = {0,  9,  16, 22, 27, 32, 37, 42,
                                                      47, 53, 61, 61, 61, 61, 61, 61};
 static constexpr int kPairZero = 34;
+alignas(16) static constexpr Pairs::Table kPointTable = Pairs::table([](int level) {
+  return kPairGrid[level];
+});
 
 struct Q3H_K {
   struct Block {
@@ -38,7 +41,7 @@ struct Q3H_K {
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
   static constexpr int kPieceBytes = Pairs::kBytes;
   static constexpr int kUnitBytes = 4 * kPieceBytes + ShortScales::kTileBytes;
-  static constexpr bool kPaired = true, kSigned = false, kMinimum = false;
+  static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 61, kOffset = kPairZero;
   using Search = SymmetricSuperBlocks<Points<kPairGrid, Pairs::kLevels, kPairZero>, 32, 8, -32, 31,
                                       60, 140, 20>;
@@ -61,22 +64,25 @@ struct Q3H_K {
   }
 
   static void pack(const Block* b, int lane, uint8_t* unit) {
-    for (int g = 0; g < 4; ++g) Pairs::put(unit + kPieceBytes * g, lane, b->codes[g]);
+    for (int g = 0; g < 4; ++g) {
+      uint8_t q[64];
+      Pairs::get(b->codes[g], q);
+      Pairs::put(unit + kPieceBytes * g, lane, q);
+    }
     b->scales.put(unit + 4 * kPieceBytes, lane);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
-    for (int g = 0; g < 4; ++g) Pairs::take(unit + kPieceBytes * g, lane, b->codes[g]);
+    for (int g = 0; g < 4; ++g) {
+      uint8_t q[64];
+      Pairs::take(unit + kPieceBytes * g, lane, q);
+      Pairs::set(b->codes[g], q);
+    }
     b->scales.take(unit + 4 * kPieceBytes, lane);
   }
 
   template <class S, int Q>
-  static inline void weights(const uint8_t* piece, typename S::B (&low)[4],
-                             typename S::B (&high)[4]) {
-    Pairs::load<S, Q>(piece, low, high);
-    for (int i = 0; i < 4; ++i) {
-      low[i] = S::lut16(kPairGrid, low[i]);
-      high[i] = S::lut16(kPairGrid, high[i]);
-    }
+  static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
+    Pairs::load<S, Q>(piece, kPointTable, w);
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
