@@ -35,7 +35,7 @@ FORMATS = {f["name"]: f for f in _core.weight_formats()}
 KIB, MIB = 1 << 10, 1 << 20
 # What decoding is to reach: of only reading, or of the same kernel with its weights in the cache.
 OF_READING, OF_CACHED = 0.80, 0.95
-DECODE_SAMPLES = 9
+DECODE_SAMPLES = 21
 # Where the system does not tell its caches.
 USUAL_CACHES = {2: MIB, 3: 32 * MIB}
 
