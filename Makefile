@@ -98,18 +98,26 @@ warnings: $(TOOLS)
 	$(BIN)/cmake --build $(WARNINGS)
 
 # The extension under AddressSanitizer and UndefinedBehaviorSanitizer, in a folder of its own that
-# takes the place of the installed package. Python itself is not instrumented, hence the preloads
-# (libstdc++ too, so that the interposed __cxa_throw finds the real one) and no leak check. Left out:
-# tests that build what they test themselves, and one that takes away the descriptors ASan needs.
+# takes the place of the installed package. By clang where it has its runtime as a library: GCC takes
+# more than 218 s for the scalar kernels, clang 16 less than 47 s. Python itself is not instrumented, hence the
+# preloads (libstdc++ too, so that the interposed __cxa_throw finds the real one) and no leak check.
+# Left out: tests that build what they test themselves, and one that takes away the descriptors ASan
+# needs.
+asan_of = $(shell command -v $(1) >/dev/null && $(1) -print-file-name=libclang_rt.asan-$$(uname -m).so)
+CLANGS := clang++-16 clang++
+SANITIZE_CXX ?= $(firstword $(foreach name,$(CLANGS),$(if $(wildcard $(call asan_of,$(name))),$(name))) $(CXX))
 ASAN := $(abspath build/asan)
 SANITIZED_TESTS ?= tests/csrc tests/formats
 NOT_SANITIZED := --ignore tests/csrc/test_thread_pool.py --ignore tests/csrc/test_neon.py \
                  --ignore tests/formats/test_sanitized.py \
                  --deselect tests/formats/test_mapped_file.py::test_no_descriptors_left
+sanitize: LIBASAN = $(or $(wildcard $(call asan_of,$(SANITIZE_CXX))),\
+                         $(shell $(SANITIZE_CXX) -print-file-name=libasan.so))
 sanitize: $(TOOLS)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
-	  -C build-dir=$(ASAN)/cmake -C cmake.define.PYFLOW_SANITIZE=address,undefined . </dev/null
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  -C build-dir=$(ASAN)/$(notdir $(SANITIZE_CXX)) -C cmake.define.CMAKE_CXX_COMPILER=$(SANITIZE_CXX) \
+	  -C cmake.define.PYFLOW_SANITIZE=address,undefined . </dev/null
+	LD_PRELOAD="$(LIBASAN) $$($(SANITIZE_CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(SAFE) PYTHONPATH=$(ASAN)/site \
 	  $(BIN)/pytest -m 'not accept and not model' $(NOT_SANITIZED) $(SANITIZED_TESTS) $(ARGS)
