@@ -199,7 +199,8 @@ class Pairs {
       }
       if (begin > end) begin = end;
       const bool fresh = first == begin && begin < end;  // the common cells come first
-      for (int64_t i = 0; !fresh && i < n * kChunk; i += 16) Simd::store(sums[0] + i, Simd::zero());
+      for (int64_t p = 0; !fresh && p < n; ++p)
+        for (int64_t i = 0; i < kChunk; i += 16) Simd::store(to[p] + i, Simd::zero());
       const auto add = [&](int64_t p, int64_t count, int64_t from, int64_t until, bool start) {
         if (from >= until) return;
         const float* coefficients[kPairTile];
