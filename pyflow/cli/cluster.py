@@ -13,6 +13,8 @@ from pyflow.cli.finite import Finite
 # Commands that know what ranks are.
 _COMMANDS = ("generate", "chat", "bench")
 _SAMPLING = ("generate", "chat")
+# Options that no such command has.
+_OWN = ("--restart", "--timeout", "--hosts")
 
 
 @click.group("cluster", cls=Group)
@@ -24,7 +26,8 @@ def command() -> None:
     """
 
 
-@command.command("run", context_settings={"ignore_unknown_options": True})
+# What follows the command's name is the command's.
+@command.command("run", context_settings={"allow_interspersed_args": False})
 @ranks.n_ranks
 @ranks.hosts
 @click.option(
@@ -61,6 +64,8 @@ def run(
     places = ranks.places(n_ranks, hosts)
     if not arguments or arguments[0] not in _COMMANDS:
         raise click.UsageError(f"expected -- and one of {', '.join(_COMMANDS)} with its options")
+    if misplaced := next((name for name in _OWN if name in arguments), None):
+        raise click.UsageError(f"{misplaced} belongs before {arguments[0]}")
     if restart and arguments[0] == "chat" and sys.stdin.isatty():
         raise click.UsageError(
             "--restart: what is typed cannot be given again to a chat; leave it out, or pipe one "

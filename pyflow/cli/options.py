@@ -267,9 +267,12 @@ def tell_crowded(n_threads: int | None, n_stages: int = 1) -> None:
     cpus = len(os.sched_getaffinity(0))
     if n_threads is not None and n_threads * n_stages > _CROWDED * cpus:
         of_each = f"{n_stages} stages of " if n_stages > 1 else ""
+        fewer = f"-t {cpus // n_stages} or less" if cpus >= 2 * n_stages else "-t 1"
+        if n_stages > cpus:
+            fewer += f" and {cpus} stages"
         click.echo(
             f"warning: {of_each}{n_threads} threads on {cpus} CPUs: they take turns, which costs "
-            f"time; choose -t {max(1, cpus // n_stages)} or less",
+            f"time; choose {fewer}",
             err=True,
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pyflow.cli import inputs, options
 from pyflow.cli.finite import Finite
@@ -27,6 +28,7 @@ _NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
 _EXACT, _LAW, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
 # What drafts in a pipeline besides draft models and lookup, which have ways of their own there.
 _ASKING = ["pool", "lookahead", "jacobi"]
+_WINDOWED = ["lookahead", "jacobi"]
 
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
@@ -283,6 +285,10 @@ def speculation(function: F) -> F:
             raise click.UsageError(f"--spec-pool is of no use to --spec {spec}; use {advice}")
         if spec == "none" and flag:
             raise click.UsageError(f"{flag} is of no use without --spec; add --spec auto")
+        source = click.get_current_context().get_parameter_source("lookahead")
+        if source is ParameterSource.COMMANDLINE and spec not in _WINDOWED:
+            advice = " or ".join(_WINDOWED)
+            raise click.UsageError(f"--lookahead is of no use to --spec {spec}; use {advice}")
         if spec_tree != 1 and not models:
             raise click.UsageError("--spec-tree is for draft models: add --draft-model")
         if lossy and spec_policy not in _LOSSY:

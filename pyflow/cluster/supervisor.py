@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -58,6 +59,8 @@ class Attempt:
         self._known = Known(self._host, hosts, job.timeout_s, self._now)
         self._selector = selectors.PollSelector()
         self._guards: list[int] = []
+        self._pids: dict[int, int] = {}  # of ranks, by pidfd
+        self._shared: set[Path] = set()
         self._mpiexec: subprocess.Popen[bytes]
 
     def run(self, pump: Callable[[selectors.PollSelector], None] | None = None) -> int:
@@ -130,6 +133,7 @@ class Attempt:
         connection.setblocking(False)
         rank = Rank(connection, pidfd, self._now)
         self._known.ranks.append(rank)
+        self._pids[pidfd] = pid
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank))
         self._watch_guard(rank, pid)
 
@@ -177,6 +181,7 @@ class Attempt:
                     socket.send_fds(rank.socket, [b"welcome"], fds)
             case "pulse":
                 rank.phase = values[0]
+                self._shared = self._shared or _shared_memory(self._pids[rank.pidfd])
             case "other":
                 number, (host, pid, phase) = values
                 self._known.others[number] = (host, pid, phase)
@@ -203,13 +208,14 @@ class Attempt:
     # Its end.
 
     def _end(self) -> None:
-        """Ends all that still runs; bounded in time."""
-        for pidfd in [rank.pidfd for rank in self._known.ranks] + self._guards:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        """Ends all that still runs, and waits for that; bounded in time."""
         below: list[psutil.Process] = []
         with suppress(psutil.Error):
             below = psutil.Process(self._mpiexec.pid).children(recursive=True)
+        pidfds = [rank.pidfd for rank in self._known.ranks] + self._guards
+        for pidfd in pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         # It ends the ranks of other machines, and those that have not joined.
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._mpiexec.poll() is None:
@@ -220,6 +226,12 @@ class Attempt:
         for process in below:  # such as the ssh to a machine that is not there any more
             with suppress(psutil.Error):
                 process.kill()
+        until = time.monotonic() + _STOP_S
+        psutil.wait_procs(below, timeout=_STOP_S)
+        for pidfd in pidfds:
+            select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
+        for path in self._shared:
+            path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         self._selector.close()
@@ -228,3 +240,12 @@ class Attempt:
             os.close(rank.pidfd)
         for guard in self._guards:
             os.close(guard)
+
+
+def _shared_memory(pid: int) -> set[Path]:
+    """What MPICH's ranks of this machine share: they remove it in the end, but not when killed."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        paths = {Path(line.split(maxsplit=5)[-1]) for line in lines}
+        return {path for path in paths if path.match("/dev/shm/mpich_shm_*")}
+    return set()

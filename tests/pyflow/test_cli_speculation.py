@@ -27,6 +27,7 @@ TEXT = "red, green, blue, red, green, blue, red, green,"
         (["--draft-layers", "3-1"], "expected layers such as 0-9,29"),
         (["--lookahead", "3,1,3"], "expected W and G from 1 to 64 and N from 2 to 16"),
         (["--lookahead", "3,3"], "expected W,N,G such as 7,5,7"),
+        (["--lookahead", "3,3,3"], "--lookahead is of no use to --spec none; use lookahead or"),
         (["--spec-pool", "x"], "--spec-pool is of no use to --spec none"),
         (["--spec", "lookup", "--spec-policy", "typical"], "add --lossy"),
         (["--spec", "lookup", "--spec-policy", "rejection"], "needs --spec draft"),

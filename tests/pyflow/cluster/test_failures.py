@@ -283,6 +283,27 @@ def test_whoever_dies_whenever_a_restart_writes_the_rest_and_nothing_twice(
     assert re.fullmatch(f"({again})?{TOLD}", ended.err)
 
 
+@pytest.mark.parametrize("victim", [None, 0, "mpiexec"])
+def test_nothing_is_left_when_it_returns_nor_what_ranks_have_shared(
+    start: Callable[..., Cluster], victim: str | int | None
+) -> None:
+    cluster = start(n_predict=LONG)
+    cluster.writes()
+    head = cluster.find("python", 0)
+    assert head is not None
+    maps = Path(f"/proc/{head.pid}/maps").read_text()
+    shared = {path for path in re.findall(r"/dev/shm/\S+", maps) if Path(path).exists()}
+    assert shared
+    time.sleep(0.6)  # a pulse
+    if victim is None:
+        cluster.process.send_signal(signal.SIGINT)
+    else:
+        assert strike(cluster, victim)
+    cluster.process.wait(WITHIN_S)
+    assert not [*cluster.processes()]
+    assert not [path for path in shared if Path(path).exists()]
+
+
 def test_a_rank_that_stalls_ends_all_with_one_message(start: Callable[..., Cluster]) -> None:
     stall(start, 1)
 

@@ -110,6 +110,8 @@ def test_a_guard_says_how_a_rank_has_died() -> None:
         ([], "expected -n N or --hosts FILE, found neither"),
         (["-n", "2"], "expected -- and one of generate, chat, bench"),
         (["-n", "2", "--", "inspect"], "expected -- and one of generate, chat, bench"),
+        (["-n", "2", "generate", "--restart"], "--restart belongs before generate"),
+        (["-n", "2", "chat", "-n", "4", "--hosts", "x"], "--hosts belongs before chat"),
         (["-n", "0", "--", "generate"], "0 is not in the range"),
         (["-n", "2", "--timeout", "0", "--", "chat"], "0.0 is not in the range"),
         (["-n", "2", "--timeout", "nan", "--", "chat"], "nan is not in the range"),
