@@ -1,27 +1,39 @@
 """What has been measured, window by window, in a file if one is given, so that it can go on there.
 
-The file begins with a line of JSON that says what is measured. Then come the records, little-endian
-float64, of each window as many as its predictions times the number of figures for each. A record
-that was being written when the program ended is dropped.
+The file begins with a line: a word, the crc32 of the rest, and JSON that says what is measured.
+Then come the records, each of a head (number of its window, crc32 of all else in the record) and
+of little-endian float64, as many as the window's predictions times the number of figures for each.
+The first record that does not fit, as the one that was being written when the program ended, and
+all behind it are dropped.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow.closing import Closing
 from pyflow.errors import FormatError, PyflowError
 
 _MOST = 1 << 20
 """Bytes of the first line."""
+_WORD = b"pyflow-measured-2"
+_HEAD = struct.Struct("<II")
 
 
-class Journal:
-    """The records so far: `records[i]` is float64 (figures, predictions) of window i."""
+class Journal(Closing):
+    """The records so far: `records[i]` is float64 (figures, predictions) of window i.
+
+    Its file belongs to it alone until it is closed; the records stay.
+    """
 
     def __init__(
         self,
@@ -32,54 +44,88 @@ class Journal:
     ) -> None:
         """facts: what is measured, as JSON can hold it. n_scored: predictions of each window.
 
-        FormatError: a file that is no journal. PyflowError: one of another measurement.
+        FormatError: a file that is no journal. PyflowError: one of another measurement, or one that
+        another command has open.
         """
         self.path = None if path is None else Path(path)
         self.records: list[NDArray[np.float64]] = []
         self._shapes = [(n_figures, n) for n in n_scored]
+        self._file: BinaryIO | None = None
         if self.path is None:
             return
-        line = json.dumps(dict(facts), sort_keys=True).encode() + b"\n"
-        if not self.path.exists():
-            self.path.write_bytes(line)
-            return
-        with self.path.open("r+b") as file:
-            found = file.readline(_MOST)
-            if found != line:
-                raise self._other(found, json.loads(line))
-            end = len(line)
-            for n, m in self._shapes:
-                raw = file.read(8 * n * m)
-                if len(raw) < 8 * n * m:
-                    file.truncate(end)
-                    break
-                self.records.append(np.frombuffer(raw, "<f8").astype(np.float64).reshape(n, m))
-                end += len(raw)
+        self._file = cast("BinaryIO", self.path.open("a+b"))
+        try:
+            self._read(self._file, dict(facts))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets others have the file."""
+        if self._file is not None:
+            self._file.close()
 
     def add(self, record: NDArray[np.float64]) -> None:
         """The record of the next window; it is in the file when this returns."""
         assert record.shape == self._shapes[len(self.records)]
-        if self.path is not None:
-            with self.path.open("ab") as file:
-                file.write(np.ascontiguousarray(record, "<f8").tobytes())
+        if self._file is not None:
+            raw = np.ascontiguousarray(record, "<f8").tobytes()
+            self._file.write(_head(len(self.records), raw) + raw)
+            self._file.flush()
         self.records.append(record)
 
-    def _other(self, found: bytes, facts: dict[str, object]) -> PyflowError:
+    def _read(self, file: BinaryIO, facts: dict[str, object]) -> None:
         try:
-            others = json.loads(found)
-            if not isinstance(others, dict):
-                raise ValueError
-        except ValueError:
-            return FormatError(
-                f"{self.path}: expected a file that an evaluation began, found another; name one "
-                "that is not there yet"
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PyflowError(
+                f"{self.path}: another command is writing it; wait for its end or name another file"
+            ) from None
+        said = json.dumps(facts, sort_keys=True).encode()
+        line = b"%s %08x %s\n" % (_WORD, zlib.crc32(said), said)
+        file.seek(0)
+        found = file.readline(_MOST)
+        if not found:
+            file.write(line)
+            file.flush()
+        elif found != line:
+            raise self._other(found, facts)
+        end = len(line)
+        for i, (n, m) in enumerate(self._shapes):
+            head, raw = file.read(_HEAD.size), file.read(8 * n * m)
+            if len(raw) < 8 * n * m or head != _head(i, raw):
+                break
+            self.records.append(np.frombuffer(raw, "<f8").astype(np.float64).reshape(n, m))
+            end += len(head) + len(raw)
+        file.truncate(end)
+
+    def _other(self, found: bytes, facts: dict[str, object]) -> PyflowError:
+        word, _, rest = found.partition(b" ")
+        crc, _, said = rest.rstrip(b"\n").partition(b" ")
+        if word == _WORD and crc == b"%08x" % zlib.crc32(said):
+            differ = "; ".join(_differences(json.loads(said), facts))
+            return PyflowError(
+                f"{self.path}: expected the same measurement, found another ({differ}); name "
+                "another file to begin anew"
             )
-        differ = [
-            f"{key}: {others.get(key)} there, {facts.get(key)} here"
-            for key in sorted({*others, *facts})
-            if others.get(key) != facts.get(key)
-        ]
-        return PyflowError(
-            f"{self.path}: expected the same measurement, found another ({'; '.join(differ)}); "
-            "name another file to begin anew"
+        if found.startswith(b"{") and b'"ids_sha256"' in found:
+            return FormatError(
+                f"{self.path}: an earlier version of pyflow wrote it, without checksums; delete it "
+                "to measure anew"
+            )
+        return FormatError(
+            f"{self.path}: expected a file that an evaluation began, found another or a damaged "
+            "one; name one that is not there yet, or delete it"
         )
+
+
+def _head(number: int, raw: bytes) -> bytes:
+    return _HEAD.pack(number, zlib.crc32(raw, zlib.crc32(number.to_bytes(4, "little"))))
+
+
+def _differences(there: dict[str, object], here: dict[str, object]) -> list[str]:
+    return [
+        f"{key}: {there.get(key)} there, {here.get(key)} here"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key)
+    ]

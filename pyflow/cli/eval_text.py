@@ -167,11 +167,11 @@ class Run:
 @contextmanager
 def measuring(journal: Journal, windows: Sequence[Window]) -> Iterator[tuple[Run, Progress | None]]:
     """Times what is done in it, of which Ctrl-C ends nothing but the measuring: with one window or
-    more it is noted, and the command goes on to tell of them."""
+    more it is noted, and the command goes on to tell of them. The journal is closed after it."""
     run = Run(0)
     begin = time.monotonic()
     try:
-        with progress("scoring") as show:
+        with journal, progress("scoring") as show:
             yield run, show
     except KeyboardInterrupt:
         if not journal.records:

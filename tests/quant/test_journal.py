@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,39 +24,72 @@ def records() -> list[np.ndarray]:
     return [rng.standard_normal((2, n)) for n in N_SCORED]
 
 
+def kept(path: Path) -> list[np.ndarray]:
+    """What a command that comes now finds."""
+    with journal(path) as found:
+        return found.records
+
+
+def write(path: Path, made: list[np.ndarray]) -> bytes:
+    with journal(path) as found:
+        for record in made[len(found.records) :]:
+            found.add(record)
+    return path.read_bytes()
+
+
 def test_records_are_found_again_bit_by_bit(tmp_path: Path) -> None:
     path, made = tmp_path / "j", records()
-    for i, record in enumerate(made):
-        found = journal(path)
-        assert len(found.records) == i
-        found.add(record)
-    for a, b in zip(journal(path).records, made, strict=True):
+    for i in range(len(made)):
+        assert len(kept(path)) == i
+        write(path, made[: i + 1])
+    for a, b in zip(kept(path), made, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_record_that_was_cut_short_is_dropped_and_written_again(tmp_path: Path) -> None:
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with journal(path) as first:
+        with pytest.raises(PyflowError, match="another command is writing it"):
+            journal(path)
+        first.add(records()[0])
+    assert len(kept(path)) == 1
+
+
+def test_records_from_the_first_broken_one_are_dropped_and_written_again(tmp_path: Path) -> None:
     path, made = tmp_path / "j", records()
-    first = journal(path)
-    for record in made[:2]:
-        first.add(record)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    again = journal(path)
-    assert len(again.records) == 1
-    again.add(made[1])
+    whole = write(path, made)
+    first = whole.index(b"\n") + 1
+    ends = np.cumsum([first, *(8 + 16 * n for n in N_SCORED)]).tolist()
+    for at in range(first, len(whole)):
+        n_before = sum(end <= at for end in ends[1:])
+        flipped = whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :]
+        for damaged in (flipped, whole[:at], whole[:at] + bytes(len(whole) - at)):
+            path.write_bytes(damaged)
+            assert len(kept(path)) == n_before + (damaged == whole)
+        assert write(path, made) == whole
+    # Records that are whole, but not in their places.
+    a, b, c = (whole[i:j] for i, j in pairwise(ends))
+    path.write_bytes(whole[:first] + b + a + c)
+    assert kept(path) == []
+    path.write_bytes(whole + c)
+    assert len(kept(path)) == 3
     assert path.read_bytes() == whole
+
+
+def test_an_empty_file_is_begun(tmp_path: Path) -> None:
+    (tmp_path / "j").touch()
+    assert write(tmp_path / "j", records()) == write(tmp_path / "k", records())
 
 
 def test_another_measurement_is_refused_by_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    journal(path).add(records()[0])
-    before = path.read_bytes()
+    before = write(path, records()[:1])
     with pytest.raises(PyflowError, match=r"n: 1 there, 2 here\)"):
         journal(path, {"text": "x", "n": 2})
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF\x03\0\0\0", b"[]\n", b"x" * 100])
+@pytest.mark.parametrize("content", [b"GGUF\x03\0\0\0", b"[]\n", b"x" * 100])
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "j"
     path.write_bytes(content)
@@ -64,7 +98,25 @@ def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: b
     assert path.read_bytes() == content
 
 
+def test_a_damaged_first_line_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    whole = write(path, records())
+    for at in range(whole.index(b"\n") + 1):
+        damaged = whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :]
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match="or delete it"):
+            journal(path)
+        assert path.read_bytes() == damaged
+
+
+def test_a_file_without_checksums_is_to_be_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(b'{"ids_sha256": "a", "pyflow": "eval ppl"}\n' + records()[0].tobytes())
+    with pytest.raises(FormatError, match=r"earlier version .*; delete it"):
+        journal(path)
+
+
 def test_without_a_file_records_are_kept_in_memory() -> None:
-    kept = journal(None)
-    kept.add(records()[0])
-    assert len(kept.records) == 1
+    with journal(None) as found:
+        found.add(records()[0])
+    assert len(found.records) == 1

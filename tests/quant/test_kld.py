@@ -125,8 +125,9 @@ def test_others_do_not_touch_each_other_nor_do_threads() -> None:
 
 def test_measuring_goes_on_from_what_a_journal_has(tmp_path: Path) -> None:
     def run(n_windows: int, path: Path) -> tuple[Journal, int]:
-        base, records = Source(table(9, 0)), journal(1, path)
-        diverge(base, [Source(table(1, 0.1))], WINDOWS[:n_windows], records, n_vocab=N_VOCAB)
+        base = Source(table(9, 0))
+        with journal(1, path) as records:
+            diverge(base, [Source(table(1, 0.1))], WINDOWS[:n_windows], records, n_vocab=N_VOCAB)
         return records, base.n_calls
 
     path = tmp_path / "j"
