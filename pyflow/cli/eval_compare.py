@@ -19,14 +19,12 @@ from pyflow import catalogue
 from pyflow.cli import options
 from pyflow.cli.eval_kld import as_figures, diverge, percent
 from pyflow.cli.eval_text import TextOptions, end, of_text
+from pyflow.cli.eval_types import quantize
 from pyflow.cli.output import markdown_table, print_json
-from pyflow.cli.terminal import progress
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
-    from pyflow.quant.convert import Recipe
-    from pyflow.quant.imatrix import Imatrix
     from pyflow.topology import NumaMode
 
 _N_PROMPT, _N_GEN = 512, 64
@@ -60,7 +58,8 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="For --types: keep the files there, and take those that are there and newer than BASE.",
+    help="For --types: keep the files there, each with a .json that says what it was made of. "
+    "Those made of the same BASE, importance and options are taken, others are made again.",
 )
 @of_text
 @options.threads
@@ -112,13 +111,11 @@ def command(
         names = [base, *models]
         if types:
             from pyflow.quant.convert import Recipe
-            from pyflow.quant.imatrix import read_imatrix
 
             folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(parents=True, exist_ok=True)
-            imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
             recipes = [Recipe(t, pure=pure, allow_requantize=allow_requantize) for t in types]
-            paths += _quantize(paths[0], folder, recipes, imatrix, threads)
+            paths += quantize(paths[0], folder, recipes, imatrix_file, threads)
             names += [t.lower() for t in types]
         loaded = [stack.enter_context(options.load(str(p), threads, numa)) for p in paths]
         found = diverge(loaded, text)
@@ -158,31 +155,6 @@ def command(
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     """Which points no other one is at or below in both numbers, and below in one."""
     return [not any(x <= a and y <= b and (x, y) != (a, b) for x, y in points) for a, b in points]
-
-
-def _quantize(
-    source: Path,
-    folder: Path,
-    recipes: Sequence[Recipe],
-    imatrix: Imatrix | None,
-    threads: int | None,
-) -> list[Path]:
-    """A file in the folder for each recipe."""
-    from pyflow.quant.convert import convert
-    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
-
-    n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
-    paths = []
-    with progress("quantizing") as show:
-        for i, recipe in enumerate(recipes):
-            if show is not None:
-                show(i, len(recipes))
-            options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if imatrix else ''}"
-            path = folder / f"{source.stem}.{recipe.type.lower()}{options_in_name}.gguf"
-            paths.append(path)
-            if not path.exists() or path.stat().st_mtime_ns <= source.stat().st_mtime_ns:
-                convert(source, path, recipe, imatrix=imatrix, n_threads=n_threads)
-    return paths
 
 
 def _size(model: Model) -> dict[str, Any]:

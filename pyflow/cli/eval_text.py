@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from pyflow.cli import inputs, options
+from pyflow.cli.eval_types import stamp
 from pyflow.cli.terminal import progress
 from pyflow.errors import ShapeError
 from pyflow.quant.journal import Journal
@@ -120,13 +121,8 @@ class TextOptions:
 
 def _identity(model: Described) -> list[object]:
     """Changes whenever the file does."""
-    stats = [Path(path).stat() for path in model.checkpoint.native.files]
-    return [
-        Path(model.path).name,
-        sum(s.st_size for s in stats),
-        max(s.st_mtime_ns for s in stats),
-        model.checkpoint.pack_as,
-    ]
+    checkpoint = model.checkpoint
+    return [Path(model.path).name, *stamp(checkpoint.native.files), checkpoint.pack_as]
 
 
 def of_text(function: F) -> F:

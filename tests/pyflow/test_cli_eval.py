@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -158,7 +160,7 @@ def test_types_of_a_model_are_compared_in_one_table(
     assert all(m["pp_per_second"]["mean"] > 0 for m in (first, iq4, q3))
     assert all(m["tg_per_second"]["mean"] > 0 for m in (first, iq4, q3))
     # The files are there now, are not made again, and compare by their names.
-    files = sorted(keep.iterdir())
+    files = sorted(keep.glob("*.gguf"))
     assert [f.name for f in files] == ["base.iq4_nl.pure.gguf", "base.q3_b32.pure.gguf"]
     made = [f.stat().st_mtime_ns for f in files]
     assert main(["eval", *args, "-r", "0", "-o", "csv"]) == 0
@@ -170,6 +172,43 @@ def test_types_of_a_model_are_compared_in_one_table(
     out = capsys.readouterr().out
     assert f"| {files[1]} * |" in out
     assert f"{q3['kl']['mean']:.6f}" in out
+
+
+def test_kept_types_are_made_again_if_they_were_made_of_something_else(
+    text: str, base: str, tmp_path: Path
+) -> None:
+    keep, source, columns = tmp_path / "kept", tmp_path / "base.gguf", tmp_path / "columns.gguf"
+    shutil.copy(base, source)
+    assert (
+        main(["imatrix", "-m", base, "-f", text, "-o", str(columns), *ARGS, "--chunks", "1"]) == 0
+    )
+    given = ("-f", text, *ARGS, "--chunks", "1", "-r", "0", "--keep", str(keep))
+
+    def is_made_again(*more: str, model: Path = source) -> bool:
+        args = ["compare", str(model), "--types", "iq4_nl", *given, *more]
+        before = {f: f.stat().st_mtime_ns for f in keep.glob("*.gguf")}
+        assert main(["eval", *args]) == 0
+        return any(before.get(f) != f.stat().st_mtime_ns for f in keep.glob("*.gguf"))
+
+    importance = ("--imatrix", str(columns))
+    for more in ((), importance):
+        assert is_made_again(*more)
+        assert not is_made_again(*more)
+    # Older than the files, but another one.
+    (tmp_path / "b").mkdir()
+    other = write_model(tmp_path / "b" / "base.gguf", n_layers=1, window=0, has_tokenizer=True)
+    os.utime(other, (1, 1))
+    assert is_made_again(model=other)
+    assert is_made_again()
+    os.utime(columns, (1, 1))
+    assert is_made_again(*importance)
+    assert is_made_again("--allow-requantize")
+    (kept,) = keep.glob("base.iq4_nl.gguf")
+    kept.write_bytes(b"not what was made")
+    assert is_made_again("--allow-requantize")
+    kept.with_name(f"{kept.name}.json").write_text("{")
+    assert is_made_again("--allow-requantize")
+    assert not is_made_again("--allow-requantize")
 
 
 def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(

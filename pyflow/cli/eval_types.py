@@ -1,0 +1,73 @@
+"""Files of a model's types, for `pyflow eval compare`, and what each was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyflow.cli.terminal import progress
+
+if TYPE_CHECKING:
+    from pyflow.quant.convert import Recipe
+
+
+def quantize(
+    source: Path,
+    folder: Path,
+    recipes: Sequence[Recipe],
+    imatrix_file: str | None,
+    threads: int | None,
+) -> list[Path]:
+    """A file in the folder for each recipe, with a .json beside it that says what it was made of.
+
+    Those that are there and were made of the same are taken as they are.
+    """
+    from pyflow import formats
+    from pyflow.quant.convert import convert
+    from pyflow.quant.imatrix import read_imatrix
+    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+
+    n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
+    imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
+    made_of = {
+        "base": _identity(source, formats.open(source).native.files),
+        "imatrix": None if imatrix_file is None else _identity(imatrix_file, [imatrix_file]),
+    }
+    paths = []
+    with progress("quantizing") as show:
+        for i, recipe in enumerate(recipes):
+            if show is not None:
+                show(i, len(recipes))
+            options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if imatrix else ''}"
+            path = folder / f"{source.stem}.{recipe.type.lower()}{options_in_name}.gguf"
+            paths.append(path)
+            note = path.with_name(f"{path.name}.json")
+            # Through JSON, so that it is equal to what is read.
+            facts = json.loads(json.dumps({**made_of, "recipe": dataclasses.asdict(recipe)}))
+            if path.exists() and _read(note) == {**facts, "made": stamp([path])}:
+                continue
+            note.unlink(missing_ok=True)
+            convert(source, path, recipe, imatrix=imatrix, n_threads=n_threads)
+            note.write_text(json.dumps({**facts, "made": stamp([path])}, indent=1) + "\n")
+    return paths
+
+
+def stamp(files: Iterable[str | Path]) -> list[int]:
+    """Bytes in all and the newest time of change in ns: they change whenever a file does."""
+    stats = [Path(file).stat() for file in files]
+    return [sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)]
+
+
+def _identity(path: str | Path, files: Iterable[str | Path]) -> list[object]:
+    return [str(Path(path).resolve()), *stamp(files)]
+
+
+def _read(note: Path) -> object:
+    """What a file says, None where it says nothing that is JSON."""
+    try:
+        return json.loads(note.read_bytes())
+    except (OSError, ValueError):
+        return None
