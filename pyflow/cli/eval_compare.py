@@ -68,7 +68,7 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @click.option(
     "-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="Form."
 )
-@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -89,6 +89,7 @@ def command(
     numa: NumaMode | None,
     repetitions: int,
     output: str,
+    as_json: bool,
     plot: Path | None,
 ) -> None:
     """Size, perplexity, divergence from BASE and speed in one table, of models or of the types that
@@ -98,6 +99,10 @@ def command(
     is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens a second,
     left out with -r 0. On the front are those that no other one beats in both bits and divergence.
     """
+    if as_json and output != "json":
+        if options.is_given("output"):
+            raise click.UsageError(f"--json and -o {output} ask for two forms; give one of them")
+        output = "json"
     if not models and not types:
         raise click.UsageError("there is nothing to compare with BASE; name models or give --types")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -105,6 +110,11 @@ def command(
     if not types and (pure or imatrix_file is not None or keep is not None or allow_requantize):
         raise click.UsageError(
             "--pure, --imatrix, --allow-requantize and --keep are for --types; add that"
+        )
+    if types and text.resume is not None and keep is None:
+        raise click.UsageError(
+            "--resume goes on with the same files only, and those of --types are deleted at the "
+            "end; add --keep FOLDER"
         )
     with ExitStack() as stack:
         paths = [catalogue.resolve(base), *map(catalogue.resolve, models)]

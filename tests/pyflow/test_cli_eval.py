@@ -122,7 +122,9 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
     done = told(capsys, *resumed)
     assert {**done, "seconds": 0} == {**whole, "seconds": 0}
     assert main(["eval", *resumed, "-c", "32"]) == 1
-    assert "n_ctx: 64 there, 32 here" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "n_ctx: 64 there, 32 here" in err
+    assert err.endswith("name another file to begin anew\n")
 
 
 @pytest.mark.model
@@ -212,7 +214,11 @@ def test_kept_types_are_made_again_if_they_were_made_of_something_else(
 
 
 def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, base: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    base: str,
+    tmp_path: Path,
 ) -> None:
     def refused(*args: str) -> str:
         assert main(["eval", "compare", base, "-f", text, *args]) == 2
@@ -221,6 +227,10 @@ def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
     assert "name models or give --types" in refused()
     assert "found 'Q9'" in refused("--types", "q4_0,q9")
     assert "are for --types" in refused(base, "--pure")
+    assert "add --keep" in refused("--types", "q4_0", "--resume", str(tmp_path / "j"))
+    assert not (tmp_path / "j").exists()
+    for twice in (("-o", "csv", "--json"), ("--json", "-o", "md")):
+        assert "ask for two forms" in refused(base, *twice)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert "pip install matplotlib" in refused(base, "--plot", "x.png")
 
