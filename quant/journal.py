@@ -26,6 +26,8 @@ from pyflow.errors import FormatError, PyflowError
 _MOST = 1 << 20
 """Bytes of the first line."""
 _WORD = b"pyflow-measured-2"
+_TOLD = 3
+"""Differences of two measurements that a message names."""
 _HEAD = struct.Struct("<II")
 
 
@@ -42,7 +44,8 @@ class Journal(Closing):
         n_scored: Sequence[int],
         n_figures: int,
     ) -> None:
-        """facts: what is measured, as JSON can hold it. n_scored: predictions of each window.
+        """facts: what is measured, by names that a message may use: numbers or texts, or lists of
+        a text to tell and of what else must be the same. n_scored: predictions of each window.
 
         FormatError: a file that is no journal. PyflowError: one of another measurement, or one that
         another command has open.
@@ -89,7 +92,7 @@ class Journal(Closing):
             file.write(line)
             file.flush()
         elif found != line:
-            raise self._other(found, facts)
+            raise self._other(found, json.loads(said))
         end = len(line)
         for i, (n, m) in enumerate(self._shapes):
             head, raw = file.read(_HEAD.size), file.read(8 * n * m)
@@ -124,8 +127,18 @@ def _head(number: int, raw: bytes) -> bytes:
 
 
 def _differences(there: dict[str, object], here: dict[str, object]) -> list[str]:
-    return [
-        f"{key}: {there.get(key)} there, {here.get(key)} here"
+    told = [
+        f"{key}: {_difference(there.get(key), here.get(key))}"
         for key in sorted({*there, *here})
         if there.get(key) != here.get(key)
     ]
+    return told if len(told) <= _TOLD else [*told[:_TOLD], f"{len(told) - _TOLD} more"]
+
+
+def _difference(there: object, here: object) -> str:
+    was, now = (value[0] if isinstance(value, list) else value for value in (there, here))
+    if was == now:
+        return f"another {now}"
+    return (
+        " there, ".join("none" if value is None else str(value) for value in (was, now)) + " here"
+    )

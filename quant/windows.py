@@ -66,7 +66,7 @@ class Cut:
             "n_ctx": self.n_ctx,
             "stride": self.stride,
             "bos": self.bos,
-            "ids_sha256": self.ids_sha256,
+            "text": ["text", self.ids_sha256],
         }
 
 

@@ -95,10 +95,10 @@ class TextOptions:
     def journal(self, cut: Cut, n_figures: int, models: Sequence[Described], what: str) -> Journal:
         """What has been measured so far, of nothing but the same."""
         facts = {
-            "pyflow": what,
+            "command": what,
             **cut.facts,
             "regime": self.regime,
-            "models": [_identity(model) for model in models],
+            **{f"model {i}": _identity(model) for i, model in enumerate(models, start=1)},
         }
         return Journal(self.resume, facts, [w.n_scored for w in cut.windows], n_figures)
 
@@ -120,9 +120,12 @@ class TextOptions:
 
 
 def _identity(model: Described) -> list[object]:
-    """Changes whenever the file does."""
+    """What to tell of it, and what changes whenever the file does."""
     checkpoint = model.checkpoint
-    return [Path(model.path).name, *stamp(checkpoint.native.files), checkpoint.pack_as]
+    name = Path(model.path).name
+    if checkpoint.pack_as is not None:
+        name = f"{name} as {checkpoint.pack_as}"
+    return [name, *stamp(checkpoint.native.files)]
 
 
 def of_text(function: F) -> F:

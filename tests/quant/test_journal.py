@@ -89,6 +89,27 @@ def test_another_measurement_is_refused_by_what_differs(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_what_differs_is_told_in_words_and_not_at_length(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    there = {"text": ["text", "ab12"], "model 1": ["a.gguf", 7, 9], "bos": None, "n_ctx": 64}
+    journal(path, there).close()
+
+    def told(**here: object) -> str:
+        with pytest.raises(PyflowError, match="name another file") as error:
+            journal(path, {**there, **here})
+        return str(error.value).partition("another (")[2].partition(")")[0]
+
+    assert told(text=["text", "cd34"]) == "text: another text"
+    model = {"model 1": ["a.gguf", 8, 9], "model 2": ["b.gguf", 7, 9]}
+    assert told(**model) == "model 1: another a.gguf; model 2: none there, b.gguf here"
+    assert told(**{"model 1": ["a.gguf as Q8_0", 7, 9]}) == (
+        "model 1: a.gguf there, a.gguf as Q8_0 here"
+    )
+    assert told(**model, bos=1, n_ctx=32) == (
+        "bos: none there, 1 here; model 1: another a.gguf; model 2: none there, b.gguf here; 1 more"
+    )
+
+
 @pytest.mark.parametrize("content", [b"GGUF\x03\0\0\0", b"[]\n", b"x" * 100])
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "j"
