@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyflow import _core
+from pyflow import _core, catalogue
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
+from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
-from pyflow.errors import PyflowError, ShapeError, UnsupportedError
+from pyflow.errors import ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyflow.context import Context
@@ -75,12 +76,13 @@ def command(
     of some 50,000 tokens or more, and must not be what perplexity is measured on afterwards: the
     test split of WikiText-2 is refused. The more bits MODEL has, the better; F16 is best.
     """
+    from pyflow import formats
     from pyflow.quant.imatrix import by_tensor, write_imatrix
 
-    if target.exists() and not force:
-        raise PyflowError(f"{target} exists; choose another name, or replace it with --force")
+    source = catalogue.resolve(model or options.default_model())
+    check_target(target, [*formats.open(source).native.files, *files], force=force)
     texts = [_calibration(path) for path in files]
-    with options.load(model, threads, numa) as loaded:
+    with options.load(str(source), threads, numa) as loaded:
         if loaded.checkpoint.format != "GGUF":
             raise UnsupportedError(
                 f"{loaded.path}: expected a GGUF file, found {loaded.checkpoint.format}; its names "

@@ -12,8 +12,8 @@ import click
 from pyflow import catalogue
 from pyflow.cli import options
 from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
-from pyflow.errors import PyflowError
 from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES
 
@@ -123,7 +123,7 @@ def command(
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
     path = catalogue.resolve(source)
-    _check_target(path, target, force)
+    check_target(target, [path, imatrix_file or path], force=force)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     if shuffle is not None or rotate is not None:
         if imatrix is not None:
@@ -184,15 +184,6 @@ def _rewritten(
             if seed is not None:
                 source = enter(rewritten(write, source, target.parent, seed, progress=told))
     return source
-
-
-def _check_target(source: Path, target: Path, force: bool) -> None:
-    if not target.exists():
-        if not target.parent.is_dir():
-            raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")
-        return
-    if not force and not target.samefile(source):
-        raise PyflowError(f"{target}: is there already; --force replaces it")
 
 
 def _warnings(steps: list[Step], weighed: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from pyflow.quant.imatrix import read_imatrix
 from pyflow import formats
 from pyflow.cli import main
 from pyflow.tokenizer import Tokenizer
+
+from .tiny_models import write_model
 
 pytestmark = pytest.mark.model
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -50,6 +53,53 @@ def test_sums_are_those_of_the_inputs(
 
     assert main(args) == 1
     assert "--force" in capsys.readouterr().err
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A model beside a text for it, text.txt."""
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 8)
+    return write_model(tmp_path / "tiny.gguf", n_layers=2, window=0, has_tokenizer=True)
+
+
+def imatrix(model: Path, target: str | Path, *more: str) -> int:
+    text = str(model.parent / "text.txt")
+    return main(["imatrix", "-m", str(model), "-f", text, "-o", str(target), "-c", "64", *more])
+
+
+def test_nothing_that_is_read_is_replaced(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    soft, hard = tmp_path / "soft", tmp_path / "hard"
+    soft.symlink_to(tiny)
+    hard.hardlink_to(tmp_path / "text.txt")
+    before = tiny.read_bytes()
+    for target in (tiny, soft, tmp_path / "text.txt", hard):
+        assert imatrix(tiny, target, "--force") == 1
+        assert "expected a file other than the source" in capsys.readouterr().err
+    assert tiny.read_bytes() == before
+    assert imatrix(tiny, tmp_path / "out") == 0
+    assert imatrix(tiny, tmp_path / "out") == 1
+    assert imatrix(tiny, tmp_path / "out", "--force") == 0
+
+
+def test_what_cannot_be_written_is_told_before_the_text_is_read(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").unlink()
+    os.mkfifo(tmp_path / "fifo")
+    for target, code, message in (
+        (tmp_path / "no" / "out", 1, f"there is no folder {tmp_path / 'no'}; make it first"),
+        (tmp_path / "fifo", 1, "is there and is no file that could be replaced"),
+        ("/dev/null", 1, "is there and is no file that could be replaced"),
+        ("-", 2, "expected the name of a file, found '-'"),
+    ):
+        for more in ([], ["--force"]):
+            assert imatrix(tiny, target, *more) == code
+            told = capsys.readouterr().err
+            assert message in told
+            assert "--force" not in told
+    assert (tmp_path / "fifo").is_fifo()
 
 
 def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Where a command writes a file: what is refused before any work is done."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from pyflow.errors import PyflowError
+
+
+def check(target: Path, sources: Iterable[str | Path], *, force: bool) -> None:
+    """Refuses a target that is one of the sources (- is standard input) by whatever name, that is
+    no file, or that is there already, unless `force`; and one without a folder."""
+    if str(target) == "-":
+        raise click.UsageError("OUT: expected the name of a file, found '-'; name one")
+    if not target.exists():
+        if not target.parent.is_dir():
+            raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")
+        return
+    there = target.stat()
+    if any(os.path.samestat(there, found) for found in map(_stat, sources) if found is not None):
+        raise PyflowError(f"{target}: expected a file other than the source; give another name")
+    if not target.is_file():
+        raise PyflowError(
+            f"{target}: is there and is no file that could be replaced; give another name"
+        )
+    if not force:
+        raise PyflowError(f"{target}: is there already; --force replaces it")
+
+
+def _stat(source: str | Path) -> os.stat_result | None:
+    """None for what is no file, such as a text that a test gives as standard input."""
+    try:
+        return os.fstat(sys.stdin.fileno()) if str(source) == "-" else Path(source).stat()
+    except OSError:
+        return None
