@@ -21,6 +21,7 @@ from pyflow.errors import FormatError
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _F32 = 0  # in GGUF
+_LARGEST = 1e30  # the encoder's bound (csrc/kernels/encode.h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def by_tensor(
     """The sums of a model's matrices (`_core.InputSquares.sums`) by the tensors of its file.
 
     shapes: of all its tensors. Matrices that were never multiplied are left out, experts among
-    others kept. Cuts of one matrix have one input; that of the first counts.
+    others kept. Cuts of one matrix have one input; that of the first counts. FormatError: sums that
+    are not finite, or too large to be importance.
     """
     found: dict[str, Squares] = {}
     for name, first_row, n_rows, sums in measured:
@@ -115,6 +117,11 @@ def by_tensor(
             name, Squares(np.zeros((n_matrices, shape[-1])), np.zeros(n_matrices, np.int64))
         )
         matrix = first_row // shape[-2]
+        if not (sums <= _LARGEST * n_rows).all():  # nor are NaNs
+            raise FormatError(
+                f"tensor {name!r}: expected inputs of finite size, found NaN, infinity or more; "
+                "the weights before it are damaged, or too large"
+            )
         if squares.n_rows[matrix] == 0:
             squares.sums[matrix] = sums
             squares.n_rows[matrix] = n_rows

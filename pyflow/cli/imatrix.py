@@ -13,7 +13,7 @@ from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
-from pyflow.errors import ShapeError, UnsupportedError
+from pyflow.errors import FormatError, ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyflow.context import Context
@@ -102,7 +102,10 @@ def command(
                 if show is not None:
                     show(done, len(windows))
         shapes = {t.name: t.shape for t in loaded.checkpoint.tensors}
-        found = by_tensor(squares.sums(), shapes)
+        try:
+            found = by_tensor(squares.sums(), shapes)
+        except FormatError as error:
+            raise FormatError(f"{loaded.path}: {error}") from None
     seconds = time.monotonic() - begin
     names = ["standard input" if path == "-" else Path(path).name for path in files]
     write_imatrix(target, found, datasets=names, n_chunks=len(windows), chunk_size=ctx_size)

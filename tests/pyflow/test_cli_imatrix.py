@@ -83,6 +83,18 @@ def test_nothing_that_is_read_is_replaced(
     assert imatrix(tiny, tmp_path / "out", "--force") == 0
 
 
+def test_a_model_with_nan_is_refused_by_the_first_matrix_that_meets_it(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    tensors = {t.name: t for t in formats.open(tiny).tensors}
+    with tiny.open("r+b") as file:
+        file.seek(tensors["blk.1.attn_norm.weight"].offset)
+        file.write(np.float32(np.nan).tobytes())
+    assert imatrix(tiny, tmp_path / "out") == 3
+    assert f"{tiny}: tensor 'blk.1.attn_" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_written_is_told_before_the_text_is_read(
     capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
 ) -> None:

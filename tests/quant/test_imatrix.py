@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
 
+from pyflow.errors import FormatError
+
 SHAPES = {
     "token_embd.weight": (30, 8),
     "blk.0.attn_q.weight": (8, 8),
@@ -38,6 +40,14 @@ def test_matrices_come_to_their_tensors() -> None:
     assert found["blk.0.attn_qkv.weight"].n_rows.tolist() == [5]
     np.testing.assert_array_equal(found["blk.0.ffn_up_exps.weight"].sums, [ONE, 0 * ONE, 3 * ONE])
     assert found["blk.0.ffn_up_exps.weight"].n_rows.tolist() == [4, 0, 1]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 6e30])
+def test_sums_that_are_no_importance_are_refused(value: float) -> None:
+    with pytest.raises(
+        FormatError, match=r"'blk\.0\.attn_q\.weight': expected inputs of finite size"
+    ):
+        by_tensor([("blk.0.attn_q.weight", 0, 5, np.append(ONE[1:], value))], SHAPES)
 
 
 @pytest.fixture
