@@ -126,8 +126,18 @@ def distortion(weights: ArrayLike, type: str, importance: ArrayLike | None = Non
 
 def minmax(weights: ArrayLike, levels: int) -> NDArray[np.float32]:
     """Values of weights (..., columns) on `levels` even steps from the least to the largest of each
-    row: linear quantization without a search (Inferflow, Shi et al., 2024, equations 1 to 3)."""
+    row: linear quantization without a search (Inferflow, Shi et al., 2024, equations 1 to 3).
+
+    ValueError: fewer than two levels, or no whole number of them. ShapeError: rows without columns.
+    UnsupportedError: a weight that is no finite float32.
+    """
+    if not (levels >= 2 and levels % 1 == 0):
+        raise ValueError(f"levels: expected a whole number from 2 on, found {levels!r}")
     x = np.asarray(weights, np.float64)
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ShapeError(f"weights: expected rows of one column or more, found shape {x.shape}")
+    if not (np.abs(x) <= np.finfo(np.float32).max).all():  # nor are NaNs
+        raise UnsupportedError("weights: expected finite float32, found NaN, infinity or more")
     low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
     step = (high - low) / (levels - 1)
     q = np.rint(np.divide(x - low, step, out=np.zeros_like(x), where=step > 0))
@@ -140,7 +150,9 @@ def difference(
     """How far values are from weights of the same shape (..., columns), by any scheme."""
     x = np.asarray(weights, np.float32)
     y = np.asarray(values, np.float32)
-    if x.shape != y.shape or x.size == 0:
+    if x.size == 0:
+        raise ShapeError(f"distortion: expected one weight or more, found shape {x.shape}")
+    if x.shape != y.shape:
         raise ShapeError(f"distortion: expected two equal shapes, found {x.shape} and {y.shape}")
     by = np.ones(x.shape[-1:]) if importance is None else np.asarray(importance, np.float64)
     if by.shape != x.shape[-1:]:

@@ -220,6 +220,26 @@ def test_every_level_of_a_width_is_used(name: str) -> None:
         assert found == levels
 
 
+@pytest.mark.parametrize("levels", [0, -3, 1, 2.5])
+def test_linear_levels_are_two_or_more(levels: int) -> None:
+    with pytest.raises(ValueError, match="levels: expected a whole number from 2 on"):
+        minmax([0, 0.3, 1], levels)
+
+
+def test_linear_levels_are_of_finite_weights() -> None:
+    for x in (np.nan, -np.inf, 1e39):
+        with pytest.raises(UnsupportedError, match="expected finite float32"):
+            minmax([0, x], 4)
+    for weights in ([], 1.0, np.zeros((2, 0))):
+        with pytest.raises(ShapeError, match="one column or more"):
+            minmax(weights, 4)
+
+
+def test_nothing_has_no_distortion() -> None:
+    with pytest.raises(ShapeError, match=r"one weight or more, found shape \(0, 32\)"):
+        distortion(np.zeros((0, 32)), "q8_0")
+
+
 def test_a_distortion_is_what_its_fields_say() -> None:
     x, y = np.array([[1.0, 2.0], [0.0, 4.0]]), np.array([[1.0, 1.0], [0.5, 4.0]])
     found = difference(x, y, [3, 1])
