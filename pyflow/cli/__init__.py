@@ -11,11 +11,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from pyflow.cli.output import Told, asks_for_json, describe, error_object, print_error, print_json
+from pyflow.cli.signals import exit_code
 from pyflow.errors import (
     FormatError,
     LostRankError,
@@ -102,7 +104,8 @@ def cli() -> None:
     """Run quantized language models on the CPU.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
-    memory, 5 a rank of a cluster was lost, 130 interrupted.
+    memory, 5 a rank of a cluster was lost, 130 interrupted; 143 and 129 where SIGTERM and SIGHUP
+    interrupt a command that has files to delete.
 
     With --json, --jsonl or -o json, what ends with 1 to 5 also prints {"error": {"type": ...,
     "message": ...}} on standard output, where no other JSON came before. The type is a class of
@@ -152,8 +155,9 @@ def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:
         return error.exit_code, error.format_message()
     elif isinstance(error, Exception) and not _is_interruption(error):
         return _exit_code(error), describe(error)
-    click.echo("interrupted", err=True)
-    return 130, ""
+    with suppress(OSError):  # a terminal that hung up
+        click.echo("interrupted", err=True)
+    return exit_code(error), ""
 
 
 def _is_silent(args: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from pyflow.cli.eval_kld import as_figures, diverge, percent
 from pyflow.cli.eval_text import TextOptions, end, of_text
 from pyflow.cli.eval_types import quantize
 from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.signals import like_ctrl_c
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def command(
             "--resume goes on with the same files only, and those of --types are deleted at the "
             "end; add --keep FOLDER"
         )
-    with ExitStack() as stack:
+    with like_ctrl_c(), ExitStack() as stack:
         paths = [catalogue.resolve(base), *map(catalogue.resolve, models)]
         names = [base, *models]
         if types:

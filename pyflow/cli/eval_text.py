@@ -15,6 +15,7 @@ import click
 
 from pyflow.cli import inputs, options
 from pyflow.cli.eval_types import stamp
+from pyflow.cli.signals import EndedError
 from pyflow.cli.terminal import progress
 from pyflow.errors import ShapeError
 from pyflow.quant.journal import Journal
@@ -172,8 +173,8 @@ def measuring(journal: Journal, windows: Sequence[Window]) -> Iterator[tuple[Run
     try:
         with journal, progress("scoring") as show:
             yield run, show
-    except KeyboardInterrupt:
-        if not journal.records:
+    except KeyboardInterrupt as error:
+        if isinstance(error, EndedError) or not journal.records:
             raise
         run.interrupted = True
     run.n_done = min(len(journal.records), len(windows))

@@ -11,6 +11,7 @@ import click
 from pyflow import _core, catalogue
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
+from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
@@ -79,6 +80,7 @@ def command(
     from pyflow import formats
     from pyflow.quant.imatrix import by_tensor, write_imatrix
 
+    click.get_current_context().with_resource(like_ctrl_c())
     source = catalogue.resolve(model or options.default_model())
     check_target(target, [*formats.open(source).native.files, *files], force=force)
     texts = [_calibration(path) for path in files]

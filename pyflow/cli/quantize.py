@@ -12,6 +12,7 @@ import click
 from pyflow import catalogue
 from pyflow.cli import options
 from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
 from pyflow.quant import FORMATS
@@ -122,6 +123,7 @@ def command(
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
+    click.get_current_context().with_resource(like_ctrl_c())
     path = catalogue.resolve(source)
     check_target(target, [path, imatrix_file or path], force=force)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)

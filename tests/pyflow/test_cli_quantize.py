@@ -109,20 +109,34 @@ def test_memory_stays_far_below_the_size_of_the_model(f16: Path, tmp_path: Path)
     assert kilobytes < 150_000 < f16.stat().st_size / 1000
 
 
-def test_ctrl_c_leaves_nothing(f16: Path, tmp_path: Path) -> None:
-    target = tmp_path / "iq4.gguf"
-    command = [sys.executable, "-m", "pyflow", "quantize", str(f16), str(target)]
-    process = subprocess.Popen([*command, "--type", "IQ4_XS", "-t", "1"], stderr=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("number", "code", "arguments"),
+    [
+        (signal.SIGINT, 130, ["quantize", "IN", "OUT", "--type", "IQ4_XS", "-t", "1"]),
+        (signal.SIGTERM, 143, ["quantize", "IN", "OUT", "--type", "IQ4_XS", "-t", "1"]),
+        (signal.SIGHUP, 129, ["quantize", "IN", "OUT", "--type", "Q8_0", "--rotate", "1"]),
+        (signal.SIGTERM, 143, ["eval", "compare", "IN", "--types", "IQ4_XS", "-f", __file__]),
+    ],
+)
+def test_an_interruption_leaves_nothing(
+    f16: Path, tmp_path: Path, number: int, code: int, arguments: list[str]
+) -> None:
+    names = {"IN": str(f16), "OUT": str(tmp_path / "target.gguf")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyflow", *(names.get(a, a) for a in arguments)],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
     for _ in range(600):  # until it writes, a minute at most
-        if any(path.stat().st_size > 1 << 20 for path in tmp_path.iterdir()):
+        if any(path.stat().st_size > 1 << 20 for path in tmp_path.rglob("*")):
             break
         try:
             process.wait(0.1)
         except subprocess.TimeoutExpired:
             continue
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.communicate(timeout=60)[1].endswith(b"\ninterrupted\n")
-    assert process.returncode == 130
+    assert process.returncode == code
     assert not [*tmp_path.iterdir()]
 
 

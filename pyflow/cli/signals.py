@@ -1,0 +1,51 @@
+"""What ends a command from outside: SIGTERM and SIGHUP, for commands that have files to delete."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class EndedError(KeyboardInterrupt):
+    """A signal asked the process to end. Whoever cleans up after Ctrl-C does so after it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def like_ctrl_c() -> Iterator[None]:
+    """The first SIGTERM or SIGHUP in it raises EndedError; further ones are not to disturb what
+    that sets off. Those that are ignored, as under nohup, stay so."""
+    came = False
+
+    def handle(number: int, _: FrameType | None) -> None:
+        nonlocal came
+        if not came:
+            came = True
+            raise EndedError(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # others get no signals
+        for number in _ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_code(error: BaseException) -> int:
+    """Of an interruption, whatever it was wrapped in: 130, or 128 and the number of the signal."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, EndedError):
+        found = found.__cause__ or found.__context__
+    return 128 + (signal.SIGINT if found is None else found.number)
