@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pyflow.quant import dequantize
+from pyflow.quant import dequantize, wikitext2
 from pyflow.quant.imatrix import read_imatrix
 
 from pyflow import formats
@@ -20,6 +21,7 @@ from .tiny_models import write_model
 
 pytestmark = pytest.mark.model
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+WIKI = Path(__file__).parents[3] / "shared" / "data" / "wiki.test.raw.xz"
 N_CTX = 64
 
 
@@ -114,12 +116,16 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
     assert (tmp_path / "fifo").is_fifo()
 
 
-def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = tmp_path / "wiki"
-    text.write_text("\n = Robert Boulter = \n \n Robert Boulter is an English film")
-    assert main(["imatrix", "-m", "smollm2", "-f", str(text), "-o", str(tmp_path / "o")]) == 2
-    assert "test split of WikiText-2" in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
+def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    if not WIKI.is_file():
+        pytest.skip(f"{WIKI.name} (WikiText-2 raw test split) is not at {WIKI.parent}")
+    lines = lzma.decompress(WIKI.read_bytes()).decode().split("\n")
+    assert frozenset(wikitext2.marks(lines)) == wikitext2._MARKS
+    for begin in (0, 1000, 4000):
+        (tiny.parent / "text.txt").write_text("\r\n".join(lines[begin : begin + 60]))
+        assert imatrix(tiny, tiny.parent / "o") == 2
+        assert "has lines of the test split of WikiText-2" in capsys.readouterr().err
+    assert not (tiny.parent / "o").exists()
 
 
 def test_a_text_that_is_too_short_is_refused(
