@@ -50,7 +50,9 @@ class Imatrix:
 
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:
-    """FormatError: no GGUF file, or one that holds no importance."""
+    """FormatError: no GGUF file, or one that holds no importance, or another than can be."""
+    if not Path(path).exists():
+        raise FormatError(f"{path}: is no file; 'pyflow imatrix' writes one")
     checkpoint = formats.open(path)
     columns: dict[str, NDArray[np.float32]] = {}
     tensors = {t.name: t for t in checkpoint.tensors}
@@ -68,10 +70,18 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
                 f"{path}: tensor {matrix + _COUNTS!r}: expected {len(sums)} counts, found "
                 f"{len(counts)}"
             )
+        if not ((counts >= 0) & (counts < np.inf)).all() or not counts.any():
+            raise FormatError(
+                f"{path}: tensor {matrix + _COUNTS!r}: expected numbers of rows, found "
+                f"{counts.min():g}; measure it again"
+            )
         # Experts that no text came to: all columns alike.
         means = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
-        if not (np.isfinite(means).all() and (means >= 0).all()):
-            raise FormatError(f"{path}: tensor {name!r}: expected sums of squares, found others")
+        if not ((means >= 0) & (means <= _LARGEST)).all():
+            raise FormatError(
+                f"{path}: tensor {name!r}: expected sums of squares, by a row from 0 to "
+                f"{_LARGEST:g}, found {means.min():g} to {means.max():g}; measure it again"
+            )
         columns[matrix] = means
     if not columns:
         raise FormatError(

@@ -89,7 +89,7 @@ def cut(
         raise ValueError(f"stride: expected 1 to {n_ctx} with the method strided, found {stride}")
     if tokens.ndim != 1 or len(tokens) < 2 * n_ctx:
         raise ShapeError(
-            f"perplexity: expected a text of at least {2 * n_ctx:,} tokens (two contexts of "
+            f"expected a text of at least {2 * n_ctx:,} tokens (two contexts of "
             f"{n_ctx:,}), found {tokens.size:,}; give a longer text or a smaller context"
         )
     ids = np.ascontiguousarray(tokens, "<i4")

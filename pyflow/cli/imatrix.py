@@ -81,7 +81,7 @@ def command(
     click.get_current_context().with_resource(like_ctrl_c())
     source = catalogue.resolve(model or options.default_model())
     check_target(target, [*formats.open(source).native.files, *files], force=force)
-    texts = [_calibration(path) for path in files]
+    texts = {path: _calibration(path) for path in files}
     with options.load(str(source), threads, numa) as loaded:
         if loaded.checkpoint.format != "GGUF":
             raise UnsupportedError(
@@ -146,14 +146,17 @@ def _calibration(path: str) -> str:
     return text
 
 
-def _windows(model: Model, texts: list[str], n_ctx: int) -> list[Window]:
+def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[Window]:
     """The chunks of each text; a usage error where one has none."""
     from pyflow.quant.perplexity import cut_text
 
-    try:
-        return [w for text in texts for w in cut_text(model.tokenizer, text, n_ctx).windows]
-    except ShapeError as error:
-        raise click.UsageError(str(error)) from None
+    windows: list[Window] = []
+    for name, text in texts.items():
+        try:
+            windows += cut_text(model.tokenizer, text, n_ctx).windows
+        except ShapeError as error:
+            raise click.UsageError(f"{name}: {error}") from None
+    return windows
 
 
 def _read(context: Context, window: Window, n_vocab: int | None) -> None:

@@ -134,4 +134,4 @@ def test_a_text_that_is_too_short_is_refused(
     text = tmp_path / "short"
     text.write_text("Hello.")
     assert main(["imatrix", "-m", "smollm2", "-f", str(text), "-o", str(tmp_path / "o")]) == 2
-    assert "at least 1,024 tokens" in capsys.readouterr().err
+    assert f"{text}: expected a text of at least 1,024 tokens" in capsys.readouterr().err

@@ -67,6 +67,26 @@ def test_what_is_written_is_read_again(path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "largest", "message"),
+    [
+        (0, 1, "'a.counts': expected numbers of rows, found 0"),
+        (-1, 1, "'a.counts': expected numbers of rows, found -1"),
+        (1, 2e30, "'a.in_sum2': expected sums of squares, by a row from 0 to 1e[+]30, found 0"),
+        (1, -1, "'a.in_sum2': expected sums of squares, by a row from 0 to 1e[+]30, found -1"),
+        (1, np.nan, "'a.in_sum2': expected sums of squares, by a row from 0 to 1e[+]30, found nan"),
+    ],
+)
+def test_what_is_no_importance_is_refused_when_it_is_read(
+    tmp_path: Path, n_rows: int, largest: float, message: str
+) -> None:
+    made = tmp_path / "i.gguf"
+    squares = Squares(np.array([[0.0, largest]]), np.array([n_rows]))
+    write_imatrix(made, {"a": squares}, datasets=[], n_chunks=1, chunk_size=4)
+    with pytest.raises(FormatError, match=f"i.gguf: tensor {message}"):
+        read_imatrix(made)
+
+
 def test_the_file_is_one_of_llama_imatrix_by_its_own_package(path: Path) -> None:
     reader = gguf.GGUFReader(path)
     values = {key: reader.get_field(key).contents() for key in reader.fields}
