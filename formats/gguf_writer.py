@@ -118,7 +118,7 @@ def _head(entries: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment:
 def replacing(path: str | PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` once all is well; if not, nothing is left.
 
-    It lies beside `path` meanwhile, under a hidden name.
+    It lies beside `path` meanwhile, under a hidden name. An OSError says that it is of `path`.
     """
     path = Path(path)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
@@ -131,6 +131,8 @@ def replacing(path: str | PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(descriptor)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as those of writing are
+            error.filename = str(path)
         raise

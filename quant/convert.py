@@ -146,7 +146,7 @@ def convert(
     steps = plan(checkpoint, recipe, imatrix)
     if told is not None:
         told(steps)
-    _check_disk(target, sum(step.nbytes for step in steps))
+    check_disk(target, sum(step.nbytes for step in steps))
     first = next(iter(files.values()))
     entries = _entries(first, steps, recipe, imatrix)
     tensors = [
@@ -314,7 +314,8 @@ def _check_source(
         )
 
 
-def _check_disk(target: Path, nbytes: int) -> None:
+def check_disk(target: Path, nbytes: int) -> None:
+    """ResourceError where the disk of a file that is to be written has less than nbytes free."""
     free = shutil.disk_usage(target.parent).free
     if nbytes > free:
         raise ResourceError(f"{target}: expected {nbytes:,} free bytes on its disk, found {free:,}")

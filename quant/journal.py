@@ -73,8 +73,12 @@ class Journal(Closing):
         assert record.shape == self._shapes[len(self.records)]
         if self._file is not None:
             raw = np.ascontiguousarray(record, "<f8").tobytes()
-            self._file.write(_head(len(self.records), raw) + raw)
-            self._file.flush()
+            try:
+                self._file.write(_head(len(self.records), raw) + raw)
+                self._file.flush()
+            except OSError as error:
+                error.filename = str(self.path)  # writing does not say
+                raise
         self.records.append(record)
 
     def _read(self, file: BinaryIO, facts: dict[str, object]) -> None:

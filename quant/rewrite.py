@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.quant.convert import check_disk
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
@@ -66,7 +67,7 @@ def rewrite(
 ) -> None:
     """Writes the parts with the checkpoint's metadata, and `more` of it, as of gguf_writer.entry.
 
-    progress: called with weights done and in all.
+    progress: called with weights done and in all. ResourceError: the disk is too full.
     """
     entries = {
         key: value
@@ -78,6 +79,7 @@ def rewrite(
         gguf_writer.NewTensor(part.name, part.shape, 0, 4 * math.prod(part.shape)) for part in parts
     ]
     done, total = 0, sum(tensor.nbytes // 4 for tensor in tensors)
+    check_disk(Path(target), 4 * total)
     with gguf_writer.replacing(target) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors)
         for part in parts:

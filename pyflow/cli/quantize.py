@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
-    from pyflow.quant.convert import Share, Step
+    from pyflow.quant.convert import Recipe, Share, Step
 
 _MILLION = 1_000_000
 
@@ -127,13 +128,13 @@ def command(
     path = catalogue.resolve(source)
     check_target(target, [path, imatrix_file or path], force=force)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
+    recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
     if shuffle is not None or rotate is not None:
         if imatrix is not None:
             raise click.UsageError(
                 "--imatrix is of columns that --shuffle and --rotate move; measure it afterwards"
             )
-        path = _rewritten(path, target, shuffle, rotate, allow_requantize)
-    recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
+        path = _rewritten(path, target, recipe, shuffle, rotate)
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     plan: list[Step] = []
 
@@ -164,17 +165,22 @@ def command(
 
 
 def _rewritten(
-    source: Path, target: Path, shuffle: int | None, rotate: int | None, allow_requantize: bool
+    source: Path, target: Path, recipe: Recipe, shuffle: int | None, rotate: int | None
 ) -> Path:
     """The model shuffled and turned, in a file beside the target; it goes when the command ends."""
     from pyflow import formats
-    from pyflow.quant.convert import Recipe, plan
+    from pyflow.quant.convert import Recipe, check_disk, plan
     from pyflow.quant.rewrite import rewritten
     from pyflow.quant.rotate import rotate as turn
     from pyflow.quant.shuffle import shuffle as mix
 
+    checkpoint = formats.open(source)
     # Weights that may not be quantized again may not come in by the back door.
-    plan(formats.open(source), Recipe("F32", allow_requantize=allow_requantize), None)
+    copy = plan(checkpoint, Recipe("F32", allow_requantize=recipe.allow_requantize), None)
+    # The overrides may name a matrix that turning makes.
+    result = plan(checkpoint, replace(recipe, overrides=()), None)
+    n_copies = sum(seed is not None for seed in (shuffle, rotate))
+    check_disk(target, sum(s.nbytes for s in result) + n_copies * sum(s.nbytes for s in copy))
     enter = click.get_current_context().with_resource
     with progress("rewriting, millions of weights") as show:
 

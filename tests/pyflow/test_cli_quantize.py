@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyflow.quant import mixes
@@ -155,6 +158,7 @@ def test_an_interruption_leaves_nothing(
         (["IN", "THERE", "--type", "q8_0"], 1, "is there already; --force replaces it"),
         (["IN", "/dev/null", "--type", "q8_0"], 1, "is no file that could be replaced"),
         (["IN", "/dev/null", "--type", "q8_0", "--force"], 1, "is no file that could be replaced"),
+        (["IN", "OUT", "--type", "q8_0", "--imatrix", "/no/such"], 3, "/no/such: is no file"),
         (["IN", "-", "--type", "q8_0"], 2, "found '-'"),
         (["IN", "no/OUT", "--type", "q8_0"], 1, "there is no folder"),
         (["no-such.gguf", "OUT", "--type", "q8_0"], 3, "no such file"),
@@ -170,6 +174,33 @@ def test_what_cannot_be_is_one_line(
     assert message in err
     assert err.count("\n") == 1
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_is_told_of_the_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "f32.gguf", tmp_path / "target.gguf"
+    write_model(source, n_layers=2, window=0, has_tokenizer=True)
+    args = ("quantize", str(source), str(target), "--type", "q8_0", "--shuffle", "1")
+    nbytes = source.stat().st_size
+    free = SimpleNamespace(free=2 * nbytes)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: free)
+        assert run(*args)[0] == 0
+        code, _, err = run(*args, "--rotate", "1", "--force")
+    assert code == 4
+    assert f"{target}: expected " in err
+    assert "free bytes on its disk" in err
+    # What others took meanwhile is an error of writing.
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes // 2, limit[1]))
+    try:
+        code, _, err = run(*args, "--force")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert code == 1
+    assert "f32.gguf: File too large" in err
+    assert {*tmp_path.iterdir()} == {source, target}
 
 
 def test_quantized_weights_need_a_word(run: Run, q4_k_m: Path, tmp_path: Path) -> None:

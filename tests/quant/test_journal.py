@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from itertools import pairwise
 from pathlib import Path
 
@@ -79,6 +80,18 @@ def test_records_from_the_first_broken_one_are_dropped_and_written_again(tmp_pat
 def test_an_empty_file_is_begun(tmp_path: Path) -> None:
     (tmp_path / "j").touch()
     assert write(tmp_path / "j", records()) == write(tmp_path / "k", records())
+
+
+def test_a_full_disk_is_told_of_the_file(tmp_path: Path) -> None:
+    found = journal(tmp_path / "j")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            found.add(records()[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.filename == str(tmp_path / "j")
 
 
 def test_another_measurement_is_refused_by_what_differs(tmp_path: Path) -> None:
