@@ -174,6 +174,11 @@ def convert(
 
 def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None) -> list[Step]:
     """What would become of each tensor, in the file's order."""
+    if checkpoint.metadata.get("general.type") == "imatrix":
+        raise FormatError(
+            f"{checkpoint.path}: expected a model, found an importance matrix; it goes with "
+            "--imatrix"
+        )
     mix = mixes.TYPES[recipe.type]
     family = checkpoint.metadata.get("general.architecture")
     heads = _number(checkpoint.metadata.get(f"{family}.attention.head_count"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from pyflow.quant.convert import Recipe, convert
 from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
 
 from pyflow.errors import FormatError
@@ -85,6 +86,11 @@ def test_what_is_no_importance_is_refused_when_it_is_read(
     write_imatrix(made, {"a": squares}, datasets=[], n_chunks=1, chunk_size=4)
     with pytest.raises(FormatError, match=f"i.gguf: tensor {message}"):
         read_imatrix(made)
+
+
+def test_it_is_no_model(path: Path) -> None:
+    with pytest.raises(FormatError, match="expected a model, found an importance matrix"):
+        convert(path, path.with_name("out"), Recipe("Q8_0"))
 
 
 def test_the_file_is_one_of_llama_imatrix_by_its_own_package(path: Path) -> None:
