@@ -192,13 +192,13 @@ def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None
         if (layer := mixes.layer_of(name)) is not None:
             layers.setdefault(mixes.role_of(name), []).append(layer)
     layers = {role: sorted(found) for role, found in layers.items()}
-    unused = {pattern for pattern, _ in recipe.overrides}
+    unused = set(range(len(recipe.overrides)))
 
     def asked_for(tensor: _core.TensorRecord) -> str | None:
         """The format that an override names."""
-        for pattern, name in recipe.overrides:
+        for i, (pattern, name) in enumerate(recipe.overrides):
             if re.search(pattern, tensor.name):
-                unused.discard(pattern)
+                unused.discard(i)
                 return name
         return None
 
@@ -260,16 +260,33 @@ def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None
             )
         )
     if unused:
-        raise FormatError(
-            f"{checkpoint.path}: expected matrices whose names match {min(unused)!r}, found none; "
-            "'pyflow inspect' lists the names"
-        )
+        raise _without_use(checkpoint, recipe, min(unused))
     if imatrix is not None and all(step.importance is None for step in steps):
         raise FormatError(
             f"{imatrix.path}: expected importance of matrices of {checkpoint.path}, found that of "
             f"{', '.join(sorted(imatrix.columns)[:2])} and the like"
         )
     return steps
+
+
+def _without_use(checkpoint: formats.Checkpoint, recipe: Recipe, i: int) -> FormatError:
+    """Of the override of that number, which gave no matrix its format."""
+    pattern = recipe.overrides[i][0]
+    matches = [
+        t.name
+        for t in checkpoint.tensors
+        if mixes.is_matrix(t.name, t.shape) and re.search(pattern, t.name)
+    ]
+    wanted = f"{checkpoint.path}: expected matrices whose names match {pattern!r}, found"
+    if not matches:
+        return FormatError(f"{wanted} none; 'pyflow inspect' lists the names")
+    for earlier, _ in recipe.overrides[:i]:
+        if taken := [name for name in matches if re.search(earlier, name)]:
+            return FormatError(
+                f"{wanted} only such as {taken[0]!r}, which the earlier {earlier!r} takes; "
+                "give the one that matches less first"
+            )
+    return FormatError(f"{wanted} only {matches[0]!r}, which --keep-output keeps; leave one out")
 
 
 def _nbytes(tensor: _core.TensorRecord, name: str) -> int:

@@ -152,6 +152,22 @@ def test_an_interruption_leaves_nothing(
         (["IN", "OUT", "--type", "q8_0", "--tensor-type", "a=q4_k_m"], 2, "expected PATTERN=FO"),
         (["IN", "OUT", "--type", "q8_0", "--tensor-type", "(=q4_0"], 2, "'('"),
         (["IN", "OUT", "--type", "q8_0", "--tensor-type", "zz=q4_0"], 3, "match 'zz', found none"),
+        (
+            [
+                *("IN", "OUT", "--type", "q8_0", "--tensor-type", "attn_v=q5_0"),
+                *("--tensor-type", "blk.0.attn_v=q8_0"),
+            ],
+            3,
+            "only such as 'blk.0.attn_v.weight', which the earlier 'attn_v' takes",
+        ),
+        (
+            [
+                *("IN", "OUT", "--type", "q8_0", "--keep-output"),
+                *("--tensor-type", "token_embd=q4_0"),
+            ],
+            3,
+            "only 'token_embd.weight', which --keep-output keeps",
+        ),
         (["IN", "OUT", "--type", "q8_0", "--imatrix", "IN"], 3, "expected an importance matrix"),
         (["IN", "IN", "--type", "q8_0"], 1, "other than the source"),
         (["IN", "IN", "--type", "q8_0", "--force"], 1, "other than the source"),
