@@ -15,10 +15,9 @@ import click
 import pytest
 
 from pyflow import _core, catalogue
-from pyflow.cli import COMMANDS, bench, cli, main, options
+from pyflow.cli import COMMANDS, bench, cli, main, options, timing
 from pyflow.cli.bench import _range
 from pyflow.cli.output import asks_for_json, print_json
-from pyflow.cli.timing import Test
 from pyflow.cluster.lifeline import Loss
 from pyflow.cluster.verdict import LossError
 from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
@@ -214,7 +213,7 @@ def test_json_names_an_error_by_a_class_that_can_be_caught(
 def test_results_before_a_failure_are_the_only_json(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(_: object, tests: list[Test], *__: object) -> list[dict[str, object]]:
+    def measured(_: object, tests: list[timing.Test], *__: object) -> list[dict[str, object]]:
         if tests[0].n_gen:
             raise ResourceError("out of cells")
         return [{"t_s": 1.0}]
