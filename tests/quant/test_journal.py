@@ -91,6 +91,7 @@ def test_a_full_disk_is_told_of_the_file(tmp_path: Path) -> None:
             found.add(records()[0])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        found.close()
     assert caught.value.filename == str(tmp_path / "j")
 
 

@@ -302,6 +302,7 @@ def test_nothing_is_left_when_it_returns_nor_what_ranks_have_shared(
     cluster.process.wait(WITHIN_S)
     assert not [*cluster.processes()]
     assert not [path for path in shared if Path(path).exists()]
+    cluster.end()
 
 
 def test_a_rank_that_stalls_ends_all_with_one_message(start: Callable[..., Cluster]) -> None:
