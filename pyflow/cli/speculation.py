@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from pyflow.cli import inputs, options
 from pyflow.cli.finite import Finite
-from pyflow.cli.options import F
+from pyflow.cli.options import F, is_given
 
 if TYPE_CHECKING:
     from pyflow.cli.pipeline_choice import AnyModel
@@ -285,8 +284,7 @@ def speculation(function: F) -> F:
             raise click.UsageError(f"--spec-pool is of no use to --spec {spec}; use {advice}")
         if spec == "none" and flag:
             raise click.UsageError(f"{flag} is of no use without --spec; add --spec auto")
-        source = click.get_current_context().get_parameter_source("lookahead")
-        if source is ParameterSource.COMMANDLINE and spec not in _WINDOWED:
+        if is_given("lookahead") and spec not in _WINDOWED:
             advice = " or ".join(_WINDOWED)
             raise click.UsageError(f"--lookahead is of no use to --spec {spec}; use {advice}")
         if spec_tree != 1 and not models:
