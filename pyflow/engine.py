@@ -78,6 +78,7 @@ def load(
     n_threads: int | None = None,
     numa: NumaMode | Placement | None = None,
     quantize: str | None = None,
+    layers: Sequence[int] = (),
 ) -> Model:
     """A model from a pulled name or the path of a checkpoint, ready to run.
 
@@ -85,11 +86,13 @@ def load(
     machine with several memory nodes, as `--numa`, or a plan of one's own; None chooses by
     `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a
     format such as "q8_0", which weights in F32, F16 or BF16 become while they are loaded; weights
-    that are quantized already stay as they are.
+    that are quantized already stay as they are. layers: those that the model has, no others are
+    loaded, as for drafts by some of its layers; none named, all of them.
     Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
-    quantize, ResourceError when its weights do not fit into memory.
+    quantize, ResourceError when its weights do not fit into memory, ShapeError for layers that it
+    has not.
     """
-    return Model(path, n_threads=n_threads, numa=numa, quantize=quantize)
+    return Model(path, n_threads=n_threads, numa=numa, quantize=quantize, layers=layers)
 
 
 def plan(
@@ -125,15 +128,18 @@ class Described:
         beside: Callable[[], None] = lambda: None,
         *,
         quantize: str | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
         """path: a pulled name, or the path of a checkpoint. beside: what may be done while the
-        vocabulary is read. quantize: as for `load`, whose errors it raises."""
+        vocabulary is read. quantize, layers: as for `load`, whose errors it raises."""
         start = time.monotonic()
         self.path = catalogue.resolve(path)
         self.checkpoint = catalogue.open_checkpoint(self.path, quantize=quantize)
         self.metadata = self.checkpoint.metadata
         self._description = describe(self.checkpoint)
         self.spec = self._description.spec
+        if layers:
+            self.spec = self.spec.shallow(layers)
         self.defaults = read_defaults(
             self.checkpoint,
             n_ctx=self.spec.n_ctx_train,
@@ -188,11 +194,12 @@ class Model(Described, Closing):
         n_threads: int | None = None,
         numa: NumaMode | Placement | None = None,
         quantize: str | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
-        super().__init__(path, self._pack, quantize=quantize)
+        super().__init__(path, self._pack, quantize=quantize, layers=layers)
         if refusals := self._pool.placement.refusals:
             warnings.warn(
                 f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "

@@ -7,8 +7,8 @@ a second branch where attention and feed-forward run side by side. Only x goes f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from .errors import ShapeError
@@ -246,6 +246,18 @@ class ModelSpec:
         """Names of all tensors that the model uses."""
         parts = (self.embedding, *self.blocks(), self.head)
         return {name for part in parts for name in tensors_of(part)}
+
+    def shallow(self, layers: Sequence[int]) -> ModelSpec:
+        """The model of these layers alone, in this order; the embedding and the head stay.
+
+        ShapeError for none, or one that it has not.
+        """
+        wrong = [layer for layer in layers if not 0 <= layer < self.n_layers]
+        if wrong or not layers:
+            raise ShapeError(
+                f"layers: expected some of 0 to {self.n_layers - 1}, found {wrong[:1] or 'none'}"
+            )
+        return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def stage(self, first: int = 0, last: int | None = None) -> dict[str, object]:
         """Layers ``[first, last)`` as the extension takes them: plain dicts and lists.

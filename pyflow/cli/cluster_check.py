@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ import click
 from pyflow.cli import options, ranks
 from pyflow.cli.finite import Finite
 from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.speculation import check_layers, draft_layers_option, model_names
 from pyflow.cluster.lifeline import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.predict import Drafts, Prediction
     from pyflow.cluster.survey import Survey
     from pyflow.context import CacheType
+    from pyflow.engine import Model
 
 _GIGA, _MEGA = 1e9, 1e6
 # Rows of a run whose time is shown; all are in the JSON.
@@ -35,7 +37,16 @@ _SHOWN = (1, 2, 4, 8)
 @click.option(
     "--draft-model",
     metavar="MODEL",
-    help="Who would guess, on rank 0; nobody is asked, but its time counts.  [default: lookup]",
+    help="Who would guess; nobody is asked, but its time counts, of several models that of the "
+    "last one.  [default: lookup]",
+)
+@draft_layers_option
+@click.option(
+    "--draft-rank",
+    type=int,
+    default=0,
+    metavar="R",
+    help="The rank that would run it; one other than 0 holds no layers then, and -1 is the last.",
 )
 @click.option(
     "--acceptance",
@@ -57,6 +68,8 @@ def command(
     ctx_size: int | None,
     cache_type: str,
     draft_model: str | None,
+    draft_layers: list[int],
+    draft_rank: int,
     acceptance: float | None,
     output: str,
 ) -> int:
@@ -69,20 +82,39 @@ def command(
     if n_ranks is not None or hosts is not None:
         return _start(ctx, ranks.places(n_ranks, hosts))
     from pyflow import _core
-    from pyflow.cli.pipeline_choice import threads_of_each
+    from pyflow.cli.pipeline_choice import drafting_models, rank_among, threads_of_each
     from pyflow.cluster.predict import choose, predictions
     from pyflow.cluster.profile import drafts_by
     from pyflow.cluster.survey import survey
     from pyflow.cluster.world import world
+    from pyflow.engine import Described
 
-    name = model or options.default_model()
-    pool = _core.ThreadPool(threads or threads_of_each(world().n_here))
-    found = survey(name, pool=pool, n_ctx=ctx_size, cache_type=cast("CacheType", cache_type))
+    name, among = model or options.default_model(), world()
+    drafter = rank_among(draft_rank, among.size)
+    names = model_names(draft_model)[-1:]
+    if not names and (drafter or draft_layers):
+        raise click.UsageError("--draft-rank and --draft-layers are for --draft-model")
+    pool = _core.ThreadPool(threads or threads_of_each(among.n_here))
+
+    def models() -> AbstractContextManager[list[Model]]:
+        described = Described(name)
+        check_layers(described, draft_layers)
+        return drafting_models(described, names, draft_layers, pool.n_threads)
+
+    found = survey(
+        name,
+        pool=pool,
+        drafter=drafter,
+        drafts=models if drafter and drafter == among.rank else None,
+        n_ctx=ctx_size,
+        cache_type=cast("CacheType", cache_type),
+    )
     if found is None:  # rank 0 speaks
         return 0
     with ExitStack() as stack:
-        draft = draft_model and options.load(draft_model, pool.n_threads, None)
-        drafts = drafts_by(stack.enter_context(draft) if draft else None, acceptance)
+        draft = stack.enter_context(models())[0] if names and not drafter else None
+        drafts = drafts_by(draft, acceptance, elsewhere=drafter != 0)
+    drafts = replace(drafts, ms=found.draft_ms) if found.draft_ms is not None else drafts
     expected = predictions(found.pipeline, drafts)
     best = choose(expected)
     if output == "json":
@@ -101,7 +133,8 @@ def _start(ctx: click.Context, places: list[Place]) -> int:
     for param in ctx.command.params:
         value = ctx.params[str(param.name)]
         if value is not None and param.name not in ("n_ranks", "hosts"):
-            arguments += [param.opts[-1], str(value)]
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            arguments += [param.opts[-1], text] if text else []
     return supervise(Launcher(), arguments, places, timeout_s=TIMEOUT_S)
 
 

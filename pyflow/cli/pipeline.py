@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,14 +14,22 @@ import click
 from pyflow.cli import options
 from pyflow.cli.finite import Finite
 from pyflow.cli.options import F
-from pyflow.cli.pipeline_choice import AUTO, EVEN, PipelineChoice, threads_of_each
+from pyflow.cli.pipeline_choice import (
+    AUTO,
+    EVEN,
+    PipelineChoice,
+    drafting_models,
+    threads_of_each,
+)
+from pyflow.cli.speculation import model_names
 from pyflow.cluster.launcher import rank_of
 from pyflow.cluster.lifeline import here
 from pyflow.cluster.strategy import NAMES
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
-    from pyflow.cluster.world import World
+    from pyflow.cli.speculation import SpecChoice
+    from pyflow.engine import Model
 
 _MAX_STAGES = 256
 _FLAG = "--pipeline"
@@ -84,6 +93,13 @@ _OPTIONS = (
         metavar="N",
         help="For pipeinfer: runs on their way at most.  [default: the stages and 2]",
     ),
+    click.option(
+        "--draft-rank",
+        type=click.IntRange(-_MAX_STAGES, _MAX_STAGES - 1),
+        metavar="R",
+        help="With --draft-model, over ranks: the one that runs it and holds no layers; -1 is the "
+        "last one.  [default: 0, beside the layers of that]",
+    ),
     _share("--p-accept", "guess what is likelier than P, as the drafter sees it.  [default: 0]"),
     _share("--p-recovery", "add P to that for every draft of a chain.  [default: 0]"),
     _share("--p-decay", "take P off for every draft that had no guess.  [default: 0]"),
@@ -114,8 +130,11 @@ def pipelines(function: F) -> F:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
-        names = ("pipeline", "stages", "layers", "draft_len", *_TUNING)
+        names = ("pipeline", "stages", "layers", "draft_len", "draft_rank", *_TUNING)
         choice = _choice(**{name: options.pop(name) for name in names})
+        drafts = _drafts(**{name: options.get(name) for name in ("spec", "draft_model")})
+        if choice.draft_rank and not drafts[0]:
+            raise click.UsageError("--draft-rank is of no use without --draft-model")
         if choice and options.get("numa"):
             raise click.UsageError(
                 f"--numa is for one process, and {_FLAG} for several; start a rank per memory node"
@@ -137,7 +156,7 @@ def pipelines(function: F) -> F:
             )
         if choice.world.rank > 0:
             names = ("model", "threads", "quantize")
-            return _serve(choice.world, **{name: options.get(name) for name in names})
+            return _serve(choice, drafts, **{name: options.get(name) for name in names})
         try:
             return function(*args, pipeline=choice, **options)
         finally:
@@ -160,6 +179,7 @@ def _choice(
     stages: int | None,
     layers: list[int] | str | None,
     draft_len: int | None,
+    draft_rank: int | None,
     **tuning: Any,
 ) -> PipelineChoice:
     """UsageError for options that do not go together."""
@@ -167,9 +187,12 @@ def _choice(
     flags = ["--" + name.replace("_", "-") for name in used]
     if pipeline is None:
         others = {"--stages": stages, "--layers": layers, "--draft-len": draft_len}
+        others["--draft-rank"] = draft_rank
         flags = [name for name, value in others.items() if value is not None] + flags
         if flags:
             raise click.UsageError(f"{flags[0]} is of no use without {_FLAG}; add {_FLAG} auto")
+    elif stages is not None and draft_rank is not None:
+        raise click.UsageError("--draft-rank is for ranks, and --stages for one process")
     elif pipeline == "iterative" and draft_len is not None:
         raise click.UsageError(
             f"--draft-len is of no use to {_FLAG} iterative, which guesses nothing"
@@ -181,20 +204,44 @@ def _choice(
     elif pipeline != "pipeinfer" and flags:
         raise click.UsageError(f"{flags[0]} is for {_FLAG} pipeinfer")
     fields = {_TUNING[n]: not v if n.startswith("no_") else v for n, v in used.items()}
-    return PipelineChoice(pipeline, stages, layers, draft_len, fields)
+    return PipelineChoice(pipeline, stages, layers, draft_len, fields, draft_rank or 0)
 
 
-def _serve(world: World, model: str | None, threads: Any, quantize: str | None) -> int:
-    """On a rank other than 0: computes what the head sends, and says nothing."""
+def _drafts(
+    spec: SpecChoice | None = None, draft_model: str | None = None
+) -> tuple[list[str], list[int]]:
+    """The draft models and the layers of self, however the command is given them."""
+    return (
+        (model_names(draft_model), []) if spec is None else (spec.draft_models, spec.draft_layers)
+    )
+
+
+def _serve(
+    choice: PipelineChoice,
+    drafts: tuple[list[str], list[int]],
+    model: str | None,
+    threads: Any,
+    quantize: str | None,
+) -> int:
+    """On a rank other than 0: does what the head wants, and says nothing."""
     from pyflow import _core
     from pyflow.cluster.mpi import serve
+    from pyflow.engine import Described
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the head's, which then ends the others
+    world = choice.world
+    assert world is not None
     n_threads = threads[0] if isinstance(threads, list) else threads
-    pool = _core.ThreadPool(n_threads or threads_of_each(world.n_here))
+    n_threads = n_threads or threads_of_each(world.n_here)
     try:
         path = model or options.default_model()
     except (click.UsageError, PyflowError):
         path = "smollm2"  # which is not there: the head tells so
-    serve(path, pool=pool, quantize=quantize)
+
+    def models() -> AbstractContextManager[list[Model]]:
+        return drafting_models(Described(path, quantize=quantize), *drafts, n_threads)
+
+    is_drafter = bool(drafts[0]) and choice.draft_rank % world.size == world.rank
+    pool = _core.ThreadPool(n_threads)
+    serve(path, pool=pool, quantize=quantize, drafts=models if is_drafter else None)
     return 0

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import click
 
 from pyflow.cli import options
-from pyflow.cluster.drafts import LookupGuesser, MethodGuesser, ModelGuesser
+from pyflow.cli.speculation import check_layers
+from pyflow.cluster.drafts import LookupGuesser, MethodGuesser, by_models
 from pyflow.cluster.layers import by_count, given
 from pyflow.cluster.strategy import named
-from pyflow.sampling import SamplingParams
 from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class PipelineChoice:
     draft_len: int | None
     tuning: dict[str, Any]
     """Fields of Strategy."""
+    draft_rank: int = 0
+    """Where the draft model runs; less than 0 counts from the last rank on."""
     world: World | None = None
     """The ranks, where stages are not in this process."""
     automatic: Automatic | None = field(default=None, init=False)
@@ -88,12 +90,18 @@ class PipelineChoice:
         beside = self.stages or (self.world.n_here if self.world else 1)
         options.tell_crowded(n_threads, beside)
         n_threads = n_threads or threads_of_each(beside)
+        draft_layers = [] if spec is None else spec.draft_layers
+        check_layers(described, draft_layers)
+        drafter = self.drafter if draft_models else 0
         with ExitStack() as stack:
-            draft = self._draft(described, draft_models, n_threads)
+            models: list[Model] = []
+            if draft_models and not drafter:
+                opened = drafting_models(described, draft_models, draft_layers, n_threads)
+                models = stack.enter_context(opened)
             made = None if spec is None else spec.made(described, N_BATCH // 2)
-            guesser = self._guesser(described, draft, made, size)
+            guesser = None if drafter else self._guesser(described, models, made, size)
             how: dict[str, Any] = {
-                **self._decided(draft, made[0].n_asked if made else 0),
+                **self._decided(models, made[0].n_asked if made else 0, drafter),
                 "guesser": None if guesser is None else stack.enter_context(closing(guesser)),
                 "n_threads": n_threads,
                 "n_ctx": size,
@@ -103,7 +111,12 @@ class PipelineChoice:
                 yield stack.enter_context(in_threads(described, n_stages=self.stages, **how))
             else:
                 self.is_open = True
-                yield stack.enter_context(over_ranks(described, **how))
+                yield stack.enter_context(over_ranks(described, drafter=drafter, **how))
+
+    @property
+    def drafter(self) -> int:
+        """The rank of the draft model, 0 in one process. UsageError where there is no such rank."""
+        return rank_among(self.draft_rank, self.world.size if self.world else 1)
 
     def _check_layers(self, described: Described) -> None:
         """UsageError for --layers that are not those of the model, or not one per rank."""
@@ -139,7 +152,7 @@ class PipelineChoice:
             }
         return found
 
-    def _decided(self, draft: Model | None, n_asked: int) -> dict[str, Any]:
+    def _decided(self, models: Sequence[Model], n_asked: int, drafter: int) -> dict[str, Any]:
         """Strategy and layers, or who decides about them when all ranks are there."""
         layers = self.layers or (EVEN if self.stages else AUTO)
         split: Split | None = by_count
@@ -152,10 +165,13 @@ class PipelineChoice:
         from pyflow.cluster.automatic import Automatic
         from pyflow.cluster.profile import drafts_by
 
+        # The largest of several models at most: what the others save is not known.
+        draft = models[-1] if models else None
+        drafts = drafts_by(draft, n_asked=n_asked, elsewhere=drafter != 0)
         self.automatic = Automatic(
             make=None if self.name == AUTO else self._strategy,
             given=split,
-            drafts=None if self.name == "iterative" else drafts_by(draft, n_asked=n_asked),
+            drafts=None if self.name == "iterative" else drafts,
             tell=lambda line: click.echo(line, err=True),
         )
         return {"strategy": self.automatic.strategy, "layers": self.automatic.layers}
@@ -163,23 +179,10 @@ class PipelineChoice:
     def _strategy(self, n_stages: int) -> Strategy:
         return named(cast(str, self.name), n_stages, self.draft_len, **self.tuning)
 
-    def _draft(
-        self, target: Described, draft_models: Sequence[str], n_threads: int
-    ) -> Model | None:
-        """The model that guesses, of which there is one at most."""
-        if not draft_models:
-            return None
-        from pyflow.engine import load
-        from pyflow.speculate.draft_model import check_vocabulary
-
-        draft = load(draft_models[0], n_threads=n_threads)
-        check_vocabulary(target, draft)
-        return draft
-
     def _guesser(
         self,
         model: Described,
-        draft: Model | None,
+        models: Sequence[Model],
         made: tuple[Method, int] | None,
         n_ctx: int,
     ) -> Guesser | None:
@@ -189,9 +192,38 @@ class PipelineChoice:
         if made is not None:
             method, n_nodes = made
             return MethodGuesser(method, n_nodes, n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
-        if draft is None:
-            return LookupGuesser()
-        return ModelGuesser(draft, SamplingParams(seed=0), n_ctx)
+        return by_models(models, n_ctx) if models else LookupGuesser()
+
+
+def rank_among(rank: int, n_ranks: int) -> int:
+    """The rank that --draft-rank names; UsageError where there is none."""
+    if not -n_ranks <= rank < n_ranks:
+        raise click.UsageError(
+            f"--draft-rank: expected one of {n_ranks} ranks, {-n_ranks} to {n_ranks - 1}, found "
+            f"{rank}"
+        )
+    return rank % n_ranks
+
+
+@contextmanager
+def drafting_models(
+    target: Described, names: Sequence[str], layers: Sequence[int], n_threads: int
+) -> Iterator[list[Model]]:
+    """Those that --draft-model names, with what they need in this process; freed in the end."""
+    from pyflow.engine import load
+    from pyflow.speculate.draft_model import check_vocabulary
+
+    with ExitStack() as stack:
+        models: list[Model] = []
+        for name in names:
+            if name == "self":
+                quantize = target.checkpoint.pack_as
+                draft = load(target.path, n_threads=n_threads, quantize=quantize, layers=layers)
+            else:
+                draft = load(name, n_threads=n_threads)
+            models.append(stack.enter_context(draft))
+            check_vocabulary(target, draft)
+        yield models
 
 
 def threads_of_each(n: int) -> int:

@@ -190,11 +190,7 @@ def draft_models(
 ) -> Iterator[list[tuple[Model, Sequence[int]]]]:
     """Those that --draft-model names, each with its layers, on the threads and the
     memory nodes of the model; loaded, and freed in the end."""
-    n_layers = len(model.spec.layers)
-    if beyond := [layer for layer in layers if layer >= n_layers]:
-        raise click.UsageError(
-            f"--draft-layers: {model.name} has layers 0 to {n_layers - 1}, found {beyond[0]}"
-        )
+    check_layers(model, layers)
     with ExitStack() as stack:
         drafts: list[tuple[Model, Sequence[int]]] = []
         for name in names:
@@ -204,6 +200,15 @@ def draft_models(
                 draft = options.load(name, model.n_threads, model.placement)
                 drafts.append((stack.enter_context(draft), ()))
         yield drafts
+
+
+def check_layers(model: Described, layers: Sequence[int]) -> None:
+    """UsageError for --draft-layers that the model has not."""
+    n_layers = len(model.spec.layers)
+    if beyond := [layer for layer in layers if layer >= n_layers]:
+        raise click.UsageError(
+            f"--draft-layers: {model.name} has layers 0 to {n_layers - 1}, found {beyond[0]}"
+        )
 
 
 def ngram_pool(model: Described, path: str) -> NgramPool:
@@ -216,20 +221,15 @@ def ngram_pool(model: Described, path: str) -> NgramPool:
     return NgramPool.from_tokens(tokens)
 
 
-def _names(draft_model: str | None) -> list[str]:
+def model_names(draft_model: str | None) -> list[str]:
     return [name for name in (draft_model or "").split(",") if name]
 
 
 def pipeline_drafts(pipeline: str | None, draft_model: str | None) -> list[str]:
-    """The model that drafts for --pipeline, if one is named; UsageError where it cannot."""
-    models = _names(draft_model)
+    """The models that draft for --pipeline; UsageError where they cannot."""
+    models = model_names(draft_model)
     if models and pipeline == "iterative":
         raise click.UsageError("--draft-model is of no use to --pipeline iterative")
-    if len(models) > 1 or "self" in models:
-        found = ",".join(models)
-        raise click.UsageError(
-            f"--draft-model: expected one model, which drafts for a pipeline, found {found}"
-        )
     return models
 
 
@@ -250,7 +250,7 @@ def speculation(function: F) -> F:
         lossy: bool,
         **options: Any,
     ) -> Any:
-        models = _names(draft_model)
+        models = model_names(draft_model)
         if pipeline := options.get("pipeline"):
             pipeline_drafts(pipeline, draft_model)
         given = {
@@ -262,8 +262,7 @@ def speculation(function: F) -> F:
         if pipeline == "iterative" and spec != "none":
             raise click.UsageError(f"--spec {spec} is of no use to --pipeline iterative")
         flag = next((name for name, there in given.items() if there), None)
-        if pipeline and (flag or draft_layers):
-            flag = flag or "--draft-layers"
+        if pipeline and flag:
             raise click.UsageError(f"{flag} is for one process, and --pipeline for several")
         if spec_policy in _LOSSY and not lossy:
             raise click.UsageError(

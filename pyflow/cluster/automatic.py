@@ -57,17 +57,18 @@ class Automatic:
     def layers(self, ranks: Ranks) -> Sequence[range]:
         """Has the ranks measured. ResourceError where they have too little memory."""
         begun = time.monotonic()
-        pipeline = ranks.measure().pipeline
+        survey = ranks.measure()
+        pipeline, drafts = survey.pipeline, survey.drafts(self.drafts)
         spent = time.monotonic() - begun
         held = None if self.given is None else self.given(ranks)
         if self.make is None:
-            found = predictions(pipeline, self.drafts, layers=held)
+            found = predictions(pipeline, drafts, layers=held)
             best = choose(found)
-            self.tell(_why(best, found, self.drafts))
-            self._chooser = Chooser(pipeline, best, self.drafts, self.tell)
+            self.tell(_why(best, found, drafts))
+            self._chooser = Chooser(pipeline, best, drafts, self.tell)
             self.planned = best.split
         elif held is None:
-            self.planned = best_split(pipeline, self.make, self.drafts).split
+            self.planned = best_split(pipeline, self.make, drafts).split
         else:
             self.planned = predict_split(pipeline, held)
         self.tell(_placed(self.planned, spent))

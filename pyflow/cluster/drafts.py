@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pyflow.cluster.messages import Answers, Drafted, DraftRequest, Questions
@@ -16,13 +18,19 @@ from pyflow.speculate.tree import DraftTree, common_prefix
 if TYPE_CHECKING:
     from pyflow.engine import Model
 
-
+# Opens the models that guess, the smallest first.
+OpenDrafts: TypeAlias = Callable[[], AbstractContextManager[Sequence["Model"]]]
 # Whether guesses are still wanted; asked between them.
 IsWanted: TypeAlias = Callable[[], bool]
 
 
 def always() -> bool:
     return True
+
+
+def nobody() -> AbstractContextManager[Sequence[Model]]:
+    """No model guesses here."""
+    return nullcontext(())
 
 
 class Guesser(Protocol):
@@ -68,11 +76,23 @@ class LookupGuesser:
 
 
 class ModelGuesser:
-    """A smaller model of the same vocabulary, which draws with the same noise."""
+    """A smaller model of the same vocabulary, which draws with the same noise.
 
-    def __init__(self, model: Model, sampling: SamplingParams, n_ctx: int) -> None:
-        """sampling: the job's own, seed included. n_ctx: positions of the text at most."""
+    With a filler, which guesses ahead, it corrects that in fewer steps of several tokens each.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampling: SamplingParams,
+        n_ctx: int,
+        filler: Guesser | None = None,
+    ) -> None:
+        """sampling: the job's own, seed included. n_ctx: positions of the text at most. filler: is
+        closed with this."""
         self._context = model.context(min(n_ctx, model.spec.n_ctx_train))
+        self._filler = filler
+        self._n_told = 0  # tokens of the text that the filler knows
         self._text: list[int] = []
         self._cells: list[int] = []  # the tokens in the context
         self.begin(sampling, 0)
@@ -82,29 +102,52 @@ class ModelGuesser:
         # It has accepted nothing: what penalties look back on comes with each draw.
         self._sampler = sampling.sampler(stream=stream)
         self._n_back = sampling.repeat_last_n
+        if self._filler is not None:
+            self._filler.begin(sampling, stream)
 
     def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
         """The tokens that the model itself would write, as far as they are likely enough."""
         _check_keep(request, len(self._text))
         del self._text[request.keep :]
         self._text += request.tokens
+        self._n_told = min(self._n_told, request.keep)
         tokens: list[int] = []
         chances: list[float] = []
         if not self._text or len(self._text) + request.n > self._context.n_ctx:
             return _drafted(request, tokens, chances)
         self._read()
-        while len(tokens) < request.n and is_wanted():
-            last = tokens[-1] if tokens else self._text[-1]
-            path = self._looked_back_on(tokens)
-            guesses, _ = self._context.guess([last], [-1], 0, [0], [path], self._sampler)
-            self._context.commit([(0, 0)])
-            self._cells.append(last)
-            token, chance = guesses[0][0]
-            if chance < request.least:
-                break
-            tokens.append(token)
-            chances.append(min(1.0, chance))
+        is_likely = True
+        while is_likely and len(tokens) < request.n and is_wanted():
+            ahead = self._filled(tokens, request.n - 1 - len(tokens), is_wanted)
+            for token, chance in self._step(tokens, ahead):
+                is_likely = chance >= request.least
+                if not is_likely:
+                    break
+                tokens.append(token)
+                chances.append(min(1.0, chance))
         return _drafted(request, tokens, chances)
+
+    def _step(self, tokens: list[int], ahead: Sequence[int]) -> list[tuple[int, float]]:
+        """What it would write after the guesses so far, as long as that is what lies ahead, and
+        the token after that."""
+        rows = [tokens[-1] if tokens else self._text[-1], *ahead]
+        n = len(rows)
+        paths = [self._looked_back_on([*tokens, *ahead[:i]]) for i in range(n)]
+        found, _ = self._context.guess(rows, range(-1, n - 1), 0, range(n), paths, self._sampler)
+        guesses = [row[0] for row in found]
+        n_right = common_prefix([token for token, _ in guesses], ahead)
+        self._context.commit([(row, 0) for row in range(n_right + 1)])
+        self._cells += rows[: n_right + 1]
+        return guesses[: n_right + 1]
+
+    def _filled(self, tokens: list[int], n: int, is_wanted: IsWanted) -> tuple[int, ...]:
+        """Up to n guesses of the filler's; after this model's own, where there are some."""
+        if self._filler is None or n < 1:
+            return ()
+        text = self._text[self._n_told :] + tokens
+        request = DraftRequest(0, 0, self._n_told, tuple(text), n, 0.0, len(tokens))
+        self._n_told = len(self._text)
+        return self._filler.answer(request, is_wanted).tokens
 
     def _looked_back_on(self, guesses: list[int]) -> list[int]:
         """What penalties see of the text and the guesses after it."""
@@ -125,6 +168,31 @@ class ModelGuesser:
     def close(self) -> None:
         """Frees the context."""
         self._context.close()
+        if self._filler is not None:
+            self._filler.close()
+
+
+def by_models(models: Sequence[Model], n_ctx: int) -> Guesser:
+    """Who guesses by one model or more, the smallest first, each correcting the one before.
+
+    n_ctx: positions of the text at most. The models are the caller's.
+    """
+    guesser: Guesser | None = None
+    for model in models:
+        guesser = ModelGuesser(model, SamplingParams(seed=0), n_ctx, guesser)
+    if guesser is None:
+        raise PyflowError("drafts: expected one model or more, found none")
+    return guesser
+
+
+def answer_latest(
+    guesser: Guesser, request: DraftRequest, is_latest: IsWanted, /
+) -> Drafted | None:
+    """The answer, unless a later request is there at its beginning or its end: from this one the
+    guesser then learns how the text went."""
+    asked = request if is_latest() else replace(request, n=0)
+    drafted = guesser.answer(asked, is_latest)
+    return drafted if asked.n and is_latest() else None
 
 
 class MethodGuesser:

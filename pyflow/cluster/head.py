@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
 from pyflow.closing import Closing
-from pyflow.cluster.drafts import Guesser
+from pyflow.cluster.drafts import Guesser, answer_latest
 from pyflow.cluster.job import Done, Emit
 from pyflow.cluster.journal import Journal
 from pyflow.cluster.messages import Cancel, Cut, Drafted, DraftRequest, Frame, Result
@@ -37,8 +36,21 @@ class Transport(Protocol):
         ...
 
 
+class Asks(Protocol):
+    """The way to who guesses."""
+
+    def ask(self, request: DraftRequest) -> None:
+        """The draft comes by the transport, unless a later request overtakes this one."""
+        ...
+
+
 class Pipeline(Transport, Protocol):
     """Stages, and the way to them, for one job after the other."""
+
+    @property
+    def drafting(self) -> Asks | None:
+        """A rank of its own that guesses for each job; None where there is none."""
+        ...
 
     @property
     def epoch(self) -> int:
@@ -91,10 +103,8 @@ class Drafting(Closing):
     def _work(self) -> None:
         try:
             while (request := self._requests.get()) is not None:
-                last = self._requests.empty()
-                asked = request if last else replace(request, n=0)
-                drafted = self._guesser.answer(asked, self._requests.empty)
-                if asked.n and self._requests.empty():
+                drafted = answer_latest(self._guesser, request, self._requests.empty)
+                if drafted is not None:
                     self._transport.post(drafted)
         except BaseException as error:
             self._transport.post(error)
@@ -103,7 +113,7 @@ class Drafting(Closing):
 def write(
     scheduler: Scheduler,
     transport: Transport,
-    drafting: Drafting | None = None,
+    drafting: Asks | None = None,
     journal: Journal | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """The tokens of the scheduler's job as they become certain, one or several at a time.

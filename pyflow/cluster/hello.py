@@ -35,9 +35,11 @@ def digest(checkpoint: Checkpoint) -> str:
     return hashlib.sha256(header + rest).hexdigest()
 
 
-def check_ranges(ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int) -> None:
+def check_ranges(
+    ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int, drafter: int = 0
+) -> None:
     """PyflowError unless each of the ranks has a range, ShapeError unless they hold all layers of
-    the model, in order, each once."""
+    the model, in order, each once, and a drafter on a rank of its own none."""
     if len(hellos) != len(ranges):
         hosts = ", ".join(f"{h.rank} on {h.host}" for h in hellos)
         raise PyflowError(
@@ -47,6 +49,10 @@ def check_ranges(ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int
     held = [layer for layers in ranges for layer in layers]
     if held != list(range(n_layers)):
         raise ShapeError(f"layers: expected 0 to {n_layers - 1} in order, found {held}")
+    if drafter and (n := len(ranges[drafter])):
+        raise ShapeError(
+            f"layers: expected none on rank {drafter}, which runs the draft model, found {n}"
+        )
 
 
 def check(hellos: Sequence[Hello]) -> None:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class Ranks:
     """Those that are to hold a model's layers, once all have said who they are.
 
-    measure: finds out what they and the links between them take, in a second or two.
+    measure: finds out what they and the links between them take, in a second or two. drafter: the
+    rank that guesses; another one than 0 does nothing else.
     """
 
     hellos: Sequence[Hello]
     spec: ModelSpec
     measure: Callable[[], Survey]
+    drafter: int = 0
 
 
 # The layers of each rank.
@@ -32,8 +34,12 @@ Split: TypeAlias = Callable[[Ranks], Sequence[range]]
 
 
 def by_count(ranks: Ranks) -> list[range]:
-    """As many layers for each rank, whatever it is."""
-    return even(ranks.spec.n_layers, len(ranks.hellos))
+    """As many layers for each rank, whatever it is, but for one that guesses."""
+    n_ranks, drafter = len(ranks.hellos), ranks.drafter
+    if not drafter:
+        return even(ranks.spec.n_layers, n_ranks)
+    held = even(ranks.spec.n_layers, n_ranks - 1)
+    return [*held[:drafter], range(0), *held[drafter:]]
 
 
 def even(n_layers: int, n_ranks: int) -> list[range]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyflow.cluster.drafts import Guesser
-from pyflow.cluster.head import Drafting, Pipeline, write
+from pyflow.cluster.head import Asks, Drafting, Pipeline, write
 from pyflow.cluster.job import Counts, Job
 from pyflow.cluster.journal import Journal
 from pyflow.cluster.messages import Cancel, Cut, Drafted, Frame, Result
@@ -146,7 +146,7 @@ class Line:
         n_held = 0
         try:
             with ExitStack() as stack:
-                drafting = None
+                drafting: Asks | None = self.pipeline.drafting
                 if self._guesser is not None and strategy.n_draft:
                     self._guesser.begin(span.sampling, span.stream)
                     drafting = stack.enter_context(Drafting(self._guesser, self.pipeline))

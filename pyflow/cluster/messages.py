@@ -273,11 +273,15 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a rank has measured of itself; read_bytes_per_s: of its weights, by all its threads."""
+    """What a rank has measured of itself; read_bytes_per_s: of its weights, by all its threads.
+
+    draft_ms: of a guess, where it has a draft model and so no room for layers.
+    """
 
     epoch: int
     profile: RankProfile
     read_bytes_per_s: float
+    draft_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from pyflow import _core, catalogue, formats
 from pyflow.closing import Closing
+from pyflow.cluster.drafts import OpenDrafts, by_models
 from pyflow.cluster.endpoint import Deliver, Endpoint, Traffic
+from pyflow.cluster.head import Asks
 from pyflow.cluster.hello import check, check_ranges, hello
 from pyflow.cluster.layers import Ranks, Split
 from pyflow.cluster.lifeline import here
@@ -22,6 +25,7 @@ from pyflow.cluster.messages import (
     Cancel,
     Cut,
     Drafted,
+    DraftRequest,
     Failure,
     Frame,
     Goodbye,
@@ -42,6 +46,9 @@ from pyflow.sampling import SamplingParams
 from pyflow.spec import ModelSpec
 from pyflow.specs import build_spec
 
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+
 # What the head is given: the rank that it comes from, and a message or what went wrong there.
 _Item: TypeAlias = tuple[int, Message | BaseException]
 
@@ -52,25 +59,39 @@ def serve(
     pool: _core.ThreadPool,
     make: Callable[..., Stage] = ModelStage,
     quantize: str | None = None,
+    drafts: OpenDrafts | None = None,
 ) -> Traffic:
     """On a rank other than 0: works for the head until that says goodbye.
 
     path: the model, of which this rank loads the layers that the head gives it, and no others.
     make: of a `ModelStage`'s arguments what stands in for one. quantize: as for `load`, the same on
-    all ranks. What goes wrong here is raised by the head. Returns what was sent.
+    all ranks. drafts: for the rank that guesses, and holds no layers. What goes wrong here is
+    raised by the head. Returns what was sent.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
     with_layers = ""
     worker = Worker(rank, here.host, 0, endpoint.send, lambda phase: here.at(phase + with_layers))
     endpoint.start(worker.deliver)
-    with worker.reporting():
+    with worker.reporting(), ExitStack() as stack:
         here.at("opening the model")
         checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
+        models: Sequence[Model] = ()
+        if drafts is not None:
+            here.at("loading the draft model")
+            models = stack.enter_context(drafts())
         endpoint.send(0, hello(rank, checkpoint))
         here.at("waiting for the others")
-        surveyor = Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool)
-        if isinstance(setup := surveyor.assist(), Setup):
+        send, take = endpoint.send, worker.take
+        surveyor = Surveyor(rank, endpoint.size, send, take, checkpoint, pool, *models[-1:])
+        if not isinstance(setup := surveyor.assist(), Setup):
+            pass  # the head goes without this rank
+        elif models:
+            with closing(by_models(models, setup.n_ctx)) as guesser:
+                with_layers = ", the draft model"
+                here.at("waiting for a job" + with_layers)
+                worker.guess(guesser)
+        else:
             worker.onward = _onward(rank, setup.layers)
             if stage := _stage(make, checkpoint, setup, rank, pool):
                 with_layers = f", {_named(setup.layers[rank])}"
@@ -104,10 +125,11 @@ class MpiPipeline(Closing):
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
         quantize: str | None = None,
+        drafter: int = 0,
         **sizes: Unpack[Sizes],
     ) -> None:
         """path, pool, make, quantize: as for `serve`. layers: of each rank, or what decides about
-        them.
+        them. drafter: the rank that serves with drafts; 0 where none does.
 
         Waits for all other ranks, but not for their weights.
 
@@ -117,6 +139,7 @@ class MpiPipeline(Closing):
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
         self._stages: list[int] = []
+        self._drafter = drafter
         self._resident: dict[int, int] = {}
         self._epoch = 0
         worker = Worker(0, here.host, 0, endpoint.send)
@@ -134,12 +157,13 @@ class MpiPipeline(Closing):
             def measure() -> Survey:
                 here.at("measuring")
                 send, take = endpoint.send, lambda: self._next(None)[1]
-                return Surveyor(0, endpoint.size, send, take, checkpoint, pool).lead(sizes)
+                surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)
+                return surveyor.lead(sizes, drafter)
 
             if callable(layers):
-                layers = layers(Ranks(hellos, spec, measure))
+                layers = layers(Ranks(hellos, spec, measure, drafter))
             self.layers = ranges = layers
-            check_ranges(ranges, hellos, spec.n_layers)
+            check_ranges(ranges, hellos, spec.n_layers, drafter)
             setup = _setup(spec, ranges, sizes)
             self._stages = [rank for rank, held in enumerate(ranges) if held]
             worker.onward = _onward(0, ranges)
@@ -157,6 +181,15 @@ class MpiPipeline(Closing):
     def epoch(self) -> int:
         """Of the present job, which its messages carry."""
         return self._epoch
+
+    @property
+    def drafting(self) -> Asks | None:
+        """The rank that guesses, told of each job when that begins."""
+        return self if self._drafter else None
+
+    def ask(self, request: DraftRequest) -> None:
+        """Has the rank that guesses do so; the draft is received among the results."""
+        self._endpoint.send(self._drafter, request)
 
     @property
     def sent(self) -> Traffic:
@@ -203,12 +236,13 @@ class MpiPipeline(Closing):
         `keep`.
         """
         here.at("beginning a job")
+        ranks = [*self._stages, *filter(None, [self._drafter])]
         while True:
             self._epoch += 1
-            for rank in self._stages:
+            for rank in ranks:
                 self._endpoint.send(rank, Begin(self._epoch, sampling, stream, keep, cut))
             kept: dict[int, int] = {}
-            while len(kept) < len(self._stages):
+            while len(kept) < len(ranks):
                 rank, message = self._next(None)
                 if isinstance(message, Begun) and message.epoch == self._epoch:
                     kept[rank] = message.keep
@@ -220,7 +254,7 @@ class MpiPipeline(Closing):
 
     @property
     def resident_nbytes(self) -> Sequence[int | None]:
-        """Of each rank, when the present job began; None of others than this without layers."""
+        """Of each rank, when the present job began; None of others than this without a part."""
         own = {0: resident_nbytes()}
         return [(own | self._resident).get(rank) for rank in range(self._endpoint.size)]
 

@@ -70,6 +70,7 @@ class Pipeline:
     """Ranks in the order of the pipeline, the links between them, and the model to split.
 
     Runs come from the first rank and draws go back to it, whether it holds layers or not.
+    drafter: the index of the rank that guesses.
     links: by the numbers of both ranks, either first. Those of neighbours are needed; one that
     skips ranks and was not measured is taken to be no better than any link that it skips.
     """
@@ -77,6 +78,7 @@ class Pipeline:
     ranks: tuple[RankProfile, ...]
     links: Mapping[tuple[int, int], Link]
     layers: LayerCosts
+    drafter: int = 0
 
     def __post_init__(self) -> None:
         numbers = [profile.rank for profile in self.ranks]

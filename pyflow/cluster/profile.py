@@ -43,11 +43,17 @@ _SPARE = 0.05
 
 
 def profile_rank(
-    rank: int, n_ranks: int, checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool
+    rank: int,
+    n_ranks: int,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    pool: _core.ThreadPool,
+    draft: Model | None = None,
 ) -> Profile:
     """What this rank measures of itself, in half a second or two. Nothing stays loaded.
 
-    max_nbytes is what the system has left; see `shared`.
+    max_nbytes is what the system has left; see `shared`. draft: what guesses here, on a rank of its
+    own, which has no room for layers.
     """
     planned = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
     nbytes = [stage.token_bytes for stage in planned]
@@ -66,10 +72,11 @@ def profile_rank(
             rank,
             here.host,
             layer_ms,
-            available_nbytes(),
+            available_nbytes() if draft is None else 0,
             head_ms=layer_ms[0] * head / typical,
         ),
         read_bytes_per_s,
+        0.0 if draft is None else draft_ms(draft),
     )
 
 
@@ -84,12 +91,17 @@ def draft_ms(model: Model) -> float:
         return statistics.median(samples[2:])  # the first ones warm up
 
 
-def drafts_by(model: Model | None, right: float | None = None, *, n_asked: int = 0) -> Drafts:
+def drafts_by(
+    model: Model | None, right: float | None = None, *, n_asked: int = 0, elsewhere: bool = False
+) -> Drafts:
     """What guesses of a draft model take; None: those of lookup in the text, or of a method that
     asks for so many rows.
 
-    right: how often they are; None is what is known of others.
+    right: how often they are; None is what is known of others. elsewhere: on another rank, whose
+    survey will tell the time.
     """
+    if elsewhere:
+        return Drafts(0.0, PRIORS["model"] if right is None else right, beside=False)
     if model is None:
         likely = PRIORS["lookup"] if right is None else right
         return Drafts(LOOKUP_MS, likely, beside=False, n_asked=n_asked)
@@ -99,10 +111,10 @@ def drafts_by(model: Model | None, right: float | None = None, *, n_asked: int =
 def shared(profiles: Sequence[RankProfile], n_scratch: int) -> tuple[RankProfile, ...]:
     """The same ranks with what is left to each for layers where those of a host share its memory.
 
-    n_scratch: bytes that each rank needs besides.
+    n_scratch: bytes that each rank needs besides. Who may use none guesses, and gets none.
     """
-    by_host = sorted(profiles, key=attrgetter("host"))
-    found = []
+    found = [profile for profile in profiles if not profile.max_nbytes]
+    by_host = sorted((p for p in profiles if p.max_nbytes), key=attrgetter("host"))
     for _, some in groupby(by_host, key=attrgetter("host")):
         ranks = list(some)
         least = min(profile.max_nbytes for profile in ranks)

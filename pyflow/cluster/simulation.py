@@ -51,10 +51,11 @@ def cluster_times(pipeline: Pipeline, ranges: Sequence[range], *, draft_ms: floa
     splits = [predict_split(pipeline, ranges, n_rows=n) for n in range(1, n_most + 1)]
     places = [i for i, part in enumerate(ranges) if part]
     links = {(i, i + 1): pipeline.link(a, b) for i, (a, b) in enumerate(pairwise(places))}
-    # The head is on rank 0, and the drafter beside it.
+    # The head is on rank 0, and the drafter beside it or on a rank of its own.
     first, last = (pipeline.link(0, i) if i else _INSTANT for i in (places[0], places[-1]))
     links |= {(HEAD, 0): first, (len(places) - 1, HEAD): last}
-    links |= {(HEAD, DRAFTER): _INSTANT, (DRAFTER, HEAD): _INSTANT}
+    to_drafter = pipeline.link(0, pipeline.drafter) if pipeline.drafter else _INSTANT
+    links |= {(HEAD, DRAFTER): to_drafter, (DRAFTER, HEAD): to_drafter}
     return ClusterTimes(
         stage_s=[_Rows(tuple(s.parts[i].run_ms / 1e3 for s in splits)) for i in places],
         n_layers=[len(ranges[i]) for i in places],

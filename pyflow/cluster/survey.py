@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from pyflow.errors import PyflowError
 from pyflow.specs import build_spec
 from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
+from .drafts import OpenDrafts, nobody
 from .endpoint import Endpoint
 from .hello import check, hello
 from .lifeline import here
@@ -32,6 +33,11 @@ from .plan import Link, Pipeline
 from .profile import layer_costs, profile_rank, shared
 from .threads import Sizes
 from .worker import Worker
+
+if TYPE_CHECKING:
+    from pyflow.engine import Model
+
+    from .predict import Drafts
 
 _Kind = TypeVar("_Kind")
 
@@ -43,18 +49,29 @@ _BY_REFERENCE = 1e18  # bytes a second, of what is not copied
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was measured; read_bytes_per_s, hellos: by rank."""
+    """What was measured; read_bytes_per_s, hellos: by rank.
+
+    draft_ms: of a guess, where another rank than 0 guesses.
+    """
 
     pipeline: Pipeline
     read_bytes_per_s: tuple[float, ...]
     hellos: tuple[Hello, ...] = ()
+    draft_ms: float | None = None
+
+    def drafts(self, drafts: Drafts | None) -> Drafts | None:
+        """The same with the time that they take."""
+        if drafts is None or self.draft_ms is None:
+            return drafts
+        return replace(drafts, ms=self.draft_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Surveyor:
     """A rank, as far as it measures and is measured.
 
-    send: to a rank. take: the next message for this one, in the thread that measures.
+    send: to a rank. take: the next message for this one, in the thread that measures. draft: the
+    model that guesses here, on a rank of its own.
     """
 
     rank: int
@@ -63,9 +80,11 @@ class Surveyor:
     take: Callable[[], Message]
     checkpoint: formats.Checkpoint
     pool: _core.ThreadPool
+    draft: Model | None = None
 
-    def lead(self, sizes: Sizes) -> Survey:
+    def lead(self, sizes: Sizes, drafter: int = 0) -> Survey:
         """On rank 0: has all ranks measured, which must `assist`. sizes: of the caches to be.
+        drafter: the rank that guesses.
 
         All measure themselves at once, as they compute when many runs are on their way. Takes a
         second or two, and some milliseconds more for each rank.
@@ -77,7 +96,8 @@ class Surveyor:
         while len(profiles) < n_ranks:
             message = self._expect(Profile)
             profiles[message.profile.rank] = message
-        links = {(0, to): self._link(to) for to in {1, n_ranks - 1} if to in range(1, n_ranks)}
+        others = {1, n_ranks - 1, drafter}
+        links = {(0, to): self._link(to) for to in others if to in range(1, n_ranks)}
         for first in (1, 2):  # so that each rank takes part in one of these at a time
             pairs = [(i, i + 1) for i in range(first, n_ranks - 1, 2)]
             for i, to in pairs:
@@ -88,7 +108,8 @@ class Surveyor:
         costs, n_scratch = layer_costs(self.checkpoint, spec, self.pool, sizes)
         ranks = shared([profiles[i].profile for i in range(n_ranks)], n_scratch)
         reads = tuple(profiles[i].read_bytes_per_s for i in range(n_ranks))
-        return Survey(Pipeline(ranks, links, costs), reads)
+        pipeline = Pipeline(ranks, links, costs, drafter)
+        return Survey(pipeline, reads, draft_ms=profiles[drafter].draft_ms if drafter else None)
 
     def greet(self) -> tuple[Hello, ...]:
         """On rank 0: what the ranks say of themselves, which the others have sent.
@@ -113,7 +134,7 @@ class Surveyor:
                     here.at("measuring")
                     spec = build_spec(self.checkpoint)
                     profile = profile_rank(
-                        self.rank, self.n_ranks, self.checkpoint, spec, self.pool
+                        self.rank, self.n_ranks, self.checkpoint, spec, self.pool, self.draft
                     )
                     self.send(0, profile)
                 case Measure():
@@ -199,11 +220,19 @@ def _queue_s() -> float:
     return statistics.median(samples)
 
 
-def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) -> Survey | None:
+def survey(
+    path: str | Path,
+    *,
+    pool: _core.ThreadPool,
+    drafter: int = 0,
+    drafts: OpenDrafts | None = None,
+    **sizes: Unpack[Sizes],
+) -> Survey | None:
     """On all ranks at the same time, with the model of each: what was measured, on rank 0.
 
-    None on the others. What goes wrong on any rank is raised on rank 0, as are differences between
-    them in what they must have in common.
+    None on the others. drafter: the rank that guesses; drafts: opens its models there, where that
+    is not rank 0. What goes wrong on any rank is raised on rank 0, as are differences between them
+    in what they must have in common.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
@@ -211,17 +240,17 @@ def survey(path: str | Path, *, pool: _core.ThreadPool, **sizes: Unpack[Sizes]) 
     endpoint.start(worker.deliver)
     here.at("measuring")
 
-    def surveyor() -> Surveyor:
+    def surveyor(draft: Model | None = None) -> Surveyor:
         checkpoint = formats.open(catalogue.resolve(path))
-        return Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool)
+        return Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool, draft)
 
     try:
         if rank == 0:
             own = surveyor()
             hellos = own.greet()
-            return replace(own.lead(sizes), hellos=hellos)
-        with worker.reporting():
-            own = surveyor()
+            return replace(own.lead(sizes, drafter), hellos=hellos)
+        with worker.reporting(), (drafts or nobody)() as models:
+            own = surveyor(*models[-1:])
             endpoint.send(0, hello(rank, own.checkpoint))
             message = own.assist()
             if not isinstance(message, Goodbye):

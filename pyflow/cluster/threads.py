@@ -109,6 +109,11 @@ class ThreadPipeline(Closing):
         """Of the present job, which its messages carry."""
         return self._epoch
 
+    @property
+    def drafting(self) -> None:
+        """Who guesses is beside the stages."""
+        return None
+
     def send(self, frame: Frame) -> None:
         """Gives the first stage a frame, behind those before it."""
         self._queues[0].put(frame)

@@ -80,7 +80,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 7
+VERSION = 8
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
@@ -242,6 +242,7 @@ _MESSAGES = (
             head_ms=_MS,
         ),
         read_bytes_per_s=_RATE,
+        draft_ms=_MS,
     ),
     Record(Measure, to=_I32),
     Record(Ping, rank=_I32, is_back=flag, rows=matrix(MAX_TOKENS, MAX_EMBD)),

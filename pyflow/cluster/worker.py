@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-from pyflow.cluster.messages import Begin, Begun, Cancel, Failure, Frame, Goodbye, Message
+from pyflow.cluster.drafts import Guesser, answer_latest
+from pyflow.cluster.messages import (
+    Begin,
+    Begun,
+    Cancel,
+    DraftRequest,
+    Failure,
+    Frame,
+    Goodbye,
+    Message,
+)
 from pyflow.cluster.threads import Stage
 from pyflow.cluster.wire import MAX_TEXT_NBYTES
 from pyflow.errors import PyflowError
@@ -92,6 +102,23 @@ class Worker:
                         out = stage.handle(message)
                         if out is not None:
                             self._send(self.onward if isinstance(out, Frame) else 0, out)
+                case _:
+                    raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+
+    def guess(self, guesser: Guesser) -> None:
+        """Has the guesser answer the latest request, until the head says goodbye."""
+        while not isinstance(message := self.take(), Goodbye):
+            match message:
+                case Begin():
+                    self._at("beginning a job")
+                    guesser.begin(message.sampling, message.stream)
+                    self._send(0, Begun(message.epoch, message.keep, resident_nbytes()))
+                case DraftRequest():
+                    if message.epoch == self._epoch:
+                        self._at("drafting")
+                        drafted = answer_latest(guesser, message, self._inbox.empty)
+                        if drafted is not None:
+                            self._send(0, drafted)
                 case _:
                     raise PyflowError(f"nobody here waits for a {type(message).__name__}")
 

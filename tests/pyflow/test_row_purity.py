@@ -136,3 +136,17 @@ def test_two_stages_equal_one_wherever_they_are_cut(
         back = _core.Context(_core.Stage(native, spec.stage(cut), model.pool), **size)
         hidden = front.forward_hidden(tokens[:n], at, 0)
         assert same(back.forward(hidden, at, 0, at), alone[:n]), cut
+
+
+def test_layers_that_are_not_loaded_are_left_out_as_by_a_context(
+    path: Path, model: pyflow.Model, tokens: NDArray[np.int32]
+) -> None:
+    some = [0, 1, 5, 8, model.spec.n_layers - 1]
+    with pyflow.load(path, n_threads=1, layers=some) as shallow, shallow.context(64) as context:
+        found = context.forward(tokens[:40], logits="all")
+        assert shallow.spec.n_layers == 5
+        assert shallow.stage.weight_bytes < model.stage.weight_bytes
+    with model.context(64, layers=some) as context:
+        assert same(context.forward(tokens[:40], logits="all"), found)
+    with pytest.raises(pyflow.ShapeError, match=r"expected some of 0 to \d+, found \[99\]"):
+        pyflow.load(path, layers=[0, 99])

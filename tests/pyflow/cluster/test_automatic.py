@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ import pytest
 from pyflow import SamplingParams
 from pyflow.cluster.automatic import Automatic, Chooser
 from pyflow.cluster.drafts import LookupGuesser
+from pyflow.cluster.hello import check_ranges
 from pyflow.cluster.job import Counts
-from pyflow.cluster.layers import Ranks, given
+from pyflow.cluster.layers import Ranks, by_count, given
 from pyflow.cluster.model import in_threads
 from pyflow.cluster.plan import LayerCosts, Link, Pipeline, RankProfile
 from pyflow.cluster.predict import Drafts, choose, predictions
 from pyflow.cluster.strategy import Strategy, iterative, pipeinfer
 from pyflow.cluster.survey import Survey
-from pyflow.errors import ResourceError
+from pyflow.errors import ResourceError, ShapeError
 
 from .conftest import Rig
 
@@ -95,6 +97,40 @@ def test_a_draft_model_gets_the_first_rank_to_itself_where_it_computes_beside_ot
         16,
         16,
     ]
+
+
+def test_a_draft_model_on_a_rank_of_its_own_leaves_the_first_rank_its_layers() -> None:
+    # It says that it has no memory for layers, and how long a guess takes.
+    found = ranks(1.0, 1.0, 1.0, nbytes=(10**6, 10**6, 0))
+    there = replace(found.measure(), draft_ms=6.0)
+    there = replace(there, pipeline=replace(there.pipeline, drafter=2))
+    found = replace(found, measure=lambda: there, drafter=2)
+    told: list[str] = []
+    drafts = Drafts(ms=0, acceptance=0.8, beside=False)
+    assert decided(Automatic(flood, None, drafts, told.append), found) == [20, 20, 0]
+    assert decided(Automatic(None, None, drafts, told.append), found)[2] == 0
+    far = replace(there.pipeline, links={**there.pipeline.links, (0, 2): Link(0.5, 1e9)})
+    near, slow = (
+        max(each.tokens_per_s for each in predictions(p, there.drafts(drafts)) if each.kind == kind)
+        for p in (there.pipeline, far)
+        for kind in ("speculative",)
+    )
+    assert slow < 0.2 * near  # every draft takes a second to come
+
+
+def test_ranks_with_even_layers_leave_out_who_guesses() -> None:
+    spec: Any = type("Spec", (), {"n_layers": 10})
+    hellos: Any = [None] * 4
+    for drafter, counts in (
+        (0, [2, 3, 2, 3]),
+        (1, [3, 0, 3, 4]),
+        (3, [3, 3, 4, 0]),
+    ):
+        held = by_count(Ranks(hellos, spec, lambda: pytest.fail("measured"), drafter))
+        assert [len(layers) for layers in held] == counts
+        check_ranges(held, hellos, 10, drafter)
+    with pytest.raises(ShapeError, match="expected none on rank 2, which runs the draft model"):
+        check_ranges(held, hellos, 10, 2)
 
 
 def test_the_fastest_strategy_is_taken_and_the_reason_told() -> None:

@@ -140,6 +140,38 @@ def test_stages_draft_by_any_method_that_needs_no_layers(
     assert told["pipeline"]["accepted"] > 0 or spec == "jacobi"
 
 
+def test_a_rank_of_its_own_drafts_by_models_of_which_one_corrects_the_other(
+    run: Run, start: Start, smollm2: str
+) -> None:
+    plain, _ = run(*answer(smollm2))
+    more = ["--pipeline", "speculative", "--draft-len", "3", "--json"]
+    # The model itself is right always, and what some of its layers say is changed to that.
+    drafts = ["--draft-model", f"self,{smollm2}", "--draft-layers", "0-8,29"]
+    told = json.loads(run(*answer(smollm2, *more, *drafts, "--stages", "2"))[0])
+    assert told["text"] + "\n" == plain
+    assert told["pipeline"]["accepted"] == told["pipeline"]["decided"] > 10
+    done = start(3, *answer(smollm2, *more, *drafts, "--draft-rank", "1", "--layers", "even"))
+    assert done.returncode == 0, done.stderr
+    there = json.loads(done.stdout)
+    assert there["text"] == told["text"]
+    assert there["pipeline"]["layers"] == [15, 0, 15]
+    assert there["pipeline"]["accepted"] == there["pipeline"]["decided"] > 10
+    assert all(there["pipeline"]["resident_nbytes"])
+
+
+def test_a_chat_of_ranks_whose_last_drafts_with_some_layers_of_the_model(
+    start: Start, smollm2: str
+) -> None:
+    chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0.8", "--seed", "3", "-n", "16"]
+    chat += ["--pipeline", "auto", "--draft-model", "self", "--draft-layers", "0-3"]
+    questions = "Name the capital of France.\nAnd of Spain?\n"
+    done = start(2, *chat, "--draft-rank", "-1", stdin=questions, supervised=True)
+    assert done.returncode == 0, done.stderr
+    one = start(2, *chat, stdin=questions)
+    assert done.stdout == one.stdout
+    assert "layers 30,0, measured in " in done.stderr
+
+
 def test_two_ranks_draft_by_lookahead(run: Run, start: Start, smollm2: str) -> None:
     plain, _ = run(*answer(smollm2))
     more = ["--pipeline", "pipeinfer", "--spec", "lookahead", "--lookahead", "4,4,4"]
@@ -222,6 +254,9 @@ def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str)
         ([], 2, "write one answer together: add --pipeline auto"),
         (["--pipeline", "iterative", "-f", "/nowhere"], 2, "/nowhere: cannot be read"),
         (["--pipeline", "pipeinfer", "--draft-model", "/nowhere"], 3, "/nowhere"),
+        (["--pipeline", "auto", "--draft-model", "/nowhere", "--draft-rank", "1"], 1, "rank 1 on "),
+        (["--pipeline", "auto", "--draft-model", "self", "--draft-rank", "2"], 2, "one of 2 ranks"),
+        (["--pipeline", "auto", "--draft-rank", "1"], 2, "no use without --draft-model"),
     ],
 )
 def test_what_is_wrong_is_told_once_and_by_the_first_rank(
@@ -255,9 +290,10 @@ PIPEINFER = ["--pipeline", "pipeinfer", "--stages", "2"]
         ([*PIPEINFER, "--spec-policy", "rejection"], "--spec-policy is for one process"),
         ([*PIPEINFER, "--spec-policy", "typical"], "--spec-policy is for one process"),
         ([*PIPEINFER, "--spec", "lookup", "--spec-n-max", "4"], "--spec-n-max is for one process"),
-        ([*PIPEINFER, "--draft-layers", "1"], "--draft-layers is for one process"),
-        (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "self"], "one model"),
-        (["--pipeline", "pipeinfer", "--stages", "2", "--draft-model", "a,b"], "one model"),
+        ([*PIPEINFER, "--draft-layers", "1"], "--draft-layers is for --draft-model self"),
+        ([*PIPEINFER, "--draft-model", "self", "--draft-layers", "30"], "has layers 0 to 29"),
+        ([*PIPEINFER, "--draft-model", "a", "--draft-rank", "1"], "--draft-rank is for ranks"),
+        (["--draft-rank", "1"], "--draft-rank is of no use without --pipeline"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-model", "a"], "of no use to"),
         (["--pipeline", "pipeinfer", "--layers", "a"], "expected auto, even, or numbers such as"),
         (["--pipeline", "auto", "--stages", "2", "--draft-len", "2"], "auto chooses it"),

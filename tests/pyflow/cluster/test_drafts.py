@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import ClassVar
@@ -87,6 +88,64 @@ def test_a_model_guesses_what_it_would_write(
             known = len(prompt) + 2
         assert guesser.answer(request(900, len(prompt), *wrote[:2], least=1.0)).tokens == ()
         guesser.close()
+
+
+class Fickle:
+    """Says something of its own, of which some is right; knows the text that it was told."""
+
+    def __init__(self, text: list[int], seed: int) -> None:
+        self.right, self.rng = text, random.Random(seed)
+        self.told: list[int] = []
+        self.n_asked = 0
+
+    def begin(self, sampling: SamplingParams, stream: int) -> None:
+        self.began = sampling, stream
+
+    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+        assert request.keep <= len(self.told)
+        self.told[request.keep :] = request.tokens
+        assert self.told == self.right[: len(self.told)], "the text that its guesses follow"
+        self.n_asked += 1
+        ahead = self.right[len(self.told) :][: request.n]
+        tokens = [token if self.rng.random() < 0.7 else token + 1 for token in ahead]
+        return Drafted(0, request.number, tuple(tokens), (1.0,) * len(tokens))
+
+    def close(self) -> None:
+        self.right = []
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_corrects_what_another_one_guesses_and_says_what_it_says_alone(
+    model_path: Callable[[str], Path], temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.2)
+    with pyflow.load(model_path("smollm2"), n_threads=2) as model:
+        prompt = model.tokenizer.encode("The capital of France is")
+        wrote = model.generate(prompt, n_predict=40, sampling=sampling).tokens
+        filler = Fickle([*prompt, *wrote], 7)
+        guesser = ModelGuesser(model, sampling, 128, filler)
+        alone = ModelGuesser(model, sampling, 128)
+        guesser.begin(sampling, 0)
+        assert filler.began == (sampling, 0)
+        rng, known, at, n_guessed = random.Random(5), 0, 0, 0
+        for number in range(1, 12):
+            # As the text goes on, and back to where guesses were sent that were wrong.
+            at = max(0, min(at + rng.randrange(-2, 6), 30))
+            text = [*prompt, *wrote[:at]]
+            keep = min(known, len(text))
+            asked = request(number, keep, *text[keep:], n=rng.randrange(1, 8))
+            least = rng.choice([0.0, 0.3])
+            asked = replace(asked, least=least)
+            drafted = guesser.answer(asked)
+            assert drafted == alone.answer(asked)
+            if not least:
+                assert list(drafted.tokens) == wrote[at : at + asked.n]
+            known, n_guessed = len(text), n_guessed + len(drafted.tokens)
+        assert 0 < filler.n_asked < n_guessed
+        guesser.close()
+        assert not filler.right
+        alone.close()
 
 
 def test_a_draft_that_nobody_wants_ends_between_guesses() -> None:

@@ -74,10 +74,13 @@ class Cluster:
         *options: str,
         command: Sequence[str] = (),
         n_predict: int = N_PREDICT,
+        more: Sequence[str] = (),
     ) -> None:
+        """more: options of generate."""
         where = [] if "--hosts" in options else ["-n", str(N_RANKS)]
         run = [sys.executable, "-m", "pyflow", "cluster", "run", *where, *options, "--"]
         job = [*generate(path, n_predict), "--pipeline", "pipeinfer", "--layers", "even"]
+        job += more
         self.mark = f"{os.getpid()}.{next(_NUMBERS)}"
         self.out, self.err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -362,6 +365,20 @@ def test_after_a_loss_a_restart_writes_the_rest(
     ended = cluster.end()
     assert (ended.code, ended.out) == (0, whole[0]), ended.err
     assert re.fullmatch(rf"{message(rank)}; starting again on 3 ranks\n{TOLD}", ended.err)
+
+
+def test_who_drafts_may_be_lost_as_others(
+    start: Callable[..., Cluster], whole: tuple[str, float]
+) -> None:
+    drafts = ["--draft-model", "self", "--draft-layers", "0-3", "--draft-rank", "2"]
+    cluster = start("--restart", more=drafts)
+    assert strike(cluster, 2)
+    ended = cluster.end()
+    assert (ended.code, ended.out) == (0, whole[0]), ended.err
+    stage = "(drafting|waiting for a job|beginning a job), the draft model"
+    loss = VICTIMS[2].replace("HOST", re.escape(socket.gethostname()))
+    again = rf"{loss}; its last stage: {stage}; starting again on 3 ranks\n"
+    assert re.fullmatch(again + TOLD, ended.err), ended.err
 
 
 @pytest.fixture

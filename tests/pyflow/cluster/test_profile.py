@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -72,6 +73,10 @@ def test_ranks_of_one_host_share_its_memory() -> None:
     most = [profile.max_nbytes / GIB for profile in found]
     assert most == pytest.approx([0.95 * 9 / 2 - 1, 0.95 * 8 - 1, 0.95 * 9 / 2 - 1])
     assert [p.max_nbytes for p in shared(ranks, 100 * GIB)] == [0, 0, 0]
+    # Who guesses has no room for layers, and takes none from the others.
+    ranks[0] = replace(ranks[0], max_nbytes=0)
+    most = [profile.max_nbytes / GIB for profile in shared(ranks, GIB)]
+    assert most == pytest.approx([0, 0.95 * 8 - 1, 0.95 * 9 - 1])
 
 
 def test_layers_of_one_model_may_differ() -> None:

@@ -49,6 +49,21 @@ def test_the_check_of_a_cluster_tells_ranks_links_and_strategies(
     assert [each["chosen"] for each in strategies.values()].count(True) == 1
 
 
+def test_the_check_asks_the_rank_that_would_guess_how_long_that_takes(
+    model_path: Callable[[str], Path],
+) -> None:
+    more = ["--draft-model", "self", "--draft-layers", "0-4", "--draft-rank", "1", "-o", "json"]
+    command = check(model_path("smollm2"), "-n", "2", *more)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["ranks"][1]["max_nbytes"] == 0 < found["ranks"][0]["max_nbytes"]
+    layers_ms = 5 * found["ranks"][1]["layer_ms"][0]
+    assert layers_ms / 3 < found["drafts"]["ms"] < 20 * layers_ms
+    assert found["drafts"]["acceptance"] == 0.66
+    assert all(each["layers"] == [30, 0] for each in found["strategies"])
+
+
 def test_the_check_starts_ranks_by_itself_and_shows_tables(
     model_path: Callable[[str], Path],
 ) -> None:

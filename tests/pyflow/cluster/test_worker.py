@@ -9,11 +9,14 @@ from threading import Event, Thread
 import pytest
 
 from pyflow import PyflowError, SamplingParams
+from pyflow.cluster.drafts import IsWanted, always
 from pyflow.cluster.messages import (
     Begin,
     Begun,
     Cancel,
     Cut,
+    Drafted,
+    DraftRequest,
     Failure,
     Frame,
     Goodbye,
@@ -117,6 +120,54 @@ def test_frames_and_cancellations_of_another_job_are_dropped() -> None:
     first = [("reset", 3, 9), 1, ("cancel", 6, 7), "stop"]
     assert stage.told == [*first, ("reset", 3, 9), 2, "stop"]
     assert [m.epoch for _, m in rank.sent] == [4, 4, 5, 5]
+
+
+def test_a_rank_that_guesses_answers_the_latest_request_of_the_job() -> None:
+    asked: list[tuple[int, int]] = []
+    during: dict[int, list[Message]] = {}
+
+    class Guesses:
+        """As many zeros as are asked for."""
+
+        def begin(self, sampling: SamplingParams, stream: int) -> None:
+            assert sampling == SAMPLING
+            asked.append((-1, stream))
+
+        def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+            asked.append((request.number, request.n))
+            rank.given(*during.get(request.number, []))
+            chances = (0.5,) * request.n
+            return Drafted(request.epoch, request.number, (0,) * request.n, chances)
+
+        def close(self) -> None:
+            pass
+
+    def request(epoch: int, number: int, n: int = 2) -> DraftRequest:
+        return DraftRequest(epoch, number, 0, (1,), n, 0.0)
+
+    rank = Rank(None)
+    during[3] = [request(4, 4)]  # overtakes the draft that is made
+    during[4] = [begin(5), request(4, 5), request(5, 6)]
+    during[6] = [request(5, 7, n=0)]
+    during[7] = [request(5, 8)]
+    during[8] = []
+    rank.given(begin(4), request(4, 1), request(4, 2), request(4, 3))
+    thread = Thread(target=lambda: rank.worker.guess(Guesses()))
+    thread.start()
+    while (8, 2) not in asked or len(rank.sent) < 3:
+        time.sleep(0.001)
+    rank.given(Goodbye(0))
+    thread.join(10)
+    assert not thread.is_alive()
+    # Of those that are not the latest it learns the text, and guesses nothing; of other jobs none.
+    begun = (-1, 3)
+    assert asked == [begun, (1, 0), (2, 0), (3, 2), (4, 2), begun, (6, 2), (7, 0), (8, 2)]
+    assert [type(message).__name__ for _, message in rank.sent] == ["Begun", "Begun", "Drafted"]
+    assert [to for to, _ in rank.sent] == [0, 0, 0]
+    assert [getattr(message, "keep", 9) for _, message in rank.sent] == [9, 9, 9]
+    rank.given(frame(5, 1))
+    with pytest.raises(PyflowError, match="nobody here waits for a Frame"):
+        rank.worker.guess(Guesses())
 
 
 def test_a_job_is_not_stopped_by_its_own_beginning() -> None:
