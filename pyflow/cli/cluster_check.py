@@ -41,13 +41,7 @@ _SHOWN = (1, 2, 4, 8)
     "last one.  [default: lookup]",
 )
 @draft_layers_option
-@click.option(
-    "--draft-rank",
-    type=int,
-    default=0,
-    metavar="R",
-    help="The rank that would run it; one other than 0 holds no layers then, and -1 is the last.",
-)
+@ranks.draft_ranks
 @click.option(
     "--acceptance",
     type=Finite(0, 1),
@@ -69,7 +63,7 @@ def command(
     cache_type: str,
     draft_model: str | None,
     draft_layers: list[int],
-    draft_rank: int,
+    draft_ranks: list[int],
     acceptance: float | None,
     output: str,
 ) -> int:
@@ -82,7 +76,7 @@ def command(
     if n_ranks is not None or hosts is not None:
         return _start(ctx, ranks.places(n_ranks, hosts))
     from pyflow import _core
-    from pyflow.cli.pipeline_choice import drafting_models, rank_among, threads_of_each
+    from pyflow.cli.pipeline_choice import drafting_models, threads_of_each
     from pyflow.cluster.predict import choose, predictions
     from pyflow.cluster.profile import drafts_by
     from pyflow.cluster.survey import survey
@@ -90,30 +84,31 @@ def command(
     from pyflow.engine import Described
 
     name, among = model or options.default_model(), world()
-    drafter = rank_among(draft_rank, among.size)
-    names = model_names(draft_model)[-1:]
-    if not names and (drafter or draft_layers):
+    names = model_names(draft_model)
+    drafters = ranks.drafters(draft_ranks, among.size, len(names))
+    if not names and (draft_ranks or draft_layers):
         raise click.UsageError("--draft-rank and --draft-layers are for --draft-model")
     pool = _core.ThreadPool(threads or threads_of_each(among.n_here))
 
     def models() -> AbstractContextManager[list[Model]]:
         described = Described(name)
         check_layers(described, draft_layers)
-        return drafting_models(described, names, draft_layers, pool.n_threads)
+        own = names[drafters.index(among.rank)] if len(drafters) > 1 else names[-1]
+        return drafting_models(described, [own], draft_layers, pool.n_threads)
 
     found = survey(
         name,
         pool=pool,
-        drafter=drafter,
-        drafts=models if drafter and drafter == among.rank else None,
+        drafters=drafters,
+        drafts=models if among.rank in drafters else None,
         n_ctx=ctx_size,
         cache_type=cast("CacheType", cache_type),
     )
     if found is None:  # rank 0 speaks
         return 0
     with ExitStack() as stack:
-        draft = stack.enter_context(models())[0] if names and not drafter else None
-        drafts = drafts_by(draft, acceptance, elsewhere=drafter != 0)
+        draft = stack.enter_context(models())[0] if names and not drafters else None
+        drafts = drafts_by(draft, acceptance, elsewhere=bool(drafters))
     drafts = replace(drafts, ms=found.draft_ms) if found.draft_ms is not None else drafts
     expected = predictions(found.pipeline, drafts)
     best = choose(expected)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli import options
+from pyflow.cli import options, ranks
 from pyflow.cli.finite import Finite
 from pyflow.cli.options import F
 from pyflow.cli.pipeline_choice import (
@@ -93,13 +93,7 @@ _OPTIONS = (
         metavar="N",
         help="For pipeinfer: runs on their way at most.  [default: the stages and 2]",
     ),
-    click.option(
-        "--draft-rank",
-        type=click.IntRange(-_MAX_STAGES, _MAX_STAGES - 1),
-        metavar="R",
-        help="With --draft-model, over ranks: the one that runs it and holds no layers; -1 is the "
-        "last one.  [default: 0, beside the layers of that]",
-    ),
+    ranks.draft_ranks,
     _share("--p-accept", "guess what is likelier than P, as the drafter sees it.  [default: 0]"),
     _share("--p-recovery", "add P to that for every draft of a chain.  [default: 0]"),
     _share("--p-decay", "take P off for every draft that had no guess.  [default: 0]"),
@@ -130,10 +124,10 @@ def pipelines(function: F) -> F:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
-        names = ("pipeline", "stages", "layers", "draft_len", "draft_rank", *_TUNING)
+        names = ("pipeline", "stages", "layers", "draft_len", "draft_ranks", *_TUNING)
         choice = _choice(**{name: options.pop(name) for name in names})
         drafts = _drafts(**{name: options.get(name) for name in ("spec", "draft_model")})
-        if choice.draft_rank and not drafts[0]:
+        if choice.draft_ranks and not drafts[0]:
             raise click.UsageError("--draft-rank is of no use without --draft-model")
         if choice and options.get("numa"):
             raise click.UsageError(
@@ -150,6 +144,8 @@ def pipelines(function: F) -> F:
         from pyflow.cluster.world import world
 
         choice.world = world()
+        # On all ranks alike, before they wait for one another.
+        choice.drafters = ranks.drafters(choice.draft_ranks, choice.world.size, len(drafts[0]))
         if choice.world.size == 1 and not here.is_supervised:
             raise click.UsageError(
                 f"{_FLAG} needs several stages: add --stages N, or start it by mpirun -n N"
@@ -179,19 +175,19 @@ def _choice(
     stages: int | None,
     layers: list[int] | str | None,
     draft_len: int | None,
-    draft_rank: int | None,
+    draft_ranks: Sequence[int],
     **tuning: Any,
 ) -> PipelineChoice:
     """UsageError for options that do not go together."""
     used = {name: value for name, value in tuning.items() if value not in (None, False)}
     flags = ["--" + name.replace("_", "-") for name in used]
     if pipeline is None:
-        others = {"--stages": stages, "--layers": layers, "--draft-len": draft_len}
-        others["--draft-rank"] = draft_rank
+        others: dict[str, object] = {"--stages": stages, "--layers": layers}
+        others |= {"--draft-len": draft_len, "--draft-rank": draft_ranks or None}
         flags = [name for name, value in others.items() if value is not None] + flags
         if flags:
             raise click.UsageError(f"{flags[0]} is of no use without {_FLAG}; add {_FLAG} auto")
-    elif stages is not None and draft_rank is not None:
+    elif stages is not None and draft_ranks:
         raise click.UsageError("--draft-rank is for ranks, and --stages for one process")
     elif pipeline == "iterative" and draft_len is not None:
         raise click.UsageError(
@@ -204,7 +200,7 @@ def _choice(
     elif pipeline != "pipeinfer" and flags:
         raise click.UsageError(f"{flags[0]} is for {_FLAG} pipeinfer")
     fields = {_TUNING[n]: not v if n.startswith("no_") else v for n, v in used.items()}
-    return PipelineChoice(pipeline, stages, layers, draft_len, fields, draft_rank or 0)
+    return PipelineChoice(pipeline, stages, layers, draft_len, fields, draft_ranks)
 
 
 def _drafts(
@@ -238,10 +234,17 @@ def _serve(
     except (click.UsageError, PyflowError):
         path = "smollm2"  # which is not there: the head tells so
 
-    def models() -> AbstractContextManager[list[Model]]:
-        return drafting_models(Described(path, quantize=quantize), *drafts, n_threads)
+    (names, layers), drafters = drafts, choice.drafters
 
-    is_drafter = bool(drafts[0]) and choice.draft_rank % world.size == world.rank
-    pool = _core.ThreadPool(n_threads)
-    serve(path, pool=pool, quantize=quantize, drafts=models if is_drafter else None)
+    def models() -> AbstractContextManager[list[Model]]:
+        own = names if len(drafters) == 1 else [names[drafters.index(world.rank)]]
+        return drafting_models(Described(path, quantize=quantize), own, layers, n_threads)
+
+    serve(
+        path,
+        pool=_core.ThreadPool(n_threads),
+        quantize=quantize,
+        drafters=drafters,
+        drafts=models if world.rank in drafters else None,
+    )
     return 0

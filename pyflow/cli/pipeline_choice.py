@@ -44,10 +44,12 @@ class PipelineChoice:
     draft_len: int | None
     tuning: dict[str, Any]
     """Fields of Strategy."""
-    draft_rank: int = 0
-    """Where the draft model runs; less than 0 counts from the last rank on."""
+    draft_ranks: Sequence[int] = ()
+    """As the option has them."""
     world: World | None = None
     """The ranks, where stages are not in this process."""
+    drafters: tuple[int, ...] = ()
+    """The ranks that run draft models and nothing else."""
     automatic: Automatic | None = field(default=None, init=False)
     """Who has decided what the options do not, once the pipeline is there."""
     is_open: bool = field(default=False, init=False)
@@ -92,16 +94,15 @@ class PipelineChoice:
         n_threads = n_threads or threads_of_each(beside)
         draft_layers = [] if spec is None else spec.draft_layers
         check_layers(described, draft_layers)
-        drafter = self.drafter if draft_models else 0
         with ExitStack() as stack:
             models: list[Model] = []
-            if draft_models and not drafter:
+            if draft_models and not self.drafters:
                 opened = drafting_models(described, draft_models, draft_layers, n_threads)
                 models = stack.enter_context(opened)
             made = None if spec is None else spec.made(described, N_BATCH // 2)
-            guesser = None if drafter else self._guesser(described, models, made, size)
+            guesser = None if self.drafters else self._guesser(described, models, made, size)
             how: dict[str, Any] = {
-                **self._decided(models, made[0].n_asked if made else 0, drafter),
+                **self._decided(models, made[0].n_asked if made else 0),
                 "guesser": None if guesser is None else stack.enter_context(closing(guesser)),
                 "n_threads": n_threads,
                 "n_ctx": size,
@@ -111,12 +112,7 @@ class PipelineChoice:
                 yield stack.enter_context(in_threads(described, n_stages=self.stages, **how))
             else:
                 self.is_open = True
-                yield stack.enter_context(over_ranks(described, drafter=drafter, **how))
-
-    @property
-    def drafter(self) -> int:
-        """The rank of the draft model, 0 in one process. UsageError where there is no such rank."""
-        return rank_among(self.draft_rank, self.world.size if self.world else 1)
+                yield stack.enter_context(over_ranks(described, drafters=self.drafters, **how))
 
     def _check_layers(self, described: Described) -> None:
         """UsageError for --layers that are not those of the model, or not one per rank."""
@@ -152,7 +148,7 @@ class PipelineChoice:
             }
         return found
 
-    def _decided(self, models: Sequence[Model], n_asked: int, drafter: int) -> dict[str, Any]:
+    def _decided(self, models: Sequence[Model], n_asked: int) -> dict[str, Any]:
         """Strategy and layers, or who decides about them when all ranks are there."""
         layers = self.layers or (EVEN if self.stages else AUTO)
         split: Split | None = by_count
@@ -167,7 +163,7 @@ class PipelineChoice:
 
         # The largest of several models at most: what the others save is not known.
         draft = models[-1] if models else None
-        drafts = drafts_by(draft, n_asked=n_asked, elsewhere=drafter != 0)
+        drafts = drafts_by(draft, n_asked=n_asked, elsewhere=bool(self.drafters))
         self.automatic = Automatic(
             make=None if self.name == AUTO else self._strategy,
             given=split,
@@ -193,16 +189,6 @@ class PipelineChoice:
             method, n_nodes = made
             return MethodGuesser(method, n_nodes, n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
         return by_models(models, n_ctx) if models else LookupGuesser()
-
-
-def rank_among(rank: int, n_ranks: int) -> int:
-    """The rank that --draft-rank names; UsageError where there is none."""
-    if not -n_ranks <= rank < n_ranks:
-        raise click.UsageError(
-            f"--draft-rank: expected one of {n_ranks} ranks, {-n_ranks} to {n_ranks - 1}, found "
-            f"{rank}"
-        )
-    return rank % n_ranks
 
 
 @contextmanager

@@ -118,7 +118,7 @@ class ModelGuesser:
         self._read()
         is_likely = True
         while is_likely and len(tokens) < request.n and is_wanted():
-            ahead = self._filled(tokens, request.n - 1 - len(tokens), is_wanted)
+            ahead = self._filled(request, tokens, is_wanted)
             for token, chance in self._step(tokens, ahead):
                 is_likely = chance >= request.least
                 if not is_likely:
@@ -140,14 +140,17 @@ class ModelGuesser:
         self._cells += rows[: n_right + 1]
         return guesses[: n_right + 1]
 
-    def _filled(self, tokens: list[int], n: int, is_wanted: IsWanted) -> tuple[int, ...]:
-        """Up to n guesses of the filler's; after this model's own, where there are some."""
+    def _filled(
+        self, request: DraftRequest, tokens: list[int], is_wanted: IsWanted
+    ) -> tuple[int, ...]:
+        """The filler's guesses after this model's own, but for the last one that is wanted."""
+        n = request.n - 1 - len(tokens)
         if self._filler is None or n < 1:
             return ()
         text = self._text[self._n_told :] + tokens
-        request = DraftRequest(0, 0, self._n_told, tuple(text), n, 0.0, len(tokens))
+        asked = replace(request, keep=self._n_told, tokens=tuple(text), n=n, least=0.0)
         self._n_told = len(self._text)
-        return self._filler.answer(request, is_wanted).tokens
+        return self._filler.answer(asked, is_wanted).tokens
 
     def _looked_back_on(self, guesses: list[int]) -> list[int]:
         """What penalties see of the text and the guesses after it."""
@@ -172,12 +175,13 @@ class ModelGuesser:
             self._filler.close()
 
 
-def by_models(models: Sequence[Model], n_ctx: int) -> Guesser:
+def by_models(models: Sequence[Model], n_ctx: int, filler: Guesser | None = None) -> Guesser:
     """Who guesses by one model or more, the smallest first, each correcting the one before.
 
-    n_ctx: positions of the text at most. The models are the caller's.
+    n_ctx: positions of the text at most. filler: what the first one corrects. The models are the
+    caller's.
     """
-    guesser: Guesser | None = None
+    guesser = filler
     for model in models:
         guesser = ModelGuesser(model, SamplingParams(seed=0), n_ctx, guesser)
     if guesser is None:

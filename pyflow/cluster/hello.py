@@ -36,10 +36,10 @@ def digest(checkpoint: Checkpoint) -> str:
 
 
 def check_ranges(
-    ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int, drafter: int = 0
+    ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int, drafters: Sequence[int] = ()
 ) -> None:
     """PyflowError unless each of the ranks has a range, ShapeError unless they hold all layers of
-    the model, in order, each once, and a drafter on a rank of its own none."""
+    the model, in order, each once, and those that guess none."""
     if len(hellos) != len(ranges):
         hosts = ", ".join(f"{h.rank} on {h.host}" for h in hellos)
         raise PyflowError(
@@ -49,10 +49,11 @@ def check_ranges(
     held = [layer for layers in ranges for layer in layers]
     if held != list(range(n_layers)):
         raise ShapeError(f"layers: expected 0 to {n_layers - 1} in order, found {held}")
-    if drafter and (n := len(ranges[drafter])):
-        raise ShapeError(
-            f"layers: expected none on rank {drafter}, which runs the draft model, found {n}"
-        )
+    for rank in drafters:
+        if n := len(ranges[rank]):
+            raise ShapeError(
+                f"layers: expected none on rank {rank}, which runs a draft model, found {n}"
+            )
 
 
 def check(hellos: Sequence[Hello]) -> None:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 class Ranks:
     """Those that are to hold a model's layers, once all have said who they are.
 
-    measure: finds out what they and the links between them take, in a second or two. drafter: the
-    rank that guesses; another one than 0 does nothing else.
+    measure: finds out what they and the links between them take, in a second or two. drafters:
+    ranks that guess and do nothing else.
     """
 
     hellos: Sequence[Hello]
     spec: ModelSpec
     measure: Callable[[], Survey]
-    drafter: int = 0
+    drafters: Sequence[int] = ()
 
 
 # The layers of each rank.
@@ -34,12 +34,10 @@ Split: TypeAlias = Callable[[Ranks], Sequence[range]]
 
 
 def by_count(ranks: Ranks) -> list[range]:
-    """As many layers for each rank, whatever it is, but for one that guesses."""
-    n_ranks, drafter = len(ranks.hellos), ranks.drafter
-    if not drafter:
-        return even(ranks.spec.n_layers, n_ranks)
-    held = even(ranks.spec.n_layers, n_ranks - 1)
-    return [*held[:drafter], range(0), *held[drafter:]]
+    """As many layers for each rank, whatever it is, but for those that guess."""
+    n_ranks, drafters = len(ranks.hellos), set(ranks.drafters)
+    held = iter(even(ranks.spec.n_layers, n_ranks - len(drafters)))
+    return [range(0) if rank in drafters else next(held) for rank in range(n_ranks)]
 
 
 def even(n_layers: int, n_ranks: int) -> list[range]:

@@ -285,13 +285,13 @@ def over_ranks(
     layers: Sequence[range] | Split = by_count,
     n_threads: int = 1,
     guesser: Guesser | None = None,
-    drafter: int = 0,
+    drafters: Sequence[int] = (),
     n_ctx: int | None = None,
     cache_type: CacheType = "f16",
 ) -> PipelinedModel:
     """On rank 0: a model over all ranks that mpiexec has started, while the others `serve` it.
 
-    layers: of each rank, or what decides about them. drafter: the rank that serves with drafts, in
+    layers: of each rank, or what decides about them. drafters: ranks that serve with drafts, in
     place of a guesser here. Should it fail, the other ranks end too.
     """
     is_connected = False
@@ -304,7 +304,7 @@ def over_ranks(
             pool = _core.ThreadPool(n_threads)
             quantize = described.checkpoint.pack_as
             pipeline = MpiPipeline(
-                described.path, layers, pool=pool, quantize=quantize, drafter=drafter, **sizes
+                described.path, layers, pool=pool, quantize=quantize, drafters=drafters, **sizes
             )
             return pipeline, pipeline.layers
 

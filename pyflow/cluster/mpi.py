@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from pyflow import _core, catalogue, formats
 from pyflow.closing import Closing
+from pyflow.cluster.away import AwayGuesser
 from pyflow.cluster.drafts import OpenDrafts, by_models
 from pyflow.cluster.endpoint import Deliver, Endpoint, Traffic
 from pyflow.cluster.head import Asks
@@ -59,20 +61,24 @@ def serve(
     pool: _core.ThreadPool,
     make: Callable[..., Stage] = ModelStage,
     quantize: str | None = None,
+    drafters: Sequence[int] = (),
     drafts: OpenDrafts | None = None,
 ) -> Traffic:
     """On a rank other than 0: works for the head until that says goodbye.
 
     path: the model, of which this rank loads the layers that the head gives it, and no others.
     make: of a `ModelStage`'s arguments what stands in for one. quantize: as for `load`, the same on
-    all ranks. drafts: for the rank that guesses, and holds no layers. What goes wrong here is
-    raised by the head. Returns what was sent.
+    all ranks. drafters: ranks that guess and hold no layers; each corrects what the one before has
+    guessed, the last one is asked by the head. drafts: opens the models of this one, if it is one
+    of them. What goes wrong here is raised by the head. Returns what was sent.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
+    before, after = _beside(rank, drafters)
     with_layers = ""
     worker = Worker(rank, here.host, 0, endpoint.send, lambda phase: here.at(phase + with_layers))
-    endpoint.start(worker.deliver)
+    filler = None if before is None else AwayGuesser(partial(endpoint.send, before))
+    endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
         here.at("opening the model")
         checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
@@ -87,10 +93,10 @@ def serve(
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the head goes without this rank
         elif models:
-            with closing(by_models(models, setup.n_ctx)) as guesser:
+            with closing(by_models(models, setup.n_ctx, filler)) as guesser:
                 with_layers = ", the draft model"
                 here.at("waiting for a job" + with_layers)
-                worker.guess(guesser)
+                worker.guess(guesser, after)
         else:
             worker.onward = _onward(rank, setup.layers)
             if stage := _stage(make, checkpoint, setup, rank, pool):
@@ -125,11 +131,11 @@ class MpiPipeline(Closing):
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
         quantize: str | None = None,
-        drafter: int = 0,
+        drafters: Sequence[int] = (),
         **sizes: Unpack[Sizes],
     ) -> None:
         """path, pool, make, quantize: as for `serve`. layers: of each rank, or what decides about
-        them. drafter: the rank that serves with drafts; 0 where none does.
+        them. drafters: ranks that serve with drafts, the last one for the head.
 
         Waits for all other ranks, but not for their weights.
 
@@ -139,7 +145,7 @@ class MpiPipeline(Closing):
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
         self._stages: list[int] = []
-        self._drafter = drafter
+        self._drafters = drafters
         self._resident: dict[int, int] = {}
         self._epoch = 0
         worker = Worker(0, here.host, 0, endpoint.send)
@@ -158,12 +164,12 @@ class MpiPipeline(Closing):
                 here.at("measuring")
                 send, take = endpoint.send, lambda: self._next(None)[1]
                 surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)
-                return surveyor.lead(sizes, drafter)
+                return surveyor.lead(sizes, drafters)
 
             if callable(layers):
-                layers = layers(Ranks(hellos, spec, measure, drafter))
+                layers = layers(Ranks(hellos, spec, measure, drafters))
             self.layers = ranges = layers
-            check_ranges(ranges, hellos, spec.n_layers, drafter)
+            check_ranges(ranges, hellos, spec.n_layers, drafters)
             setup = _setup(spec, ranges, sizes)
             self._stages = [rank for rank, held in enumerate(ranges) if held]
             worker.onward = _onward(0, ranges)
@@ -185,11 +191,11 @@ class MpiPipeline(Closing):
     @property
     def drafting(self) -> Asks | None:
         """The rank that guesses, told of each job when that begins."""
-        return self if self._drafter else None
+        return self if self._drafters else None
 
     def ask(self, request: DraftRequest) -> None:
         """Has the rank that guesses do so; the draft is received among the results."""
-        self._endpoint.send(self._drafter, request)
+        self._endpoint.send(self._drafters[-1], request)
 
     @property
     def sent(self) -> Traffic:
@@ -236,7 +242,7 @@ class MpiPipeline(Closing):
         `keep`.
         """
         here.at("beginning a job")
-        ranks = [*self._stages, *filter(None, [self._drafter])]
+        ranks = [*self._stages, *self._drafters]
         while True:
             self._epoch += 1
             for rank in ranks:
@@ -286,6 +292,26 @@ class MpiPipeline(Closing):
 def _onward(rank: int, ranges: Sequence[range]) -> int:
     """The rank with the next stage; the results of the last one go to rank 0."""
     return next((i for i in range(rank + 1, len(ranges)) if ranges[i]), 0)
+
+
+def _beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
+    """The rank whose guesses this one corrects, and the one that it answers to."""
+    if rank not in drafters:
+        return None, 0
+    at = drafters.index(rank)
+    return drafters[at - 1] if at else None, [*drafters, 0][at + 1]
+
+
+def _answering(worker: Worker, filler: AwayGuesser) -> Deliver:
+    """On a rank that corrects guesses: what another one guesses, and what the head sends."""
+
+    def deliver(source: int, message: Message | WireError) -> None:
+        if isinstance(message, Drafted):
+            filler.deliver(message)
+        else:
+            worker.deliver(source, message)
+
+    return deliver
 
 
 def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:

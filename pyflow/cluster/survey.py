@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,9 +82,9 @@ class Surveyor:
     pool: _core.ThreadPool
     draft: Model | None = None
 
-    def lead(self, sizes: Sizes, drafter: int = 0) -> Survey:
+    def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
         """On rank 0: has all ranks measured, which must `assist`. sizes: of the caches to be.
-        drafter: the rank that guesses.
+        drafters: ranks that guess, the last one for rank 0.
 
         All measure themselves at once, as they compute when many runs are on their way. Takes a
         second or two, and some milliseconds more for each rank.
@@ -96,6 +96,7 @@ class Surveyor:
         while len(profiles) < n_ranks:
             message = self._expect(Profile)
             profiles[message.profile.rank] = message
+        drafter = drafters[-1] if drafters else 0
         others = {1, n_ranks - 1, drafter}
         links = {(0, to): self._link(to) for to in others if to in range(1, n_ranks)}
         for first in (1, 2):  # so that each rank takes part in one of these at a time
@@ -224,14 +225,14 @@ def survey(
     path: str | Path,
     *,
     pool: _core.ThreadPool,
-    drafter: int = 0,
+    drafters: Sequence[int] = (),
     drafts: OpenDrafts | None = None,
     **sizes: Unpack[Sizes],
 ) -> Survey | None:
     """On all ranks at the same time, with the model of each: what was measured, on rank 0.
 
-    None on the others. drafter: the rank that guesses; drafts: opens its models there, where that
-    is not rank 0. What goes wrong on any rank is raised on rank 0, as are differences between them
+    None on the others. drafters: ranks that guess; drafts: opens the models of one of them, there.
+    What goes wrong on any rank is raised on rank 0, as are differences between them
     in what they must have in common.
     """
     endpoint = Endpoint()
@@ -248,7 +249,7 @@ def survey(
         if rank == 0:
             own = surveyor()
             hellos = own.greet()
-            return replace(own.lead(sizes, drafter), hellos=hellos)
+            return replace(own.lead(sizes, drafters), hellos=hellos)
         with worker.reporting(), (drafts or nobody)() as models:
             own = surveyor(*models[-1:])
             endpoint.send(0, hello(rank, own.checkpoint))

@@ -105,8 +105,11 @@ class Worker:
                 case _:
                     raise PyflowError(f"nobody here waits for a {type(message).__name__}")
 
-    def guess(self, guesser: Guesser) -> None:
-        """Has the guesser answer the latest request, until the head says goodbye."""
+    def guess(self, guesser: Guesser, to: int = 0) -> None:
+        """Has the guesser answer the latest request, until the head says goodbye.
+
+        to: the rank that asks.
+        """
         while not isinstance(message := self.take(), Goodbye):
             match message:
                 case Begin():
@@ -118,7 +121,7 @@ class Worker:
                         self._at("drafting")
                         drafted = answer_latest(guesser, message, self._inbox.empty)
                         if drafted is not None:
-                            self._send(0, drafted)
+                            self._send(to, drafted)
                 case _:
                     raise PyflowError(f"nobody here waits for a {type(message).__name__}")
 

@@ -104,7 +104,7 @@ def test_a_draft_model_on_a_rank_of_its_own_leaves_the_first_rank_its_layers() -
     found = ranks(1.0, 1.0, 1.0, nbytes=(10**6, 10**6, 0))
     there = replace(found.measure(), draft_ms=6.0)
     there = replace(there, pipeline=replace(there.pipeline, drafter=2))
-    found = replace(found, measure=lambda: there, drafter=2)
+    found = replace(found, measure=lambda: there, drafters=(2,))
     told: list[str] = []
     drafts = Drafts(ms=0, acceptance=0.8, beside=False)
     assert decided(Automatic(flood, None, drafts, told.append), found) == [20, 20, 0]
@@ -121,16 +121,16 @@ def test_a_draft_model_on_a_rank_of_its_own_leaves_the_first_rank_its_layers() -
 def test_ranks_with_even_layers_leave_out_who_guesses() -> None:
     spec: Any = type("Spec", (), {"n_layers": 10})
     hellos: Any = [None] * 4
-    for drafter, counts in (
-        (0, [2, 3, 2, 3]),
-        (1, [3, 0, 3, 4]),
-        (3, [3, 3, 4, 0]),
+    for drafters, counts in (
+        ((), [2, 3, 2, 3]),
+        ((1,), [3, 0, 3, 4]),
+        ((3, 1), [5, 0, 5, 0]),
     ):
-        held = by_count(Ranks(hellos, spec, lambda: pytest.fail("measured"), drafter))
+        held = by_count(Ranks(hellos, spec, lambda: pytest.fail("measured"), drafters))
         assert [len(layers) for layers in held] == counts
-        check_ranges(held, hellos, 10, drafter)
-    with pytest.raises(ShapeError, match="expected none on rank 2, which runs the draft model"):
-        check_ranges(held, hellos, 10, 2)
+        check_ranges(held, hellos, 10, drafters)
+    with pytest.raises(ShapeError, match="expected none on rank 2, which runs a draft model"):
+        check_ranges(held, hellos, 10, [2])
 
 
 def test_the_fastest_strategy_is_taken_and_the_reason_told() -> None:

@@ -150,13 +150,15 @@ def test_a_rank_of_its_own_drafts_by_models_of_which_one_corrects_the_other(
     told = json.loads(run(*answer(smollm2, *more, *drafts, "--stages", "2"))[0])
     assert told["text"] + "\n" == plain
     assert told["pipeline"]["accepted"] == told["pipeline"]["decided"] > 10
-    done = start(3, *answer(smollm2, *more, *drafts, "--draft-rank", "1", "--layers", "even"))
-    assert done.returncode == 0, done.stderr
-    there = json.loads(done.stdout)
-    assert there["text"] == told["text"]
-    assert there["pipeline"]["layers"] == [15, 0, 15]
-    assert there["pipeline"]["accepted"] == there["pipeline"]["decided"] > 10
-    assert all(there["pipeline"]["resident_nbytes"])
+    for n_ranks, ranks, layers in ((3, "1", [15, 0, 15]), (4, "-1,1", [15, 0, 15, 0])):
+        where = ["--draft-rank", ranks, "--layers", "even"]
+        done = start(n_ranks, *answer(smollm2, *more, *drafts, *where))
+        assert done.returncode == 0, done.stderr
+        there = json.loads(done.stdout)
+        assert there["text"] == told["text"]
+        assert there["pipeline"]["layers"] == layers
+        assert there["pipeline"]["accepted"] == there["pipeline"]["decided"] > 10
+        assert all(there["pipeline"]["resident_nbytes"])
 
 
 def test_a_chat_of_ranks_whose_last_drafts_with_some_layers_of_the_model(
@@ -255,8 +257,13 @@ def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str)
         (["--pipeline", "iterative", "-f", "/nowhere"], 2, "/nowhere: cannot be read"),
         (["--pipeline", "pipeinfer", "--draft-model", "/nowhere"], 3, "/nowhere"),
         (["--pipeline", "auto", "--draft-model", "/nowhere", "--draft-rank", "1"], 1, "rank 1 on "),
-        (["--pipeline", "auto", "--draft-model", "self", "--draft-rank", "2"], 2, "one of 2 ranks"),
+        (["--pipeline", "auto", "--draft-model", "self", "--draft-rank", "2"], 2, "of 2 ranks"),
         (["--pipeline", "auto", "--draft-rank", "1"], 2, "no use without --draft-model"),
+        (
+            ["--pipeline", "auto", "--draft-model", "a,b", "--draft-rank", "0,1"],
+            2,
+            "none of them",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_once_and_by_the_first_rank(
