@@ -75,8 +75,7 @@ def serve(
     endpoint = Endpoint()
     rank = endpoint.rank
     before, after = _beside(rank, drafters)
-    with_layers = ""
-    worker = Worker(rank, here.host, 0, endpoint.send, lambda phase: here.at(phase + with_layers))
+    worker = Worker(rank, here.host, 0, endpoint.send)
     filler = None if before is None else AwayGuesser(partial(endpoint.send, before))
     endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
@@ -94,14 +93,14 @@ def serve(
             pass  # the head goes without this rank
         elif models:
             with closing(by_models(models, setup.n_ctx, filler)) as guesser:
-                with_layers = ", the draft model"
-                here.at("waiting for a job" + with_layers)
+                worker.at = _telling("the draft model")
+                worker.at("waiting for a job")
                 worker.guess(guesser, after)
         else:
             worker.onward = _onward(rank, setup.layers)
-            if stage := _stage(make, checkpoint, setup, rank, pool):
-                with_layers = f", {_named(setup.layers[rank])}"
-            here.at("waiting for a job" + with_layers)
+            stage = _stage(make, checkpoint, setup, rank, pool)
+            worker.at = _telling(_named(setup.layers[rank]))
+            worker.at("waiting for a job")
             worker.work(stage)
     endpoint.leave()
     return endpoint.sent
@@ -178,7 +177,9 @@ class MpiPipeline(Closing):
             if stage := _stage(make, checkpoint, setup, 0, pool):
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
-            here.at("waiting for a job")
+            # The head's word for all of rank 0: its stage does what the head has just sent.
+            self._at = _telling(_named(ranges[0]))
+            self._at("waiting for a job")
         except BaseException:
             self.close()
             raise
@@ -210,7 +211,7 @@ class MpiPipeline(Closing):
         if frame.epoch != self._epoch:
             raise PyflowError(f"frame: expected epoch {self._epoch}, found {frame.epoch}")
         if frame.run is not None:
-            here.at(frame.run.regime)
+            self._at(frame.run.regime)
         self._endpoint.send(self._stages[0], frame)
 
     def cancel(self, message: Cancel) -> None:
@@ -241,7 +242,7 @@ class MpiPipeline(Closing):
         cut: is made first. Returns how many positions of sequence 0 have been kept, of the first
         `keep`.
         """
-        here.at("beginning a job")
+        self._at("beginning a job")
         ranks = [*self._stages, *self._drafters]
         while True:
             self._epoch += 1
@@ -346,7 +347,14 @@ def _stage(
 
 
 def _named(layers: range) -> str:
-    return f"layers {layers.start} to {layers.stop - 1}"
+    """For people; empty where there are none."""
+    return f"layers {layers.start} to {layers.stop - 1}" if layers else ""
+
+
+def _telling(part: str) -> Callable[[str], None]:
+    """Tells whoever watches this rank what it does, and with which part, if it has any."""
+    with_part = f", {part}" if part else ""
+    return lambda phase: here.at(phase + with_part)
 
 
 def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:

@@ -37,14 +37,12 @@ class Worker:
         host: str,
         onward: int,
         send: Callable[[int, Message], None],
-        at: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """onward: the rank with the next stage, once it is known. The head is on rank 0.
-
-        at: is told what is done.
-        """
-        self._rank, self._host, self._send, self._at = rank, host, send, at
+        """onward: the rank with the next stage, once it is known. The head is on rank 0."""
+        self._rank, self._host, self._send = rank, host, send
         self.onward = onward
+        self.at: Callable[[str], None] = lambda _: None
+        """Is told what is done."""
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
         self._stage: Stage | None = None
         self._epoch = _NO_EPOCH
@@ -87,7 +85,7 @@ class Worker:
         while not isinstance(message := self.take(), Goodbye):
             match message:
                 case Begin() if stage is not None:
-                    self._at("beginning a job")
+                    self.at("beginning a job")
                     keep = stage.reset(
                         message.sampling,
                         stream=message.stream,
@@ -98,7 +96,7 @@ class Worker:
                 case Frame() if stage is not None:
                     if message.epoch == self._epoch:
                         if message.run is not None:
-                            self._at(message.run.regime)
+                            self.at(message.run.regime)
                         out = stage.handle(message)
                         if out is not None:
                             self._send(self.onward if isinstance(out, Frame) else 0, out)
@@ -113,12 +111,12 @@ class Worker:
         while not isinstance(message := self.take(), Goodbye):
             match message:
                 case Begin():
-                    self._at("beginning a job")
+                    self.at("beginning a job")
                     guesser.begin(message.sampling, message.stream)
                     self._send(0, Begun(message.epoch, message.keep, resident_nbytes()))
                 case DraftRequest():
                     if message.epoch == self._epoch:
-                        self._at("drafting")
+                        self.at("drafting")
                         drafted = answer_latest(guesser, message, self._inbox.empty)
                         if drafted is not None:
                             self._send(to, drafted)

@@ -218,11 +218,14 @@ VICTIMS = {
     r"|mpiexec on HOST has died \(SIGPIPE\))",
 }
 """Who may be killed, and what is said then."""
+AT_WORK = r"(prefill|decode), layers \d+ to \d+"
+"""What a rank of this machine does once there is a token."""
 
 
-def message(victim: str | int) -> str:
+def message(victim: str | int, after_s: float | None) -> str:
     said = VICTIMS[victim].replace("HOST", re.escape(socket.gethostname()))
-    return rf"{said}; its last stage: [^\n]+"
+    stage = AT_WORK if after_s is None and isinstance(victim, int) else r"[^\n]+"
+    return f"{said}; its last stage: {stage}"
 
 
 def trial(
@@ -243,7 +246,7 @@ def trial(
     assert struck
     assert ended.after_s < WITHIN_S
     assert ended.code == 5
-    assert re.fullmatch(rf"({TOLD})?error: {message(victim)}\n", ended.err)
+    assert re.fullmatch(rf"({TOLD})?error: {message(victim, after_s)}\n", ended.err)
 
 
 def drawn(seed: int, whole: tuple[str, float]) -> tuple[str | int, float]:
@@ -281,7 +284,7 @@ def test_whoever_dies_whenever_a_restart_writes_the_rest_and_nothing_twice(
     ended = cluster.end()
     print(victim, after_s, struck, ended.err)
     assert (ended.code, ended.out) == (0, whole[0])
-    again = rf"({TOLD})?{message(victim)}; starting again on 3 ranks\n"
+    again = rf"({TOLD})?{message(victim, after_s)}; starting again on 3 ranks\n"
     # Who is struck while it leaves has done its part.
     assert re.fullmatch(f"({again})?{TOLD}", ended.err)
 
@@ -364,7 +367,7 @@ def test_after_a_loss_a_restart_writes_the_rest(
     assert strike(cluster, rank)
     ended = cluster.end()
     assert (ended.code, ended.out) == (0, whole[0]), ended.err
-    assert re.fullmatch(rf"{message(rank)}; starting again on 3 ranks\n{TOLD}", ended.err)
+    assert re.fullmatch(rf"{message(rank, None)}; starting again on 3 ranks\n{TOLD}", ended.err)
 
 
 def test_who_drafts_may_be_lost_as_others(
