@@ -108,10 +108,7 @@ def _range(text: str) -> Iterator[int]:
 @click.option(
     "-f", "--file", metavar="FILE", help="With --pipeline: a text to go on from, not random tokens."
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
-)
-@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@options.output("md", "json")
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -118,9 +118,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     is_flag=True,
     help="Run every draft whole, whether it pays or not: to see what a method finds.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
-)
+@options.output("md", "json")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),

@@ -48,9 +48,7 @@ _SHOWN = (1, 2, 4, 8)
     metavar="P",
     help="How often a guess is right.  [default: 0.66 of a draft model, 0.4 of lookup]",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["md", "json"]), default="md", help="Form of the result."
-)
+@options.output("md", "json")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -120,16 +118,17 @@ def command(
 
 
 def _start(ctx: click.Context, places: list[Place]) -> int:
-    """Runs this command on ranks, with its other options."""
+    """Runs this command on ranks, with the other options that it was given."""
     from pyflow.cluster.launcher import Launcher
     from pyflow.cluster.restarts import supervise
 
     arguments = ["pyflow", "cluster", "check"]
     for param in ctx.command.params:
-        value = ctx.params[str(param.name)]
-        if value is not None and param.name not in ("n_ranks", "hosts"):
+        name = str(param.name)
+        if name not in ("n_ranks", "hosts") and options.is_given(name):
+            value = ctx.params[name]
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            arguments += [param.opts[-1], text] if text else []
+            arguments += [param.opts[-1], *([] if value is True else [text])]
     return supervise(Launcher(), arguments, places, timeout_s=TIMEOUT_S)
 
 

@@ -66,10 +66,7 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @options.threads
 @options.numa
 @click.option("-r", "--repetitions", type=click.IntRange(0), default=3, help="Runs of each speed.")
-@click.option(
-    "-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", help="Form."
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
+@options.output("md", "csv", "json")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -90,7 +87,6 @@ def command(
     numa: NumaMode | None,
     repetitions: int,
     output: str,
-    as_json: bool,
     plot: Path | None,
 ) -> None:
     """Size, perplexity, divergence from BASE and speed in one table, of models or of the types that
@@ -100,10 +96,6 @@ def command(
     is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens a second,
     left out with -r 0. On the front are those that no other one beats in both bits and divergence.
     """
-    if as_json and output != "json":
-        if options.is_given("output"):
-            raise click.UsageError(f"--json and -o {output} ask for two forms; give one of them")
-        output = "json"
     if not models and not types:
         raise click.UsageError("there is nothing to compare with BASE; name models or give --types")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:

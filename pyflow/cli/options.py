@@ -98,6 +98,35 @@ stop = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+def output(*forms: str) -> Callable[[F], F]:
+    """Adds -o with these forms, the first of them being the default, and --json; the command
+    receives `output: str` alone, or a usage error where the two ask for different ones."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, output: str, as_json: bool, **options: Any) -> Any:
+            if as_json and output != "json" and is_given("output"):
+                raise click.UsageError(
+                    f"--json and -o {output} ask for two forms; give one of them"
+                )
+            return function(*args, output="json" if as_json else output, **options)
+
+        for option in (
+            click.option("--json", "as_json", is_flag=True, help="The same as -o json."),
+            click.option(
+                "-o",
+                "--output",
+                type=click.Choice(forms),
+                default=forms[0],
+                help="Form of the result.",
+            ),
+        ):
+            wrapper = option(wrapper)
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
 def _count(ctx: click.Context, param: click.Parameter, value: int) -> int:
     if value < -1 or value == 0 or value >= 1 << 31:
         raise click.BadParameter(

@@ -114,6 +114,11 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "foo"], "no command is called 'foo'; there are spec"),
         (["bench", "-p", "8", "spec"], "-p stands before 'spec'"),
         (["bench", "spec"], "Missing option '--prompts'"),
+        (["bench", "-o", "md", "--json"], "--json and -o md ask for two forms"),
+        (["bench", "--json", "-omd"], "--json and -o md ask for two forms"),
+        (["bench", "spec", "--prompts", "x", "-o", "md", "--json"], "ask for two forms"),
+        (["eval", "compare", "x", "-f", "-", "-o", "csv", "--json"], "--json and -o csv ask"),
+        (["cluster", "check", "-o", "md", "--json"], "ask for two forms"),
         (
             ["eval", "foo"],
             "no command is called 'foo'; there are compare, kld, ppl (see 'pyflow eval --help')",

@@ -229,8 +229,6 @@ def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
     assert "are for --types" in refused(base, "--pure")
     assert "add --keep" in refused("--types", "q4_0", "--resume", str(tmp_path / "j"))
     assert not (tmp_path / "j").exists()
-    for twice in (("-o", "csv", "--json"), ("--json", "-o", "md")):
-        assert "ask for two forms" in refused(base, *twice)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert "pip install matplotlib" in refused(base, "--plot", "x.png")
 

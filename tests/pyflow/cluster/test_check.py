@@ -30,7 +30,7 @@ def test_a_file_of_hosts_says_where_ranks_are(
 ) -> None:
     file = tmp_path / "hosts"
     file.write_text("localhost:2  # this machine\n127.0.0.1\n")
-    done = run(*CHECK, "--hosts", str(file), "-m", str(model_path("smollm2")), "-o", "json")
+    done = run(*CHECK, "--hosts", str(file), "-m", str(model_path("smollm2")), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["rank"] for rank in ranks] == [0, 1, 2]
