@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import _core
-from pyflow.cli import method_choice, options, questions, speculation
+from pyflow.cli import chart, method_choice, options, questions, speculation
 from pyflow.cli.finite import Finite
 from pyflow.cli.method_choice import MethodChoice
 from pyflow.cli.output import print_json
@@ -119,12 +118,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     help="Run every draft whole, whether it pays or not: to see what a method finds.",
 )
 @options.output("md", "json")
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also draw it, with matplotlib.",
-)
+@chart.option("tokens per step and speed-ups")
 def command(
     *,
     model: str | None,
@@ -246,8 +240,7 @@ def _check(
         raise click.UsageError("--methods pool needs --spec-pool FILE")
     if pool is not None and not names & {"pool", "auto"}:
         raise click.UsageError("--spec-pool is for the methods pool and auto")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot: matplotlib is not here; run 'pip install matplotlib'")
+    chart.check(plot)
 
 
 def _only(

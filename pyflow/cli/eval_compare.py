@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 import io
 import math
 import tempfile
@@ -16,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import catalogue
-from pyflow.cli import options
+from pyflow.cli import chart, options
 from pyflow.cli.eval_kld import as_figures, diverge, percent
-from pyflow.cli.eval_text import TextOptions, end, of_text
+from pyflow.cli.eval_plot import draw, front
+from pyflow.cli.eval_text import Run, TextOptions, end, of_text
 from pyflow.cli.eval_types import quantize
 from pyflow.cli.output import markdown_table, print_json
-from pyflow.cli.signals import like_ctrl_c
+from pyflow.cli.signals import EndedError, like_ctrl_c
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
@@ -67,12 +66,7 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @options.numa
 @click.option("-r", "--repetitions", type=click.IntRange(0), default=3, help="Runs of each speed.")
 @options.output("md", "csv", "json")
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Also draw divergence over size, with matplotlib.",
-)
+@chart.option("perplexity and the speed of decoding over bits per weight")
 def command(
     *,
     base: str,
@@ -94,12 +88,13 @@ def command(
 
     All models are in memory together. Perplexity and divergence are those of 'pyflow eval kld'; pp
     is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens a second,
-    left out with -r 0. On the front are those that no other one beats in both bits and divergence.
+    left out with -r 0. Bytes are those of the weights, without the rest of the file. On the front
+    are those that no other one beats in both bits and divergence; the chart has a front of
+    perplexity and one of speed.
     """
     if not models and not types:
         raise click.UsageError("there is nothing to compare with BASE; name models or give --types")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot: matplotlib is not here; run 'pip install matplotlib'")
+    chart.check(plot)
     if not types and (pure or imatrix_file is not None or keep is not None or allow_requantize):
         raise click.UsageError(
             "--pure, --imatrix, --allow-requantize and --keep are for --types; add that"
@@ -122,9 +117,10 @@ def command(
             names += [t.lower() for t in types]
         loaded = [stack.enter_context(options.load(str(p), threads, numa)) for p in paths]
         found = diverge(loaded, text)
+        speeds = _speeds(loaded, repetitions, found.run)
         rows = [
-            {"model": name, **_size(model), **_speed(model, repetitions)}
-            for name, model in zip(names, loaded, strict=True)
+            {"model": name, **_size(model), **speed}
+            for name, model, speed in zip(names, loaded, speeds, strict=True)
         ]
         cpu = _cpu(loaded[0])
     first = found.divergences[0].base_ppl
@@ -150,14 +146,10 @@ def command(
     else:
         click.echo(_table(rows, [None, *found.divergences]))
         click.echo(told)
-    if plot is not None:
-        draw(rows[1:], told, plot)
-    end(found.run, found.windows, text.resume)
-
-
-def front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which points no other one is at or below in both numbers, and below in one."""
-    return [not any(x <= a and y <= b and (x, y) != (a, b) for x, y in points) for a, b in points]
+    if plot is not None and not found.run.interrupted:
+        chart.save(draw(rows, told), plot)
+    left_out = ["speeds"] * bool(repetitions) + ["chart"] * (plot is not None)
+    end(found.run, found.windows, text.resume, left_out)
 
 
 def _size(model: Model) -> dict[str, Any]:
@@ -167,11 +159,22 @@ def _size(model: Model) -> dict[str, Any]:
     return {"nbytes": nbytes, "bits_per_weight": 8 * nbytes / n_weights}
 
 
+def _speeds(models: Sequence[Model], repetitions: int, run: Run) -> list[dict[str, Any]]:
+    """Of each model; nothing where none are asked for, nor after Ctrl-C, which ends this too and
+    is noted, for what has been measured before is still to be told."""
+    if repetitions and not run.interrupted:
+        try:
+            return [_speed(model, repetitions) for model in models]
+        except EndedError:
+            raise
+        except KeyboardInterrupt:
+            run.interrupted = True
+    return [{} for _ in models]
+
+
 def _speed(model: Model, repetitions: int) -> dict[str, Any]:
     from pyflow.cli.timing import Test, measure
 
-    if not repetitions:
-        return {}
     n_prompt = min(_N_PROMPT, model.spec.n_ctx_train)
     tests = [Test(0, n_prompt=n_prompt), Test(0, n_gen=min(_N_GEN, n_prompt))]
     pp, tg = measure(model, tests, repetitions, "f16")
@@ -189,7 +192,16 @@ def _cpu(model: Model) -> str:
 
 def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Any]) -> str:
     speeds = ["pp t/s", "tg t/s"] if "pp_per_second" in rows[0] else []
-    head = ["model", "bytes", "bits", "perplexity", "change", "mean KL", "99 %", "same top"]
+    head = [
+        "model",
+        "bytes of weights",
+        "bits/weight",
+        "perplexity",
+        "change",
+        "mean KL",
+        "99 %",
+        "same top",
+    ]
     lines = []
     for row, d in zip(rows, divergences, strict=True):
         cells = [
@@ -211,7 +223,7 @@ def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Any]) -> str:
             cells.append(f"{row[name]['mean']:.1f} ± {row[name]['stddev']:.1f}")
         lines.append(cells)
     table = markdown_table([*head, *speeds], lines, left={"model"})
-    return f"{table}\n\n* on the front: none has both less bits and less divergence."
+    return f"{table}\n\n* on the front: none has both fewer bits and less divergence."
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -233,32 +245,3 @@ def _flat(values: dict[str, Any], start: str = "") -> dict[str, Any]:
         else:
             out[start + key] = value
     return out
-
-
-def draw(rows: Sequence[dict[str, Any]], told: str, target: Path) -> None:
-    """Mean divergence with its error over bits per weight, and a line through the front."""
-    mpl = importlib.import_module("matplotlib")
-    mpl.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axis = pyplot.subplots(figsize=(9, 6))
-    for row in rows:
-        at, kl = row["bits_per_weight"], row["kl"]
-        style = "o" if row["on_front"] else "x"
-        axis.errorbar(at, kl["mean"], kl["stderr"], fmt=style, color="C0", capsize=2)
-        axis.annotate(
-            row["model"], (at, kl["mean"]), xytext=(4, 4), textcoords="offset points", fontsize=8
-        )
-    best = sorted((r["bits_per_weight"], r["kl"]["mean"]) for r in rows if r["on_front"])
-    axis.plot([x for x, _ in best], [y for _, y in best], "--", color="C0", linewidth=0.8)
-    if any(r["kl"]["mean"] > 0 for r in rows):
-        axis.set_yscale("log")
-    axis.set_xlabel("bits per weight")
-    axis.set_ylabel("mean KL divergence (nats)")
-    axis.set_title(told, fontsize=7)
-    figure.tight_layout()
-    try:
-        figure.savefig(target, dpi=150)
-    except ValueError as error:  # a suffix that it does not know
-        raise click.UsageError(f"--plot: {target}: {error}") from None
-    finally:
-        pyplot.close(figure)

@@ -181,9 +181,17 @@ def measuring(journal: Journal, windows: Sequence[Window]) -> Iterator[tuple[Run
     run.seconds = time.monotonic() - begin
 
 
-def end(run: Run, windows: Sequence[Window], resume: str | None) -> None:
-    """After the results: says what was left out, and ends as an interrupted command does."""
+def end(
+    run: Run, windows: Sequence[Window], resume: str | None, left_out: Sequence[str] = ()
+) -> None:
+    """After the results: says what is not among them and how to go on, and ends as an interrupted
+    command does. left_out: what comes after the chunks."""
     if run.interrupted:
-        hint = "" if resume is None else f"; the same command goes on from there ({resume})"
-        click.echo(f"stopped after {run.n_done} of {len(windows)} chunks{hint}", err=True)
+        where = "with --resume FILE" if resume is None else f"({resume})"
+        without = f", without {' and '.join(left_out)}" if left_out else ""
+        click.echo(
+            f"stopped after {run.n_done} of {len(windows)} chunks{without}; the same command goes "
+            f"on from there {where}",
+            err=True,
+        )
         raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow.cli import chart
 from pyflow.cli.output import markdown_table
 from pyflow.cli.paired import Sample
 from pyflow.speculate import SpeculationStats
@@ -156,18 +156,14 @@ def _rate(value: float | None) -> str:
 def draw(run: dict[str, Any], target: Path) -> None:
     """Tokens per step over the rows of a step, with a line through Lookahead's sizes; and the
     speed-ups of every task. The first setting counts."""
-    mpl = importlib.import_module("matplotlib")
-    mpl.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
     first = (run["summaries"][0]["batch"], run["summaries"][0]["prompt_len"])
     rows = [r for r in run["summaries"] if (r["batch"], r["prompt_len"]) == first]
-    figure, (steps, speeds) = pyplot.subplots(1, 2, figsize=(14, 5))
+    figure = chart.figure(14, 5)
+    steps, speeds = figure.subplots(1, 2)
     _draw_steps(steps, [r for r in rows if r["task"] == ALL and r["rows_per_step"]])
     _draw_speeds(speeds, [r for r in rows if r["speedup_median"] is not None])
     figure.suptitle(f"{run['model']}, {run['cpu']}, {run['n_threads']} threads", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(target, dpi=150)
-    pyplot.close(figure)
+    chart.save(figure, target)
 
 
 def _draw_steps(axis: Any, rows: Sequence[dict[str, Any]]) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from pyflow.quant import kld, perplexity
 
-from pyflow.cli import main
-from pyflow.cli.eval_compare import front
+from pyflow.cli import main, timing
 
 from .tiny_models import write_model
 
@@ -117,7 +116,7 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
         assert main(["eval", *resumed, "--json"]) == 130
         out, err = capsys.readouterr()
     assert json.loads(out)["chunks"] == 2
-    assert "stopped after 2 of 3 chunks; the same command goes on" in err
+    assert "stopped after 2 of 3 chunks; the same command goes on from there" in err
     assert err.endswith("interrupted\n")
     done = told(capsys, *resumed)
     assert {**done, "seconds": 0} == {**whole, "seconds": 0}
@@ -125,6 +124,56 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
     err = capsys.readouterr().err
     assert "n_ctx: 64 there, 32 here" in err
     assert err.endswith("name another file to begin anew\n")
+
+
+@pytest.mark.parametrize("when", ["chunks", "speeds"])
+def test_ctrl_c_ends_a_comparison_with_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    base: str,
+    coarse: str,
+    tmp_path: Path,
+    when: str,
+) -> None:
+    plot = tmp_path / "front.png"
+    args = ["compare", base, coarse, "-f", text, *ARGS, "--chunks", "3", "-r", "1"]
+    args += ["--resume", str(tmp_path / "j"), "--plot", str(plot)]
+    n_done = {"chunks": 2, "speeds": 3}[when]
+    diverge = kld.diverge
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        def progress(done: int, total: int) -> None:
+            assert total == 3
+            if done == n_done:
+                signal.raise_signal(signal.SIGINT)
+
+        diverge(*args, **{**options, "progress": progress})
+
+    def measure(*_: Any) -> list[Any]:
+        assert when == "speeds"
+        signal.raise_signal(signal.SIGINT)
+        return []
+
+    with monkeypatch.context() as patch:
+        if when == "chunks":
+            patch.setattr(kld, "diverge", interrupted)
+        patch.setattr(timing, "measure", measure)
+        capsys.readouterr()
+        assert main(["eval", *args]) == 130
+        out, err = capsys.readouterr()
+    assert out.count("\n| ") == 3  # a rule and two models
+    assert "t/s" not in out
+    assert not plot.exists()
+    assert err.split("\n") == [
+        f"stopped after {n_done} of 3 chunks, without speeds and chart; the same command goes on "
+        f"from there ({tmp_path / 'j'})",
+        "",
+        "interrupted",
+        "",
+    ]
+    assert len(told(capsys, *args)["models"]) == 2
+    assert plot.exists()
 
 
 @pytest.mark.model
@@ -169,6 +218,7 @@ def test_types_of_a_model_are_compared_in_one_table(
     lines = capsys.readouterr().out.splitlines()
     assert [f.stat().st_mtime_ns for f in files] == made
     assert lines[0].startswith("model,nbytes,bits_per_weight,ppl,stderr")
+    assert ",kl.mean,kl.stderr," in lines[0]
     assert lines[2].startswith(f"iq4_nl,{iq4['nbytes']},")
     assert main(["eval", "compare", base, str(files[1]), *given, "-r", "0"]) == 0
     out = capsys.readouterr().out
@@ -229,10 +279,7 @@ def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
     assert "are for --types" in refused(base, "--pure")
     assert "add --keep" in refused("--types", "q4_0", "--resume", str(tmp_path / "j"))
     assert not (tmp_path / "j").exists()
+    assert "ends in one of " in refused(base, "--plot", "x.txt")
+    assert "no folder /no/such" in refused(base, "--plot", "/no/such/x.png")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert "pip install matplotlib" in refused(base, "--plot", "x.png")
-
-
-def test_on_the_front_is_what_nothing_beats_in_both() -> None:
-    points = [(4.0, 0.1), (5.0, 0.1), (5.0, 0.02), (3.0, 0.5), (4.0, 0.1), (6.0, 0.01)]
-    assert front(points) == [True, False, True, True, True, True]
