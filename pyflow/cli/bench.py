@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from pyflow.cli import Group, bench_pipeline, bench_spec, inputs, options, speculation
+from pyflow.cli import Group, bench_pipeline, bench_spec, inputs, options
 from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.pipeline import pipelines
 from pyflow.cli.pipeline_choice import PipelineChoice
+from pyflow.cli.speculation import SpecChoice, pipeline_speculation
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
 
@@ -103,8 +104,8 @@ def _range(text: str) -> Iterator[int]:
 )
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, help="Runs of each test.")
 @options.cache_type
+@pipeline_speculation
 @pipelines
-@speculation.draft_model_option
 @click.option(
     "-f", "--file", metavar="FILE", help="With --pipeline: a text to go on from, not random tokens."
 )
@@ -124,7 +125,7 @@ def command(
     repetitions: int,
     cache_type: str,
     pipeline: PipelineChoice,
-    draft_model: str | None,
+    spec: SpecChoice,
     file: str | None,
     output: str,
 ) -> None:
@@ -144,9 +145,8 @@ def command(
         raise click.UsageError("--rows: stages are measured by -p and -n; leave it out")
     if pipeline and threads and len(threads) > 1:
         raise click.UsageError("-t: expected one number for all runs with --pipeline")
-    if not pipeline and (file is not None or draft_model is not None):
-        flag = "-f" if draft_model is None else "--draft-model"
-        raise click.UsageError(f"{flag} is for --pipeline; add that")
+    if not pipeline and file is not None:
+        raise click.UsageError("-f is for --pipeline; add that")
     depths = n_depth or [0]
     n_prompt = n_prompt or ([0] if n_rows else [512])
     n_gen = n_gen or ([0] if n_rows else [64])
@@ -173,9 +173,11 @@ def command(
             quantize=quantize,
             n_ctx=n_ctx + 1 if text is None else None,
             cache_type=cache_type,
-            draft_models=speculation.pipeline_drafts(pipeline.name, draft_model),
+            draft_models=spec.draft_models,
+            spec=spec,
         ) as pipelined:
-            bench_pipeline.show(pipelined, tests, repetitions, text, output)
+            drafter = None if pipeline.name == "iterative" else spec.in_pipeline
+            bench_pipeline.show(pipelined, drafter, tests, repetitions, text, output)
         return
     results: list[dict[str, Any]] = []
     thread_counts: list[int | None] = [*threads] if threads else [None]

@@ -47,11 +47,13 @@ class _Sample:
 
 def measure(
     model: PipelinedModel,
+    drafter: str | None,
     tests: Sequence[Test],
     repetitions: int,
     text: Sequence[int] | None,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each test. text: what to go on from; None goes on from random tokens."""
+    """A result for each test. drafter: the method that guesses, to be told. text: what to go on
+    from; None goes on from random tokens."""
     isa = _core.cpu_info()["isa"]
     is_mpi = isinstance(model.pipeline, MpiPipeline)
     for test in tests:
@@ -71,6 +73,7 @@ def measure(
             ),
             **speeds(test, started, [sample.ns for sample in samples]),
             "strategy": "+".join(dict.fromkeys(name.split()[0] for name in stats.strategies)),
+            "drafter": drafter,
             "transport": "mpi" if is_mpi else "threads",
             "layers": [len(held) for held in model.layers],
             "resident_nbytes": model.pipeline.resident_nbytes,
@@ -84,6 +87,7 @@ def measure(
 
 def show(
     model: AnyModel,
+    drafter: str | None,
     tests: Sequence[Test],
     repetitions: int,
     text: str | None,
@@ -94,7 +98,7 @@ def show(
     tokens = None if text is None else model.tokenizer.encode(text)
     results: list[dict[str, Any]] = []
     with progress("measuring") as told:
-        for i, result in enumerate(measure(pipelined, tests, repetitions, tokens), 1):
+        for i, result in enumerate(measure(pipelined, drafter, tests, repetitions, tokens), 1):
             results.append(result)
             if told is not None:
                 told(i, len(tests))
@@ -106,12 +110,13 @@ def show(
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """In Markdown."""
-    head = ["model", "strategy", "layers", "MiB resident", "threads", "test", "t/s"]
+    head = ["model", "strategy", "drafts by", "layers", "MiB resident", "threads", "test", "t/s"]
     head += ["tokens/run", "accepted", "cancelled", "messages/token", "bytes/token and hop"]
     rows = [
         [
             r["model_type"],
             r["strategy"],
+            r["drafter"] or "",
             "+".join(map(str, r["layers"])),
             "+".join("-" if n is None else f"{n / 2**20:.0f}" for n in r["resident_nbytes"]),
             str(r["n_threads"]),
@@ -125,7 +130,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         ]
         for r in results
     ]
-    return markdown_table(head, rows, left={"model", "strategy"})
+    return markdown_table(head, rows, left={"model", "strategy", "drafts by"})
 
 
 def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> list[int]:

@@ -21,7 +21,6 @@ from pyflow.cli.pipeline_choice import (
     drafting_models,
     threads_of_each,
 )
-from pyflow.cli.speculation import model_names
 from pyflow.cluster.launcher import rank_of
 from pyflow.cluster.lifeline import here
 from pyflow.cluster.strategy import NAMES
@@ -126,8 +125,8 @@ def pipelines(function: F) -> F:
     def wrapper(*args: Any, **options: Any) -> Any:
         names = ("pipeline", "stages", "layers", "draft_len", "draft_ranks", *_TUNING)
         choice = _choice(**{name: options.pop(name) for name in names})
-        drafts = _drafts(**{name: options.get(name) for name in ("spec", "draft_model")})
-        if choice.draft_ranks and not drafts[0]:
+        spec: SpecChoice = options["spec"]
+        if choice.draft_ranks and not spec.draft_models:
             raise click.UsageError("--draft-rank is of no use without --draft-model")
         if choice and options.get("numa"):
             raise click.UsageError(
@@ -145,14 +144,15 @@ def pipelines(function: F) -> F:
 
         choice.world = world()
         # On all ranks alike, before they wait for one another.
-        choice.drafters = ranks.drafters(choice.draft_ranks, choice.world.size, len(drafts[0]))
+        n_models = len(spec.draft_models)
+        choice.drafters = ranks.drafters(choice.draft_ranks, choice.world.size, n_models)
         if choice.world.size == 1 and not here.is_supervised:
             raise click.UsageError(
                 f"{_FLAG} needs several stages: add --stages N, or start it by mpirun -n N"
             )
         if choice.world.rank > 0:
             names = ("model", "threads", "quantize")
-            return _serve(choice, drafts, **{name: options.get(name) for name in names})
+            return _serve(choice, spec, **{name: options.get(name) for name in names})
         try:
             return function(*args, pipeline=choice, **options)
         finally:
@@ -203,18 +203,9 @@ def _choice(
     return PipelineChoice(pipeline, stages, layers, draft_len, fields, draft_ranks)
 
 
-def _drafts(
-    spec: SpecChoice | None = None, draft_model: str | None = None
-) -> tuple[list[str], list[int]]:
-    """The draft models and the layers of self, however the command is given them."""
-    return (
-        (model_names(draft_model), []) if spec is None else (spec.draft_models, spec.draft_layers)
-    )
-
-
 def _serve(
     choice: PipelineChoice,
-    drafts: tuple[list[str], list[int]],
+    spec: SpecChoice,
     model: str | None,
     threads: Any,
     quantize: str | None,
@@ -234,11 +225,12 @@ def _serve(
     except (click.UsageError, PyflowError):
         path = "smollm2"  # which is not there: the head tells so
 
-    (names, layers), drafters = drafts, choice.drafters
+    names, drafters = spec.draft_models, choice.drafters
 
     def models() -> AbstractContextManager[list[Model]]:
         own = names if len(drafters) == 1 else [names[drafters.index(world.rank)]]
-        return drafting_models(Described(path, quantize=quantize), own, layers, n_threads)
+        described = Described(path, quantize=quantize)
+        return drafting_models(described, own, spec.draft_layers, n_threads)
 
     serve(
         path,

@@ -78,16 +78,24 @@ pool_option = click.option(
     "--spec-pool", metavar="FILE", help="A text whose phrases the methods pool and auto draft."
 )
 
+_SPEC_OPTION = click.option(
+    "--spec",
+    type=click.Choice(_NAMES),
+    default="none",
+    help="Draft tokens and verify several in one step; the text stays the same. auto takes what "
+    "pays, and nothing where nothing does. With --pipeline, none and auto draft by the draft "
+    "model, or by lookup.",
+)
+_LOOKAHEAD_OPTION = click.option(
+    "--lookahead",
+    metavar="W,N,G",
+    default="7,5,7",
+    callback=_three,
+    help="Lookahead's window, n-gram size and guesses; jacobi guesses W tokens.",
+)
 
 _OPTIONS = (
-    click.option(
-        "--spec",
-        type=click.Choice(_NAMES),
-        default="none",
-        help="Draft tokens and verify several in one step; the text stays the same. auto takes "
-        "what pays, and nothing where nothing does. With --pipeline, none and auto draft by the "
-        "draft model, or by lookup.",
-    ),
+    _SPEC_OPTION,
     draft_model_option,
     draft_layers_option,
     click.option(
@@ -104,13 +112,7 @@ _OPTIONS = (
         help="Draft models branch at tokens of this probability or more; 1 drafts a chain.",
     ),
     pool_option,
-    click.option(
-        "--lookahead",
-        metavar="W,N,G",
-        default="7,5,7",
-        callback=_three,
-        help="Lookahead's window, n-gram size and guesses; jacobi guesses W tokens.",
-    ),
+    _LOOKAHEAD_OPTION,
     click.option(
         "--spec-policy",
         type=click.Choice([*_EXACT, *_LAW, *_LOSSY]),
@@ -120,6 +122,14 @@ _OPTIONS = (
     ),
     click.option("--lossy", is_flag=True, help="Allow a policy that changes what is generated."),
 )
+# What pipelines have of them, the last option first.
+_IN_PIPELINES = {
+    "lookahead": _LOOKAHEAD_OPTION,
+    "spec_pool": pool_option,
+    "draft_layers": draft_layers_option,
+    "draft_model": draft_model_option,
+    "spec": _SPEC_OPTION,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,13 @@ class SpecChoice:
     pool: str | None
     lookahead: tuple[int, int, int]
     policy: Policy
+
+    @property
+    def in_pipeline(self) -> str:
+        """The method that guesses in a pipeline."""
+        if self.method in ("none", "auto"):
+            return "draft" if self.draft_models else "lookup"
+        return self.method
 
     @contextmanager
     def speculator(self, target: AnyModel) -> Iterator[Speculator | None]:
@@ -225,16 +242,33 @@ def model_names(draft_model: str | None) -> list[str]:
     return [name for name in (draft_model or "").split(",") if name]
 
 
-def pipeline_drafts(pipeline: str | None, draft_model: str | None) -> list[str]:
-    """The models that draft for --pipeline; UsageError where they cannot."""
-    models = model_names(draft_model)
-    if models and pipeline == "iterative":
-        raise click.UsageError("--draft-model is of no use to --pipeline iterative")
-    return models
-
-
 def speculation(function: F) -> F:
     """Adds the options; the command receives `spec: SpecChoice` instead."""
+    wrapper = _checked(function)
+    for option in reversed(_OPTIONS):
+        wrapper = option(wrapper)
+    return wrapper
+
+
+def pipeline_speculation(function: F) -> F:
+    """The same for a command that drafts with --pipeline alone, and has no other options of it."""
+    checked = _checked(function)
+
+    @functools.wraps(checked)
+    def wrapper(*args: Any, **given: Any) -> Any:
+        if given["pipeline"] is None and (found := next(filter(is_given, _IN_PIPELINES), None)):
+            flag = "--" + found.replace("_", "-")
+            raise click.UsageError(f"{flag} is for --pipeline; add that")
+        return checked(*args, **given)
+
+    for option in _IN_PIPELINES.values():
+        wrapper = option(wrapper)
+    return wrapper  # type: ignore[return-value]
+
+
+def _checked(function: F) -> F:
+    """The command with a SpecChoice in place of the options; UsageError where they do not go
+    together."""
 
     @functools.wraps(function)
     def wrapper(
@@ -242,17 +276,18 @@ def speculation(function: F) -> F:
         spec: str,
         draft_model: str | None,
         draft_layers: list[int],
-        spec_n_max: int,
-        spec_tree: float,
         spec_pool: str | None,
         lookahead: tuple[int, int, int],
-        spec_policy: Policy,
-        lossy: bool,
+        spec_n_max: int = 0,
+        spec_tree: float = 1.0,
+        spec_policy: Policy = "exact",
+        lossy: bool = False,
         **options: Any,
     ) -> Any:
         models = model_names(draft_model)
-        if pipeline := options.get("pipeline"):
-            pipeline_drafts(pipeline, draft_model)
+        pipeline = options.get("pipeline")
+        if models and pipeline == "iterative":
+            raise click.UsageError("--draft-model is of no use to --pipeline iterative")
         given = {
             "--spec-n-max": spec_n_max != 0,
             "--spec-tree": spec_tree != 1,
@@ -304,6 +339,4 @@ def speculation(function: F) -> F:
         )
         return function(*args, spec=choice, **options)
 
-    for option in reversed(_OPTIONS):
-        wrapper = option(wrapper)
     return wrapper  # type: ignore[return-value]

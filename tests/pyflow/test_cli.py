@@ -113,6 +113,18 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "-p", "1-1000000000"], "expected at most 1000 numbers"),
         (["bench", "foo"], "no command is called 'foo'; there are spec"),
         (["bench", "-p", "8", "spec"], "-p stands before 'spec'"),
+        (["bench", "-f", "x"], "-f is for --pipeline; add that"),
+        (["bench", "--spec", "lookup"], "--spec is for --pipeline; add that"),
+        (["bench", "--lookahead", "3,3,3"], "--lookahead is for --pipeline; add that"),
+        (["bench", "--draft-model", "self"], "--draft-model is for --pipeline; add that"),
+        (
+            ["bench", "--pipeline", "iterative", "--stages", "2", "--spec", "jacobi"],
+            "--spec jacobi is of no use to --pipeline iterative",
+        ),
+        (
+            ["bench", "--pipeline", "speculative", "--stages", "2", "--spec", "pool"],
+            "--spec pool needs --spec-pool FILE",
+        ),
         (["bench", "spec"], "Missing option '--prompts'"),
         (["bench", "-o", "md", "--json"], "--json and -o md ask for two forms"),
         (["bench", "--json", "-omd"], "--json and -o md ask for two forms"),

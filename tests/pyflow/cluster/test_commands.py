@@ -237,6 +237,26 @@ def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
     assert " pp40 | " in table
 
 
+def test_bench_drafts_by_the_method_that_it_is_given(
+    run: Run, start: Start, smollm2: str, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text(4 * f"{TEXT} ")
+    bench = ["bench", "-m", smollm2, "-t", "1", "-p", "0", "-n", "12", "-r", "1", "--json"]
+    bench += ["-f", str(text), "--pipeline", "speculative", "--layers", "even"]
+    window = ["--spec", "lookahead", "--lookahead", "4,3,4"]
+    told = [
+        *(run(*bench, "--stages", "2", *spec)[0] for spec in ([], window)),
+        run(*bench, "--stages", "2", "--spec", "pool", "--spec-pool", str(text))[0],
+        start(2, *bench, *window).stdout,
+    ]
+    found = [result for out in told for result in json.loads(out)]
+    assert [each["drafter"] for each in found] == ["lookup", "lookahead", "pool", "lookahead"]
+    assert [each["explored"] > 0 for each in found] == [False, True, False, True]
+    # The text repeats itself, and is in the pool.
+    assert all(each["tokens_per_run"] > 1.5 for each in found), found
+
+
 @pytest.mark.parametrize("where", ["threads", "ranks", "supervised ranks"])
 def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str) -> None:
     args = answer(smollm2, "-n", "4000", "--pipeline", "pipeinfer", "-c", "0", "--layers", "even")
