@@ -170,19 +170,22 @@ def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample
     finally:
         line.leave(stats)
     i = int(test.n_gen > 0)
-    frames, cancels, nbytes = (sent[i + 1] - sent[i]).tolist()
+    frames, beside, nbytes = (sent[i + 1] - sent[i]).tolist()
     n_runs, n_rows = stats.runs, stats.rows
     if test.n_prompt:
         n_runs, n_rows = math.ceil(test.n_prompt / N_BATCH), test.n_prompt
     n_hops = model.n_stages - int(bool(model.layers[0]))
     if not model.layers[0]:  # what leaves the head are tokens alone
         nbytes += n_rows * 4 * model.spec.n_embd
-    return _Sample(times[i + 1] - times[i], stats, n_hops * frames + n_runs + cancels, nbytes)
+    return _Sample(times[i + 1] - times[i], stats, n_hops * frames + n_runs + beside, nbytes)
 
 
 def _sent(model: PipelinedModel) -> NDArray[np.int64]:
-    """By rank 0: frames, each of which then takes all hops, cancellations, and bytes of frames."""
+    """By rank 0: frames, each of which then takes all hops, messages beside them, and bytes of
+    frames. Drafts of another rank come to it."""
     if not isinstance(model.pipeline, MpiPipeline):
         return np.zeros(3, np.int64)
-    sent = model.pipeline.sent
-    return np.array([sent.messages["Frame"], sent.messages["Cancel"], sent.nbytes["Frame"]])
+    pipeline = model.pipeline
+    messages, nbytes = pipeline.sent.messages, pipeline.sent.nbytes
+    beside = messages["Cancel"] + messages["DraftRequest"] + pipeline.n_drafted
+    return np.array([messages["Frame"], beside, nbytes["Frame"]])

@@ -145,6 +145,8 @@ class MpiPipeline(Closing):
         self._endpoint = endpoint = Endpoint()
         self._stages: list[int] = []
         self._drafters = drafters
+        self.n_drafted = 0
+        """Drafts that have come from another rank."""
         self._resident: dict[int, int] = {}
         self._epoch = 0
         worker = Worker(0, here.host, 0, endpoint.send)
@@ -226,7 +228,8 @@ class MpiPipeline(Closing):
         elsewhere, which has ended the pipeline; queue.Empty after `timeout` seconds.
         """
         while True:
-            _, message = self._next(timeout)
+            rank, message = self._next(timeout)
+            self.n_drafted += rank > 0 and isinstance(message, Drafted)
             if isinstance(message, Result | Drafted) and message.epoch == self._epoch:
                 return message
 

@@ -231,6 +231,13 @@ def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
     assert all(10 << 20 < head < rank for rank in ranks)
     assert 4 * 576 < written["hop_nbytes_per_token"] < 4 * 576 + 120
     assert written["avg_ts"] > 0
+    drafts = ["--pipeline", "speculative", "--draft-len", "2", "--draft-model", "self"]
+    done = start(3, *bench, *drafts, "--draft-rank", "2", "--layers", "even")
+    assert done.returncode == 0, done.stderr
+    written = json.loads(done.stdout)[1]
+    # Of a run: to the other stage and back, and a draft that was asked for.
+    assert (written["runs"], 12 * written["messages_per_token"]) == (4, 16)
+    assert written["layers"] == [15, 15, 0]
     bench[-1] = "md"
     table, _ = run(*bench, "--pipeline", "pipeinfer", "--stages", "2")
     assert " 15+15 | " in table
