@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -160,28 +161,39 @@ def _size(model: Model) -> dict[str, Any]:
 
 
 def _speeds(models: Sequence[Model], repetitions: int, run: Run) -> list[dict[str, Any]]:
-    """Of each model; nothing where none are asked for, nor after Ctrl-C, which ends this too and
-    is noted, for what has been measured before is still to be told."""
-    if repetitions and not run.interrupted:
-        try:
-            return [_speed(model, repetitions) for model in models]
-        except EndedError:
-            raise
-        except KeyboardInterrupt:
-            run.interrupted = True
-    return [{} for _ in models]
+    """Of each model, which take turns there and back, so that a machine that slows down does so for
+    all. Nothing where none are asked for, nor after Ctrl-C, which ends this too and is noted, for
+    what has been measured before is still to be told."""
+    found: list[tuple[list[float], list[float]]] = [([], []) for _ in models]
+    if not repetitions or run.interrupted:
+        return [{} for _ in models]
+    try:
+        for turn in range(repetitions):
+            for i in range(len(models))[:: -1 if turn % 2 else 1]:
+                for speeds, speed in zip(found[i], _speed(models[i]), strict=True):
+                    speeds.append(speed)
+    except EndedError:
+        raise
+    except KeyboardInterrupt:
+        run.interrupted = True
+        return [{} for _ in models]
+    return [{"pp_per_second": _told(pp), "tg_per_second": _told(tg)} for pp, tg in found]
 
 
-def _speed(model: Model, repetitions: int) -> dict[str, Any]:
+def _speed(model: Model) -> tuple[float, float]:
+    """Tokens a second of reading and of writing, once and warm."""
     from pyflow.cli.timing import Test, measure
 
     n_prompt = min(_N_PROMPT, model.spec.n_ctx_train)
     tests = [Test(0, n_prompt=n_prompt), Test(0, n_gen=min(_N_GEN, n_prompt))]
-    pp, tg = measure(model, tests, repetitions, "f16")
-    return {
-        name: {"mean": r["avg_ts"], "stddev": r["stddev_ts"]}
-        for name, r in (("pp_per_second", pp), ("tg_per_second", tg))
-    }
+    pp, tg = measure(model, tests, 1, "f16")
+    return pp["avg_ts"], tg["avg_ts"]
+
+
+def _told(speeds: list[float]) -> dict[str, float]:
+    from pyflow.cli.timing import spread
+
+    return {"mean": statistics.fmean(speeds), "stddev": spread(speeds)}
 
 
 def _cpu(model: Model) -> str:

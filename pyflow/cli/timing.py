@@ -117,10 +117,10 @@ def speeds(test: Test, started: datetime, ns: list[int]) -> dict[str, Any]:
         "n_depth": test.n_depth,
         "test_time": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "avg_ns": round(statistics.fmean(ns)),
-        "stddev_ns": round(_spread(ns)),
+        "stddev_ns": round(spread(ns)),
         "median_ns": round(statistics.median(ns)),
         "avg_ts": statistics.fmean(ts),
-        "stddev_ts": _spread(ts),
+        "stddev_ts": spread(ts),
         "samples_ns": ns,
         "samples_ts": ts,
     }
@@ -237,5 +237,5 @@ def _of_one_row(test: Test, samples: dict[Test, list[int]]) -> float | None:
     return statistics.median(samples[test]) / statistics.median(one)
 
 
-def _spread(samples: list[Any]) -> float:
+def spread(samples: list[Any]) -> float:
     return statistics.stdev(samples) if len(samples) > 1 else 0.0
