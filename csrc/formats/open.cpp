@@ -53,8 +53,9 @@ std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Infla
   const MappedFile file(path);
   const std::string_view start = head(file);
   if (start.starts_with("GGUF")) return open_gguf(path);
-  if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
+  // First, for a length of 640 begins like a pickle.
   if (is_safetensors(start)) return SafetensorsFile::open(path);
+  if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
   if (Llama2cFile::matches(start)) return Llama2cFile::open(path);
   return nullptr;
 }

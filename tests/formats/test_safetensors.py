@@ -48,6 +48,19 @@ def test_records_say_what_the_header_says(safetensors_corpus: ModuleType, tmp_pa
     assert all(t.contiguous for t in checkpoint.tensors)
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x010280])
+def test_a_length_that_begins_like_a_pickle_is_one(
+    length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.safetensors"
+    header = json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    path.write_bytes(length.to_bytes(8, "little") + header.ljust(length) + b"x")
+    assert pyflow.formats.open(path).format == "safetensors"
+    assert not pyflow.formats.has_pickle(path)
+    assert main(["inspect", str(path)]) == 0
+    assert "safetensors" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F8_E4M3"])
 def test_nothing_of_huge_dimensions_is_no_array(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
