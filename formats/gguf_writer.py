@@ -20,10 +20,7 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pyflow.errors import ShapeError
+from pyflow.formats.tensor_writer import TensorWriter
 
 _VERSION = 3
 _U32, _F32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
@@ -60,7 +57,7 @@ class NewTensor:
     nbytes: int
 
 
-class GgufWriter:
+class GgufWriter(TensorWriter):
     """Writes header and tables at once, then what it is given of the tensors, in their order."""
 
     def __init__(
@@ -73,32 +70,8 @@ class GgufWriter:
     ) -> None:
         """entries: metadata by key, each as of `entry` or of GgufFile.entries; alignment is what
         their general.alignment says, where they have it."""
-        self._file = file
-        self._alignment = alignment
-        self._left = [*reversed(tensors)]
-        self._written = 0
+        super().__init__(file, tensors, alignment)
         file.write(_head(entries, tensors, alignment))
-
-    def write(self, data: NDArray[np.uint8]) -> None:
-        """The next bytes of the tensor that is under way."""
-        self._written += data.nbytes
-        self._file.write(data.data)
-
-    def end_tensor(self) -> None:
-        """ShapeError where the tensor that is under way has not got all its bytes, or more."""
-        tensor = self._left.pop()
-        if self._written != tensor.nbytes:
-            raise ShapeError(
-                f"tensor {tensor.name!r}: expected {tensor.nbytes:,} bytes to write, found "
-                f"{self._written:,}"
-            )
-        self._file.write(bytes(-self._written % self._alignment))
-        self._written = 0
-
-    def close(self) -> None:
-        """ShapeError where tensors are missing."""
-        if self._left:
-            raise ShapeError(f"tensor {self._left[-1].name!r}: expected its bytes, found an end")
 
 
 def _head(entries: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment: int) -> bytes:

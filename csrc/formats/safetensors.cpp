@@ -1,5 +1,6 @@
 #include "formats/safetensors.h"
 
+#include <algorithm>
 #include <new>
 #include <optional>
 
@@ -20,6 +21,10 @@ constexpr std::string_view kTypes[] = {
     "BOOL",    "F4",          "F6_E2M3",     "F6_E3M2", "U8",  "I8",  "F8_E5M2", "F8_E4M3",
     "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16",     "U16", "F16", "BF16",    "I32",
     "U32",     "F32",         "C64",         "F64",     "I64", "U64"};
+
+// What tells the types of blocks.
+constexpr std::string_view kOwn = "pyflow.", kVersionKey = "pyflow.version",
+                           kTensorsKey = "pyflow.tensors", kVersion = "1";
 
 // Where the parts of one tensor stand in the header, for errors.
 struct Places {
@@ -113,6 +118,105 @@ Line read_tensor(Cursor& in, JsonReader& json, const std::string& name) {
   return line;
 }
 
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+
+// The text that tells types of blocks, or null.
+const std::string* find_blocks(Cursor& in, const Metadata& metadata) {
+  const std::string *version = nullptr, *tensors = nullptr, *other = nullptr;
+  for (const auto& [key, value] : metadata) {
+    if (key == kVersionKey)
+      version = &value;
+    else if (key == kTensorsKey)
+      tensors = &value;
+    else if (key.starts_with(kOwn))
+      other = &key;
+  }
+  if (version && *version != kVersion)
+    throw UnsupportedError(in.describe(0, kVersionKey, "1", quoted(*version), "update pyflow"));
+  if (other || !version != !tensors)
+    in.fail(0, "metadata", "both pyflow.version and pyflow.tensors, or neither",
+            other ? quoted(*other) : "one of them", kAdviseConvert);
+  return tensors;
+}
+
+DTypeInfo read_block_type(Cursor& in, JsonReader& json) {
+  const uint64_t at = json.at();
+  const std::string name = json.string("dtype");
+  for (const DTypeInfo& type : kDTypes)
+    if (type.name == name && type.block > 1) return type;
+  throw UnsupportedError(in.describe(at, "dtype",
+                                     "a type of blocks that this build can read, such as Q4_K",
+                                     quoted(name), "update pyflow, or quantize the model again"));
+}
+
+// Turns bytes into rows of blocks. `in` reads the text, for errors.
+void set_blocks(Cursor& in, uint64_t at, TensorEntry& t, const DTypeInfo& type,
+                std::vector<int64_t> shape) {
+  const auto fail = [&](const std::string& expected, const std::string& found) {
+    in.fail(at, "shape", expected, found, kAdviseConvert);
+  };
+  if (t.type_name != "U8")  // such as one that has been told already
+    in.fail(at, "tensor", "one of type U8", t.type_name, kAdviseConvert);
+  if (shape.empty() || shape.size() != t.shape.size())
+    fail("the " + grouped(t.shape.size()) + " dimensions of the bytes, one at least",
+         grouped(shape.size()));
+  for (size_t d = 0; d + 1 < shape.size(); ++d)
+    if (shape[d] != t.shape[d])
+      fail("dimension " + grouped(d) + " as of the bytes, " +
+               grouped(static_cast<uint64_t>(t.shape[d])),
+           grouped(static_cast<uint64_t>(shape[d])));
+  const auto cols = static_cast<uint64_t>(shape.back());
+  if (cols % type.block)
+    fail("rows of a multiple of " + grouped(type.block) + " weights for " + std::string(type.name),
+         grouped(cols));
+  uint64_t row = 0, n = 0;
+  if (__builtin_mul_overflow(cols / type.block, type.block_bytes, &row) ||
+      row != static_cast<uint64_t>(t.shape.back()))
+    fail("weights for rows of " + grouped(static_cast<uint64_t>(t.shape.back())) + " bytes",
+         grouped(cols) + " of " + std::string(type.name));
+  if (!count_elements(shape, n)) fail("fewer than 2^63 weights", "more");
+  t.set_type(tensor_type(type.dtype));
+  t.shape = std::move(shape);
+}
+
+// Gives tensors the types of blocks that the metadata tell.
+void read_blocks(Cursor& header, const Metadata& metadata, std::vector<Line>& lines) {
+  const std::string* text = find_blocks(header, metadata);
+  if (!text) return;
+  const std::vector<uint32_t> order =
+      sorted_by(lines.size(), [&](uint32_t i) { return std::string_view(lines[i].tensor.name); });
+  Cursor in(Bytes{header.label(), reinterpret_cast<const uint8_t*>(text->data()), text->size(), 0,
+                  kTensorsKey});
+  in.enter(kTensorsKey, 0, 0);
+  JsonReader json(in);
+  json.object("JSON", [&](const std::string& name) {
+    in.name(name);
+    const uint64_t begin = json.at();
+    const auto found = std::lower_bound(
+        order.begin(), order.end(), name,
+        [&](uint32_t i, const std::string& n) { return lines[i].tensor.name < n; });
+    if (found == order.end() || lines[*found].tensor.name != name)
+      in.fail(begin, "tensor", "one that the file has", "no such tensor", kAdviseConvert);
+    std::optional<DTypeInfo> type;
+    std::optional<std::vector<int64_t>> shape;
+    uint64_t shape_at = begin;
+    json.object("tensor", [&](std::string_view key) {
+      if (key == "dtype") {
+        type = read_block_type(in, json);
+      } else if (key == "shape") {
+        shape_at = json.at();
+        read_shape(in, json, shape.emplace());
+      } else {
+        in.fail(json.at(), "key", "dtype or shape", quoted(key), kAdviseConvert);
+      }
+    });
+    if (!type || !shape) in.fail(begin, "tensor", "dtype and shape", "fewer", kAdviseConvert);
+    set_blocks(in, shape_at, lines[*found].tensor, *type, std::move(*shape));
+    in.enter(kTensorsKey, 0, 0);
+  });
+  json.end("JSON");
+}
+
 // The data must be covered, each byte once.
 void place(Cursor& in, std::vector<Line>& lines, uint64_t data_offset, uint64_t file_size) {
   const uint64_t data = file_size - data_offset;
@@ -171,6 +275,7 @@ std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const std::string& path) 
     in.enter("header", 0, 0);
   });
   json.end("JSON");
+  read_blocks(in, f->metadata_, lines);
   place(in, lines, 8 + n, file.size());
   std::vector<TensorEntry> table;
   table.reserve(lines.size());

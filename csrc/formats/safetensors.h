@@ -8,6 +8,12 @@
 //
 // Tensors cover the data without gap or overlap, as the format wants it: whatever is in the file is
 // listed, and no byte means two things.
+//
+// The format has no types of blocks (quant/formats.def). To other programs a tensor of such a type
+// is U8, its last dimension the bytes of a row: blocks as in GGUF. What it is stands in metadata:
+//
+//   "pyflow.version": "1"
+//   "pyflow.tensors": JSON again, name: {"dtype": "Q4_K", "shape": [..., weights of a row]}
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
 
@@ -18,6 +19,27 @@ def build(header: bytes | str | object, data: bytes = b"", *, length: int | None
 
 def tensor(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8)) -> object:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def blocks(
+    told: object,
+    *,
+    version: object = "1",
+    dtype: str = "U8",
+    shape: tuple[int, ...] = (2, 288),
+    more: object = None,
+) -> bytes:
+    """A file of one tensor "w" of bytes, of which metadata tell a type of blocks."""
+    metadata = {"pyflow.tensors": told if isinstance(told, str) else json.dumps(told)}
+    metadata |= {"pyflow.version": version, **(more or {})}  # type: ignore[dict-item]
+    nbytes = math.prod(shape)
+    lines = {"w": tensor(dtype, shape, (0, nbytes))}
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return build({"__metadata__": known, **lines}, bytes(nbytes))
+
+
+def block(dtype: object = "Q4_K", shape: object = (2, 512)) -> object:
+    return {"dtype": dtype, "shape": shape}
 
 
 WHOLE = build(
@@ -40,6 +62,11 @@ VALID = {
     "packed": build(
         {"a": tensor("F4", (2, 2), (0, 2)), "b": tensor("F6_E2M3", (4,), (2, 5))}, b"12345"
     ),
+    "blocks": blocks({"w": block()}),
+    "blocks_of_one_row": blocks({"w": block("Q3H_B64", (64,))}, shape=(32,)),
+    "blocks_of_experts": blocks({"w": block("Q8_0", (2, 1, 3, 32))}, shape=(2, 1, 3, 34)),
+    "blocks_of_nothing": blocks({"w": block("Q6_K", (0, 256))}, shape=(0, 210)),
+    "blocks_of_none": blocks({}),
     "any_order": build({"b": tensor("U8", (1,), (1, 2)), "a": tensor("U8", (1,), (0, 1))}, b"ab"),
 }
 
@@ -167,12 +194,79 @@ def placement_cases() -> Iterator[Case]:
     yield case("cut", {"a": (0, 4)}, 3, "an end within the 3 bytes of data")
 
 
+def block_cases() -> Iterator[Case]:
+    def case(name: str, data: bytes, *mentions: str, error: str = "FormatError") -> Case:
+        return Case(f"blocks_{name}", data, mentions, error)
+
+    def told(name: str, value: object, *mentions: str, error: str = "FormatError") -> Case:
+        return case(name, blocks({"w": value}), "pyflow.tensors 'w': ", *mentions, error=error)
+
+    newer = "UnsupportedError"
+    one = {"w": block()}
+    yield case("no_version", blocks(one, version=None), "both pyflow.version", "one of them")
+    alone = build({"__metadata__": {"pyflow.version": "1"}})
+    yield case("no_tensors", alone, "both pyflow.version", "one of them")
+    for version in ("2", "", "01", "x" * 200):
+        found = "pyflow.version at offset 8: expected 1"
+        yield case(f"version_{version[:5]}", blocks(one, version=version), found, error=newer)
+    other = {"pyflow.table": ""}
+    yield case("other_key", blocks(one, more=other), "or neither, found 'pyflow.table'")
+    yield case("newer_key", blocks(one, version="2", more=other), "pyflow.version", error=newer)
+    for name, text, words in [
+        ("empty", "", "JSON at offset 0: expected an object, found the end"),
+        ("list", "[]", "JSON at offset 0: expected an object"),
+        ("open", '{"w":', "pyflow.tensors 'w'"),
+        ("after", "{} {}", "nothing after the end of the JSON"),
+        ("deep", '{"w":{"shape":' + "[" * 100_000, "shape at offset 15: expected an integer"),
+    ]:
+        yield case(f"text_{name}", blocks(text), words)
+    line = json.dumps(block())
+    twice = f'{{"w":{line},"w":{line}}}'
+    yield case("twice", blocks(twice), "'w'", "one of type U8, found Q4_K")
+    yield case("no_such", blocks({"v": block()}), "'v': tensor at offset 6", "no such tensor")
+    yield case("metadata", blocks({"__metadata__": block()}), "no such tensor")
+    yield told("string", "Q4_K", "expected an object")
+    yield told("no_shape", {"dtype": "Q4_K"}, "dtype and shape, found fewer")
+    yield told("no_dtype", {"shape": [2, 512]}, "dtype and shape, found fewer")
+    yield told("key", {**block(), "rows": 2}, "dtype or shape, found 'rows'")  # type: ignore[dict-item]
+    yield told("dtype_number", {"dtype": 3}, "expected a string, found '3'")
+    again = '{"w":{"dtype":"Q4_K","dtype":"Q4_K"}}'
+    yield case("key_twice", blocks(again), "expected each key once")
+    for name in ("Q9_Z", "q4_k", "IQ2_XXS", "MXFP4", "F32", "U8", ""):
+        words = f"dtype at offset 16: expected a type of blocks .*, found '{name}'".split(" .*, ")
+        yield told(f"dtype_{name or 'none'}", block(name), *words, error=newer)
+    for dtype in ("F32", "I8", "BOOL"):
+        nbytes = 4 if dtype == "F32" else 1
+        lines = {"w": tensor(dtype, (2, 288), (0, 576 * nbytes))}
+        metadata = {"pyflow.version": "1", "pyflow.tensors": json.dumps(one)}
+        data = build({"__metadata__": metadata, **lines}, bytes(576 * nbytes))
+        yield case(f"stored_as_{dtype}", data, f"one of type U8, found {dtype}")
+    for name, shape, words in [
+        ("flat", [1024], "the 2 dimensions of the bytes, one at least, found 1"),
+        ("deep", [1, 2, 512], "the 2 dimensions of the bytes, one at least, found 3"),
+        ("none", [], "found 0"),
+        ("rows", [4, 512], "dimension 0 as of the bytes, 2, found 4"),
+        ("swapped", [512, 2], "dimension 0 as of the bytes, 2, found 512"),
+        ("part", [2, 500], "a multiple of 256 weights for Q4_K, found 500"),
+        ("fewer", [2, 256], "rows of 288 bytes, found 256 of Q4_K"),
+        ("more", [2, 768], "rows of 288 bytes, found 768 of Q4_K"),
+        ("zero", [2, 0], "rows of 288 bytes, found 0 of Q4_K"),
+        ("wraps", [2, ((1 << 63) - 1) // 256 * 256], "rows of 288 bytes"),
+        ("negative", [2, -512], "an integer of 0 or more"),
+        ("63_bits", [2, 1 << 63], "an integer below 2^63"),
+        ("many", [1] * 33, "at most 32 dimensions"),
+    ]:
+        yield told(f"shape_{name}", block(shape=shape), words)
+    scalar = blocks({"w": block(shape=())}, shape=())
+    yield case("scalar", scalar, "the 0 dimensions of the bytes, one at least, found 0")
+
+
 def depth_cases() -> Iterator[Case]:
     for name, nested in [("lists", "[" * 100_000), ("objects", '{"a":' * 100_000)]:
         mentions = ("shape at offset" if name == "lists" else "header 'w'",)
         yield Case(f"deep_{name}", build('{"w":{"shape":' + nested), mentions)
 
 
-CASES = [*header_cases(), *tensor_cases(), *placement_cases(), *depth_cases()]
+CASES = [*header_cases(), *tensor_cases(), *placement_cases(), *block_cases(), *depth_cases()]
 # Every byte of the header matters: JSON ends with its last bracket, data with the last tensor.
 CUTS = [Case(f"cut_{n}", WHOLE[:n], ()) for n in range(9, len(WHOLE))]

@@ -1,0 +1,160 @@
+"""safetensors files, written from front to back: csrc/formats/safetensors.h draws the format.
+
+with replacing_folder("model") as folder, (folder / "model.safetensors").open("xb") as file:
+    tensors = sorted(tensors, key=lambda t: -alignment(t.dtype))
+    writer = SafetensorsWriter(file, tensors, {"format": "pt"})
+    for tensor in tensors:
+        writer.write(data_of(tensor))       # in as many pieces as you like
+        writer.end_tensor()
+    writer.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pyflow.formats.tensor_writer import TensorWriter
+
+from pyflow import _core
+from pyflow.errors import UnsupportedError
+
+_MAX_HEADER = 100_000_000  # the format's limit
+_METADATA = "__metadata__"
+METHOD, VERSION = "pyflow", 1
+"""Of quantization_config in the config.json beside files with types of blocks; the version is that
+of how files hold these."""
+OWN_KEYS = ("pyflow.version", "pyflow.tensors")
+"""Of metadata: what the writer itself adds for types of blocks."""
+_BLOCKS = {f["name"]: (f["block"], f["block_bytes"]) for f in _core.weight_formats()}
+# Bytes of an element, of the types that no format of weights has.
+_OTHERS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("I32", "U32"), 4),
+    **dict.fromkeys(("I16", "U16"), 2),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F4", "F6_E2M3", "F6_E3M2"), 1),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A line of the header."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost first; of blocks in weights."""
+    dtype: str
+    """As TensorRecord.dtype: "BF16", "Q4_K"."""
+    nbytes: int
+
+
+def alignment(dtype: str) -> int:
+    """What a tensor's first byte should be a multiple of. Nothing lies between tensors, so those of
+    more come first. UnsupportedError: safetensors cannot hold the type."""
+    nbytes = _BLOCKS[dtype][1] if dtype in _BLOCKS else _OTHERS.get(dtype)
+    if nbytes is None:
+        raise UnsupportedError(f"{dtype}: expected a type that safetensors files can hold")
+    return min(8, nbytes & -nbytes)
+
+
+class SafetensorsWriter(TensorWriter):
+    """Writes the header at once, then what it is given of the tensors, in their order."""
+
+    def __init__(
+        self, file: BinaryIO, tensors: Sequence[NewTensor], metadata: Mapping[str, str]
+    ) -> None:
+        """UnsupportedError: a type, a name or a number of tensors that safetensors cannot hold."""
+        super().__init__(file, tensors, 1)
+        file.write(_head(tensors, metadata))
+
+
+def _head(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
+    lines: dict[str, Any] = {_METADATA: {k: v for k, v in metadata.items() if k not in OWN_KEYS}}
+    blocks: dict[str, Any] = {}
+    at = 0
+    for tensor in tensors:
+        alignment(tensor.dtype)
+        if tensor.name in lines:
+            raise UnsupportedError(
+                f"tensor {tensor.name!r:.100}: expected a name that safetensors files have free"
+            )
+        dtype, shape = tensor.dtype, tensor.shape
+        block, block_nbytes = _BLOCKS.get(dtype, (1, 0))
+        if block > 1:
+            blocks[tensor.name] = {"dtype": dtype, "shape": shape}
+            dtype, shape = "U8", (*shape[:-1], shape[-1] // block * block_nbytes)
+        end = at + tensor.nbytes
+        lines[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, end)}
+        at = end
+    if blocks:
+        lines[_METADATA] |= dict(zip(OWN_KEYS, (str(VERSION), _json(blocks)), strict=True))
+    if not lines[_METADATA]:
+        del lines[_METADATA]
+    try:
+        head = _json(lines).encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(f"expected names of tensors in UTF-8: {error}") from None
+    head += b" " * (-len(head) % 8)
+    if len(head) > _MAX_HEADER:
+        raise UnsupportedError(
+            f"expected a header of at most {_MAX_HEADER:,} bytes, which is the limit of "
+            f"safetensors, found {len(head):,} for {len(tensors):,} tensors"
+        )
+    return len(head).to_bytes(8, "little") + head
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | PathLike[str]) -> Iterator[Path]:
+    """A folder to fill that takes the place of `path`, and of a folder there, once all is well; if
+    not, nothing is left of it.
+
+    It lies beside `path` meanwhile, under a hidden name. An OSError says that it is of `path`.
+    """
+    path = Path(path)
+    made = _hidden(path)
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        made.chmod(0o777 & ~umask)  # mkdtemp's folders are for their owner alone
+        yield made
+        _put(made, path)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:  # as those of writing are
+            error.filename = str(path)
+        raise
+
+
+def _hidden(path: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.parent))
+
+
+def _put(made: Path, path: Path) -> None:
+    """Renames made as path; a folder that is there goes when the new one is in its place."""
+    if not path.exists():
+        made.rename(path)
+        return
+    old = _hidden(path)
+    try:
+        path.rename(old)
+        made.rename(path)
+    except BaseException:
+        if not path.exists():
+            old.rename(path)
+        else:
+            old.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)
