@@ -59,6 +59,22 @@ def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np
     return _core.dequantize(record.dtype, data, record.shape)
 
 
+def rows(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
+    """The bytes of a tensor that has some, by rows: (rows, ...), not all side by side where it has
+    strides. Of a type with fewer bytes than values, rows may be some of them.
+
+    ResourceError: as `to_array`.
+    """
+    data = native.data(record.name)
+    n_rows = math.prod(record.shape[:-1])
+    if record.contiguous:
+        return data.reshape(n_rows if record.nbytes % n_rows == 0 else 1, -1)
+    _check_copy(native, record)
+    size = record.nbytes // math.prod(record.shape)  # only plain types have strides
+    values = _strided(data, record, f"V{size}")
+    return values.reshape(n_rows, record.shape[-1])
+
+
 def _strided(
     data: NDArray[np.uint8], record: _core.TensorRecord, dtype: str
 ) -> NDArray[np.generic]:

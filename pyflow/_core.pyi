@@ -86,6 +86,9 @@ class Checkpoint:
 
         FormatError when there is no such tensor, UnsupportedError when its type is unknown.
         """
+    def release(self, name: str, begin: int = 0, nbytes: int = ...) -> None:
+        """Give the pages of a tensor, or of some of its bytes, back to the system; they may be
+        read again. FormatError when there is no such tensor."""
 
 @final
 class GgufFile(Checkpoint):
@@ -100,8 +103,6 @@ class GgufFile(Checkpoint):
     @property
     def entries(self) -> list[tuple[str, bytes]]:
         """Metadata: keys, and the bytes of type and value as they lie in the file."""
-    def release(self, offset: int, nbytes: int) -> None:
-        """Give the pages of a range of the file back to the system; they may be read again."""
 
 @final
 class SafetensorsFile(Checkpoint):

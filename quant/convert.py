@@ -1,8 +1,8 @@
-"""A whole GGUF file into another type, tensor by tensor.
+"""A whole GGUF file into another type, tensor by tensor; `folder` does it for other checkpoints.
 
     convert("f16.gguf", "q4.gguf", Recipe("Q4_K_M"))
 
-The tensors go through memory in pieces of some megabytes, whatever the size of the model; `mixes`
+The tensors go through memory in pieces of some megabytes, whatever the size of the model; `plan`
 says which tensor gets which format. Metadata is kept byte for byte, but for what tells the types.
 """
 
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.formats import gguf_writer
-from pyflow.quant import budget, mixes
+from pyflow.formats import arrays, gguf_writer
+from pyflow.formats.tensor_writer import TensorWriter
+from pyflow.quant import mixes
 from pyflow.quant.blocks import FIRST_OWN_ID, FORMATS, Distortion
 from pyflow.quant.imatrix import Imatrix
+from pyflow.quant.plan import Recipe, Step, plan
 
 from pyflow import _core, formats
-from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
+from pyflow.errors import PyflowError, ResourceError, UnsupportedError
 
 # Weights at once: enough to keep threads busy, 16 MB of the largest format.
 _PIECE = 1 << 22
@@ -34,42 +34,6 @@ _QUANTIZATION_VERSION = 2  # of GGML's blocks
 # Names the formats of ours that a file holds, which other programs refuse by their numbers.
 _FORMATS_KEY = "pyflow.formats"
 _SPLIT = ("split.no", "split.count", "split.tensors.count")
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What to make of a model."""
-
-    type: str
-    """A name of mixes.TYPES."""
-    overrides: tuple[tuple[str, str], ...] = ()
-    """Regular expressions that are searched for in tensor names, and the format of those matrices;
-    the first that is found counts."""
-    pure: bool = False
-    """The type's main format for all matrices, whatever their role."""
-    keep_output: bool = False
-    """Leave the output matrix as it is."""
-    allow_requantize: bool = False
-    """Take weights that are quantized already, whose errors then add up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What becomes of one tensor."""
-
-    tensor: _core.TensorRecord
-    to: str
-    """The name of its type afterwards."""
-    type_id: int
-    nbytes: int
-    instead_of: str | None = None
-    """The format that its rows, no whole blocks of it, ruled out."""
-    importance: NDArray[np.float32] | None = None
-    """(matrices, columns)"""
-
-    @property
-    def copied(self) -> bool:
-        return self.to == self.tensor.dtype
 
 
 @dataclass(slots=True)
@@ -139,201 +103,52 @@ def convert(
             f"{checkpoint.path}: expected a GGUF file, found {checkpoint.format}; only GGUF files "
             "hold what the result must say of model and tokenizer"
         )
-    files = {str(path): _core.GgufFile(path) for path in checkpoint.native.files}
     target = Path(target)
-    if target.exists() and any(target.samefile(path) for path in files):
+    if target.exists() and any(target.samefile(path) for path in checkpoint.native.files):
         raise PyflowError(f"{target}: expected a file other than the source; give another name")
     steps = plan(checkpoint, recipe, imatrix)
     if told is not None:
         told(steps)
     check_disk(target, sum(step.nbytes for step in steps))
-    first = next(iter(files.values()))
+    first = _core.GgufFile(checkpoint.native.files[0])
     entries = _entries(first, steps, recipe, imatrix)
     tensors = [
-        gguf_writer.NewTensor(step.tensor.name, step.tensor.shape, step.type_id, step.nbytes)
+        gguf_writer.NewTensor(step.tensor.name, step.tensor.shape, _type_id(step), step.nbytes)
         for step in steps
     ]
+    with gguf_writer.replacing(target) as file:
+        writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=first.alignment)
+        return write_tensors(checkpoint, steps, writer, n_threads=n_threads, progress=progress)
+
+
+def write_tensors(
+    checkpoint: formats.Checkpoint,
+    steps: Sequence[Step],
+    writer: TensorWriter,
+    *,
+    n_threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Share]:
+    """Gives the writer all tensors as planned, in the order of the steps; what each role came to.
+
+    progress: called with weights done and in all. UnsupportedError: weights that a type cannot
+    hold.
+    """
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     shares: dict[str, Share] = {}
     done, total = 0, sum(math.prod(step.tensor.shape) for step in steps)
-    with gguf_writer.replacing(target) as file:
-        writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=first.alignment)
-        for step in steps:
-            share = shares.setdefault(mixes.role_of(step.tensor.name), Share())
-            share.add(_counted(step))
-            for data, n_weights, lost in _pieces(step, files[step.tensor.source], pool):
-                writer.write(data)
-                share.add(lost)
-                done += n_weights
-                if progress is not None:
-                    progress(done, total)
-            writer.end_tensor()
-        writer.close()
+    for step in steps:
+        share = shares.setdefault(step.role, Share())
+        share.add(_counted(step))
+        for data, n_weights, lost in _pieces(step, checkpoint, pool):
+            writer.write(data)
+            share.add(lost)
+            done += n_weights
+            if progress is not None:
+                progress(done, total)
+        writer.end_tensor()
+    writer.close()
     return shares
-
-
-def plan(checkpoint: formats.Checkpoint, recipe: Recipe, imatrix: Imatrix | None) -> list[Step]:
-    """What would become of each tensor, in the file's order."""
-    if checkpoint.metadata.get("general.type") == "imatrix":
-        raise FormatError(
-            f"{checkpoint.path}: expected a model, found an importance matrix; it goes with "
-            "--imatrix"
-        )
-    mix = mixes.TYPES[recipe.type]
-    family = checkpoint.metadata.get("general.architecture")
-    heads = _number(checkpoint.metadata.get(f"{family}.attention.head_count"))
-    key_heads = _number(checkpoint.metadata.get(f"{family}.attention.head_count_kv")) or heads
-    gqa = heads // key_heads if key_heads else 1
-    n_experts = _number(checkpoint.metadata.get(f"{family}.expert_count"))
-    names = {t.name for t in checkpoint.tensors}
-    output = "output.weight" if "output.weight" in names else "token_embd.weight"
-    layers: dict[str, list[int]] = {}
-    for name in names:
-        if (layer := mixes.layer_of(name)) is not None:
-            layers.setdefault(mixes.role_of(name), []).append(layer)
-    layers = {role: sorted(found) for role, found in layers.items()}
-    unused = set(range(len(recipe.overrides)))
-
-    def asked_for(tensor: _core.TensorRecord) -> str | None:
-        """The format that an override names."""
-        for i, (pattern, name) in enumerate(recipe.overrides):
-            if re.search(pattern, tensor.name):
-                unused.discard(i)
-                return name
-        return None
-
-    def stays(tensor: _core.TensorRecord) -> bool:
-        return not mixes.is_matrix(tensor.name, tensor.shape) or (
-            recipe.keep_output and tensor.name == output
-        )
-
-    def by_rules(mix: mixes.Mix, tensor: _core.TensorRecord) -> str:
-        role, layer = mixes.role_of(tensor.name), mixes.layer_of(tensor.name)
-        if recipe.pure or FORMATS[mix.base].block == 1:
-            return mix.base
-        if tensor.name == output:
-            return mixes.of_output(mix.base)
-        place = (layers[role].index(layer), len(layers[role])) if layer is not None else (0, 1)
-        return mixes.choose(mix, role, place, gqa=gqa, n_experts=n_experts)
-
-    shared_out: dict[str, str] = {}
-    if mix.within is not None and not recipe.pure:
-        free = [t for t in checkpoint.tensors if not stays(t) and asked_for(t) is None]
-        same = mixes.TYPES[mix.within]
-        names_there = [mixes.fitting(by_rules(same, t), t.shape[-1]) for t in free]
-        nbytes = sum(map(_nbytes, free, names_there))
-        shared_out = budget.share_out(_by_role(free, output), nbytes)
-
-    def wanted(tensor: _core.TensorRecord) -> str:
-        return shared_out.get(mixes.role_of(tensor.name)) or by_rules(mix, tensor)
-
-    steps = []
-    for tensor in checkpoint.tensors:
-        if stays(tensor):
-            steps.append(_kept(tensor))
-            continue
-        asked = asked_for(tensor)
-        name = asked or wanted(tensor)
-        fitting = mixes.fitting(name, tensor.shape[-1])
-        if asked and fitting != name:
-            raise ShapeError(
-                f"{checkpoint.path}: tensor {tensor.name!r}: expected rows of a multiple of "
-                f"{FORMATS[name].block} weights for {name}, found {tensor.shape[-1]}; "
-                f"{fitting} would fit"
-            )
-        if fitting == tensor.dtype:
-            steps.append(_kept(tensor))
-            continue
-        _check_source(checkpoint, tensor, recipe)
-        n_matrices = math.prod(tensor.shape[:-2])
-        to = FORMATS[fitting]
-        steps.append(
-            Step(
-                tensor,
-                fitting,
-                to.gguf_id,
-                _nbytes(tensor, fitting),
-                instead_of=name if fitting != name else None,
-                importance=imatrix.of(tensor.name, n_matrices, tensor.shape[-1])
-                if imatrix is not None and to.block > 1
-                else None,
-            )
-        )
-    if unused:
-        raise _without_use(checkpoint, recipe, min(unused))
-    if imatrix is not None and all(step.importance is None for step in steps):
-        raise FormatError(
-            f"{imatrix.path}: expected importance of matrices of {checkpoint.path}, found that of "
-            f"{', '.join(sorted(imatrix.columns)[:2])} and the like"
-        )
-    return steps
-
-
-def _without_use(checkpoint: formats.Checkpoint, recipe: Recipe, i: int) -> FormatError:
-    """Of the override of that number, which gave no matrix its format."""
-    pattern = recipe.overrides[i][0]
-    matches = [
-        t.name
-        for t in checkpoint.tensors
-        if mixes.is_matrix(t.name, t.shape) and re.search(pattern, t.name)
-    ]
-    wanted = f"{checkpoint.path}: expected matrices whose names match {pattern!r}, found"
-    if not matches:
-        return FormatError(f"{wanted} none; 'pyflow inspect' lists the names")
-    for earlier, _ in recipe.overrides[:i]:
-        if taken := [name for name in matches if re.search(earlier, name)]:
-            return FormatError(
-                f"{wanted} only such as {taken[0]!r}, which the earlier {earlier!r} takes; "
-                "give the one that matches less first"
-            )
-    return FormatError(f"{wanted} only {matches[0]!r}, which --keep-output keeps; leave one out")
-
-
-def _nbytes(tensor: _core.TensorRecord, name: str) -> int:
-    """Of the tensor in that format."""
-    return math.prod(tensor.shape) // FORMATS[name].block * FORMATS[name].block_bytes
-
-
-def _by_role(tensors: list[_core.TensorRecord], output: str) -> dict[str, budget.Matrices]:
-    found: dict[str, budget.Matrices] = {}
-    for tensor in tensors:
-        role = mixes.role_of(tensor.name)
-        before = found.get(role, budget.Matrices(0, 0))
-        found[role] = budget.Matrices(
-            before.n_weights + math.prod(tensor.shape),
-            math.gcd(before.n_cols, tensor.shape[-1]),
-            tied=tensor.name == output and role == "token_embd",
-        )
-    return found
-
-
-def _number(value: Any) -> int:
-    """A count of the metadata; of one for each layer the largest; 0 where there is none."""
-    if isinstance(value, np.ndarray) and value.size:
-        value = int(value.max())
-    return value if isinstance(value, int) else 0
-
-
-def _kept(tensor: _core.TensorRecord) -> Step:
-    assert tensor.type_id is not None  # as in every GGUF file
-    return Step(tensor, tensor.dtype, tensor.type_id, tensor.nbytes)
-
-
-def _check_source(
-    checkpoint: formats.Checkpoint, tensor: _core.TensorRecord, recipe: Recipe
-) -> None:
-    form = FORMATS.get(tensor.dtype)
-    if form is None:
-        raise UnsupportedError(
-            f"{checkpoint.path}: tensor {tensor.name!r}: expected a type that this build can read, "
-            f"found {tensor.dtype}; take a file in F16"
-        )
-    if form.block > 1 and not recipe.allow_requantize:
-        raise UnsupportedError(
-            f"{checkpoint.path}: tensor {tensor.name!r}: expected weights that have not been "
-            f"quantized, found {form.name}, whose errors would add up; take a file in F16, or add "
-            "--allow-requantize"
-        )
 
 
 def check_disk(target: Path, nbytes: int) -> None:
@@ -341,6 +156,14 @@ def check_disk(target: Path, nbytes: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if nbytes > free:
         raise ResourceError(f"{target}: expected {nbytes:,} free bytes on its disk, found {free:,}")
+
+
+def _type_id(step: Step) -> int:
+    """The type's number in GGUF."""
+    if step.copied:
+        assert step.tensor.type_id is not None  # as in every GGUF file
+        return step.tensor.type_id
+    return FORMATS[step.to].gguf_id
 
 
 def _entries(
@@ -354,7 +177,7 @@ def _entries(
     else:
         entries.pop("general.quantization_version", None)
     entries.pop(_FORMATS_KEY, None)
-    if own := sorted({step.to for step in steps if step.type_id >= FIRST_OWN_ID}):
+    if own := sorted({step.to for step in steps if _type_id(step) >= FIRST_OWN_ID}):
         entries[_FORMATS_KEY] = gguf_writer.entry(own)
     if imatrix is not None:
         measured = sum(step.importance is not None for step in steps)
@@ -372,37 +195,37 @@ def _counted(step: Step) -> Share:
 
 
 def _pieces(
-    step: Step, file: _core.GgufFile, pool: _core.ThreadPool | None
+    step: Step, checkpoint: formats.Checkpoint, pool: _core.ThreadPool | None
 ) -> Iterator[tuple[NDArray[np.uint8], int, Share]]:
     """The tensor's new bytes, how many weights they are, and what was lost of these.
 
     Pages of the file that have been read are given back, so that they do not add up.
     """
     tensor = step.tensor
-    data = file.data(tensor.name)
-    n_cols = tensor.shape[-1] if tensor.shape else 1
-    n_rows = math.prod(tensor.shape) // n_cols
-    row_nbytes = tensor.nbytes // n_rows
+    if not tensor.nbytes:
+        return
+    rows = arrays.rows(checkpoint.native, tensor)
+    n_cols = math.prod(tensor.shape) // len(rows)
     # Where importance differs from matrix to matrix, pieces end with a matrix.
-    n_own = n_rows // len(step.importance) if step.importance is not None else n_rows
+    n_own = len(rows) // len(step.importance) if step.importance is not None else len(rows)
     at_once = max(1, _PIECE // n_cols)
-    for first in range(0, n_rows, n_own):
+    for first in range(0, len(rows), n_own):
         for begin in range(first, first + n_own, at_once):
             end = min(begin + at_once, first + n_own)
-            piece = data[begin * row_nbytes : end * row_nbytes]
-            lost = Share()
-            if not step.copied:
+            piece = np.ascontiguousarray(rows[begin:end]).reshape(-1).view(np.uint8)
+            n_weights = (end - begin) * n_cols
+            if step.copied:
+                yield piece, n_weights, Share()
+            else:
                 importance = None if step.importance is None else step.importance[begin // n_own]
                 with _naming(tensor):
                     out, sums = _core.requantize(
                         tensor.dtype, piece, n_cols, step.to, importance, begin, pool
                     )
-                lost = Share(0, 0, 0, {}, *sums, n_converted=(end - begin) * n_cols)
-                yield out, (end - begin) * n_cols, lost
-            else:
-                yield piece, (end - begin) * n_cols, lost
-            file.release(tensor.offset + begin * row_nbytes, piece.nbytes)
-    file.release(tensor.offset, tensor.nbytes)
+                yield out, n_weights, Share(0, 0, 0, {}, *sums, n_converted=n_weights)
+            if tensor.contiguous:
+                checkpoint.native.release(tensor.name, begin * rows.strides[0], piece.nbytes)
+    checkpoint.native.release(tensor.name)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.quant.naming import Naming
 
 from pyflow import formats
 from pyflow.errors import FormatError
@@ -34,12 +35,16 @@ class Imatrix:
     n_chunks: int
     datasets: tuple[str, ...]
 
-    def of(self, name: str, n_matrices: int, n_cols: int) -> NDArray[np.float32] | None:
+    def of(
+        self, name: str, n_matrices: int, n_cols: int, expert: int | None = None
+    ) -> NDArray[np.float32] | None:
         """(n_matrices, n_cols) of a tensor, None where nothing was measured of it; FormatError
-        where it was of another shape."""
+        where it was of another shape. expert: (1, n_cols), its share of the tensor."""
         found = self.columns.get(name)
         if found is None:
             return None
+        if expert is not None and expert < len(found):
+            found = found[expert : expert + 1]
         if found.shape != (n_matrices, n_cols):
             raise FormatError(
                 f"{self.path}: importance of {name!r}: expected {n_matrices} x {n_cols} columns, "
@@ -112,26 +117,32 @@ class Squares:
 def by_tensor(
     measured: Iterable[tuple[str, int, int, NDArray[np.float64]]],
     shapes: Mapping[str, tuple[int, ...]],
+    naming: Naming,
 ) -> dict[str, Squares]:
-    """The sums of a model's matrices (`_core.InputSquares.sums`) by the tensors of its file.
+    """The sums of a model's matrices (`_core.InputSquares.sums`) by the tensors of its GGUF file.
 
-    shapes: of all its tensors. Matrices that were never multiplied are left out, experts among
-    others kept. Cuts of one matrix have one input; that of the first counts. FormatError: sums that
-    are not finite, or too large to be importance.
+    shapes: of all tensors of its own file, and naming theirs. Matrices that were never multiplied
+    are left out, experts among others kept, and so are those that stay as they are. Cuts of one
+    matrix have one input; that of the first counts. FormatError: sums that are not finite, or too
+    large to be importance.
     """
     found: dict[str, Squares] = {}
     for name, first_row, n_rows, sums in measured:
-        shape = shapes[name]
-        n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
-        squares = found.setdefault(
-            name, Squares(np.zeros((n_matrices, shape[-1])), np.zeros(n_matrices, np.int64))
-        )
-        matrix = first_row // shape[-2]
+        part, shape = naming.parts.get(name), shapes[name]
+        if part is None or name in naming.kept:
+            continue
         if not (sums <= _LARGEST * n_rows).all():  # nor are NaNs
             raise FormatError(
                 f"tensor {name!r}: expected inputs of finite size, found NaN, infinity or more; "
                 "the weights before it are damaged, or too large"
             )
+        n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
+        matrix = first_row // shape[-2]
+        if part.expert is not None:
+            n_matrices, matrix = naming.n_experts, part.expert
+        squares = found.setdefault(
+            part.name, Squares(np.zeros((n_matrices, shape[-1])), np.zeros(n_matrices, np.int64))
+        )
         if squares.n_rows[matrix] == 0:
             squares.sums[matrix] = sums
             squares.n_rows[matrix] = n_rows

@@ -315,29 +315,29 @@ void register_formats(py::module_& m) {
       .def_property_readonly("metadata", metadata)
       .def_property_readonly("tensors", lines)
       .def("tensor", line, py::arg("name"))
-      .def("data", tensor_data, py::arg("name"));
+      .def("data", tensor_data, py::arg("name"))
+      .def(
+          "release",
+          [](const Checkpoint& c, const std::string& name, uint64_t begin, uint64_t nbytes) {
+            const TensorEntry& t = require_tensor(c, name);
+            const uint64_t from = std::min(begin, t.span);
+            c.files()[t.file]->release(t.offset + from, std::min(nbytes, t.span - from));
+          },
+          py::arg("name"), py::arg("begin") = 0, py::arg("nbytes") = UINT64_MAX);
 
   py::class_<GgufFile, Checkpoint, std::shared_ptr<GgufFile>>(m, "GgufFile")
       .def(py::init(&open_file<GgufFile>), py::arg("path"))
       .def_property_readonly("version", &GgufFile::version)
       .def_property_readonly("alignment", &GgufFile::alignment)
       .def_property_readonly("data_offset", &GgufFile::data_offset)
-      .def_property_readonly(
-          "entries",
-          [](const GgufFile& f) {
-            py::list out;
-            for (const GgufEntry& e : f.metadata())
-              out.append(py::make_tuple(
-                  text(e.key),
-                  py::bytes(reinterpret_cast<const char*>(e.bytes.data()), e.bytes.size())));
-            return out;
-          })
-      .def(
-          "release",
-          [](const GgufFile& f, uint64_t offset, uint64_t nbytes) {
-            f.file().release(offset, nbytes);
-          },
-          py::arg("offset"), py::arg("nbytes"));
+      .def_property_readonly("entries", [](const GgufFile& f) {
+        py::list out;
+        for (const GgufEntry& e : f.metadata())
+          out.append(py::make_tuple(
+              text(e.key),
+              py::bytes(reinterpret_cast<const char*>(e.bytes.data()), e.bytes.size())));
+        return out;
+      });
   py::class_<SafetensorsFile, Checkpoint, std::shared_ptr<SafetensorsFile>>(m, "SafetensorsFile")
       .def(py::init(&open_file<SafetensorsFile>), py::arg("path"));
   py::class_<ShardedCheckpoint, Checkpoint, std::shared_ptr<ShardedCheckpoint>>(

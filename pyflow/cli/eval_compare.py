@@ -109,7 +109,7 @@ def command(
         paths = [catalogue.resolve(base), *map(catalogue.resolve, models)]
         names = [base, *models]
         if types:
-            from pyflow.quant.convert import Recipe
+            from pyflow.quant.plan import Recipe
 
             folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(parents=True, exist_ok=True)

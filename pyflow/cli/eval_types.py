@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyflow.cli.terminal import progress
 
 if TYPE_CHECKING:
-    from pyflow.quant.convert import Recipe
+    from pyflow.quant.plan import Recipe
 
 
 def quantize(

@@ -14,7 +14,7 @@ from pyflow.cli.output import print_json
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
-from pyflow.errors import FormatError, ShapeError, UnsupportedError
+from pyflow.errors import FormatError, ShapeError
 
 if TYPE_CHECKING:
     from pyflow.context import Context
@@ -71,23 +71,21 @@ def command(
     """Read texts with a model and write how large the inputs of each matrix were, column by column,
     for 'pyflow quantize --imatrix': errors in columns that meet large inputs cost most.
 
-    OUT is a GGUF file as llama-imatrix writes it. Texts should be like those that the model is for,
+    OUT is a GGUF file as llama-imatrix writes it, with the names that matrices have in GGUF files
+    also for a model in a folder. Texts should be like those that the model is for,
     of some 50,000 tokens or more, and must not be what perplexity is measured on afterwards: the
     test split of WikiText-2 is refused. The more bits MODEL has, the better; F16 is best.
     """
     from pyflow import formats
     from pyflow.quant.imatrix import by_tensor, write_imatrix
+    from pyflow.quant.naming import of_gguf
+    from pyflow.specs import describe, naming
 
     click.get_current_context().with_resource(like_ctrl_c())
     source = catalogue.resolve(model or options.default_model())
     check_target(target, [*formats.open(source).native.files, *files], force=force)
     texts = {path: _calibration(path) for path in files}
     with options.load(str(source), threads, numa) as loaded:
-        if loaded.checkpoint.format != "GGUF":
-            raise UnsupportedError(
-                f"{loaded.path}: expected a GGUF file, found {loaded.checkpoint.format}; its names "
-                "would not be those of the file that is quantized"
-            )
         options.context_size(ctx_size, loaded.spec.n_ctx_train)
         windows = _windows(loaded, texts, ctx_size)[:chunks]
         begin = time.monotonic()
@@ -102,13 +100,15 @@ def command(
                 if show is not None:
                     show(done, len(windows))
         shapes = {t.name: t.shape for t in loaded.checkpoint.tensors}
+        is_gguf = loaded.checkpoint.format == "GGUF"
+        names = of_gguf(loaded.checkpoint) if is_gguf else naming(describe(loaded.checkpoint))
         try:
-            found = by_tensor(squares.sums(), shapes)
+            found = by_tensor(squares.sums(), shapes, names)
         except FormatError as error:
             raise FormatError(f"{loaded.path}: {error}") from None
     seconds = time.monotonic() - begin
-    names = ["standard input" if path == "-" else Path(path).name for path in files]
-    write_imatrix(target, found, datasets=names, n_chunks=len(windows), chunk_size=ctx_size)
+    datasets = ["standard input" if path == "-" else Path(path).name for path in files]
+    write_imatrix(target, found, datasets=datasets, n_chunks=len(windows), chunk_size=ctx_size)
     unseen = sum(int((s.n_rows == 0).sum()) for s in found.values())
     if as_json:
         figures = {
@@ -117,7 +117,7 @@ def command(
             "n_unseen_experts": unseen,
             "chunks": len(windows),
             "n_ctx": ctx_size,
-            "datasets": names,
+            "datasets": datasets,
             "seconds": seconds,
         }
         print_json(figures)

@@ -8,5 +8,6 @@ has the grammar.
 """
 
 from pyflow.specs.describe import Description, build_spec, describe
+from pyflow.specs.naming import naming
 
-__all__ = ["Description", "build_spec", "describe"]
+__all__ = ["Description", "build_spec", "describe", "naming"]

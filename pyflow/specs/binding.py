@@ -79,13 +79,26 @@ class Want:
 Bound = Ref | tuple[Ref, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a tensor is: the roles that it holds in a place. expert: of which one, where each has a
+    tensor of its own; experts: whether the roles are those of experts."""
+
+    place: Place
+    roles: tuple[str, ...]
+    expert: int | None
+    experts: bool
+    transposed: bool
+
+
 class TooManyProblemsError(Exception):
     """So much is wrong that more of it tells nothing."""
 
 
 @dataclass(slots=True)
 class Binding:
-    """places: the entries of a spec by stack and step. used: names of the tensors asked for."""
+    """places: the entries of a spec by stack and step. used: names of the tensors asked for; uses:
+    what those are that have a role, the first one where they have several."""
 
     places: Mapping[tuple[str, str], Mapping[str, Entry]]
     prefixes: Sequence[str]
@@ -93,6 +106,7 @@ class Binding:
     tensors: Mapping[str, Record]
     where: str
     used: set[str] = field(default_factory=set)
+    uses: dict[str, Use] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     prefix: str = ""
 
@@ -217,6 +231,10 @@ class Binding:
         name = str(self._expand(source, expert))
         self.used.add(name)
         want, found = wants[role], self.tensors[name]
+        own = expert if source.pattern.per_expert and want.n_experts else None
+        self.uses.setdefault(
+            name, Use(place, entry.roles, own, want.n_experts > 0, source.transposed)
+        )
         shared = len(entry.roles) > 1
         unknown = [other for other in entry.roles if other not in wants]
         if unknown:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ..errors import SpecError, UnsupportedError
 from ..spec import Add, Block, Embedding, Head, ModelSpec, Positions, Register
-from .binding import Binding, Place, Problem, Record, TooManyProblemsError, Want
+from .binding import Binding, Place, Problem, Record, TooManyProblemsError, Use, Want
 from .blocks import Blocks, ReadTensor, Ropes, Values
 from .document import Document
 from .facts import Facts, Source
@@ -21,13 +21,15 @@ _MAX_STEPS = 16
 class Built:
     """spec: None where tensors are missing or of the wrong shape, or what is said cannot run yet.
 
-    unsupported: what of the description no stage can run. ignored: tensors that are none of it.
+    unsupported: what of the description no stage can run. uses: what its tensors are, of those that
+    have a role. ignored: those that are none of it.
     """
 
     spec: ModelSpec | None
     problems: tuple[Problem, ...]
     unsupported: tuple[str, ...]
     used: frozenset[str]
+    uses: Mapping[str, Use]
     ignored: frozenset[str]
     is_cut: bool
 
@@ -61,6 +63,7 @@ def build(
         tuple(binding.problems),
         tuple(dict.fromkeys(builder.unsupported)),
         frozenset(binding.used),
+        binding.uses,
         ignored,
         is_cut,
     )

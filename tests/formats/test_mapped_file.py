@@ -148,16 +148,16 @@ def test_released_pages_leave_memory_and_come_back(builder: ModuleType, tmp_path
     content = os.urandom(n)
     path.write_bytes(builder.Gguf(tensors=[builder.Tensor(dims=(n // 4,))], data=content).build())
     file = _core.GgufFile(path)
-    data, offset = file.data("t"), file.tensors[0].offset
+    data = file.data("t")
     assert data.tobytes() == content
     assert resident_kib(path) >= n // 1024
 
-    file.release(offset, n)
+    file.release("t")
     assert resident_kib(path) <= 64  # what a single fault brings in again
     assert data.tobytes() == content
     piece = 10_000
     for begin in range(0, n, piece):
-        file.release(offset + begin, piece)
+        file.release("t", begin, piece)
     assert resident_kib(path) <= 64
     assert data.tobytes() == content
 
@@ -198,5 +198,5 @@ def test_any_range_may_be_released(
     content = os.urandom(16384)
     path.write_bytes(builder.Gguf(tensors=[builder.Tensor(dims=(4096,))], data=content).build())
     file = _core.GgufFile(path)
-    file.release(offset, nbytes)
+    file.release("t", offset, nbytes)
     assert file.data("t").tobytes() == content

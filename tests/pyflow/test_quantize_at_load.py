@@ -17,7 +17,8 @@ import pyflow.formats
 import pytest
 from numpy.typing import NDArray
 from pyflow.quant import FORMATS
-from pyflow.quant.convert import Recipe, convert
+from pyflow.quant.convert import convert
+from pyflow.quant.plan import Recipe
 
 from pyflow.cli import main
 from pyflow.cluster.model import in_threads

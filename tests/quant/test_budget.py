@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyflow.quant import FORMATS, distortion, mixes
 from pyflow.quant.budget import ERRORS, SENSITIVITIES, Matrices, sensitivity, share_out
-from pyflow.quant.convert import Recipe, plan
+from pyflow.quant.plan import Recipe, plan
 
 from pyflow import formats
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant import FORMATS, dequantize, quantize
-from pyflow.quant.convert import Recipe, convert
+from pyflow.quant.convert import convert
+from pyflow.quant.plan import Recipe
 
 from pyflow import formats
 from pyflow.errors import UnsupportedError

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant import FORMATS, convert, dequantize, mixes, quantize
-from pyflow.quant.convert import Recipe
 from pyflow.quant.imatrix import read_imatrix
+from pyflow.quant.plan import Recipe
 
 from pyflow import formats
 from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError

@@ -7,8 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from pyflow.quant.convert import Recipe, convert
+from pyflow.quant.convert import convert
 from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
+from pyflow.quant.naming import Naming, Part
+from pyflow.quant.plan import Recipe
 
 from pyflow.errors import FormatError
 
@@ -18,6 +20,7 @@ SHAPES = {
     "blk.0.attn_qkv.weight": (24, 8),
     "blk.0.ffn_up_exps.weight": (3, 4, 8),
 }
+NAMING = Naming({name: Part(name) for name in SHAPES}, 1, 3)
 ONE = np.arange(8.0)
 
 
@@ -31,7 +34,7 @@ def squares() -> dict[str, Squares]:
             for e, n in ((0, 4), (1, 0), (2, 1))
         ),
     ]
-    return by_tensor(measured, SHAPES)
+    return by_tensor(measured, SHAPES, NAMING)
 
 
 def test_matrices_come_to_their_tensors() -> None:
@@ -43,12 +46,25 @@ def test_matrices_come_to_their_tensors() -> None:
     assert found["blk.0.ffn_up_exps.weight"].n_rows.tolist() == [4, 0, 1]
 
 
+def test_experts_in_tensors_of_their_own_come_to_one() -> None:
+    parts = {f"up.{e}": Part("blk.0.ffn_up_exps.weight", e) for e in range(3)}
+    kept = {"out": Part("blk.0.attn_output.weight")}
+    measured = [(f"up.{e}", 0, 4 - e, (e + 1) * ONE) for e in (2, 0)]
+    measured += [("out", 0, 4, ONE), ("unknown", 0, 4, ONE)]
+    shapes = dict.fromkeys(["up.0", "up.1", "up.2", "out", "unknown"], (4, 8))
+    found = by_tensor(measured, shapes, Naming(parts | kept, 1, 3, {"out": "for a test"}))
+    assert set(found) == {"blk.0.ffn_up_exps.weight"}
+    squares = found["blk.0.ffn_up_exps.weight"]
+    np.testing.assert_array_equal(squares.sums, [ONE, 0 * ONE, 3 * ONE])
+    assert squares.n_rows.tolist() == [4, 0, 2]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 6e30])
 def test_sums_that_are_no_importance_are_refused(value: float) -> None:
     with pytest.raises(
         FormatError, match=r"'blk\.0\.attn_q\.weight': expected inputs of finite size"
     ):
-        by_tensor([("blk.0.attn_q.weight", 0, 5, np.append(ONE[1:], value))], SHAPES)
+        by_tensor([("blk.0.attn_q.weight", 0, 5, np.append(ONE[1:], value))], SHAPES, NAMING)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyflow.quant import FORMATS, mixes
-from pyflow.quant.convert import Recipe, plan
+from pyflow.quant.plan import Recipe, plan
 
 from pyflow import formats
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pyflow.quant import rotate as rotation
 from pyflow.quant import shuffle as order
-from pyflow.quant.convert import Recipe, convert
+from pyflow.quant.convert import convert
+from pyflow.quant.plan import Recipe
 from pyflow.quant.rewrite import rewritten
 from pyflow.quant.rotate import orthogonal, rotate
 from pyflow.quant.shuffle import shuffle
