@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +17,14 @@ from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
+from pyflow.errors import UnsupportedError
 from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
-    from pyflow.quant.convert import Recipe, Share, Step
+    from pyflow.formats import Checkpoint
+    from pyflow.quant.convert import Share
+    from pyflow.quant.plan import Recipe, Step
 
 _MILLION = 1_000_000
 
@@ -48,7 +52,7 @@ def _overrides(
 
 @click.command("quantize")
 @click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--type",
     "type_name",
@@ -62,7 +66,7 @@ def _overrides(
     "--imatrix",
     "imatrix_file",
     metavar="FILE",
-    help="How much each column counts, a GGUF file as llama-imatrix writes it.",
+    help="How much each column counts, a GGUF file as 'pyflow imatrix' and llama-imatrix write it.",
 )
 @click.option(
     "--tensor-type",
@@ -71,7 +75,8 @@ def _overrides(
     metavar="PATTERN=FORMAT",
     callback=_overrides,
     help="Another format for the matrices in whose names the regular expression is found, as in "
-    "attn_v=q6_k; may be given several times, the first one found counts.",
+    "attn_v=q6_k; may be given several times, the first one found counts. In folders matrices "
+    "are also found by the names that they would have in GGUF files.",
 )
 @click.option("--pure", is_flag=True, help="The type's main format for every matrix.")
 @click.option("--keep-output", is_flag=True, help="Leave the output matrix as it is.")
@@ -92,7 +97,8 @@ def _overrides(
     type=click.IntRange(0, (1 << 32) - 1),
     metavar="SEED",
     help="First turn the residual stream by a random orthogonal matrix, which changes no result "
-    "but evens out channels. Like --shuffle it takes 4 bytes per weight of disk meanwhile.",
+    "but evens out channels. Like --shuffle it takes 4 bytes per weight of disk meanwhile, and is "
+    "for GGUF files alone.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @options.threads
@@ -113,20 +119,28 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Write the model IN, a GGUF file or a pulled model's name, as the GGUF file OUT with other
-    weights.
+    """Write the model IN with other weights as OUT.
+
+    IN is a GGUF file or a pulled model's name, and OUT a GGUF file too; or IN is a folder of
+    Hugging Face's, with safetensors or PyTorch files, and OUT a folder of the same: its weights in
+    model.safetensors, which only pyflow reads, beside copies of config.json and the tokenizer's
+    files.
 
     Prints what became of the tensors of each role: bytes, bits per weight, and the error, which is
     the root mean square of the weights' change by that of the weights, importance counted in where
     it is given. OUT appears when it is complete. Memory stays below a gigabyte.
     """
-    from pyflow.quant.convert import Recipe, convert
+    from pyflow import formats
     from pyflow.quant.imatrix import read_imatrix
+    from pyflow.quant.plan import Recipe
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
     click.get_current_context().with_resource(like_ctrl_c())
     path = catalogue.resolve(source)
-    check_target(target, [path, imatrix_file or path], force=force)
+    checkpoint = formats.open(path)
+    sources = [checkpoint.path.parent, *checkpoint.native.files, imatrix_file or path]
+    check_target(target, sources, force=force, as_folder=checkpoint.format != "GGUF")
+    _check_kinds(checkpoint, target, rewrites=shuffle is not None or rotate is not None)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
     if shuffle is not None or rotate is not None:
@@ -134,7 +148,7 @@ def command(
             raise click.UsageError(
                 "--imatrix is of columns that --shuffle and --rotate move; measure it afterwards"
             )
-        path = _rewritten(path, target, recipe, shuffle, rotate)
+        checkpoint = formats.open(_rewritten(checkpoint, target, recipe, shuffle, rotate))
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     plan: list[Step] = []
 
@@ -145,8 +159,8 @@ def command(
 
     begin = time.monotonic()
     with progress("quantizing, millions of weights") as show:
-        shares = convert(
-            path,
+        shares = _convert(
+            checkpoint,
             target,
             recipe,
             imatrix=imatrix,
@@ -157,24 +171,56 @@ def command(
             told=told,
         )
     seconds = time.monotonic() - begin
-    nbytes = target.stat().st_size
+    nbytes = formats.open(target).nbytes
     if as_json:
         print_json(_as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))
     else:
         _print(target, shares, nbytes, seconds)
 
 
+def _check_kinds(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> None:
+    """UnsupportedError where one would have to become the other."""
+    if checkpoint.format == "GGUF" and target.suffix != ".gguf":
+        raise UnsupportedError(
+            f"{checkpoint.path}: expected a folder of Hugging Face's to make one of, found a GGUF "
+            f"file, which has no config.json; give OUT a name that ends in .gguf, not {target.name}"
+        )
+    if checkpoint.format == "GGUF":
+        return
+    if target.suffix == ".gguf":
+        raise UnsupportedError(
+            f"{checkpoint.path}: expected a GGUF file to make one of, found "
+            f"{checkpoint.format}; give OUT the name of a folder, without .gguf"
+        )
+    if rewrites:
+        raise UnsupportedError(
+            f"{checkpoint.path}: --shuffle and --rotate: expected a GGUF file, found "
+            f"{checkpoint.format}; leave them out"
+        )
+
+
+def _convert(checkpoint: Checkpoint, target: Path, recipe: Recipe, **how: Any) -> dict[str, Share]:
+    """By the kind of file. how: as for both."""
+    from pyflow.quant.convert import convert
+    from pyflow.quant.folder import convert_folder
+    from pyflow.specs import describe, naming
+
+    if checkpoint.format == "GGUF":
+        return convert(checkpoint.path, target, recipe, **how)
+    return convert_folder(checkpoint, target, recipe, naming(describe(checkpoint)), **how)
+
+
 def _rewritten(
-    source: Path, target: Path, recipe: Recipe, shuffle: int | None, rotate: int | None
+    checkpoint: Checkpoint, target: Path, recipe: Recipe, shuffle: int | None, rotate: int | None
 ) -> Path:
     """The model shuffled and turned, in a file beside the target; it goes when the command ends."""
-    from pyflow import formats
-    from pyflow.quant.convert import Recipe, check_disk, plan
+    from pyflow.quant.convert import check_disk
+    from pyflow.quant.plan import Recipe, plan
     from pyflow.quant.rewrite import rewritten
     from pyflow.quant.rotate import rotate as turn
     from pyflow.quant.shuffle import shuffle as mix
 
-    checkpoint = formats.open(source)
+    source = checkpoint.path
     # Weights that may not be quantized again may not come in by the back door.
     copy = plan(checkpoint, Recipe("F32", allow_requantize=recipe.allow_requantize), None)
     # The overrides may name a matrix that turning makes.
@@ -206,6 +252,8 @@ def _warnings(steps: list[Step], weighed: bool) -> list[str]:
             f"{count} matrices get {to} instead of {wanted}: their rows of {n_cols} are no "
             f"multiple of {FORMATS[wanted].block}"
         )
+    kept = Counter(step.kept_for for step in steps if step.kept_for is not None)
+    lines += [f"{count} matrices stay as they are: {why}" for why, count in kept.items()]
     if weighed:
         without = [
             step.tensor.name
@@ -235,7 +283,7 @@ def _print(target: Path, shares: dict[str, Share], nbytes: int, seconds: float) 
     total = _total(shares)
     rows = [
         [
-            role,
+            role or "(no part of the model)",
             str(share.n_tensors),
             ", ".join(
                 name if len(share.types) == 1 else f"{count} {name}"

@@ -12,21 +12,25 @@ import click
 from pyflow.errors import PyflowError
 
 
-def check(target: Path, sources: Iterable[str | Path], *, force: bool) -> None:
+def check(
+    target: Path, sources: Iterable[str | Path], *, force: bool, as_folder: bool = False
+) -> None:
     """Refuses a target that is one of the sources (- is standard input) by whatever name, that is
-    no file, or that is there already, unless `force`; and one without a folder."""
+    no file, or no folder, or that is there already, unless `force`; and one that is to be in a
+    folder that is not there."""
+    kind = "folder" if as_folder else "file"
     if str(target) == "-":
-        raise click.UsageError("OUT: expected the name of a file, found '-'; name one")
+        raise click.UsageError(f"OUT: expected the name of a {kind}, found '-'; name one")
     if not target.exists():
         if not target.parent.is_dir():
             raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")
         return
     there = target.stat()
     if any(os.path.samestat(there, found) for found in map(_stat, sources) if found is not None):
-        raise PyflowError(f"{target}: expected a file other than the source; give another name")
-    if not target.is_file():
+        raise PyflowError(f"{target}: expected a {kind} other than the source; give another name")
+    if not (target.is_dir() if as_folder else target.is_file()):
         raise PyflowError(
-            f"{target}: is there and is no file that could be replaced; give another name"
+            f"{target}: is there and is no {kind} that could be replaced; give another name"
         )
     if not force:
         raise PyflowError(f"{target}: is there already; --force replaces it")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyflow.formats import Checkpoint
+from pyflow.formats.safetensors_writer import METHOD, VERSION
 
 from ..errors import FormatError, ShapeError, SpecError, UnsupportedError
 from ..spec import ModelSpec
@@ -172,5 +173,28 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
 def _config_source(path: Path) -> ConfigSource:
     """A config.json; of a model that does more, the part about its language model."""
     config = read_config(path)
+    _check_quantization(path, config)
     is_part = isinstance(config.get("text_config"), dict)
     return ConfigSource(path, config, "text_config" if is_part else "")
+
+
+def _check_quantization(path: Path, config: dict[str, Any]) -> None:
+    """UnsupportedError: the weights are of another quantization than ours."""
+    inner = config.get("text_config")
+    for root, one in (("", config), ("text_config.", inner)):
+        found = one.get("quantization_config") if isinstance(one, dict) else None
+        if found is None:
+            continue
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        if not isinstance(found, dict) or method != METHOD:
+            raise UnsupportedError(
+                f"{path}: {root}quantization_config: expected none, or an object with quant_method "
+                f"{METHOD!r}, found {method!r:.60}; take the model as it was before, and "
+                "quantize that"
+            )
+        version = found.get("version")
+        if version != VERSION:
+            raise UnsupportedError(
+                f"{path}: {root}quantization_config.version: expected {VERSION}, found "
+                f"{version!r:.60}; update pyflow"
+            )

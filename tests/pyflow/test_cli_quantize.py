@@ -176,6 +176,7 @@ def test_an_interruption_leaves_nothing(
         (["IN", "/dev/null", "--type", "q8_0", "--force"], 1, "is no file that could be replaced"),
         (["IN", "OUT", "--type", "q8_0", "--imatrix", "/no/such"], 3, "/no/such: is no file"),
         (["IN", "-", "--type", "q8_0"], 2, "found '-'"),
+        (["IN", "FOLDER", "--type", "q8_0"], 3, "a name that ends in .gguf, not out\n"),
         (["IN", "no/OUT", "--type", "q8_0"], 1, "there is no folder"),
         (["no-such.gguf", "OUT", "--type", "q8_0"], 3, "no such file"),
     ],
@@ -183,8 +184,8 @@ def test_an_interruption_leaves_nothing(
 def test_what_cannot_be_is_one_line(
     run: Run, f16: Path, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    names = {"IN": str(f16), "OUT": str(tmp_path / "out"), "THERE": __file__}
-    names["no/OUT"] = str(tmp_path / "no" / "out")
+    names = {"IN": str(f16), "OUT": str(tmp_path / "out.gguf"), "THERE": __file__}
+    names |= {"no/OUT": str(tmp_path / "no" / "out.gguf"), "FOLDER": str(tmp_path / "out")}
     found, out, err = run("quantize", *(names.get(a, a) for a in arguments))
     assert (found, out) == (code, "")
     assert message in err
@@ -220,7 +221,7 @@ def test_a_full_disk_is_told_of_the_file(
 
 
 def test_quantized_weights_need_a_word(run: Run, q4_k_m: Path, tmp_path: Path) -> None:
-    target = str(tmp_path / "out")
+    target = str(tmp_path / "out.gguf")
     code, _, err = run("quantize", str(q4_k_m), target, "--type", "q4_0")
     assert code == 3
     assert "add --allow-requantize" in err

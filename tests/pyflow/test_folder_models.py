@@ -13,7 +13,6 @@ import numpy as np
 import pyflow.formats
 import pytest
 from safetensors.numpy import load_file, save_file
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 import pyflow
@@ -33,64 +32,14 @@ from pyflow.session import ChatSession
 from pyflow.tokenizer import from_checkpoint
 
 from .cluster.ranks import mpiexec
+from .tiny_folders import CONFIG, N_EMBD, N_FF, N_LAYERS, N_VOCAB, write, write_folder
 
-N_EMBD, N_FF, N_LAYERS, N_VOCAB = 64, 128, 2, 320
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": N_EMBD,
-    "intermediate_size": N_FF,
-    "num_hidden_layers": N_LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": N_VOCAB,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}
 TOKENS = [1, 2, 3, 200, 7]
-TEMPLATE = "{% for m in messages %}<turn>{{ m.role }}: {{ m.content }}<end>{% endfor %}<turn>"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of random weights with one token per byte, <turn> and <end>."""
-    rng = np.random.default_rng(7)
-
-    def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return (rng.standard_normal(shape) / 8).astype(np.float32)
-
-    tensors = {"model.embed_tokens.weight": random(N_VOCAB, N_EMBD)}
-    tensors["model.norm.weight"] = np.ones(N_EMBD, np.float32)
-    for i in range(N_LAYERS):
-        layer = f"model.layers.{i}"
-        for name, rows, columns in (
-            ("self_attn.q_proj", N_EMBD, N_EMBD),
-            ("self_attn.k_proj", N_EMBD // 2, N_EMBD),
-            ("self_attn.v_proj", N_EMBD // 2, N_EMBD),
-            ("self_attn.o_proj", N_EMBD, N_EMBD),
-            ("mlp.gate_proj", N_FF, N_EMBD),
-            ("mlp.up_proj", N_FF, N_EMBD),
-            ("mlp.down_proj", N_EMBD, N_FF),
-        ):
-            tensors[f"{layer}.{name}.weight"] = random(rows, columns)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}.{name}.weight"] = np.ones(N_EMBD, np.float32)
-    save_file(tensors, tmp_path / "model.safetensors")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    library = Library(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_tokens([AddedToken("<turn>", special=True), AddedToken("<end>", special=True)])
-    library.save(str(tmp_path / "tokenizer.json"))
-    write(tmp_path, "config.json", CONFIG)
-    write(tmp_path, "tokenizer_config.json", {"eos_token": "<end>", "chat_template": TEMPLATE})
-    return tmp_path
-
-
-def write(folder: Path, name: str, content: object) -> None:
-    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return write_folder(tmp_path)
 
 
 def test_a_folder_is_a_model_that_writes_and_chats(

@@ -1,0 +1,135 @@
+"""The tensors of folders have the names that the same models have in GGUF files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyflow.quant import mixes
+from pyflow.quant.imatrix import by_tensor
+from pyflow.quant.naming import Naming, Part, of_gguf
+
+from pyflow import _core, formats
+from pyflow.errors import UnsupportedError
+from pyflow.specs import describe, naming
+
+from . import tiny
+from .test_families import FIXTURES, NAMES, POOL, REFUSED, SPECS, fixture
+
+HUBS = [n.removeprefix("hf_") for n in NAMES if n.startswith("hf_") and n not in REFUSED]
+BOTH = [name for name in HUBS if f"gguf_{name}" in NAMES]
+CONFIG: dict[str, Any] = fixture("hf_llama2")["config"]
+
+
+def named(folder: Path, name: str) -> tuple[formats.Checkpoint, Naming]:
+    checkpoint = formats.open(tiny.write(folder, fixture(name)))
+    if checkpoint.format == "GGUF":
+        return checkpoint, of_gguf(checkpoint)
+    if name.startswith("own_"):
+        shutil.copy(SPECS / f"{name.removeprefix('own_')}.toml", folder / "pyflow.toml")
+    return checkpoint, naming(describe(checkpoint))
+
+
+def matrices(checkpoint: formats.Checkpoint, names: Naming) -> list[Part]:
+    """What would be quantized."""
+    return [
+        names.parts[t.name]
+        for t in checkpoint.tensors
+        if t.name in names.parts and mixes.is_matrix(names.parts[t.name].name, t.shape)
+    ]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_matrices_have_the_roles_of_the_gguf_file(name: str, tmp_path: Path) -> None:
+    hub, gguf = named(tmp_path, f"hf_{name}"), named(tmp_path, f"gguf_{name}")
+    found, wanted = ({mixes.role_of(p.name) for p in matrices(*one)} for one in (hub, gguf))
+    # Some fixtures have a head of their own in one of the two, or a layer without experts.
+    extra = {"output", "ffn_gate", "ffn_up", "ffn_down"} if name == "qwen2moe" else {"output"}
+    assert found - extra == wanted - extra
+
+
+@pytest.mark.parametrize("name", sorted(n for n in {*NAMES} - {*REFUSED} if not n.startswith("gg")))
+def test_every_tensor_has_a_name_and_every_matrix_its_own(name: str, tmp_path: Path) -> None:
+    checkpoint, names = named(tmp_path, name)
+    described = describe(checkpoint)
+    assert {*names.parts} == {t.name for t in checkpoint.tensors} - described.built.ignored
+    parts = matrices(checkpoint, names)
+    assert len({(part.name, part.expert) for part in parts}) == len(parts)
+    assert {*names.kept} <= {t.name for t in checkpoint.tensors if len(t.shape) == 2}
+    assert bool(names.kept) == (name in {"hf_gpt2", "own_invented"})
+
+
+def test_heads_that_share_keys_are_counted(tmp_path: Path) -> None:
+    _, names = named(tmp_path, "hf_llama3")
+    config = fixture("hf_llama3")["config"]
+    assert names.gqa == config["num_attention_heads"] // config["num_key_value_heads"] > 1
+    assert names.n_experts == 0
+
+
+def test_the_roles_of_experts_are_those_of_their_stacks(tmp_path: Path) -> None:
+    _, names = named(tmp_path, "hf_mixtral")
+    part = names.parts["model.layers.1.block_sparse_moe.experts.2.w2.weight"]
+    assert (part.name, part.expert) == ("blk.1.ffn_down_exps.weight", 2)
+    assert names.n_experts > 2
+
+
+def test_what_experts_are_multiplied_by_is_that_of_their_stack(tmp_path: Path) -> None:
+    checkpoint, names = named(tmp_path, "hf_mixtral")
+    stage = _core.Stage(checkpoint.native, describe(checkpoint).spec.stage(), POOL)
+    context = _core.Context(stage, n_ctx=64, n_seq_max=1, n_batch=64, cache_type="f16")
+    squares = _core.InputSquares(stage)
+    context.observe(squares)
+    golden = fixture("hf_mixtral")
+    at = np.arange(len(golden["tokens"]), dtype=np.int32)
+    context.forward(np.array(golden["tokens"], np.int32), at, 0, at, "prefill")
+    found = by_tensor(squares.sums(), {t.name: t.shape for t in checkpoint.tensors}, names)
+    n_used = len(at) * golden["config"]["num_experts_per_tok"]
+    for role in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+        stack = found[f"blk.1.{role}.weight"]
+        assert stack.sums.shape == (names.n_experts, 96 if role == "ffn_down_exps" else 64)
+        assert stack.n_rows.sum() == n_used
+    assert {*found} == {part.name for part in names.parts.values()} & {*found}
+
+
+@pytest.mark.parametrize("place", ["", "text_config"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "with quant_method 'pyflow', found 'gptq'; take"),
+        ({"quant_method": "awq"}, "found 'awq'"),
+        ({"quant_method": "fp8"}, "found 'fp8'"),
+        ({"quant_method": "Pyflow", "version": 1}, "found 'Pyflow'"),
+        ({"quant_method": ["pyflow"]}, r"found \['pyflow'\]"),
+        ({"load_in_4bit": True}, "found None"),
+        ({}, "found None"),
+        ([], r"found \[\]"),
+        ("pyflow", "found 'pyflow'"),
+        ({"quant_method": "pyflow"}, r"quantization_config\.version: expected 1, found None"),
+        ({"quant_method": "pyflow", "version": 2}, "expected 1, found 2; update pyflow"),
+    ],
+)
+def test_weights_that_others_have_quantized_are_refused_by_name(
+    place: str, given: object, message: str, tmp_path: Path
+) -> None:
+    path = tiny.write(tmp_path, fixture("hf_llama2"))
+    own = CONFIG | {"quantization_config": given}
+    config = {"model_type": "llava", place: own} if place else own
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=f"config.json: {place}.*{message}"):
+        describe(formats.open(path))
+
+
+@pytest.mark.parametrize("given", [None, {"quant_method": "pyflow", "version": 1, "type": "x"}])
+def test_our_own_are_taken(given: object, tmp_path: Path) -> None:
+    path = tiny.write(tmp_path, fixture("hf_llama2"))
+    (path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": given}))
+    assert describe(formats.open(path)).spec.n_embd == 64
+
+
+def test_the_fixtures_are_there() -> None:
+    assert len(BOTH) > 15
+    assert FIXTURES.is_dir()
