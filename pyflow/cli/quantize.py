@@ -180,14 +180,15 @@ def command(
 
 def _check_kinds(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> None:
     """UnsupportedError where one would have to become the other."""
-    if checkpoint.format == "GGUF" and target.suffix != ".gguf":
+    to_gguf = target.suffix.lower() == ".gguf"
+    if checkpoint.format == "GGUF" and not to_gguf:
         raise UnsupportedError(
             f"{checkpoint.path}: expected a folder of Hugging Face's to make one of, found a GGUF "
             f"file, which has no config.json; give OUT a name that ends in .gguf, not {target.name}"
         )
     if checkpoint.format == "GGUF":
         return
-    if target.suffix == ".gguf":
+    if to_gguf:
         raise UnsupportedError(
             f"{checkpoint.path}: expected a GGUF file to make one of, found "
             f"{checkpoint.format}; give OUT the name of a folder, without .gguf"

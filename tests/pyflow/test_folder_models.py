@@ -214,6 +214,11 @@ def test_llama2c_runs_by_the_spec_in_the_documentation(
     (folder / "pyflow.toml").write_text(f'spec = 1\nname = "x"\nextends = "llama"\n{pairs}')
     with load(folder, n_threads=1) as hub, load(stories, n_threads=1) as model:
         assert model.logits(TOKENS).tobytes() == hub.logits(TOKENS).tobytes()
+    # Layers that lie in one tensor become blocks together.
+    q8 = tmp_path_factory.mktemp("q8")
+    assert main(["quantize", str(stories), str(q8), "--type", "q8_0", "--pure", "--force"]) == 0
+    with load(stories, n_threads=1, quantize="q8_0") as loaded, load(q8, n_threads=1) as stored:
+        assert stored.logits(TOKENS).tobytes() == loaded.logits(TOKENS).tobytes()
 
 
 def test_memory_of_the_tokenizer_is_planned(folder: Path) -> None:
