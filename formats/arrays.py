@@ -20,6 +20,8 @@ _VIEWED = {
     "C128": "<c16",
     "BOOL": "?",
 }
+# Of weights that no format has made smaller: how numpy sees their bits.
+_FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # Types of one byte: bits of exponent and mantissa, bias, and whether they are those of a format
 # with one zero and one NaN (FNUZ), of IEEE 754, or of one without infinities (FN); see
 # "FP8 formats for deep learning" (Micikevicius et al., 2022) and the OCP MX specification.
@@ -73,6 +75,30 @@ def rows(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.gen
     size = record.nbytes // math.prod(record.shape)  # only plain types have strides
     values = _strided(data, record, f"V{size}")
     return values.reshape(n_rows, record.shape[-1])
+
+
+def stored_floats(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
+    """A view into the file, of the tensor's shape: BF16 as its bits, in uint16. `widened` makes
+    values of what is cut out of it. UnsupportedError: a type other than F32, F16 and BF16, or rows
+    that do not follow one another."""
+    if record.dtype not in _FLOATS:
+        raise UnsupportedError(
+            f"{record.source}: tensor {record.name!r:.100}: expected F32, F16 or BF16, found "
+            f"{record.dtype}"
+        )
+    if not record.contiguous:
+        raise UnsupportedError(
+            f"{record.source}: tensor {record.name!r:.100}: expected row after row, found strides "
+            f"{record.strides}; save it again with .contiguous()"
+        )
+    return _strided(native.data(record.name), record, _FLOATS[record.dtype])
+
+
+def widened(stored: NDArray[np.generic]) -> NDArray[np.float32]:
+    """The values of a part of `stored_floats`, exact, row after row."""
+    if stored.dtype == np.uint16:
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.ascontiguousarray(stored, np.float32)
 
 
 def _strided(

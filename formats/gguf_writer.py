@@ -20,15 +20,23 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from pyflow.formats.tensor_writer import TensorWriter
 
 _VERSION = 3
-_U32, _F32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_NUMBERS = {"int32": _I32, "float32": _F32}
 DEFAULT_ALIGNMENT = 32
 
 
-def entry(value: str | bool | int | float | Sequence[str]) -> bytes:
+def entry(
+    value: str | bool | int | float | Sequence[str] | NDArray[np.int32] | NDArray[np.float32],
+) -> bytes:
     """Type and value of a metadata entry: integers as u32, floats as f32."""
+    if isinstance(value, np.ndarray):
+        kind = _NUMBERS[value.dtype.name]
+        return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
     if isinstance(value, bool):

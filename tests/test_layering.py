@@ -38,6 +38,7 @@ PYTHON: list[set[str]] = [
     {"formats"},
     {"quant"},
     {"spec", "specs", "tokenizer", "chat", "sampling", "topology", "memory", "models"},
+    {"export"},
     {"download"},
     {"catalogue"},
     # Models offer generation as methods; generation knows models as types alone.

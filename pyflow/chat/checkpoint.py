@@ -35,9 +35,8 @@ def from_checkpoint(
         if KEY not in checkpoint.metadata:
             return None
         return ChatTemplate.from_metadata(checkpoint.metadata, tokenizer, source=source)
-    folder = checkpoint.path.parent
-    settings = read_settings(folder)
-    found = template or _find(folder, settings)
+    settings = read_settings(checkpoint.path.parent)
+    found = text_of(checkpoint, template)
     if found is None:
         return None
     source, text = found
@@ -45,8 +44,17 @@ def from_checkpoint(
     return ChatTemplate(text, tokenizer, source=source, names=names)
 
 
+def text_of(
+    checkpoint: Checkpoint, template: tuple[str, str] | None = None
+) -> tuple[str, str] | None:
+    """Where the template of a folder is, and its text. Parameters and errors as of
+    `from_checkpoint`."""
+    folder = checkpoint.path.parent
+    return template or _find(folder, read_settings(folder))
+
+
 def _find(folder: Path, settings: Settings) -> tuple[str, str] | None:
-    """Where the template is, and its text. Of several places the first has the newest one."""
+    """Of several places the first has the newest one."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return str(path), read_text(path, max_nbytes=_MAX_NBYTES)

@@ -80,15 +80,11 @@ Bound = Ref | tuple[Ref, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """What a tensor is: the roles that it holds in a place. expert: of which one, where each has a
-    tensor of its own; experts: whether the roles are those of experts."""
+class Asked:
+    """What a role must be, and the reference for it."""
 
-    place: Place
-    roles: tuple[str, ...]
-    expert: int | None
-    experts: bool
-    transposed: bool
+    want: Want
+    bound: Bound
 
 
 class TooManyProblemsError(Exception):
@@ -97,8 +93,8 @@ class TooManyProblemsError(Exception):
 
 @dataclass(slots=True)
 class Binding:
-    """places: the entries of a spec by stack and step. used: names of the tensors asked for; uses:
-    what those are that have a role, the first one where they have several."""
+    """places: the entries of a spec by stack and step. used: names of the tensors asked for.
+    asked: by place and role."""
 
     places: Mapping[tuple[str, str], Mapping[str, Entry]]
     prefixes: Sequence[str]
@@ -106,7 +102,7 @@ class Binding:
     tensors: Mapping[str, Record]
     where: str
     used: set[str] = field(default_factory=set)
-    uses: dict[str, Use] = field(default_factory=dict)
+    asked: dict[tuple[Place, str], Asked] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     prefix: str = ""
 
@@ -131,7 +127,20 @@ class Binding:
 
     def bind(self, place: Place, wants: Mapping[str, Want]) -> dict[str, Any]:
         """References for the roles of one block; None for those that are not needed or missing."""
-        return {role: self._bind(place, role, wants) for role in wants}
+        bound = {role: self._bind(place, role, wants) for role in wants}
+        for role, ref in bound.items():
+            self.asked[place, role] = Asked(wants[role], ref)
+        return bound
+
+    def target(self, place: Place, role: str, *, experts: bool) -> tuple[Entry, str] | None:
+        """Where a role of a new file goes, to be read as this spec says: of the alternatives for
+        layers with `experts`, or for those without, the first."""
+        self.facts.layer = place.layer
+        for entry in self._entries(place, role):
+            for source, name in self._names(entry):
+                if source.experts is experts and not source.pattern.per_expert:
+                    return entry, name
+        return None
 
     def _bind(self, place: Place, role: str, wants: Mapping[str, Want]) -> Bound:
         want = wants[role]
@@ -231,10 +240,6 @@ class Binding:
         name = str(self._expand(source, expert))
         self.used.add(name)
         want, found = wants[role], self.tensors[name]
-        own = expert if source.pattern.per_expert and want.n_experts else None
-        self.uses.setdefault(
-            name, Use(place, entry.roles, own, want.n_experts > 0, source.transposed)
-        )
         shared = len(entry.roles) > 1
         unknown = [other for other in entry.roles if other not in wants]
         if unknown:

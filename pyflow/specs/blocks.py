@@ -56,7 +56,8 @@ class Values:
 class Ropes:
     """The ropes that blocks ask for, each made when the first one does.
 
-    n_ctx: positions that the model is good for, which scaling may extend.
+    tables: what they are made of, by name. n_ctx: positions that the model is good for, which
+    scaling may extend.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Ropes:
         read_tensor: ReadTensor,
         kind: str,
     ) -> None:
-        self._tables, self._values, self._binding = tables, values, binding
+        self._given, self._values, self._binding = tables, values, binding
         self._read_tensor, self._kind = read_tensor, kind
+        self.tables: dict[str, RopeTable] = {}
         self._made: dict[str, Rope] = {}
         self.n_ctx = 0
 
@@ -91,12 +93,12 @@ class Ropes:
         return list(self._made).index(name)
 
     def _make(self, name: str) -> Rope:
-        tables = self._tables
-        if name not in tables:
+        given = self._given
+        if name not in given:
             raise SpecError(
-                f"{self._binding.where}: there is no rope {name!r:.60}{nearest(name, tables)}"
+                f"{self._binding.where}: there is no rope {name!r:.60}{nearest(name, given)}"
             )
-        table = tables[name]
+        table = given[name]
 
         def value(key: str) -> Any:
             return self._values.of(ROPE, table, key)
@@ -109,21 +111,20 @@ class Ropes:
                 raise FormatError(f"{where}: expected a table, found {scaling!r:.60}")
         if factor is not None:
             scaling = {"factor": factor} | (scaling or {})
-        rope, n_ctx = make_rope(
-            RopeTable(
-                base=value("base"),
-                n_dims=n_dims,
-                interleaved=value("layout") == "interleaved",
-                n_ctx=self._values.fact("n_ctx"),
-                n_ctx_original=value("n_ctx_original"),
-                scaling=scaling,
-                divisors=self._divisors(table.get("divisors"), n_dims),
-                short_divisors=self._divisors(table.get("short_divisors"), n_dims),
-                long_divisors=self._divisors(table.get("long_divisors"), n_dims),
-                kind=self._kind,
-                where=where,
-            )
+        self.tables[name] = RopeTable(
+            base=value("base"),
+            n_dims=n_dims,
+            interleaved=value("layout") == "interleaved",
+            n_ctx=self._values.fact("n_ctx"),
+            n_ctx_original=value("n_ctx_original"),
+            scaling=scaling,
+            divisors=self._divisors(table.get("divisors"), n_dims),
+            short_divisors=self._divisors(table.get("short_divisors"), n_dims),
+            long_divisors=self._divisors(table.get("long_divisors"), n_dims),
+            kind=self._kind,
+            where=where,
         )
+        rope, n_ctx = make_rope(self.tables[name])
         self.n_ctx = max(self.n_ctx, n_ctx)
         return rope
 

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 from ..errors import SpecError, UnsupportedError
 from ..spec import Add, Block, Embedding, Head, ModelSpec, Positions, Register
-from .binding import Binding, Place, Problem, Record, TooManyProblemsError, Use, Want
+from .binding import Asked, Binding, Place, Problem, Record, TooManyProblemsError, Want
 from .blocks import Blocks, ReadTensor, Ropes, Values
 from .document import Document
 from .facts import Facts, Source
 from .grammar import EMBED, HEAD, OUTPUT, POSITIONS, REFUSAL, STACK, STEP, Step
+from .rope import RopeTable
 
 _MAX_STEPS = 16
 
@@ -21,17 +22,18 @@ _MAX_STEPS = 16
 class Built:
     """spec: None where tensors are missing or of the wrong shape, or what is said cannot run yet.
 
-    unsupported: what of the description no stage can run. uses: what its tensors are, of those that
-    have a role. ignored: those that are none of it.
+    unsupported: what of the description no stage can run. ignored: tensors that are none of it.
+    asked: roles by their places. ropes: by the names that the spec gives them.
     """
 
     spec: ModelSpec | None
     problems: tuple[Problem, ...]
     unsupported: tuple[str, ...]
     used: frozenset[str]
-    uses: Mapping[str, Use]
     ignored: frozenset[str]
     is_cut: bool
+    asked: Mapping[tuple[Place, str], Asked]
+    ropes: Mapping[str, RopeTable]
 
 
 def build(
@@ -63,9 +65,10 @@ def build(
         tuple(binding.problems),
         tuple(dict.fromkeys(builder.unsupported)),
         frozenset(binding.used),
-        binding.uses,
         ignored,
         is_cut,
+        binding.asked,
+        builder.ropes.tables,
     )
 
 
@@ -80,8 +83,8 @@ class _Builder:
     ) -> None:
         self._doc, self._source, self._binding = document, source, binding
         self._values = Values(facts)
-        self._ropes = Ropes(document["ropes"], self._values, binding, read_tensor, source.kind)
-        self._blocks = Blocks(document, self._values, binding, self._ropes)
+        self.ropes = Ropes(document["ropes"], self._values, binding, read_tensor, source.kind)
+        self._blocks = Blocks(document, self._values, binding, self.ropes)
         self._n_positions = 1 << 30
         self.unsupported = self._blocks.unsupported
 
@@ -107,8 +110,8 @@ class _Builder:
             name=self._source.name,
             n_vocab=n_vocab,
             n_embd=n_embd,
-            n_ctx_train=min(max(n_ctx, self._ropes.n_ctx), self._n_positions),
-            ropes=self._ropes.made,
+            n_ctx_train=min(max(n_ctx, self.ropes.n_ctx), self._n_positions),
+            ropes=self.ropes.made,
             embedding=embedding,
             layers=layers,
             head=head,

@@ -91,6 +91,12 @@ def family(kind: str, name: str, where: str) -> Path:
     )
 
 
+def architecture(path: Path) -> str | None:
+    """What GGUF files call the models of a spec; None where it does not say so."""
+    names: tuple[str, ...] = _merged(path, ()).get("gguf", {}).get("architecture", ())
+    return names[0] if names else None
+
+
 def label(path: Path) -> str:
     """A spec file in messages: those of the families by their names alone."""
     return path.name if path.parent == FAMILIES else str(path)

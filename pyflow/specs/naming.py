@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyflow.quant.naming import Naming, Part
 
-from ..spec import Attention, Moe
-from .binding import Use
+from ..spec import Attention, Moe, Ref, Source, name_of
+from .binding import Asked, Place
 from .describe import Description
 
 # The roles of matrices, as all families call them; the tests hold this against their files.
@@ -42,25 +42,34 @@ def naming(description: Description) -> Naming:
     attentions = [block for block in blocks if isinstance(block, Attention)]
     heads = max((block.n_heads for block in attentions), default=1)
     key_heads = max((block.n_kv_heads for block in attentions), default=1)
-    uses = description.built.uses
+    parts: dict[str, Part] = {}
+    kept: dict[str, str] = {}
+    for (place, role), asked in description.built.asked.items():
+        refs = asked.bound if isinstance(asked.bound, tuple) else (asked.bound,)
+        for i, ref in enumerate(refs):
+            if ref is None or name_of(ref) in parts:  # of several roles the first
+                continue
+            expert = i if isinstance(asked.bound, tuple) and asked.want.n_experts else None
+            parts[name_of(ref)] = Part(_name(place, role, asked, ref), expert)
+            if isinstance(ref, Source) and ref.transposed:
+                kept[ref.name] = _TRANSPOSED
     return Naming(
-        {name: Part(_name(use), use.expert) for name, use in uses.items()},
+        parts,
         heads // key_heads,
         max((block.n_experts for block in blocks if isinstance(block, Moe)), default=0),
-        {name: _TRANSPOSED for name, use in uses.items() if use.transposed},
+        kept,
     )
 
 
-def _name(use: Use) -> str:
-    roles = [role.removesuffix("_bias") for role in use.roles]
-    ending = "weight" if roles[0] == use.roles[0] else "bias"
-    role = roles[0]
+def _name(place: Place, full_role: str, asked: Asked, ref: Ref) -> str:
+    role = full_role.removesuffix("_bias")
+    ending = "weight" if role == full_role else "bias"
     if role not in _MATRICES:
-        name = _VECTORS.get(role) or f"{use.place.step}_{role}"
-    elif len(roles) > 1:  # fused: gate and up are ffn_up
-        name = "attn_qkv" if {"q", "k", "v"} & {*roles} else "ffn_up"
+        name = _VECTORS.get(role) or f"{place.step}_{role}"
+    elif isinstance(ref, Source) and ref.rows:  # fused: gate and up are ffn_up
+        name = "attn_qkv" if role in {"q", "k", "v"} else "ffn_up"
     else:
         name = _MATRICES[role]
-    experts = "_exps" if use.experts else ""
-    layer = "" if use.place.layer is None else f"blk.{use.place.layer}."
+    experts = "_exps" if asked.want.n_experts else ""
+    layer = "" if place.layer is None else f"blk.{place.layer}."
     return f"{layer}{name}{experts}.{ending}"

@@ -82,7 +82,7 @@ def make_rope(t: RopeTable) -> tuple[Rope, int]:
     """
     if t.n_dims % 2:
         raise FormatError(f"{t.where}: expected an even number of dimensions, found {t.n_dims}")
-    p = _Parameters(t)
+    p = Parameters(t)
     plain = _divided(frequencies(t.base, t.n_dims), t.divisors, t.where)
     law = _LAW.get(p.law)
     rope, n_ctx = law(t, p, plain) if law else (Rope(tuple(plain), p.extra), t.n_ctx)
@@ -102,7 +102,7 @@ def make_rope(t: RopeTable) -> tuple[Rope, int]:
     )
 
 
-class _Parameters:
+class Parameters:
     """The parameters of a law, each checked when it is asked for."""
 
     def __init__(self, t: RopeTable) -> None:
@@ -188,12 +188,12 @@ def _divided(values: Sequence[float], divisors: Sequence[object], where: str) ->
     return divided
 
 
-def _linear(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+def _linear(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     factor = p.number("factor")
     return Rope(tuple(f / factor for f in plain), p.extra), t.n_ctx
 
 
-def _dynamic(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+def _dynamic(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     """NTK-aware scaling of the base by the length of the text. Here by the length of the context:
     frequencies may not change under keys that are kept, so a context longer than the original takes
     those of the longest one, which is `factor` times as long.
@@ -208,7 +208,7 @@ def _dynamic(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, in
     return Rope(tuple(plain), p.extra, False, long, p.extra, original), n_ctx
 
 
-def _yarn(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+def _yarn(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     """YaRN's blend of interpolated and original frequencies (Peng et al. 2023, section 3.2).
 
     Pairs that turn more than beta_fast times over the original context keep their frequency, those
@@ -248,7 +248,7 @@ def _yarn(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
     ) if t.kind == "hf" else t.n_ctx
 
 
-def _llama3(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+def _llama3(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     """Llama 3.1: pairs of long waves are slowed by `factor`, those of short ones are not, with a
     ramp between, both told by how often a wave fits into the original context.
     """
@@ -266,7 +266,7 @@ def _llama3(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int
     return Rope(tuple(scaled)), t.n_ctx
 
 
-def _longrope(t: RopeTable, p: _Parameters, plain: list[float]) -> tuple[Rope, int]:
+def _longrope(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     """LongRoPE (Ding et al. 2024): a divisor per pair, of two sets by the length of the context."""
     original = p.n_ctx_original(t)
     short = p.numbers("short_divisors", t.short_divisors, len(plain))

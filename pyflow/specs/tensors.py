@@ -7,6 +7,7 @@ A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, o
     "q + k + v" = "layers.{i}.qkv.weight"                    one tensor for several, in this order
     "q + k + v" = { from = "...", groups = "=n_kv_heads" }   in groups of q, k and v each
     up = { from = "...", transposed = true }                 stored (in, out)
+    up = { from = "...", experts = true }                    one tensor for all experts
 
 The bias of a mapped role has the same name with ``bias`` for ``weight``, unless it is mapped too.
 """
@@ -33,7 +34,7 @@ def _with_biases(*roles: str) -> tuple[str, ...]:
 
 STEP_ROLES = _with_biases(*_ATTENTION, *_FFN, *_MOE, *_NORMS)
 STACK_ROLES = ("embed", "positions", "token_types", *_with_biases("embed_norm", "final_norm"))
-_SOURCE_KEYS = ("from", "groups", "transposed")
+_SOURCE_KEYS = ("from", "groups", "transposed", "experts")
 _MAX_NAME = 400
 
 
@@ -95,12 +96,14 @@ def _written(value: Value) -> str:
 @dataclass(frozen=True, slots=True)
 class TensorSource:
     """Where the roles of an entry may lie. groups: the tensor has so many of them, one after the
-    other, each with a share of all roles; None is one."""
+    other, each with a share of all roles; None is one. experts: it is for all experts of a layer,
+    where others are for a layer without."""
 
     pattern: Pattern
     where: str
     groups: Given | None = None
     transposed: bool = False
+    experts: bool = False
 
     def bias(self) -> TensorSource | None:
         pattern = self.pattern.bias()
@@ -151,8 +154,9 @@ def _source(raw: object, where: str) -> TensorSource:
                 f"{where}: there is no key {key!r:.60}{nearest(key, _SOURCE_KEYS)}; "
                 f"expected {', '.join(_SOURCE_KEYS)}"
             )
-    transposed = raw.get("transposed", False)
-    if not isinstance(transposed, bool):
-        raise SpecError(f"{where}.transposed: expected true or false, found {transposed!r:.60}")
+    flags = {key: raw.get(key, False) for key in ("transposed", "experts")}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise SpecError(f"{where}.{key}: expected true or false, found {flag!r:.60}")
     groups = Given.of(raw["groups"], f"{where}.groups") if "groups" in raw else None
-    return TensorSource(Pattern.of(raw.get("from"), f"{where}.from"), where, groups, transposed)
+    return TensorSource(Pattern.of(raw.get("from"), f"{where}.from"), where, groups, **flags)

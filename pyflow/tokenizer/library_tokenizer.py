@@ -78,6 +78,10 @@ class LibraryTokenizer(Tokenizer):
         self._control = frozenset(i for i, kind in enumerate(types) if kind == TokenType.CONTROL)
         self._piece = functools.lru_cache(maxsize=_CACHED_PIECES)(self._inner)
 
+    def state(self) -> str:
+        """All of it, as a tokenizer.json has it."""
+        return self._library.to_str()
+
     def is_control(self, token: int) -> bool:
         self._check(token)
         return token in self._control

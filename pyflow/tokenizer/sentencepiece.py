@@ -59,20 +59,12 @@ def read_sentencepiece(
         for text, type_ in zip(file.texts, file.types, strict=True)
         if type_ == TokenType.USER_DEFINED
     }
-    texts, types = _with_added(file, settings, path=source, n_rows=n_rows)
+    texts, types = read_vocabulary(file, settings, path=source, n_rows=n_rows)
     ids = {text: i for i, text in enumerate(texts)}
-    if len(ids) < len(texts):
-        i = next(i for i, text in enumerate(texts) if ids[text] != i)
-        raise FormatError(
-            f"{settings.source}: tokens {i} and {ids[texts[i]]} are both {texts[i]!r}"
-        )
     roles: dict[Role, int | None] = {"bos": file.bos_id, "eos": file.eos_id}
     for role in roles:
         if (text := settings.named.get(role)) is not None:
             roles[role] = ids.get(text)
-    for text in settings.special:
-        if text in ids and types[ids[text]] != TokenType.UNKNOWN:
-            types[ids[text]] = TokenType.CONTROL
     known = dict.fromkeys(("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
     # Only what is no text by the files: a vocabulary may have </s> as a piece of HTML.
     special = {text: i for text, i in ids.items() if types[i] == TokenType.CONTROL}
@@ -106,10 +98,26 @@ def read_sentencepiece(
     )
 
 
+def read_vocabulary(
+    file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int
+) -> tuple[list[str], bytearray]:
+    """Texts and types with the tokens that the settings add, or have in the place of others. Pieces
+    of the user's have become normal ones. FormatError where two tokens have one text."""
+    source = settings.source
+    texts, types = _with_added(file, settings, path=path, n_rows=n_rows)
+    ids = {text: i for i, text in enumerate(texts)}
+    if len(ids) < len(texts):
+        i = next(i for i, text in enumerate(texts) if ids[text] != i)
+        raise FormatError(f"{source}: tokens {i} and {ids[texts[i]]} are both {texts[i]!r}")
+    for text in settings.special:
+        if text in ids and types[ids[text]] != TokenType.UNKNOWN:
+            types[ids[text]] = TokenType.CONTROL
+    return texts, types
+
+
 def _with_added(
     file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int
 ) -> tuple[list[str], bytearray]:
-    """Texts and types with the tokens that the settings add, or have in the place of others."""
     source = settings.source
     texts, types = list(file.texts), bytearray(file.types)
     for i, kind in enumerate(types):

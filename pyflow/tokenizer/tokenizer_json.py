@@ -61,6 +61,7 @@ class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
     type: str | None = None
     dropout: float | None = None
+    continuing_subword_prefix: str | None = None
     max_input_chars_per_word: int = 100
 
 
@@ -116,6 +117,12 @@ def _check_tokens(file: _File, *, source: str) -> None:
         raise FormatError(
             f"{where}.max_input_chars_per_word: expected up to {_MAX_WORDPIECE_CHARS}, "
             f"found {model.max_input_chars_per_word}"
+        )
+    if model.type == "BPE" and model.continuing_subword_prefix:
+        # The library cuts as many bytes off the second part of each merge, whatever they are.
+        raise UnsupportedError(
+            f"{where}.continuing_subword_prefix: {model.continuing_subword_prefix!r:.40}, expected "
+            "none for BPE"
         )
     vocab = model.vocab
     if isinstance(vocab, list):

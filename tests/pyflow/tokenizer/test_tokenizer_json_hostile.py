@@ -142,8 +142,8 @@ CASES: dict[str, tuple[bytes, type[PyflowError], str]] = {
     "merges of numbers": (model(merges=[[1, 2]]), F, "tokenizer.json:"),
     "a merge shorter than its prefix": (
         model(continuing_subword_prefix="##"),
-        F,
-        "gives up: slice",
+        U,
+        "continuing_subword_prefix: '##'",
     ),
     "an unknown kind of model": (model(type="Magic"), F, "tokenizer.json:"),
     "an unknown token for the unknown": (model(unk_token="<unk>"), F, "<unk>"),

@@ -1,0 +1,111 @@
+"""A checkpoint of a folder as a GGUF file would have it: metadata, tensors, tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyflow.errors import FormatError, PyflowError, UnsupportedError
+from pyflow.export import gguf_metadata, gguf_tensors, gguf_tokenizer, same_model
+from pyflow.export.gguf_tensors import GgufTensor, Planned
+from pyflow.formats import Checkpoint
+from pyflow.spec import ModelSpec, Ref
+from pyflow.specs import describe
+from pyflow.specs.binding import Place
+from pyflow.specs.build import Built, build
+from pyflow.specs.document import architecture, family, label, load
+from pyflow.specs.facts import Facts, GgufSource
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """metadata: all but what tells the types of tensors (general.file_type and the like)."""
+
+    metadata: Mapping[str, gguf_metadata.Entry]
+    tensors: Sequence[GgufTensor]
+
+
+def to_gguf(checkpoint: Checkpoint) -> GgufModel:
+    """What a GGUF file of the model must have. Nothing is read of its weights yet.
+
+    A model without tokenizer files has none in GGUF either. FormatError, SpecError, ShapeError: as
+    when the checkpoint is loaded. UnsupportedError: GGUF has no words for something of it, which is
+    named.
+    """
+    if checkpoint.format == "GGUF":
+        raise UnsupportedError(f"{checkpoint.path}: expected a folder of hubs, found a GGUF file")
+    description = describe(checkpoint)
+    spec = description.spec
+    name = architecture(description.document.path)
+    if name is None:
+        raise UnsupportedError(
+            f"{checkpoint.path}: {label(description.document.path)} says no name that GGUF files "
+            "have for such models"
+        )
+    document = load(family("gguf", name, str(checkpoint.path)), "gguf")
+    metadata: dict[str, gguf_metadata.Entry] = {
+        "general.architecture": name,
+        "general.type": "model",
+        "general.name": spec.name,
+        f"{name}.vocab_size": spec.n_vocab,
+    }
+    keys = gguf_metadata.sizes(description, document)
+    scaling = gguf_metadata.scaling(description, document)
+    metadata |= {f"{name}.{key}": value for key, value in (keys | scaling.keys).items()}
+    source = GgufSource(checkpoint.path, metadata)
+    facts = Facts(document["facts"], source)
+    head: tuple[Place, str] = (Place(), "head")
+    tied = _are_one(checkpoint, spec.head.weight, spec.embedding.weight)
+    if tied:
+        spec = replace(spec, head=replace(spec.head, weight=spec.embedding.weight))
+    planned = gguf_tensors.plan(description, document, facts, but=[head] if tied else [])
+    planned |= {t: Planned((len(values),), given=values) for t, values in scaling.tensors.items()}
+
+    def read_tensor(tensor: str, n: int) -> Sequence[float]:
+        found = planned[tensor].given
+        if len(found) != n:
+            raise FormatError(f"{checkpoint.path}: {tensor}: expected {n} values")
+        return [float(x) for x in found]
+
+    records = {t: _Record(t, "F32", p.shape) for t, p in planned.items()}
+    facts = Facts(document["facts"], source, records.keys())
+    try:
+        built = build(document, source, facts, records, read_tensor, f"{name} as GGUF has it")
+    except PyflowError as error:
+        raise UnsupportedError(f"{checkpoint.path}: cannot be written as GGUF: {error}") from None
+    other = _spec_of(built, checkpoint, name)
+    if found := next(iter(same_model.differences(spec, other)), None):
+        raise UnsupportedError(
+            f"{checkpoint.path}: cannot be written as GGUF, whose {name} models have another "
+            f"{found}"
+        )
+    tensors = gguf_tensors.fill(planned, checkpoint, description.built, built, spec, other)
+    metadata |= gguf_tokenizer.metadata(description)
+    return GgufModel(metadata, tensors)
+
+
+def _are_one(checkpoint: Checkpoint, head: Ref, embedding: Ref) -> bool:
+    """Whether two names are of one tensor, as in what torch.save writes of tied models."""
+    if not (isinstance(head, str) and isinstance(embedding, str)):
+        return False
+    a, b = checkpoint.native.tensor(head), checkpoint.native.tensor(embedding)
+    return (a.source, a.offset, a.shape, a.strides) == (b.source, b.offset, b.shape, b.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A line of the table that would be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _spec_of(built: Built, checkpoint: Checkpoint, name: str) -> ModelSpec:
+    if built.problems or built.spec is None:
+        found = "; ".join([p.text for p in built.problems[:2]] or built.unsupported)
+        raise UnsupportedError(
+            f"{checkpoint.path}: cannot be written as GGUF, whose {name} models have other "
+            f"tensors: {found}"
+        )
+    return built.spec

@@ -1,0 +1,153 @@
+"""Sizes and scaling laws of a model under the keys where GGUF files have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow.errors import UnsupportedError
+from pyflow.spec import Rope
+from pyflow.specs import Description
+from pyflow.specs.document import Document
+from pyflow.specs.expression import UnresolvedError, Value
+from pyflow.specs.facts import STANDARD, Facts
+from pyflow.specs.rope import Parameters, RopeTable, frequencies, make_rope
+from pyflow.specs.values import Given, Key, Number
+
+Entry: TypeAlias = str | bool | int | float | list[str] | NDArray[np.int32] | NDArray[np.float32]
+Scalar: TypeAlias = str | bool | int | float
+
+_MAX_INTEGER = (1 << 32) - 1
+
+
+def sizes(description: Description, document: Document) -> dict[str, Scalar]:
+    """The facts of a model by the keys that the GGUF side of its spec, `document`, reads them from.
+
+    A fact that one side says by a key and the other has no word for is left to that side's default.
+    UnsupportedError: one that differs between layers, or is no number, text, or flag.
+    """
+    facts, keys = description.facts, {}
+    for name, given in document["facts"].items():
+        key = next((one.name for one in given.alternatives if isinstance(one, Key)), None)
+        if key is None:
+            continue
+        value: Value | None = description.spec.n_ctx_train if name == "n_ctx" else None
+        if value is None:
+            value = _of_all_layers(facts, name, description)
+        if value is None:
+            continue
+        kind = STANDARD.get(name)
+        fallbacks = [one for one in given.alternatives if isinstance(one, bool | int | float)]
+        own = description.document["facts"].get(name)
+        if isinstance(kind, Number) or _is_float(given) or (own and _is_float(own)):
+            value = float(value) if isinstance(value, int | float) else value
+        if not value and any(value == one for one in fallbacks):
+            continue  # as converters leave out what is not there
+        keys[key] = _checked(value, f"{description.checkpoint.path}: fact {name}")
+    return keys
+
+
+def _of_all_layers(facts: Facts, name: str, description: Description) -> Value | None:
+    """A fact; None where there is none."""
+    found: list[Value] = []
+    try:
+        facts.layer = None
+        return facts.fact(name)
+    except UnresolvedError:
+        pass
+    try:
+        for i in range(description.spec.n_layers):
+            facts.layer = i
+            found.append(facts.fact(name))
+    except UnresolvedError:
+        return None
+    finally:
+        facts.layer = None
+    if any(value != found[0] for value in found):
+        raise UnsupportedError(
+            f"{description.checkpoint.path}: fact {name}: expected one value for all layers, as "
+            f"GGUF has it, found {min(found)!r:.60} and {max(found)!r:.60}"  # type: ignore[type-var]
+        )
+    return found[0]
+
+
+def _is_float(given: Given) -> bool:
+    return any(isinstance(one, float) for one in given.alternatives)
+
+
+def _checked(value: Value, where: str) -> Scalar:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and 0 <= value <= _MAX_INTEGER:
+        return value
+    if isinstance(value, float) and math.isfinite(value) and abs(value) < float(np.finfo("f4").max):
+        return float(np.float32(value))
+    raise UnsupportedError(f"{where}: expected what a key of GGUF can hold, found {value!r:.60}")
+
+
+# ---- ropes
+
+
+@dataclass(slots=True)
+class Scaling:
+    """keys, and tensors that hold divisors of frequencies."""
+
+    keys: dict[str, Scalar] = field(default_factory=dict)
+    tensors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def scaling(description: Description, document: Document) -> Scaling:
+    """How the ropes of a model are scaled. UnsupportedError: by a law that `document`, the GGUF
+    side of its spec, has no place for."""
+    found = Scaling()
+    for name, table in description.built.ropes.items():
+        p = Parameters(table)
+        if p.law == "none":
+            continue
+        places = document["ropes"].get(name, {})
+        where = f"{table.where}: {p.law}"
+        given = places.get("scaling")
+        key = None
+        if given is not None:
+            key = next((one.name for one in given.alternatives if isinstance(one, Key)), None)
+        rope, _ = make_rope(table)
+        if p.law in ("linear", "yarn") and key is not None:
+            keys = _linear(p) if p.law == "linear" else _yarn(p, table, rope)
+            found.keys |= {f"{key}.{k}": _checked(v, where) for k, v in keys.items()}
+        elif p.law == "llama3" and "divisors" in places:
+            plain = frequencies(table.base, table.n_dims)
+            divisors = [f / scaled for f, scaled in zip(plain, rope.inv_freq, strict=True)]
+            found.tensors[places["divisors"]] = np.array(divisors, np.float32)
+        elif p.law == "longrope" and key is not None and "long_divisors" in places:
+            n = len(rope.inv_freq)
+            for kind in ("short_divisors", "long_divisors"):
+                values: Sequence[object] = p.numbers(kind, getattr(table, kind), n)
+                found.tensors[places[kind]] = np.array(values, np.float32)
+            found.keys[f"{key}.attn_factor"] = _checked(rope.magnitude, where)
+            found.keys[f"{key}.original_context_length"] = p.n_ctx_original(table)
+        else:
+            raise UnsupportedError(f"{where}: GGUF has no words for such scaling in this family")
+    return found
+
+
+def _linear(p: Parameters) -> dict[str, Scalar]:
+    return {"type": "linear", "factor": p.number("factor")}
+
+
+def _yarn(p: Parameters, table: RopeTable, rope: Rope) -> dict[str, Scalar]:
+    original = p.n_ctx_original(table)
+    factor = p.number("factor", table.n_ctx / original)
+    keys: dict[str, Scalar] = {"type": "yarn", "factor": factor}
+    keys["original_context_length"] = original
+    for name in ("beta_fast", "beta_slow"):
+        if p.has(name):
+            keys[f"yarn_{name}"] = p.number(name)
+    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if not math.isclose(rope.magnitude, usual, rel_tol=1e-6):
+        keys["attn_factor"] = rope.magnitude / usual
+    return keys

@@ -1,0 +1,276 @@
+"""Where the tensors of a folder go in a GGUF file, and their rows in pieces.
+
+Roles say what is the same on both sides: the GGUF side of a spec has a name for each, and its cuts
+of that tensor, so a tensor is filled by cutting it as its reader will and putting there what the
+folder has of the role.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow.errors import UnsupportedError
+from pyflow.formats import Checkpoint, arrays
+from pyflow.quant.mixes import is_matrix
+from pyflow.spec import Attention, ModelSpec, Ref, Rope, Source, name_of
+from pyflow.specs import Description
+from pyflow.specs.binding import Asked, Binding, Bound, Place
+from pyflow.specs.build import Built
+from pyflow.specs.document import Document
+from pyflow.specs.facts import Facts
+
+_NO_VALUES = np.empty(0, np.float32)
+_TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
+
+
+@dataclass(slots=True)
+class Planned:
+    """A tensor that is to be written, with the roles that it has, or the values given.
+
+    by_value: it is a vector, or a row of them.
+    """
+
+    shape: tuple[int, ...]
+    roles: list[tuple[Place, str]] = field(default_factory=list)
+    by_value: bool = False
+    given: NDArray[np.float32] = field(default_factory=lambda: _NO_VALUES)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows (begin, begin + count) of a new tensor, which has as many of a stored one.
+
+    stored: rows of that one, in this order. transposed: it has columns for rows. add: to be added
+    to the values.
+    """
+
+    begin: int
+    count: int
+    name: str
+    stored: NDArray[np.intp] | range
+    transposed: bool = False
+    add: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor as GGUF has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost first."""
+    dtype: str
+    """F32, F16 or BF16, of which type its weights are; F32 for what GGUF files have in no other."""
+    checkpoint: Checkpoint
+    parts: tuple[Part, ...] = ()
+    by_value: bool = False
+    """Parts count values, not rows."""
+    given: NDArray[np.float32] = field(default_factory=lambda: _NO_VALUES)
+
+    @property
+    def n_rows(self) -> int:
+        """With all dimensions but the last flattened."""
+        return math.prod(self.shape[:-1])
+
+    def rows(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Rows [begin, end), (end - begin, columns), as float32; not much more memory is taken."""
+        n_cols = self.shape[-1]
+        if len(self.given):
+            return self.given.reshape(-1, n_cols)[begin:end]
+        unit = n_cols if self.by_value else 1
+        first, last = begin * unit, end * unit
+        pieces = [
+            self._read(part, max(first, part.begin), min(last, part.begin + part.count))
+            for part in self.parts
+            if part.begin < last and first < part.begin + part.count
+        ]
+        return np.concatenate(pieces).reshape(end - begin, n_cols)
+
+    def _read(self, part: Part, begin: int, end: int) -> NDArray[np.float32]:
+        native = self.checkpoint.native
+        stored = arrays.stored_floats(native, native.tensor(part.name))
+        rows = part.stored[begin - part.begin : end - part.begin]
+        index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        if self.by_value:
+            return arrays.widened(stored.reshape(-1)[index]) + np.float32(part.add)
+        flat = stored.reshape(-1, stored.shape[-1])
+        return arrays.widened(flat[:, index].T if part.transposed else flat[index])
+
+
+def plan(
+    description: Description,
+    document: Document,
+    facts: Facts,
+    *,
+    but: Collection[tuple[Place, str]] = (),
+) -> dict[str, Planned]:
+    """Names and shapes of the tensors by the GGUF side of a spec, in the order of its roles, `but`
+    for some.
+
+    UnsupportedError: that side has no name for a role of the model.
+    """
+    places = document["tensors"].get("places", {})
+    prefixes = document["tensors"].get("prefix", ("",))
+    binding = Binding(places, prefixes, facts, {}, str(description.checkpoint.path))
+    records = {t.name: t.shape for t in description.checkpoint.tensors}
+    planned: dict[str, Planned] = {}
+    for (place, role), asked in description.built.asked.items():
+        if asked.bound is None or (place, role) in but:
+            continue
+        target = binding.target(place, role, experts=asked.want.n_experts > 0)
+        if target is None:
+            raise UnsupportedError(
+                f"{description.checkpoint.path}: {place.role(role)}: GGUF files of this family "
+                "have no such tensor"
+            )
+        _, name = target
+        shape = _shape(asked, records)
+        tensor = planned.get(name)
+        if tensor is None:
+            by_value = len(shape) == 1 or len(asked.want.shape) == 1
+            planned[name] = Planned(shape, [(place, role)], by_value)
+        else:  # one tensor for several roles
+            tensor.shape = (tensor.shape[0] + shape[0], *shape[1:])
+            tensor.roles.append((place, role))
+    return planned
+
+
+def _shape(asked: Asked, records: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Of the tensor that a role alone would have."""
+    want, bound = asked.want, asked.bound
+    refs = bound if isinstance(bound, tuple) else (bound,)
+    if len(want.shape) == 2 and (1, want.shape[1]) == want.shape and want.also:
+        return want.shape[1:]
+    if len(want.shape) == 2:
+        return (want.n_experts, *want.shape) if want.n_experts else want.shape
+    n = sum(_n_values(ref, records) for ref in refs if ref is not None)
+    return (want.n_heads, n // want.n_heads) if n > want.shape[0] and want.n_heads else (n,)
+
+
+def _n_values(ref: Ref, records: Mapping[str, tuple[int, ...]]) -> int:
+    if isinstance(ref, Source) and ref.rows:
+        return sum(count for _, count in ref.rows)
+    return math.prod(records[name_of(ref)])
+
+
+def fill(
+    planned: Mapping[str, Planned],
+    checkpoint: Checkpoint,
+    ours: Built,
+    theirs: Built,
+    spec: ModelSpec,
+    other: ModelSpec,
+) -> list[GgufTensor]:
+    """The tensors with what they are made of. ours, spec: of the folder; theirs, other: as the
+    GGUF side reads what was planned. UnsupportedError: weights of a type that is not known."""
+    turned = _turned_heads(spec, other)
+    tensors = []
+    for name, tensor in planned.items():
+        if len(tensor.given):
+            tensors.append(GgufTensor(name, tensor.shape, "F32", checkpoint, given=tensor.given))
+            continue
+        parts: list[Part] = []
+        for place, role in tensor.roles:
+            a, b = ours.asked[place, role], theirs.asked[place, role]
+            turn = turned.get((place.layer, role, a.bound))
+            parts += _parts(_stored(a, tensor, checkpoint, turn), _places(b, tensor))
+        parts.sort(key=lambda part: part.begin)
+        types = {checkpoint.native.tensor(part.name).dtype for part in parts}
+        exact = types.pop() if len(types) == 1 and is_matrix(name, tensor.shape) else "F32"
+        made = GgufTensor(name, tensor.shape, exact, checkpoint, tuple(parts), tensor.by_value)
+        _check(made)
+        tensors.append(made)
+    return tensors
+
+
+def _stored(
+    asked: Asked, tensor: Planned, checkpoint: Checkpoint, turn: NDArray[np.intp] | None
+) -> list[Part]:
+    """Where the folder has a role, from its first row on. turn: the order of the rows of a head."""
+    found, begin = [], 0
+    for ref in asked.bound if isinstance(asked.bound, tuple) else (asked.bound,):
+        source = ref if isinstance(ref, Source) else Source(str(ref))
+        shape = checkpoint.native.tensor(source.name).shape
+        whole = math.prod(shape if tensor.by_value else shape[:-1])
+        segments = source.rows or ((0, shape[-1] if source.transposed else whole),)
+        stored: NDArray[np.intp] | range = range(segments[0][0], sum(segments[0]))
+        if len(segments) > 1 or turn is not None:
+            stored = np.concatenate([np.arange(first, first + n) for first, n in segments])
+        if turn is not None and isinstance(stored, np.ndarray):
+            stored = stored.reshape(-1, len(turn))[:, turn].reshape(-1)
+        found.append(Part(begin, len(stored), source.name, stored, source.transposed, source.add))
+        begin += len(stored)
+    return found
+
+
+def _places(asked: Asked, tensor: Planned) -> tuple[Sequence[tuple[int, int]], float]:
+    """The rows of a new tensor that a role has, and what its reader will add to them."""
+    assert not isinstance(asked.bound, tuple)  # see Binding.target
+    rows = asked.bound.rows if isinstance(asked.bound, Source) else ()
+    n_rows = math.prod(tensor.shape if tensor.by_value else tensor.shape[:-1])
+    return rows or ((0, n_rows),), asked.bound.add if isinstance(asked.bound, Source) else 0.0
+
+
+def _parts(
+    stored: Sequence[Part], places: tuple[Sequence[tuple[int, int]], float]
+) -> Iterator[Part]:
+    """What is stored of a role, cut so that each part has one place in the new tensor."""
+    at = 0  # of the role's rows
+    for begin, count in places[0]:
+        for part in stored:
+            first, last = max(at, part.begin), min(at + count, part.begin + part.count)
+            if first < last:
+                cut = part.stored[first - part.begin : last - part.begin]
+                add = part.add - places[1]
+                yield Part(begin + first - at, last - first, part.name, cut, part.transposed, add)
+        at += count
+
+
+def _check(tensor: GgufTensor) -> None:
+    """Every row comes from one place, of a type that can be read."""
+    at = 0
+    for part in tensor.parts:
+        native = tensor.checkpoint.native
+        arrays.stored_floats(native, native.tensor(part.name))
+        if part.begin != at:
+            raise UnsupportedError(
+                f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} is of no role"
+            )
+        at += part.count
+    if at != math.prod(tensor.shape if tensor.by_value else tensor.shape[:-1]):
+        raise UnsupportedError(f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} is of no role")
+
+
+def _turned_heads(
+    spec: ModelSpec, other: ModelSpec
+) -> dict[tuple[int | None, str, Bound], NDArray[np.intp]]:
+    """The order in which `other` has the values of a head of `spec`, where rotary pairs lie side by
+    side in one of them; by layer, role and tensor."""
+    found: dict[tuple[int | None, str, Bound], NDArray[np.intp]] = {}
+    for i, (ours, theirs) in enumerate(zip(spec.layers, other.layers, strict=True)):
+        for a, b in zip(ours, theirs, strict=True):
+            if not (isinstance(a, Attention) and isinstance(b, Attention)):
+                continue
+            if a.rope is None or b.rope is None:
+                continue
+            rope = spec.ropes[a.rope]
+            if rope.interleaved is not other.ropes[b.rope].interleaved:
+                for role in _TURNED:
+                    found[i, role, getattr(a, role)] = _order(rope, a.head_dim)
+    return found
+
+
+def _order(rope: Rope, head_dim: int) -> NDArray[np.intp]:
+    """Of pairs (i, i + n / 2) that become (2 i, 2 i + 1): 0, n / 2, 1, n / 2 + 1, ...; or back."""
+    n = len(rope.inv_freq)
+    order = np.arange(head_dim)
+    pairs = np.arange(2 * n)
+    order[: 2 * n] = (
+        pairs.reshape(n, 2).T.reshape(-1) if rope.interleaved else pairs.reshape(2, n).T.reshape(-1)
+    )
+    return order
