@@ -21,6 +21,7 @@ from pyflow.specs import Description
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, from_metadata
 from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.settings import Role, Settings, read_settings
+from pyflow.tokenizer.stops import TokenType
 
 _START = "tokenizer.ggml."
 _IDS: dict[Role, str] = {
@@ -31,6 +32,8 @@ _IDS: dict[Role, str] = {
     "pad": "padding",
     "mask": "mask",
 }
+# Tokens of the user that the trial has among its words.
+_N_OWN = 256
 # More tokens that end a text, which readers do not know by their names.
 _STOPS = ("eot", "eom")
 # Scripts, digits, spaces, contractions, marks, emoji.
@@ -129,7 +132,11 @@ def _check(found: Mapping[str, object], tokenizer: Tokenizer, source: str) -> No
         )
     if missing := tokenizer.stop_ids - other.stop_ids:
         raise UnsupportedError(f"{source}: tokens {sorted(missing)} end texts, but not in GGUF")
-    for text in ("", "a", " a", *_TRIAL.split("\n"), _TRIAL):
+    own = np.flatnonzero(np.asarray(found[f"{_START}token_type"]) == TokenType.USER_DEFINED)
+    # Readers of GGUF take </s> for control wherever it is, also where it is HTML.
+    texts = [other.token_text(i) for i in own.tolist() if not other.is_control(i)]
+    among = "".join(f"x{text}y {text}" for text in texts[:_N_OWN])
+    for text in ("", "a", " a", among, *_TRIAL.split("\n"), _TRIAL):
         ours, theirs = tokenizer.encode(text), other.encode(text)
         if ours != theirs:
             pairs = enumerate(zip_longest(ours, theirs))

@@ -175,7 +175,8 @@ def of_sentencepiece(path: Path, settings: Settings, *, n_rows: int) -> Vocab:
         raise UnsupportedError(f"{path}: normalizer_spec.{what}: GGUF has no words for it")
     if not file.byte_fallback:
         raise UnsupportedError(f"{path}: trainer_spec.byte_fallback: expected tokens for bytes")
-    texts, types = read_vocabulary(file, settings, path=str(path), n_rows=n_rows)
+    # Spaces beside control tokens are those of chat templates; converters leave them as well.
+    texts, types = read_vocabulary(file, settings, path=str(path), n_rows=n_rows, strips=True)
     scores = np.full(len(texts), _NO_SCORE, np.float32)
     scores[: len(file.texts)] = file.scores
     for i, kind in enumerate(file.types):

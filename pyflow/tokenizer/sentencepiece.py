@@ -99,12 +99,13 @@ def read_sentencepiece(
 
 
 def read_vocabulary(
-    file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int
+    file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int, strips: bool = False
 ) -> tuple[list[str], bytearray]:
     """Texts and types with the tokens that the settings add, or have in the place of others. Pieces
-    of the user's have become normal ones. FormatError where two tokens have one text."""
+    of the user's have become normal ones. strips: control tokens may take the spaces beside them,
+    which is left to whoever reads texts. FormatError where two tokens have one text."""
     source = settings.source
-    texts, types = _with_added(file, settings, path=path, n_rows=n_rows)
+    texts, types = _with_added(file, settings, path=path, n_rows=n_rows, strips=strips)
     ids = {text: i for i, text in enumerate(texts)}
     if len(ids) < len(texts):
         i = next(i for i, text in enumerate(texts) if ids[text] != i)
@@ -116,7 +117,7 @@ def read_vocabulary(
 
 
 def _with_added(
-    file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int
+    file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int, strips: bool
 ) -> tuple[list[str], bytearray]:
     source = settings.source
     texts, types = list(file.texts), bytearray(file.types)
@@ -131,7 +132,8 @@ def _with_added(
             raise FormatError(
                 f"{source}: added token {token.content!r:.80} has id {i}, expected 0 to {most - 1}"
             )
-        if token.lstrip or token.rstrip or token.single_word:
+        stripped = (token.lstrip or token.rstrip) and not (strips and token.special)
+        if stripped or token.single_word:
             raise UnsupportedError(
                 f"{source}: added token {token.content!r:.80} takes the spaces beside it, or only "
                 "whole words, which is not supported without a tokenizer.json"

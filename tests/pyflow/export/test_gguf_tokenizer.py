@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import sentencepiece
 from pyflow.formats import Checkpoint
 
 from pyflow import chat, formats
 from pyflow.errors import PyflowError, ShapeError, UnsupportedError
-from pyflow.export import GgufModel, to_gguf
+from pyflow.export import GgufModel, gguf_vocab, to_gguf
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
+from pyflow.tokenizer.settings import read_settings
 
 from ..specs.test_families import fixture
 from ..specs.tiny import weights
@@ -194,12 +196,55 @@ def test_other_kinds_are_refused_by_name(
         to_gguf(checkpoint)
 
 
-@pytest.mark.parametrize("name", sorted({*KINDS} - {"bpe"}))
+@pytest.mark.parametrize("name", KINDS)
 def test_pieces_that_llama_cpp_would_not_read_so_are_refused(
     name: str, files: Folders, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match=r"trainer_spec|normalizer_spec"):
+    # After a piece of the user's, llama.cpp has a word begin.
+    message = "would read .* as other tokens" if name == "bpe" else r"trainer_spec|normalizer_spec"
+    with pytest.raises(UnsupportedError, match=message):
         to_gguf(hub(tmp_path, files(name), {}, 1200))
+
+
+def test_control_tokens_of_the_settings_are_in_the_vocabulary(wiki: str, tmp_path: Path) -> None:
+    from_file, pieces = tmp_path / "hub", tmp_path / "pieces"
+    from_file.mkdir()
+    pieces.mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(wiki[:100_000].splitlines()),
+        model_prefix=str(pieces / "tokenizer"),
+        vocab_size=900,
+        num_threads=1,
+        minloglevel=2,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )
+    added: dict[str, Any] = {
+        "900": {"content": "<|end|>", "special": True},
+        "901": {"content": "<tool!>"},
+    }
+    settings: dict[str, Any] = {"bos_token": "<s>", "eos_token": "<|end|>", "legacy": True}
+    settings["added_tokens_decoder"] = added
+    checkpoint = hub(from_file, pieces, settings, 910)
+    model = to_gguf(checkpoint)
+    ours, theirs = both(checkpoint, model, tmp_path)
+    text = f"a <|end|> b <tool!>c {wiki[SLICES[0]]}"
+    for asked in (False, True):
+        got, want = (t.encode(text, parse_special=asked) for t in (theirs, ours))
+        assert got == want
+        assert (900 in got) is asked
+    assert model.metadata["tokenizer.ggml.eos_token_id"] == 900
+    # As Phi 3 has it.
+    added["900"]["rstrip"] = True
+    (from_file / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedError, match="takes the spaces beside it"):
+        to_gguf(checkpoint)
+    vocab = gguf_vocab.of_sentencepiece(
+        from_file / "tokenizer.model", read_settings(from_file), n_rows=910
+    )
+    assert vocab.texts == model.metadata["tokenizer.ggml.tokens"]
 
 
 def _normalized(whole: dict[str, Any]) -> None:
