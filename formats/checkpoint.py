@@ -48,6 +48,20 @@ class Checkpoint:
         """
         return arrays.to_array(self.native, self.native.tensor(name))
 
+    def rows(self, name: str) -> NDArray[np.generic]:
+        """As `arrays.rows`."""
+        return arrays.rows(self.native, self.native.tensor(name))
+
+    def release(self, name: str, begin: int, end: int) -> None:
+        """Gives the pages of [begin, end) of these rows back to the system; of rows that do not lie
+        side by side, those of all."""
+        record = self.native.tensor(name)
+        if not record.nbytes or not record.contiguous:
+            self.native.release(name)
+            return
+        nbytes = record.nbytes // len(self.rows(name))
+        self.native.release(name, begin * nbytes, (end - begin) * nbytes)
+
 
 def has_pickle(path: str | PathLike[str]) -> bool:
     """Whether a file is, by its first bytes, a zip archive or a pickle, as torch.save writes."""

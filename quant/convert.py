@@ -11,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.formats import arrays, gguf_writer
+from pyflow.formats import gguf_writer
 from pyflow.formats.tensor_writer import TensorWriter
 from pyflow.quant import mixes
 from pyflow.quant.blocks import FIRST_OWN_ID, FORMATS, Distortion
 from pyflow.quant.imatrix import Imatrix
 from pyflow.quant.plan import Recipe, Step, plan
+from pyflow.quant.weights import Tensor, Weights
 
 from pyflow import _core, formats
 from pyflow.errors import PyflowError, ResourceError, UnsupportedError
@@ -77,21 +79,27 @@ class Share:
         self.n_converted += other.n_converted
 
 
+class Options(TypedDict, total=False):
+    """What `convert` can be told besides."""
+
+    imatrix: Imatrix | None
+    n_threads: int
+    progress: Callable[[int, int], None] | None
+    """Called with weights done and in all."""
+    told: Callable[[list[Step]], None] | None
+    """Called with the plan before anything is written."""
+
+
 def convert(
     source: str | PathLike[str],
     target: str | PathLike[str],
     recipe: Recipe,
-    *,
-    imatrix: Imatrix | None = None,
-    n_threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-    told: Callable[[list[Step]], None] | None = None,
+    **options: Unpack[Options],
 ) -> dict[str, Share]:
     """Writes source, a GGUF file or the first of a split one, as `target`; what each role came to.
 
     target is written beside itself and takes its place at the end, so whatever was there stays if
-    anything goes wrong. progress: called with weights done and in all. told: called with the plan
-    before anything is written.
+    anything goes wrong.
 
     FormatError: no GGUF file. UnsupportedError: weights that are quantized already, or that the
     type cannot hold. ShapeError: an override whose blocks do not fit. ResourceError: the disk is
@@ -106,23 +114,48 @@ def convert(
     target = Path(target)
     if target.exists() and any(target.samefile(path) for path in checkpoint.native.files):
         raise PyflowError(f"{target}: expected a file other than the source; give another name")
-    steps = plan(checkpoint, recipe, imatrix)
+    first = _core.GgufFile(checkpoint.native.files[0])
+    return write_gguf(
+        checkpoint,
+        {key: value for key, value in first.entries if key not in _SPLIT},
+        target,
+        recipe,
+        alignment=first.alignment,
+        **options,
+    )
+
+
+def write_gguf(
+    model: Weights,
+    entries: Mapping[str, bytes],
+    target: str | PathLike[str],
+    recipe: Recipe,
+    *,
+    alignment: int = gguf_writer.DEFAULT_ALIGNMENT,
+    imatrix: Imatrix | None = None,
+    n_threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    told: Callable[[list[Step]], None] | None = None,
+) -> dict[str, Share]:
+    """Writes a model whose tensors are those of a GGUF file as `target`, with metadata as of
+    gguf_writer.entry, to which what tells the types is added. Otherwise as `convert`."""
+    target = Path(target)
+    steps = plan(model, recipe, imatrix)
     if told is not None:
         told(steps)
     check_disk(target, sum(step.nbytes for step in steps))
-    first = _core.GgufFile(checkpoint.native.files[0])
-    entries = _entries(first, steps, recipe, imatrix)
+    entries = _entries(entries, steps, recipe, imatrix)
     tensors = [
         gguf_writer.NewTensor(step.tensor.name, step.tensor.shape, _type_id(step), step.nbytes)
         for step in steps
     ]
     with gguf_writer.replacing(target) as file:
-        writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=first.alignment)
-        return write_tensors(checkpoint, steps, writer, n_threads=n_threads, progress=progress)
+        writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=alignment)
+        return write_tensors(model, steps, writer, n_threads=n_threads, progress=progress)
 
 
 def write_tensors(
-    checkpoint: formats.Checkpoint,
+    model: Weights,
     steps: Sequence[Step],
     writer: TensorWriter,
     *,
@@ -140,7 +173,7 @@ def write_tensors(
     for step in steps:
         share = shares.setdefault(step.role, Share())
         share.add(_counted(step))
-        for data, n_weights, lost in _pieces(step, checkpoint, pool):
+        for data, n_weights, lost in _pieces(step, model, pool):
             writer.write(data)
             share.add(lost)
             done += n_weights
@@ -161,16 +194,16 @@ def check_disk(target: Path, nbytes: int) -> None:
 def _type_id(step: Step) -> int:
     """The type's number in GGUF."""
     if step.copied:
-        assert step.tensor.type_id is not None  # as in every GGUF file
+        assert step.tensor.type_id is not None  # as in every GGUF file, and what will be one
         return step.tensor.type_id
     return FORMATS[step.to].gguf_id
 
 
 def _entries(
-    file: _core.GgufFile, steps: list[Step], recipe: Recipe, imatrix: Imatrix | None
+    given: Mapping[str, bytes], steps: list[Step], recipe: Recipe, imatrix: Imatrix | None
 ) -> dict[str, bytes]:
-    """The metadata: as in the file, but for what tells the types."""
-    entries = {key: value for key, value in file.entries if key not in _SPLIT}
+    """The metadata: as given, but for what tells the types."""
+    entries = dict(given)
     entries["general.file_type"] = gguf_writer.entry(mixes.TYPES[recipe.type].file_type)
     if any(FORMATS[step.to].block > 1 for step in steps if step.to in FORMATS):
         entries["general.quantization_version"] = gguf_writer.entry(_QUANTIZATION_VERSION)
@@ -195,16 +228,16 @@ def _counted(step: Step) -> Share:
 
 
 def _pieces(
-    step: Step, checkpoint: formats.Checkpoint, pool: _core.ThreadPool | None
+    step: Step, model: Weights, pool: _core.ThreadPool | None
 ) -> Iterator[tuple[NDArray[np.uint8], int, Share]]:
     """The tensor's new bytes, how many weights they are, and what was lost of these.
 
-    Pages of the file that have been read are given back, so that they do not add up.
+    Pages of files that have been read are given back, so that they do not add up.
     """
     tensor = step.tensor
     if not tensor.nbytes:
         return
-    rows = arrays.rows(checkpoint.native, tensor)
+    rows = model.rows(tensor.name)
     n_cols = math.prod(tensor.shape) // len(rows)
     # Where importance differs from matrix to matrix, pieces end with a matrix.
     n_own = len(rows) // len(step.importance) if step.importance is not None else len(rows)
@@ -223,13 +256,12 @@ def _pieces(
                         tensor.dtype, piece, n_cols, step.to, importance, begin, pool
                     )
                 yield out, n_weights, Share(0, 0, 0, {}, *sums, n_converted=n_weights)
-            if tensor.contiguous:
-                checkpoint.native.release(tensor.name, begin * rows.strides[0], piece.nbytes)
-    checkpoint.native.release(tensor.name)
+            model.release(tensor.name, begin, end)
+    model.release(tensor.name, 0, len(rows))
 
 
 @contextlib.contextmanager
-def _naming(tensor: _core.TensorRecord) -> Iterator[None]:
+def _naming(tensor: Tensor) -> Iterator[None]:
     try:
         yield
     except PyflowError as error:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from pyflow import formats
+from pyflow.quant.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,15 @@ class Naming:
     """Why matrices stay as they are, by the names of tensors."""
 
 
-def of_gguf(checkpoint: formats.Checkpoint) -> Naming:
-    """The naming of a GGUF file, by its metadata."""
-    family = checkpoint.metadata.get("general.architecture")
-    heads = _number(checkpoint.metadata.get(f"{family}.attention.head_count"))
-    key_heads = _number(checkpoint.metadata.get(f"{family}.attention.head_count_kv")) or heads
+def of_gguf(model: Weights) -> Naming:
+    """The naming of a GGUF file, or of what will be one, by its metadata."""
+    family = model.metadata.get("general.architecture")
+    heads = _number(model.metadata.get(f"{family}.attention.head_count"))
+    key_heads = _number(model.metadata.get(f"{family}.attention.head_count_kv")) or heads
     return Naming(
-        {t.name: Part(t.name) for t in checkpoint.tensors},
+        {t.name: Part(t.name) for t in model.tensors},
         heads // key_heads if key_heads else 1,
-        _number(checkpoint.metadata.get(f"{family}.expert_count")),
+        _number(model.metadata.get(f"{family}.expert_count")),
     )
 
 

@@ -17,9 +17,12 @@ from pyflow.quant import budget, mixes
 from pyflow.quant.blocks import FORMATS
 from pyflow.quant.imatrix import Imatrix
 from pyflow.quant.naming import Naming, Part, of_gguf
+from pyflow.quant.weights import Tensor, Weights
 
-from pyflow import _core, formats
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
+
+OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
+"""The matrix that gives the logits: OUTPUT, or where there is none, EMBEDDING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Recipe:
 class Step:
     """What becomes of one tensor."""
 
-    tensor: _core.TensorRecord
+    tensor: Tensor
     to: str
     """The name of its type afterwards."""
     nbytes: int
@@ -62,7 +65,7 @@ class Step:
 
 
 def plan(
-    checkpoint: formats.Checkpoint,
+    model: Weights,
     recipe: Recipe,
     imatrix: Imatrix | None,
     naming: Naming | None = None,
@@ -73,16 +76,15 @@ def plan(
     weights that are quantized already, or of a type that cannot be read. ShapeError: an override
     whose blocks do not fit.
     """
-    if checkpoint.metadata.get("general.type") == "imatrix":
+    if model.metadata.get("general.type") == "imatrix":
         raise FormatError(
-            f"{checkpoint.path}: expected a model, found an importance matrix; it goes with "
-            "--imatrix"
+            f"{model.path}: expected a model, found an importance matrix; it goes with --imatrix"
         )
-    naming = naming or of_gguf(checkpoint)
-    rules = _Rules(checkpoint, recipe, naming)
+    naming = naming or of_gguf(model)
+    rules = _Rules(model, recipe, naming)
     shared_out = rules.shared_out()
     steps = []
-    for tensor in checkpoint.tensors:
+    for tensor in model.tensors:
         part = naming.parts.get(tensor.name)
         role = "" if part is None else mixes.role_of(part.name)
         if part is None or rules.stays(tensor):
@@ -94,14 +96,14 @@ def plan(
         fitting = mixes.fitting(name, tensor.shape[-1])
         if asked and fitting != name:
             raise ShapeError(
-                f"{checkpoint.path}: tensor {tensor.name!r}: expected rows of a multiple of "
+                f"{model.path}: tensor {tensor.name!r}: expected rows of a multiple of "
                 f"{FORMATS[name].block} weights for {name}, found {tensor.shape[-1]}; "
                 f"{fitting} would fit"
             )
         if fitting == tensor.dtype:
             steps.append(Step(tensor, tensor.dtype, tensor.nbytes, role))
             continue
-        _check_source(checkpoint, tensor, recipe)
+        _check_source(model, tensor, recipe)
         steps.append(
             Step(
                 tensor,
@@ -118,7 +120,7 @@ def plan(
         raise rules.without_use(min(rules.unused))
     if imatrix is not None and all(step.importance is None for step in steps):
         raise FormatError(
-            f"{imatrix.path}: expected importance of matrices of {checkpoint.path}, found that of "
+            f"{imatrix.path}: expected importance of matrices of {model.path}, found that of "
             f"{', '.join(sorted(imatrix.columns)[:2])} and the like"
         )
     return steps
@@ -127,35 +129,35 @@ def plan(
 class _Rules:
     """Which matrices stay, and what format the others get."""
 
-    def __init__(self, checkpoint: formats.Checkpoint, recipe: Recipe, naming: Naming) -> None:
-        self._checkpoint, self._recipe, self._naming = checkpoint, recipe, naming
+    def __init__(self, model: Weights, recipe: Recipe, naming: Naming) -> None:
+        self._model, self._recipe, self._naming = model, recipe, naming
         self.unused = set(range(len(recipe.overrides)))
         """Overrides that have given no matrix its format yet."""
         names = {part.name for part in naming.parts.values()}
-        self._output = "output.weight" if "output.weight" in names else "token_embd.weight"
+        self._output = OUTPUT if OUTPUT in names else EMBEDDING
         layers: dict[str, set[int]] = {}
         for name in names:
             if (layer := mixes.layer_of(name)) is not None:
                 layers.setdefault(mixes.role_of(name), set()).add(layer)
         self._layers = {role: sorted(found) for role, found in layers.items()}
 
-    def _name(self, tensor: _core.TensorRecord) -> str:
+    def _name(self, tensor: Tensor) -> str:
         """GGUF's."""
         return self._naming.parts[tensor.name].name
 
-    def _is_matrix(self, tensor: _core.TensorRecord) -> bool:
+    def _is_matrix(self, tensor: Tensor) -> bool:
         return (
             tensor.name in self._naming.parts
             and tensor.name not in self._naming.kept
             and mixes.is_matrix(self._name(tensor), tensor.shape)
         )
 
-    def stays(self, tensor: _core.TensorRecord) -> bool:
+    def stays(self, tensor: Tensor) -> bool:
         return not self._is_matrix(tensor) or (
             self._recipe.keep_output and self._name(tensor) == self._output
         )
 
-    def asked_for(self, tensor: _core.TensorRecord) -> str | None:
+    def asked_for(self, tensor: Tensor) -> str | None:
         """The format that an override names."""
         for i, (pattern, name) in enumerate(self._recipe.overrides):
             if self._matches(pattern, tensor):
@@ -163,10 +165,10 @@ class _Rules:
                 return name
         return None
 
-    def _matches(self, pattern: str, tensor: _core.TensorRecord) -> bool:
+    def _matches(self, pattern: str, tensor: Tensor) -> bool:
         return bool(re.search(pattern, tensor.name) or re.search(pattern, self._name(tensor)))
 
-    def choice(self, mix: mixes.Mix, tensor: _core.TensorRecord) -> str:
+    def choice(self, mix: mixes.Mix, tensor: Tensor) -> str:
         """The format by the tensor's role."""
         name = self._name(tensor)
         role, layer = mixes.role_of(name), mixes.layer_of(name)
@@ -184,13 +186,13 @@ class _Rules:
         mix = mixes.TYPES[self._recipe.type]
         if mix.within is None or self._recipe.pure:
             return {}
-        matrices = [t for t in self._checkpoint.tensors if not self.stays(t)]
+        matrices = [t for t in self._model.tensors if not self.stays(t)]
         free = [t for t in matrices if self.asked_for(t) is None]
         same = mixes.TYPES[mix.within]
         names = [mixes.fitting(self.choice(same, t), t.shape[-1]) for t in free]
         return budget.share_out(self._by_role(free), sum(map(_nbytes, free, names)))
 
-    def _by_role(self, tensors: list[_core.TensorRecord]) -> dict[str, budget.Matrices]:
+    def _by_role(self, tensors: list[Tensor]) -> dict[str, budget.Matrices]:
         found: dict[str, budget.Matrices] = {}
         for tensor in tensors:
             role = mixes.role_of(self._name(tensor))
@@ -207,9 +209,9 @@ class _Rules:
         overrides = self._recipe.overrides
         pattern = overrides[i][0]
         matches = [
-            t for t in self._checkpoint.tensors if self._is_matrix(t) and self._matches(pattern, t)
+            t for t in self._model.tensors if self._is_matrix(t) and self._matches(pattern, t)
         ]
-        wanted = f"{self._checkpoint.path}: expected matrices whose names match {pattern!r}, found"
+        wanted = f"{self._model.path}: expected matrices whose names match {pattern!r}, found"
         if not matches:
             return FormatError(f"{wanted} none; 'pyflow inspect' lists the names")
         for earlier, _ in overrides[:i]:
@@ -223,30 +225,26 @@ class _Rules:
         )
 
 
-def _importance(
-    imatrix: Imatrix, tensor: _core.TensorRecord, part: Part
-) -> NDArray[np.float32] | None:
+def _importance(imatrix: Imatrix, tensor: Tensor, part: Part) -> NDArray[np.float32] | None:
     n_matrices, n_cols = math.prod(tensor.shape[:-2]), tensor.shape[-1]
     return imatrix.of(part.name, n_matrices, n_cols, part.expert)
 
 
-def _nbytes(tensor: _core.TensorRecord, name: str) -> int:
+def _nbytes(tensor: Tensor, name: str) -> int:
     """Of the tensor in that format."""
     return math.prod(tensor.shape) // FORMATS[name].block * FORMATS[name].block_bytes
 
 
-def _check_source(
-    checkpoint: formats.Checkpoint, tensor: _core.TensorRecord, recipe: Recipe
-) -> None:
+def _check_source(model: Weights, tensor: Tensor, recipe: Recipe) -> None:
     form = FORMATS.get(tensor.dtype)
     if form is None:
         raise UnsupportedError(
-            f"{checkpoint.path}: tensor {tensor.name!r}: expected a type that this build can read, "
+            f"{model.path}: tensor {tensor.name!r}: expected a type that this build can read, "
             f"found {tensor.dtype}; take a file in F16"
         )
     if form.block > 1 and not recipe.allow_requantize:
         raise UnsupportedError(
-            f"{checkpoint.path}: tensor {tensor.name!r}: expected weights that have not been "
+            f"{model.path}: tensor {tensor.name!r}: expected weights that have not been "
             f"quantized, found {form.name}, whose errors would add up; take a file in F16, or add "
             "--allow-requantize"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +22,29 @@ def quantize(
     imatrix_file: str | None,
     threads: int | None,
 ) -> list[Path]:
-    """A file in the folder for each recipe, with a .json beside it that says what it was made of.
+    """A GGUF file in the folder for each recipe, with a .json beside it that says what it was made
+    of. source may be a folder of hubs.
 
     Those that are there and were made of the same are taken as they are.
     """
     from pyflow import formats
+    from pyflow.export import to_gguf
     from pyflow.quant.convert import convert
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
+    checkpoint = formats.open(source)
+    write = partial(convert, source)
+    files: Iterable[str | Path] = checkpoint.native.files
+    if checkpoint.format != "GGUF":
+        write = to_gguf(checkpoint).write
+        # Those beside the weights say what model it is.
+        files = [path for path in checkpoint.path.parent.iterdir() if path.is_file()]
+    name = source.name if source.is_dir() else source.stem
     made_of = {
-        "base": _identity(source, formats.open(source).native.files),
+        "base": _identity(source, files),
         "imatrix": None if imatrix_file is None else _identity(imatrix_file, [imatrix_file]),
     }
     paths = []
@@ -42,7 +53,7 @@ def quantize(
             if show is not None:
                 show(i, len(recipes))
             options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if imatrix else ''}"
-            path = folder / f"{source.stem}.{recipe.type.lower()}{options_in_name}.gguf"
+            path = folder / f"{name}.{recipe.type.lower()}{options_in_name}.gguf"
             paths.append(path)
             note = path.with_name(f"{path.name}.json")
             # Through JSON, so that it is equal to what is read.
@@ -50,7 +61,7 @@ def quantize(
             if path.exists() and _read(note) == {**facts, "made": stamp([path])}:
                 continue
             note.unlink(missing_ok=True)
-            convert(source, path, recipe, imatrix=imatrix, n_threads=n_threads)
+            write(path, recipe, imatrix=imatrix, n_threads=n_threads)
             note.write_text(json.dumps({**facts, "made": stamp([path])}, indent=1) + "\n")
     return paths
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from pyflow import catalogue
 from pyflow.cli import options
 from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.quantize_rewrite import rewritten
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
@@ -22,8 +22,9 @@ from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
+    from pyflow.export import GgufModel
     from pyflow.formats import Checkpoint
-    from pyflow.quant.convert import Share
+    from pyflow.quant.convert import Options, Share
     from pyflow.quant.plan import Recipe, Step
 
 _MILLION = 1_000_000
@@ -97,8 +98,8 @@ def _overrides(
     type=click.IntRange(0, (1 << 32) - 1),
     metavar="SEED",
     help="First turn the residual stream by a random orthogonal matrix, which changes no result "
-    "but evens out channels. Like --shuffle it takes 4 bytes per weight of disk meanwhile, and is "
-    "for GGUF files alone.",
+    "but evens out channels. Like --shuffle it takes 4 bytes per weight of disk meanwhile, twice "
+    "that of a folder, and writes GGUF files alone.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @options.threads
@@ -121,10 +122,12 @@ def command(
 ) -> None:
     """Write the model IN with other weights as OUT.
 
-    IN is a GGUF file or a pulled model's name, and OUT a GGUF file too; or IN is a folder of
-    Hugging Face's, with safetensors or PyTorch files, and OUT a folder of the same: its weights in
-    model.safetensors, which only pyflow reads, beside copies of config.json and the tokenizer's
-    files.
+    IN is a GGUF file, a pulled model's name, or a folder of Hugging Face's with safetensors or
+    PyTorch files. OUT is a GGUF file if its name ends in .gguf, with all that GGUF files say of
+    model and tokenizer; a model of which GGUF cannot say everything is refused. Otherwise OUT is a
+    folder, which is made of folders alone: its weights in model.safetensors, which only pyflow
+    reads, beside copies of config.json and the tokenizer's files. The types F32, F16 and BF16
+    convert a folder to GGUF and quantize nothing.
 
     Prints what became of the tensors of each role: bytes, bits per weight, and the error, which is
     the root mean square of the weights' change by that of the weights, importance counted in where
@@ -139,16 +142,18 @@ def command(
     path = catalogue.resolve(source)
     checkpoint = formats.open(path)
     sources = [checkpoint.path.parent, *checkpoint.native.files, imatrix_file or path]
-    check_target(target, sources, force=force, as_folder=checkpoint.format != "GGUF")
-    _check_kinds(checkpoint, target, rewrites=shuffle is not None or rotate is not None)
+    as_folder = checkpoint.format != "GGUF" and not _is_gguf(target)
+    check_target(target, sources, force=force, as_folder=as_folder)
+    rewrites = shuffle is not None or rotate is not None
+    model = _model(checkpoint, target, rewrites=rewrites)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
-    if shuffle is not None or rotate is not None:
+    if rewrites:
         if imatrix is not None:
             raise click.UsageError(
                 "--imatrix is of columns that --shuffle and --rotate move; measure it afterwards"
             )
-        checkpoint = formats.open(_rewritten(checkpoint, target, recipe, shuffle, rotate))
+        model, recipe = rewritten(model, target, recipe, shuffle, rotate)
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     plan: list[Step] = []
 
@@ -160,7 +165,7 @@ def command(
     begin = time.monotonic()
     with progress("quantizing, millions of weights") as show:
         shares = _convert(
-            checkpoint,
+            model,
             target,
             recipe,
             imatrix=imatrix,
@@ -178,67 +183,47 @@ def command(
         _print(target, shares, nbytes, seconds)
 
 
-def _check_kinds(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> None:
-    """UnsupportedError where one would have to become the other."""
-    to_gguf = target.suffix.lower() == ".gguf"
-    if checkpoint.format == "GGUF" and not to_gguf:
+def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoint | GgufModel:
+    """What is to be written: of a folder that becomes a GGUF file, what that has.
+
+    UnsupportedError: a GGUF file would have to become a folder, or GGUF cannot hold the model.
+    """
+    from pyflow.export import to_gguf
+
+    is_gguf = checkpoint.format == "GGUF"
+    if _is_gguf(target):
+        return checkpoint if is_gguf else to_gguf(checkpoint)
+    if is_gguf:
         raise UnsupportedError(
             f"{checkpoint.path}: expected a folder of Hugging Face's to make one of, found a GGUF "
             f"file, which has no config.json; give OUT a name that ends in .gguf, not {target.name}"
         )
-    if checkpoint.format == "GGUF":
-        return
-    if to_gguf:
-        raise UnsupportedError(
-            f"{checkpoint.path}: expected a GGUF file to make one of, found "
-            f"{checkpoint.format}; give OUT the name of a folder, without .gguf"
-        )
     if rewrites:
         raise UnsupportedError(
-            f"{checkpoint.path}: --shuffle and --rotate: expected a GGUF file, found "
-            f"{checkpoint.format}; leave them out"
+            f"{checkpoint.path}: --shuffle and --rotate write GGUF files alone; give OUT a name "
+            f"that ends in .gguf, not {target.name}"
         )
+    return checkpoint
 
 
-def _convert(checkpoint: Checkpoint, target: Path, recipe: Recipe, **how: Any) -> dict[str, Share]:
-    """By the kind of file. how: as for both."""
+def _is_gguf(target: Path) -> bool:
+    return target.suffix.lower() == ".gguf"
+
+
+def _convert(
+    model: Checkpoint | GgufModel, target: Path, recipe: Recipe, **options: Unpack[Options]
+) -> dict[str, Share]:
+    """By what it is and becomes."""
+    from pyflow.export import GgufModel
     from pyflow.quant.convert import convert
     from pyflow.quant.folder import convert_folder
     from pyflow.specs import describe, naming
 
-    if checkpoint.format == "GGUF":
-        return convert(checkpoint.path, target, recipe, **how)
-    return convert_folder(checkpoint, target, recipe, naming(describe(checkpoint)), **how)
-
-
-def _rewritten(
-    checkpoint: Checkpoint, target: Path, recipe: Recipe, shuffle: int | None, rotate: int | None
-) -> Path:
-    """The model shuffled and turned, in a file beside the target; it goes when the command ends."""
-    from pyflow.quant.convert import check_disk
-    from pyflow.quant.plan import Recipe, plan
-    from pyflow.quant.rewrite import rewritten
-    from pyflow.quant.rotate import rotate as turn
-    from pyflow.quant.shuffle import shuffle as mix
-
-    source = checkpoint.path
-    # Weights that may not be quantized again may not come in by the back door.
-    copy = plan(checkpoint, Recipe("F32", allow_requantize=recipe.allow_requantize), None)
-    # The overrides may name a matrix that turning makes.
-    result = plan(checkpoint, replace(recipe, overrides=()), None)
-    n_copies = sum(seed is not None for seed in (shuffle, rotate))
-    check_disk(target, sum(s.nbytes for s in result) + n_copies * sum(s.nbytes for s in copy))
-    enter = click.get_current_context().with_resource
-    with progress("rewriting, millions of weights") as show:
-
-        def told(done: int, total: int) -> None:
-            if show is not None:
-                show(done // _MILLION, total // _MILLION)
-
-        for write, seed in ((mix, shuffle), (turn, rotate)):
-            if seed is not None:
-                source = enter(rewritten(write, source, target.parent, seed, progress=told))
-    return source
+    if isinstance(model, GgufModel):
+        return model.write(target, recipe, **options)
+    if model.format == "GGUF":
+        return convert(model.path, target, recipe, **options)
+    return convert_folder(model, target, recipe, naming(describe(model)), **options)
 
 
 def _warnings(steps: list[Step], weighed: bool) -> list[str]:

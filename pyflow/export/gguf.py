@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Unpack
 
 from pyflow.errors import FormatError, PyflowError, UnsupportedError
 from pyflow.export import gguf_metadata, gguf_tensors, gguf_tokenizer, same_model
 from pyflow.export.gguf_tensors import GgufTensor, Planned
-from pyflow.formats import Checkpoint
+from pyflow.formats import Checkpoint, gguf_writer
+from pyflow.quant.convert import Options, Share, write_gguf
+from pyflow.quant.plan import Recipe
 from pyflow.spec import ModelSpec, Ref
 from pyflow.specs import describe
 from pyflow.specs.binding import Place
@@ -21,8 +26,25 @@ from pyflow.specs.facts import Facts, GgufSource
 class GgufModel:
     """metadata: all but what tells the types of tensors (general.file_type and the like)."""
 
+    path: Path
+    """Of the folder's checkpoint."""
     metadata: Mapping[str, gguf_metadata.Entry]
     tensors: Sequence[GgufTensor]
+
+    def rows(self, name: str) -> GgufTensor:
+        """Those of a tensor."""
+        return next(tensor for tensor in self.tensors if tensor.name == name)
+
+    def release(self, name: str, begin: int, end: int) -> None:
+        """Gives the pages of such rows back to the system; they may be read again."""
+        self.rows(name).release(begin, end)
+
+    def write(
+        self, target: str | PathLike[str], recipe: Recipe, **options: Unpack[Options]
+    ) -> dict[str, Share]:
+        """Writes it as `target`. Otherwise as pyflow.quant.convert.convert."""
+        entries = {key: gguf_writer.entry(value) for key, value in self.metadata.items()}
+        return write_gguf(self, entries, target, recipe, **options)
 
 
 def to_gguf(checkpoint: Checkpoint) -> GgufModel:
@@ -81,7 +103,7 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
         )
     tensors = gguf_tensors.fill(planned, checkpoint, description.built, built, spec, other)
     metadata |= gguf_tokenizer.metadata(description)
-    return GgufModel(metadata, tensors)
+    return GgufModel(checkpoint.path, metadata, tensors)
 
 
 def _are_one(checkpoint: Checkpoint, head: Ref, embedding: Ref) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Checkpoint, arrays
+from pyflow.quant import FORMATS
 from pyflow.quant.mixes import is_matrix
 from pyflow.spec import Attention, ModelSpec, Ref, Rope, Source, name_of
 from pyflow.specs import Description
@@ -73,23 +74,58 @@ class GgufTensor:
     given: NDArray[np.float32] = field(default_factory=lambda: _NO_VALUES)
 
     @property
+    def type_id(self) -> int:
+        """The type's number in GGUF."""
+        return FORMATS[self.dtype].gguf_id
+
+    @property
+    def nbytes(self) -> int:
+        """Of the type that it has."""
+        return math.prod(self.shape) * FORMATS[self.dtype].block_bytes
+
+    @property
+    def source(self) -> str:
+        """What errors name."""
+        return str(self.checkpoint.path)
+
+    @property
     def n_rows(self) -> int:
         """With all dimensions but the last flattened."""
         return math.prod(self.shape[:-1])
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.generic]:
+        """As its type has them."""
+        begin, end, _ = rows.indices(self.n_rows)
+        return arrays.narrowed(self.rows(begin, end), self.dtype)
 
     def rows(self, begin: int, end: int) -> NDArray[np.float32]:
         """Rows [begin, end), (end - begin, columns), as float32; not much more memory is taken."""
         n_cols = self.shape[-1]
         if len(self.given):
             return self.given.reshape(-1, n_cols)[begin:end]
-        unit = n_cols if self.by_value else 1
-        first, last = begin * unit, end * unit
-        pieces = [
-            self._read(part, max(first, part.begin), min(last, part.begin + part.count))
-            for part in self.parts
-            if part.begin < last and first < part.begin + part.count
-        ]
+        pieces = [self._read(*cut) for cut in self._cuts(begin, end)]
         return np.concatenate(pieces).reshape(end - begin, n_cols)
+
+    def release(self, begin: int, end: int) -> None:
+        """Gives the pages of the rows back to the system, where others do not lie between."""
+        for part, first, last in self._cuts(begin, end):
+            rows = part.stored[first - part.begin : last - part.begin]
+            if isinstance(rows, range) and not part.transposed and not self.by_value:
+                self.checkpoint.release(part.name, rows.start, rows.stop)
+            elif last == part.begin + part.count:
+                self.checkpoint.native.release(part.name)
+
+    def _cuts(self, begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
+        """Parts that rows have a share of, and its first and last row."""
+        unit = self.shape[-1] if self.by_value else 1
+        for part in self.parts:
+            first = max(begin * unit, part.begin)
+            last = min(end * unit, part.begin + part.count)
+            if first < last:
+                yield part, first, last
 
     def _read(self, part: Part, begin: int, end: int) -> NDArray[np.float32]:
         native = self.checkpoint.native

@@ -168,13 +168,17 @@ def test_force_replaces_a_folder_of_its_own(run: Run, source: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["IN", "OUT.gguf", "--type", "q8_0"], 3, "expected a GGUF file to make one of, found saf"),
         (["GGUF", "OUT", "--type", "q8_0"], 3, "give OUT a name that ends in .gguf, not OUT\n"),
-        (["IN", "OUT", "--type", "q8_0", "--rotate", "1"], 3, "--shuffle and --rotate: expected a"),
-        (["IN", "OUT", "--type", "q8_0", "--shuffle", "1"], 3, "expected a GGUF file, found safe"),
+        (["IN", "OUT", "--type", "q8_0", "--rotate", "1"], 3, "--shuffle and --rotate write GGUF"),
+        (
+            ["IN", "OUT", "--type", "q8_0", "--shuffle", "1"],
+            3,
+            "give OUT a name that ends in .gguf",
+        ),
         (["IN", "IN", "--type", "q8_0"], 1, "expected a folder other than the source"),
         (["IN", "IN", "--type", "q8_0", "--force"], 1, "expected a folder other than the source"),
-        (["IN", "GGUF", "--type", "q8_0"], 1, "is there and is no folder that could be replaced"),
+        (["IN", "FILE", "--type", "q8_0"], 1, "is there and is no folder that could be replaced"),
+        (["IN", "GGUF", "--type", "q8_0"], 1, "model.gguf: is there already; --force replaces it"),
         (["IN", "OUT/OUT", "--type", "q8_0"], 1, "there is no folder"),
         (["IN", "OUT", "--type", "q8_0", "--tensor-type", "zz=q4_0"], 3, "match 'zz', found none"),
         (
@@ -201,6 +205,7 @@ def test_what_cannot_be_is_one_line(
     write_model(gguf, n_layers=1, window=0)
     names = {"IN": source, "OUT": inside / "OUT", "OUT.gguf": inside / "OUT.gguf"}
     names |= {"OUT/OUT": inside / "no" / "OUT", "GGUF": gguf, "NONE": none, "GPTQ": gptq}
+    names["FILE"] = gptq / "config.json"
     before = {*source.iterdir()}
     found, out, err = run("quantize", *(str(names.get(a, a)) for a in arguments))
     assert (found, out) == (code, "")
