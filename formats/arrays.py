@@ -101,13 +101,6 @@ def widened(stored: NDArray[np.generic]) -> NDArray[np.float32]:
     return np.ascontiguousarray(stored, np.float32)
 
 
-def narrowed(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
-    """Values that F32, F16 or BF16 has, as `stored_floats` gives them."""
-    if dtype == "BF16":
-        return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return values.astype(_FLOATS[dtype], copy=False)
-
-
 def _strided(
     data: NDArray[np.uint8], record: _core.TensorRecord, dtype: str
 ) -> NDArray[np.generic]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def quantize(
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     checkpoint = formats.open(source)
-    write = partial(convert, source)
+    write: Callable[..., object] = partial(convert, source)
     files: Iterable[str | Path] = checkpoint.native.files
     if checkpoint.format != "GGUF":
         write = to_gguf(checkpoint).write

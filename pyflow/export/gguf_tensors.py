@@ -97,17 +97,18 @@ class GgufTensor:
         return self.n_rows
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.generic]:
-        """As its type has them."""
+        """Rows (n, columns) in its type, BF16 as its bits; not much more memory is taken."""
         begin, end, _ = rows.indices(self.n_rows)
-        return arrays.narrowed(self.rows(begin, end), self.dtype)
-
-    def rows(self, begin: int, end: int) -> NDArray[np.float32]:
-        """Rows [begin, end), (end - begin, columns), as float32; not much more memory is taken."""
         n_cols = self.shape[-1]
         if len(self.given):
             return self.given.reshape(-1, n_cols)[begin:end]
         pieces = [self._read(*cut) for cut in self._cuts(begin, end)]
-        return np.concatenate(pieces).reshape(end - begin, n_cols)
+        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return whole.reshape(end - begin, n_cols)
+
+    def rows(self, begin: int, end: int) -> NDArray[np.float32]:
+        """The values of rows [begin, end), (end - begin, columns)."""
+        return arrays.widened(self[begin:end])
 
     def release(self, begin: int, end: int) -> None:
         """Gives the pages of the rows back to the system, where others do not lie between."""
@@ -127,15 +128,17 @@ class GgufTensor:
             if first < last:
                 yield part, first, last
 
-    def _read(self, part: Part, begin: int, end: int) -> NDArray[np.float32]:
+    def _read(self, part: Part, begin: int, end: int) -> NDArray[np.generic]:
         native = self.checkpoint.native
         stored = arrays.stored_floats(native, native.tensor(part.name))
         rows = part.stored[begin - part.begin : end - part.begin]
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        if self.by_value:
-            return arrays.widened(stored.reshape(-1)[index]) + np.float32(part.add)
-        flat = stored.reshape(-1, stored.shape[-1])
-        return arrays.widened(flat[:, index].T if part.transposed else flat[index])
+        flat = stored.reshape(-1) if self.by_value else stored.reshape(-1, stored.shape[-1])
+        found = flat[:, index].T if part.transposed else flat[index]
+        if self.dtype != "F32":
+            return found
+        values = arrays.widened(found)
+        return values + np.float32(part.add) if part.add else values  # -0.0 stays
 
 
 def plan(
@@ -217,7 +220,8 @@ def fill(
             parts += _parts(_stored(a, tensor, checkpoint, turn), _places(b, tensor))
         parts.sort(key=lambda part: part.begin)
         types = {checkpoint.native.tensor(part.name).dtype for part in parts}
-        exact = types.pop() if len(types) == 1 and is_matrix(name, tensor.shape) else "F32"
+        is_as_it_was = len(types) == 1 and not any(part.add for part in parts)
+        exact = types.pop() if is_as_it_was and is_matrix(name, tensor.shape) else "F32"
         made = GgufTensor(name, tensor.shape, exact, checkpoint, tuple(parts), tensor.by_value)
         _check(made)
         tensors.append(made)
