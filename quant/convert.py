@@ -1,6 +1,7 @@
-"""A whole GGUF file into another type, tensor by tensor; `folder` does it for other checkpoints.
+"""A whole model into a GGUF file of another type, tensor by tensor; `folder` writes folders.
 
     convert("f16.gguf", "q4.gguf", Recipe("Q4_K_M"))
+    to_gguf(formats.open("folder")).write("q4.gguf", Recipe("Q4_K_M"))     # of pyflow.export
 
 The tensors go through memory in pieces of some megabytes, whatever the size of the model; `plan`
 says which tensor gets which format. Metadata is kept byte for byte, but for what tells the types.
@@ -108,8 +109,8 @@ def convert(
     checkpoint = formats.open(source)
     if checkpoint.format != "GGUF":
         raise UnsupportedError(
-            f"{checkpoint.path}: expected a GGUF file, found {checkpoint.format}; only GGUF files "
-            "hold what the result must say of model and tokenizer"
+            f"{checkpoint.path}: expected a GGUF file, found {checkpoint.format}; "
+            "pyflow.export makes GGUF files of folders"
         )
     target = Path(target)
     if target.exists() and any(target.samefile(path) for path in checkpoint.native.files):

@@ -213,7 +213,8 @@ class _Rules:
         ]
         wanted = f"{self._model.path}: expected matrices whose names match {pattern!r}, found"
         if not matches:
-            return FormatError(f"{wanted} none; 'pyflow inspect' lists the names")
+            some = next((t.name for t in self._model.tensors if self._is_matrix(t)), "")
+            return FormatError(f"{wanted} none, but such as {some!r}; 'pyflow inspect' lists all")
         for earlier, _ in overrides[:i]:
             if taken := [t.name for t in matches if self._matches(earlier, t)]:
                 return FormatError(

@@ -76,8 +76,8 @@ def _overrides(
     metavar="PATTERN=FORMAT",
     callback=_overrides,
     help="Another format for the matrices in whose names the regular expression is found, as in "
-    "attn_v=q6_k; may be given several times, the first one found counts. In folders matrices "
-    "are also found by the names that they would have in GGUF files.",
+    "attn_v=q6_k; may be given several times, the first one found counts. Names are those of GGUF "
+    "files; where OUT is a folder, those in it as well.",
 )
 @click.option("--pure", is_flag=True, help="The type's main format for every matrix.")
 @click.option("--keep-output", is_flag=True, help="Leave the output matrix as it is.")

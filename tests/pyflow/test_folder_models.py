@@ -214,6 +214,11 @@ def test_llama2c_runs_by_the_spec_in_the_documentation(
     (folder / "pyflow.toml").write_text(f'spec = 1\nname = "x"\nextends = "llama"\n{pairs}')
     with load(folder, n_threads=1) as hub, load(stories, n_threads=1) as model:
         assert model.logits(TOKENS).tobytes() == hub.logits(TOKENS).tobytes()
+    file = stories / "f32.gguf"
+    assert main(["quantize", str(stories), str(file), "--type", "f32"]) == 0
+    with load(stories, n_threads=1) as model, load(file, n_threads=1) as made:
+        assert made.logits(TOKENS).tobytes() == model.logits(TOKENS).tobytes()
+    file.unlink()
     # Layers that lie in one tensor become blocks together.
     q8 = tmp_path_factory.mktemp("q8")
     assert main(["quantize", str(stories), str(q8), "--type", "q8_0", "--pure", "--force"]) == 0
