@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -12,7 +11,8 @@ import click
 
 from pyflow import catalogue
 from pyflow.cli import options
-from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli import quantize_report as report
+from pyflow.cli.output import print_json
 from pyflow.cli.quantize_rewrite import rewritten
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
@@ -159,7 +159,7 @@ def command(
 
     def told(steps: list[Step]) -> None:
         plan[:] = steps
-        for line in _warnings(steps, imatrix is not None):
+        for line in report.warnings(steps, imatrix is not None):
             click.echo(line, err=True)
 
     begin = time.monotonic()
@@ -178,9 +178,9 @@ def command(
     seconds = time.monotonic() - begin
     nbytes = formats.open(target).nbytes
     if as_json:
-        print_json(_as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))
+        print_json(report.as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))
     else:
-        _print(target, shares, nbytes, seconds)
+        report.show(target, shares, nbytes, seconds)
 
 
 def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoint | GgufModel:
@@ -224,102 +224,3 @@ def _convert(
     if model.format == "GGUF":
         return convert(model.path, target, recipe, **options)
     return convert_folder(model, target, recipe, naming(describe(model)), **options)
-
-
-def _warnings(steps: list[Step], weighed: bool) -> list[str]:
-    lines = []
-    instead: dict[tuple[str, str, int], int] = {}
-    for step in steps:
-        if step.instead_of is not None:
-            kind = step.instead_of, step.to, step.tensor.shape[-1]
-            instead[kind] = instead.get(kind, 0) + 1
-    for (wanted, to, n_cols), count in instead.items():
-        lines.append(
-            f"{count} matrices get {to} instead of {wanted}: their rows of {n_cols} are no "
-            f"multiple of {FORMATS[wanted].block}"
-        )
-    kept = Counter(step.kept_for for step in steps if step.kept_for is not None)
-    lines += [f"{count} matrices stay as they are: {why}" for why, count in kept.items()]
-    if weighed:
-        without = [
-            step.tensor.name
-            for step in steps
-            if not step.copied and FORMATS[step.to].block > 1 and step.importance is None
-        ]
-        if without:
-            more = f" and {len(without) - 3} more" if len(without) > 3 else ""
-            lines.append(f"no importance was measured of {', '.join(without[:3])}{more}")
-    return lines
-
-
-def _error(share: Share) -> float:
-    return float(share.distortion.relative**0.5)
-
-
-def _total(shares: dict[str, Share]) -> Share:
-    from pyflow.quant.convert import Share
-
-    total = Share()
-    for share in shares.values():
-        total.add(share)
-    return total
-
-
-def _print(target: Path, shares: dict[str, Share], nbytes: int, seconds: float) -> None:
-    total = _total(shares)
-    rows = [
-        [
-            role or "(no part of the model)",
-            str(share.n_tensors),
-            ", ".join(
-                name if len(share.types) == 1 else f"{count} {name}"
-                for name, count in share.types.items()
-            ),
-            f"{share.n_weights:,}",
-            f"{share.nbytes:,}",
-            f"{share.bits_per_weight:.2f}",
-            f"{100 * _error(share):.3f} %" if share.n_converted else "",
-        ]
-        for role, share in [*shares.items(), ("all", total)]
-    ]
-    for row in rows[-1:]:
-        row[2] = ""
-    head = ["role", "tensors", "type", "weights", "bytes", "bits", "error"]
-    click.echo(markdown_table(head, rows, left=("role", "type")))
-    click.echo(f"{target}: {nbytes:,} bytes in {seconds:.1f} s")
-
-
-def _as_json(
-    target: Path,
-    type_name: str,
-    shares: dict[str, Share],
-    plan: list[Step],
-    nbytes: int,
-    seconds: float,
-    n_threads: int,
-) -> dict[str, object]:
-    def figures(share: Share) -> dict[str, object]:
-        d = share.distortion
-        return {
-            "n_tensors": share.n_tensors,
-            "types": share.types,
-            "n_weights": share.n_weights,
-            "nbytes": share.nbytes,
-            "bits_per_weight": share.bits_per_weight,
-            "n_converted": share.n_converted,
-            "relative_error": _error(share),
-            "mse": d.mse,
-            "mean_error": d.mean_error,
-            "max_error": d.max_error,
-        }
-
-    return {
-        "path": str(target),
-        "type": type_name,
-        "nbytes": nbytes,
-        "seconds": seconds,
-        "n_threads": n_threads,
-        "tensors": {step.tensor.name: step.to for step in plan},
-        "roles": {role: figures(share) for role, share in shares.items()},
-        "all": figures(_total(shares)),
-    }

@@ -10,6 +10,6 @@ of a model is thereby found before anything is written.
 """
 
 from pyflow.export.gguf import GgufModel, to_gguf
-from pyflow.export.gguf_tensors import GgufTensor
+from pyflow.export.gguf_tensor import GgufTensor
 
 __all__ = ["GgufModel", "GgufTensor", "to_gguf"]

@@ -10,7 +10,8 @@ from typing import Unpack
 
 from pyflow.errors import FormatError, PyflowError, UnsupportedError
 from pyflow.export import gguf_metadata, gguf_tensors, gguf_tokenizer, same_model
-from pyflow.export.gguf_tensors import GgufTensor, Planned
+from pyflow.export.gguf_tensor import GgufTensor
+from pyflow.export.gguf_tensors import Planned
 from pyflow.formats import Checkpoint, gguf_writer
 from pyflow.quant.convert import Options, Share, write_gguf
 from pyflow.quant.plan import Recipe

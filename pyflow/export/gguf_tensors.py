@@ -1,4 +1,4 @@
-"""Where the tensors of a folder go in a GGUF file, and their rows in pieces.
+"""Where the tensors of a folder go in a GGUF file.
 
 Roles say what is the same on both sides: the GGUF side of a spec has a name for each, and its cuts
 of that tensor, so a tensor is filled by cutting it as its reader will and putting there what the
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.errors import UnsupportedError
+from pyflow.export.gguf_tensor import NO_VALUES, GgufTensor, Part
 from pyflow.formats import Checkpoint, arrays
-from pyflow.quant import FORMATS
 from pyflow.quant.mixes import is_matrix
 from pyflow.spec import Attention, ModelSpec, Ref, Rope, Source, name_of
 from pyflow.specs import Description
@@ -25,7 +25,6 @@ from pyflow.specs.build import Built
 from pyflow.specs.document import Document
 from pyflow.specs.facts import Facts
 
-_NO_VALUES = np.empty(0, np.float32)
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
 
 
@@ -39,106 +38,7 @@ class Planned:
     shape: tuple[int, ...]
     roles: list[tuple[Place, str]] = field(default_factory=list)
     by_value: bool = False
-    given: NDArray[np.float32] = field(default_factory=lambda: _NO_VALUES)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows (begin, begin + count) of a new tensor, which has as many of a stored one.
-
-    stored: rows of that one, in this order. transposed: it has columns for rows. add: to be added
-    to the values.
-    """
-
-    begin: int
-    count: int
-    name: str
-    stored: NDArray[np.intp] | range
-    transposed: bool = False
-    add: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A tensor as GGUF has it."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Outermost first."""
-    dtype: str
-    """F32, F16 or BF16, of which type its weights are; F32 for what GGUF files have in no other."""
-    checkpoint: Checkpoint
-    parts: tuple[Part, ...] = ()
-    by_value: bool = False
-    """Parts count values, not rows."""
-    given: NDArray[np.float32] = field(default_factory=lambda: _NO_VALUES)
-
-    @property
-    def type_id(self) -> int:
-        """The type's number in GGUF."""
-        return FORMATS[self.dtype].gguf_id
-
-    @property
-    def nbytes(self) -> int:
-        """Of the type that it has."""
-        return math.prod(self.shape) * FORMATS[self.dtype].block_bytes
-
-    @property
-    def source(self) -> str:
-        """What errors name."""
-        return str(self.checkpoint.path)
-
-    @property
-    def n_rows(self) -> int:
-        """With all dimensions but the last flattened."""
-        return math.prod(self.shape[:-1])
-
-    def __len__(self) -> int:
-        return self.n_rows
-
-    def __getitem__(self, rows: slice, /) -> NDArray[np.generic]:
-        """Rows (n, columns) in its type, BF16 as its bits; not much more memory is taken."""
-        begin, end, _ = rows.indices(self.n_rows)
-        n_cols = self.shape[-1]
-        if len(self.given):
-            return self.given.reshape(-1, n_cols)[begin:end]
-        pieces = [self._read(*cut) for cut in self._cuts(begin, end)]
-        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return whole.reshape(end - begin, n_cols)
-
-    def rows(self, begin: int, end: int) -> NDArray[np.float32]:
-        """The values of rows [begin, end), (end - begin, columns)."""
-        return arrays.widened(self[begin:end])
-
-    def release(self, begin: int, end: int) -> None:
-        """Gives the pages of the rows back to the system, where others do not lie between."""
-        for part, first, last in self._cuts(begin, end):
-            rows = part.stored[first - part.begin : last - part.begin]
-            if isinstance(rows, range) and not part.transposed and not self.by_value:
-                self.checkpoint.release(part.name, rows.start, rows.stop)
-            elif last == part.begin + part.count:
-                self.checkpoint.native.release(part.name)
-
-    def _cuts(self, begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
-        """Parts that rows have a share of, and its first and last row."""
-        unit = self.shape[-1] if self.by_value else 1
-        for part in self.parts:
-            first = max(begin * unit, part.begin)
-            last = min(end * unit, part.begin + part.count)
-            if first < last:
-                yield part, first, last
-
-    def _read(self, part: Part, begin: int, end: int) -> NDArray[np.generic]:
-        native = self.checkpoint.native
-        stored = arrays.stored_floats(native, native.tensor(part.name))
-        rows = part.stored[begin - part.begin : end - part.begin]
-        index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        flat = stored.reshape(-1) if self.by_value else stored.reshape(-1, stored.shape[-1])
-        found = flat[:, index].T if part.transposed else flat[index]
-        if self.dtype != "F32":
-            return found
-        values = arrays.widened(found)
-        return values + np.float32(part.add) if part.add else values  # -0.0 stays
+    given: NDArray[np.float32] = field(default_factory=lambda: NO_VALUES)
 
 
 def plan(

@@ -11,13 +11,15 @@ import gguf
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 from pyflow.formats import arrays
+from pyflow.quant.mixes import is_matrix
 
 from pyflow import formats
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.export import to_gguf
-from pyflow.specs import build_spec
+from pyflow.specs import build_spec, describe, naming
 
 from ..specs import tiny
 from ..specs.test_families import FIXTURES, fixture, logits
@@ -109,6 +111,32 @@ def test_a_model_and_its_gguf_file_give_the_same_logits(name: str, tmp_path: Pat
         assert np.array_equal(got, want)
     else:  # sums in another order
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_matrices_are_called_as_importance_and_types_know_them(name: str, tmp_path: Path) -> None:
+    checkpoint = folder_of(name, tmp_path, SAME[name])
+    parts = naming(describe(checkpoint)).parts
+    found = {
+        parts[t.name].name
+        for t in checkpoint.tensors
+        if t.name in parts and is_matrix(parts[t.name].name, t.shape)
+    }
+    assert found == {t.name for t in to_gguf(checkpoint).tensors if is_matrix(t.name, t.shape)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_keep_their_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    golden = fixture("hf_llama2")
+    folder = tiny.write(tmp_path, golden)
+    tensors = {k: torch.from_numpy(v.copy()).to(dtype) for k, v in tiny.weights(golden).items()}
+    up = tensors["model.layers.0.mlp.up_proj.weight"]
+    up[0, :4] = torch.tensor([-0.0, float("inf"), float("nan"), 6e-8])
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    made = to_gguf(formats.open(folder)).rows("blk.0.ffn_up.weight")
+    assert made.nbytes == up.numel() * up.element_size()
+    found = b"".join(made[i : i + 5].tobytes() for i in range(0, len(made), 5))
+    assert found == up.view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", REFUSED)
