@@ -176,7 +176,7 @@ def command(
             draft_models=spec.draft_models,
             spec=spec,
         ) as pipelined:
-            drafter = None if pipeline.name == "iterative" else spec.in_pipeline
+            drafter = pipeline.told_drafter(spec)
             bench_pipeline.show(pipelined, drafter, tests, repetitions, text, output)
         return
     results: list[dict[str, Any]] = []

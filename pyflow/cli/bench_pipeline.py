@@ -22,7 +22,6 @@ from pyflow.cli.timing import Test, setting, speeds
 from pyflow.cluster.line import Span
 from pyflow.cluster.model import N_BATCH
 from pyflow.cluster.mpi import MpiPipeline
-from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 
@@ -141,7 +140,10 @@ def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> li
         drawn: list[int] = rng.integers(0, model.spec.n_vocab, n).tolist()
         return drawn
     if len(text) < n:
-        raise PyflowError(f"-f: expected {n} tokens or more, found {len(text)}")
+        raise click.UsageError(
+            f"-f: expected {n} tokens or more for -p and -d, found {len(text)}; take a longer "
+            "text, or -p 0 and -d 0, which go on from all of it"
+        )
     return list(text[:n]) if test.n_prompt or test.n_depth else list(text)
 
 

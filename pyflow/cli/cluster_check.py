@@ -84,8 +84,10 @@ def command(
     name, among = model or options.default_model(), world()
     names = model_names(draft_model)
     drafters = ranks.drafters(draft_ranks, among.size, len(names))
-    if not names and (draft_ranks or draft_layers):
-        raise click.UsageError("--draft-rank and --draft-layers are for --draft-model")
+    if draft_ranks and not names:
+        raise click.UsageError("--draft-rank is of no use without --draft-model")
+    if draft_layers and "self" not in names:
+        raise click.UsageError("--draft-layers is for --draft-model self")
     pool = _core.ThreadPool(threads or threads_of_each(among.n_here))
 
     def models() -> AbstractContextManager[list[Model]]:
@@ -111,9 +113,12 @@ def command(
     expected = predictions(found.pipeline, drafts)
     best = choose(expected)
     if output == "json":
-        print_json(_as_json(found, drafts, expected, best), indent=2)
+        who = {"models": names, "ranks": drafters or [0]} if names else {}
+        print_json(_as_json(found, drafts, expected, best, who), indent=2)
     else:
-        click.echo("\n\n".join(_tables(found, drafts, expected, best)))
+        where = ", ".join(map(str, drafters or [0]))
+        said = f"{', '.join(names)} on rank {where}" if names else "lookup"
+        click.echo("\n\n".join(_tables(found, drafts, expected, best, said)))
     return 0
 
 
@@ -133,7 +138,7 @@ def _start(ctx: click.Context, places: list[Place]) -> int:
 
 
 def _tables(
-    found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction
+    found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction, drafter: str
 ) -> list[str]:
     from pyflow.cluster.plan import describe
 
@@ -155,7 +160,7 @@ def _tables(
             *(f"{profile.layer_ms[n - 1]:.3f}" for n in _SHOWN),
             f"{profile.head_ms:.2f}",
             f"{read / _GIGA:.1f} GB/s",
-            f"{profile.max_nbytes / 2**20:,.0f} MiB",
+            f"{profile.max_nbytes / 2**20:,.0f} MiB" if profile.max_nbytes else "drafts",
         ]
         for profile, read, hello in zip(
             pipeline.ranks, found.read_bytes_per_s, found.hellos, strict=True
@@ -185,7 +190,7 @@ def _tables(
     own = found.hellos[0]
     lines = [
         f"all have pyflow {own.version} and the same model, {own.model[:12]}",
-        f"guesses: {drafts.ms:.2f} ms each, right {drafts.acceptance:.0%} of the time",
+        f"guesses by {drafter}: {drafts.ms:.2f} ms each, right {drafts.acceptance:.0%} of the time",
         f"best: {best.kind}, {best.tokens_per_s:.2f} tokens per second",
         *lines,
     ]
@@ -194,7 +199,11 @@ def _tables(
 
 
 def _as_json(
-    found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction
+    found: Survey,
+    drafts: Drafts,
+    expected: list[Prediction],
+    best: Prediction,
+    who: dict[str, Any],
 ) -> dict[str, Any]:
     reads = found.read_bytes_per_s
     return {
@@ -211,7 +220,7 @@ def _as_json(
         "links": [
             {"from": i, "to": j, **asdict(link)} for (i, j), link in found.pipeline.links.items()
         ],
-        "drafts": asdict(drafts),
+        "drafts": asdict(drafts) | who,
         "strategies": [
             {
                 "kind": each.kind,

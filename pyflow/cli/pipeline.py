@@ -22,7 +22,7 @@ from pyflow.cli.pipeline_choice import (
     threads_of_each,
 )
 from pyflow.cluster.launcher import rank_of
-from pyflow.cluster.lifeline import here
+from pyflow.cluster.lifeline import Numbers, here
 from pyflow.cluster.strategy import NAMES
 from pyflow.errors import PyflowError
 
@@ -144,8 +144,8 @@ def pipelines(function: F) -> F:
 
         choice.world = world()
         # On all ranks alike, before they wait for one another.
-        n_models = len(spec.draft_models)
-        choice.drafters = ranks.drafters(choice.draft_ranks, choice.world.size, n_models)
+        numbers = here.numbers or Numbers.all(choice.world.size)
+        choice.place(numbers, len(spec.draft_models))
         if choice.world.size == 1 and not here.is_supervised:
             raise click.UsageError(
                 f"{_FLAG} needs several stages: add --stages N, or start it by mpirun -n N"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
 
-from pyflow.cli import options
+from pyflow.cli import options, ranks
 from pyflow.cli.speculation import check_layers
 from pyflow.cluster.drafts import LookupGuesser, MethodGuesser, by_models
 from pyflow.cluster.layers import by_count, given
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.drafts import Guesser
     from pyflow.cluster.layers import Split
+    from pyflow.cluster.lifeline import Numbers
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.strategy import Strategy
     from pyflow.cluster.world import World
@@ -50,6 +51,8 @@ class PipelineChoice:
     """The ranks, where stages are not in this process."""
     drafters: tuple[int, ...] = ()
     """The ranks that run draft models and nothing else."""
+    has_lost_drafts: bool = False
+    """A rank that ran one is not there any more: guesses come from the text."""
     automatic: Automatic | None = field(default=None, init=False)
     """Who has decided what the options do not, once the pipeline is there."""
     is_open: bool = field(default=False, init=False)
@@ -57,6 +60,19 @@ class PipelineChoice:
 
     def __bool__(self) -> bool:
         return self.name is not None
+
+    def place(self, numbers: Numbers, n_models: int) -> None:
+        """Finds the ranks of draft models by what ranks were called at first. Where ranks have been
+        lost, layers are shared out anew. UsageError for --draft-rank where there is no such rank.
+        """
+        found = ranks.drafters(self.draft_ranks, numbers.n_first, n_models)
+        present = [numbers.now(number) for number in found]
+        self.drafters = tuple(number for number in present if number is not None)
+        self.has_lost_drafts = len(self.drafters) < len(found)
+        if self.has_lost_drafts:
+            self.drafters = ()
+        if len(numbers.left) < numbers.n_first and isinstance(self.layers, list):
+            self.layers = AUTO
 
     @contextmanager
     def model(
@@ -92,6 +108,9 @@ class PipelineChoice:
         beside = self.stages or (self.world.n_here if self.world else 1)
         options.tell_crowded(n_threads, beside)
         n_threads = n_threads or threads_of_each(beside)
+        if self.has_lost_drafts:
+            draft_models = ()
+            click.echo("the draft model's rank is lost: guesses come from the text", err=True)
         draft_layers = [] if spec is None else spec.draft_layers
         check_layers(described, draft_layers)
         with ExitStack() as stack:
@@ -129,6 +148,21 @@ class PipelineChoice:
             raise click.UsageError(
                 f"--layers: expected {n} numbers, one per {where}, found {len(self.layers)}"
             )
+        for rank in self.drafters:
+            if self.layers[rank]:
+                raise click.UsageError(
+                    f"--layers: expected 0 for rank {rank}, which runs a draft model by "
+                    f"--draft-rank, found {self.layers[rank]}"
+                )
+
+    def told_drafter(self, spec: SpecChoice) -> str | None:
+        """Who guesses, in words for people; None where nobody does."""
+        if self.name == "iterative":
+            return None
+        if spec.in_pipeline != "draft":
+            return spec.in_pipeline
+        where = f" on rank {', '.join(map(str, self.drafters))}" if self.drafters else ""
+        return ", ".join(spec.draft_models) + where
 
     def as_dict(self, model: PipelinedModel) -> dict[str, Any]:
         """For JSON: how many layers and how much memory each rank has, and what is expected of that

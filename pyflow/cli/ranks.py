@@ -36,7 +36,7 @@ draft_ranks = click.option(
     metavar="R[,R]",
     callback=_several,
     help="With --draft-model, over ranks: the one that runs it and holds no layers, or one for "
-    "each of several models; -1 is the last one.  [default: 0, beside the layers of that]",
+    "each of several models and none of them 0; -1 is the last.  [default: 0, beside its layers]",
 )
 
 

@@ -239,7 +239,13 @@ def ngram_pool(model: Described, path: str) -> NgramPool:
 
 
 def model_names(draft_model: str | None) -> list[str]:
-    return [name for name in (draft_model or "").split(",") if name]
+    """Those that --draft-model names; UsageError where a name is empty."""
+    names = [] if draft_model is None else draft_model.split(",")
+    if not all(names):
+        raise click.UsageError(
+            f"--draft-model: expected MODEL, or several with a comma between, found {draft_model!r}"
+        )
+    return names
 
 
 def speculation(function: F) -> F:

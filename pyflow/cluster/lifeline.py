@@ -52,6 +52,34 @@ class Loss:
         return f"{what} on {self.host} {self.why}; its last stage: {self.phase}"
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What ranks were called when a job began, some of which may have been lost since.
+
+    n_first: how many there were. left: those that are there, in their present order.
+    """
+
+    n_first: int
+    left: tuple[int, ...]
+
+    @staticmethod
+    def all(n: int) -> Numbers:
+        return Numbers(n, tuple(range(n)))
+
+    @staticmethod
+    def read(text: str) -> Numbers:
+        """What `str` makes of them."""
+        first, *left = (int(number) for number in text.split(","))
+        return Numbers(first, tuple(left))
+
+    def __str__(self) -> str:
+        return ",".join(map(str, (self.n_first, *self.left)))
+
+    def now(self, number: int) -> int | None:
+        """The present number of a rank; None if it has been lost."""
+        return self.left.index(number) if number in self.left else None
+
+
 class Lifeline:
     """What this process is at, for whoever watches it. Safe from any thread."""
 
@@ -62,6 +90,8 @@ class Lifeline:
         self.timeout_s = TIMEOUT_S
         self.is_supervised = False
         """Whether there is a supervisor, here or on another machine."""
+        self.numbers: Numbers | None = None
+        """Of the ranks, where a supervisor has started them."""
         self.journal: int | None = None
         self._socket: socket.socket | None = None
         self._path = Path()

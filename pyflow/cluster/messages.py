@@ -183,11 +183,12 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rank cannot go on: why, in a line for people."""
+    """A rank cannot go on: why, in a line for people, and the name of the error's class."""
 
     epoch: int
     rank: int
     reason: str
+    kind: str = "PyflowError"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from pyflow.cluster.stage import ModelStage
 from pyflow.cluster.survey import Survey, Surveyor
 from pyflow.cluster.threads import Sizes, Stage
 from pyflow.cluster.wire import WireError
-from pyflow.cluster.worker import Worker
+from pyflow.cluster.worker import Worker, raised
 from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.errors import PyflowError
 from pyflow.memory import resident_nbytes
@@ -93,7 +93,7 @@ def serve(
             pass  # the head goes without this rank
         elif models:
             with closing(by_models(models, setup.n_ctx, filler)) as guesser:
-                worker.at = _telling("the draft model")
+                worker.at = _telling(f"draft model {' and '.join(m.path.name for m in models)}")
                 worker.at("waiting for a job")
                 worker.guess(guesser, after)
         else:
@@ -284,7 +284,7 @@ class MpiPipeline(Closing):
     def _next(self, timeout: float | None) -> tuple[int, Message]:
         rank, message = self._inbox.get(timeout=timeout)
         if isinstance(message, Failure):
-            message = PyflowError(f"rank {message.rank} on {message.reason}")
+            message = raised(message)
         elif isinstance(message, WireError) and rank != 0:
             message = PyflowError(f"rank {rank} on {self._endpoint.hosts[rank]}: {message}")
         if isinstance(message, BaseException):

@@ -1,4 +1,4 @@
-"""A supervised rank: python -m pyflow.cluster.rank SOCKET HOST TIMEOUT FOLDER MODULE ARGUMENTS...
+"""A supervised rank: python -m pyflow.cluster.rank SOCKET HOST TIMEOUT NUMBERS FOLDER MODULE ARG...
 
 Imports as little as possible before it is known to its supervisor. Rank 0 is given the terminal, or
 whatever the supervisor's own input and output are.
@@ -17,16 +17,19 @@ from contextlib import suppress
 from threading import Thread
 
 from pyflow.cluster.launcher import RANK_VARIABLES, STARTED, rank_of
-from pyflow.cluster.lifeline import EXIT_LOST, Loss, die_with_parent, here
+from pyflow.cluster.lifeline import EXIT_LOST, Loss, Numbers, die_with_parent, here
 
 
-def main(path: str, host: str, timeout: str, folder: str, module: str, *args: str) -> int:
+def main(
+    path: str, host: str, timeout: str, numbers: str, folder: str, module: str, *args: str
+) -> int:
     """Returns the exit code of `python -m MODULE ARGS`."""
     rank = rank_of(os.environ)
     if rank is None:
         sys.exit(f"{sys.argv[0]}: none of {', '.join(RANK_VARIABLES)} is set: mpiexec starts this")
     _be_a_process_of_its_own()
     here.timeout_s, here.is_supervised = float(timeout), True
+    here.numbers = Numbers.read(numbers)
     if socket.gethostname() == host:
         try:
             fds = here.join(path, rank)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from pyflow.cluster.launcher import Launcher, Place
-from pyflow.cluster.lifeline import Loss
+from pyflow.cluster.lifeline import Loss, Numbers
 from pyflow.cluster.signals import Signals
 from pyflow.cluster.supervisor import Attempt, Job
 from pyflow.cluster.verdict import LossError
@@ -38,18 +38,23 @@ def supervise(
         if not restart:
             return Attempt(launcher, Job(arguments, places, timeout_s), signals).run()
         relay, places, in_vain = _Relay(), list(places), 0
+        numbers = Numbers.all(sum(place.n for place in places))
         journal = os.memfd_create("pyflow-journal")
         try:
             while True:
                 before = os.fstat(journal).st_size
                 with relay:
-                    job = Job(arguments, places, timeout_s, [*relay.fds, journal])
+                    job = Job(arguments, places, timeout_s, [*relay.fds, journal], numbers)
                     try:
                         return Attempt(launcher, job, signals).run(relay.register)
                     except LossError as error:
                         loss = error.loss
                 in_vain = in_vain + 1 if os.fstat(journal).st_size == before else 0
+                hosts = [place.host for place in places for _ in range(place.n)]
                 places = _without(places, loss)
+                there = {place.host for place in places}
+                left = [n for n, host in zip(numbers.left, hosts, strict=True) if host in there]
+                numbers = Numbers(numbers.n_first, tuple(left))
                 if in_vain == _MAX_IN_VAIN or relay.is_lossy:
                     raise LossError(loss)
                 n = sum(place.n for place in places)
@@ -68,6 +73,10 @@ def _same_terminal() -> Iterator[None]:
         return
     try:
         yield
+    except LossError:
+        if os.isatty(1):
+            os.write(1, b"\n")  # its text may have ended within a line
+        raise
     finally:
         with suppress(termios.error, OSError):
             # A process in the background would be stopped.

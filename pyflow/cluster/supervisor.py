@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 
 from pyflow.cluster.launcher import Launcher, Place
-from pyflow.cluster.lifeline import MAX_NBYTES, Loss, die_with_parent
+from pyflow.cluster.leftovers import remove_shared
+from pyflow.cluster.lifeline import MAX_NBYTES, Loss, Numbers, die_with_parent
 from pyflow.cluster.signals import Signals
 from pyflow.cluster.verdict import Known, Rank
 
@@ -39,13 +40,15 @@ _READ_NBYTES = 1 << 16
 class Job:
     """What is to be run: a module's name and its arguments.
 
-    fds: standard input, output and error of rank 0, and its journal if it keeps one.
+    fds: standard input, output and error of rank 0, and its journal if it keeps one. numbers: of
+    its ranks, and of those that have been lost since its first start.
     """
 
     arguments: Sequence[str]
     places: Sequence[Place]
     timeout_s: float
     fds: Sequence[int] = (0, 1, 2)
+    numbers: Numbers | None = None
 
 
 class Attempt:
@@ -59,8 +62,7 @@ class Attempt:
         self._known = Known(self._host, hosts, job.timeout_s, self._now)
         self._selector = selectors.PollSelector()
         self._guards: list[int] = []
-        self._pids: dict[int, int] = {}  # of ranks, by pidfd
-        self._shared: set[Path] = set()
+        self._began = time.time()
         self._mpiexec: subprocess.Popen[bytes]
 
     def run(self, pump: Callable[[selectors.PollSelector], None] | None = None) -> int:
@@ -82,7 +84,9 @@ class Attempt:
             if pump is not None:
                 pump(self._selector)
             program = [sys.executable, "-m", "pyflow.cluster.rank", path, self._host]
-            program += [str(self._job.timeout_s), str(Path.cwd()), *self._job.arguments]
+            numbers = self._job.numbers or Numbers.all(len(self._known.hosts))
+            program += [str(self._job.timeout_s), str(numbers), str(Path.cwd())]
+            program += self._job.arguments
             self._mpiexec = subprocess.Popen(
                 self._launcher.command(self._job.places, program),
                 env=self._launcher.environment(),
@@ -133,7 +137,6 @@ class Attempt:
         connection.setblocking(False)
         rank = Rank(connection, pidfd, self._now)
         self._known.ranks.append(rank)
-        self._pids[pidfd] = pid
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank))
         self._watch_guard(rank, pid)
 
@@ -181,7 +184,6 @@ class Attempt:
                     socket.send_fds(rank.socket, [b"welcome"], fds)
             case "pulse":
                 rank.phase = values[0]
-                self._shared = self._shared or _shared_memory(self._pids[rank.pidfd])
             case "other":
                 number, (host, pid, phase) = values
                 self._known.others[number] = (host, pid, phase)
@@ -230,8 +232,7 @@ class Attempt:
         psutil.wait_procs(below, timeout=_STOP_S)
         for pidfd in pidfds:
             select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
-        for path in self._shared:
-            path.unlink(missing_ok=True)
+        remove_shared(self._began)
 
     def _close(self) -> None:
         self._selector.close()
@@ -240,12 +241,3 @@ class Attempt:
             os.close(rank.pidfd)
         for guard in self._guards:
             os.close(guard)
-
-
-def _shared_memory(pid: int) -> set[Path]:
-    """What MPICH's ranks of this machine share: they remove it in the end, but not when killed."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        paths = {Path(line.split(maxsplit=5)[-1]) for line in lines}
-        return {path for path in paths if path.match("/dev/shm/mpich_shm_*")}
-    return set()

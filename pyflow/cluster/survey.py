@@ -32,7 +32,7 @@ from .messages import Failure, Goodbye, Hello, Measure, Measured, Message, Ping,
 from .plan import Link, Pipeline
 from .profile import layer_costs, profile_rank, shared
 from .threads import Sizes
-from .worker import Worker
+from .worker import Worker, raised
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
@@ -164,7 +164,7 @@ class Surveyor:
     def _expect(self, kind: type[_Kind]) -> _Kind:
         message = self.take()
         if isinstance(message, Failure):
-            raise PyflowError(f"rank {message.rank} on {message.reason}")
+            raise raised(message)
         if not isinstance(message, kind):
             found = type(message).__name__
             raise PyflowError(f"rank {self.rank}: expected a {kind.__name__}, found a {found}")

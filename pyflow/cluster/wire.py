@@ -80,7 +80,7 @@ __all__ = [
     "frame_nbytes",
 ]
 
-VERSION = 8
+VERSION = 9
 MAX_TOKENS = 65_536  # of a run, a path, a text
 MAX_EMBD = 65_536
 MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
@@ -201,7 +201,7 @@ _MESSAGES = (
         questions=maybe(_QUESTIONS),
     ),
     Record(Goodbye),
-    Record(Failure, rank=_I32, reason=text(MAX_TEXT_NBYTES)),
+    Record(Failure, rank=_I32, reason=text(MAX_TEXT_NBYTES), kind=_NAME),
     Record(
         Hello,
         _hello_agrees,

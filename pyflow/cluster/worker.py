@@ -19,7 +19,7 @@ from pyflow.cluster.messages import (
 )
 from pyflow.cluster.threads import Stage
 from pyflow.cluster.wire import MAX_TEXT_NBYTES
-from pyflow.errors import PyflowError
+from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
 from pyflow.memory import resident_nbytes
 
 _NO_EPOCH = -1
@@ -136,6 +136,15 @@ class Worker:
 
 def failure(rank: int, host: str, error: BaseException) -> Failure:
     """What the head gets to know of an error, as far as it goes into a message."""
-    kind = "" if isinstance(error, PyflowError) else f"{type(error).__name__}: "
-    data = f"{host}: {kind}{error}".encode(errors="replace")
-    return Failure(0, rank, data[:MAX_TEXT_NBYTES].decode(errors="ignore"))
+    is_own = isinstance(error, PyflowError)
+    kind = type(error).__name__
+    data = f"{host}: {'' if is_own else f'{kind}: '}{error}".encode(errors="replace")
+    reason = data[:MAX_TEXT_NBYTES].decode(errors="ignore")
+    return Failure(0, rank, reason, kind if is_own else PyflowError.__name__)
+
+
+def raised(failure: Failure) -> PyflowError:
+    """The error on another rank, as one of the same class where that is one of ours."""
+    known = (FormatError, ShapeError, UnsupportedError, ResourceError)
+    kind = next((kind for kind in known if kind.__name__ == failure.kind), PyflowError)
+    return kind(f"rank {failure.rank} on {failure.reason}")

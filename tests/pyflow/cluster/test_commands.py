@@ -276,6 +276,9 @@ def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str)
     assert "Traceback" not in done.stderr
 
 
+DRAFTS = ["--pipeline", "auto", "--draft-model", "self"]
+
+
 @pytest.mark.parametrize(
     ("more", "code", "says"),
     [
@@ -283,9 +286,10 @@ def test_an_interruption_ends_all_stages(start: Start, smollm2: str, where: str)
         ([], 2, "write one answer together: add --pipeline auto"),
         (["--pipeline", "iterative", "-f", "/nowhere"], 2, "/nowhere: cannot be read"),
         (["--pipeline", "pipeinfer", "--draft-model", "/nowhere"], 3, "/nowhere"),
-        (["--pipeline", "auto", "--draft-model", "/nowhere", "--draft-rank", "1"], 1, "rank 1 on "),
+        (["--pipeline", "auto", "--draft-model", "/nowhere", "--draft-rank", "1"], 3, "rank 1 on "),
         (["--pipeline", "auto", "--draft-model", "self", "--draft-rank", "2"], 2, "of 2 ranks"),
         (["--pipeline", "auto", "--draft-rank", "1"], 2, "no use without --draft-model"),
+        ([*DRAFTS, "--draft-rank", "1", "--layers", "15,15"], 2, "--layers: expected 0 for rank 1"),
         (
             ["--pipeline", "auto", "--draft-model", "a,b", "--draft-rank", "0,1"],
             2,
@@ -328,6 +332,7 @@ PIPEINFER = ["--pipeline", "pipeinfer", "--stages", "2"]
         ([*PIPEINFER, "--draft-model", "self", "--draft-layers", "30"], "has layers 0 to 29"),
         ([*PIPEINFER, "--draft-model", "a", "--draft-rank", "1"], "--draft-rank is for ranks"),
         (["--draft-rank", "1"], "--draft-rank is of no use without --pipeline"),
+        ([*PIPEINFER, "--draft-model", "a,"], "--draft-model: expected MODEL, or several"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-model", "a"], "of no use to"),
         (["--pipeline", "pipeinfer", "--layers", "a"], "expected auto, even, or numbers such as"),
         (["--pipeline", "auto", "--stages", "2", "--draft-len", "2"], "auto chooses it"),

@@ -378,7 +378,7 @@ def test_who_drafts_may_be_lost_as_others(
     assert strike(cluster, 2)
     ended = cluster.end()
     assert (ended.code, ended.out) == (0, whole[0]), ended.err
-    stage = "(drafting|waiting for a job|beginning a job), the draft model"
+    stage = r"(drafting|waiting for a job|beginning a job), draft model smollm2\S*"
     loss = VICTIMS[2].replace("HOST", re.escape(socket.gethostname()))
     again = rf"{loss}; its last stage: {stage}; starting again on 3 ranks\n"
     assert re.fullmatch(again + TOLD, ended.err), ended.err
@@ -417,6 +417,31 @@ def test_a_machine_that_falls_silent_is_told_by_its_name(
     ended = cluster.end()
     assert 1 < ended.after_s < 2 + WITHIN_S
     assert_one_message(ended, rank, "has not answered for 2 s", f"node{rank + 1}")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lost", "says"),
+    [
+        ("2", 2, "the draft model's rank is lost: guesses come from the text\n"),
+        pytest.param("-1", 1, "", marks=pytest.mark.accept),
+    ],
+)
+def test_a_restart_knows_who_drafted_and_shares_out_layers_anew(
+    start: Callable[..., Cluster],
+    whole: tuple[str, float],
+    hosts: list[str],
+    ranks: str,
+    lost: int,
+    says: str,
+) -> None:
+    drafts = ["--draft-model", "self", "--draft-layers", "0-3", "--draft-rank", ranks]
+    cluster = start(*hosts, "--restart", more=[*drafts, "--layers", "20,10,0"])
+    assert strike(cluster, lost)
+    ended = cluster.end()
+    assert (ended.code, ended.out) == (0, whole[0]), ended.err
+    again = rf"rank {lost} on node{lost + 1} {KILLED}; its last stage: [^\n]+; starting again on 2"
+    measured = r"layers \d+,\d+, measured [^\n]+\n"
+    assert re.fullmatch(rf"{again} ranks\n{says}{measured}{TOLD}", ended.err), ended.err
 
 
 @pytest.mark.accept

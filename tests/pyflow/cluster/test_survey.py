@@ -80,7 +80,7 @@ def test_a_rank_without_the_model_ends_all_with_one_message(
 ) -> None:
     there, elsewhere = check(model_path("smollm2")), check("/nowhere.gguf")
     done = ranks(1, *there, ":", "-n", "1", *elsewhere, ":", "-n", "1", *there)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr.startswith("error: rank 1 on ")
     assert "/nowhere.gguf: no such file" in done.stderr

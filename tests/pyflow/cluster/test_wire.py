@@ -97,7 +97,7 @@ def test_the_bytes_are_those_that_the_format_says() -> None:
 
 def test_the_format_has_not_changed_without_a_new_version() -> None:
     digest = hashlib.sha256(b"".join(map(encode, SAMPLES.values()))).hexdigest()
-    assert (wire.VERSION, digest[:16]) == (8, "d77400e2e71aee35")
+    assert (wire.VERSION, digest[:16]) == (9, "826258edc6547610")
 
 
 # --- hidden states ---

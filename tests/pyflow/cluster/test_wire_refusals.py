@@ -152,7 +152,7 @@ def test_a_length_that_is_not_the_messages_is_refused() -> None:
 
 
 def test_another_version_another_protocol_and_damage_are_told_apart() -> None:
-    with pytest.raises(WireError, match="version: expected 8, found 3: run the same pyflow"):
+    with pytest.raises(WireError, match="version: expected 9, found 3: run the same pyflow"):
         decode(sealed(GOODBYE, b"", version=3))
     with pytest.raises(WireError, match="magic: expected b'PFWM', found b'GET '"):
         decode(b"GET / HTTP/1.1\r\nHost: 10.0.0.2\r\n\r\n")

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 
-from pyflow import PyflowError, SamplingParams
+from pyflow import PyflowError, SamplingParams, UnsupportedError
 from pyflow.cluster.drafts import IsWanted, always
 from pyflow.cluster.messages import (
     Begin,
@@ -24,8 +24,8 @@ from pyflow.cluster.messages import (
     Result,
     Run,
 )
-from pyflow.cluster.wire import MAX_TEXT_NBYTES, WireError, encode
-from pyflow.cluster.worker import Worker, failure
+from pyflow.cluster.wire import MAX_TEXT_NBYTES, WireError, decode, encode
+from pyflow.cluster.worker import Worker, failure, raised
 
 SAMPLING = SamplingParams(seed=1)
 
@@ -203,6 +203,23 @@ def test_what_a_stage_raises_is_reported_and_nothing_is_done_after_it() -> None:
     rank.work()
     assert rank.sent[1:] == [(0, Failure(0, 1, "hostb: ZeroDivisionError: thirteen"))]
     assert 2 not in stage.told
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (UnsupportedError("a"), UnsupportedError, "rank 1 on hostb: a"),
+        (WireError("a"), PyflowError, "rank 1 on hostb: a"),
+        (MemoryError("a"), PyflowError, "rank 1 on hostb: MemoryError: a"),
+    ],
+)
+def test_what_is_wrong_on_a_rank_is_raised_by_the_head_as_of_the_same_class(
+    error: Exception, kind: type[PyflowError], says: str
+) -> None:
+    there = decode(encode(failure(1, "hostb", error)))
+    assert isinstance(there, Failure)
+    found = raised(there)
+    assert (type(found), str(found)) == (kind, says)
 
 
 @pytest.mark.parametrize("stage", [None, Fake()])
