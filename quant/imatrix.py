@@ -122,31 +122,35 @@ def by_tensor(
     """The sums of a model's matrices (`_core.InputSquares.sums`) by the tensors of its GGUF file.
 
     shapes: of all tensors of its own file, and naming theirs. Matrices that were never multiplied
-    are left out, experts among others kept, and so are those that stay as they are. Cuts of one
-    matrix have one input; that of the first counts. FormatError: sums that are not finite, or too
-    large to be importance.
+    are left out, experts among others kept. Cuts of one matrix have one input; that of the first
+    counts. FormatError: sums that are not finite, or too large to be importance; or none at all.
     """
     found: dict[str, Squares] = {}
     for name, first_row, n_rows, sums in measured:
         part, shape = naming.parts.get(name), shapes[name]
-        if part is None or name in naming.kept:
+        if part is None:
             continue
         if not (sums <= _LARGEST * n_rows).all():  # nor are NaNs
             raise FormatError(
                 f"tensor {name!r}: expected inputs of finite size, found NaN, infinity or more; "
                 "the weights before it are damaged, or too large"
             )
+        # GGUF has a matrix of one row as a vector; the rows of an expert's follow one another. What
+        # is stored the other way round is one matrix, cut by its columns.
         n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
-        matrix = first_row // shape[-2]
+        matrix = first_row // shape[-2] if n_matrices > 1 else 0
         if part.expert is not None:
             n_matrices, matrix = naming.n_experts, part.expert
         squares = found.setdefault(
-            part.name, Squares(np.zeros((n_matrices, shape[-1])), np.zeros(n_matrices, np.int64))
+            part.name, Squares(np.zeros((n_matrices, len(sums))), np.zeros(n_matrices, np.int64))
         )
         if squares.n_rows[matrix] == 0:
             squares.sums[matrix] = sums
             squares.n_rows[matrix] = n_rows
-    return {name: squares for name, squares in found.items() if squares.n_rows.any()}
+    found = {name: squares for name, squares in found.items() if squares.n_rows.any()}
+    if not found:
+        raise FormatError("expected matrices that have names in GGUF files, found none")
+    return found
 
 
 def write_imatrix(

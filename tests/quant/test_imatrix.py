@@ -53,10 +53,30 @@ def test_experts_in_tensors_of_their_own_come_to_one() -> None:
     measured += [("out", 0, 4, ONE), ("unknown", 0, 4, ONE)]
     shapes = dict.fromkeys(["up.0", "up.1", "up.2", "out", "unknown"], (4, 8))
     found = by_tensor(measured, shapes, Naming(parts | kept, 1, 3, {"out": "for a test"}))
-    assert set(found) == {"blk.0.ffn_up_exps.weight"}
+    assert set(found) == {"blk.0.ffn_up_exps.weight", "blk.0.attn_output.weight"}
     squares = found["blk.0.ffn_up_exps.weight"]
     np.testing.assert_array_equal(squares.sums, [ONE, 0 * ONE, 3 * ONE])
     assert squares.n_rows.tolist() == [4, 0, 2]
+
+
+def test_a_row_that_is_stored_as_a_vector_is_a_matrix() -> None:
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    found = by_tensor([(name, 0, 5, ONE)], {name: (8,)}, Naming({name: Part(name)}, 1, 3))
+    np.testing.assert_array_equal(found[name].sums, [ONE])
+
+
+def test_what_is_stored_the_other_way_round_has_the_columns_of_its_inputs() -> None:
+    name = "h.0.attn.c_attn.weight"
+    naming = Naming({name: Part("blk.0.attn_qkv.weight")}, 1, 0, {name: "for a test"})
+    found = by_tensor([(name, row, 5, ONE) for row in (0, 8, 16)], {name: (8, 24)}, naming)
+    np.testing.assert_array_equal(found["blk.0.attn_qkv.weight"].sums, [ONE])
+    assert found["blk.0.attn_qkv.weight"].n_rows.tolist() == [5]
+
+
+def test_no_matrix_at_all_is_an_error() -> None:
+    for measured in ([], [("unknown", 0, 4, ONE)], [("blk.0.attn_q.weight", 0, 0, 0 * ONE)]):
+        with pytest.raises(FormatError, match="expected matrices that have names in GGUF files"):
+            by_tensor(measured, SHAPES | {"unknown": (4, 8)}, NAMING)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 6e30])

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from pyflow.quant import mixes
-from pyflow.quant.imatrix import by_tensor
+from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
 from pyflow.quant.naming import Naming, Part, of_gguf
+from pyflow.quant.plan import Recipe, Step
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
+from pyflow.export import to_gguf
 from pyflow.specs import describe, naming
 
 from . import tiny
@@ -77,17 +79,54 @@ def test_the_roles_of_experts_are_those_of_their_stacks(tmp_path: Path) -> None:
     assert names.n_experts > 2
 
 
-def test_what_experts_are_multiplied_by_is_that_of_their_stack(tmp_path: Path) -> None:
-    checkpoint, names = named(tmp_path, "hf_mixtral")
+def measured(name: str, checkpoint: formats.Checkpoint, names: Naming) -> dict[str, Squares]:
+    """What the matrices of a fixture were multiplied by when its tokens were read."""
     stage = _core.Stage(checkpoint.native, describe(checkpoint).spec.stage(), POOL)
     context = _core.Context(stage, n_ctx=64, n_seq_max=1, n_batch=64, cache_type="f16")
     squares = _core.InputSquares(stage)
     context.observe(squares)
+    tokens = np.array(fixture(name)["tokens"], np.int32)
+    at = np.arange(len(tokens), dtype=np.int32)
+    context.forward(tokens, at, 0, at, "prefill")
+    return by_tensor(squares.sums(), {t.name: t.shape for t in checkpoint.tensors}, names)
+
+
+def test_what_is_stored_the_other_way_round_is_measured_as_in_its_gguf_file(tmp_path: Path) -> None:
+    hub, names = named(tmp_path, "hf_gpt2")
+    assert names.kept
+    to_gguf(hub).write(tmp_path / "m.gguf", Recipe("F32"))
+    gguf = formats.open(tmp_path / "m.gguf")
+    found, wanted = (measured("hf_gpt2", c, n) for c, n in ((hub, names), (gguf, of_gguf(gguf))))
+    assert {*found} == {*wanted} >= {"blk.0.attn_qkv.weight", "blk.1.ffn_down.weight"}
+    for name, squares in found.items():
+        np.testing.assert_allclose(squares.sums, wanted[name].sums, rtol=1e-3)
+        np.testing.assert_array_equal(squares.n_rows, wanted[name].n_rows)
+    write_imatrix(tmp_path / "i.gguf", found, datasets=["text"], n_chunks=1, chunk_size=64)
+    plan: list[Step] = []
+    to_gguf(hub).write(
+        tmp_path / "q.gguf",
+        Recipe("Q8_0"),
+        imatrix=read_imatrix(tmp_path / "i.gguf"),
+        told=plan.extend,
+    )
+    assert {step.tensor.name for step in plan if step.importance is not None} == {*found}
+
+
+def test_the_router_of_a_shared_expert_may_be_a_vector(tmp_path: Path) -> None:
+    checkpoint, names = named(tmp_path, "gguf_qwen2moe")
+    shapes = {t.name: t.shape for t in checkpoint.tensors}
+    assert shapes["blk.0.ffn_gate_inp_shexp.weight"] == (64,)
+    found = measured("gguf_qwen2moe", checkpoint, names)
+    assert found["blk.0.ffn_gate_inp_shexp.weight"].sums.shape == (1, 64)
+    wanted = {n for n, s in shapes.items() if mixes.is_matrix(n, s)} - {"token_embd.weight"}
+    assert wanted <= {*found}
+
+
+def test_what_experts_are_multiplied_by_is_that_of_their_stack(tmp_path: Path) -> None:
+    checkpoint, names = named(tmp_path, "hf_mixtral")
     golden = fixture("hf_mixtral")
-    at = np.arange(len(golden["tokens"]), dtype=np.int32)
-    context.forward(np.array(golden["tokens"], np.int32), at, 0, at, "prefill")
-    found = by_tensor(squares.sums(), {t.name: t.shape for t in checkpoint.tensors}, names)
-    n_used = len(at) * golden["config"]["num_experts_per_tok"]
+    found = measured("hf_mixtral", checkpoint, names)
+    n_used = len(golden["tokens"]) * golden["config"]["num_experts_per_tok"]
     for role in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
         stack = found[f"blk.1.{role}.weight"]
         assert stack.sums.shape == (names.n_experts, 96 if role == "ffn_down_exps" else 64)
