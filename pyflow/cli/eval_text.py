@@ -121,12 +121,14 @@ class TextOptions:
 
 
 def _identity(model: Described) -> list[object]:
-    """What to tell of it, and what changes whenever the file does."""
+    """What to tell of it, and what changes whenever the model does: its weights' files, and what
+    the files beside them make of these. Its tokenizer shows in the tokens of the text."""
     checkpoint = model.checkpoint
     name = Path(model.path).name
     if checkpoint.pack_as is not None:
         name = f"{name} as {checkpoint.pack_as}"
-    return [name, *stamp(checkpoint.native.files)]
+    made_of = hashlib.sha256(repr(model.spec).encode()).hexdigest()
+    return [name, *stamp(checkpoint.native.files), made_of]
 
 
 def of_text(function: F) -> F:

@@ -14,6 +14,7 @@ from pyflow.quant import kld, perplexity
 
 from pyflow.cli import main, timing
 
+from .tiny_folders import CONFIG, write, write_folder
 from .tiny_models import write_model
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and it was a sunny day in May. "
@@ -124,6 +125,22 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
     err = capsys.readouterr().err
     assert "n_ctx: 64 there, 32 here" in err
     assert err.endswith("name another file to begin anew\n")
+
+
+@pytest.mark.parametrize("which", ["ppl", "kld", "compare"])
+def test_what_was_measured_is_of_no_other_configuration(
+    capsys: pytest.CaptureFixture[str], text: str, tmp_path: Path, which: str
+) -> None:
+    folder = write_folder(tmp_path)
+    models = {"ppl": ("-m", str(folder))}.get(which, (str(folder), str(folder)))
+    args = ["eval", which, *models, "-f", text, *ARGS, "--chunks", "1"]
+    args += ["--resume", str(tmp_path / "j"), *(["-r", "0"] if which == "compare" else [])]
+    assert main(args) == 0
+    assert main(args) == 0
+    write(folder, "config.json", CONFIG | {"rope_theta": 1e6})
+    capsys.readouterr()
+    assert main(args) == 1
+    assert "model 1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("when", ["chunks", "speeds"])
