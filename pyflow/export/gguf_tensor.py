@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.formats import Checkpoint, arrays
-from pyflow.quant import FORMATS
+from pyflow.quant import FORMATS, dequantize
 
 NO_VALUES = np.empty(0, np.float32)
 
@@ -39,7 +39,8 @@ class GgufTensor:
     shape: tuple[int, ...]
     """Outermost first."""
     dtype: str
-    """F32, F16 or BF16, of which type its weights are; F32 for what GGUF files have in no other."""
+    """Of which type its weights are, F32 for what GGUF files have in no other. With blocks its rows
+    are stored ones, none of them transposed."""
     checkpoint: Checkpoint
     parts: tuple[Part, ...] = ()
     by_value: bool = False
@@ -52,9 +53,16 @@ class GgufTensor:
         return FORMATS[self.dtype].gguf_id
 
     @property
+    def is_blocks(self) -> bool:
+        """Whether it is of a type whose weights come in blocks."""
+        form = FORMATS.get(self.dtype)
+        return form is not None and form.block > 1
+
+    @property
     def nbytes(self) -> int:
         """Of the type that it has."""
-        return math.prod(self.shape) * FORMATS[self.dtype].block_bytes
+        form = FORMATS[self.dtype]
+        return math.prod(self.shape) // form.block * form.block_bytes
 
     @property
     def source(self) -> str:
@@ -70,9 +78,10 @@ class GgufTensor:
         return self.n_rows
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.generic]:
-        """Rows (n, columns) in its type, BF16 as its bits; not much more memory is taken."""
+        """Rows (n, columns) in its type, BF16 as its bits, or (n, bytes) of blocks; not much more
+        memory is taken."""
         begin, end, _ = rows.indices(self.n_rows)
-        n_cols = self.shape[-1]
+        n_cols = self.nbytes // self.n_rows if self.is_blocks else self.shape[-1]
         if len(self.given):
             return self.given.reshape(-1, n_cols)[begin:end]
         pieces = [self._read(*cut) for cut in self._cuts(begin, end)]
@@ -81,7 +90,10 @@ class GgufTensor:
 
     def rows(self, begin: int, end: int) -> NDArray[np.float32]:
         """The values of rows [begin, end), (end - begin, columns)."""
-        return arrays.widened(self[begin:end])
+        found = self[begin:end]
+        if self.is_blocks:
+            return dequantize(np.ascontiguousarray(found, np.uint8), self.dtype)
+        return arrays.widened(found)
 
     def release(self, begin: int, end: int) -> None:
         """Gives the pages of the rows back to the system, where others do not lie between."""
@@ -103,9 +115,11 @@ class GgufTensor:
 
     def _read(self, part: Part, begin: int, end: int) -> NDArray[np.generic]:
         native = self.checkpoint.native
-        stored = arrays.stored_floats(native, native.tensor(part.name))
         rows = part.stored[begin - part.begin : end - part.begin]
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        if self.is_blocks:
+            return self.checkpoint.rows(part.name)[index]
+        stored = arrays.stored_floats(native, native.tensor(part.name))
         flat = stored.reshape(-1) if self.by_value else stored.reshape(-1, stored.shape[-1])
         found = flat[:, index].T if part.transposed else flat[index]
         if self.dtype != "F32":

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyflow.errors import UnsupportedError
 from pyflow.export.gguf_tensor import NO_VALUES, GgufTensor, Part
 from pyflow.formats import Checkpoint, arrays
+from pyflow.quant import FORMATS
 from pyflow.quant.mixes import is_matrix
 from pyflow.spec import Attention, ModelSpec, Ref, Rope, Source, name_of
 from pyflow.specs import Description
@@ -119,13 +120,26 @@ def fill(
             turn = turned.get((place.layer, role, a.bound))
             parts += _parts(_stored(a, tensor, checkpoint, turn), _places(b, tensor))
         parts.sort(key=lambda part: part.begin)
-        types = {checkpoint.native.tensor(part.name).dtype for part in parts}
-        is_as_it_was = len(types) == 1 and not any(part.add for part in parts)
-        exact = types.pop() if is_as_it_was and is_matrix(name, tensor.shape) else "F32"
-        made = GgufTensor(name, tensor.shape, exact, checkpoint, tuple(parts), tensor.by_value)
+        dtype = _type(name, tensor, parts, checkpoint)
+        made = GgufTensor(name, tensor.shape, dtype, checkpoint, tuple(parts), tensor.by_value)
         _check(made)
         tensors.append(made)
     return tensors
+
+
+def _type(name: str, tensor: Planned, parts: Sequence[Part], checkpoint: Checkpoint) -> str:
+    """Of the tensors that a new one is made of, F32 where its values are not theirs."""
+    types = {checkpoint.native.tensor(part.name).dtype for part in parts}
+    kept_in_blocks = {t for t in types if t in FORMATS and FORMATS[t].block > 1}
+    is_as_it_was = len(types) == 1 and not any(part.add for part in parts)
+    exact = is_as_it_was and is_matrix(name, tensor.shape) and not tensor.by_value
+    if kept_in_blocks and (not exact or any(part.transposed for part in parts)):
+        raise UnsupportedError(
+            f"{checkpoint.path}: {name}: expected rows of one type to make it of, or values in "
+            f"F32, F16 or BF16, found {', '.join(sorted(types))}; take the folder from which this "
+            "one was quantized"
+        )
+    return types.pop() if exact else "F32"
 
 
 def _stored(
@@ -176,7 +190,8 @@ def _check(tensor: GgufTensor) -> None:
     at = 0
     for part in tensor.parts:
         native = tensor.checkpoint.native
-        arrays.stored_floats(native, native.tensor(part.name))
+        if not tensor.is_blocks:
+            arrays.stored_floats(native, native.tensor(part.name))
         if part.begin != at:
             raise UnsupportedError(
                 f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} is of no role"

@@ -24,7 +24,8 @@ import pyflow
 from pyflow.cli import main
 from pyflow.export import to_gguf
 
-from .specs import exports
+from .specs import exports, tiny
+from .specs.test_families import fixture
 from .test_cli_quantize import by_llama_cpp, by_us
 from .tiny_folders import CONFIG, write, write_folder
 from .tokenizer.conftest import folder_of
@@ -276,13 +277,40 @@ def test_a_file_is_replaced_only_when_asked_to(run: Run, source: Path, tmp_path:
     assert {*types(target).values()} == {"Q8_0", "F32"}
 
 
-def test_weights_of_a_quantized_folder_are_refused(run: Run, source: Path, tmp_path: Path) -> None:
+def test_blocks_of_a_folder_are_taken_when_they_may_be(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    """The bytes are those of the same steps through GGUF files."""
+    folder, coarse = tmp_path / "folder", tmp_path / "coarse.gguf"
+    for target in (folder, coarse):
+        assert run("quantize", str(source), str(target), "--type", "q4_k_m")[0] == 0
+    refused = run("quantize", str(folder), str(tmp_path / "r.gguf"), "--type", "q8_0")
+    assert refused[0] == 3
+    assert "found Q6_K, whose errors would add up; take a file in F16, or add" in refused[2]
+    for name in ("q8_0", "f16", "q4_k_m", "iq4_nl"):
+        made, wanted = tmp_path / "made.gguf", tmp_path / "wanted.gguf"
+        for path, target in ((folder, made), (coarse, wanted)):
+            args = ("quantize", str(path), str(target), "--type", name, "--force")
+            assert run(*args, "--allow-requantize")[0] == 0
+        assert contents(made) == contents(wanted)
+    assert run("quantize", str(folder), str(made), "--type", "q4_k_m", "--force")[0] == 0
+    assert contents(made) == contents(coarse)  # the same blocks in another order of rows
+    with pyflow.load(folder) as before, pyflow.load(made) as after:
+        want, found = (model.logits(TOKENS) for model in (before, after))
+        assert abs(found - want).max() < 0.01 * abs(want).max()
+
+
+def test_blocks_of_several_types_make_no_tensor(run: Run, tmp_path: Path) -> None:
+    hub = tiny.write(tmp_path / "hub", fixture("hf_mixtral"))
     folder, target = tmp_path / "folder", tmp_path / "target.gguf"
-    assert run("quantize", str(source), str(folder), "--type", "q4_0")[0] == 0
-    code, _, err = run("quantize", str(folder), str(target), "--type", "q8_0")
+    args = ("--type", "q8_0", "--tensor-type", "experts.1.w1=q4_0")
+    assert run("quantize", str(hub), str(folder), *args)[0] == 0
+    code, _, err = run(
+        *("quantize", str(folder), str(target), "--type", "q8_0", "--allow-requantize")
+    )
     assert code == 3
-    assert "expected F32, F16 or BF16, found Q6_K" in err
-    assert not target.exists()
+    assert "blk.0.ffn_gate_exps.weight: expected rows of one type to make it of" in err
+    assert "found Q4_0, Q8_0; take the folder from which this one was quantized" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--shuffle", "1")])
