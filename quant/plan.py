@@ -19,7 +19,7 @@ from pyflow.quant.imatrix import Imatrix
 from pyflow.quant.naming import Naming, Part, of_gguf
 from pyflow.quant.weights import Tensor, Weights
 
-from pyflow.errors import FormatError, ShapeError, UnsupportedError
+from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
 
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
 """The matrix that gives the logits: OUTPUT, or where there is none, EMBEDDING."""
@@ -72,7 +72,8 @@ def plan(
 ) -> list[Step]:
     """What would become of each tensor, in the file's order. naming: None for that of GGUF files.
 
-    FormatError: an importance matrix, or options that no matrix goes with. UnsupportedError:
+    FormatError: an importance matrix, or options that no matrix goes with. PyflowError: importance
+    where nothing is put into blocks. UnsupportedError:
     weights that are quantized already, or of a type that cannot be read. ShapeError: an override
     whose blocks do not fit.
     """
@@ -118,9 +119,16 @@ def plan(
         )
     if rules.unused:
         raise rules.without_use(min(rules.unused))
-    if imatrix is not None and all(step.importance is None for step in steps):
+    into_blocks = [step for step in steps if not step.copied and FORMATS[step.to].block > 1]
+    if imatrix is not None and not into_blocks:
+        raise PyflowError(
+            f"{imatrix.path}: expected matrices that are put into blocks, for these alone have a "
+            f"use for importance, found none of {model.path} for {recipe.type}; leave --imatrix out"
+        )
+    if imatrix is not None and all(step.importance is None for step in into_blocks):
         raise FormatError(
-            f"{imatrix.path}: expected importance of matrices of {model.path}, found that of "
+            f"{imatrix.path}: expected importance of what is put into blocks of {model.path}, such "
+            f"as {into_blocks[0].tensor.name!r}, found that of "
             f"{', '.join(sorted(imatrix.columns)[:2])} and the like"
         )
     return steps

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyflow.cli.options import telling_warnings
 from pyflow.cli.terminal import progress
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def quantize(
     write: Callable[..., object] = partial(convert, source)
     files: Iterable[str | Path] = checkpoint.native.files
     if checkpoint.format != "GGUF":
-        write = to_gguf(checkpoint).write
+        with telling_warnings():
+            write = to_gguf(checkpoint).write
         # Those beside the weights say what model it is.
         files = [path for path in checkpoint.path.parent.iterdir() if path.is_file()]
     name = source.name if source.is_dir() else source.stem

@@ -17,7 +17,7 @@ from pyflow.cli.quantize_rewrite import rewritten
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
-from pyflow.errors import UnsupportedError
+from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES
 
@@ -125,15 +125,16 @@ def command(
     IN is a GGUF file, a pulled model's name, or a folder of Hugging Face's with safetensors or
     PyTorch files. OUT is a GGUF file if its name ends in .gguf, with all that GGUF files say of
     model and tokenizer; a model of which GGUF cannot say everything is refused. Otherwise OUT is a
-    folder, which is made of folders alone: its weights in model.safetensors, which only pyflow
-    reads, beside copies of config.json and the tokenizer's files. The types F32, F16 and BF16
-    convert a folder to GGUF and quantize nothing.
+    folder, which is made of folders alone: its weights in model.safetensors, beside copies of
+    config.json and the tokenizer's files. Blocks in such a folder only pyflow reads. The types F32,
+    F16 and BF16 convert, and quantize nothing; such folders are read by others as well.
 
     Prints what became of the tensors of each role: bytes, bits per weight, and the error, which is
     the root mean square of the weights' change by that of the weights, importance counted in where
     it is given. OUT appears when it is complete. Memory stays below a gigabyte.
     """
     from pyflow import formats
+    from pyflow.export import GgufModel
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.plan import Recipe
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
@@ -145,7 +146,11 @@ def command(
     as_folder = checkpoint.format != "GGUF" and not _is_gguf(target)
     check_target(target, sources, force=force, as_folder=as_folder)
     rewrites = shuffle is not None or rotate is not None
-    model = _model(checkpoint, target, rewrites=rewrites)
+    with options.telling_warnings():
+        model = _model(checkpoint, target, rewrites=rewrites)
+        if as_folder:
+            _check_loads(checkpoint, target)
+    notes = model.notes if isinstance(model, GgufModel) else []
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
     if rewrites:
@@ -159,6 +164,8 @@ def command(
 
     def told(steps: list[Step]) -> None:
         plan[:] = steps
+        for note in notes:
+            click.echo(f"warning: {note}", err=True)
         for line in report.warnings(steps, imatrix is not None):
             click.echo(line, err=True)
 
@@ -204,6 +211,21 @@ def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoin
             f"that ends in .gguf, not {target.name}"
         )
     return checkpoint
+
+
+def _check_loads(checkpoint: Checkpoint, target: Path) -> None:
+    """Warns where something beside the weights, which is copied, keeps a folder from loading: the
+    weights may be wanted still. Raises like `Description.spec`."""
+    from pyflow.engine import Described
+    from pyflow.specs import build_spec
+
+    build_spec(checkpoint)
+    try:
+        Described(checkpoint.path)
+    except PyflowError as error:
+        click.echo(
+            f"warning: no command will load {target} before this is mended: {error}", err=True
+        )
 
 
 def _is_gguf(target: Path) -> bool:

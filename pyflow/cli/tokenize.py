@@ -39,7 +39,8 @@ def command(
     """
     text = _text(prompt, file, stdin)
     path = catalogue.resolve(model or options.default_model())
-    tokenizer = from_checkpoint(formats.open(path))
+    with options.telling_warnings():
+        tokenizer = from_checkpoint(formats.open(path))
     ids = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
     lost = sum(byte in tokenizer.missing_bytes for byte in text.encode())
     if lost:

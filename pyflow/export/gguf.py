@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -15,12 +15,16 @@ from pyflow.export.gguf_tensors import Planned
 from pyflow.formats import Checkpoint, gguf_writer
 from pyflow.quant.convert import Options, Share, write_gguf
 from pyflow.quant.plan import Recipe
-from pyflow.spec import ModelSpec, Ref
+from pyflow.spec import Attention, ModelSpec, Ref
 from pyflow.specs import describe
 from pyflow.specs.binding import Place
 from pyflow.specs.build import Built, build
 from pyflow.specs.document import architecture, family, label, load
 from pyflow.specs.facts import Facts, GgufSource
+from pyflow.tokenizer.gguf import NO_VOCAB
+
+# Of the architectures with windows, those whose windows llama.cpp computes.
+_WINDOWED = frozenset({"gemma2", "gemma3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class GgufModel:
     """Of the folder's checkpoint."""
     metadata: Mapping[str, gguf_metadata.Entry]
     tensors: Sequence[GgufTensor]
+    notes: Sequence[str] = ()
+    """Lines on what the file lacks, or what others will make of it."""
 
     def rows(self, name: str) -> GgufTensor:
         """Those of a tensor."""
@@ -104,7 +110,23 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
         )
     tensors = gguf_tensors.fill(planned, checkpoint, description.built, built, spec, other)
     metadata |= gguf_tokenizer.metadata(description)
-    return GgufModel(checkpoint.path, metadata, tensors)
+    return GgufModel(checkpoint.path, metadata, tensors, [*_notes(spec, metadata)])
+
+
+def _notes(spec: ModelSpec, metadata: Mapping[str, gguf_metadata.Entry]) -> Iterator[str]:
+    if metadata["tokenizer.ggml.model"] == NO_VOCAB:
+        yield "the model has no tokenizer: its GGUF file takes token ids, and no text"
+    name = str(metadata["general.architecture"])
+    blocks = (block for layer in spec.layers for block in layer)
+    windows = {b.window for b in blocks if isinstance(b, Attention)}
+    shorter = [window for window in windows if 0 < window < spec.n_ctx_train]
+    if shorter and name not in _WINDOWED:
+        first = min(shorter)
+        yield (
+            f"llama.cpp leaves {name}.attention.sliding_window out of account: from position "
+            f"{first} on it computes another model than this one, whose layers see no more than "
+            f"the {first} newest positions"
+        )
 
 
 def _are_one(checkpoint: Checkpoint, head: Ref, embedding: Ref) -> bool:

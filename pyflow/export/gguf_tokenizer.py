@@ -19,6 +19,7 @@ from pyflow.export.gguf_metadata import Entry
 from pyflow.formats.side_files import parse_json
 from pyflow.specs import Description
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, from_metadata
+from pyflow.tokenizer.gguf import NO_VOCAB
 from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.settings import Role, Settings, read_settings
 from pyflow.tokenizer.stops import TokenType
@@ -57,7 +58,7 @@ def metadata(description: Description) -> dict[str, Entry]:
     try:
         tokenizer = from_checkpoint(checkpoint, n_rows=n_rows, stop_ids=description.stop_ids)
     except NoTokenizerError:
-        return {f"{_START}model": "no_vocab"}
+        return {f"{_START}model": NO_VOCAB}
     folder = checkpoint.path.parent
     settings = read_settings(folder)
     vocab = _vocab(tokenizer, description, settings)

@@ -10,6 +10,9 @@ from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
 from pyflow.tokenizer.vocab import read, read_vocab
 from pyflow.tokenizer.vocab_tokenizer import VocabTokenizer
 
+NO_VOCAB = "no_vocab"
+"""How a file says that it has no tokenizer, as tokenizer.ggml.model."""
+
 
 def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
     """The tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
@@ -18,9 +21,10 @@ def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
     UnsupportedError: a kind of tokenizer, or a pre-tokenizer, that is not known here.
     """
     model = read(metadata, "tokenizer.ggml.model", str, "", source=source)
-    if not model:
+    if model in ("", NO_VOCAB):
+        found = f"is {model!r}" if model else "is missing"
         raise NoTokenizerError(
-            f"{source}: tokenizer.ggml.model is missing: this file holds no tokenizer; without one "
+            f"{source}: tokenizer.ggml.model {found}: this file holds no tokenizer; without one "
             "the model takes token ids, but no text"
         )
     if model not in ("gpt2", "llama"):

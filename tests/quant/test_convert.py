@@ -174,7 +174,7 @@ def test_importance_is_that_of_each_expert(write: Write, tmp_path: Path) -> None
     with pytest.raises(FormatError, match="expected 2 x 256 columns, as the model has, found 3"):
         convert.convert(other, target, Recipe("Q4_K"), imatrix=imatrix)
     other = write(blk__0__ffn_up__weight=x[0])
-    with pytest.raises(FormatError, match="expected importance of matrices of"):
+    with pytest.raises(FormatError, match="expected importance of what is put into blocks of"):
         convert.convert(other, target, Recipe("Q4_K"), imatrix=imatrix)
     with pytest.raises(FormatError, match=r"expected an importance matrix .* found none"):
         read_imatrix(other)
