@@ -10,18 +10,14 @@ with replacing("model.gguf") as file:
 
 from __future__ import annotations
 
-import contextlib
-import os
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from pyflow.formats.replacing import replacing as replacing  # noqa: PLC0414  part of writing one
 from pyflow.formats.tensor_writer import TensorWriter
 
 _VERSION = 3
@@ -93,27 +89,3 @@ def _head(entries: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment:
         offset += tensor.nbytes + -tensor.nbytes % alignment
     head = b"".join(out)
     return head + bytes(-len(head) % alignment)
-
-
-@contextlib.contextmanager
-def replacing(path: str | PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` once all is well; if not, nothing is left.
-
-    It lies beside `path` meanwhile, under a hidden name. An OSError says that it is of `path`.
-    """
-    path = Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(descriptor, 0o666 & ~umask)  # mkstemp's files are for their owner alone
-            yield file
-            file.flush()
-            os.fsync(descriptor)
-        Path(name).replace(path)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # as those of writing are
-            error.filename = str(path)
-        raise

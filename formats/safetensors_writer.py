@@ -1,6 +1,6 @@
 """safetensors files, written from front to back: csrc/formats/safetensors.h draws the format.
 
-with replacing_folder("model") as folder, (folder / "model.safetensors").open("xb") as file:
+with (folder / "model.safetensors").open("xb") as file:
     tensors = sorted(tensors, key=lambda t: -alignment(t.dtype))
     writer = SafetensorsWriter(file, tensors, {"format": "pt"})
     for tensor in tensors:
@@ -11,15 +11,9 @@ with replacing_folder("model") as folder, (folder / "model.safetensors").open("x
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyflow.formats.tensor_writer import TensorWriter
@@ -114,47 +108,3 @@ def _head(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-@contextlib.contextmanager
-def replacing_folder(path: str | PathLike[str]) -> Iterator[Path]:
-    """A folder to fill that takes the place of `path`, and of a folder there, once all is well; if
-    not, nothing is left of it.
-
-    It lies beside `path` meanwhile, under a hidden name. An OSError says that it is of `path`.
-    """
-    path = Path(path)
-    made = _hidden(path)
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        made.chmod(0o777 & ~umask)  # mkdtemp's folders are for their owner alone
-        yield made
-        _put(made, path)
-    except BaseException as error:
-        shutil.rmtree(made, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:  # as those of writing are
-            error.filename = str(path)
-        raise
-
-
-def _hidden(path: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.parent))
-
-
-def _put(made: Path, path: Path) -> None:
-    """Renames made as path; a folder that is there goes when the new one is in its place."""
-    if not path.exists():
-        made.rename(path)
-        return
-    old = _hidden(path)
-    try:
-        path.rename(old)
-        made.rename(path)
-    except BaseException:
-        if not path.exists():
-            old.rename(path)
-        else:
-            old.rmdir()
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -21,6 +21,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.formats.replacing import replacing
 from pyflow.formats.tensor_writer import TensorWriter
 from pyflow.quant import mixes
 from pyflow.quant.blocks import FIRST_OWN_ID, FORMATS, Distortion
@@ -89,6 +90,8 @@ class Options(TypedDict, total=False):
     """Called with weights done and in all."""
     told: Callable[[list[Step]], None] | None
     """Called with the plan before anything is written."""
+    replace: bool
+    """Whether what is there as the target may go, as it does by default."""
 
 
 def convert(
@@ -100,7 +103,7 @@ def convert(
     """Writes source, a GGUF file or the first of a split one, as `target`; what each role came to.
 
     target is written beside itself and takes its place at the end, so whatever was there stays if
-    anything goes wrong.
+    anything goes wrong, and so does what has come there meanwhile, which is a PyflowError.
 
     FormatError: no GGUF file. UnsupportedError: weights that are quantized already, or that the
     type cannot hold. ShapeError: an override whose blocks do not fit. ResourceError: the disk is
@@ -137,6 +140,7 @@ def write_gguf(
     n_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     told: Callable[[list[Step]], None] | None = None,
+    replace: bool = True,
 ) -> dict[str, Share]:
     """Writes a model whose tensors are those of a GGUF file as `target`, with metadata as of
     gguf_writer.entry, to which what tells the types is added. Otherwise as `convert`."""
@@ -150,7 +154,7 @@ def write_gguf(
         gguf_writer.NewTensor(step.tensor.name, step.tensor.shape, _type_id(step), step.nbytes)
         for step in steps
     ]
-    with gguf_writer.replacing(target) as file:
+    with replacing(target, replace=replace) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=alignment)
         return write_tensors(model, steps, writer, n_threads=n_threads, progress=progress)
 

@@ -9,6 +9,7 @@ so that other programs refuse it by name.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from os import PathLike
 from pathlib import Path
 
 from pyflow.formats import safetensors_writer, side_files
+from pyflow.formats.replacing import replacing_folder
 from pyflow.formats.safetensors_writer import METHOD, VERSION, NewTensor, SafetensorsWriter
 from pyflow.quant.blocks import FORMATS
 from pyflow.quant.convert import Share, check_disk, write_tensors
@@ -32,8 +34,10 @@ WEIGHTS = "model.safetensors"
 _CONFIG, _QUANTIZATION = "config.json", "quantization_config"
 _MAX_CONFIG = 4 << 20
 _TORCH = {"format": "pt"}  # what transformers wants to read
-# In metadata of the weights, of any type: such a folder may be replaced.
+# In metadata of the weights, of any type: such a folder may be replaced, while the files beside
+# them, by name the SHA-256 of each as JSON, are as they were written.
 _MADE_BY = ("made_by", "pyflow quantize")
+_HASHES = "made_files"
 # What lies beside weights and belongs to them: other files may be anything.
 _SIDE = (
     *("*config.json", "*.toml", "*.jinja", "chat_template.json", "tokenizer*", "vocab*"),
@@ -52,19 +56,18 @@ def convert_folder(
     n_threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     told: Callable[[list[Step]], None] | None = None,
+    replace: bool = True,
 ) -> dict[str, Share]:
     """Writes a checkpoint and the files beside it as the folder `target`; what each role came to.
 
-    Otherwise as `convert`. A folder that is there is replaced if `is_ours`. UnsupportedError also:
-    types and names that safetensors cannot hold.
+    Otherwise as `convert`. Of folders that are there only those of `own_files` are replaced.
+    UnsupportedError also: types and names that safetensors cannot hold.
     """
     target, source = Path(target), checkpoint.path.parent
     if target.exists() and target.samefile(source):
         raise PyflowError(f"{target}: expected a folder other than the source; give another name")
-    if os.path.lexists(target) and not is_ours(target):
-        raise PyflowError(
-            f"{target}: is there, and no folder of what quantize writes alone; give another name"
-        )
+    if os.path.lexists(target):
+        own_files(target)
     steps = plan(checkpoint, recipe, imatrix, naming)
     for step in steps:
         _check_type(checkpoint, step)
@@ -75,15 +78,17 @@ def convert_folder(
     tensors = [NewTensor(s.tensor.name, s.tensor.shape, s.to, s.nbytes) for s in ordered]
     metadata = dict(checkpoint.metadata) if checkpoint.format == "safetensors" else _TORCH
     has_blocks = any(step.to in FORMATS and FORMATS[step.to].block > 1 for step in steps)
-    with safetensors_writer.replacing_folder(target) as made:
+    with replacing_folder(target, known=own_files if replace else None) as made:
         for path in _side_files(source):
             if path.name != _CONFIG:
                 shutil.copyfile(path, made / path.name)
         if (source / _CONFIG).is_file():
-            own = _quantization(recipe, imatrix) if has_blocks else None
-            _write_config(source / _CONFIG, made / _CONFIG, own)
+            quantization = _quantization(recipe, imatrix) if has_blocks else None
+            _write_config(source / _CONFIG, made / _CONFIG, quantization)
+        hashes = {path.name: _hash(path) for path in sorted(made.iterdir())}
         with (made / WEIGHTS).open("xb") as file:
-            writer = SafetensorsWriter(file, tensors, metadata | dict([_MADE_BY]))
+            own = dict([_MADE_BY]) | {_HASHES: json.dumps(hashes)}
+            writer = SafetensorsWriter(file, tensors, metadata | own)
             shares = write_tensors(
                 checkpoint, ordered, writer, n_threads=n_threads, progress=progress
             )
@@ -92,18 +97,47 @@ def convert_folder(
     return {step.role: shares[step.role] for step in steps}
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether nothing is there but what `convert_folder` wrote, or nothing at all."""
+def own_files(folder: Path) -> list[str]:
+    """The names of all files in a folder that `convert_folder` wrote, or in an empty one.
+
+    PyflowError, which says what, where anything else is there, or is no longer as it was written.
+    """
     if folder.is_symlink() or not folder.is_dir():
-        return False
-    inside = [*folder.iterdir()]
-    if any(not path.is_file() or not (path.name == WEIGHTS or _is_side(path)) for path in inside):
-        return False
+        raise _not_ours(folder, "it is none")
+    names = sorted(path.name for path in folder.iterdir())
+    hashes = _hashes(folder) if names else {}
+    for name in names:
+        path = folder / name
+        if path.is_symlink() or not path.is_file() or name not in {WEIGHTS, *hashes}:
+            raise _not_ours(folder, f"{name!r:.100} is not of its making")
+        if name != WEIGHTS and _hash(path) != hashes[name]:
+            raise _not_ours(folder, f"{name!r:.100} has been changed")
+    return names
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Those of the files beside the weights when they were written."""
     try:
-        key, value = _MADE_BY
-        return not inside or _core.SafetensorsFile(folder / WEIGHTS).metadata.get(key) == value
+        metadata = _core.SafetensorsFile(folder / WEIGHTS).metadata
+        if metadata.get(_MADE_BY[0]) == _MADE_BY[1]:
+            found = metadata.get(_HASHES, "{}").encode()
+            return side_files.parse_json(found, dict[str, str], source=str(folder / WEIGHTS))
     except PyflowError:
-        return False
+        pass
+    some = next(path.name for path in sorted(folder.iterdir()))
+    raise _not_ours(folder, f"{some!r:.100} is not of its making")
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _not_ours(folder: Path, found: str) -> PyflowError:
+    return PyflowError(
+        f"{folder}: is there, and no folder of what quantize writes alone: {found}; give another "
+        "name"
+    )
 
 
 def _side_files(folder: Path) -> Iterator[Path]:

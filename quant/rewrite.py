@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.formats.replacing import replacing
 from pyflow.quant.convert import check_disk
 
 from pyflow import _core, formats
@@ -80,7 +81,7 @@ def rewrite(
     ]
     done, total = 0, sum(tensor.nbytes // 4 for tensor in tensors)
     check_disk(Path(target), 4 * total)
-    with gguf_writer.replacing(target) as file:
+    with replacing(target) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors)
         for part in parts:
             for values in part.pieces():

@@ -21,17 +21,22 @@ def check(
     kind = "folder" if as_folder else "file"
     if str(target) == "-":
         raise click.UsageError(f"OUT: expected the name of a {kind}, found '-'; name one")
-    if not target.exists():
+    if not os.path.lexists(target):
         if not target.parent.is_dir():
             raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")
         return
-    there = target.stat()
-    if any(os.path.samestat(there, found) for found in map(_stat, sources) if found is not None):
+    there = _stat(target)
+    found = [stat for stat in map(_stat, sources) if stat is not None]
+    if there is not None and any(os.path.samestat(there, stat) for stat in found):
         raise PyflowError(f"{target}: expected a {kind} other than the source; give another name")
     if not (target.is_dir() if as_folder else target.is_file()):
         raise PyflowError(
             f"{target}: is there and is no {kind} that could be replaced; give another name"
         )
+    if as_folder:
+        from pyflow.quant.folder import own_files
+
+        own_files(target)
     if not force:
         raise PyflowError(f"{target}: is there already; --force replaces it")
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyflow.formats
@@ -14,12 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pyflow.formats import safetensors_writer
 from pyflow.formats.safetensors_writer import (
     NewTensor,
     SafetensorsWriter,
     alignment,
-    replacing_folder,
 )
 from safetensors import safe_open
 
@@ -162,61 +158,3 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
             writer.end_tensor()
         with pytest.raises(ShapeError, match="'b': expected its bytes, found an end"):
             writer.close()
-
-
-def entries(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
-
-
-def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    for text in ("first", "second"):
-        with replacing_folder(target) as made:
-            (made / "a").write_text(text)
-            assert made.parent == tmp_path
-            assert made.name.startswith(".target.")
-            assert not target.exists() or entries(target) == {"a": "first"}
-        assert entries(tmp_path) == {"target/a": text}
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(beside.stat().st_mode)
-
-
-def fill(target: Path, text: str, error: BaseException | None = None) -> None:
-    with replacing_folder(target) as made:
-        (made / "a").write_text(text)
-        if error is not None:
-            raise error
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_nothing_is_left_of_a_folder_that_fails(there: bool, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    if there:
-        fill(target, "first")
-    for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as caught:
-            fill(target, "second", error)
-        assert entries(tmp_path) == ({"target/a": "first"} if there else {})
-        assert {*tmp_path.iterdir()} == ({target} if there else set())
-        if isinstance(caught.value, OSError):
-            assert caught.value.filename == str(target)
-
-
-def test_a_folder_that_cannot_be_renamed_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "target"
-    fill(target, "first")
-    rename = Path.rename
-
-    def once(self: Path, to: Path) -> Any:
-        if to == target and (self / "a").read_text() == "second":
-            raise KeyboardInterrupt
-        return rename(self, to)
-
-    monkeypatch.setattr(safetensors_writer.Path, "rename", once)
-    with pytest.raises(KeyboardInterrupt):
-        fill(target, "second")
-    assert entries(tmp_path) == {"target/a": "first"}
-    assert [*tmp_path.iterdir()] == [target]

@@ -22,6 +22,7 @@ import pyflow
 from pyflow import formats
 from pyflow.cli import main
 
+from .quantizing import interrupted
 from .tiny_models import write_model
 
 pytestmark = pytest.mark.model
@@ -125,21 +126,8 @@ def test_an_interruption_leaves_nothing(
     f16: Path, tmp_path: Path, number: int, code: int, arguments: list[str]
 ) -> None:
     names = {"IN": str(f16), "OUT": str(tmp_path / "target.gguf")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pyflow", *(names.get(a, a) for a in arguments)],
-        stderr=subprocess.PIPE,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-    )
-    for _ in range(600):  # until it writes, a minute at most
-        if any(path.stat().st_size > 1 << 20 for path in tmp_path.rglob("*")):
-            break
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(number)
-    assert process.communicate(timeout=60)[1].endswith(b"\ninterrupted\n")
-    assert process.returncode == code
+    command = [names.get(argument, argument) for argument in arguments]
+    assert interrupted(command, number, tmp_path) == code
     assert not [*tmp_path.iterdir()]
 
 

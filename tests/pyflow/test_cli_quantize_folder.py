@@ -16,36 +16,18 @@ import numpy as np
 import pyflow.formats
 import pytest
 from pyflow.quant.imatrix import read_imatrix
-from safetensors.numpy import save_file
-
-from pyflow.cli import main
+from safetensors.numpy import load_file, save_file
 
 from .cluster.ranks import mpiexec
+from .quantizing import Meanwhile, Run, interrupted, meanwhile, run, source
 from .specs import tiny
 from .specs.test_families import fixture
 from .tiny_folders import CONFIG, write, write_folder
 from .tiny_models import write_model
 
-Run = Callable[..., tuple[int, str, str]]
+__all__ = ["meanwhile", "run", "source"]
 Oracle = Callable[[str], Any]
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """run(*args) -> exit code, standard output, standard error."""
-
-    def run_(*args: str) -> tuple[int, str, str]:
-        code = main(args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("source"), n_embd=256)
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +140,92 @@ def test_force_replaces_a_folder_of_its_own(run: Run, source: Path, tmp_path: Pa
     assert run(*command, "q4_0", "--force")[0] == 0
     made = pyflow.formats.open(target).tensors
     assert {t.dtype for t in made} == {"Q4_0", "Q6_K", "F32"}
-    (target / "mine.txt").write_text("")
-    code, _, err = run(*command, "q8_0", "--force")
-    assert code == 1
-    assert "no folder of what quantize writes alone" in err
+
+
+def stranger(name: str, run: Run, folder: Path, target: Path) -> None:
+    """A file in the folder to be replaced is named before anything is done, and stays."""
+    before = {path: path.read_bytes() for path in target.iterdir()}
+    command = ("quantize", str(folder), str(target), "--type", "q8_0")
+    for more in ((), ("--force",)):
+        code, _, err = run(*command, *more)
+        assert (code, err.count("\n")) == (1, 1)
+        assert f"{target}: is there, and no folder of what quantize writes alone: {name!r}" in err
+        assert {path: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_files_of_others_are_never_replaced(run: Run, source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine.txt").write_text("mine")
+    stranger("mine.txt", run, source, target)
+    (target / "mine.txt").unlink()
+    command = ("quantize", str(source), str(target), "--type", "q8_0", "--force")
+    assert run(*command)[0] == 0
+    for name in ("README.md", "LICENSE", "tokenizer.model", "mine.txt", "config.json"):
+        path = target / name
+        before = path.read_bytes() if path.exists() else None
+        path.write_text("mine")
+        stranger(name, run, source, target)
+        path.unlink()
+        if before is not None:
+            path.write_bytes(before)
+    (target / "tokenizer_config.json").unlink()
+    assert run(*command)[0] == 0
+    save_file(load_file(target / "model.safetensors"), target / "model.safetensors")
+    stranger("config.json", run, source, target)
     assert {*tmp_path.iterdir()} == {target}
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("name", ["target", "target.gguf"])
+def test_what_comes_meanwhile_stays(
+    run: Run, source: Path, tmp_path: Path, meanwhile: Meanwhile, name: str, force: bool
+) -> None:
+    target = tmp_path / name
+    command = ["quantize", str(source), str(target), "--type", "q8_0", *["--force"] * force]
+    if force:
+        assert run(*command)[0] == 0
+
+    def write_mine() -> None:
+        if name == "target":
+            target.mkdir(exist_ok=True)
+            (target / "mine.txt").write_text("mine")
+        else:
+            target.write_text("mine")
+
+    meanwhile(write_mine)
+    code, out, err = run(*command)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"error: {target}: " in err
+    assert (target / "mine.txt" if name == "target" else target).read_text() == "mine"
+    assert len([*target.glob("*.safetensors")]) == (force and name == "target")
+    assert {*tmp_path.iterdir()} == {target}
+
+
+@pytest.mark.parametrize("name", ["target", "target.gguf"])
+def test_of_two_at_once_one_is_told(
+    run: Run, source: Path, tmp_path: Path, meanwhile: Meanwhile, name: str
+) -> None:
+    target = tmp_path / name
+    command = ("quantize", str(source), str(target), "--type")
+    codes: list[int] = []
+    meanwhile(lambda: codes.append(run(*command, "q4_0")[0]))
+    code, _, err = run(*command, "q8_0")
+    assert (codes, code) == ([0], 1)
+    assert f"{target}: something else is there already" in err
+    assert "Q4_0" in {t.dtype for t in pyflow.formats.open(target).tensors}
+    assert {*tmp_path.iterdir()} == {target}
+
+
+def test_links_to_nowhere_are_there(run: Run, source: Path, tmp_path: Path) -> None:
+    for name in ("link", "link.gguf"):
+        link = tmp_path / name
+        link.symlink_to("nowhere")
+        for more in ((), ("--force",)):
+            code, _, err = run("quantize", str(source), str(link), "--type", "q8_0", *more)
+            assert code == 1
+            assert f"{link}: is there and is no f" in err
+            assert link.is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -242,18 +305,7 @@ def test_an_interruption_leaves_what_was_there(
         assert run("quantize", str(source), str(target), "--type", "q8_0")[0] == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     command = ["quantize", str(large), str(target), "--type", "Q3H_B64", "-t", "1", "--force"]
-    process = subprocess.Popen([sys.executable, "-m", "pyflow", *command], stderr=subprocess.PIPE)
-    hidden = ".target.*/model.safetensors"
-    for _ in range(600):  # until it writes, a minute at most
-        if any(path.stat().st_size > 1 << 20 for path in tmp_path.glob(hidden)):
-            break
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(number)
-    assert process.communicate(timeout=60)[1].endswith(b"\ninterrupted\n")
-    assert process.returncode == code
+    assert interrupted(command, number, tmp_path) == code
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert {*tmp_path.iterdir()} == ({target} if there else set())
 

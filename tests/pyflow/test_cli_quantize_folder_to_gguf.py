@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,34 +21,17 @@ import pyflow
 from pyflow.cli import main
 from pyflow.export import to_gguf
 
+from .quantizing import Run, interrupted, run, source
 from .specs import exports, tiny
 from .specs.test_families import fixture
 from .test_cli_quantize import by_llama_cpp, by_us
-from .tiny_folders import CONFIG, write, write_folder
+from .tiny_folders import CONFIG, write
 from .tokenizer.conftest import folder_of
 
-__all__ = ["folder_of"]
-Run = Callable[..., tuple[int, str, str]]
+__all__ = ["folder_of", "run", "source"]
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 TOKENS = [1, 5, 9, 80, 81]
 TRIAL = "Hello, World 123!"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """run(*args) -> exit code, standard output, standard error."""
-
-    def run_(*args: str) -> tuple[int, str, str]:
-        code = main(args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("source"), n_embd=256)
 
 
 @pytest.fixture(scope="module")
@@ -330,19 +310,7 @@ def test_an_interruption_leaves_nothing(
     target = tmp_path / "out" / "target.gguf"
     target.parent.mkdir()
     command = ["quantize", str(folder), str(target), "--type", "IQ4_XS", "-t", "1", *more]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pyflow", *command], stderr=subprocess.PIPE, env={**os.environ}
-    )
-    for _ in range(600):  # until it writes, a minute at most
-        if any(path.stat().st_size > 1 << 20 for path in target.parent.rglob("*")):
-            break
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1].endswith(b"\ninterrupted\n")
-    assert process.returncode == 130
+    assert interrupted(command, signal.SIGINT, target.parent) == 130
     assert not [*target.parent.iterdir()]
 
 

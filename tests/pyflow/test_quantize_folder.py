@@ -127,7 +127,7 @@ def test_floats_are_no_quantization(source: Path, tmp_path: Path) -> None:
     convert_to(source, quantized, Recipe("Q8_0"))
     convert_to(quantized, target, Recipe("F16", allow_requantize=True))
     assert json.loads((target / "config.json").read_text()) == CONFIG
-    assert pyflow.formats.open(target).metadata == {"made_by": "pyflow quantize"}
+    assert pyflow.formats.open(target).metadata.keys() == {"made_by", "made_files"}
     values = load_file(target / "model.safetensors")
     assert {*values} == {*load_file(source / "model.safetensors")}
     assert {value.dtype.name for value in values.values()} == {"float16", "float32"}

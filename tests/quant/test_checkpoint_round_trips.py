@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.formats.replacing import replacing
 from pyflow.quant import FORMATS, dequantize, quantize
 from pyflow.quant.convert import convert
 from pyflow.quant.plan import Recipe
@@ -28,7 +29,7 @@ def write(path: Path, tensors: Tensors) -> None:
         for name, (dtype, shape, data) in tensors.items()
     ]
     entries = {"general.architecture": gguf_writer.entry("llama")}
-    with gguf_writer.replacing(path) as file:
+    with replacing(path) as file:
         writer = gguf_writer.GgufWriter(file, entries, table)
         for _, _, data in tensors.values():
             writer.write(data)

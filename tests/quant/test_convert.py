@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.formats.replacing import replacing
 from pyflow.quant import FORMATS, convert, dequantize, mixes, quantize
 from pyflow.quant.imatrix import read_imatrix
 from pyflow.quant.plan import Recipe
@@ -262,7 +263,7 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
         "list": gguf_writer.entry(["x", ""]),
     }
     path = tmp_path / "made.gguf"
-    with gguf_writer.replacing(path) as file:
+    with replacing(path) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=64)
         with pytest.raises(ShapeError, match="'a': expected its bytes, found an end"):
             writer.close()
@@ -276,7 +277,7 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
     assert [*made.metadata.values()] == [64, "ü\udcff", True, 0.5, ["x", ""]]
     assert np.asarray(made.array("a")).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert (made.array("b") == 9).all()
-    with gguf_writer.replacing(path) as file:
+    with replacing(path) as file:
         writer = gguf_writer.GgufWriter(file, {}, tensors)
         writer.write(np.arange(4, dtype=np.uint8))
         with pytest.raises(ShapeError, match="'a': expected 6 bytes to write, found 4"):
