@@ -38,12 +38,15 @@ _TORCH = {"format": "pt"}  # what transformers wants to read
 # them, by name the SHA-256 of each as JSON, are as they were written.
 _MADE_BY = ("made_by", "pyflow quantize")
 _HASHES = "made_files"
+# What config.json calls them; newer ones have the second key.
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FLOAT_KEYS = ("torch_dtype", "dtype")
 # What lies beside weights and belongs to them: other files may be anything.
 _SIDE = (
     *("*config.json", "*.toml", "*.jinja", "chat_template.json", "tokenizer*", "vocab*"),
     *("merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json"),
-    *("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"),
 )
+_TEXTS = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def convert_folder(
@@ -84,7 +87,7 @@ def convert_folder(
                 shutil.copyfile(path, made / path.name)
         if (source / _CONFIG).is_file():
             quantization = _quantization(recipe, imatrix) if has_blocks else None
-            _write_config(source / _CONFIG, made / _CONFIG, quantization)
+            _write_config(source / _CONFIG, made / _CONFIG, quantization, recipe.type)
         hashes = {path.name: _hash(path) for path in sorted(made.iterdir())}
         with (made / WEIGHTS).open("xb") as file:
             own = dict([_MADE_BY]) | {_HASHES: json.dumps(hashes)}
@@ -141,11 +144,18 @@ def _not_ours(folder: Path, found: str) -> PyflowError:
 
 
 def _side_files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in sorted(folder.iterdir()) if _is_side(path) and path.is_file())
+    """Those that models are read from, by links too, and texts that lie in the folder itself or,
+    as in a hub's cache, in the blobs that its links lead to."""
+    folder = folder.resolve()
+    places = (folder, folder.parent.parent / "blobs")
+    for path in sorted(folder.iterdir()):
+        is_text = _matches(path, _TEXTS) and path.resolve().parent in places
+        if path.is_file() and (is_text or _matches(path, _SIDE)):
+            yield path
 
 
-def _is_side(path: Path) -> bool:
-    return any(fnmatchcase(path.name, pattern) for pattern in _SIDE)
+def _matches(path: Path, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(path.name, pattern) for pattern in patterns)
 
 
 def _quantization(recipe: Recipe, imatrix: Imatrix | None) -> dict[str, object]:
@@ -153,12 +163,25 @@ def _quantization(recipe: Recipe, imatrix: Imatrix | None) -> dict[str, object]:
     return own if imatrix is None else own | {"imatrix": imatrix.path.name}
 
 
-def _write_config(source: Path, target: Path, own: dict[str, object] | None) -> None:
+def _write_config(
+    source: Path, target: Path, quantization: dict[str, object] | None, type_name: str
+) -> None:
     config = json.loads(side_files.read_text(source, max_nbytes=_MAX_CONFIG))
     config.pop(_QUANTIZATION, None)
-    if own is not None:
-        config[_QUANTIZATION] = own
+    if quantization is not None:
+        config[_QUANTIZATION] = quantization
+    if type_name in _FLOATS:
+        _say_floats(config, _FLOATS[type_name])
     target.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _say_floats(config: dict[str, object], name: str) -> None:
+    """Models of several parts have a configuration for each."""
+    if not any(key in config for key in _FLOAT_KEYS):
+        config[_FLOAT_KEYS[0]] = name
+    parts = [value for value in config.values() if isinstance(value, dict)]
+    for part in (config, *parts):
+        part.update((key, name) for key in _FLOAT_KEYS if key in part)
 
 
 def _check_type(checkpoint: formats.Checkpoint, step: Step) -> None:

@@ -25,12 +25,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
+from pyflow.quant.weights import Weights
 
 from pyflow import _core, formats
 from pyflow.errors import ShapeError, UnsupportedError
@@ -75,6 +76,13 @@ def rotate(
     checkpoint = open_gguf(source)
     parts = [*_Stream(checkpoint, seed).parts()]
     rewrite(checkpoint, target, parts, {SEED_KEY: gguf_writer.entry(seed)}, progress)
+
+
+def check(model: Weights) -> None:
+    """UnsupportedError: a model, as GGUF has it, whose stream `rotate` cannot turn. Goes by names
+    and shapes; weights, which may lie elsewhere, are not read."""
+    for _ in _Stream(cast(formats.Checkpoint, model), 0).parts():
+        pass
 
 
 def orthogonal(n: int, seed: int) -> Values:

@@ -17,11 +17,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from os import PathLike
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
+from pyflow.quant.weights import Weights
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
@@ -60,6 +62,14 @@ def shuffle(
     orders = _Orders(checkpoint, seed)
     parts = [_part(checkpoint, record, orders) for record in checkpoint.tensors]
     rewrite(checkpoint, target, parts, {SEED_KEY: gguf_writer.entry(seed)}, progress)
+
+
+def check(model: Weights) -> None:
+    """UnsupportedError: a model, as GGUF has it, whose channels `shuffle` cannot move. Goes by
+    names and shapes; weights, which may lie elsewhere, are not read."""
+    orders = _Orders(cast(formats.Checkpoint, model), 0)
+    for record in model.tensors:
+        orders.of(cast(_core.TensorRecord, record))
 
 
 def _part(checkpoint: formats.Checkpoint, record: _core.TensorRecord, orders: _Orders) -> Part:

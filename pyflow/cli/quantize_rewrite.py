@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pyflow.cli.target import check as check_place
 from pyflow.cli.terminal import progress
+from pyflow.errors import PyflowError
 from pyflow.quant import FORMATS
 
 if TYPE_CHECKING:
@@ -33,11 +37,11 @@ def rewritten(
     command ends, and the recipe for it."""
     from pyflow import formats
     from pyflow.export import GgufModel
+    from pyflow.quant import rotate as turning
+    from pyflow.quant import shuffle as mixing
     from pyflow.quant.convert import check_disk
     from pyflow.quant.plan import Recipe, plan
     from pyflow.quant.rewrite import rewritten
-    from pyflow.quant.rotate import rotate as turn
-    from pyflow.quant.shuffle import shuffle as mix
 
     def as_file(
         source: str | PathLike[str],  # noqa: ARG001
@@ -50,14 +54,16 @@ def rewritten(
         assert isinstance(model, GgufModel)
         model.write(target, Recipe("F32"), progress=progress)
 
+    if shuffle is not None:
+        mixing.check(model)
+    if rotate is not None:
+        turning.check(model)
     first = 0 if isinstance(model, GgufModel) else None
-    writers = [
-        (w, s) for w, s in ((as_file, first), (mix, shuffle), (turn, rotate)) if s is not None
-    ]
+    all_writers = ((as_file, first), (mixing.shuffle, shuffle), (turning.rotate, rotate))
+    writers = [(write, seed) for write, seed in all_writers if seed is not None]
     # Weights that may not be quantized again may not come in by the back door.
     copy = plan(model, Recipe("F32", allow_requantize=recipe.allow_requantize), None)
-    # The overrides may name a matrix that turning makes.
-    result = plan(model, replace(recipe, overrides=()), None)
+    result = plan(model, _before(recipe, model, turned=rotate is not None), None)
     check_disk(target, sum(s.nbytes for s in result) + len(writers) * sum(s.nbytes for s in copy))
     source = model.path
     enter = click.get_current_context().with_resource
@@ -68,8 +74,37 @@ def rewritten(
                 show(done // _MILLION, total // _MILLION)
 
         for write, seed in writers:
-            source = enter(rewritten(write, source, target.parent, seed, progress=told))
-    return formats.open(source), _keeping(recipe, model, turned=rotate is not None)
+            with _naming(model.path, source):
+                source = enter(rewritten(write, source, target.parent, seed, progress=told))
+    recipe = _keeping(recipe, model, turned=rotate is not None)
+    made = formats.open(source)
+    with _naming(model.path, source):
+        plan(made, recipe, None)
+    check_place(target, (), force=click.get_current_context().params["force"])
+    return made, recipe
+
+
+@contextlib.contextmanager
+def _naming(path: Path, hidden: Path) -> Iterator[None]:
+    """Errors say path for the hidden file that holds its model for a while."""
+    try:
+        yield
+    except PyflowError as error:
+        raise type(error)(str(error).replace(str(hidden), str(path))) from None
+
+
+def _before(recipe: Recipe, model: Checkpoint | GgufModel, *, turned: bool) -> Recipe:
+    """A recipe that the model as it is must go with, if the rewritten one is to go with the recipe.
+
+    Turning may make an output matrix, which is the one that is kept then, or that an override is
+    for.
+    """
+    from pyflow.quant.plan import OUTPUT
+
+    if not turned or OUTPUT in {tensor.name for tensor in model.tensors}:
+        return recipe
+    others = tuple(o for o in recipe.overrides if not re.search(o[0], OUTPUT))
+    return replace(recipe, overrides=others, keep_output=False)
 
 
 def _keeping(recipe: Recipe, model: Checkpoint | GgufModel, *, turned: bool) -> Recipe:

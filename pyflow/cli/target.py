@@ -16,11 +16,15 @@ def check(
     target: Path, sources: Iterable[str | Path], *, force: bool, as_folder: bool = False
 ) -> None:
     """Refuses a target that is one of the sources (- is standard input) by whatever name, that is
-    no file, or no folder, or that is there already, unless `force`; and one that is to be in a
-    folder that is not there."""
+    no file, or no folder, or that is there already, unless `force`; a folder of which quantize has
+    not written all; one that is to be in a folder that is not there; and a mere ".gguf"."""
     kind = "folder" if as_folder else "file"
     if str(target) == "-":
         raise click.UsageError(f"OUT: expected the name of a {kind}, found '-'; name one")
+    if target.name.lower() == ".gguf":
+        raise PyflowError(
+            f"{target}: expected a name before .gguf, for a file, or another one, for a folder"
+        )
     if not os.path.lexists(target):
         if not target.parent.is_dir():
             raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")

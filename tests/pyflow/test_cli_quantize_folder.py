@@ -243,6 +243,7 @@ def test_links_to_nowhere_are_there(run: Run, source: Path, tmp_path: Path) -> N
         (["IN", "FILE", "--type", "q8_0"], 1, "is there and is no folder that could be replaced"),
         (["IN", "GGUF", "--type", "q8_0"], 1, "model.gguf: is there already; --force replaces it"),
         (["IN", "OUT/OUT", "--type", "q8_0"], 1, "there is no folder"),
+        (["IN", "OUT/.gguf", "--type", "q8_0"], 1, "expected a name before .gguf, for a file"),
         (["IN", "OUT", "--type", "q8_0", "--tensor-type", "zz=q4_0"], 3, "match 'zz', found none"),
         (
             [
@@ -268,6 +269,7 @@ def test_what_cannot_be_is_one_line(
     write_model(gguf, n_layers=1, window=0)
     names = {"IN": source, "OUT": inside / "OUT", "OUT.gguf": inside / "OUT.gguf"}
     names |= {"OUT/OUT": inside / "no" / "OUT", "GGUF": gguf, "NONE": none, "GPTQ": gptq}
+    names["OUT/.gguf"] = inside / ".gguf"
     names["FILE"] = gptq / "config.json"
     before = {*source.iterdir()}
     found, out, err = run("quantize", *(str(names.get(a, a)) for a in arguments))

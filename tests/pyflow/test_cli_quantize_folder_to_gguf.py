@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import pyflow
 from pyflow.cli import main
-from pyflow.export import to_gguf
+from pyflow.export import GgufModel, to_gguf
 
 from .quantizing import Run, interrupted, run, source
 from .specs import exports, tiny
@@ -143,6 +143,52 @@ def test_a_folder_can_be_taken_off_its_grid(
     with pyflow.load(source) as before, pyflow.load(target) as after:
         want, found = (model.logits(TOKENS) for model in (before, after))
         assert abs(found - want).max() < 0.01 * abs(want).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("hf_olmo2", ("--rotate", "1"), "leave out --rotate"),
+        ("hf_bloom", ("--rotate", "1"), "leave out --rotate"),
+        (None, ("--rotate", "1", "--tensor-type", "zz=q4_0"), "match 'zz', found none"),
+        (None, ("--shuffle", "1", "--tensor-type", "zz=q4_0"), "match 'zz', found none"),
+        (
+            None,
+            ("--shuffle", "1", "--keep-output", "--tensor-type", "token_embd=q4_0"),
+            "which --keep-output keeps",
+        ),
+    ],
+)
+def test_what_cannot_be_moved_is_told_of_the_folder_before_anything_is_written(
+    run: Run,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str | None,
+    more: tuple[str, ...],
+    message: str,
+) -> None:
+    folder = source if name is None else tiny.write(tmp_path / "hub", fixture(name))
+    monkeypatch.setattr(GgufModel, "write", None)  # would fail
+    code, out, err = run("quantize", str(folder), str(tmp_path / "x.gguf"), "--type", "q8_0", *more)
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert err.startswith(f"error: {folder}")
+    assert message in err
+
+
+def test_what_is_found_once_it_is_turned_is_told_of_the_folder_too(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target.gguf"
+    args = ("quantize", str(source), str(target), "--type", "q8_0", "--rotate", "1")
+    assert run(*args, "--tensor-type", "^output=q6_k")[0] == 0
+    assert types(target)["output.weight"] == "Q6_K"
+    overrides = ("--tensor-type", "t=q4_0", "--tensor-type", "attn_v=q5_0")
+    code, _, err = run(*args, *overrides, "--force")
+    assert code == 3
+    assert err.startswith(f"error: {source}")
+    assert "which the earlier 't' takes" in err
+    assert [*tmp_path.iterdir()] == [target]
 
 
 OUT, IN = "output.weight", "token_embd.weight"

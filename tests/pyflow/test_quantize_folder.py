@@ -126,11 +126,66 @@ def test_floats_are_no_quantization(source: Path, tmp_path: Path) -> None:
     quantized, target = tmp_path / "q8", tmp_path / "f16"
     convert_to(source, quantized, Recipe("Q8_0"))
     convert_to(quantized, target, Recipe("F16", allow_requantize=True))
-    assert json.loads((target / "config.json").read_text()) == CONFIG
+    assert json.loads((target / "config.json").read_text()) == CONFIG | {"torch_dtype": "float16"}
     assert pyflow.formats.open(target).metadata.keys() == {"made_by", "made_files"}
     values = load_file(target / "model.safetensors")
     assert {*values} == {*load_file(source / "model.safetensors")}
     assert {value.dtype.name for value in values.values()} == {"float16", "float32"}
+
+
+@pytest.mark.parametrize(("type_name", "word"), [("F32", "float32"), ("BF16", "bfloat16")])
+def test_config_says_what_floats_are_written(
+    type_name: str, word: str, source: Path, tmp_path: Path
+) -> None:
+    config = CONFIG | {"dtype": "float16", "part": {"torch_dtype": "float16", "dtype": "x"}}
+    (source / "config.json").write_text(json.dumps(config))
+    convert_to(source, tmp_path / "target", Recipe(type_name))
+    found = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert found == config | {"dtype": word, "part": {"torch_dtype": word, "dtype": word}}
+    convert_to(source, tmp_path / "blocks", Recipe("Q8_0"))
+    found = json.loads((tmp_path / "blocks" / "config.json").read_text())
+    assert found.pop("quantization_config")
+    assert found == config
+
+
+def test_transformers_load_the_floats_that_were_written(
+    source: Path, tmp_path: Path, oracle: Oracle
+) -> None:
+    torch, transformers = oracle("torch"), oracle("transformers")
+    for i, old in enumerate(({"torch_dtype": "float16"}, {"dtype": "float16"}, {})):
+        (source / "config.json").write_text(json.dumps(CONFIG | old))
+        for type_name, dtype in (("F32", torch.float32), ("BF16", torch.bfloat16)):
+            target = tmp_path / f"{type_name}{i}"
+            convert_to(source, target, Recipe(type_name))
+            for how in ({"torch_dtype": "auto"}, {}):
+                model = transformers.AutoModelForCausalLM.from_pretrained(target, **how)
+                # Version 4 without the option loads everything as F32.
+                assert model.dtype == dtype or (not how and model.dtype == torch.float32)
+
+
+def test_texts_are_not_fetched_from_elsewhere_by_links(source: Path, tmp_path: Path) -> None:
+    """But what a model is read from is, wherever it lies."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for path in source.iterdir():
+        path.rename(blobs / f"hash-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/hash-{path.name}")
+    (blobs / "licence").write_text("licence")
+    (snapshot / "LICENSE").symlink_to("../../blobs/licence")
+    (snapshot / "NOTICE").write_text("notice")
+    (snapshot / "NOTICE.txt").symlink_to("NOTICE")
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (snapshot / "README.md").symlink_to(secret)
+    (snapshot / "LICENSE.md").symlink_to(tmp_path / "nowhere")
+    target = tmp_path / "target"
+    convert_to(snapshot, target, Recipe("Q8_0"))
+    texts = {"LICENSE": "licence", "NOTICE": "notice", "NOTICE.txt": "notice"}
+    model = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in target.iterdir()} == model | texts.keys()
+    assert {name: (target / name).read_text() for name in texts} == texts
+    assert not any(path.is_symlink() for path in target.iterdir())
 
 
 def test_a_quantized_folder_is_quantized_again_only_when_asked_to(
