@@ -38,7 +38,7 @@ def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[Bi
     path = Path(path)
     before = _look(path)
     if before is not None and not replace:
-        raise _taken(path)
+        raise _there(path)
     descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -56,13 +56,15 @@ def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[Bi
 @contextlib.contextmanager
 def replacing_folder(path: str | PathLike[str], *, known: Known | None = None) -> Iterator[Path]:
     """A folder to fill, as `path` at the end. known: a folder that is there now goes then, file by
-    file; without it only an empty one is replaced.
+    file; one that comes meanwhile has to be empty.
 
     PyflowError: something else is there by then. An OSError says that it is of `path`.
     """
     path = Path(path)
     if not os.path.lexists(path):
         known = None
+    elif known is None:
+        raise _there(path)
     made = _hidden(path)
     try:
         made.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
@@ -136,6 +138,10 @@ def _rename(folder: Path, path: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise _taken(path) from None
         raise
+
+
+def _there(path: Path) -> PyflowError:
+    return PyflowError(f"{path}: is there already, and is not to be replaced; give another name")
 
 
 def _taken(path: Path) -> PyflowError:

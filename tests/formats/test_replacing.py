@@ -118,7 +118,7 @@ def test_only_the_file_that_was_there_is_replaced(tmp_path: Path) -> None:
     for text in ("first", "second"):
         write_file(path, text)
         assert entries(tmp_path) == {"a": text}
-    with pytest.raises(PyflowError, match="something else is there already"):
+    with pytest.raises(PyflowError, match="is there already, and is not to be replaced"):
         write_file(path, "third", replace=False)
     with pytest.raises(PyflowError, match="something else is there already"):
         write_file(path, "third", at_the_end=lambda: path.write_text("changed"))
@@ -161,19 +161,17 @@ def test_what_comes_in_place_of_a_folder_stays(kind: str, tmp_path: Path) -> Non
     assert kind != "folder" or entries(target) == {"a": "first"}
 
 
-def fill_in_no_place(target: Path) -> None:
-    with replacing_folder(target) as made:
-        (made / "a").write_text("second")
-
-
-def test_without_a_word_no_folder_is_replaced_but_an_empty_one(tmp_path: Path) -> None:
+def test_nothing_is_replaced_without_a_word_but_an_empty_folder_that_comes(tmp_path: Path) -> None:
     target = tmp_path / "target"
-    target.mkdir()
-    with replacing_folder(target) as made:
-        (made / "a").write_text("first")
-    with pytest.raises(PyflowError, match="something else is there already"):
-        fill_in_no_place(target)
-    assert entries(tmp_path) == {"target/a": "first"}
+    for there in (target.mkdir, lambda: (target / "a").write_text("first")):
+        there()
+        with pytest.raises(PyflowError, match="is there already, and is not to be replaced"):
+            replacing_folder(target).__enter__()
+        assert {*tmp_path.iterdir()} == {target}
+    (target / "a").unlink()
+    target.rmdir()
+    fill(target, "second", at_the_end=target.mkdir)
+    assert entries(tmp_path) == {"target/a": "second"}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

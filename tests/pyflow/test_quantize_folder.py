@@ -316,7 +316,10 @@ def test_only_folders_of_its_own_are_replaced(source: Path, tmp_path: Path) -> N
             PyflowError, match="is there, and no folder of what quantize writes alone"
         ):
             convert_to(source, there, Recipe("Q4_0"))
-    assert {path: path.read_bytes() for path in before} == before
+    (target / "thesis.doc").unlink()
+    with pytest.raises(PyflowError, match="is there already, and is not to be replaced"):
+        convert_to(source, target, Recipe("Q4_0"), replace=False)
+    assert {path: path.read_bytes() for path in target.iterdir()} == before
     with pytest.raises(PyflowError, match="expected a folder other than the source"):
         convert_to(source, source / ".." / "source", Recipe("Q4_0"))
     convert_to(source, empty, Recipe("Q4_0"))
