@@ -16,6 +16,7 @@ from pyflow.cli.output import print_json
 from pyflow.cli.quantize_rewrite import rewritten
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
+from pyflow.cli.target import named
 from pyflow.cli.terminal import progress
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.quant import FORMATS
@@ -53,7 +54,7 @@ def _overrides(
 
 @click.command("quantize")
 @click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", callback=named)
 @click.option(
     "--type",
     "type_name",
@@ -181,6 +182,7 @@ def command(
             if show is None
             else lambda done, total: show(done // _MILLION, total // _MILLION),
             told=told,
+            replace=force,
         )
     seconds = time.monotonic() - begin
     nbytes = formats.open(target).nbytes

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli.target import check as check_place
 from pyflow.cli.terminal import progress
 from pyflow.errors import PyflowError
 from pyflow.quant import FORMATS
@@ -80,7 +79,6 @@ def rewritten(
     made = formats.open(source)
     with _naming(model.path, source):
         plan(made, recipe, None)
-    check_place(target, (), force=click.get_current_context().params["force"])
     return made, recipe
 
 

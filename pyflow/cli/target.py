@@ -12,6 +12,18 @@ import click
 from pyflow.errors import PyflowError
 
 
+def named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
+    """OUT as it was given; refuses a name for a file, .gguf, that ends in / as those of folders."""
+    if value.endswith("/") and Path(value).suffix.lower() == ".gguf":
+        raise click.BadParameter(
+            f"expected {value.rstrip('/')!r} for a file, or for a folder another name than "
+            f"{value!r}",
+            ctx,
+            param,
+        )
+    return Path(value)
+
+
 def check(
     target: Path, sources: Iterable[str | Path], *, force: bool, as_folder: bool = False
 ) -> None:

@@ -217,6 +217,20 @@ def test_of_two_at_once_one_is_told(
     assert {*tmp_path.iterdir()} == {target}
 
 
+@pytest.mark.parametrize("name", ["target", "target.gguf"])
+def test_without_force_nothing_goes_that_comes_before_the_first_byte(
+    run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    target = tmp_path / name
+    command = ("quantize", str(source), str(target), "--type")
+    assert run(*command, "q4_0")[0] == 0
+    monkeypatch.setattr("pyflow.cli.quantize.check_target", lambda *_, **__: None)
+    code, _, err = run(*command, "q8_0")
+    assert code == 1
+    assert f"{target}: is there already, and is not to be replaced; give another name" in err
+    assert "Q4_0" in {t.dtype for t in pyflow.formats.open(target).tensors}
+
+
 def test_links_to_nowhere_are_there(run: Run, source: Path, tmp_path: Path) -> None:
     for name in ("link", "link.gguf"):
         link = tmp_path / name
