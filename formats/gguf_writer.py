@@ -17,7 +17,6 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.formats.replacing import replacing as replacing  # noqa: PLC0414  part of writing one
 from pyflow.formats.tensor_writer import TensorWriter
 
 _VERSION = 3

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
+from pyflow.formats.replacing import replacing
 from pyflow.quant.naming import Naming
 
 from pyflow import formats
@@ -160,9 +161,10 @@ def write_imatrix(
     datasets: Sequence[str],
     n_chunks: int,
     chunk_size: int,
+    replace: bool = True,
 ) -> None:
     """Writes what `read_imatrix` and llama.cpp read. datasets: names of the texts; chunk_size: in
-    tokens."""
+    tokens. replace: a file that is there goes; else it is a PyflowError."""
     entries = {
         "general.type": gguf_writer.entry("imatrix"),
         "imatrix.datasets": gguf_writer.entry([*datasets]),
@@ -177,7 +179,7 @@ def write_imatrix(
         gguf_writer.NewTensor(name, array.shape, _F32, array.nbytes)
         for name, array in arrays.items()
     ]
-    with gguf_writer.replacing(path) as file:
+    with replacing(path, replace=replace) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors)
         for array in arrays.values():
             writer.write(array.reshape(-1).view(np.uint8))

@@ -108,7 +108,14 @@ def command(
             raise FormatError(f"{loaded.path}: {error}") from None
     seconds = time.monotonic() - begin
     datasets = ["standard input" if path == "-" else Path(path).name for path in files]
-    write_imatrix(target, found, datasets=datasets, n_chunks=len(windows), chunk_size=ctx_size)
+    write_imatrix(
+        target,
+        found,
+        datasets=datasets,
+        n_chunks=len(windows),
+        chunk_size=ctx_size,
+        replace=force,
+    )
     unseen = sum(int((s.n_rows == 0).sum()) for s in found.values())
     if as_json:
         figures = {

@@ -51,7 +51,8 @@ def rewritten(
     ) -> None:
         """Writes a folder's model, from which the others go on."""
         assert isinstance(model, GgufModel)
-        model.write(target, Recipe("F32"), progress=progress)
+        # What may not be taken has been refused by now.
+        model.write(target, Recipe("F32", allow_requantize=True), progress=progress)
 
     if shuffle is not None:
         mixing.check(model)

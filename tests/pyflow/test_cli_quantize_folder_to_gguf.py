@@ -372,3 +372,17 @@ def test_compare_makes_files_of_a_folder(run: Run, source: Path, tmp_path: Path)
         assert rows[1]["kl"]["mean"] < 0.01
     made = keep / f"{source.name}.q8_0.gguf"
     assert before == {made: made.stat().st_mtime_ns}
+
+
+def test_a_folder_in_blocks_is_shuffled_where_that_is_allowed(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    blocks, target = str(tmp_path / "blocks"), tmp_path / "shuffled.gguf"
+    assert run("quantize", str(source), blocks, "--type", "Q8_0")[0] == 0
+    command = ["quantize", blocks, str(target), "--type", "Q4_0", "--shuffle", "1"]
+    code, _, err = run(*command)
+    assert code != 0
+    assert "--allow-requantize" in err
+    code, _, err = run(*command, "--allow-requantize")
+    assert (code, err) == (0, "")
+    assert "Q4_0" in types(target).values()

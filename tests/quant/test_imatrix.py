@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,7 +13,7 @@ from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
 from pyflow.quant.naming import Naming, Part
 from pyflow.quant.plan import Recipe
 
-from pyflow.errors import FormatError
+from pyflow.errors import FormatError, PyflowError
 
 SHAPES = {
     "token_embd.weight": (30, 8),
@@ -142,3 +143,14 @@ def test_the_file_is_one_of_llama_imatrix_by_its_own_package(path: Path) -> None
     assert sums.shape.tolist() == [8, 3]
     assert counts.shape.tolist() == [1, 3]
     np.testing.assert_array_equal(counts.data.reshape(-1), [4, 0, 1])
+
+
+def test_what_has_come_meanwhile_is_not_replaced_unless_that_is_wanted(tmp_path: Path) -> None:
+    target = tmp_path / "i.gguf"
+    target.write_text("mine")
+    how: dict[str, Any] = {"datasets": ["a"], "n_chunks": 7, "chunk_size": 512}
+    with pytest.raises(PyflowError, match="is there already"):
+        write_imatrix(target, squares(), **how, replace=False)
+    assert target.read_text() == "mine"
+    write_imatrix(target, squares(), **how)
+    assert read_imatrix(target).n_chunks == 7
