@@ -29,7 +29,8 @@ class AwayGuesser:
         self._told: list[int] = []  # the text that the other rank knows
         self._same = 0  # so far both are alike
         self._number = 0
-        self._ahead: list[int] | None = []  # what it guesses after that; None: not yet known
+        # What it guesses after that, and how likely each guess is; None: not yet known.
+        self._ahead: list[tuple[int, float]] | None = []
 
     def deliver(self, drafted: Drafted) -> None:
         """What the other rank has answered."""
@@ -44,18 +45,20 @@ class AwayGuesser:
         self._text = text = self._text[: request.keep] + list(request.tokens)
         same = min(self._same, request.keep)
         self._same = same = same + common_prefix(text[same:], self._told[same:])
-        tokens: list[int] = []
+        guesses: list[tuple[int, float]] = []
         if same == len(self._told) and (ahead := self._guessed(is_wanted)):
             begun = text[same:]
-            if ahead[: len(begun)] == begun:
-                tokens = ahead[len(begun) :][: request.n]
-        if not tokens and request.n and is_wanted():
+            if [token for token, _ in ahead[: len(begun)]] == begun:
+                guesses = ahead[len(begun) :][: request.n]
+        if not guesses and request.n and is_wanted():
             self._ask(request, text, request.n)
-            tokens = self._guessed(is_wanted)
+            guesses = self._guessed(is_wanted)
+        tokens = tuple(token for token, _ in guesses)
         if tokens and is_wanted():
             # Whoever looks at them adds a token of its own.
-            self._ask(request, text + tokens, request.n + 1)
-        return Drafted(request.epoch, request.number, tuple(tokens), (1.0,) * len(tokens))
+            self._ask(request, [*text, *tokens], request.n + 1)
+        chances = tuple(chance for _, chance in guesses)
+        return Drafted(request.epoch, request.number, tokens, chances)
 
     def close(self) -> None:
         """The other rank ends by itself."""
@@ -67,7 +70,7 @@ class AwayGuesser:
         asked = replace(request, number=self._number, keep=keep, tokens=tuple(text[keep:]), n=n)
         self._send(asked)
 
-    def _guessed(self, is_wanted: IsWanted) -> list[int]:
+    def _guessed(self, is_wanted: IsWanted) -> list[tuple[int, float]]:
         """What it guesses after the text that it knows; nothing if that comes too late."""
         while self._ahead is None and is_wanted():
             try:
@@ -75,5 +78,5 @@ class AwayGuesser:
             except Empty:
                 continue
             if drafted.request == self._number:
-                self._ahead = list(drafted.tokens)
+                self._ahead = [*zip(drafted.tokens, drafted.probabilities, strict=True)]
         return self._ahead or []

@@ -26,13 +26,14 @@ class Markov:
     def answer(self, request: DraftRequest, _: object = None, /) -> Drafted:
         assert request.keep <= len(self.text)
         self.text[request.keep :] = request.tokens
-        found = list(self.text)
+        found, chances = list(self.text), list[float]()
         for _ in range(request.n):
             if (guess := mix(*found[-2:]) % 7) == 6:
                 break
+            chances.append(found[-2] / 8 + guess / 64)
             found.append(guess)
         new = found[len(self.text) :]
-        return Drafted(request.epoch, request.number, tuple(new), (1.0,) * len(new))
+        return Drafted(request.epoch, request.number, tuple(new), tuple(chances))
 
     def close(self) -> None:
         pass
@@ -78,10 +79,11 @@ def test_guesses_are_those_of_a_guesser_beside(seed: int) -> None:
             keep -= 1
         asked = request(number, keep, text[keep:], rng.randrange(5))
         drafted = there.away.answer(asked, there.work)
-        expected = here.answer(asked).tokens
+        expected = here.answer(asked)
         # Of what was guessed ahead there may be less than is asked for.
-        assert drafted.tokens == expected[: len(drafted.tokens)]
-        assert bool(drafted.tokens) == bool(expected)
+        assert drafted.tokens == expected.tokens[: len(drafted.tokens)]
+        assert drafted.probabilities == expected.probabilities[: len(drafted.tokens)]
+        assert bool(drafted.tokens) == bool(expected.tokens)
         assert (drafted.epoch, drafted.request) == (4, number)
         known = list(text)
         # The text goes on as was guessed, or otherwise; some of it may have been a guess.
