@@ -161,6 +161,22 @@ def quantize(
     """Rows of blocks, uint8 (..., bytes of a row), of rows of weights (..., columns); see
     pyflow.quant.quantize. isa: the kernel table, "" for the best one."""
 
+class Feedback:
+    """What an error in one column is to change in others (csrc/kernels/feedback.h)."""
+
+    def __init__(
+        self,
+        moments: NDArray[np.floating[Any]],
+        columns: int,
+        pool: ThreadPool | None = None,
+        isa: str = "",
+    ) -> None:
+        """moments: (size(columns),) sums of products of inputs' columns. FormatError where they are
+        not positive definite."""
+    @staticmethod
+    def size(columns: int) -> int:
+        """How many numbers the moments of so many columns, a multiple of 16, are."""
+
 def requantize(
     from_dtype: str,
     data: NDArray[np.uint8],
@@ -169,8 +185,13 @@ def requantize(
     importance: NDArray[np.floating[Any]] | None = None,
     first_row: int = 0,
     pool: ThreadPool | None = None,
+    feedback: Feedback | None = None,
+    isa: str = "",
 ) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]]:
     """Rows of one format's bytes as another's, uint8 (rows, bytes of a row), and what was lost.
+
+    feedback: of the rows' columns; importance is then not looked at, and squares of errors are
+    those of d times the inputs, of weights those by the diagonal.
 
     Of the latter, d being a weight's difference and w the importance: the sums of w d^2, of the w
     x^2 of the weights, of |d|, and the largest |d|. Errors count rows from first_row. The same
@@ -307,12 +328,16 @@ class Stage:
     def used_tensors(self) -> set[str]: ...
 
 class InputSquares:
-    """Sums of squares of what each matrix of a stage was multiplied by, column by column."""
+    """Sums of squares of what each matrix of a stage was multiplied by, column by column; with
+    moments also of the products of its columns."""
 
-    def __init__(self, stage: Stage) -> None: ...
+    def __init__(self, stage: Stage, moments: bool = False) -> None: ...
     def sums(self) -> list[tuple[str, int, int, NDArray[np.float64]]]:
         """For each matrix its tensor, the first row of that which it has, how many rows were added,
         and the sums (columns,)."""
+    def moments(self) -> list[tuple[list[tuple[str, int]], int, NDArray[np.float32]]]:
+        """For each input of matrices, but of experts: the tensors and first rows of these, its
+        columns, and the sums as Feedback takes them, a view."""
 
 class Context:
     """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""

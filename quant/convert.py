@@ -247,6 +247,7 @@ def _pieces(
     # Where importance differs from matrix to matrix, pieces end with a matrix.
     n_own = len(rows) // len(step.importance) if step.importance is not None else len(rows)
     at_once = max(1, _PIECE // n_cols)
+    feedback = None if step.moments is None else step.moments.feedback(pool)
     for first in range(0, len(rows), n_own):
         for begin in range(first, first + n_own, at_once):
             end = min(begin + at_once, first + n_own)
@@ -258,7 +259,7 @@ def _pieces(
                 importance = None if step.importance is None else step.importance[begin // n_own]
                 with _naming(tensor):
                     out, sums = _core.requantize(
-                        tensor.dtype, piece, n_cols, step.to, importance, begin, pool
+                        tensor.dtype, piece, n_cols, step.to, importance, begin, pool, feedback
                     )
                 yield out, n_weights, Share(0, 0, 0, {}, *sums, n_converted=n_weights)
             model.release(tensor.name, begin, end)

@@ -3,12 +3,16 @@
 Such a file is GGUF with two tensors for each matrix: NAME.in_sum2, float32 (experts, columns), the
 sums of the squares of what the matrix was multiplied by, and NAME.counts, float32 (experts, 1),
 over how many rows these go.
+
+Files of ours may also have NAME.in_moments, float32: the sums of the products of these columns, in
+triangles as csrc/kernels/feedback.h draws them. Matrices that are multiplied by the same share
+one; the metadata say which: imatrix.moments, strings "MATRIX=NAME". llama.cpp passes over both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
@@ -18,12 +22,32 @@ from pyflow.formats import gguf_writer
 from pyflow.formats.replacing import replacing
 from pyflow.quant.naming import Naming
 
-from pyflow import formats
+from pyflow import _core, formats
 from pyflow.errors import FormatError
 
-_SUMS, _COUNTS = ".in_sum2", ".counts"
+_SUMS, _COUNTS, _MOMENTS = ".in_sum2", ".counts", ".in_moments"
+_HOLDERS = "imatrix.moments"
 _F32 = 0  # in GGUF
 _LARGEST = 1e30  # the encoder's bound (csrc/kernels/encode.h)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The sums of products of the columns that matrices are multiplied by."""
+
+    path: Path
+    name: str
+    """The tensor's."""
+    n_cols: int
+    sums: NDArray[np.float32]
+    """As `_core.Feedback` takes them; the file's pages."""
+
+    def feedback(self, pool: _core.ThreadPool | None = None) -> _core.Feedback:
+        """FormatError where no inputs have such products."""
+        try:
+            return _core.Feedback(self.sums, self.n_cols, pool)
+        except FormatError as error:
+            raise FormatError(f"{self.path}: tensor {self.name!r}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +59,8 @@ class Imatrix:
     """By the matrix's name: (experts, columns), the mean square of what each is multiplied by."""
     n_chunks: int
     datasets: tuple[str, ...]
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """By the matrix's name, of those that have any."""
 
     def of(
         self, name: str, n_matrices: int, n_cols: int, expert: int | None = None
@@ -102,7 +128,37 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
         columns,
         n_chunks if isinstance(n_chunks, int) else 0,
         tuple(map(str, datasets)) if isinstance(datasets, list) else (),
+        _read_moments(checkpoint, columns),
     )
+
+
+def _read_moments(
+    checkpoint: formats.Checkpoint, columns: Mapping[str, NDArray[np.float32]]
+) -> dict[str, Moments]:
+    path, given = Path(checkpoint.path), checkpoint.metadata.get(_HOLDERS, [])
+    tensors = {t.name: t for t in checkpoint.tensors}
+    found = {}
+    for entry in given if isinstance(given, list) else [given]:
+        matrix, _, holder = str(entry).partition("=")
+        name = holder + _MOMENTS
+        if matrix not in columns or name not in tensors:
+            raise FormatError(
+                f"{path}: {_HOLDERS}: expected a matrix and whose moments it has, both in the "
+                f"file, found {entry!r}"
+            )
+        n_cols, tensor = columns[matrix].shape[-1], tensors[name]
+        if len(columns[matrix]) > 1 or n_cols % 16:
+            raise FormatError(
+                f"{path}: tensor {name!r}: expected moments of one matrix with a multiple of 16 "
+                f"columns, found {matrix!r} to have {len(columns[matrix])} x {n_cols}"
+            )
+        if tensor.dtype != "F32" or tensor.shape != (_core.Feedback.size(n_cols),):
+            raise FormatError(
+                f"{path}: tensor {name!r}: expected F32 ({_core.Feedback.size(n_cols)},) for the "
+                f"{n_cols} columns of {matrix!r}, found {tensor.dtype} {tensor.shape}"
+            )
+        found[matrix] = Moments(path, name, n_cols, checkpoint.array(name))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +210,36 @@ def by_tensor(
     return found
 
 
+Products = list[tuple[list[str], NDArray[np.float32]]]
+"""Matrices that are multiplied by the same, by their names in GGUF files, and its moments."""
+
+
+def moments_by_tensor(
+    measured: Iterable[tuple[list[tuple[str, int]], int, NDArray[np.float32]]], naming: Naming
+) -> Products:
+    """A model's moments (`_core.InputSquares.moments`) by the tensors of its GGUF file."""
+    found: Products = []
+    for matrices, _, sums in measured:
+        parts = [naming.parts.get(name) for name, _ in matrices]
+        names = dict.fromkeys(p.name for p in parts if p is not None and p.expert is None)
+        if names:
+            found.append(([*names], sums))
+    return found
+
+
 def write_imatrix(
     path: str | PathLike[str],
     squares: Mapping[str, Squares],
     *,
+    moments: Products | None = None,
     datasets: Sequence[str],
     n_chunks: int,
     chunk_size: int,
     replace: bool = True,
 ) -> None:
-    """Writes what `read_imatrix` and llama.cpp read. datasets: names of the texts; chunk_size: in
-    tokens. replace: a file that is there goes; else it is a PyflowError."""
+    """Writes what `read_imatrix` and llama.cpp read. moments: those of matrices that squares has.
+    datasets: names of the texts; chunk_size: in tokens. replace: a file that is there goes; else it
+    is a PyflowError."""
     entries = {
         "general.type": gguf_writer.entry("imatrix"),
         "imatrix.datasets": gguf_writer.entry([*datasets]),
@@ -175,6 +250,13 @@ def write_imatrix(
     for name, s in sorted(squares.items()):
         arrays[name + _SUMS] = s.sums.astype("<f4")
         arrays[name + _COUNTS] = s.n_rows.astype("<f4").reshape(-1, 1)
+    holders = []
+    for names, sums in moments or []:
+        if known := [name for name in names if name in squares]:
+            arrays[known[0] + _MOMENTS] = sums
+            holders += [f"{name}={known[0]}" for name in known]
+    if holders:
+        entries[_HOLDERS] = gguf_writer.entry(holders)
     tensors = [
         gguf_writer.NewTensor(name, array.shape, _F32, array.nbytes)
         for name, array in arrays.items()

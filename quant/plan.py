@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.quant import budget, mixes
 from pyflow.quant.blocks import FORMATS
-from pyflow.quant.imatrix import Imatrix
+from pyflow.quant.imatrix import Imatrix, Moments
 from pyflow.quant.naming import Naming, Part, of_gguf
 from pyflow.quant.weights import Tensor, Weights
 
@@ -58,6 +58,8 @@ class Step:
     """Why a matrix stays as it is."""
     importance: NDArray[np.float32] | None = None
     """(matrices, columns)"""
+    moments: Moments | None = None
+    """With them columns make up for each other's errors."""
 
     @property
     def copied(self) -> bool:
@@ -105,6 +107,7 @@ def plan(
             steps.append(Step(tensor, tensor.dtype, tensor.nbytes, role))
             continue
         _check_source(model, tensor, recipe)
+        by = imatrix if FORMATS[fitting].block > 1 else None
         steps.append(
             Step(
                 tensor,
@@ -112,9 +115,8 @@ def plan(
                 _nbytes(tensor, fitting),
                 role,
                 instead_of=name if fitting != name else None,
-                importance=_importance(imatrix, tensor, part)
-                if imatrix is not None and FORMATS[fitting].block > 1
-                else None,
+                importance=None if by is None else _importance(by, tensor, part),
+                moments=None if by is None else by.moments.get(part.name),
             )
         )
     if rules.unused:

@@ -250,6 +250,28 @@ py::array_t<double> score(Context& c, const py::object& input, const IntArray& p
   return out;
 }
 
+// For each input the tensors multiplied by it, their first rows, its columns, and the sums, which
+// are those of `self`.
+py::list moments(const py::object& self) {
+  const auto& squares = self.cast<const InputSquares&>();
+  std::unordered_map<const PackedTensor*, py::tuple> names;
+  squares.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
+    names[&w] = py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first);
+  });
+  py::list out;
+  for (const InputSquares::Moments& m : squares.moments()) {
+    if (!m.sums.data())
+      throw ResourceError("second moments of inputs: expected " +
+                          std::to_string(m.shape.size() * int64_t{sizeof(float)}) +
+                          " bytes of memory for the next matrix, found less; measure without them");
+    py::list matrices;
+    for (const PackedTensor* w : m.matrices) matrices.append(names.at(w));
+    out.append(py::make_tuple(std::move(matrices), m.shape.n_cols(),
+                              py::array_t<float>(m.shape.size(), m.sums.as<float>(), self)));
+  }
+  return out;
+}
+
 // Name of the tensor, its first row that the matrix has, rows added, and the sums.
 py::list sums(const InputSquares& squares) {
   py::list out;
@@ -310,11 +332,12 @@ void register_model(py::module_& m) {
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 
   py::class_<InputSquares, std::shared_ptr<InputSquares>>(m, "InputSquares")
-      .def(py::init([](std::shared_ptr<Stage> stage) {
-             return std::make_shared<InputSquares>(std::move(stage));
+      .def(py::init([](std::shared_ptr<Stage> stage, bool moments) {
+             return std::make_shared<InputSquares>(std::move(stage), moments);
            }),
-           py::arg("stage"))
-      .def("sums", &sums);
+           py::arg("stage"), py::arg("moments") = false)
+      .def("sums", &sums)
+      .def("moments", &moments);
 
   py::class_<Context>(m, "Context")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,

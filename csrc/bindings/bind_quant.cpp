@@ -102,25 +102,54 @@ ByteArray quantize_array(const std::string& name, const FloatArray& x,
   return out;
 }
 
+Triangles triangles(int64_t cols) {
+  if (cols <= 0 || cols % Triangles::kStep != 0)
+    throw ShapeError("second moments: expected a multiple of 16 columns, found " +
+                     std::to_string(cols));
+  return Triangles(cols);
+}
+
+std::unique_ptr<Feedback> make_feedback(const FloatArray& moments, int64_t cols,
+                                        ThreadPool* pool, const std::string& isa) {
+  const Triangles shape = triangles(cols);
+  if (moments.ndim() != 1 || moments.size() != shape.size())
+    throw ShapeError("second moments of " + std::to_string(cols) + " columns: expected " +
+                     std::to_string(shape.size()) + " numbers, found " +
+                     std::to_string(moments.size()));
+  const KernelTable& table = isa.empty() ? kernel_table() : kernel_table(isa);
+  const py::gil_scoped_release unlocked;
+  return std::make_unique<Feedback>(moments.data(), shape, pool, table);
+}
+
 // Rows of one format's blocks as rows of another's, and what that loses.
 py::tuple requantize_array(const std::string& from_name, const ByteArray& data, int64_t cols,
                            const std::string& name, const std::optional<FloatArray>& importance,
-                           int64_t first_row, ThreadPool* pool) {
+                           int64_t first_row, ThreadPool* pool, const Feedback* feedback,
+                           const std::string& isa) {
   const DType from = dtype_of(from_name), to = dtype_of(name);
   check_importance(importance, cols);
   const auto from_bytes = static_cast<py::ssize_t>(row_bytes(from, cols));
   const int64_t rows = data.nbytes() / from_bytes;
   check_bytes(data, from, rows, cols);
-  const Encoder encoder(to, cols, importance ? importance->data() : nullptr);
+  const Encoder encoder(to, cols, importance ? importance->data() : nullptr,
+                        isa.empty() ? kernel_table() : kernel_table(isa));
   ByteArray out({rows, static_cast<py::ssize_t>(encoder.row_bytes())});
   std::vector<RowLoss> losses(static_cast<size_t>(rows));
   const uint8_t* src = data.data();
   uint8_t* dst = out.mutable_data();
-  for_rows(pool, rows, cols, [&](int64_t begin, int64_t end) {
-    recode(from, src + begin * from_bytes, end - begin, first_row + begin, encoder,
-           dst + static_cast<size_t>(begin) * encoder.row_bytes(),
-           losses.data() + static_cast<size_t>(begin));
-  });
+  if (feedback && (feedback->shape().n_cols() != cols || info(to).block == 1))
+    throw ShapeError("error feedback: expected blocks of " + std::to_string(cols) +
+                     " columns, found that of " + std::to_string(feedback->shape().n_cols()));
+  const auto convert = [&](int64_t begin, int64_t end) {
+    const uint8_t* from_rows = src + begin * from_bytes;
+    uint8_t* to_rows = dst + static_cast<size_t>(begin) * encoder.row_bytes();
+    RowLoss* lost = losses.data() + static_cast<size_t>(begin);
+    if (feedback)
+      recode(from, from_rows, end - begin, first_row + begin, encoder, *feedback, to_rows, lost);
+    else
+      recode(from, from_rows, end - begin, first_row + begin, encoder, to_rows, lost);
+  };
+  for_rows(pool, rows, feedback ? 256 : cols, convert);
   RowLoss all;  // rows in order, so that threads change nothing
   for (const RowLoss& row : losses) {
     all.squared += row.squared;
@@ -236,7 +265,11 @@ void register_quant(py::module_& m) {
 
   m.def("requantize", &requantize_array, py::arg("from_dtype"), py::arg("data"), py::arg("columns"),
         py::arg("dtype"), py::arg("importance") = py::none(), py::arg("first_row") = 0,
-        py::arg("pool") = nullptr);
+        py::arg("pool") = nullptr, py::arg("feedback") = nullptr, py::arg("isa") = "");
+  py::class_<Feedback>(m, "Feedback")
+      .def(py::init(&make_feedback), py::arg("moments"), py::arg("columns"),
+           py::arg("pool") = nullptr, py::arg("isa") = "")
+      .def_static("size", [](int64_t cols) { return triangles(cols).size(); }, py::arg("columns"));
 
   py::module_ testing = m.def_submodule("testing");
   register_packed_tensor(testing);

@@ -46,12 +46,102 @@ void encode_blocks(const KernelTable& table, DType dtype, const SearchArgs& args
   }
 }
 
+// Blocks of several rows that lie in the same columns.
+struct BlockColumn {
+  int64_t n_rows;
+  float* x;                 // rows of a block, to be encoded; moves with the errors
+  const float* w;           // the weights themselves
+  int64_t w_stride;         // floats between rows
+  const float* importance;  // of the block's columns
+  const float* factors;     // Feedback::row of its first column, from that column on
+  int64_t factors_stride;
+  uint8_t* out;
+  size_t out_stride;
+  float* values;   // rows of a block: what `out` says
+  RowLoss* losses;
+};
+
+// The values that each weight of a block may take, whose scales are settled.
+template <class Format, bool Even>
+class Levels {
+ public:
+  explicit Levels(quant::Fields fields) {
+    for (int q = 0; q < kStored; ++q) {
+      std::memset(fields.q, q, sizeof fields.q);
+      Format::dequantize(Format::assemble(fields), values_[q]);
+    }
+    if constexpr (Even)
+      for (int k = 0; k < Format::kBlock; ++k) {
+        values_[1][k] -= values_[0][k];
+        inverse_[k] = values_[1][k] == 0.0f ? 0.0f : 1.0f / values_[1][k];
+      }
+  }
+  // Which one weight k gets for x, and its value.
+  int nearest(int k, float x) const {
+    if constexpr (Even) {
+      const float steps = (x - values_[0][k]) * inverse_[k];
+      return static_cast<int>(
+          std::lrintf(std::clamp(steps, 0.0f, static_cast<float>(Format::Search::kLevels - 1))));
+    } else {
+      int best = 0;
+      for (int q = 1; q < kStored; ++q)
+        if (std::fabs(values_[q][k] - x) < std::fabs(values_[best][k] - x)) best = q;
+      return best;
+    }
+  }
+  float value(int k, int q) const {
+    if constexpr (Even) return values_[0][k] + static_cast<float>(q) * values_[1][k];
+    return values_[q][k];
+  }
+
+ private:
+  static constexpr int kStored = Even ? 2 : Format::Search::kLevels;
+  float values_[kStored][Format::kBlock];
+  float inverse_[Even ? Format::kBlock : 1];
+};
+
+// Encodes each row's weights from the last to the first, each error moving those before it.
+template <class Format>
+void encode_column(const KernelTable& table, DType dtype, const BlockColumn& c) {
+  if constexpr (Format::kBlock > 1) {
+    constexpr int kBlock = Format::kBlock;
+    std::vector<quant::Fields> fields(static_cast<size_t>(c.n_rows));
+    table.search[static_cast<size_t>(dtype)]({c.x, c.importance, kBlock}, 0, c.n_rows,
+                                             fields.data());
+    for (int64_t r = 0; r < c.n_rows; ++r) {
+      quant::Fields& f = fields[static_cast<size_t>(r)];
+      const Levels<Format, Format::Search::kEven> levels(f);
+      float* x = c.x + r * kBlock;
+      const float* w = c.w + r * c.w_stride;
+      for (int k = kBlock - 1; k >= 0; --k) {
+        const int q = levels.nearest(k, x[k]);
+        f.q[k] = static_cast<uint8_t>(q);
+        table.add_scaled(x, c.factors + k * c.factors_stride, w[k] - levels.value(k, q), k);
+      }
+      const typename Format::Block block = Format::assemble(f);
+      std::memcpy(c.out + static_cast<size_t>(r) * c.out_stride, &block, sizeof block);
+      float* values = c.values + r * kBlock;
+      Format::dequantize(block, values);
+      RowLoss& loss = c.losses[r];
+      for (int k = 0; k < kBlock; ++k) {
+        const double rounded = static_cast<double>(x[k]) - static_cast<double>(values[k]);
+        const double d = static_cast<double>(w[k]) - static_cast<double>(values[k]);
+        loss.squared += static_cast<double>(c.importance[k]) * rounded * rounded;
+        loss.absolute += std::fabs(d);
+        loss.largest = std::max(loss.largest, std::fabs(d));
+      }
+    }
+  }
+}
+
 struct Entry {
   decltype(&encode_blocks<quant::F32>) encode;
+  decltype(&encode_column<quant::F32>) encode_column;
   float largest;
 };
 constexpr Entry kEntries[] = {
-#define PYFLOW_FORMAT(name, id, block, bytes) {encode_blocks<quant::name>, largest<quant::name>()},
+#define PYFLOW_FORMAT(name, id, block, bytes) \
+  {encode_blocks<quant::name>, encode_column<quant::name>, largest<quant::name>()},
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT
 };
@@ -76,20 +166,24 @@ Encoder::Encoder(DType dtype, int64_t n_cols, const float* importance, const Ker
                              ": expected a number from 0 to 1e30, found " + number(importance[i]));
 }
 
-void Encoder::encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t* out) const {
-  const Entry& entry = kEntries[static_cast<size_t>(dtype_)];
+void Encoder::check(const float* x, int64_t n_rows, int64_t first_row) const {
+  const float most = kEntries[static_cast<size_t>(dtype_)].largest;
   const int64_t n = n_rows * n_cols_;
   bool fit = true;
-  for (int64_t i = 0; i < n; ++i) fit &= std::fabs(x[i]) <= entry.largest;  // not so for a NaN
-  if (!fit) {
-    int64_t i = 0;
-    while (std::fabs(x[i]) <= entry.largest) ++i;
-    throw UnsupportedError("row " + std::to_string(first_row + i / n_cols_) + ", column " +
-                           std::to_string(i % n_cols_) + ": expected weights that " +
-                           std::string(info(dtype_).name) + " can hold, finite and up to " +
-                           number(entry.largest) + ", found " + number(x[i]));
-  }
-  entry.encode(table_, dtype_, {x, importance_, n_cols_}, n / info(dtype_).block, out);
+  for (int64_t i = 0; i < n; ++i) fit &= std::fabs(x[i]) <= most;  // not so for a NaN
+  if (fit) return;
+  int64_t i = 0;
+  while (std::fabs(x[i]) <= most) ++i;
+  throw UnsupportedError("row " + std::to_string(first_row + i / n_cols_) + ", column " +
+                         std::to_string(i % n_cols_) + ": expected weights that " +
+                         std::string(info(dtype_).name) + " can hold, finite and up to " +
+                         number(most) + ", found " + number(x[i]));
+}
+
+void Encoder::encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t* out) const {
+  check(x, n_rows, first_row);
+  kEntries[static_cast<size_t>(dtype_)].encode(table_, dtype_, {x, importance_, n_cols_},
+                                               n_rows * n_cols_ / info(dtype_).block, out);
 }
 
 void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
@@ -112,6 +206,69 @@ void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, 
       loss.largest = std::max(loss.largest, std::fabs(d));
     }
     losses[r] = loss;
+  }
+}
+
+void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
+            const Feedback& feedback, uint8_t* out, RowLoss* losses) {
+  constexpr int64_t kAtOnce = 32;  // rows for which the factors are read once
+  const Entry& entry = kEntries[static_cast<size_t>(to.dtype())];
+  const int64_t n = to.n_cols(), block = info(to.dtype()).block;
+  const size_t from_bytes = row_bytes(from, n), block_bytes = row_bytes(to.dtype(), block);
+  const auto size = [](int64_t a, int64_t b) { return static_cast<size_t>(a * b); };
+  std::vector<float> weights(size(kAtOnce, n)), targets(weights.size());
+  std::vector<float> x(size(kAtOnce, block)), values(x.size()), errors(x.size());
+  for (int64_t first = 0; first < n_rows; first += kAtOnce) {
+    const int64_t at_once = std::min(kAtOnce, n_rows - first);
+    for (int64_t r = 0; r < at_once; ++r) {
+      dequantize(from, rows + static_cast<size_t>(first + r) * from_bytes, n,
+                 weights.data() + r * n);
+      RowLoss& loss = losses[first + r] = {};
+      for (int64_t i = 0; i < n; ++i) {
+        const auto w = static_cast<double>(weights[static_cast<size_t>(r * n + i)]);
+        loss.power += static_cast<double>(feedback.diagonal()[i]) * w * w;
+      }
+    }
+    to.check(weights.data(), at_once, first_row + first);
+    std::copy_n(weights.data(), at_once * n, targets.data());
+    for (int64_t begin = n - block; begin >= 0; begin -= block) {
+      const int64_t group = begin / Triangles::kWidth, own = begin % Triangles::kWidth;
+      const float* factors = feedback.row(group, own);
+      const int64_t stride = feedback.shape().width(group);
+      for (int64_t r = 0; r < at_once; ++r)
+        for (int64_t k = 0; k < block; ++k)
+          x[size(r, block) + static_cast<size_t>(k)] = std::clamp(
+              targets[static_cast<size_t>(r * n + begin + k)], -entry.largest, entry.largest);
+      entry.encode_column(
+          to.table_, to.dtype(),
+          {.n_rows = at_once,
+           .x = x.data(),
+           .w = weights.data() + begin,
+           .w_stride = n,
+           .importance = feedback.importance() + begin,
+           .factors = factors + own,
+           .factors_stride = stride,
+           .out = out + static_cast<size_t>(first) * to.row_bytes() +
+                  static_cast<size_t>(begin / block) * block_bytes,
+           .out_stride = to.row_bytes(),
+           .values = values.data(),
+           .losses = losses + first});
+      if (own == 0) continue;
+      for (int64_t k = 0; k < block; ++k)
+        for (int64_t r = 0; r < at_once; ++r)
+          errors[size(k, kAtOnce) + static_cast<size_t>(r)] =
+              weights[static_cast<size_t>(r * n + begin + k)] -
+              values[size(r, block) + static_cast<size_t>(k)];
+      to.table_.add_outer({.a = errors.data(),
+                           .a_stride = kAtOnce,
+                           .b = factors,
+                           .b_stride = stride,
+                           .n = block,
+                           .out = targets.data() + group * Triangles::kWidth,
+                           .out_stride = n,
+                           .rows = at_once,
+                           .columns = own});
+    }
   }
 }
 

@@ -6,8 +6,18 @@
 
 #include "core/dtype.h"
 #include "kernels/dispatch.h"
+#include "kernels/feedback.h"
 
 namespace pyflow {
+
+// What is left of a row after encoding, of which d is the difference: sums over its weights, those
+// of squares weighed by the importance of their columns.
+struct RowLoss {
+  double squared = 0.0;   // of d^2
+  double power = 0.0;     // of the squares of the weights themselves
+  double absolute = 0.0;  // of |d|
+  double largest = 0.0;   // |d|
+};
 
 // Encodes rows of floats. The same weights give the same bytes on every instruction set, in
 // whatever pieces and by whichever thread they are encoded.
@@ -30,6 +40,11 @@ class Encoder {
   void encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t* out) const;
 
  private:
+  friend void recode(DType, const uint8_t*, int64_t, int64_t, const Encoder&, const Feedback&,
+                     uint8_t*, RowLoss*);
+  // Throws as encode does.
+  void check(const float* x, int64_t n_rows, int64_t first_row) const;
+
   DType dtype_;
   int64_t n_cols_;
   const float* importance_;
@@ -37,18 +52,14 @@ class Encoder {
   size_t row_bytes_;
 };
 
-// What is left of a row after encoding, of which d is the difference: sums over its weights, those
-// of squares weighed by the importance of their columns.
-struct RowLoss {
-  double squared = 0.0;   // of d^2
-  double power = 0.0;     // of the squares of the weights themselves
-  double absolute = 0.0;  // of |d|
-  double largest = 0.0;   // |d|
-};
-
 // n_rows rows of a format as those of the encoder's, at `out`, and what each of them lost. Throws
 // as Encoder::encode does.
 void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
             uint8_t* out, RowLoss* losses);
+
+// The same of blocks, where later columns make up for the errors of earlier ones; the encoder's
+// importance is not looked at. A row's squared loss is d^T H d, its power that of H's diagonal.
+void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
+            const Feedback& feedback, uint8_t* out, RowLoss* losses);
 
 }  // namespace pyflow

@@ -17,6 +17,7 @@ namespace {
 #include "kernels/math.inl"
 #include "kernels/matmul.inl"
 #include "kernels/search.inl"
+#include "kernels/outer.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
 // clang-format on
@@ -26,6 +27,7 @@ KernelTable make_table() {
   t.name = "avxvnni";
   fill_matmul(t);
   fill_search(t);
+  t.add_outer = &add_outer;
   fill_elementwise(t);
   fill_attention(t);
   return t;

@@ -58,6 +58,18 @@ struct MatmulArgs {
   int64_t y_stride;  // floats between rows of y, at least 16 * number of tiles
 };
 
+// out[i][j] += sum over r < n of a[r][i] * b[r][j], for i < rows, j < columns.
+struct OuterArgs {
+  const float* a;
+  int64_t a_stride;  // floats between rows
+  const float* b;
+  int64_t b_stride;
+  int64_t n;
+  float* out;
+  int64_t out_stride;
+  int64_t rows, columns;  // columns a multiple of 16
+};
+
 // Keys and values of one layer. Sixteen cells share a block of keys, cells innermost, so that
 // scores of sixteen cells come from whole vectors; values lie cell by cell. S = slots, a multiple
 // of 16; head_dim is a multiple of 16, for Q8_0 of 32, and at most kMaxHeadDim.
@@ -115,6 +127,9 @@ struct KernelTable {
   // What blocks [begin, end) of the matrix are to hold, by weight format; null for plain floats. A
   // block's fields depend on nothing but its own weights and their importance.
   void (*search[kDTypeCount])(const SearchArgs&, int64_t begin, int64_t end, quant::Fields* out);
+
+  // Sums of outer products, one fma for each row, ascending.
+  void (*add_outer)(const OuterArgs&);
 
   // One row of k floats to ceil(k/64) blocks, `stride` blocks apart; the tail is padded with zeros.
   void (*quantize)(const float* x, int64_t k, ActBlock* out, int64_t stride);

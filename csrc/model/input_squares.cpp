@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include "core/errors.h"
+
 namespace pyflow {
 
-InputSquares::InputSquares(std::shared_ptr<const Stage> stage) : stage_(std::move(stage)) {
+InputSquares::InputSquares(std::shared_ptr<const Stage> stage, bool with_moments)
+    : stage_(std::move(stage)), with_moments_(with_moments) {
   stage_->for_matrices([&](const TensorRef&, const PackedTensor& w) {
     sums_[&w].columns.resize(static_cast<size_t>(w.cols()));
   });
@@ -15,6 +18,46 @@ void InputSquares::add(const PackedTensor& w, const float* x, int64_t begin, int
   double* columns = sums.columns.data();
   for (int64_t i = begin; i < end; ++i) columns[i] += static_cast<double>(x[i]) * x[i];
   if (begin == 0) ++sums.n_rows;
+}
+
+void InputSquares::prepare_moments(std::span<const PackedTensor* const> matrices) {
+  const int64_t n = matrices[0]->cols();
+  if (!with_moments_ || n % Triangles::kStep != 0) return;
+  if (!moments_at_.try_emplace(matrices[0], static_cast<int64_t>(moments_.size())).second) return;
+  const Triangles shape(n);
+  Buffer sums;
+  try {
+    sums = Buffer(static_cast<size_t>(shape.size()) * sizeof(float), "second moments of inputs");
+  } catch (const ResourceError&) {  // whoever reads them is told
+  }
+  moments_.push_back({shape, {matrices.begin(), matrices.end()}, std::move(sums)});
+}
+
+int64_t InputSquares::moments_of(const PackedTensor& first) const {
+  const auto found = moments_at_.find(&first);
+  if (found == moments_at_.end()) return -1;
+  return moments_[static_cast<size_t>(found->second)].sums.data() ? found->second : -1;
+}
+
+int64_t InputSquares::moment_steps(int64_t number) const {
+  return moments_[static_cast<size_t>(number)].shape.n_cols() / Triangles::kStep;
+}
+
+void InputSquares::add_moments(int64_t number, const float* x, int64_t x_stride, int64_t n_rows,
+                               int64_t step) {
+  const Moments& m = moments_[static_cast<size_t>(number)];
+  const int64_t column = step * Triangles::kStep, group = column / Triangles::kWidth,
+                first = group * Triangles::kWidth, own = (column - first) / Triangles::kStep;
+  stage_->kernels().add_outer(
+      {.a = x + column,
+       .a_stride = x_stride,
+       .b = x + first,
+       .b_stride = x_stride,
+       .n = n_rows,
+       .out = m.sums.as<float>() + m.shape.begin(group) + Triangles::row_begin(own),
+       .out_stride = Triangles::kStep * (own + 1),
+       .rows = Triangles::kStep,
+       .columns = Triangles::kStep * (own + 1)});
 }
 
 }  // namespace pyflow

@@ -1,12 +1,16 @@
-// How much errors in the columns of matrices count: sums of squares of what each was multiplied by.
-// A context that is given one adds the rows of every step to it.
+// How much errors in the columns of matrices count: sums of squares of what each was multiplied by,
+// and where asked for, of the products of its columns. A context that is given one adds the rows of
+// every step to it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "core/buffer.h"
+#include "kernels/feedback.h"
 #include "model/stage.h"
 
 namespace pyflow {
@@ -18,18 +22,37 @@ class InputSquares {
     int64_t n_rows = 0;  // that were added
   };
 
-  explicit InputSquares(std::shared_ptr<const Stage> stage);
+  // Of matrices that have one input, for the first of them; not for experts.
+  struct Moments {
+    Triangles shape;
+    std::vector<const PackedTensor*> matrices;
+    Buffer sums;  // shape.size() floats; none where the memory could not be had
+  };
+
+  InputSquares(std::shared_ptr<const Stage> stage, bool with_moments);
 
   const Stage& stage() const { return *stage_; }
   const Sums& of(const PackedTensor& w) const { return sums_.at(&w); }
+  const std::vector<Moments>& moments() const { return moments_; }
 
   // Adds columns [begin, end) of a row of the input of `w`, one of the stage's. Several threads may
   // add different columns at once; each sum takes its rows in the order of the calls.
   void add(const PackedTensor& w, const float* x, int64_t begin, int64_t end);
 
+  // The second moments of what matrices are multiplied by, if they are wanted: one thread makes room
+  // before the others ask for their number, -1 where there are none. Then threads may add different
+  // steps of 16 columns.
+  void prepare_moments(std::span<const PackedTensor* const> matrices);
+  int64_t moments_of(const PackedTensor& first) const;
+  int64_t moment_steps(int64_t number) const;
+  void add_moments(int64_t number, const float* x, int64_t x_stride, int64_t n_rows, int64_t step);
+
  private:
   std::shared_ptr<const Stage> stage_;
   std::unordered_map<const PackedTensor*, Sums> sums_;
+  bool with_moments_;
+  std::vector<Moments> moments_;
+  std::unordered_map<const PackedTensor*, int64_t> moments_at_;
 };
 
 }  // namespace pyflow

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "model/block.h"
 #include "model/input_squares.h"
@@ -44,6 +45,18 @@ void observe(Step& step, Team& team, std::span<const Product> products, const fl
     for (const Product& p : products)
       for (int64_t r = 0; r < n_rows; ++r)
         step.input_squares->add(*p.weight, x + r * x_stride, begin, end);
+  });
+  if (team.rank() == 0) {
+    std::vector<const PackedTensor*> matrices;
+    for (const Product& p : products) matrices.push_back(p.weight);
+    step.input_squares->prepare_moments(matrices);
+  }
+  team.barrier();
+  const int64_t moments = step.input_squares->moments_of(*products[0].weight);
+  if (moments < 0) return;
+  team.for_each(step.input_squares->moment_steps(moments), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      step.input_squares->add_moments(moments, x, x_stride, n_rows, i);
   });
 }
 

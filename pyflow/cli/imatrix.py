@@ -50,6 +50,12 @@ _LOGITS_NBYTES = 32 << 20
 @click.option(
     "--chunks", type=click.IntRange(1), help="Read so many chunks at most.  [default: all]"
 )
+@click.option(
+    "--moments",
+    is_flag=True,
+    help="Also measure how inputs go together, so that errors of weights can cancel out; OUT is "
+    "then about as large as the model.",
+)
 @click.option("--process-output", is_flag=True, help="Measure the output matrix too.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @options.threads
@@ -62,6 +68,7 @@ def command(
     target: Path,
     ctx_size: int,
     chunks: int | None,
+    moments: bool,
     process_output: bool,
     force: bool,
     threads: int | None,
@@ -77,7 +84,7 @@ def command(
     test split of WikiText-2 is refused. The more bits MODEL has, the better; F16 is best.
     """
     from pyflow import formats
-    from pyflow.quant.imatrix import by_tensor, write_imatrix
+    from pyflow.quant.imatrix import by_tensor, moments_by_tensor, write_imatrix
     from pyflow.quant.naming import of_gguf
     from pyflow.specs import describe, naming
 
@@ -93,7 +100,7 @@ def command(
             progress("reading") as show,
             loaded.context(ctx_size, n_batch=ctx_size) as context,
         ):
-            squares = _core.InputSquares(loaded.stage)
+            squares = _core.InputSquares(loaded.stage, moments)
             context.observe(squares)
             for done, window in enumerate(windows, start=1):
                 _read(context, window, loaded.spec.n_vocab if process_output else None)
@@ -106,11 +113,13 @@ def command(
             found = by_tensor(squares.sums(), shapes, names)
         except FormatError as error:
             raise FormatError(f"{loaded.path}: {error}") from None
+        products = moments_by_tensor(squares.moments(), names)
     seconds = time.monotonic() - begin
     datasets = ["standard input" if path == "-" else Path(path).name for path in files]
     write_imatrix(
         target,
         found,
+        moments=products,
         datasets=datasets,
         n_chunks=len(windows),
         chunk_size=ctx_size,
@@ -121,6 +130,7 @@ def command(
         figures = {
             "path": str(target),
             "n_matrices": len(found),
+            "n_with_moments": sum(len(names) for names, _ in products),
             "n_unseen_experts": unseen,
             "chunks": len(windows),
             "n_ctx": ctx_size,

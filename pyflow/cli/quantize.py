@@ -68,7 +68,8 @@ def _overrides(
     "--imatrix",
     "imatrix_file",
     metavar="FILE",
-    help="How much each column counts, a GGUF file as 'pyflow imatrix' and llama-imatrix write it.",
+    help="How much each column counts, a GGUF file as 'pyflow imatrix' and llama-imatrix write it. "
+    "Where it has moments, columns make up for each other's errors.",
 )
 @click.option(
     "--tensor-type",

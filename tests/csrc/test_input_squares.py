@@ -66,6 +66,86 @@ def test_sums_do_not_depend_on_threads_or_on_how_rows_are_batched(tmp_path: Path
             assert found[key][1].tobytes() == sums.tobytes()
 
 
+def test_moments_are_those_of_the_definition_and_shared_by_what_has_one_input(
+    tmp_path: Path,
+) -> None:
+    spec, draft, file = built("everything", tmp_path)
+    reference = Products(spec, draft)
+    reference.logits(TOKENS)
+    found = moments_of(stage(file, spec))
+    matrices = [name for names, _, _ in found for name in names]
+    # Layers 7 and 8 have experts, shared ones among them.
+    missing = reference.products.keys() - set(matrices)
+    assert all(name[0] in "78" for name, _ in missing)
+    assert len(matrices) == len(reference.products) - len(missing)
+    assert max(len(names) for names, _, _ in found) == 3  # queries, keys and values
+    for names, n_cols, sums in found:
+        for name in names:
+            want = reference.products[name]
+            assert n_cols == len(want)
+            got = unpacked(sums, n_cols)
+            lower = np.tril_indices(n_cols)
+            np.testing.assert_allclose(got[lower], want[lower], rtol=0.02, atol=4e-3 * want.max())
+
+
+def test_moments_do_not_depend_on_threads_or_on_how_rows_are_batched(tmp_path: Path) -> None:
+    spec, _, file = built("everything", tmp_path)
+    want = moments_of(stage(file, spec))
+    assert want
+    for n_threads, by_row in ((1, False), (3, False), (2, True)):
+        found = moments_of(stage(file, spec, _core.ThreadPool(n_threads, False)), by_row)
+        assert [names for names, _, _ in found] == [names for names, _, _ in want]
+        for (_, _, a), (_, _, b) in zip(found, want, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def test_moments_are_measured_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    spec, _, file = built("everything", tmp_path)
+    of = stage(file, spec)
+    squares, over = _core.InputSquares(of), context(of)
+    over.observe(squares)
+    run(over)
+    assert squares.moments() == []
+
+
+class Products(Recorder):
+    """By tensor and first row: the sums of products of columns, of whole sixteens of them."""
+
+    def __init__(self, spec: ModelSpec, draft: Draft) -> None:
+        super().__init__(spec, draft)
+        self.products: dict[tuple[str, int], NDArray[np.float64]] = {}
+
+    def linear(self, ref: Ref, x: Array, bias: Ref | None = None) -> Array:
+        source = ref if isinstance(ref, Source) else Source(ref)
+        if x.shape[-1] % 16 == 0:
+            rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
+            key = source.name, source.rows[0][0] if source.rows else 0
+            self.products[key] = self.products.get(key, 0.0) + rows.T @ rows
+        return super().linear(ref, x, bias)
+
+
+def moments_of(
+    of: _core.Stage, by_row: bool = False
+) -> list[tuple[list[tuple[str, int]], int, NDArray[np.float32]]]:
+    squares, over = _core.InputSquares(of, moments=True), context(of)
+    over.observe(squares)
+    if by_row:
+        one_by_one(over)
+    else:
+        run(over)
+    return squares.moments()
+
+
+def unpacked(sums: NDArray[np.float32], n_cols: int) -> NDArray[np.float32]:
+    """A square of moments, its lower triangle filled."""
+    square, at = np.zeros((n_cols, n_cols), np.float32), 0
+    for row in range(0, n_cols, 16):
+        size = 16 * (row + 16)
+        square[row : row + 16, : row + 16] = sums[at : at + size].reshape(16, -1)
+        at += size
+    return square
+
+
 def test_a_context_can_stop_observing_and_refuses_what_is_of_another_stage(
     tmp_path: Path,
 ) -> None:

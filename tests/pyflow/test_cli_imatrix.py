@@ -33,11 +33,19 @@ def test_sums_are_those_of_the_inputs(
 ) -> None:
     target = tmp_path / "i.gguf"
     args = ["imatrix", "-m", "smollm2", "-f", str(TEXT), "-o", str(target), "-c", str(N_CTX)]
-    assert main([*args, "--chunks", "4", "--process-output", "--json"]) == 0
+    assert main([*args, "--chunks", "4", "--process-output", "--moments", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     # Seven matrices a layer, and the one that is embedding and output.
-    assert (told["n_matrices"], told["chunks"]) == (7 * 30 + 1, 4)
+    assert (told["n_matrices"], told["n_with_moments"], told["chunks"]) == (211, 211, 4)
     found = read_imatrix(target)
+    assert len({moments.name for moments in found.moments.values()}) == 4 * 30 + 1
+    for name in ("blk.0.attn_v.weight", "blk.29.ffn_down.weight", "token_embd.weight"):
+        sums, n_cols = found.moments[name].sums, found.moments[name].n_cols
+        rows = np.arange(n_cols)  # each in 16 of 16 more columns than the last
+        diagonal = sums[
+            128 * (rows // 16) * (rows // 16 + 1) + rows % 16 * 16 * (rows // 16 + 1) + rows
+        ]
+        np.testing.assert_allclose(diagonal / (4 * N_CTX), found.columns[name][0], rtol=1e-4)
     assert found.datasets == (TEXT.name,)
 
     # What the first layer's queries are multiplied by: the norm of the embedding.
@@ -67,6 +75,21 @@ def tiny(tmp_path: Path) -> Path:
 def imatrix(model: Path, target: str | Path, *more: str) -> int:
     text = str(model.parent / "text.txt")
     return main(["imatrix", "-m", str(model), "-f", text, "-o", str(target), "-c", "64", *more])
+
+
+def test_moments_bring_the_outputs_nearer(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    plain, fed_back = tmp_path / "plain", tmp_path / "fed_back"
+    assert imatrix(tiny, tmp_path / "i") == imatrix(tiny, tmp_path / "m", "--moments") == 0
+    assert (tmp_path / "m").stat().st_size > (tmp_path / "i").stat().st_size
+    errors = []
+    for by, target in ((tmp_path / "i", plain), (tmp_path / "m", fed_back)):
+        how = ["--type", "Q4_B32", "--pure", "--imatrix", str(by), "--json"]
+        capsys.readouterr()
+        assert main(["quantize", str(tiny), f"{target}.gguf", *how]) == 0
+        errors.append(json.loads(capsys.readouterr().out)["roles"]["attn_output"]["relative_error"])
+    assert errors[1] < 0.9 * errors[0]
 
 
 def test_nothing_that_is_read_is_replaced(

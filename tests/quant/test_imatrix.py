@@ -8,11 +8,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from pyflow.formats import gguf_writer
+from pyflow.formats.replacing import replacing
 from pyflow.quant.convert import convert
 from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
 from pyflow.quant.naming import Naming, Part
 from pyflow.quant.plan import Recipe
 
+from pyflow import _core, formats
 from pyflow.errors import FormatError, PyflowError
 
 SHAPES = {
@@ -123,6 +126,83 @@ def test_what_is_no_importance_is_refused_when_it_is_read(
     write_imatrix(made, {"a": squares}, datasets=[], n_chunks=1, chunk_size=4)
     with pytest.raises(FormatError, match=f"i.gguf: tensor {message}"):
         read_imatrix(made)
+
+
+def moments_file(target: Path, holders: list[str] | None = None, size: int | None = None) -> Path:
+    """A file with moments of two matrices of one input; holders, size: what it says of them."""
+    one = Squares(np.ones((1, 32)), np.array([4]))
+    found = {"blk.0.attn_q.weight": one, "blk.0.attn_k.weight": one}
+    found["up"] = Squares(np.ones((4, 32)), np.ones(4, np.int64))
+    sums = np.zeros(_core.Feedback.size(32) if size is None else size, np.float32)
+    if size is None:
+        sums[[*range(0, 256, 17), *range(256 + 16, 768, 33)]] = 4
+    names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight"]
+    how: dict[str, Any] = {"datasets": [], "n_chunks": 1, "chunk_size": 4}
+    write_imatrix(target, found, moments=[(names, sums), (["unknown"], sums)], **how)
+    if holders is not None:
+        rewrite_strings(target, "imatrix.moments", holders)
+    return target
+
+
+def rewrite_strings(target: Path, key: str, values: list[str]) -> None:
+    checkpoint = formats.open(target)
+    entries = dict(_core.GgufFile(str(target)).entries) | {key: gguf_writer.entry(values)}
+    arrays = {t.name: np.array(checkpoint.array(t.name)) for t in checkpoint.tensors}
+    tensors = [
+        gguf_writer.NewTensor(name, array.shape, 0, array.nbytes) for name, array in arrays.items()
+    ]
+    with replacing(target) as file:
+        writer = gguf_writer.GgufWriter(file, entries, tensors)
+        for array in arrays.values():
+            writer.write(array.reshape(-1).view(np.uint8))
+            writer.end_tensor()
+        writer.close()
+
+
+def test_matrices_of_one_input_share_its_moments(tmp_path: Path) -> None:
+    found = read_imatrix(moments_file(tmp_path / "i.gguf"))
+    q, k = (found.moments[f"blk.0.attn_{role}.weight"] for role in "qk")
+    assert q.name == k.name == "blk.0.attn_q.weight.in_moments"
+    assert len(found.moments) == 2
+    assert q.n_cols == 32
+    q.feedback()
+    assert read_imatrix(moments_file(tmp_path / "i.gguf", [])).moments == {}
+
+
+@pytest.mark.parametrize(
+    ("holders", "size", "message"),
+    [
+        (["blk.0.attn_q.weight"], None, "imatrix.moments: expected a matrix and whose moments"),
+        (["blk.0.attn_q.weight=up"], None, "expected a matrix and whose moments it has"),
+        (["x=blk.0.attn_q.weight"], None, "expected a matrix and whose moments it has"),
+        (
+            ["up=blk.0.attn_q.weight"],
+            None,
+            "expected moments of one matrix .* found 'up' to have 4",
+        ),
+        (None, 700, r"expected F32 \(768,\) for the 32 columns of .* found F32 \(700,\)"),
+    ],
+)
+def test_moments_that_are_not_of_the_matrices_are_refused(
+    tmp_path: Path, holders: list[str] | None, size: int | None, message: str
+) -> None:
+    with pytest.raises(FormatError, match=message):
+        read_imatrix(moments_file(tmp_path / "i.gguf", holders, size))
+
+
+def test_moments_that_no_inputs_have_are_refused_by_the_file_and_tensor(tmp_path: Path) -> None:
+    target = moments_file(tmp_path / "i.gguf")
+    with target.open("r+b") as file:
+        data = bytearray(file.read())
+        at = formats.open(target).native.tensor("blk.0.attn_q.weight.in_moments").offset
+        data[at : at + 4] = np.float32(np.nan).tobytes()
+        file.seek(0)
+        file.write(data)
+    found = read_imatrix(target).moments["blk.0.attn_k.weight"]
+    with pytest.raises(
+        FormatError, match=r"i.gguf: tensor 'blk.0.attn_q.weight.in_moments': second"
+    ):
+        found.feedback()
 
 
 def test_it_is_no_model(path: Path) -> None:

@@ -148,6 +148,8 @@ struct LineSearch {
 template <int Max, int N>
 struct AffineBlocks {
   static constexpr int kBlocks = kLanes;  // at once
+  static constexpr int kLevels = Max + 1;
+  static constexpr bool kEven = true;
 
   template <class S>
   static void run(const SearchInput& input, Fields* out) {

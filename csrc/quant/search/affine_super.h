@@ -19,6 +19,8 @@ namespace pyflow::quant {
 template <int Max, int N, int Subs, int High>
 struct AffineSuperBlocks {
   static constexpr int kBlocks = kLanes / Subs;  // at once
+  static constexpr int kLevels = Max + 1;
+  static constexpr bool kEven = true;
 
   template <class S>
   static void run(const SearchInput& input, Fields* out) {

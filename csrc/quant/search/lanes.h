@@ -30,6 +30,8 @@ struct SearchInput {
 template <int Low, int High>
 struct Integers {
   static constexpr int kLow = Low, kHigh = High;
+  static constexpr int kLevels = High - Low + 1;
+  static constexpr bool kEven = true;
 
   // To nearest, ties to even: a sum of 1.5 * 2^23 and a small number has no fraction.
   template <class S>

@@ -9,6 +9,8 @@ namespace pyflow::quant {
 template <const int8_t* Table, int N, int Offset = 0>
 struct Points {
   static constexpr int kLow = Table[0] - Offset, kHigh = Table[N - 1] - Offset;
+  static constexpr int kLevels = N;
+  static constexpr bool kEven = false;
 
   // Value and index of the point nearest to y: with each middle between two points that y is
   // beyond, one more.

@@ -79,6 +79,8 @@ struct ScaleSearch {
 template <class Grid, int N, int Least, int Most, int Steps>
 struct SymmetricBlocks {
   static constexpr int kBlocks = kLanes;  // at once
+  static constexpr int kLevels = Grid::kLevels;
+  static constexpr bool kEven = Grid::kEven;
 
   template <class S>
   static void run(const SearchInput& input, Fields* out) {

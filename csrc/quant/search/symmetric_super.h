@@ -14,6 +14,8 @@ namespace pyflow::quant {
 template <class Grid, int N, int Subs, int Low, int High, int Least, int Most, int Steps>
 struct SymmetricSuperBlocks {
   static constexpr int kBlocks = kLanes / Subs;  // at once
+  static constexpr int kLevels = Grid::kLevels;
+  static constexpr bool kEven = Grid::kEven;
 
   template <class S>
   static void run(const SearchInput& input, Fields* out) {

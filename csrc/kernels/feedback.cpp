@@ -1,0 +1,138 @@
+#include "kernels/feedback.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/errors.h"
+
+namespace pyflow {
+namespace {
+
+// Of the mean diagonal: as GPTQ has it. A tenth of that is no better (docs/quantization.md).
+constexpr float kDamping = 0.01f;
+constexpr int64_t kPanel = 64;  // columns that are factored before the rest hears of them
+
+size_t floats(int64_t n) { return static_cast<size_t>(n) * sizeof(float); }
+
+[[noreturn]] void refuse(int64_t column) {
+  const std::string at = std::to_string(column);
+  throw FormatError("second moments of inputs: expected a positive definite matrix, found one that "
+                    "is not so from column " + at + " on; measure them again");
+}
+
+// The square of one group.
+class Square {
+ public:
+  Square(float* h, int64_t n) : h_(h), n_(n) {}
+  float* row(int64_t i) { return h_ + i * n_; }
+
+  // Columns [begin, end) of rows [begin, end).
+  bool factor_corner(int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const float* own = row(j);
+      float pivot = own[j];
+      for (int64_t k = begin; k < j; ++k) pivot -= own[k] * own[k];
+      if (!(pivot > 0.0f) || !std::isfinite(pivot)) return false;
+      row(j)[j] = std::sqrt(pivot);
+      solve(j + 1, end, begin, j);
+    }
+    return true;
+  }
+  // Column j of rows [first, last), columns from `begin` before it being done.
+  void solve(int64_t first, int64_t last, int64_t begin, int64_t j) {
+    const float *own = row(j), inverse = 1.0f / own[j];
+    for (int64_t i = first; i < last; ++i) {
+      float* r = row(i);
+      float sum = r[j];
+      for (int64_t k = begin; k < j; ++k) sum -= r[k] * own[k];
+      r[j] = sum * inverse;
+    }
+  }
+
+ private:
+  float* h_;
+  int64_t n_;
+};
+
+}  // namespace
+
+Feedback::Feedback(const float* moments, const Triangles& shape, ThreadPool* pool,
+                   const KernelTable& table)
+    : shape_(shape),
+      factors_(floats(shape.n_groups() * Triangles::kWidth * Triangles::kWidth), "error feedback"),
+      importance_(floats(shape.n_cols()), "error feedback"),
+      diagonal_(floats(shape.n_cols()), "error feedback") {
+  for (int64_t g = 0; g < shape.n_groups(); ++g) factor(g, moments + shape.begin(g), pool, table);
+}
+
+void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
+                      const KernelTable& table) {
+  const int64_t n = shape_.width(group), first = group * Triangles::kWidth;
+  Square h(factors_.as<float>() + group * Triangles::kWidth * Triangles::kWidth, n);
+  double mean = 0.0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t step = i / Triangles::kStep, stride = Triangles::kStep * (step + 1);
+    const float* from = moments + Triangles::row_begin(step) + i % Triangles::kStep * stride;
+    std::copy(from, from + i + 1, h.row(i));
+    mean += static_cast<double>(from[i]) / static_cast<double>(n);
+  }
+  if (!std::isfinite(mean)) refuse(first);
+  // What never met an input: all columns alike, and on their own. Otherwise of size one, so that
+  // nothing overflows.
+  const float scale = mean > 0.0 ? static_cast<float>(1.0 / mean) : 0.0f;
+  if (!std::isfinite(scale)) refuse(first);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j <= i; ++j) h.row(i)[j] *= scale;
+    h.row(i)[i] += mean > 0.0 ? kDamping : 1.0f;
+    diagonal_.as<float>()[first + i] = h.row(i)[i] * static_cast<float>(mean > 0.0 ? mean : 1.0);
+  }
+  std::vector<float> down(static_cast<size_t>(kPanel * n)), up(down.size());
+  for (int64_t begin = 0; begin < n; begin += kPanel) {
+    const int64_t end = std::min(begin + kPanel, n);
+    if (!h.factor_corner(begin, end)) refuse(first + begin);
+    const auto below = [&](int64_t from, int64_t to) {
+      for (int64_t j = begin; j < end; ++j) h.solve(from, to, begin, j);
+      for (int64_t i = from; i < to; ++i)
+        for (int64_t j = begin; j < end; ++j) {
+          up[static_cast<size_t>((j - begin) * n + i)] = h.row(i)[j];
+          down[static_cast<size_t>((j - begin) * n + i)] = -h.row(i)[j];
+        }
+    };
+    const auto trail = [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; i += Triangles::kStep)
+        table.add_outer({.a = down.data() + i,
+                         .a_stride = n,
+                         .b = up.data() + end,
+                         .b_stride = n,
+                         .n = end - begin,
+                         .out = h.row(i) + end,
+                         .out_stride = n,
+                         .rows = std::min(Triangles::kStep, to - i),
+                         .columns = i - end + Triangles::kStep});
+    };
+    if (!pool) {
+      below(end, n);
+      trail(end, n);
+      continue;
+    }
+    pool->run([&](Team& team) {
+      team.for_each(n - end, Triangles::kStep,
+                    [&](int64_t from, int64_t to) { below(end + from, end + to); });
+      team.for_each(n - end, Triangles::kStep,
+                    [&](int64_t from, int64_t to) { trail(end + from, end + to); });
+    });
+  }
+  std::vector<float> inverse(static_cast<size_t>(n));
+  for (int64_t k = 0; k < n; ++k) {
+    const float pivot = h.row(k)[k];
+    inverse[static_cast<size_t>(k)] = 1.0f / pivot;
+    importance_.as<float>()[first + k] =
+        pivot * pivot * static_cast<float>(mean > 0.0 ? mean : 1.0);
+  }
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t k = 0; k < j; ++k) h.row(j)[k] *= inverse[static_cast<size_t>(k)];
+}
+
+}  // namespace pyflow

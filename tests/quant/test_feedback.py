@@ -1,0 +1,158 @@
+"""Blocks whose columns make up for each other's errors, by the second moments of inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pyflow.quant import FORMATS, dequantize, quantize
+
+from pyflow import _core
+from pyflow.errors import FormatError, ShapeError, UnsupportedError
+
+Array = NDArray[np.float32]
+BLOCKS = [name for name, form in FORMATS.items() if form.block > 1]
+WIDTH, DAMPING = 2048, 0.01  # csrc/kernels/feedback.h
+
+
+def triangles(h: NDArray[np.float64]) -> Array:
+    """As csrc/kernels/feedback.h draws them: per group of columns the lower triangle, its rows by
+    sixteen and filled up to a multiple of that."""
+    packed = []
+    for begin in range(0, len(h), WIDTH):
+        group = h[begin : begin + WIDTH, begin : begin + WIDTH]
+        for row in range(0, len(group), 16):
+            packed.append(group[row : row + 16, : row + 16].ravel())
+    return np.concatenate(packed).astype(np.float32)
+
+
+def inputs(n_cols: int, seed: int = 0) -> NDArray[np.float64]:
+    """Second moments of inputs a few directions of which are large."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((3 * n_cols, 8)) * 4 @ rng.standard_normal((8, n_cols))
+    x += rng.standard_normal(x.shape)
+    return np.asarray(x.T @ x)
+
+
+def rows(n_rows: int, n_cols: int) -> Array:
+    return np.random.default_rng(7).standard_normal((n_rows, n_cols)).astype(np.float32)
+
+
+def encoded(
+    w: Array,
+    type: str,
+    feedback: _core.Feedback | None,
+    pool: _core.ThreadPool | None = None,
+    isa: str = "",
+) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]]:
+    data = w.reshape(-1).view(np.uint8)
+    return _core.requantize("F32", data, w.shape[-1], type, None, 0, pool, feedback, isa)
+
+
+def error(w: Array, blocks: NDArray[np.uint8], type: str) -> float:
+    return float(np.square(w.astype(np.float64) - dequantize(blocks, type)).sum())
+
+
+def damped(h: NDArray[np.float64]) -> NDArray[np.float64]:
+    h = h.copy()
+    for begin in range(0, len(h), WIDTH):
+        group = slice(begin, begin + WIDTH)
+        h[group, :begin] = h[:begin, group] = 0
+        h[group, group] += DAMPING * np.diag(h[group, group]).mean() * np.eye(len(h[group]))
+    return h
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+def test_the_error_at_the_output_is_less_and_as_told(type: str) -> None:
+    w, h = rows(40, 768), inputs(768)
+    feedback = _core.Feedback(triangles(h), 768)
+    blocks, told = encoded(w, type, feedback)
+    d = w.astype(np.float64) - dequantize(blocks, type)
+    h = damped(h)
+    squared = np.einsum("ri,ij,rj->", d, h, d)
+    np.testing.assert_allclose(told[0], squared, rtol=2e-3)
+    np.testing.assert_allclose(told[1], np.einsum("ri,i->", np.square(w, dtype=float), np.diag(h)))
+    np.testing.assert_allclose(told[2:], (np.abs(d).sum(), np.abs(d).max()), rtol=1e-6)
+    alone = w.astype(np.float64) - dequantize(quantize(w, type, np.diag(h)), type)
+    assert squared < 0.6 * np.einsum("ri,ij,rj->", alone, h, alone)
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+def test_columns_that_have_nothing_in_common_are_encoded_on_their_own(type: str) -> None:
+    w = rows(8, 512)
+    blocks, _ = encoded(w, type, _core.Feedback(triangles(np.eye(512)), 512))
+    assert error(w, blocks, type) == pytest.approx(error(w, quantize(w, type), type), rel=1e-4)
+
+
+@pytest.mark.parametrize("type", ["Q4_K", "Q8_B64", "Q3H_K", "IQ4_NL"])
+def test_bytes_depend_on_the_weights_alone(type: str) -> None:
+    w, moments = rows(70, 512), triangles(inputs(512))
+    want, told = encoded(w, type, _core.Feedback(moments, 512))
+    pool = _core.ThreadPool(3, False)
+    assert encoded(w, type, _core.Feedback(moments, 512, pool), pool)[1] == told
+    for isa in _core.runnable_isas():
+        found, _ = encoded(w, type, _core.Feedback(moments, 512, None, isa), None, isa)
+        assert found.tobytes() == want.tobytes()
+    for begin, end in ((0, 1), (1, 33), (33, 70)):
+        found, _ = encoded(w[begin:end], type, _core.Feedback(2 * moments, 512))
+        assert found.tobytes() == want[begin:end].tobytes()
+
+
+def test_groups_of_columns_have_nothing_to_do_with_each_other() -> None:
+    n = WIDTH + 512
+    w, h = rows(4, n), np.eye(n)
+    h[WIDTH:, WIDTH:] = inputs(512)
+    blocks, _ = encoded(w, "Q4_B64", _core.Feedback(triangles(h), n))
+    per_group = WIDTH // 64 * FORMATS["Q4_B64"].block_bytes
+    alone, _ = encoded(
+        w[:, WIDTH:].copy(), "Q4_B64", _core.Feedback(triangles(h[WIDTH:, WIDTH:]), 512)
+    )
+    assert blocks[:, per_group:].tobytes() == alone.tobytes()
+    own, first = w[:, :WIDTH], blocks[:, :per_group]
+    assert error(own, first, "Q4_B64") == pytest.approx(
+        error(own, quantize(own, "Q4_B64"), "Q4_B64"), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+@pytest.mark.parametrize("fill", [0.0, 1.0, -3e-7, 65504.0])
+def test_blocks_of_one_value_stay_sane(type: str, fill: float) -> None:
+    w = np.full((3, 256), fill, np.float32)
+    w[1, 17] = -fill
+    for h in (inputs(256), np.zeros((256, 256)), 1e-30 * np.eye(256), 1e30 * np.eye(256)):
+        blocks, told = encoded(w, type, _core.Feedback(triangles(h), 256))
+        values = dequantize(blocks, type)
+        assert np.isfinite(values).all()
+        assert np.isfinite(told).all()
+        assert np.abs(values).max() <= 2.5 * abs(fill) + 2e-6  # the least scale by any code
+
+
+@pytest.mark.parametrize(
+    ("h", "message"),
+    [
+        (np.full((64, 64), np.nan), "positive definite"),
+        (np.diag([1.0] * 63 + [np.inf]), "positive definite"),
+        (np.diag([1.0] * 63 + [-1.0]), "positive definite matrix, found one that is not so from"),
+        (np.eye(64) + 2 * np.eye(64, k=-1), "positive definite"),
+    ],
+)
+def test_what_no_inputs_have_in_common_is_refused(h: NDArray[np.float64], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        _core.Feedback(triangles(h), 64)
+
+
+def test_other_sizes_are_refused() -> None:
+    assert _core.Feedback.size(32) == 256 + 512
+    for columns in (0, -16, 8):
+        with pytest.raises(ShapeError, match="a multiple of 16 columns"):
+            _core.Feedback.size(columns)
+    with pytest.raises(ShapeError, match="64 columns: expected 2560 numbers, found 3"):
+        _core.Feedback(np.zeros(3, np.float32), 64)
+    feedback = _core.Feedback(triangles(np.eye(64)), 64)
+    for columns, type in ((128, "Q4_B64"), (64, "F16")):
+        with pytest.raises(ShapeError, match="error feedback: expected"):
+            encoded(rows(1, columns), type, feedback)
+    w = rows(2, 64)
+    w[1, 5] = np.inf
+    with pytest.raises(UnsupportedError, match="row 1, column 5: expected weights that Q4_B64"):
+        encoded(w, "Q4_B64", feedback)
