@@ -109,8 +109,8 @@ Triangles triangles(int64_t cols) {
   return Triangles(cols);
 }
 
-std::unique_ptr<Feedback> make_feedback(const FloatArray& moments, int64_t cols,
-                                        ThreadPool* pool, const std::string& isa) {
+std::unique_ptr<Feedback> make_feedback(const FloatArray& moments, int64_t cols, ThreadPool* pool,
+                                        const std::string& isa) {
   const Triangles shape = triangles(cols);
   if (moments.ndim() != 1 || moments.size() != shape.size())
     throw ShapeError("second moments of " + std::to_string(cols) + " columns: expected " +
@@ -269,7 +269,8 @@ void register_quant(py::module_& m) {
   py::class_<Feedback>(m, "Feedback")
       .def(py::init(&make_feedback), py::arg("moments"), py::arg("columns"),
            py::arg("pool") = nullptr, py::arg("isa") = "")
-      .def_static("size", [](int64_t cols) { return triangles(cols).size(); }, py::arg("columns"));
+      .def_static(
+          "size", [](int64_t cols) { return triangles(cols).size(); }, py::arg("columns"));
 
   py::module_ testing = m.def_submodule("testing");
   register_packed_tensor(testing);

@@ -57,7 +57,7 @@ struct BlockColumn {
   int64_t factors_stride;
   uint8_t* out;
   size_t out_stride;
-  float* values;   // rows of a block: what `out` says
+  float* values;  // rows of a block: what `out` says
   RowLoss* losses;
 };
 
@@ -239,20 +239,19 @@ void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, 
         for (int64_t k = 0; k < block; ++k)
           x[size(r, block) + static_cast<size_t>(k)] = std::clamp(
               targets[static_cast<size_t>(r * n + begin + k)], -entry.largest, entry.largest);
-      entry.encode_column(
-          to.table_, to.dtype(),
-          {.n_rows = at_once,
-           .x = x.data(),
-           .w = weights.data() + begin,
-           .w_stride = n,
-           .importance = feedback.importance() + begin,
-           .factors = factors + own,
-           .factors_stride = stride,
-           .out = out + static_cast<size_t>(first) * to.row_bytes() +
-                  static_cast<size_t>(begin / block) * block_bytes,
-           .out_stride = to.row_bytes(),
-           .values = values.data(),
-           .losses = losses + first});
+      entry.encode_column(to.table_, to.dtype(),
+                          {.n_rows = at_once,
+                           .x = x.data(),
+                           .w = weights.data() + begin,
+                           .w_stride = n,
+                           .importance = feedback.importance() + begin,
+                           .factors = factors + own,
+                           .factors_stride = stride,
+                           .out = out + static_cast<size_t>(first) * to.row_bytes() +
+                                  static_cast<size_t>(begin / block) * block_bytes,
+                           .out_stride = to.row_bytes(),
+                           .values = values.data(),
+                           .losses = losses + first});
       if (own == 0) continue;
       for (int64_t k = 0; k < block; ++k)
         for (int64_t r = 0; r < at_once; ++r)

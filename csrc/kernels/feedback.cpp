@@ -18,8 +18,10 @@ size_t floats(int64_t n) { return static_cast<size_t>(n) * sizeof(float); }
 
 [[noreturn]] void refuse(int64_t column) {
   const std::string at = std::to_string(column);
-  throw FormatError("second moments of inputs: expected a positive definite matrix, found one that "
-                    "is not so from column " + at + " on; measure them again");
+  throw FormatError(
+      "second moments of inputs: expected a positive definite matrix, found one that "
+      "is not so from column " +
+      at + " on; measure them again");
 }
 
 // The square of one group.

@@ -4,7 +4,8 @@
 // H = L L^T, L lower triangular, and columns encoded from the last to the first, that sum is
 // least, column by column, where column k encodes
 //
-//   w_k + sum over j > k of e_j L_jk / L_kk,    e_j = w_j - (its value), and costs L_kk^2 * (rounding)^2.
+//   w_k + sum over j > k of e_j L_jk / L_kk,    e_j = w_j - (its value), and costs L_kk^2 *
+//   (rounding)^2.
 //
 // So the error of a column leaves by what the next ones become, as far as they go together. That is
 // the rounding of "OPTQ/GPTQ" (Frantar et al., 2022), as "QuIP" (Chee et al., 2023) writes it.
@@ -20,8 +21,8 @@
 namespace pyflow {
 
 // Second moments as they are kept: columns in groups of kWidth, of each group the lower triangle,
-// row by row, in steps of 16 columns: rows 16 t to 16 t + 15 have 16 (t + 1) floats. What columns of
-// different groups have in common is left out.
+// row by row, in steps of 16 columns: rows 16 t to 16 t + 15 have 16 (t + 1) floats. What columns
+// of different groups have in common is left out.
 class Triangles {
  public:
   static constexpr int64_t kWidth = 2048, kStep = 16;

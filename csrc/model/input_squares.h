@@ -39,9 +39,9 @@ class InputSquares {
   // add different columns at once; each sum takes its rows in the order of the calls.
   void add(const PackedTensor& w, const float* x, int64_t begin, int64_t end);
 
-  // The second moments of what matrices are multiplied by, if they are wanted: one thread makes room
-  // before the others ask for their number, -1 where there are none. Then threads may add different
-  // steps of 16 columns.
+  // The second moments of what matrices are multiplied by, if they are wanted: one thread makes
+  // room before the others ask for their number, -1 where there are none. Then threads may add
+  // different steps of 16 columns.
   void prepare_moments(std::span<const PackedTensor* const> matrices);
   int64_t moments_of(const PackedTensor& first) const;
   int64_t moment_steps(int64_t number) const;
