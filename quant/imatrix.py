@@ -157,7 +157,8 @@ def _read_moments(
                 f"{path}: tensor {name!r}: expected F32 ({_core.Feedback.size(n_cols)},) for the "
                 f"{n_cols} columns of {matrix!r}, found {tensor.dtype} {tensor.shape}"
             )
-        found[matrix] = Moments(path, name, n_cols, checkpoint.array(name))
+        sums = np.asarray(checkpoint.array(name), np.float32)
+        found[matrix] = Moments(path, name, n_cols, sums)
     return found
 
 
