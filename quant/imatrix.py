@@ -33,21 +33,27 @@ _LARGEST = 1e30  # the encoder's bound (csrc/kernels/encode.h)
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The sums of products of the columns that matrices are multiplied by."""
+    """The sums of products of the columns that matrices are multiplied by, in a file."""
 
-    path: Path
+    checkpoint: formats.Checkpoint
     name: str
     """The tensor's."""
     n_cols: int
-    sums: NDArray[np.float32]
-    """As `_core.Feedback` takes them; the file's pages."""
+
+    @property
+    def sums(self) -> NDArray[np.float32]:
+        """As `_core.Feedback` takes them; a view of the file."""
+        return np.asarray(self.checkpoint.array(self.name), np.float32)
 
     def feedback(self, pool: _core.ThreadPool | None = None) -> _core.Feedback:
         """FormatError where no inputs have such products."""
         try:
             return _core.Feedback(self.sums, self.n_cols, pool)
         except FormatError as error:
-            raise FormatError(f"{self.path}: tensor {self.name!r}: {error}") from None
+            where = f"{self.checkpoint.path}: tensor {self.name!r}"
+            raise FormatError(f"{where}: {error}") from None
+        finally:
+            self.checkpoint.native.release(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +163,7 @@ def _read_moments(
                 f"{path}: tensor {name!r}: expected F32 ({_core.Feedback.size(n_cols)},) for the "
                 f"{n_cols} columns of {matrix!r}, found {tensor.dtype} {tensor.shape}"
             )
-        sums = np.asarray(checkpoint.array(name), np.float32)
-        found[matrix] = Moments(path, name, n_cols, sums)
+        found[matrix] = Moments(checkpoint, name, n_cols)
     return found
 
 
