@@ -25,7 +25,7 @@ from pyflow.formats.replacing import replacing
 from pyflow.formats.tensor_writer import TensorWriter
 from pyflow.quant import mixes
 from pyflow.quant.blocks import FIRST_OWN_ID, FORMATS, Distortion
-from pyflow.quant.imatrix import Imatrix
+from pyflow.quant.imatrix import Imatrix, Moments
 from pyflow.quant.plan import Recipe, Step, plan
 from pyflow.quant.weights import Tensor, Weights
 
@@ -34,6 +34,7 @@ from pyflow.errors import PyflowError, ResourceError, UnsupportedError
 
 # Weights at once: enough to keep threads busy, 16 MB of the largest format.
 _PIECE = 1 << 22
+_LATEST = 3  # inputs whose feedback is kept, of some ten megabytes each
 _QUANTIZATION_VERSION = 2  # of GGML's blocks
 # Names the formats of ours that a file holds, which other programs refuse by their numbers.
 _FORMATS_KEY = "pyflow.formats"
@@ -174,11 +175,12 @@ def write_tensors(
     """
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     shares: dict[str, Share] = {}
+    feedbacks = _Feedbacks(pool)
     done, total = 0, sum(math.prod(step.tensor.shape) for step in steps)
     for step in steps:
         share = shares.setdefault(step.role, Share())
         share.add(_counted(step))
-        for data, n_weights, lost in _pieces(step, model, pool):
+        for data, n_weights, lost in _pieces(step, model, pool, feedbacks):
             writer.write(data)
             share.add(lost)
             done += n_weights
@@ -187,6 +189,23 @@ def write_tensors(
         writer.end_tensor()
     writer.close()
     return shares
+
+
+class _Feedbacks:
+    """Those of a layer's matrices, of which several have one input."""
+
+    def __init__(self, pool: _core.ThreadPool | None) -> None:
+        self._pool = pool
+        self._latest: dict[str, _core.Feedback] = {}
+
+    def of(self, moments: Moments | None) -> _core.Feedback | None:
+        if moments is None:
+            return None
+        if moments.name not in self._latest:
+            while len(self._latest) >= _LATEST:
+                del self._latest[next(iter(self._latest))]
+            self._latest[moments.name] = moments.feedback(self._pool)
+        return self._latest[moments.name]
 
 
 def check_disk(target: Path, nbytes: int) -> None:
@@ -221,6 +240,8 @@ def _entries(
         measured = sum(step.importance is not None for step in steps)
         entries["quantize.imatrix.file"] = gguf_writer.entry(imatrix.path.name)
         entries["quantize.imatrix.entries_count"] = gguf_writer.entry(measured)
+        if with_moments := sum(step.moments is not None for step in steps):
+            entries["pyflow.moments.entries_count"] = gguf_writer.entry(with_moments)
         entries["quantize.imatrix.chunks_count"] = gguf_writer.entry(imatrix.n_chunks)
         if imatrix.datasets:
             entries["quantize.imatrix.dataset"] = gguf_writer.entry(imatrix.datasets[0])
@@ -233,7 +254,7 @@ def _counted(step: Step) -> Share:
 
 
 def _pieces(
-    step: Step, model: Weights, pool: _core.ThreadPool | None
+    step: Step, model: Weights, pool: _core.ThreadPool | None, feedbacks: _Feedbacks
 ) -> Iterator[tuple[NDArray[np.uint8], int, Share]]:
     """The tensor's new bytes, how many weights they are, and what was lost of these.
 
@@ -247,7 +268,7 @@ def _pieces(
     # Where importance differs from matrix to matrix, pieces end with a matrix.
     n_own = len(rows) // len(step.importance) if step.importance is not None else len(rows)
     at_once = max(1, _PIECE // n_cols)
-    feedback = None if step.moments is None else step.moments.feedback(pool)
+    feedback = feedbacks.of(step.moments)
     for first in range(0, len(rows), n_own):
         for begin in range(first, first + n_own, at_once):
             end = min(begin + at_once, first + n_own)

@@ -27,6 +27,11 @@ from pyflow.errors import FormatError
 
 _SUMS, _COUNTS, _MOMENTS = ".in_sum2", ".counts", ".in_moments"
 _HOLDERS = "imatrix.moments"
+_TOLERANCE = 1e-2  # of sums in float32, by the largest
+WIDTH = 2048
+"""Columns whose products moments have, by csrc/kernels/feedback.h."""
+ENOUGH = 4
+"""Rows per column, of which moments of fewer are of that text more than of any."""
 _F32 = 0  # in GGUF
 _LARGEST = 1e30  # the encoder's bound (csrc/kernels/encode.h)
 
@@ -38,16 +43,30 @@ class Moments:
     checkpoint: formats.Checkpoint
     name: str
     """The tensor's."""
-    n_cols: int
+    squares: NDArray[np.float32]
+    """The sums of squares of the same, (columns,)."""
+    n_rows: int
+    """Over so many rows."""
 
     @property
     def sums(self) -> NDArray[np.float32]:
         """As `_core.Feedback` takes them; a view of the file."""
         return np.asarray(self.checkpoint.array(self.name), np.float32)
 
+    @property
+    def n_cols(self) -> int:
+        return len(self.squares)
+
     def feedback(self, pool: _core.ThreadPool | None = None) -> _core.Feedback:
-        """FormatError where no inputs have such products."""
+        """FormatError where no inputs have such products, or others had these."""
         try:
+            diagonal = self.sums[_diagonal(self.n_cols)]
+            tolerance = _TOLERANCE * max(float(self.squares.max()), 0.0)
+            if not (np.abs(diagonal - self.squares) <= tolerance).all():
+                raise FormatError(
+                    "expected a diagonal that is the sums of squares of the same inputs, found "
+                    "another; measure both anew"
+                )
             return _core.Feedback(self.sums, self.n_cols, pool)
         except FormatError as error:
             where = f"{self.checkpoint.path}: tensor {self.name!r}"
@@ -138,6 +157,15 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
     )
 
 
+def _diagonal(n_cols: int) -> NDArray[np.int64]:
+    """Where the diagonal is in moments."""
+    column = np.arange(n_cols)
+    own = column % WIDTH
+    step = own // 16  # before it rows of 16, 32, ... floats, sixteen of each
+    group = column // WIDTH * 128 * (WIDTH // 16) * (WIDTH // 16 + 1)
+    return group + 128 * step * (step + 1) + own % 16 * 16 * (step + 1) + own
+
+
 def _read_moments(
     checkpoint: formats.Checkpoint, columns: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Moments]:
@@ -163,7 +191,9 @@ def _read_moments(
                 f"{path}: tensor {name!r}: expected F32 ({_core.Feedback.size(n_cols)},) for the "
                 f"{n_cols} columns of {matrix!r}, found {tensor.dtype} {tensor.shape}"
             )
-        found[matrix] = Moments(checkpoint, name, n_cols)
+        sums = np.asarray(checkpoint.array(matrix + _SUMS), np.float32).reshape(-1)
+        n_rows = np.asarray(checkpoint.array(matrix + _COUNTS)).reshape(-1)[0]
+        found[matrix] = Moments(checkpoint, name, sums, int(n_rows))
     return found
 
 

@@ -103,7 +103,7 @@ ByteArray quantize_array(const std::string& name, const FloatArray& x,
 }
 
 Triangles triangles(int64_t cols) {
-  if (cols <= 0 || cols % Triangles::kStep != 0)
+  if (cols <= 0 || cols >= int64_t{1} << 31 || cols % Triangles::kStep != 0)
     throw ShapeError("second moments: expected a multiple of 16 columns, found " +
                      std::to_string(cols));
   return Triangles(cols);

@@ -12,6 +12,8 @@ namespace {
 
 // Of the mean diagonal: as GPTQ has it. A tenth of that is no better (docs/quantization.md).
 constexpr float kDamping = 0.01f;
+// Mean diagonals beyond which they are no sums of inputs, and below which no input was ever met.
+constexpr double kLargest = 1e30, kLeast = 1e-30;
 constexpr int64_t kPanel = 64;  // columns that are factored before the rest hears of them
 
 size_t floats(int64_t n) { return static_cast<size_t>(n) * sizeof(float); }
@@ -78,13 +80,14 @@ void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
     const int64_t step = i / Triangles::kStep, stride = Triangles::kStep * (step + 1);
     const float* from = moments + Triangles::row_begin(step) + i % Triangles::kStep * stride;
     std::copy(from, from + i + 1, h.row(i));
+    if (!(from[i] >= 0.0f)) refuse(first + i);
     mean += static_cast<double>(from[i]) / static_cast<double>(n);
   }
-  if (!std::isfinite(mean)) refuse(first);
+  if (!(mean <= kLargest)) refuse(first);
   // What never met an input: all columns alike, and on their own. Otherwise of size one, so that
   // nothing overflows.
+  if (mean < kLeast) mean = 0.0;
   const float scale = mean > 0.0 ? static_cast<float>(1.0 / mean) : 0.0f;
-  if (!std::isfinite(scale)) refuse(first);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j <= i; ++j) h.row(i)[j] *= scale;
     h.row(i)[i] += mean > 0.0 ? kDamping : 1.0f;

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/errors.h"
+#include <exception>
 
 namespace pyflow {
 
@@ -20,17 +20,19 @@ void InputSquares::add(const PackedTensor& w, const float* x, int64_t begin, int
   if (begin == 0) ++sums.n_rows;
 }
 
-void InputSquares::prepare_moments(std::span<const PackedTensor* const> matrices) {
-  const int64_t n = matrices[0]->cols();
-  if (!with_moments_ || n % Triangles::kStep != 0) return;
-  if (!moments_at_.try_emplace(matrices[0], static_cast<int64_t>(moments_.size())).second) return;
-  const Triangles shape(n);
-  Buffer sums;
+void InputSquares::prepare_moments(
+    size_t n_matrices, const std::function<const PackedTensor*(size_t)>& at) noexcept {
+  const int64_t n = at(0)->cols();
+  if (!with_moments_ || n % Triangles::kStep != 0 || moments_at_.contains(at(0))) return;
   try {
-    sums = Buffer(static_cast<size_t>(shape.size()) * sizeof(float), "second moments of inputs");
-  } catch (const ResourceError&) {  // whoever reads them is told
+    moments_.push_back({Triangles(n), {}, {}});
+    Moments& m = moments_.back();
+    for (size_t i = 0; i < n_matrices; ++i) m.matrices.push_back(at(i));
+    moments_at_[at(0)] = static_cast<int64_t>(moments_.size()) - 1;
+    m.sums =
+        Buffer(static_cast<size_t>(m.shape.size()) * sizeof(float), "second moments of inputs");
+  } catch (const std::exception&) {  // whoever reads them finds one without sums
   }
-  moments_.push_back({shape, {matrices.begin(), matrices.end()}, std::move(sums)});
 }
 
 int64_t InputSquares::moments_of(const PackedTensor& first) const {

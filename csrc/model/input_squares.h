@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -42,7 +42,8 @@ class InputSquares {
   // The second moments of what matrices are multiplied by, if they are wanted: one thread makes
   // room before the others ask for their number, -1 where there are none. Then threads may add
   // different steps of 16 columns.
-  void prepare_moments(std::span<const PackedTensor* const> matrices);
+  void prepare_moments(size_t n_matrices,
+                       const std::function<const PackedTensor*(size_t)>& at) noexcept;
   int64_t moments_of(const PackedTensor& first) const;
   int64_t moment_steps(int64_t number) const;
   void add_moments(int64_t number, const float* x, int64_t x_stride, int64_t n_rows, int64_t step);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <vector>
 
 #include "model/block.h"
 #include "model/input_squares.h"
@@ -46,11 +45,9 @@ void observe(Step& step, Team& team, std::span<const Product> products, const fl
       for (int64_t r = 0; r < n_rows; ++r)
         step.input_squares->add(*p.weight, x + r * x_stride, begin, end);
   });
-  if (team.rank() == 0) {
-    std::vector<const PackedTensor*> matrices;
-    for (const Product& p : products) matrices.push_back(p.weight);
-    step.input_squares->prepare_moments(matrices);
-  }
+  if (team.rank() == 0)
+    step.input_squares->prepare_moments(products.size(),
+                                        [&](size_t i) { return products[i].weight; });
   team.barrier();
   const int64_t moments = step.input_squares->moments_of(*products[0].weight);
   if (moments < 0) return;

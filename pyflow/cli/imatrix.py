@@ -84,7 +84,7 @@ def command(
     test split of WikiText-2 is refused. The more bits MODEL has, the better; F16 is best.
     """
     from pyflow import formats
-    from pyflow.quant.imatrix import by_tensor, moments_by_tensor, write_imatrix
+    from pyflow.quant.imatrix import ENOUGH, WIDTH, by_tensor, moments_by_tensor, write_imatrix
     from pyflow.quant.naming import of_gguf
     from pyflow.specs import describe, naming
 
@@ -125,12 +125,13 @@ def command(
         chunk_size=ctx_size,
         replace=force,
     )
+    n_with_moments = sum(len(names) for names, _ in products)
     unseen = sum(int((s.n_rows == 0).sum()) for s in found.values())
     if as_json:
         figures = {
             "path": str(target),
             "n_matrices": len(found),
-            "n_with_moments": sum(len(names) for names, _ in products),
+            "n_with_moments": n_with_moments,
             "n_unseen_experts": unseen,
             "chunks": len(windows),
             "n_ctx": ctx_size,
@@ -139,9 +140,17 @@ def command(
         }
         print_json(figures)
     else:
+        measured = f"{len(found)} matrices" + (
+            f", {n_with_moments} with moments," if moments else ""
+        )
+        over = f"{len(windows)} chunks of {ctx_size} tokens"
+        click.echo(f"{target}: {measured} over {over}, {seconds:.1f} s")
+    widest = max((squares.sums.shape[-1] for squares in found.values()), default=0)
+    if moments and len(windows) * ctx_size < (wanted := ENOUGH * min(widest, WIDTH)):
         click.echo(
-            f"{target}: {len(found)} matrices over {len(windows)} chunks of {ctx_size} tokens, "
-            f"{seconds:.1f} s"
+            f"warning: moments of {len(windows) * ctx_size:,} tokens may do harm to other texts; "
+            f"take one of {wanted:,} or more",
+            err=True,
         )
     if unseen:
         click.echo(

@@ -10,6 +10,7 @@ import click
 
 from pyflow.cli.output import markdown_table
 from pyflow.quant import FORMATS
+from pyflow.quant.imatrix import ENOUGH, WIDTH
 
 if TYPE_CHECKING:
     from pyflow.quant.convert import Share
@@ -41,6 +42,17 @@ def warnings(steps: list[Step], weighed: bool) -> list[str]:
         if without:
             more = f" and {len(without) - 3} more" if len(without) > 3 else ""
             lines.append(f"no importance was measured of {', '.join(without[:3])}{more}")
+        moments = [step.moments for step in steps if step.moments is not None]
+        if moments:
+            lines.append(
+                f"columns of {len(moments)} matrices make up for each other's errors, which the "
+                "table has as those of outputs"
+            )
+        if few := [m for m in moments if m.n_rows < ENOUGH * min(m.n_cols, WIDTH)]:
+            lines.append(
+                f"moments of {len(few)} matrices are of too short a text, {few[0].n_rows:,} tokens "
+                f"for {few[0].n_cols:,} columns, and may do harm"
+            )
     return lines
 
 

@@ -119,7 +119,7 @@ def test_groups_of_columns_have_nothing_to_do_with_each_other() -> None:
 def test_blocks_of_one_value_stay_sane(type: str, fill: float) -> None:
     w = np.full((3, 256), fill, np.float32)
     w[1, 17] = -fill
-    for h in (inputs(256), np.zeros((256, 256)), 1e-30 * np.eye(256), 1e30 * np.eye(256)):
+    for h in (inputs(256), np.zeros((256, 256)), 1e-40 * np.eye(256), 9e29 * np.eye(256)):
         blocks, told = encoded(w, type, _core.Feedback(triangles(h), 256))
         values = dequantize(blocks, type)
         assert np.isfinite(values).all()
@@ -134,6 +134,9 @@ def test_blocks_of_one_value_stay_sane(type: str, fill: float) -> None:
         (np.diag([1.0] * 63 + [np.inf]), "positive definite"),
         (np.diag([1.0] * 63 + [-1.0]), "positive definite matrix, found one that is not so from"),
         (np.eye(64) + 2 * np.eye(64, k=-1), "positive definite"),
+        (-np.eye(64), "positive definite"),
+        (np.diag([-1.0, 1.0] * 32), "positive definite"),
+        (3e38 * np.eye(64), "positive definite"),
     ],
 )
 def test_what_no_inputs_have_in_common_is_refused(h: NDArray[np.float64], message: str) -> None:
@@ -143,7 +146,7 @@ def test_what_no_inputs_have_in_common_is_refused(h: NDArray[np.float64], messag
 
 def test_other_sizes_are_refused() -> None:
     assert _core.Feedback.size(32) == 256 + 512
-    for columns in (0, -16, 8):
+    for columns in (0, -16, 8, 2**62):
         with pytest.raises(ShapeError, match="a multiple of 16 columns"):
             _core.Feedback.size(columns)
     with pytest.raises(ShapeError, match="64 columns: expected 2560 numbers, found 3"):

@@ -128,14 +128,16 @@ def test_what_is_no_importance_is_refused_when_it_is_read(
         read_imatrix(made)
 
 
-def moments_file(target: Path, holders: list[str] | None = None, size: int | None = None) -> Path:
+def moments_file(
+    target: Path, holders: list[str] | None = None, size: int | None = None, diagonal: float = 1
+) -> Path:
     """A file with moments of two matrices of one input; holders, size: what it says of them."""
     one = Squares(np.ones((1, 32)), np.array([4]))
     found = {"blk.0.attn_q.weight": one, "blk.0.attn_k.weight": one}
     found["up"] = Squares(np.ones((4, 32)), np.ones(4, np.int64))
     sums = np.zeros(_core.Feedback.size(32) if size is None else size, np.float32)
     if size is None:
-        sums[[*range(0, 256, 17), *range(256 + 16, 768, 33)]] = 4
+        sums[[*range(0, 256, 17), *range(256 + 16, 768, 33)]] = diagonal
     names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight"]
     how: dict[str, Any] = {"datasets": [], "n_chunks": 1, "chunk_size": 4}
     write_imatrix(target, found, moments=[(names, sums), (["unknown"], sums)], **how)
@@ -191,6 +193,10 @@ def test_moments_that_are_not_of_the_matrices_are_refused(
 
 
 def test_moments_that_no_inputs_have_are_refused_by_the_file_and_tensor(tmp_path: Path) -> None:
+    for diagonal in (0, -1, 2, np.inf):
+        other = read_imatrix(moments_file(tmp_path / "o.gguf", diagonal=diagonal))
+        with pytest.raises(FormatError, match="expected a diagonal that is the sums of squares"):
+            other.moments["blk.0.attn_q.weight"].feedback()
     target = moments_file(tmp_path / "i.gguf")
     with target.open("r+b") as file:
         data = bytearray(file.read())
@@ -200,7 +206,7 @@ def test_moments_that_no_inputs_have_are_refused_by_the_file_and_tensor(tmp_path
         file.write(data)
     found = read_imatrix(target).moments["blk.0.attn_k.weight"]
     with pytest.raises(
-        FormatError, match=r"i.gguf: tensor 'blk.0.attn_q.weight.in_moments': second"
+        FormatError, match=r"i.gguf: tensor 'blk.0.attn_q.weight.in_moments': expected a diagonal"
     ):
         found.feedback()
 
