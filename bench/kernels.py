@@ -130,15 +130,16 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.monotonic() - start
 
 
-def decode_cell(isa: str, large: Any, small: Any) -> dict[str, Any]:
-    """One row times the large matrix, times the small one as often, and only reading the large one.
+def decode_cell(isa: str, n_rows: int, large: Any, small: Any) -> dict[str, Any]:
+    """What one token takes, n_rows rows times the large matrix, times the small one as often, and
+    only reading the large one.
 
     The three take turns, so that neighbours of a shared machine meet all of them, and the shares
     are medians of those of single turns.
     """
-    x = np.random.default_rng(2).standard_normal((1, N_COLS)).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal((n_rows, N_COLS)).astype(np.float32)
     acts = _core.testing.Activations(isa, x)
-    y = np.empty((1, 16 * large.tiles), np.float32)
+    y = np.empty((n_rows, 16 * large.tiles), np.float32)
     reader = _core.cpu_info()["isa"]  # the widest table reads at the machine's limit
     repeats = large.tiles // small.tiles
     turns = (
@@ -172,11 +173,13 @@ def decode_cell(isa: str, large: Any, small: Any) -> dict[str, Any]:
 
 def decode_cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One result for each format and table."""
+    fine = {f["name"] for f in _core.weight_formats() if f["fine_inputs"]}
     for name in options.formats:
         large = packed(name, options.sizes["memory"], most_rows=1 << 30)[0]
         small = smallest(name)
+        n_rows = 2 if name in fine else 1  # an activation in fifteen bits is a pair of rows
         for isa in options.isas:
-            yield {"format": name} | decode_cell(isa, large, small)
+            yield {"format": name} | decode_cell(isa, n_rows, large, small)
 
 
 def dot_peak(isa: str) -> float:

@@ -143,7 +143,8 @@ def read_head(path: str | bytes | PathLike[str] | PathLike[bytes], nbytes: int) 
 # ---- weight formats (bind_quant.cpp)
 
 def weight_formats() -> list[dict[str, Any]]:
-    """name: str, gguf_id: int, block: int (weights in one), block_bytes: int; of each format."""
+    """name: str, gguf_id: int, block: int (weights in one), block_bytes: int, fine_inputs: bool
+    (activations meet it in fifteen bits); of each format."""
 
 def runnable_isas() -> list[str]:
     """Names of the kernel tables that this CPU can run, best last."""

@@ -255,7 +255,8 @@ void register_quant(py::module_& m) {
     py::list formats;
     for (const DTypeInfo& d : kDTypes)
       formats.append(py::dict(py::arg("name") = d.name, py::arg("gguf_id") = d.gguf_id,
-                              py::arg("block") = d.block, py::arg("block_bytes") = d.block_bytes));
+                              py::arg("block") = d.block, py::arg("block_bytes") = d.block_bytes,
+                              py::arg("fine_inputs") = fine_inputs(d.dtype)));
     return formats;
   });
   m.def("dequantize", &dequantize_array, py::arg("dtype"), py::arg("data"), py::arg("shape"));

@@ -64,6 +64,9 @@ struct Step {
   float* temp;      // n_batch x floats_per_row
   float* row_temp;  // n_batch x row_floats_per_row, of this thread or shared as the rows are
   ActBlock* acts;   // n_batch x act_blocks_per_row, likewise
+  // Pairs of rows whose sums they are (fine_inputs in quant/packed_tensor.h), 2 n_batch rows; null
+  // where no matrix takes them.
+  ActBlock* pairs;
   float* partials;
   int64_t partial_capacity;     // floats in partials
   InputSquares* input_squares;  // where inputs of matrices are to be added; null: nowhere
@@ -123,7 +126,7 @@ struct Product {
   int64_t y_stride;
 };
 
-// Quantizes n_rows of x for the products that follow; needed once per input.
+// Quantizes n_rows of x for the products that follow; needed once per input. Jobs take no pairs.
 void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows, int64_t k);
 // The same of one row into row r of n_rows at `acts`.
 void quantize_row(const Step&, const float* x, int64_t k, ActBlock* acts, int64_t r,

@@ -59,7 +59,9 @@ struct Context::Layout {
   int64_t stride, head_stride, head_rows, partial_floats, row_floats, acts_per_row;
   // Registers that the stage does not use are nowhere.
   std::array<size_t, kRegisters> registers{}, own_registers{};
-  size_t temp, row_temp, acts, partials, gathered, logits, ropes, own_row_temp, own_acts, total = 0;
+  bool has_pairs;
+  size_t temp, row_temp, acts, pairs, partials, gathered, logits, ropes, own_row_temp, own_acts,
+      own_pairs, total = 0;
 
   Layout(const Stage& stage, const ContextConfig& c) {
     const ScratchNeeds& needs = stage.needs();
@@ -76,6 +78,9 @@ struct Context::Layout {
     temp = take(c.n_batch * needs.floats_per_row * 4);
     row_temp = take(c.n_batch * row_floats * 4);
     acts = take(c.n_batch * acts_per_row * static_cast<int64_t>(sizeof(ActBlock)));
+    has_pairs = stage.fine_inputs();
+    const int64_t pairs_per_row = has_pairs ? 2 * acts_per_row : 0;
+    pairs = take(c.n_batch * pairs_per_row * static_cast<int64_t>(sizeof(ActBlock)));
     partials = take(partial_floats * 4);
     gathered = take(head_rows * stride * 4);
     logits = take(head_rows * head_stride * 4);
@@ -84,6 +89,7 @@ struct Context::Layout {
     for (size_t r = 0; r < needs.n_registers; ++r) own_registers[r] = take(own_rows * stride * 4);
     own_row_temp = take(own_rows * row_floats * 4);
     own_acts = take(own_rows * acts_per_row * static_cast<int64_t>(sizeof(ActBlock)));
+    own_pairs = take(own_rows * pairs_per_row * static_cast<int64_t>(sizeof(ActBlock)));
   }
 
  private:
@@ -211,6 +217,9 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
       if (team.rank() == 0) own_registers[0] = shared[0];
       float* own_row_temp = floats(at.own_row_temp) + own * at.row_floats;
       ActBlock* own_acts = reinterpret_cast<ActBlock*>(base + at.own_acts) + own * at.acts_per_row;
+      ActBlock* pairs =
+          own_rows ? reinterpret_cast<ActBlock*>(base + at.own_pairs) + own * 2 * at.acts_per_row
+                   : reinterpret_cast<ActBlock*>(base + at.pairs);
       Step step{.kernels = stage_->kernels(),
                 .regime = input.regime,
                 .copy = team.copy(),
@@ -230,6 +239,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
                 .temp = floats(at.temp),
                 .row_temp = own_rows ? own_row_temp : floats(at.row_temp),
                 .acts = own_rows ? own_acts : reinterpret_cast<ActBlock*>(base + at.acts),
+                .pairs = at.has_pairs ? pairs : nullptr,
                 .partials = floats(at.partials),
                 .partial_capacity = at.partial_floats,
                 .input_squares = input_squares_.get()};

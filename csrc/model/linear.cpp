@@ -9,12 +9,46 @@ namespace {
 // Activations of one pass over the weights: half of a 1 MiB second-level cache.
 constexpr int64_t kChunkBytes = 512 << 10;
 
+// Pairs of rows whose halves of a tile lie on the stack; whole panels.
+constexpr int64_t kPairsAtOnce = 4 * kPanelRows;
+
 // Rows whose activations stay in the second-level cache while a group of tiles passes over them; a
 // multiple of the panel, so that chunks are whole panels.
 int64_t chunk_rows(int64_t k) {
   const int64_t bytes_per_row = act_blocks(k) * static_cast<int64_t>(sizeof(ActBlock));
   const int64_t rows = kChunkBytes / bytes_per_row / kPanelRows * kPanelRows;
   return std::max<int64_t>(2 * kPanelRows, rows);
+}
+
+// Tiles [first, last) of one product for rows [row, row + n_rows) of the step's pairs.
+void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_rows, int64_t first,
+                    int64_t last) {
+  const PackedTensor& w = *p.weight;
+  const auto format = static_cast<size_t>(w.dtype());
+  const auto prefill =
+      step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
+  const auto matmul = prefill ? prefill : step.kernels.matmul[format];
+  const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
+  alignas(64) float halves[2 * kPairsAtOnce * kTileRows];
+  for (int64_t t = first; t < last; ++t)
+    for (int64_t r = 0; r < n_rows; r += kPairsAtOnce) {
+      const int64_t n = std::min(kPairsAtOnce, n_rows - r);
+      matmul({.tiles = w.data(step.copy) + static_cast<size_t>(t) * tile_bytes,
+              .k = w.cols(),
+              .acts = step.pairs + 2 * (row + r) * act_blocks(w.cols()),
+              .x = nullptr,
+              .x_stride = 0,
+              .n_rows = 2 * n,
+              .y = halves,
+              .y_stride = kTileRows},
+             0, 1);
+      for (int64_t i = 0; i < n; ++i) {
+        float* y = p.y + (row + r + i) * p.y_stride + t * kTileRows;
+        const float* half = halves + 2 * i * kTileRows;
+        for (int64_t lane = 0; lane < kTileRows; ++lane)
+          y[lane] = half[lane] + half[kTileRows + lane];
+      }
+    }
 }
 
 // Tiles [first, last) of one product for rows [row, row + n_rows) of x, or of acts.
@@ -34,6 +68,29 @@ void multiply_tiles(const Step& step, const Product& p, const ActBlock* acts, co
                            .y = p.y + row * p.y_stride,
                            .y_stride = p.y_stride};
   matmul(args, first, last);
+}
+
+// The same by pairs where the weights take them.
+void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t x_stride,
+                    int64_t row, int64_t n_rows, int64_t first, int64_t last) {
+  if (step.pairs && fine_inputs(p.weight->dtype()))
+    multiply_pairs(step, p, row, n_rows, first, last);
+  else
+    multiply_tiles(step, p, step.acts, x, x_stride, row, n_rows, first, last);
+}
+
+// Row r of n_rows, which is quantized already, as the r-th pair: itself, and what it leaves of x.
+void make_pair(const Step& step, const float* x, int64_t k, int64_t r, int64_t n_rows) {
+  const int64_t n_kb = act_blocks(k);
+  for (int64_t kb = 0; kb < n_kb; ++kb) {
+    const ActBlock& coarse = step.acts[act_index(r, kb, n_rows, n_kb)];
+    float rest[kActBlock];
+    const int64_t n = std::min(kActBlock, k - kb * kActBlock);
+    for (int64_t i = 0; i < n; ++i)
+      rest[i] = x[kb * kActBlock + i] - coarse.scale[i / 32] * static_cast<float>(coarse.q[i]);
+    step.pairs[act_index(2 * r, kb, 2 * n_rows, n_kb)] = coarse;
+    step.kernels.quantize(rest, n, step.pairs + act_index(2 * r + 1, kb, 2 * n_rows, n_kb), 1);
+  }
 }
 
 // Threads share the columns, so that each sum takes its rows in order.
@@ -62,8 +119,10 @@ void observe(Step& step, Team& team, std::span<const Product> products, const fl
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
                    int64_t k) {
   each_row(step, team, n_rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
+    for (int64_t r = begin; r < end; ++r) {
       quantize_row(step, x + r * stride, k, step.acts, r, n_rows);
+      if (step.pairs) make_pair(step, x + r * stride, k, r, n_rows);
+    }
   });
 }
 
@@ -88,8 +147,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
       base += p.weight->tiles();
       if (first >= last) continue;
       for (int64_t r = 0; r < n_rows; r += chunk)
-        multiply_tiles(step, p, step.acts, x, x_stride, r, std::min(chunk, n_rows - r), first,
-                       last);
+        multiply_tiles(step, p, x, x_stride, r, std::min(chunk, n_rows - r), first, last);
     }
   });
 }
@@ -104,8 +162,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
                   columns = std::min(end * kTileRows, w.rows()) - column;
     for (int64_t r = 0; r < n_rows; r += chunk) {
       const int64_t n = std::min(chunk, n_rows - r);
-      for (const Product& p : products)
-        multiply_tiles(step, p, step.acts, x, x_stride, r, n, begin, end);
+      for (const Product& p : products) multiply_tiles(step, p, x, x_stride, r, n, begin, end);
       for (int64_t i = r; i < r + n; ++i) after(i, column, columns);
     }
   });

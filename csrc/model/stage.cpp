@@ -57,6 +57,14 @@ std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
   return weights_.parts(copy, facts_.occasional);
 }
 
+bool Stage::fine_inputs() const {
+  bool any = false;
+  for_matrices([&](const TensorRef&, const PackedTensor& w) {
+    any = any || pyflow::fine_inputs(w.dtype());
+  });
+  return any;
+}
+
 void Stage::embed(Step& s, Team& team) const {
   float* x = s.row_output(0);
   each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {

@@ -47,6 +47,7 @@ class Stage {
   bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
   int64_t n_positions() const { return facts_.n_positions; }  // beyond them no token may lie
   const ScratchNeeds& needs() const { return needs_; }
+  bool fine_inputs() const;  // of any matrix
 
   bool first() const { return embedding_ != nullptr; }
   bool last() const { return head_ != nullptr; }

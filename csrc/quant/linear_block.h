@@ -64,6 +64,8 @@ struct LinearBlock {
   // A tile holds 8 bits as signed numbers, 128 less.
   static constexpr bool kSigned = Width == 8, kMinimum = true;
   static constexpr int kMax = (1 << Width) - 1, kOffset = Width == 8 ? -128 : 0;
+  // Eight bits of activations lose more than eight of weights (docs/quantization.md).
+  static constexpr bool kFineInputs = Width == 8;
   using Search = AffineBlocks<kMax, N>;
 
   static void get(const Block& b, uint8_t* q) {

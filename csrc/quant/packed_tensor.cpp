@@ -82,18 +82,26 @@ struct Packer {
   }
 };
 
+template <class Format>
+constexpr bool has_fine_inputs() {
+  if constexpr (requires { Format::kFineInputs; }) return Format::kFineInputs;
+  return false;
+}
+
 struct PackerTable {
   decltype(&Packer<quant::F32>::tile_bytes) tile_bytes;
   decltype(&Packer<quant::F32>::pack) pack;
   decltype(&Packer<quant::F32>::unpack_row) unpack_row;
   decltype(&Packer<quant::F32>::dequantize_row) dequantize_row;
   decltype(&Packer<quant::F32>::dequantize) dequantize;
+  bool fine_inputs;
 };
 
 constexpr PackerTable kPackers[] = {
-#define PYFLOW_FORMAT(name, id, block, bytes)                                                   \
-  {Packer<quant::name>::tile_bytes, Packer<quant::name>::pack, Packer<quant::name>::unpack_row, \
-   Packer<quant::name>::dequantize_row, Packer<quant::name>::dequantize},
+#define PYFLOW_FORMAT(name, id, block, bytes)                            \
+  {Packer<quant::name>::tile_bytes, Packer<quant::name>::pack,           \
+   Packer<quant::name>::unpack_row, Packer<quant::name>::dequantize_row, \
+   Packer<quant::name>::dequantize, has_fine_inputs<quant::name>()},
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT
 };
@@ -116,6 +124,8 @@ void pack_tiles(const uint8_t* src, DType dtype, int64_t rows, int64_t cols, int
 void dequantize(DType dtype, const uint8_t* src, int64_t n, float* out) {
   packer(dtype).dequantize(src, n, out);
 }
+
+bool fine_inputs(DType dtype) { return packer(dtype).fine_inputs; }
 
 size_t row_bytes(DType dtype, int64_t cols) {
   const DTypeInfo& d = info(dtype);

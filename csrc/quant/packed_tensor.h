@@ -27,6 +27,10 @@ void pack_tiles(const uint8_t* src, DType dtype, int64_t rows, int64_t cols, int
 // rounded on its own.
 void dequantize(DType dtype, const uint8_t* src, int64_t n, float* out);
 
+// Whether activations meet such weights in fifteen bits: a row as the sum of two in eight, the
+// second one of what the first leaves.
+bool fine_inputs(DType dtype);
+
 // Bytes of a row of cols weights in the file. Throws ShapeError unless cols is a positive multiple
 // of the block and below 2^31.
 size_t row_bytes(DType dtype, int64_t cols);
