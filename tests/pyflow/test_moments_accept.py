@@ -25,7 +25,9 @@ def test_moments_halve_the_divergence_of_what_importance_leaves(
             pytest.skip(f"{path.name} is not at {path.parent}")
     text, questions = tmp_path / "text", tmp_path / "questions"
     text.write_bytes(lzma.decompress(TEXT.read_bytes()))
-    turns = [turn for line in QUESTIONS.open() for turn in json.loads(line)["turns"]]
+    turns = [
+        turn for line in QUESTIONS.read_text().splitlines() for turn in json.loads(line)["turns"]
+    ]
     questions.write_text("\n".join(turns))
     base, by = str(tmp_path / "base.gguf"), str(tmp_path / "moments.gguf")
     source = str(model_path("smollm2"))
