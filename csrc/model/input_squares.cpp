@@ -20,8 +20,8 @@ void InputSquares::add(const PackedTensor& w, const float* x, int64_t begin, int
   if (begin == 0) ++sums.n_rows;
 }
 
-void InputSquares::prepare_moments(
-    size_t n_matrices, const std::function<const PackedTensor*(size_t)>& at) noexcept {
+void InputSquares::prepare_moments(size_t n_matrices,
+                                   const std::function<const PackedTensor*(size_t)>& at) noexcept {
   const int64_t n = at(0)->cols();
   if (!with_moments_ || n % Triangles::kStep != 0 || moments_at_.contains(at(0))) return;
   try {
