@@ -159,11 +159,12 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
 
 def _diagonal(n_cols: int) -> NDArray[np.int64]:
     """Where the diagonal is in moments."""
-    column = np.arange(n_cols)
+    column: NDArray[np.int64] = np.arange(n_cols, dtype=np.int64)
     own = column % WIDTH
     step = own // 16  # before it rows of 16, 32, ... floats, sixteen of each
     group = column // WIDTH * 128 * (WIDTH // 16) * (WIDTH // 16 + 1)
-    return group + 128 * step * (step + 1) + own % 16 * 16 * (step + 1) + own
+    at: NDArray[np.int64] = group + 128 * step * (step + 1) + own % 16 * 16 * (step + 1) + own
+    return at
 
 
 def _read_moments(
