@@ -18,7 +18,7 @@
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) == (1 + 3 * kDTypeCount + 19) * sizeof(void*),
+static_assert(sizeof(KernelTable) == (1 + 3 * kDTypeCount + 20) * sizeof(void*),
               "run() has to know every kernel but dot_peak, which only takes time, and "
               "prefill_matmul, which may have an arithmetic of its own");
 
@@ -200,6 +200,16 @@ void run_elementwise(const KernelTable& t, Random& random, Record& out) {
   each("add", [&](V& x, const V& y, int64_t n) { t.add(x.data(), y.data(), n); });
   each("add_scaled",
        [&](V& x, const V& y, int64_t n) { t.add_scaled(x.data(), y.data(), 0.3f, n); });
+  // As many columns as make whole sixteens, and rows up to seven of each vector as a matrix.
+  each("add_outer", [&](V& x, const V& y, int64_t n) {
+    const int64_t columns = n / 16 * 16;
+    const V a = x;
+    V out(static_cast<size_t>(7 * columns), 0.5f);
+    if (columns == 0 || n < 8) return;
+    t.add_outer({a.data(), 1, y.data(), 0, n - 7, out.data(), columns, 7, columns});
+    for (int64_t i = 0; i < columns; ++i)
+      x[static_cast<size_t>(i)] = out[static_cast<size_t>(i % 7 * columns + i)];
+  });
   each("scale", [&](V& x, const V&, int64_t n) { t.scale(x.data(), 0.3f, n); });
   each("softcap", [&](V& x, const V&, int64_t n) { t.softcap(x.data(), 1.7f, n); });
   for (const auto& [name, activation] :
