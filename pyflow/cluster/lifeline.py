@@ -2,7 +2,8 @@
 
 A socket between each rank of the supervisor's machine and the supervisor. The system closes it
 when either process is gone, however it ended: the supervisor learns of a death at once, and no rank
-outlives its supervisor. Ranks of other machines have none; the head tells what it knows of them.
+outlives its supervisor. It has a name but no file, so that nothing of it is left either. Ranks of
+other machines have none; the head tells what it knows of them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import json
 import os
 import signal
 import socket
-from contextlib import suppress
+import struct
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 EXIT_LOST = 5
 """Exit code of a job that has lost a rank."""
@@ -94,21 +94,25 @@ class Lifeline:
         """Of the ranks, where a supervisor has started them."""
         self.journal: int | None = None
         self._socket: socket.socket | None = None
-        self._path = Path()
         self._over = Event()
 
     @property
     def is_joined(self) -> bool:
         return self._socket is not None
 
-    def join(self, path: str, rank: int) -> list[int]:
+    def join(self, name: str, rank: int) -> list[int]:
         """Connects to the supervisor. Returns the descriptors that it has for this rank.
 
-        OSError where there is none any more.
+        OSError where there is none any more, or somebody else has taken its name.
         """
         with_supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with_supervisor.connect(path)
-        self._socket, self._path = with_supervisor, Path(path)
+        try:
+            with_supervisor.connect(address(name))
+            own_process(with_supervisor)
+        except OSError:
+            with_supervisor.close()
+            raise
+        self._socket = with_supervisor
         self._send("joined", rank)
         data, fds, _, _ = socket.recv_fds(with_supervisor, MAX_NBYTES, 4)
         if not data:
@@ -144,7 +148,7 @@ class Lifeline:
         except BlockingIOError:
             pass  # the supervisor has been stopped: the next pulse will tell
         except OSError:
-            self._leave()
+            os._exit(EXIT_LOST)
 
     def _pulse(self) -> None:
         while not self._over.wait(PULSE_S):
@@ -157,14 +161,21 @@ class Lifeline:
                 pass
         except OSError:
             pass
-        self._leave()  # nobody would read what it still wrote
+        os._exit(EXIT_LOST)  # nobody would read what it still wrote
 
-    def _leave(self) -> NoReturn:
-        """The supervisor has gone; if it was killed, its folder is still there."""
-        with suppress(OSError):
-            self._path.unlink()
-            self._path.parent.rmdir()
-        os._exit(EXIT_LOST)
+
+def address(name: str) -> str:
+    """Of the supervisor's socket in the system's namespace for those without files (unix(7))."""
+    return "\0" + name
+
+
+def own_process(peer: socket.socket) -> int:
+    """The process at the other end of a connection. PermissionError if it is another user's."""
+    form = struct.Struct("3i")
+    pid, uid, _ = form.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))
+    if uid != os.getuid():
+        raise PermissionError(f"expected a process of user {os.getuid()}, found one of {uid}")
+    return int(pid)
 
 
 def die_with_parent() -> None:

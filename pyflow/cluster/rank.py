@@ -1,4 +1,4 @@
-"""A supervised rank: python -m pyflow.cluster.rank SOCKET HOST TIMEOUT NUMBERS FOLDER MODULE ARG...
+"""A supervised rank: python -m pyflow.cluster.rank NAME HOST TIMEOUT NUMBERS FOLDER MODULE ARG...
 
 Imports as little as possible before it is known to its supervisor. Rank 0 is given the terminal, or
 whatever the supervisor's own input and output are.
@@ -21,7 +21,7 @@ from pyflow.cluster.lifeline import EXIT_LOST, Loss, Numbers, die_with_parent, h
 
 
 def main(
-    path: str, host: str, timeout: str, numbers: str, folder: str, module: str, *args: str
+    supervisor: str, host: str, timeout: str, numbers: str, folder: str, module: str, *args: str
 ) -> int:
     """Returns the exit code of `python -m MODULE ARGS`."""
     rank = rank_of(os.environ)
@@ -32,10 +32,10 @@ def main(
     here.numbers = Numbers.read(numbers)
     if socket.gethostname() == host:
         try:
-            fds = here.join(path, rank)
+            fds = here.join(supervisor, rank)
         except OSError as error:
             why = f"the supervisor has gone, or is on another machine that is called {host} too"
-            print(f"{path}: {error}: {why}", file=sys.stderr)
+            print(f"{supervisor}: {error}: {why}", file=sys.stderr)
             return EXIT_LOST
         _take(fds)
     else:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -27,7 +26,14 @@ import psutil
 
 from pyflow.cluster.launcher import Launcher, Place
 from pyflow.cluster.leftovers import remove_shared
-from pyflow.cluster.lifeline import MAX_NBYTES, Loss, Numbers, die_with_parent
+from pyflow.cluster.lifeline import (
+    MAX_NBYTES,
+    Loss,
+    Numbers,
+    address,
+    die_with_parent,
+    own_process,
+)
 from pyflow.cluster.signals import Signals
 from pyflow.cluster.verdict import Known, Rank
 
@@ -71,10 +77,9 @@ class Attempt:
         pump: may register what else is to be served, with a function as its data.
         """
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pyflow-"))
-            path = str(Path(folder) / "supervisor")
+            name = f"pyflow-{secrets.token_hex(16)}"
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            listener.bind(path)
+            listener.bind(address(name))
             listener.listen(len(self._known.hosts))
             stack.callback(self._close)
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._join(listener))
@@ -83,7 +88,7 @@ class Attempt:
             )
             if pump is not None:
                 pump(self._selector)
-            program = [sys.executable, "-m", "pyflow.cluster.rank", path, self._host]
+            program = [sys.executable, "-m", "pyflow.cluster.rank", name, self._host]
             numbers = self._job.numbers or Numbers.all(len(self._known.hosts))
             program += [str(self._job.timeout_s), str(numbers), str(Path.cwd())]
             program += self._job.arguments
@@ -123,15 +128,10 @@ class Attempt:
 
     def _join(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        form = struct.Struct("3i")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
-        pid, uid, _ = form.unpack(credentials)
-        if uid != os.getuid():
-            connection.close()
-            return
         try:
+            pid = own_process(connection)
             pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        except (PermissionError, ProcessLookupError):
             connection.close()
             return
         connection.setblocking(False)
