@@ -10,9 +10,9 @@
 
 #include "bindings/bind.h"
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/gguf.h"
 #include "formats/llama2c.h"
-#include "formats/message.h"
 #include "formats/open.h"
 #include "formats/safetensors.h"
 #include "formats/shards.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "formats/message.h"
+#include "core/message.h"
 #include "formats/twins.h"
 
 namespace pyflow {
@@ -61,11 +61,14 @@ const TensorRecord* Checkpoint::find(std::string_view name) const {
   const TensorEntry* t = find_in_table(name);
   if (!t) return nullptr;
   const std::string where = files_[t->file]->label() + ": tensor " + quoted(name);
-  if (!t->supported)
-    throw UnsupportedError(
-        where + ": expected a type that this build can compute with, found " + t->type_name +
-        (t->type_id == kNoGgufId ? std::string() : " (type " + std::to_string(t->type_id) + ")") +
-        "; get the model in another quantization, for example Q4_K_M");
+  if (!t->supported) {
+    const std::string number = "type " + std::to_string(t->type_id);
+    const bool has_name = t->type_id != kNoGgufId && t->type_name != number;
+    throw UnsupportedError(where + ": expected a type that this build can compute with, found " +
+                           t->type_name + (has_name ? " (" + number + ")" : std::string()) +
+                           "; get the model in another quantization, for example Q4_K_M" +
+                           (t->type_id >> 16 == kOwnIds ? ", or update pyflow" : ""));
+  }
   const std::string why = hindrance(*t);
   if (!why.empty())
     throw UnsupportedError(where + ": expected values row after row, as plain bytes, found " + why +

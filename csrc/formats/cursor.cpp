@@ -1,7 +1,7 @@
 #include "formats/cursor.h"
 
 #include "core/errors.h"
-#include "formats/message.h"
+#include "core/message.h"
 
 namespace pyflow {
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/cursor.h"
 #include "formats/gguf_sections.h"
-#include "formats/message.h"
 
 namespace pyflow {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/message.h"
 #include "formats/gguf_sections.h"
-#include "formats/message.h"
 #include "formats/twins.h"
 
 namespace pyflow::gguf_sections {

@@ -1,6 +1,6 @@
 #include "formats/json.h"
 
-#include "formats/message.h"
+#include "core/message.h"
 #include "formats/twins.h"
 
 namespace pyflow {

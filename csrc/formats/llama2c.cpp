@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/cursor.h"
-#include "formats/message.h"
 
 namespace pyflow {
 namespace {

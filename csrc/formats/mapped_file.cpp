@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "core/errors.h"
-#include "formats/message.h"
+#include "core/message.h"
 
 namespace pyflow {
 namespace {

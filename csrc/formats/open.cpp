@@ -3,10 +3,10 @@
 #include <string_view>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/cursor.h"
 #include "formats/gguf.h"
 #include "formats/llama2c.h"
-#include "formats/message.h"
 #include "formats/safetensors.h"
 #include "formats/shards.h"
 

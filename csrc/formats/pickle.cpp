@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "formats/message.h"
+#include "core/message.h"
 #include "formats/pickle_machine.h"
 #include "formats/pickle_opcodes.h"
 

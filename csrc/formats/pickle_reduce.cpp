@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/message.h"
 #include "formats/checkpoint.h"
-#include "formats/message.h"
 #include "formats/pickle_machine.h"
 
 namespace pyflow {

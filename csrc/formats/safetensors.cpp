@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/cursor.h"
 #include "formats/json.h"
-#include "formats/message.h"
 #include "formats/twins.h"
 
 namespace pyflow {

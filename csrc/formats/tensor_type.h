@@ -12,6 +12,7 @@
 namespace pyflow {
 
 inline constexpr uint32_t kNoGgufId = UINT32_MAX;
+inline constexpr uint32_t kOwnIds = 0x5046;  // upper half of the numbers of our own
 
 // How a tensor of some type lies in the file; `supported` when this build can compute with it.
 struct TensorType {

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/crc32.h"
 #include "formats/cursor.h"
-#include "formats/message.h"
 #include "formats/twins.h"
 #include "formats/zip.h"
 

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "formats/message.h"
+#include "core/message.h"
 #include "formats/torch.h"
 #include "formats/twins.h"
 

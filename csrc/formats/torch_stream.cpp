@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/cursor.h"
-#include "formats/message.h"
 #include "formats/torch.h"
 #include "formats/twins.h"
 

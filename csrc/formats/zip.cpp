@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "formats/cursor.h"
-#include "formats/message.h"
 #include "formats/twins.h"
 
 namespace pyflow {

@@ -1,4 +1,4 @@
-#include "formats/message.h"
+#include "core/message.h"
 
 namespace pyflow {
 namespace {
