@@ -482,7 +482,9 @@ def abort(context: Context) -> None: ...
 # --- the machine (bind_cpu.cpp) ---
 
 def cpu_info() -> dict[str, Any]:
-    """model: str, features: list[str], tables: list[str] that it runs, isa: the one chosen."""
+    """model: str, features: list[str], tables: list[str] that it runs, isa: the one chosen,
+    prefetches: bool, whether kernels fetch ahead the weights that meet one or two rows.
+    """
 
 def memory_policy() -> str:
     """The policy this process was started with, "default" or as by numactl; empty if unknown."""

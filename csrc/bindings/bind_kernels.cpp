@@ -164,11 +164,11 @@ void register_elementwise(py::module_& m) {
       py::arg("isa"), py::arg("x").noconvert());
   m.def(
       "read_bytes",
-      [](const std::string& isa, const Bytes& p) {
+      [](const std::string& isa, const Bytes& p, bool prefetch) {
         require(p.size() % 64 == 0, "a multiple of 64 bytes");
-        return kernel_table(isa).read_bytes(p.data(), p.size());
+        return kernel_table(isa).read_bytes(p.data(), p.size(), prefetch);
       },
-      py::arg("isa"), py::arg("p").noconvert());
+      py::arg("isa"), py::arg("p").noconvert(), py::arg("prefetch"));
   m.def(
       "dot_peak",
       [](const std::string& isa, int64_t n, const Bytes& weights,

@@ -194,7 +194,8 @@ struct Activations {
 };
 
 void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
-            py::array_t<float>& y, int64_t tile_begin, int64_t tile_end, int repeats) {
+            py::array_t<float>& y, int64_t tile_begin, int64_t tile_end, int repeats,
+            std::optional<bool> prefetch) {
   const auto item = static_cast<py::ssize_t>(sizeof(float));
   if (a.k != w.cols() || y.ndim() != 2 || y.shape(0) != a.n_rows ||
       y.shape(1) < w.tiles() * kTileRows || y.strides(1) != item || y.strides(0) % item != 0 ||
@@ -209,6 +210,7 @@ void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
   args.n_rows = a.n_rows;
   args.y = y.mutable_data();
   args.y_stride = y.strides(0) / item;
+  args.prefetch = prefetch.value_or(prefetches());
   const KernelTable& table = kernel_table(isa);
   py::gil_scoped_release unlocked;
   for (int i = 0; i < repeats; ++i)
@@ -280,13 +282,13 @@ void register_quant(py::module_& m) {
       .def("block", &Activations::block_bytes, py::arg("row"), py::arg("kb"));
   testing.def("matmul", &matmul, py::arg("isa"), py::arg("weights"), py::arg("activations"),
               py::arg("y").noconvert(), py::arg("tile_begin"), py::arg("tile_end"),
-              py::arg("repeats") = 1);
+              py::arg("repeats") = 1, py::arg("prefetch") = py::none());
   testing.def(
       "read",
       [](const std::string& isa, const PackedTensor& w) {
         const KernelTable& table = kernel_table(isa);
         py::gil_scoped_release unlocked;
-        return table.read_bytes(w.data(), static_cast<int64_t>(w.nbytes()));
+        return table.read_bytes(w.data(), static_cast<int64_t>(w.nbytes()), prefetches());
       },
       py::arg("isa"), py::arg("weights"), "Reads all tiles once; a checksum.");
 }

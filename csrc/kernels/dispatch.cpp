@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "core/errors.h"
+#include "core/message.h"
 
 namespace pyflow {
 
@@ -97,6 +98,30 @@ const std::vector<std::string>& features() {
   return found;
 }
 
+// Whose own prefetchers read a tile from memory the faster the less they are helped.
+bool is_zen_4() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  const bool is_amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx &&
+                      c == signature_AMD_ecx && d == signature_AMD_edx;
+  if (!is_amd || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  const std::vector<std::string>& found = features();  // Zen 3 is of the same family
+  return (a >> 8 & 0xf) + (a >> 20 & 0xff) == 0x19 &&
+         std::find(found.begin(), found.end(), "avx512f") != found.end();
+#else
+  return false;
+#endif
+}
+
+bool chosen_prefetches() {
+  const char* forced = std::getenv("PYFLOW_PREFETCH");
+  const std::string_view value = forced ? forced : "";
+  if (value.empty()) return !is_zen_4();
+  if (value != "0" && value != "1")
+    throw UnsupportedError("PYFLOW_PREFETCH=" + printable(value) + ": expected 0 or 1");
+  return value == "1";
+}
+
 bool runnable(const Entry& entry) {
   const std::vector<std::string>& found = features();
   return std::all_of(entry.needs.begin(), entry.needs.end(), [&](std::string_view need) {
@@ -118,19 +143,25 @@ const KernelTable& kernel_table(std::string_view name) {
   for (const Entry& e : entries()) {
     if (name == e.name) {
       if (runnable(e)) return *e.table();
-      throw UnsupportedError("PYFLOW_ISA=" + std::string(name) +
+      throw UnsupportedError("PYFLOW_ISA=" + printable(name) +
                              ": this CPU lacks the instructions; unset it or choose another");
     }
     if (runnable(e)) known += std::string(known.empty() ? "" : ", ") + e.name;
   }
-  throw UnsupportedError("PYFLOW_ISA=" + std::string(name) +
+  throw UnsupportedError("PYFLOW_ISA=" + printable(name) +
                          ": no such kernel table; this CPU runs " + known);
 }
 
 const KernelTable& kernel_table() {
+  prefetches();
   if (const char* forced = std::getenv("PYFLOW_ISA"); forced && *forced)
     return kernel_table(forced);
   return *runnable_tables().back();
+}
+
+bool prefetches() {
+  static const bool they_do = chosen_prefetches();
+  return they_do;
 }
 
 CpuInfo cpu_info() {

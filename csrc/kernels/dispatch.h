@@ -19,6 +19,12 @@ const KernelTable& kernel_table();
 // The table of that name. Throws like kernel_table().
 const KernelTable& kernel_table(std::string_view name);
 
+// Whether kernels prefetch the weights that meet one or two rows, as this CPU was measured to want
+// it (docs/performance.md), or as PYFLOW_PREFETCH says, 0 or 1; for more rows, which wait for their
+// arithmetic, they always do. Throws UnsupportedError for another value, as kernel_table() does
+// before anything is computed.
+bool prefetches();
+
 struct CpuInfo {
   std::string model;                  // "AMD EPYC ..."
   std::vector<std::string> features;  // those that matter to a kernel choice

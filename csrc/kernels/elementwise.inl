@@ -153,6 +153,7 @@ static double log_sum_exp(const float* x, int64_t n) {
 }
 
 // Eight chains of loads keep the memory system busy; adding is cheaper than any load that misses.
+template <bool Prefetch>
 static uint64_t read_bytes(const uint8_t* p, int64_t nbytes) {
   using S = Simd;
   const auto at = [p](int64_t i) { return S::load_i32(reinterpret_cast<const int32_t*>(p + i)); };
@@ -161,7 +162,7 @@ static uint64_t read_bytes(const uint8_t* p, int64_t nbytes) {
   int64_t i = 0;
   for (; i + 512 <= nbytes; i += 512)
     for (int c = 0; c < 8; ++c) {
-      S::prefetch(p + i + 64 * c + kPrefetchAhead);
+      if constexpr (Prefetch) S::prefetch(p + i + 64 * c + kPrefetchAhead);
       sum[c] = S::iadd(sum[c], at(i + 64 * c));
     }
   for (; i + 64 <= nbytes; i += 64) sum[0] = S::iadd(sum[0], at(i));
@@ -172,6 +173,10 @@ static uint64_t read_bytes(const uint8_t* p, int64_t nbytes) {
     for (const int32_t lane : lanes) total += static_cast<uint32_t>(lane);
   }
   return total;
+}
+
+static uint64_t read_bytes(const uint8_t* p, int64_t nbytes, bool prefetch) {
+  return prefetch ? read_bytes<true>(p, nbytes) : read_bytes<false>(p, nbytes);
 }
 
 // Half of the registers hold sums: enough to hide the latency of a dot product, and none is

@@ -16,6 +16,9 @@ namespace {
 
 constexpr float kLargestHalf = 65504.0f;
 constexpr float kLargestImportance = 1e30f;
+// Searches for the scales of a block under feedback. The second takes 1 to 8 % off the error, the
+// third up to 2 % and the fourth up to 1 % more, most of it where blocks are of 256 weights.
+constexpr int kTurns = 3;
 
 template <class Format>
 constexpr float largest() {
@@ -49,7 +52,7 @@ void encode_blocks(const KernelTable& table, DType dtype, const SearchArgs& args
 // Blocks of several rows that lie in the same columns.
 struct BlockColumn {
   int64_t n_rows;
-  float* x;                 // rows of a block, to be encoded; moves with the errors
+  float* x;                 // rows of a block, to be encoded; overwritten
   const float* w;           // the weights themselves
   int64_t w_stride;         // floats between rows
   const float* importance;  // of the block's columns
@@ -62,71 +65,117 @@ struct BlockColumn {
 };
 
 // The values that each weight of a block may take, whose scales are settled.
-template <class Format, bool Even>
+template <class Format, bool Even = Format::Search::kEven>
 class Levels {
  public:
   explicit Levels(quant::Fields fields) {
-    for (int q = 0; q < kStored; ++q) {
+    for (int q = 0; q < 2; ++q) {
       std::memset(fields.q, q, sizeof fields.q);
       Format::dequantize(Format::assemble(fields), values_[q]);
     }
-    if constexpr (Even)
-      for (int k = 0; k < Format::kBlock; ++k) {
-        values_[1][k] -= values_[0][k];
-        inverse_[k] = values_[1][k] == 0.0f ? 0.0f : 1.0f / values_[1][k];
-      }
+    for (int k = 0; k < Format::kBlock; ++k) {
+      values_[1][k] -= values_[0][k];
+      inverse_[k] = values_[1][k] == 0.0f ? 0.0f : 1.0f / values_[1][k];
+    }
   }
   // Which one weight k gets for x, and its value.
   int nearest(int k, float x) const {
-    if constexpr (Even) {
-      const float steps = (x - values_[0][k]) * inverse_[k];
-      return static_cast<int>(
-          std::lrintf(std::clamp(steps, 0.0f, static_cast<float>(Format::Search::kLevels - 1))));
-    } else {
-      int best = 0;
-      for (int q = 1; q < kStored; ++q)
-        if (std::fabs(values_[q][k] - x) < std::fabs(values_[best][k] - x)) best = q;
-      return best;
-    }
+    const float steps = (x - values_[0][k]) * inverse_[k];
+    return static_cast<int>(
+        std::lrintf(std::clamp(steps, 0.0f, static_cast<float>(Format::Search::kLevels - 1))));
   }
-  float value(int k, int q) const {
-    if constexpr (Even) return values_[0][k] + static_cast<float>(q) * values_[1][k];
-    return values_[q][k];
-  }
+  float value(int k, int q) const { return values_[0][k] + static_cast<float>(q) * values_[1][k]; }
 
  private:
-  static constexpr int kStored = Even ? 2 : Format::Search::kLevels;
-  float values_[kStored][Format::kBlock];
-  float inverse_[Even ? Format::kBlock : 1];
+  float values_[2][Format::kBlock];  // the first one, and the step
+  float inverse_[Format::kBlock];
 };
 
-// Encodes each row's weights from the last to the first, each error moving those before it.
+// Uneven ones, which rise or fall.
+template <class Format>
+class Levels<Format, false> {
+ public:
+  explicit Levels(quant::Fields fields) {
+    for (int q = 0; q < kLevels; ++q) {
+      std::memset(fields.q, q, sizeof fields.q);
+      Format::dequantize(Format::assemble(fields), values_[q]);
+    }
+    for (int k = 0; k < Format::kBlock; ++k) {
+      sign_[k] = values_[kLevels - 1][k] < values_[0][k] ? -1.0f : 1.0f;
+      for (int q = 0; q + 1 < kLevels; ++q)
+        middles_[k][q] = sign_[k] * 0.5f * (values_[q][k] + values_[q + 1][k]);
+    }
+  }
+  int nearest(int k, float x) const {
+    const float y = sign_[k] * x;
+    int q = 0;
+    for (int i = 0; i + 1 < kLevels; ++i) q += y > middles_[k][i];
+    return q;
+  }
+  float value(int k, int q) const { return values_[q][k]; }
+
+ private:
+  static constexpr int kLevels = Format::Search::kLevels;
+  float values_[kLevels][Format::kBlock];
+  float middles_[Format::kBlock][kLevels - 1];  // times sign
+  float sign_[Format::kBlock];
+};
+
+// Encodes row r of a block, its scales being settled, from its last weight to the first, each error
+// moving those before it: in x, to what they are to be when their turns come. Returns the squares
+// of what rounding leaves of that, weighed.
+template <class Format>
+double round_row(const KernelTable& table, const BlockColumn& c, int64_t r, quant::Fields& f,
+                 float* x, float* values) {
+  const Levels<Format> levels(f);
+  const float* w = c.w + r * c.w_stride;
+  for (int k = Format::kBlock - 1; k >= 0; --k) {
+    const int q = levels.nearest(k, x[k]);
+    f.q[k] = static_cast<uint8_t>(q);
+    table.add_scaled(x, c.factors + k * c.factors_stride, w[k] - levels.value(k, q), k);
+  }
+  Format::dequantize(Format::assemble(f), values);
+  double sum = 0.0;
+  for (int k = 0; k < Format::kBlock; ++k) {
+    const double rounded = static_cast<double>(x[k]) - static_cast<double>(values[k]);
+    sum += static_cast<double>(c.importance[k]) * rounded * rounded;
+  }
+  return sum;
+}
+
+// Scales are searched for what the weights are to be before any error of their block, and again for
+// what they were to be when their turns came. Of each row the best block is taken.
 template <class Format>
 void encode_column(const KernelTable& table, DType dtype, const BlockColumn& c) {
   if constexpr (Format::kBlock > 1) {
     constexpr int kBlock = Format::kBlock;
-    std::vector<quant::Fields> fields(static_cast<size_t>(c.n_rows));
-    table.search[static_cast<size_t>(dtype)]({c.x, c.importance, kBlock}, 0, c.n_rows,
-                                             fields.data());
-    for (int64_t r = 0; r < c.n_rows; ++r) {
-      quant::Fields& f = fields[static_cast<size_t>(r)];
-      const Levels<Format, Format::Search::kEven> levels(f);
-      float* x = c.x + r * kBlock;
-      const float* w = c.w + r * c.w_stride;
-      for (int k = kBlock - 1; k >= 0; --k) {
-        const int q = levels.nearest(k, x[k]);
-        f.q[k] = static_cast<uint8_t>(q);
-        table.add_scaled(x, c.factors + k * c.factors_stride, w[k] - levels.value(k, q), k);
+    const auto n_rows = static_cast<size_t>(c.n_rows);
+    const std::vector<float> begin(c.x, c.x + c.n_rows * kBlock);
+    std::vector<quant::Fields> fields(n_rows);
+    std::vector<double> least(n_rows);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      table.search[static_cast<size_t>(dtype)]({c.x, c.importance, kBlock}, 0, c.n_rows,
+                                               fields.data());
+      for (int64_t r = 0; r < c.n_rows; ++r) {
+        const auto row = static_cast<size_t>(r);
+        float x[kBlock], values[kBlock];
+        std::copy_n(begin.data() + r * kBlock, kBlock, x);
+        const double squared = round_row<Format>(table, c, r, fields[row], x, values);
+        for (int k = 0; k < kBlock; ++k)
+          c.x[r * kBlock + k] = std::clamp(x[k], -largest<Format>(), largest<Format>());
+        if (turn > 0 && !(squared < least[row])) continue;
+        least[row] = squared;
+        std::copy_n(values, kBlock, c.values + r * kBlock);
+        const typename Format::Block block = Format::assemble(fields[row]);
+        std::memcpy(c.out + row * c.out_stride, &block, sizeof block);
       }
-      const typename Format::Block block = Format::assemble(f);
-      std::memcpy(c.out + static_cast<size_t>(r) * c.out_stride, &block, sizeof block);
-      float* values = c.values + r * kBlock;
-      Format::dequantize(block, values);
+    }
+    for (int64_t r = 0; r < c.n_rows; ++r) {
       RowLoss& loss = c.losses[r];
+      loss.squared += least[static_cast<size_t>(r)];
       for (int k = 0; k < kBlock; ++k) {
-        const double rounded = static_cast<double>(x[k]) - static_cast<double>(values[k]);
-        const double d = static_cast<double>(w[k]) - static_cast<double>(values[k]);
-        loss.squared += static_cast<double>(c.importance[k]) * rounded * rounded;
+        const double d = static_cast<double>(c.w[r * c.w_stride + k]) -
+                         static_cast<double>(c.values[r * kBlock + k]);
         loss.absolute += std::fabs(d);
         loss.largest = std::max(loss.largest, std::fabs(d));
       }

@@ -61,13 +61,13 @@ static inline void prefetch_quarter(const uint8_t* piece) {
 
 // Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
 // t in when half of the piece is.
-template <class Format, int Rows, int P, int Q>
+template <class Format, int Rows, bool Prefetch, int P, int Q>
 static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
                            const ActBlock* a, Part::I (&dot)[Rows], Part::F (&t)[Rows],
                            Part::F (&acc)[Rows]) {
   constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
   constexpr int kSubs = 2 / kQuarters;  // in a half
-  if constexpr (P == 0) prefetch_quarter<Format, Q>(piece);
+  if constexpr (Prefetch && P == 0) prefetch_quarter<Format, Q>(piece);
   Simd::B all[4];
   Format::template weights<Simd, Q>(piece, all);
   const Part::B w[4] = {Simd::part<P>(all[0]), Simd::part<P>(all[1]), Simd::part<P>(all[2]),
@@ -96,33 +96,51 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
 
 // Activation rows at once: each keeps an integer sum, t and acc in registers.
 static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
+// As many for which the sums of all parts fit, too.
+static constexpr int kTogetherRows = kRegisterRows / Simd::kParts;
+// As many wait for memory more than for their arithmetic: MatmulArgs says whether they prefetch.
+static constexpr int kFewRows = 2;
 
-// Part P of a unit against Rows rows.
-template <class Format, int Rows, int P>
-static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
-                                 const ActBlock* a, int64_t width, Part::F (&sums)[Rows]) {
-  Part::F acc[Rows];
+// Part P of 32 k of a piece.
+template <class Format, int Rows, bool Prefetch, int P, int Half>
+static inline void multiply_half(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
+                                 const ActBlock* a, Part::F (&acc)[Rows]) {
+  Part::I dot[Rows];
+  Part::F t[Rows];
+  quarter<Format, Rows, Prefetch, P, 2 * Half>(piece, s, m, a, dot, t, acc);
+  quarter<Format, Rows, Prefetch, P, 2 * Half + 1>(piece, s, m, a, dot, t, acc);
+}
+
+// Parts P up to Last of a unit against Rows rows. Several parts take turns by halves of a piece, so
+// that lines come from memory in an even stream, as long as their sums fit into registers.
+template <class Format, int Rows, bool Prefetch, int P, int Last>
+static inline void multiply_parts(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
+                                  const ActBlock* a, int64_t width,
+                                  Part::F (&sums)[Simd::kParts][Rows]) {
+  Part::F acc[Simd::kParts][Rows];
+  for (int part = P; part <= Last; ++part)
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) acc[r] = sums[r];
+    for (int r = 0; r < Rows; ++r) acc[part][r] = sums[part][r];
   for (int p = 0; p < Format::kPieces; ++p, a += width) {
-    const uint8_t* piece = unit + p * Format::kPieceBytes;
-    Part::I dot[Rows];
-    Part::F t[Rows];
-    quarter<Format, Rows, P, 0>(piece, s, m, a, dot, t, acc);
-    quarter<Format, Rows, P, 1>(piece, s, m, a, dot, t, acc);
-    quarter<Format, Rows, P, 2>(piece, s, m, a, dot, t, acc);
-    quarter<Format, Rows, P, 3>(piece, s, m, a, dot, t, acc);
+    const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
+    multiply_half<Format, Rows, Prefetch, P, 0>(piece, s, m, a, acc[P]);
+    if constexpr (P != Last)
+      multiply_half<Format, Rows, Prefetch, Last, 0>(piece, s, m, a, acc[Last]);
+    multiply_half<Format, Rows, Prefetch, P, 1>(piece, s, m, a, acc[P]);
+    if constexpr (P != Last)
+      multiply_half<Format, Rows, Prefetch, Last, 1>(piece, s, m, a, acc[Last]);
     s += 64 / Format::kSubBlock;
     m += 64 / Format::kSubBlock;
   }
+  for (int part = P; part <= Last; ++part)
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) sums[r] = acc[r];
+    for (int r = 0; r < Rows; ++r) sums[part][r] = acc[part][r];
 }
 
 // One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
 // Without `flatten` GCC leaves out of line what several formats or rows share, and passes it
 // through memory: on AVX2, half the speed of a row of Q5_0.
-template <class Format, int Rows>
+template <class Format, int Rows, bool Prefetch>
 [[gnu::flatten]] static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
                                            int64_t width, float* y, int64_t y_stride) {
   constexpr int kScales = Format::kPieces * 64 / Format::kSubBlock;
@@ -133,8 +151,13 @@ template <class Format, int Rows>
   for (int64_t u = 0; u < n_units; ++u) {
     Simd::F s[kScales], m[kScales];
     Format::template scales<Simd>(tile, s, m);
-    multiply_unit<Format, Rows, 0>(tile, s, m, a, width, acc[0]);
-    if constexpr (Simd::kParts == 2) multiply_unit<Format, Rows, 1>(tile, s, m, a, width, acc[1]);
+    if constexpr (Rows <= kTogetherRows) {
+      multiply_parts<Format, Rows, Prefetch, 0, Simd::kParts - 1>(tile, s, m, a, width, acc);
+    } else {
+      multiply_parts<Format, Rows, Prefetch, 0, 0>(tile, s, m, a, width, acc);
+      if constexpr (Simd::kParts == 2)
+        multiply_parts<Format, Rows, Prefetch, 1, 1>(tile, s, m, a, width, acc);
+    }
     tile += Format::kUnitBytes;
     a += Format::kPieces * width;
   }
@@ -146,11 +169,14 @@ template <class Format, int Rows>
 
 template <class Format, int Rows>
 static inline void multiply_rows(int rows, const uint8_t* tile, int64_t n_units, const ActBlock* a,
-                                 int64_t width, float* y, int64_t y_stride) {
+                                 int64_t width, bool prefetch, float* y, int64_t y_stride) {
   if (rows == Rows) {
-    multiply_tile<Format, Rows>(tile, n_units, a, width, y, y_stride);
+    if constexpr (Rows <= kFewRows)
+      if (!prefetch)
+        return multiply_tile<Format, Rows, false>(tile, n_units, a, width, y, y_stride);
+    multiply_tile<Format, Rows, true>(tile, n_units, a, width, y, y_stride);
   } else if constexpr (Rows > 1) {
-    multiply_rows<Format, Rows - 1>(rows, tile, n_units, a, width, y, y_stride);
+    multiply_rows<Format, Rows - 1>(rows, tile, n_units, a, width, prefetch, y, y_stride);
   }
 }
 
@@ -168,7 +194,7 @@ static void matmul_quantized(const MatmulArgs& args, int64_t tile_begin, int64_t
       for (int64_t i = 0; i < passes; ++i) {
         const int64_t begin = width * i / passes, end = width * (i + 1) / passes;
         multiply_rows<Format, kRegisterRows>(
-            static_cast<int>(end - begin), tile, n_units, a + begin, width,
+            static_cast<int>(end - begin), tile, n_units, a + begin, width, args.prefetch,
             args.y + (first + begin) * args.y_stride + t * kTileRows, args.y_stride);
       }
     }

@@ -4,7 +4,7 @@
 // Rows x Tiles of them in flight hide its latency. All tiles together are fetched kPrefetchAhead
 // bytes ahead: each of them that far takes so much of the first-level cache that decoding BF16 lost
 // a tenth.
-template <class Format, int Rows, int Tiles>
+template <class Format, int Rows, int Tiles, bool Prefetch>
 static void multiply_float(const uint8_t* tile, int64_t tile_bytes, int64_t k, const float* x,
                            int64_t x_stride, float* y, int64_t y_stride) {
   Simd::F acc[Rows][Tiles];
@@ -16,7 +16,7 @@ static void multiply_float(const uint8_t* tile, int64_t tile_bytes, int64_t k, c
     Simd::F w[Tiles];
 #pragma GCC unroll 4
     for (int t = 0; t < Tiles; ++t) {
-      Simd::prefetch(tile + t * tile_bytes + kPrefetchAhead / Tiles);
+      if constexpr (Prefetch) Simd::prefetch(tile + t * tile_bytes + kPrefetchAhead / Tiles);
       w[t] = Format::template load<Simd>(tile + t * tile_bytes);
     }
 #pragma GCC unroll 8
@@ -36,13 +36,15 @@ template <class Format, int Tiles>
 static void multiply_float_rows(const MatmulArgs& args, const uint8_t* tile, int64_t tile_bytes,
                                 float* y) {
   constexpr int kRows = kRegisterRows < 4 ? kRegisterRows : 4;
+  const auto one = args.prefetch ? multiply_float<Format, 1, Tiles, true>
+                                 : multiply_float<Format, 1, Tiles, false>;
   int64_t r = 0;
   for (; r + kRows <= args.n_rows; r += kRows)
-    multiply_float<Format, kRows, Tiles>(tile, tile_bytes, args.k, args.x + r * args.x_stride,
-                                         args.x_stride, y + r * args.y_stride, args.y_stride);
+    multiply_float<Format, kRows, Tiles, true>(tile, tile_bytes, args.k, args.x + r * args.x_stride,
+                                               args.x_stride, y + r * args.y_stride, args.y_stride);
   for (; r < args.n_rows; ++r)
-    multiply_float<Format, 1, Tiles>(tile, tile_bytes, args.k, args.x + r * args.x_stride,
-                                     args.x_stride, y + r * args.y_stride, args.y_stride);
+    one(tile, tile_bytes, args.k, args.x + r * args.x_stride, args.x_stride, y + r * args.y_stride,
+        args.y_stride);
 }
 
 template <class Format>

@@ -31,7 +31,7 @@ static inline void unpack_quarter(const uint8_t* piece, uint8_t (*quads)[64]) {
 template <class Format>
 [[gnu::flatten]] static void unpack(const uint8_t* unit, Unpacked<Format>& u) {
   for (int p = 0; p < Format::kPieces; ++p) {
-    const uint8_t* piece = unit + p * Format::kPieceBytes;
+    const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
     for (int i = 0; i < Format::kUnitBytes / Format::kPieces; i += 64)
       Simd::prefetch(piece + kPrefetchAhead + i);
     uint8_t(*quads)[64] = u.quads + 16 * p;

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <vector>
 
+#include "kernels/dispatch.h"
+
 namespace pyflow {
 namespace {
 
@@ -55,13 +57,15 @@ double read_rate(ThreadPool& pool, const KernelTable& kernels,
     pieces.push_back(pieces_of(parts, static_cast<size_t>(pool.size())));
   double nbytes = 0;
   for (const Bytes piece : pieces[0]) nbytes += static_cast<double>(piece.size());
+  const bool prefetch = prefetches();
   std::atomic<uint64_t> sink{0};
   return best_rate(pool, repeats, poll, nbytes, static_cast<int64_t>(pieces[0].size()),
                    [&](size_t copy, int64_t begin, int64_t end) {
                      uint64_t sum = 0;
                      for (int64_t i = begin; i < end; ++i) {
                        const Bytes piece = pieces[copy][static_cast<size_t>(i)];
-                       sum += kernels.read_bytes(piece.data(), static_cast<int64_t>(piece.size()));
+                       sum += kernels.read_bytes(piece.data(), static_cast<int64_t>(piece.size()),
+                                                 prefetch);
                      }
                      sink.fetch_xor(sum, std::memory_order_relaxed);
                    });

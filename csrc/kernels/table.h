@@ -56,6 +56,7 @@ struct MatmulArgs {
   int64_t n_rows;
   float* y;          // n_rows rows; 16 floats per tile are written
   int64_t y_stride;  // floats between rows of y, at least 16 * number of tiles
+  bool prefetch;     // weights that meet one or two rows (dispatch.h)
 };
 
 // out[i][j] += sum over r < n of a[r][i] * b[r][j], for i < rows, j < columns.
@@ -167,7 +168,7 @@ struct KernelTable {
   // log(sum(exp(x))), accumulated in double by a fixed shape.
   double (*log_sum_exp)(const float* x, int64_t n);
   // Reads every byte once (64-byte multiples) and returns a checksum: the honest bandwidth probe.
-  uint64_t (*read_bytes)(const uint8_t* p, int64_t nbytes);
+  uint64_t (*read_bytes)(const uint8_t* p, int64_t nbytes, bool prefetch);
   // At least n multiply-adds of int8, by the instructions of matmul and nothing else: the honest
   // peak of its arithmetic. Dot d is sixteen times 16 weights (the same 64 bytes, 0 to 15, four
   // times) by the 16 of kPeakActs activations from 16 * d on, which wrap. Adds all dots up in 16

@@ -126,13 +126,13 @@ struct Product {
   int64_t y_stride;
 };
 
-// Quantizes n_rows of x for the products that follow; needed once per input. Jobs take no pairs.
+// Quantizes n_rows of x for the products that follow; needed once per input.
 void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows, int64_t k);
 // The same of one row into row r of n_rows at `acts`.
 void quantize_row(const Step&, const float* x, int64_t k, ActBlock* acts, int64_t r,
                   int64_t n_rows);
-// y = W x for several matrices over the same input, in one shared loop. Adds the input to
-// step.input_squares, as the following do, but for jobs.
+// y = W x for several matrices over the same input, in one shared loop, by pairs where one takes
+// them. Adds the input to step.input_squares; the following do both, too, but for jobs.
 void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
               int64_t n_rows);
 // The same for matrices of one height, whose tiles are computed side by side: as soon as those of

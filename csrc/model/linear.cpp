@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/dispatch.h"
 #include "model/block.h"
 #include "model/input_squares.h"
 
@@ -29,6 +30,7 @@ void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_r
       step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
   const auto matmul = prefill ? prefill : step.kernels.matmul[format];
   const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
+  const bool prefetch = prefetches();
   alignas(64) float halves[2 * kPairsAtOnce * kTileRows];
   for (int64_t t = first; t < last; ++t)
     for (int64_t r = 0; r < n_rows; r += kPairsAtOnce) {
@@ -40,7 +42,8 @@ void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_r
               .x_stride = 0,
               .n_rows = 2 * n,
               .y = halves,
-              .y_stride = kTileRows},
+              .y_stride = kTileRows,
+              .prefetch = prefetch},
              0, 1);
       for (int64_t i = 0; i < n; ++i) {
         float* y = p.y + (row + r + i) * p.y_stride + t * kTileRows;
@@ -66,7 +69,8 @@ void multiply_tiles(const Step& step, const Product& p, const ActBlock* acts, co
                            .x_stride = x_stride,
                            .n_rows = n_rows,
                            .y = p.y + row * p.y_stride,
-                           .y_stride = p.y_stride};
+                           .y_stride = p.y_stride,
+                           .prefetch = prefetches()};
   matmul(args, first, last);
 }
 
@@ -91,6 +95,17 @@ void make_pair(const Step& step, const float* x, int64_t k, int64_t r, int64_t n
     step.pairs[act_index(2 * r, kb, 2 * n_rows, n_kb)] = coarse;
     step.kernels.quantize(rest, n, step.pairs + act_index(2 * r + 1, kb, 2 * n_rows, n_kb), 1);
   }
+}
+
+// The pairs of all rows, if any of the products takes them.
+void pair_up(Step& step, Team& team, std::span<const Product> products, const float* x,
+             int64_t stride, int64_t n_rows) {
+  const auto takes = [](const Product& p) { return fine_inputs(p.weight->dtype()); };
+  if (!step.pairs || std::ranges::none_of(products, takes)) return;
+  const int64_t k = products[0].weight->cols();
+  each_row(step, team, n_rows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) make_pair(step, x + r * stride, k, r, n_rows);
+  });
 }
 
 // Threads share the columns, so that each sum takes its rows in order.
@@ -119,10 +134,8 @@ void observe(Step& step, Team& team, std::span<const Product> products, const fl
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
                    int64_t k) {
   each_row(step, team, n_rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
+    for (int64_t r = begin; r < end; ++r)
       quantize_row(step, x + r * stride, k, step.acts, r, n_rows);
-      if (step.pairs) make_pair(step, x + r * stride, k, r, n_rows);
-    }
   });
 }
 
@@ -136,6 +149,7 @@ void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, i
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
               int64_t x_stride, int64_t n_rows) {
   observe(step, team, products, x, x_stride, n_rows);
+  pair_up(step, team, products, x, x_stride, n_rows);
   int64_t tiles = 0;
   for (const Product& p : products) tiles += p.weight->tiles();
   const int64_t chunk = chunk_rows(products[0].weight->cols());
@@ -155,6 +169,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
               int64_t x_stride, int64_t n_rows, const AfterTiles& after) {
   observe(step, team, products, x, x_stride, n_rows);
+  pair_up(step, team, products, x, x_stride, n_rows);
   const PackedTensor& w = *products[0].weight;
   const int64_t chunk = chunk_rows(w.cols());
   team.for_each(w.tiles(), tile_grain(w.tiles(), team.size()), [&](int64_t begin, int64_t end) {

@@ -6,11 +6,13 @@
 //   of nibbles, then one of two bits. A plane of B bits has N * B / 8 bytes; weight j is in byte
 //   j % (N * B / 8), ascending from the low end.
 //
-// Tile unit, 16 rows x 64 k:  the planes of planes.h | d[64 / N][16] f16 | m[64 / N][16] f16
+// Tile unit, 16 rows x 64 k:  d[64 / N][16] f16 | m[64 / N][16] f16 | the planes of planes.h
 //
 // "Inferflow: an Efficient and Highly Configurable Inference Engine for Large Language Models" (Shi
 // et al., 2024), section 3, has blocks of these contents.
 #pragma once
+
+#include <type_traits>
 
 #include "quant/half.h"
 #include "quant/planes.h"
@@ -44,6 +46,17 @@ inline void line_scales(const uint8_t* halves, typename S::F* s, typename S::F* 
   }
 }
 
+// Where a tile has its weights.
+template <int Width>
+struct LinearPlanes : Planes<std::conditional_t<Width >= 4, Nibbles, TwoBits<0>>,
+                             std::conditional_t<Width % 2 == 0, TwoBits<4>, Bits<Width - 1>>> {};
+template <>
+struct LinearPlanes<2> : TwoBits<0> {};
+template <>
+struct LinearPlanes<4> : Nibbles {};
+template <>
+struct LinearPlanes<8> : Bytes {};
+
 template <int Width, int N>
 struct LinearBlock {
   static_assert((Width == 2 || Width == 3 || Width == 4 || Width == 5 || Width == 6 ||
@@ -53,6 +66,8 @@ struct LinearBlock {
   static constexpr int kLow = Width == 8 ? 8 : Width >= 4 ? 4 : 2, kHigh = Width - kLow;
   static constexpr int kLowBytes = N * kLow / 8;
 
+  using Weights = LinearPlanes<Width>;
+
   struct Block {
     uint16_t d, m;
     uint8_t codes[N * Width / 8];
@@ -60,12 +75,14 @@ struct LinearBlock {
   static_assert(sizeof(Block) == 4 + N * Width / 8);
 
   static constexpr int kBlock = N, kPieces = 1, kSubBlock = 32;
-  static constexpr int kPieceBytes = 16 * 64 * Width / 8, kUnitBytes = kPieceBytes + 64 * (64 / N);
+  static constexpr int kScaleBytes = 64 * (64 / N), kPieceBytes = Weights::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   // A tile holds 8 bits as signed numbers, 128 less.
   static constexpr bool kSigned = Width == 8, kMinimum = true;
   static constexpr int kMax = (1 << Width) - 1, kOffset = Width == 8 ? -128 : 0;
-  // Eight bits of activations lose more than eight of weights (docs/quantization.md).
-  static constexpr bool kFineInputs = Width == 8;
+  // Eight bits of activations lose more than eight of weights, and a quarter of what six do
+  // (docs/quantization.md).
+  static constexpr bool kFineInputs = Width >= 6;
   using Search = AffineBlocks<kMax, N>;
 
   static void get(const Block& b, uint8_t* q) {
@@ -98,29 +115,15 @@ struct LinearBlock {
       store16(scale_at(unit, i, lane), b[i].d);
       store16(scale_at(unit, i + 64 / N, lane), b[i].m);
     }
-    if constexpr (Width == 8) {
+    if constexpr (Width == 8)
       for (uint8_t& x : q) x ^= 0x80;
-      Bytes::put(unit, lane, q);
-    } else if constexpr (kLow == 4) {
-      Nibbles::put(unit, lane, q);
-    } else {
-      TwoBits<0>::put(unit, lane, q);
-    }
-    if constexpr (kHigh == 1) Bits<kLow>::put(unit + kHighAt, lane, q);
-    if constexpr (kHigh == 2) TwoBits<kLow>::put(unit + kHighAt, lane, q);
+    Weights::put(unit + kScaleBytes, lane, q);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[64] = {};
-    if constexpr (Width == 8) {
-      Bytes::get(unit, lane, q);
+    Weights::get(unit + kScaleBytes, lane, q);
+    if constexpr (Width == 8)
       for (uint8_t& x : q) x ^= 0x80;
-    } else if constexpr (kLow == 4) {
-      Nibbles::get(unit, lane, q);
-    } else {
-      TwoBits<0>::get(unit, lane, q);
-    }
-    if constexpr (kHigh == 1) Bits<kLow>::get(unit + kHighAt, lane, q);
-    if constexpr (kHigh == 2) TwoBits<kLow>::get(unit + kHighAt, lane, q);
     for (int i = 0; i < 64 / N; ++i) {
       b[i].d = load16(scale_at(unit, i, lane));
       b[i].m = load16(scale_at(unit, i + 64 / N, lane));
@@ -130,27 +133,19 @@ struct LinearBlock {
 
   template <class S, int Q>
   static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
-    if constexpr (Width == 8) {
-      Bytes::load<S, Q>(piece, w);
+    Weights::template load<S, Q>(piece, w);
+    if constexpr (Width == 8)
       for (int i = 0; i < 4; ++i) w[i] = S::s8_prepare(w[i]);
-    } else if constexpr (kLow == 4) {
-      Nibbles::load<S, Q>(piece, w);
-    } else {
-      TwoBits<0>::load<S, Q>(piece, w);
-    }
-    if constexpr (kHigh == 1) Bits<kLow>::template merge<S, Q>(piece + kHighAt, w);
-    if constexpr (kHigh == 2) TwoBits<kLow>::template merge<S, Q>(piece + kHighAt, w);
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
-    line_scales<S, N>(unit + kPieceBytes, s, m);
+    line_scales<S, N>(unit, s, m);
   }
 
  private:
-  static constexpr int kHighAt = 16 * 64 * kLow / 8;
   template <class Byte>
   static Byte* scale_at(Byte* unit, int i, int lane) {
-    return unit + kPieceBytes + 32 * i + 2 * lane;
+    return unit + 32 * i + 2 * lane;
   }
 };
 

@@ -1,9 +1,9 @@
 // Pairs of weights in seven bits: 3.5 bits each, for eleven levels, 11 * 11 = 121 < 128.
 //
-//   Of 64 weights, p and p + 32 are a pair, v = q_p + 11 * q_(p+32): 32 times 7 bits in 28 bytes.
-//   Byte t has v_t in its low seven bits; the top bits of bytes i, i + 4, i + 8 .. i + 24 are the
-//   seven of v_(28+i), from the low end. The codes 121 .. 127, which no encoder writes, are read as
-//   pairs of 0 .. 6 and 10.
+//   Of N weights, 64 or 32, p and p + N/2 are a pair, v = q_p + 11 * q_(p+N/2): N/2 times 7 bits in
+//   7 L bytes, L = N/16. Byte t has v_t in its low seven bits; the top bits of bytes i, i + L,
+//   i + 2L .. i + 6L are the seven of v_(7L+i), from the low end. The codes 121 .. 127, which no
+//   encoder writes, are read as pairs of 0 .. 6 and 10.
 //
 // A piece of a tile, 16 rows x 64 k, is seven lines of such bytes, a quad of each row in each, and
 // an eighth in their top bits. There neighbours are pairs, so that a code becomes two bytes side by
@@ -17,8 +17,11 @@
 // digit (kNibbles): one multiplication makes both indices of a table.
 //
 // "Inferflow: an Efficient and Highly Configurable Inference Engine for Large Language Models" (Shi
-// et al., 2024), section 3, has pairs of neighbours in 7 bits; in files these are 32 apart.
+// et al., 2024), section 3, has pairs of neighbours in 7 bits; in files these are N/2 apart.
 #pragma once
+
+#include <cstring>
+#include <type_traits>
 
 #include "quant/planes.h"
 
@@ -29,19 +32,23 @@ struct Pairs {
   static constexpr int kBytes = 64 * kLines;    // of a piece
   static constexpr int kRowBytes = 4 * kLines;  // of a row's 64 weights
 
+  template <int N = 64>
   static void get(const uint8_t* codes, uint8_t* q) {
-    uint8_t v[32];
-    split(codes, v);
-    for (int p = 0; p < 32; ++p) {
+    constexpr int kPairs = N / 2;
+    uint8_t v[kPairs];
+    split<Line<N>>(codes, v);
+    for (int p = 0; p < kPairs; ++p) {
       const int high = v[p] / kLevels;
       q[p] = static_cast<uint8_t>(v[p] - kLevels * high);
-      q[p + 32] = static_cast<uint8_t>(high < kLevels ? high : kLevels - 1);
+      q[p + kPairs] = static_cast<uint8_t>(high < kLevels ? high : kLevels - 1);
     }
   }
+  template <int N = 64>
   static void set(uint8_t* codes, const uint8_t* q) {
-    uint8_t v[32];
-    for (int p = 0; p < 32; ++p) v[p] = static_cast<uint8_t>(q[p] + kLevels * q[p + 32]);
-    join(v, codes);
+    constexpr int kPairs = N / 2;
+    uint8_t v[kPairs];
+    for (int p = 0; p < kPairs; ++p) v[p] = static_cast<uint8_t>(q[p] + kLevels * q[p + kPairs]);
+    join<Line<N>>(v, codes);
   }
 
   // A row's levels into a piece and out of it.
@@ -49,13 +56,13 @@ struct Pairs {
     uint8_t codes[kRowBytes], v[32];
     for (int p = 0; p < 32; ++p)
       v[p] = static_cast<uint8_t>(kDigits[q[first(p)]] + kLevels * q[first(p) + 1]);
-    join(v, codes);
+    join<uint32_t>(v, codes);
     for (int i = 0; i < kLines; ++i) store32(quad(piece, i, lane), load32(codes + 4 * i));
   }
   static void take(const uint8_t* piece, int lane, uint8_t* q) {
     uint8_t codes[kRowBytes], v[32];
     for (int i = 0; i < kLines; ++i) store32(codes + 4 * i, load32(quad(piece, i, lane)));
-    split(codes, v);
+    split<uint32_t>(codes, v);
     for (int p = 0; p < 32; ++p) {
       q[first(p)] = static_cast<uint8_t>(level_at(kNibbles[v[p] % kLevels]));
       q[first(p) + 1] = static_cast<uint8_t>(v[p] / kLevels);
@@ -96,20 +103,39 @@ struct Pairs {
   // The first weight of a tile's code p.
   static constexpr int first(int p) { return p / 4 * 8 + p % 4 / 2 * 2 + p % 2 * 4; }
 
-  // 28 bytes to 32 codes, and back.
+  // The bytes that are done at once: a seventh of those of N weights.
+  template <int N>
+  using Line = std::conditional_t<N == 64, uint32_t, uint16_t>;
+  template <class Word>
+  static Word load(const uint8_t* p) {
+    Word w;
+    std::memcpy(&w, p, sizeof w);
+    return w;
+  }
+  template <class Word>
+  static void store(uint8_t* p, uint32_t x) {
+    const auto w = static_cast<Word>(x);
+    std::memcpy(p, &w, sizeof w);
+  }
+
+  // Seven lines of bytes to eight of codes, and back.
+  template <class Word>
   static void split(const uint8_t* codes, uint8_t* v) {
+    constexpr int kStep = sizeof(Word);
     uint32_t last = 0;
     for (int i = 0; i < kLines; ++i) {
-      const uint32_t four = load32(codes + 4 * i);
-      store32(v + 4 * i, four & 0x7f7f7f7f);
-      last |= (four >> 7 & 0x01010101) << i;
+      const uint32_t line = load<Word>(codes + kStep * i);
+      store<Word>(v + kStep * i, line & 0x7f7f7f7f);
+      last |= (line >> 7 & 0x01010101) << i;
     }
-    store32(v + 28, last);
+    store<Word>(v + kStep * kLines, last);
   }
+  template <class Word>
   static void join(const uint8_t* v, uint8_t* codes) {
-    const uint32_t last = load32(v + 28);
+    constexpr int kStep = sizeof(Word);
+    const uint32_t last = load<Word>(v + kStep * kLines);
     for (int i = 0; i < kLines; ++i)
-      store32(codes + 4 * i, load32(v + 4 * i) | (last >> i & 0x01010101) << 7);
+      store<Word>(codes + kStep * i, load<Word>(v + kStep * i) | (last >> i & 0x01010101) << 7);
   }
 
   // The eighth line: an average moves the bits that are there down and puts another one on top.

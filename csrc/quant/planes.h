@@ -14,9 +14,13 @@
 // quads 4g .. 4g+3. Planes with a shift hold those bits of a weight: 6 bits = Nibbles<0> +
 // TwoBits<4>.
 //
+// Of two planes, low bits and high ones, the lines lie in the order in which the quarters first
+// need them (Planes): a kernel reads its tiles from the first byte to the last, for prefetchers
+// follow nothing else as well (docs/performance.md).
+//
 // put() and get() move one row between 64 bytes and the planes (the planes' memory starts as zeros,
 // the bytes of get() too: both only set bits). load() and merge() give a kernel quarter Q as four
-// vectors.
+// vectors. A plane's lines lie side by side from a pointer, or are Lines.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +41,25 @@ inline void store32(uint8_t* p, uint32_t x) { __builtin_memcpy(p, &x, 4); }
 inline void store16(uint8_t* p, uint16_t x) { __builtin_memcpy(p, &x, 2); }
 inline void or32(uint8_t* p, uint32_t x) { store32(p, load32(p) | x); }
 
-// One row's quad in a line.
+// Where a plane's lines lie that are among those of another: line i is line Order::at(i) from
+// `first`.
+template <class Byte, class Order>
+struct Lines {
+  Byte* first;
+};
 template <class Byte>
-inline Byte* quad(Byte* plane, int line, int lane) {
-  return plane + 64 * line + 4 * lane;
+inline Byte* line_at(Byte* plane, int i) {
+  return plane + 64 * i;
+}
+template <class Byte, class Order>
+inline Byte* line_at(Lines<Byte, Order> plane, int i) {
+  return plane.first + 64 * Order::at(i);
+}
+
+// One row's quad in a line.
+template <class Plane>
+inline auto* quad(Plane plane, int line, int lane) {
+  return line_at(plane, line) + 4 * lane;
 }
 
 // 16-bit pairs of bytes shifted so that bit From of each byte lands on bit To; the rest is to be
@@ -68,38 +87,44 @@ inline void scaled_bytes(typename S::I bytes, typename S::F d, typename S::F* ou
 
 struct Bytes {
   static constexpr int kBytes = 16 * 64;
-  static void put(uint8_t* plane, int lane, const uint8_t* q) {
+  template <class Plane>
+  static void put(Plane plane, int lane, const uint8_t* q) {
     for (int i = 0; i < 16; ++i) or32(quad(plane, i, lane), load32(q + 4 * i));
   }
-  static void get(const uint8_t* plane, int lane, uint8_t* q) {
+  template <class Plane>
+  static void get(Plane plane, int lane, uint8_t* q) {
     for (int i = 0; i < 16; ++i) or32(q + 4 * i, load32(quad(plane, i, lane)));
   }
-  template <class S, int Q>
-  static inline void load(const uint8_t* plane, typename S::B (&w)[4]) {
-    for (int i = 0; i < 4; ++i) w[i] = S::bload(plane + 64 * (4 * Q + i));
+  template <class S, int Q, class Plane>
+  static inline void load(Plane plane, typename S::B (&w)[4]) {
+    for (int i = 0; i < 4; ++i) w[i] = S::bload(line_at(plane, 4 * Q + i));
   }
 };
 
 struct Nibbles {
   static constexpr int kBytes = 8 * 64;
-  static void put(uint8_t* plane, int lane, const uint8_t* q) {
+  // The quarter that first needs a line.
+  static constexpr int first_use(int line) { return line / 4; }
+  template <class Plane>
+  static void put(Plane plane, int lane, const uint8_t* q) {
     for (int j = 0; j < 8; ++j) {
       const uint32_t lo = load32(q + 4 * j), hi = load32(q + 4 * j + 32);
       or32(quad(plane, j, lane), (lo & 0x0f0f0f0f) | (hi & 0x0f0f0f0f) << 4);
     }
   }
-  static void get(const uint8_t* plane, int lane, uint8_t* q) {
+  template <class Plane>
+  static void get(Plane plane, int lane, uint8_t* q) {
     for (int j = 0; j < 8; ++j) {
       const uint32_t both = load32(quad(plane, j, lane));
       or32(q + 4 * j, both & 0x0f0f0f0f);
       or32(q + 4 * j + 32, both >> 4 & 0x0f0f0f0f);
     }
   }
-  template <class S, int Q>
-  static inline void load(const uint8_t* plane, typename S::B (&w)[4]) {
+  template <class S, int Q, class Plane>
+  static inline void load(Plane plane, typename S::B (&w)[4]) {
     const typename S::B mask = S::bset1(0x0f);
     for (int i = 0; i < 4; ++i) {
-      const typename S::B both = S::bload(plane + 64 * (4 * (Q % 2) + i));
+      const typename S::B both = S::bload(line_at(plane, 4 * (Q % 2) + i));
       w[i] = S::band(bmove<S, Q / 2 * 4, 0>(both), mask);
     }
   }
@@ -108,26 +133,29 @@ struct Nibbles {
 template <int Shift>
 struct TwoBits {
   static constexpr int kBytes = 4 * 64;
-  static void put(uint8_t* plane, int lane, const uint8_t* q) {
+  static constexpr int first_use(int line) { return line; }
+  template <class Plane>
+  static void put(Plane plane, int lane, const uint8_t* q) {
     for (int i = 0; i < 16; ++i) {
       const uint32_t two = load32(q + 4 * i) >> Shift & 0x03030303;
       or32(quad(plane, i / 4, lane), two << 2 * (i % 4));
     }
   }
-  static void get(const uint8_t* plane, int lane, uint8_t* q) {
+  template <class Plane>
+  static void get(Plane plane, int lane, uint8_t* q) {
     for (int i = 0; i < 16; ++i) {
       const uint32_t two = load32(quad(plane, i / 4, lane)) >> 2 * (i % 4) & 0x03030303;
       or32(q + 4 * i, two << Shift);
     }
   }
-  template <class S, int Q>
-  static inline void load(const uint8_t* plane, typename S::B (&w)[4]) {
+  template <class S, int Q, class Plane>
+  static inline void load(Plane plane, typename S::B (&w)[4]) {
     for (int i = 0; i < 4; ++i) w[i] = S::bset1(0);
     merge<S, Q>(plane, w);
   }
-  template <class S, int Q>
-  static inline void merge(const uint8_t* plane, typename S::B (&w)[4]) {
-    const typename S::B line = S::bload(plane + 64 * Q), mask = S::bset1(3 << Shift);
+  template <class S, int Q, class Plane>
+  static inline void merge(Plane plane, typename S::B (&w)[4]) {
+    const typename S::B line = S::bload(line_at(plane, Q)), mask = S::bset1(3 << Shift);
     w[0] = S::bmerge(bmove<S, 0, Shift>(line), mask, w[0]);
     w[1] = S::bmerge(bmove<S, 2, Shift>(line), mask, w[1]);
     w[2] = S::bmerge(bmove<S, 4, Shift>(line), mask, w[2]);
@@ -138,27 +166,66 @@ struct TwoBits {
 template <int Shift>
 struct Bits {
   static constexpr int kBytes = 2 * 64;
-  static void put(uint8_t* plane, int lane, const uint8_t* q) {
+  static constexpr int first_use(int line) { return 2 * line; }
+  template <class Plane>
+  static void put(Plane plane, int lane, const uint8_t* q) {
     for (int i = 0; i < 16; ++i) {
       const uint32_t one = load32(q + 4 * i) >> Shift & 0x01010101;
       or32(quad(plane, i / 8, lane), one << i % 8);
     }
   }
-  static void get(const uint8_t* plane, int lane, uint8_t* q) {
+  template <class Plane>
+  static void get(Plane plane, int lane, uint8_t* q) {
     for (int i = 0; i < 16; ++i) {
       const uint32_t one = load32(quad(plane, i / 8, lane)) >> i % 8 & 0x01010101;
       or32(q + 4 * i, one << Shift);
     }
   }
-  template <class S, int Q>
-  static inline void merge(const uint8_t* plane, typename S::B (&w)[4]) {
+  template <class S, int Q, class Plane>
+  static inline void merge(Plane plane, typename S::B (&w)[4]) {
     constexpr int kFirst = Q % 2 * 4;
-    const typename S::B line = S::bload(plane + 64 * (Q / 2)), mask = S::bset1(1 << Shift);
+    const typename S::B line = S::bload(line_at(plane, Q / 2)), mask = S::bset1(1 << Shift);
     w[0] = S::bmerge(bmove<S, kFirst + 0, Shift>(line), mask, w[0]);
     w[1] = S::bmerge(bmove<S, kFirst + 1, Shift>(line), mask, w[1]);
     w[2] = S::bmerge(bmove<S, kFirst + 2, Shift>(line), mask, w[2]);
     w[3] = S::bmerge(bmove<S, kFirst + 3, Shift>(line), mask, w[3]);
   }
+};
+
+template <class Low, class High>
+struct Planes {
+  static constexpr int kBytes = Low::kBytes + High::kBytes;
+
+  static void put(uint8_t* piece, int lane, const uint8_t* q) {
+    Low::put(Lines<uint8_t, LowOrder>{piece}, lane, q);
+    High::put(Lines<uint8_t, HighOrder>{piece}, lane, q);
+  }
+  static void get(const uint8_t* piece, int lane, uint8_t* q) {
+    Low::get(Lines<const uint8_t, LowOrder>{piece}, lane, q);
+    High::get(Lines<const uint8_t, HighOrder>{piece}, lane, q);
+  }
+  template <class S, int Q>
+  static inline void load(const uint8_t* piece, typename S::B (&w)[4]) {
+    Low::template load<S, Q>(Lines<const uint8_t, LowOrder>{piece}, w);
+    High::template merge<S, Q>(Lines<const uint8_t, HighOrder>{piece}, w);
+  }
+
+ private:
+  // Lines of a plane that quarters before q need first, or this one as well.
+  template <class Plane>
+  static constexpr int until(int q, bool with) {
+    int n = 0;
+    for (int i = 0; i < Plane::kBytes / 64; ++i)
+      n += Plane::first_use(i) < q || (with && Plane::first_use(i) == q);
+    return n;
+  }
+  // In each quarter the low bits come first.
+  struct LowOrder {
+    static constexpr int at(int i) { return i + until<High>(Low::first_use(i), false); }
+  };
+  struct HighOrder {
+    static constexpr int at(int i) { return i + until<Low>(High::first_use(i), true); }
+  };
 };
 
 }  // namespace pyflow::quant

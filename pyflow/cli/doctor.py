@@ -51,6 +51,7 @@ def _examine() -> dict[str, Any]:
         "features": cpu["features"],
         "kernels": cpu["tables"],
         "isa": cpu["isa"],
+        "prefetches": cpu["prefetches"],
         "topology": {
             "cores": machine.cores(),
             "fast_cores": machine.cores(fast_only=True),
@@ -80,6 +81,8 @@ def _report(found: dict[str, Any]) -> str:
         "CPU": f"{found['cpu']}: {found['topology']['text']}",
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
+        "prefetch": f"of weights by {'the kernels' if found['prefetches'] else 'the CPU alone'}"
+        " (PYFLOW_PREFETCH sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
         "numa": _numa(found),
         "memory": f"{found['memory_available'] / gib:.1f} GiB available"

@@ -168,6 +168,7 @@ def setting(
         "build_commit": metadata.version("pyflow-llm"),
         "cpu_info": _core.cpu_info()["model"],
         "backends": f"CPU {isa}",
+        "prefetches": _core.cpu_info()["prefetches"],
         "model_filename": str(model.path),
         "model_type": model.name,
         "model_size": sum(_packed(model, t)[1] for t in tensors),

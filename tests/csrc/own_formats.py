@@ -1,4 +1,4 @@
-"""The formats of our own in numpy, as linear_block.h, pairs.h and formats/q3h_k.h draw them."""
+"""The formats of our own in numpy, as linear_block.h, pairs.h and formats/q3h_*.h draw them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LINEAR = {
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
-# The points of Q3H_K.
+# The points of Q3H_K and Q3H_NL.
 POINTS = np.array([-34, -25, -18, -12, -7, -2, 3, 8, 13, 19, 27])
 
 
 def pairs(blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """(blocks, 64) of bytes (blocks, 28)."""
-    tops = (blocks >> 7).reshape(-1, 7, 4).astype(np.int64)
+    """(blocks, 64) of bytes (blocks, 28), or (blocks, 32) of (blocks, 14)."""
+    tops = (blocks >> 7).reshape(len(blocks), 7, -1).astype(np.int64)
     last = (tops << np.arange(7)[:, None]).sum(1)
     v = np.concatenate([(blocks & 127).astype(np.int64), last], axis=1)
     return np.concatenate([v % 11, np.minimum(v // 11, 10)], axis=1)
@@ -47,8 +47,17 @@ def codes(name: str, blocks: NDArray[np.uint8]) -> NDArray[np.int64]:
     return out
 
 
-def of_points(data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Q3H_K: (rows, weights) of (rows, bytes)."""
+def q3h_nl(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(rows, weights) of (rows, bytes)."""
+    blocks = np.ascontiguousarray(data).reshape(-1, 16)
+    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        x = d * POINTS[pairs(blocks[:, 2:])].astype(np.float32)
+    return np.asarray(x.reshape(len(data), -1), np.float32)
+
+
+def q3h_k(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(rows, weights) of (rows, bytes)."""
     blocks = np.ascontiguousarray(data).reshape(-1, 120)
     d, high = np.ascontiguousarray(blocks[:, :4]).view(np.uint16).T
     low = np.ascontiguousarray(blocks[:, 4:8]).view(np.uint32)
@@ -60,10 +69,13 @@ def of_points(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.asarray(x.reshape(len(data), -1), np.float32)
 
 
+_UNEVEN = {"Q3H_K": q3h_k, "Q3H_NL": q3h_nl}
+
+
 def values(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(rows, weights) of (rows, bytes)."""
-    if name == "Q3H_K":
-        return of_points(data)
+    if name in _UNEVEN:
+        return _UNEVEN[name](data)
     width, n = LINEAR[name]
     blocks = np.ascontiguousarray(data).reshape(-1, 4 + int(n * width / 8))
     lines = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)

@@ -254,7 +254,8 @@ def test_read_bytes_reads_every_byte(table: str) -> None:
         p = rng.integers(0, 256, size, dtype=np.uint8)
         words = p.view(np.uint32)
         words &= 0xFFFFF  # sums stay below 2^32
-        assert kernels.read_bytes(table, p) == int(words.sum(dtype=np.uint64))
+        for prefetch in (False, True):
+            assert kernels.read_bytes(table, p, prefetch) == int(words.sum(dtype=np.uint64))
 
 
 @pytest.mark.parametrize("table", TABLES)

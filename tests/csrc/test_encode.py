@@ -55,8 +55,10 @@ def test_blocks_of_one_value_are_exact(name: str) -> None:
     elif name != "F32":
         values = values.astype(np.float16)
     x = np.repeat(values.astype(np.float32)[:, None], 512, axis=1)
-    if name == "Q3H_K":  # has points at -2 and 3, none at 1
-        assert (abs(decoded(name, x) - x) <= abs(x) * 2.0**-13 + 2.0**-22).all()
+    if name in {"Q3H_K", "Q3H_NL"}:  # have points at -2 and 3, none at 1
+        error = abs(decoded(name, x) - x)
+        assert (error <= 2.0**-22).all()
+        assert not error[abs(x) > 2.0**-14].any()
     else:
         np.testing.assert_array_equal(decoded(name, x), x)
 
@@ -83,7 +85,7 @@ def test_subnormal_weights_are_not_lost(name: str) -> None:
     error = abs(decoded(name, x) - x)
     if name in {"Q2_K", "Q2_B32"}:  # have four levels for these seven
         assert np.sqrt(np.square(error).mean()) <= 0.75 * 2.0**-24
-    elif name.startswith(("IQ4", "Q3H_K")):  # a grid of 1, 13, ... and -10, -22, ... or the like
+    elif name.startswith(("IQ4", "Q3H_K", "Q3H_NL")):  # points at 1, 13 and -10, or the like
         assert error.max() <= 4 * 2.0**-24
     else:
         assert error.max() == 0

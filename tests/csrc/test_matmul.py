@@ -29,6 +29,7 @@ HALVES = {
     "IQ4_NL": [0],
     "IQ4_XS": [0],
     "Q3H_K": [0],
+    "Q3H_NL": [0],
     **{name: [0, 2] for name in own_formats.LINEAR},
 }
 ACT_BLOCK = np.dtype(
@@ -63,17 +64,23 @@ def random_rows(rng: np.random.Generator, n_rows: int, cols: int) -> NDArray[np.
 
 
 def multiply(isa: str, w: object, x: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
-    """Runs into a poisoned output inside guards, and checks the guards."""
+    """Runs into a poisoned output inside guards, and checks the guards, and that nothing depends on
+    who prefetches."""
     tiles = (rows + 15) // 16
-    whole = np.full((len(x) + 2, 16 * tiles + 16), GUARD, np.float32)
-    y = whole[1:-1, 8:-8]
-    y[...] = np.nan
-    _core.testing.matmul(isa, w, _core.testing.Activations(isa, x), y, 0, tiles)
-    inside = y.copy()
-    y[...] = GUARD
-    assert (whole == GUARD).all(), "wrote outside of its output"
-    assert (inside[:, rows:] == 0).all(), "rows that fill up the last tile must be zero"
-    return inside[:, :rows]
+    acts = _core.testing.Activations(isa, x)
+    found = []
+    for prefetch in (False, True):
+        whole = np.full((len(x) + 2, 16 * tiles + 16), GUARD, np.float32)
+        y = whole[1:-1, 8:-8]
+        y[...] = np.nan
+        _core.testing.matmul(isa, w, acts, y, 0, tiles, prefetch=prefetch)
+        found.append(y.copy())
+        y[...] = GUARD
+        assert (whole == GUARD).all(), "wrote outside of its output"
+    alone, helped = found
+    np.testing.assert_array_equal(alone.view(np.uint32), helped.view(np.uint32))
+    assert (alone[:, rows:] == 0).all(), "rows that fill up the last tile must be zero"
+    return alone[:, :rows]
 
 
 def blocks_of(isa: str, x: NDArray[np.float32]) -> NDArray[np.void]:

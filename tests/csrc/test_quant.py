@@ -34,6 +34,7 @@ HALVES = {
     "IQ4_NL": [0],
     "IQ4_XS": [0],
     "Q3H_K": [0],
+    "Q3H_NL": [0],
     **{name: [0, 2] for name in own_formats.LINEAR},
 }
 # zeros, the least and largest subnormals, the least and largest normals, infinities

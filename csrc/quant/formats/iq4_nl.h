@@ -2,7 +2,7 @@
 //
 //   d f16 | qs[16]      value j = kIq4Grid[nibble] * d, nibbles ordered as in Q4_0
 //
-// Tile unit, 16 rows x 64 k, 576 bytes:  Nibbles 512 | d[2][16] f16
+// Tile unit, 16 rows x 64 k, 576 bytes:  d[2][16] f16 | Nibbles 512
 #pragma once
 
 #include "quant/file_bits.h"
@@ -27,7 +27,8 @@ struct IQ4_NL {
   static_assert(sizeof(Block) == 18);
 
   static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
-  static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = kPieceBytes + 64;
+  static constexpr int kScaleBytes = 64, kPieceBytes = Nibbles::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = true, kMinimum = false;
   using Search = SymmetricBlocks<Iq4Points, 32, 60, 140, 20>;
 
@@ -47,16 +48,16 @@ struct IQ4_NL {
     uint8_t q[64];
     for (int i = 0; i < 2; ++i) {
       get_nibbles(b[i].qs, 16, q + 32 * i);
-      store16(unit + kPieceBytes + 32 * i + 2 * lane, b[i].d);
+      store16(unit + 32 * i + 2 * lane, b[i].d);
     }
-    Nibbles::put(unit, lane, q);
+    Nibbles::put(unit + kScaleBytes, lane, q);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[64] = {};
-    Nibbles::get(unit, lane, q);
+    Nibbles::get(unit + kScaleBytes, lane, q);
     for (int i = 0; i < 2; ++i) {
       set_nibbles(b[i].qs, 16, q + 32 * i);
-      b[i].d = load16(unit + kPieceBytes + 32 * i + 2 * lane);
+      b[i].d = load16(unit + 32 * i + 2 * lane);
     }
   }
 
@@ -67,7 +68,7 @@ struct IQ4_NL {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
-    const auto* d = reinterpret_cast<const uint16_t*>(unit + kPieceBytes);
+    const auto* d = reinterpret_cast<const uint16_t*>(unit);
     s[0] = S::load_f16(d);
     s[1] = S::load_f16(d + 16);
   }

@@ -5,7 +5,7 @@
 //   The scales are short_scales.h's. Sixteen bytes of qs per sub-block, nibbles ordered as in Q4_0.
 //   value = d * (scale - 32) * kIq4Grid[nibble]
 //
-// Tile unit, 16 rows x 256 k, 2176 bytes:  4 x Nibbles 512 | ShortScales 128
+// Tile unit, 16 rows x 256 k, 2176 bytes:  ShortScales 128 | 4 x Nibbles 512
 #pragma once
 
 #include "quant/formats/iq4_nl.h"
@@ -22,8 +22,8 @@ struct IQ4_XS {
   static_assert(sizeof(Block) == 136);
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
-  static constexpr int kPieceBytes = Nibbles::kBytes;
-  static constexpr int kUnitBytes = 4 * kPieceBytes + ShortScales::kTileBytes;
+  static constexpr int kScaleBytes = ShortScales::kTileBytes, kPieceBytes = Nibbles::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = true, kMinimum = false;
   using Search = SymmetricSuperBlocks<Iq4Points, 32, 8, -32, 31, 60, 140, 20>;
 
@@ -46,14 +46,16 @@ struct IQ4_XS {
   static void pack(const Block* b, int lane, uint8_t* unit) {
     uint8_t q[256];
     for (int j = 0; j < 8; ++j) get_nibbles(b->qs + 16 * j, 16, q + 32 * j);
-    for (int g = 0; g < 4; ++g) Nibbles::put(unit + kPieceBytes * g, lane, q + 64 * g);
-    b->scales.put(unit + 4 * kPieceBytes, lane);
+    for (int g = 0; g < 4; ++g)
+      Nibbles::put(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
+    b->scales.put(unit, lane);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[256] = {};
-    for (int g = 0; g < 4; ++g) Nibbles::get(unit + kPieceBytes * g, lane, q + 64 * g);
+    for (int g = 0; g < 4; ++g)
+      Nibbles::get(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
     for (int j = 0; j < 8; ++j) set_nibbles(b->qs + 16 * j, 16, q + 32 * j);
-    b->scales.take(unit + 4 * kPieceBytes, lane);
+    b->scales.take(unit, lane);
   }
 
   template <class S, int Q>
@@ -63,7 +65,7 @@ struct IQ4_XS {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
-    ShortScales::load<S>(unit + 4 * kPieceBytes, s);
+    ShortScales::load<S>(unit, s);
   }
 };
 

@@ -5,8 +5,8 @@
 //   Two halves of 128 weights; in each, bits 0, 2, 4, 6 of 32 bytes are four runs of 32.
 //   value = d * scale * q - dmin * minimum
 //
-// Tile unit, 16 rows x 256 k, 1344 bytes:  4 x TwoBits 256 | scales[16][16] | d[16] f16 | dmin[16]
-// f16
+// Tile unit, 16 rows x 256 k, 1344 bytes:  d[16] f16 | dmin[16] f16 | scales[16][16] |
+//   4 x TwoBits 256
 #pragma once
 
 #include "quant/file_bits.h"
@@ -25,7 +25,8 @@ struct Q2_K {
   using Weights = TwoBits<0>;
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 16;
-  static constexpr int kPieceBytes = Weights::kBytes, kUnitBytes = 4 * kPieceBytes + 320;
+  static constexpr int kScaleBytes = 320, kPieceBytes = Weights::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 3, kOffset = 0;
   using Search = AffineSuperBlocks<3, 16, 16, 15>;
@@ -51,21 +52,21 @@ struct Q2_K {
   static void pack(const Block* b, int lane, uint8_t* unit) {
     uint8_t q[256] = {};
     get_two_bits(b->qs, q, 0);
-    for (int g = 0; g < 4; ++g) Weights::put(unit + kPieceBytes * g, lane, q + 64 * g);
-    uint8_t* scales = unit + 4 * kPieceBytes;
-    for (int j = 0; j < 16; ++j) scales[16 * j + lane] = b->scales[j];
-    store16(scales + 256 + 2 * lane, b->d);
-    store16(scales + 288 + 2 * lane, b->dmin);
+    for (int g = 0; g < 4; ++g)
+      Weights::put(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
+    store16(unit + 2 * lane, b->d);
+    store16(unit + 32 + 2 * lane, b->dmin);
+    for (int j = 0; j < 16; ++j) unit[64 + 16 * j + lane] = b->scales[j];
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[256] = {};
     *b = {};
-    for (int g = 0; g < 4; ++g) Weights::get(unit + kPieceBytes * g, lane, q + 64 * g);
+    for (int g = 0; g < 4; ++g)
+      Weights::get(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
     set_two_bits(b->qs, q, 0);
-    const uint8_t* scales = unit + 4 * kPieceBytes;
-    for (int j = 0; j < 16; ++j) b->scales[j] = scales[16 * j + lane];
-    b->d = load16(scales + 256 + 2 * lane);
-    b->dmin = load16(scales + 288 + 2 * lane);
+    b->d = load16(unit + 2 * lane);
+    b->dmin = load16(unit + 32 + 2 * lane);
+    for (int j = 0; j < 16; ++j) b->scales[j] = unit[64 + 16 * j + lane];
   }
 
   template <class S, int Q>
@@ -77,11 +78,10 @@ struct Q2_K {
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
     using F = typename S::F;
     using I = typename S::I;
-    const uint8_t* p = unit + 4 * kPieceBytes;
-    const auto* half = reinterpret_cast<const uint16_t*>(p + 256);
+    const auto* half = reinterpret_cast<const uint16_t*>(unit);
     const F d = S::load_f16(half), minus_dmin = S::sub(S::zero(), S::load_f16(half + 16));
     for (int j = 0; j < 16; ++j) {
-      const I both = S::load_u8(p + 16 * j);
+      const I both = S::load_u8(unit + 64 + 16 * j);
       s[j] = S::mul(d, S::to_f(S::iand(both, S::iset1(15))));
       m[j] = S::mul(minus_dmin, S::to_f(S::template shr<4>(both)));
     }

@@ -7,9 +7,8 @@
 //   scales[j % 8] holds the low 4 bits of scale j (low nibble j < 8, high nibble j >= 8),
 //   scales[8 + j % 4] its high 2 bits, at bit 2 * (j / 4).
 //
-// Tile unit, 16 rows x 256 k, 1792 bytes:  4 x (TwoBits 256 | Bits 128) | three lines of dwords,
-// the
-//   12 scale bytes of each row | d[16] f16 | 32 unused, 1.8 % more than the file
+// Tile unit, 16 rows x 256 k, 1792 bytes:  d[16] f16 | 32 unused, 1.8 % more than the file |
+//   three lines of dwords, the 12 scale bytes of each row | 4 x TwoBits + Bits 384
 #pragma once
 
 #include "quant/file_bits.h"
@@ -25,11 +24,11 @@ struct Q3_K {
     uint16_t d;
   };
   static_assert(sizeof(Block) == 110);
-  using Low = TwoBits<0>;
-  using High = Bits<2>;
+  using Weights = Planes<TwoBits<0>, Bits<2>>;
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 16;
-  static constexpr int kPieceBytes = Low::kBytes + High::kBytes, kUnitBytes = 4 * kPieceBytes + 256;
+  static constexpr int kScaleBytes = 256, kPieceBytes = Weights::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 7, kOffset = 4;
   using Search = SymmetricSuperBlocks<Integers<-4, 3>, 16, 16, -32, 31, 50, 150, 24>;
@@ -64,42 +63,34 @@ struct Q3_K {
     uint8_t q[256] = {};
     get_two_bits(b->qs, q, 0);
     get_bits(b->hmask, q, 2);
-    for (int g = 0; g < 4; ++g) {
-      Low::put(unit + kPieceBytes * g, lane, q + 64 * g);
-      High::put(unit + kPieceBytes * g + Low::kBytes, lane, q + 64 * g);
-    }
-    uint8_t* scales = unit + 4 * kPieceBytes;
-    for (int i = 0; i < 3; ++i) store32(quad(scales, i, lane), load32(b->scales + 4 * i));
-    store16(scales + 192 + 2 * lane, b->d);
+    for (int g = 0; g < 4; ++g)
+      Weights::put(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
+    store16(unit + 2 * lane, b->d);
+    for (int i = 0; i < 3; ++i) store32(quad(unit, 1 + i, lane), load32(b->scales + 4 * i));
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[256] = {};
     *b = {};
-    for (int g = 0; g < 4; ++g) {
-      Low::get(unit + kPieceBytes * g, lane, q + 64 * g);
-      High::get(unit + kPieceBytes * g + Low::kBytes, lane, q + 64 * g);
-    }
+    for (int g = 0; g < 4; ++g)
+      Weights::get(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
     set_two_bits(b->qs, q, 0);
     set_bits(b->hmask, q, 2);
-    const uint8_t* scales = unit + 4 * kPieceBytes;
-    for (int i = 0; i < 3; ++i) store32(b->scales + 4 * i, load32(quad(scales, i, lane)));
-    b->d = load16(scales + 192 + 2 * lane);
+    b->d = load16(unit + 2 * lane);
+    for (int i = 0; i < 3; ++i) store32(b->scales + 4 * i, load32(quad(unit, 1 + i, lane)));
   }
 
   template <class S, int Q>
   static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
-    Low::load<S, Q>(piece, w);
-    High::merge<S, Q>(piece + Low::kBytes, w);
+    Weights::load<S, Q>(piece, w);
   }
   // d * (scale - 32) is exact in f32: 11 bits times 6.
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
     using I = typename S::I;
-    const uint8_t* p = unit + 4 * kPieceBytes;
-    const auto* dwords = reinterpret_cast<const int32_t*>(p);
+    const auto* dwords = reinterpret_cast<const int32_t*>(unit + 64);
     const I b0 = S::load_i32(dwords), b4 = S::load_i32(dwords + 16), b8 = S::load_i32(dwords + 32);
     const I four = S::iset1(0x0f0f0f0f), two = S::iset1(0x30303030);
-    const typename S::F d = S::load_f16(reinterpret_cast<const uint16_t*>(p + 192));
+    const typename S::F d = S::load_f16(reinterpret_cast<const uint16_t*>(unit));
     const I bytes[4] = {
         S::ior(S::iand(b0, four), S::iand(S::template shl<4>(b8), two)),
         S::ior(S::iand(b4, four), S::iand(S::template shl<2>(b8), two)),

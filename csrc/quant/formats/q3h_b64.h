@@ -2,8 +2,8 @@
 //
 //   d f16 | m f16 | codes[28]      value j = q * d + m, q from 0 to 10
 //
-//   The codes are pairs.h's. Tile unit, 16 rows x 64 k, 512 bytes:  Pairs 448 | d[16] f16 | m[16]
-//   f16
+//   The codes are pairs.h's. Tile unit, 16 rows x 64 k, 512 bytes:  d[16] f16 | m[16] f16 |
+//   Pairs 448
 //
 // "Inferflow: an Efficient and Highly Configurable Inference Engine for Large Language Models" (Shi
 // et al., 2024), section 3, has blocks of these contents.
@@ -29,7 +29,8 @@ struct Q3H_B64 {
   static_assert(sizeof(Block) == 32);
 
   static constexpr int kBlock = 64, kPieces = 1, kSubBlock = 32;
-  static constexpr int kPieceBytes = Pairs::kBytes, kUnitBytes = kPieceBytes + 64;
+  static constexpr int kScaleBytes = 64, kPieceBytes = Pairs::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = Pairs::kLevels - 1, kOffset = 0;
   using Search = AffineBlocks<Pairs::kLevels - 1, 64>;
@@ -49,16 +50,16 @@ struct Q3H_B64 {
   static void pack(const Block* b, int lane, uint8_t* unit) {
     uint8_t q[64];
     Pairs::get(b->codes, q);
-    Pairs::put(unit, lane, q);
-    store16(unit + kPieceBytes + 2 * lane, b->d);
-    store16(unit + kPieceBytes + 32 + 2 * lane, b->m);
+    Pairs::put(unit + kScaleBytes, lane, q);
+    store16(unit + 2 * lane, b->d);
+    store16(unit + 32 + 2 * lane, b->m);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[64];
-    Pairs::take(unit, lane, q);
+    Pairs::take(unit + kScaleBytes, lane, q);
     Pairs::set(b->codes, q);
-    b->d = load16(unit + kPieceBytes + 2 * lane);
-    b->m = load16(unit + kPieceBytes + 32 + 2 * lane);
+    b->d = load16(unit + 2 * lane);
+    b->m = load16(unit + 32 + 2 * lane);
   }
 
   template <class S, int Q>
@@ -67,7 +68,7 @@ struct Q3H_B64 {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
-    line_scales<S, 64>(unit + kPieceBytes, s, m);
+    line_scales<S, 64>(unit, s, m);
   }
 };
 

@@ -10,7 +10,7 @@
 // as many even steps; uneven ones of which the scale's sign chooses either direction, 13 % less
 // than those that are the same on both sides of zero.
 //
-// Tile unit, 16 rows x 256 k, 1920 bytes:  4 x Pairs 448 | ShortScales 128
+// Tile unit, 16 rows x 256 k, 1920 bytes:  ShortScales 128 | 4 x Pairs 448
 #pragma once
 
 #include "quant/half.h"
@@ -39,8 +39,8 @@ struct Q3H_K {
   static_assert(sizeof(Block) == 120);
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
-  static constexpr int kPieceBytes = Pairs::kBytes;
-  static constexpr int kUnitBytes = 4 * kPieceBytes + ShortScales::kTileBytes;
+  static constexpr int kScaleBytes = ShortScales::kTileBytes, kPieceBytes = Pairs::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 61, kOffset = kPairZero;
   using Search = SymmetricSuperBlocks<Points<kPairGrid, Pairs::kLevels, kPairZero>, 32, 8, -32, 31,
@@ -67,17 +67,17 @@ struct Q3H_K {
     for (int g = 0; g < 4; ++g) {
       uint8_t q[64];
       Pairs::get(b->codes[g], q);
-      Pairs::put(unit + kPieceBytes * g, lane, q);
+      Pairs::put(unit + kScaleBytes + kPieceBytes * g, lane, q);
     }
-    b->scales.put(unit + 4 * kPieceBytes, lane);
+    b->scales.put(unit, lane);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     for (int g = 0; g < 4; ++g) {
       uint8_t q[64];
-      Pairs::take(unit + kPieceBytes * g, lane, q);
+      Pairs::take(unit + kScaleBytes + kPieceBytes * g, lane, q);
       Pairs::set(b->codes[g], q);
     }
-    b->scales.take(unit + 4 * kPieceBytes, lane);
+    b->scales.take(unit, lane);
   }
 
   template <class S, int Q>
@@ -86,7 +86,7 @@ struct Q3H_K {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
-    ShortScales::load<S>(unit + 4 * kPieceBytes, s);
+    ShortScales::load<S>(unit, s);
   }
 };
 

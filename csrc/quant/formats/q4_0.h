@@ -3,7 +3,7 @@
 //   d f16 | qs[16]      value j      = (low nibble of qs[j]  - 8) * d     j < 16
 //                       value j + 16 = (high nibble of qs[j] - 8) * d
 //
-// Tile unit, 16 rows x 64 k, 576 bytes:  Nibbles 512 | d[2][16] f16
+// Tile unit, 16 rows x 64 k, 576 bytes:  d[2][16] f16 | Nibbles 512
 #pragma once
 
 #include "quant/file_bits.h"
@@ -21,7 +21,8 @@ struct Q4_0 {
   static_assert(sizeof(Block) == 18);
 
   static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
-  static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = kPieceBytes + 64;
+  static constexpr int kScaleBytes = 64, kPieceBytes = Nibbles::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 15, kOffset = 8;
   using Search = SymmetricBlocks<Integers<-8, 7>, 32, 50, 140, 28>;
@@ -42,16 +43,16 @@ struct Q4_0 {
     uint8_t q[64];
     for (int i = 0; i < 2; ++i) {
       get_nibbles(b[i].qs, 16, q + 32 * i);
-      store16(unit + kPieceBytes + 32 * i + 2 * lane, b[i].d);
+      store16(unit + 32 * i + 2 * lane, b[i].d);
     }
-    Nibbles::put(unit, lane, q);
+    Nibbles::put(unit + kScaleBytes, lane, q);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[64] = {};
-    Nibbles::get(unit, lane, q);
+    Nibbles::get(unit + kScaleBytes, lane, q);
     for (int i = 0; i < 2; ++i) {
       set_nibbles(b[i].qs, 16, q + 32 * i);
-      b[i].d = load16(unit + kPieceBytes + 32 * i + 2 * lane);
+      b[i].d = load16(unit + 32 * i + 2 * lane);
     }
   }
 
@@ -61,7 +62,7 @@ struct Q4_0 {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
-    const auto* d = reinterpret_cast<const uint16_t*>(unit + kPieceBytes);
+    const auto* d = reinterpret_cast<const uint16_t*>(unit);
     s[0] = S::load_f16(d);
     s[1] = S::load_f16(d + 16);
   }

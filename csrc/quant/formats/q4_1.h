@@ -2,7 +2,7 @@
 //
 //   d f16 | m f16 | qs[16]      value j = q * d + m, q a nibble, ordered as in Q4_0
 //
-// Tile unit, 16 rows x 64 k, 640 bytes:  Nibbles 512 | d[2][16] f16 | m[2][16] f16
+// Tile unit, 16 rows x 64 k, 640 bytes:  d[2][16] f16 | m[2][16] f16 | Nibbles 512
 #pragma once
 
 #include "quant/file_bits.h"
@@ -20,7 +20,8 @@ struct Q4_1 {
   static_assert(sizeof(Block) == 20);
 
   static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
-  static constexpr int kPieceBytes = Nibbles::kBytes, kUnitBytes = kPieceBytes + 128;
+  static constexpr int kScaleBytes = 128, kPieceBytes = Nibbles::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 15, kOffset = 0;
   using Search = AffineBlocks<15, 32>;
@@ -41,18 +42,18 @@ struct Q4_1 {
     uint8_t q[64];
     for (int i = 0; i < 2; ++i) {
       get_nibbles(b[i].qs, 16, q + 32 * i);
-      store16(unit + kPieceBytes + 32 * i + 2 * lane, b[i].d);
-      store16(unit + kPieceBytes + 64 + 32 * i + 2 * lane, b[i].m);
+      store16(unit + 32 * i + 2 * lane, b[i].d);
+      store16(unit + 64 + 32 * i + 2 * lane, b[i].m);
     }
-    Nibbles::put(unit, lane, q);
+    Nibbles::put(unit + kScaleBytes, lane, q);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[64] = {};
-    Nibbles::get(unit, lane, q);
+    Nibbles::get(unit + kScaleBytes, lane, q);
     for (int i = 0; i < 2; ++i) {
       set_nibbles(b[i].qs, 16, q + 32 * i);
-      b[i].d = load16(unit + kPieceBytes + 32 * i + 2 * lane);
-      b[i].m = load16(unit + kPieceBytes + 64 + 32 * i + 2 * lane);
+      b[i].d = load16(unit + 32 * i + 2 * lane);
+      b[i].m = load16(unit + 64 + 32 * i + 2 * lane);
     }
   }
 
@@ -62,7 +63,7 @@ struct Q4_1 {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
-    const auto* d = reinterpret_cast<const uint16_t*>(unit + kPieceBytes);
+    const auto* d = reinterpret_cast<const uint16_t*>(unit);
     for (int i = 0; i < 2; ++i) {
       s[i] = S::load_f16(d + 16 * i);
       m[i] = S::load_f16(d + 32 + 16 * i);

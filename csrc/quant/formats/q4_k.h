@@ -5,7 +5,7 @@
 //   Each 32 bytes of qs are two sub-blocks: the low nibbles, then the high ones.
 //   value = d * scale * q - dmin * minimum, scale and minimum those of the sub-block
 //
-// Tile unit, 16 rows x 256 k, 2304 bytes:  4 x Nibbles 512 | KScales 256
+// Tile unit, 16 rows x 256 k, 2304 bytes:  KScales 256 | 4 x Nibbles 512
 #pragma once
 
 #include "quant/file_bits.h"
@@ -22,8 +22,8 @@ struct Q4_K {
   static_assert(sizeof(Block) == 144);
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
-  static constexpr int kPieceBytes = Nibbles::kBytes;
-  static constexpr int kUnitBytes = 4 * kPieceBytes + KScales::kTileBytes;
+  static constexpr int kScaleBytes = KScales::kTileBytes, kPieceBytes = Nibbles::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 15, kOffset = 0;
   using Search = AffineSuperBlocks<15, 32, 8, 63>;
@@ -52,16 +52,17 @@ struct Q4_K {
   static void pack(const Block* b, int lane, uint8_t* unit) {
     uint8_t q[256];
     integers(*b, q);
-    for (int g = 0; g < 4; ++g) Nibbles::put(unit + kPieceBytes * g, lane, q + 64 * g);
-    KScales::put(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+    for (int g = 0; g < 4; ++g)
+      Nibbles::put(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
+    KScales::put(unit, lane, b->d, b->dmin, b->scales);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[256] = {};
     for (int g = 0; g < 4; ++g) {
-      Nibbles::get(unit + kPieceBytes * g, lane, q + 64 * g);
+      Nibbles::get(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
       set_nibbles(b->qs + 32 * g, 32, q + 64 * g);
     }
-    KScales::get(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+    KScales::get(unit, lane, b->d, b->dmin, b->scales);
   }
 
   template <class S, int Q>
@@ -70,7 +71,7 @@ struct Q4_K {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
-    KScales::load<S>(unit + 4 * kPieceBytes, s, m);
+    KScales::load<S>(unit, s, m);
   }
 };
 

@@ -5,7 +5,7 @@
 //   As Q4_K, with bit j of qh[l] the fifth bit of weight l of sub-block j.
 //   value = d * scale * q - dmin * minimum
 //
-// Tile unit, 16 rows x 256 k, 2816 bytes:  4 x (Nibbles 512 | Bits 128) | KScales 256
+// Tile unit, 16 rows x 256 k, 2816 bytes:  KScales 256 | 4 x Nibbles + Bits 640
 #pragma once
 
 #include "quant/file_bits.h"
@@ -20,11 +20,11 @@ struct Q5_K {
     uint8_t scales[12], qh[32], qs[128];
   };
   static_assert(sizeof(Block) == 176);
-  using High = Bits<4>;
+  using Weights = Planes<Nibbles, Bits<4>>;
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 32;
-  static constexpr int kPieceBytes = Nibbles::kBytes + High::kBytes;
-  static constexpr int kUnitBytes = 4 * kPieceBytes + KScales::kTileBytes;
+  static constexpr int kScaleBytes = KScales::kTileBytes, kPieceBytes = Weights::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = true;
   static constexpr int kMax = 31, kOffset = 0;
   using Search = AffineSuperBlocks<31, 32, 8, 63>;
@@ -55,32 +55,28 @@ struct Q5_K {
   static void pack(const Block* b, int lane, uint8_t* unit) {
     uint8_t q[256];
     integers(*b, q);
-    for (int g = 0; g < 4; ++g) {
-      Nibbles::put(unit + kPieceBytes * g, lane, q + 64 * g);
-      High::put(unit + kPieceBytes * g + Nibbles::kBytes, lane, q + 64 * g);
-    }
-    KScales::put(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+    for (int g = 0; g < 4; ++g)
+      Weights::put(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
+    KScales::put(unit, lane, b->d, b->dmin, b->scales);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[256] = {};
     *b = {};
     for (int g = 0; g < 4; ++g) {
-      Nibbles::get(unit + kPieceBytes * g, lane, q + 64 * g);
-      High::get(unit + kPieceBytes * g + Nibbles::kBytes, lane, q + 64 * g);
+      Weights::get(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
       set_nibbles(b->qs + 32 * g, 32, q + 64 * g);
     }
     set_bits(b->qh, q, 4);
-    KScales::get(unit + 4 * kPieceBytes, lane, b->d, b->dmin, b->scales);
+    KScales::get(unit, lane, b->d, b->dmin, b->scales);
   }
 
   template <class S, int Q>
   static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
-    Nibbles::load<S, Q>(piece, w);
-    High::merge<S, Q>(piece + Nibbles::kBytes, w);
+    Weights::load<S, Q>(piece, w);
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
-    KScales::load<S>(unit + 4 * kPieceBytes, s, m);
+    KScales::load<S>(unit, s, m);
   }
 };
 

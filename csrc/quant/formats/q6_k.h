@@ -6,8 +6,8 @@
 //   ql[0..31], of ql[32..63], then the high nibbles of both; high 2 bits from bits 0, 2, 4, 6 of
 //   qh[0..31]. value = d * scale * (q - 32)
 //
-// Tile unit, 16 rows x 256 k, 3392 bytes:  4 x (Nibbles 512 | TwoBits 256) | scales[16][16] i8 |
-//   d[16] f16 | 32 unused, 0.95 % more than the file
+// Tile unit, 16 rows x 256 k, 3392 bytes:  d[16] f16 | 32 unused, 0.95 % more than the file |
+//   scales[16][16] i8 | 4 x Nibbles + TwoBits 768
 #pragma once
 
 #include "quant/file_bits.h"
@@ -23,11 +23,11 @@ struct Q6_K {
     uint16_t d;
   };
   static_assert(sizeof(Block) == 210);
-  using High = TwoBits<4>;
+  using Weights = Planes<Nibbles, TwoBits<4>>;
 
   static constexpr int kBlock = 256, kPieces = 4, kSubBlock = 16;
-  static constexpr int kPieceBytes = Nibbles::kBytes + High::kBytes;
-  static constexpr int kUnitBytes = 4 * kPieceBytes + 320;
+  static constexpr int kScaleBytes = 320, kPieceBytes = Weights::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = false, kMinimum = false;
   static constexpr int kMax = 63, kOffset = 32;
   using Search = SymmetricSuperBlocks<Integers<-32, 31>, 16, 16, -128, 127, 70, 110, 28>;
@@ -57,40 +57,32 @@ struct Q6_K {
   static void pack(const Block* b, int lane, uint8_t* unit) {
     uint8_t q[256];
     integers(*b, q);
-    for (int g = 0; g < 4; ++g) {
-      Nibbles::put(unit + kPieceBytes * g, lane, q + 64 * g);
-      High::put(unit + kPieceBytes * g + Nibbles::kBytes, lane, q + 64 * g);
-    }
-    uint8_t* scales = unit + 4 * kPieceBytes;
-    for (int j = 0; j < 16; ++j) scales[16 * j + lane] = b->scales[j];
-    store16(scales + 256 + 2 * lane, b->d);
+    for (int g = 0; g < 4; ++g)
+      Weights::put(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
+    store16(unit + 2 * lane, b->d);
+    for (int j = 0; j < 16; ++j) unit[64 + 16 * j + lane] = b->scales[j];
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[256] = {};
     *b = {};
-    for (int g = 0; g < 4; ++g) {
-      Nibbles::get(unit + kPieceBytes * g, lane, q + 64 * g);
-      High::get(unit + kPieceBytes * g + Nibbles::kBytes, lane, q + 64 * g);
-    }
+    for (int g = 0; g < 4; ++g)
+      Weights::get(unit + kScaleBytes + kPieceBytes * g, lane, q + 64 * g);
     for (int half = 0; half < 2; ++half) set_nibbles(b->ql + 64 * half, 64, q + 128 * half);
     set_two_bits(b->qh, q, 4);
-    const uint8_t* scales = unit + 4 * kPieceBytes;
-    for (int j = 0; j < 16; ++j) b->scales[j] = scales[16 * j + lane];
-    b->d = load16(scales + 256 + 2 * lane);
+    b->d = load16(unit + 2 * lane);
+    for (int j = 0; j < 16; ++j) b->scales[j] = unit[64 + 16 * j + lane];
   }
 
   template <class S, int Q>
   static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
-    Nibbles::load<S, Q>(piece, w);
-    High::merge<S, Q>(piece + Nibbles::kBytes, w);
+    Weights::load<S, Q>(piece, w);
   }
   // d * scale is exact in f32: 11 bits times 8.
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
-    const uint8_t* p = unit + 4 * kPieceBytes;
-    const typename S::F d = S::load_f16(reinterpret_cast<const uint16_t*>(p + 256));
-    for (int j = 0; j < 16; ++j)
-      s[j] = S::mul(d, S::load_i8f(reinterpret_cast<const int8_t*>(p + 16 * j)));
+    const typename S::F d = S::load_f16(reinterpret_cast<const uint16_t*>(unit));
+    const auto* bytes = reinterpret_cast<const int8_t*>(unit + 64);
+    for (int j = 0; j < 16; ++j) s[j] = S::mul(d, S::load_i8f(bytes + 16 * j));
   }
 };
 

@@ -2,7 +2,7 @@
 //
 //   d f16 | qs[32] i8      value j = qs[j] * d
 //
-// Tile unit, 16 rows x 64 k, 1088 bytes:  Bytes 1024 | d[2][16] f16
+// Tile unit, 16 rows x 64 k, 1088 bytes:  d[2][16] f16 | Bytes 1024
 #pragma once
 
 #include "quant/half.h"
@@ -19,7 +19,8 @@ struct Q8_0 {
   static_assert(sizeof(Block) == 34);
 
   static constexpr int kBlock = 32, kPieces = 1, kSubBlock = 32;
-  static constexpr int kPieceBytes = Bytes::kBytes, kUnitBytes = kPieceBytes + 64;
+  static constexpr int kScaleBytes = 64, kPieceBytes = Bytes::kBytes;
+  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = true, kMinimum = false;
   using Search = SymmetricBlocks<Integers<-127, 127>, 32, 93, 101, 20>;
 
@@ -37,16 +38,16 @@ struct Q8_0 {
     uint8_t q[64];
     for (int i = 0; i < 2; ++i) {
       __builtin_memcpy(q + 32 * i, b[i].qs, 32);
-      store16(unit + kPieceBytes + 32 * i + 2 * lane, b[i].d);
+      store16(unit + 32 * i + 2 * lane, b[i].d);
     }
-    Bytes::put(unit, lane, q);
+    Bytes::put(unit + kScaleBytes, lane, q);
   }
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     uint8_t q[64] = {};
-    Bytes::get(unit, lane, q);
+    Bytes::get(unit + kScaleBytes, lane, q);
     for (int i = 0; i < 2; ++i) {
       __builtin_memcpy(b[i].qs, q + 32 * i, 32);
-      b[i].d = load16(unit + kPieceBytes + 32 * i + 2 * lane);
+      b[i].d = load16(unit + 32 * i + 2 * lane);
     }
   }
 
@@ -57,7 +58,7 @@ struct Q8_0 {
   }
   template <class S>
   static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F*) {
-    const auto* d = reinterpret_cast<const uint16_t*>(unit + kPieceBytes);
+    const auto* d = reinterpret_cast<const uint16_t*>(unit);
     s[0] = S::load_f16(d);
     s[1] = S::load_f16(d + 16);
   }

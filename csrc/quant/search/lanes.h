@@ -29,7 +29,7 @@ struct SearchInput {
 // A grid of integers: values are a scale times Low .. High.
 template <int Low, int High>
 struct Integers {
-  static constexpr int kLow = Low, kHigh = High;
+  static constexpr int kLow = Low, kHigh = High, kExact = 1;
   static constexpr int kLevels = High - Low + 1;
   static constexpr bool kEven = true;
 

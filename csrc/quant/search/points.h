@@ -11,6 +11,19 @@ struct Points {
   static constexpr int kLow = Table[0] - Offset, kHigh = Table[N - 1] - Offset;
   static constexpr int kLevels = N;
   static constexpr bool kEven = false;
+  // The point of least magnitude that is a power of two, or one negated: with it a scale of f16
+  // reaches any f16.
+  static constexpr int kExact = [] {
+    int found = 0;
+    for (int i = 0; i < N; ++i) {
+      const int p = Table[i] - Offset, size = p < 0 ? -p : p;
+      if (size != 0 && (size & (size - 1)) == 0 &&
+          (found == 0 || size < (found < 0 ? -found : found)))
+        found = p;
+    }
+    return found;
+  }();
+  static_assert(kExact != 0);
 
   // Value and index of the point nearest to y: with each middle between two points that y is
   // beyond, one more.

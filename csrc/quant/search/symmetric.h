@@ -49,7 +49,8 @@ struct ScaleSearch {
     F extreme = S::zero();
     for (int k = 0; k < N; ++k)
       extreme = S::where_less(S::abs(extreme), S::abs(in.x[k]), in.x[k], extreme);
-    F best = extreme;  // the extreme at 1: exact where all weights are of one magnitude
+    // Exact where all weights are one.
+    F best = S::mul(extreme, S::set1(1.0f / static_cast<float>(Grid::kExact)));
     F least = error(in, best);
     const float ends[2] = {Grid::kLow, Grid::kHigh};
     for (const float end : ends)
