@@ -19,7 +19,7 @@ from pyflow.quant.blocks import FORMATS
 
 ERRORS = {
     "Q3H_K": 0.0118,
-    "Q3H_B64": 0.0142,
+    "Q3H_NL": 0.0118,
     "IQ4_XS": 0.00544,
     "IQ4_NL": 0.00538,
     "Q4_K": 0.00481,

@@ -207,6 +207,6 @@ def _exit_code(error: Exception) -> int:
         return 4
     if isinstance(error, LostRankError):
         return 5
-    if str(error).startswith("PYFLOW_ISA="):
+    if str(error).startswith(("PYFLOW_ISA=", "PYFLOW_PREFETCH=")):
         return 2  # unsupported, but by who set the variable and not by the model
     return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1

@@ -26,12 +26,15 @@ def quantize(
     """A GGUF file in the folder for each recipe, with a .json beside it that says what it was made
     of. source may be a folder of hubs.
 
-    Those that are there and were made of the same are taken as they are.
+    Those that are there and were made of the same are taken as they are. Types that put nothing
+    into blocks, such as F16, do without importance.
     """
     from pyflow import formats
     from pyflow.export import to_gguf
+    from pyflow.quant.blocks import FORMATS
     from pyflow.quant.convert import convert
     from pyflow.quant.imatrix import read_imatrix
+    from pyflow.quant.mixes import TYPES
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
@@ -54,7 +57,8 @@ def quantize(
         for i, recipe in enumerate(recipes):
             if show is not None:
                 show(i, len(recipes))
-            options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if imatrix else ''}"
+            importance = imatrix if FORMATS[TYPES[recipe.type].base].block > 1 else None
+            options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if importance else ''}"
             path = folder / f"{name}.{recipe.type.lower()}{options_in_name}.gguf"
             paths.append(path)
             note = path.with_name(f"{path.name}.json")
@@ -63,7 +67,7 @@ def quantize(
             if path.exists() and _read(note) == {**facts, "made": stamp([path])}:
                 continue
             note.unlink(missing_ok=True)
-            write(path, recipe, imatrix=imatrix, n_threads=n_threads)
+            write(path, recipe, imatrix=importance, n_threads=n_threads)
             note.write_text(json.dumps({**facts, "made": stamp([path])}, indent=1) + "\n")
     return paths
 

@@ -133,7 +133,8 @@ def command(
 
     Prints what became of the tensors of each role: bytes, bits per weight, and the error, which is
     the root mean square of the weights' change by that of the weights, importance counted in where
-    it is given. OUT appears when it is complete. Memory stays below a gigabyte.
+    it is given, or with moments of what comes out at the matrix. OUT appears when it is complete.
+    Memory stays below a gigabyte.
     """
     from pyflow import formats
     from pyflow.export import GgufModel

@@ -18,7 +18,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
-SOURCES = [ROOT / "tests/csrc/formats_driver.cpp", *sorted((ROOT / "csrc/formats").glob("*.cpp"))]
+SOURCES = [
+    ROOT / "tests/csrc/formats_driver.cpp",
+    ROOT / "csrc/core/message.cpp",
+    *sorted((ROOT / "csrc/formats").glob("*.cpp")),
+]
 HEADERS = [
     ROOT / "tests/csrc/use_checkpoint.h",
     *(ROOT / "csrc/formats").glob("*.h"),
@@ -137,6 +141,19 @@ def test_valid_files_of_other_formats_are_accepted(
     assert set(verdicts(run(*written(tmp_path, files)))) == {"accepted"}
 
 
+def test_a_type_of_our_own_that_is_to_come_asks_for_an_update(
+    run: Run, corpus: ModuleType, tmp_path: Path
+) -> None:
+    data = corpus.VALID["version_3"].replace((77).to_bytes(4, "little"), b"\xff\x00FP")
+    (path,) = written(tmp_path, {"x.gguf": data})
+    told = run(path).stdout
+    assert (
+        f"'unknown': expected a type that this build can compute with, found type {0x504600FF};"
+        in told
+    )
+    assert "for example Q4_K_M, or update pyflow\n" in told
+
+
 def test_tensors_that_cannot_be_computed_with_are_named(
     run: Run, corpus: ModuleType, tmp_path: Path
 ) -> None:
@@ -144,7 +161,7 @@ def test_tensors_that_cannot_be_computed_with_are_named(
     assert run(path).stdout.splitlines() == [
         f"  {path}: tensor '{name}': expected a type that this build can compute with, found "
         f"{found}; get the model in another quantization, for example Q4_K_M"
-        for name, found in {"listed": "IQ2_XXS (type 16)", "unknown": "type 77 (type 77)"}.items()
+        for name, found in {"listed": "IQ2_XXS (type 16)", "unknown": "type 77"}.items()
     ] + ["accepted"]
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,6 +160,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, args: list[str], mess
         (OSError(5, "a b"), 1),
         (RuntimeError("a b"), 1),
         (UnsupportedError("PYFLOW_ISA=x: no such kernel table"), 2),
+        (UnsupportedError("PYFLOW_PREFETCH=x: expected 0 or 1"), 2),
         (PyflowError("\x1b[2Jx\x9b"), 1),
     ],
 )
@@ -353,6 +355,35 @@ def test_numbers_of_bench_may_be_ranges() -> None:
             list(_range(text))
 
 
+@pytest.mark.parametrize("variable", ["PYFLOW_ISA", "PYFLOW_PREFETCH"])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(b"no", "no"), (b"\xff\n", r"\xff\x0a"), (b"x" * 999, "x" * 80 + "...")],
+    ids=["word", "bytes", "long"],
+)
+def test_variables_of_any_bytes_are_refused_in_one_line(
+    variable: str, value: bytes, shown: str
+) -> None:
+    environment = os.environb | {variable.encode(): value}
+    command = [sys.executable, "-m", "pyflow", "doctor"]
+    found = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"error: {variable}={shown}: ")
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_prefetches_are_those_asked_for(value: str) -> None:
+    command = [sys.executable, "-m", "pyflow", "doctor", "--json"]
+    environment = os.environ | {"PYFLOW_PREFETCH": value}
+    out = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert json.loads(out)["prefetches"] is (value == "1")
+
+
 def test_doctor_says_what_it_found(run: Run) -> None:
     code, out, _ = run("doctor", "--json")
     assert code == 0
@@ -366,5 +397,14 @@ def test_doctor_says_what_it_found(run: Run) -> None:
     assert found["read_bandwidth"] > 1e8
     code, out, _ = run("doctor")
     assert code == 0
-    for word in ("CPU", "features", "kernels", "threads", "numa", "memory", "bandwidth"):
+    for word in (
+        "CPU",
+        "features",
+        "kernels",
+        "prefetch",
+        "threads",
+        "numa",
+        "memory",
+        "bandwidth",
+    ):
         assert f"{word} " in out

@@ -260,6 +260,8 @@ def test_kept_types_are_made_again_if_they_were_made_of_something_else(
         return any(before.get(f) != f.stat().st_mtime_ns for f in keep.glob("*.gguf"))
 
     importance = ("--imatrix", str(columns))
+    # For blocks alone, but no reason to refuse the others.
+    assert main(["eval", "compare", base, "--types", "iq4_nl,bf16", *given, *importance]) == 0
     for more in ((), importance):
         assert is_made_again(*more)
         assert not is_made_again(*more)

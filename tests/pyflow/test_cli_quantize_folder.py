@@ -98,24 +98,28 @@ def test_ranks_take_the_result(run: Run, quantized: Path) -> None:
     assert json.loads(ran.stdout)["tokens"] == json.loads(out)["tokens"]
 
 
+@pytest.mark.parametrize("more", [(), ("--moments",)])
 def test_importance_measured_on_a_folder_is_that_of_its_gguf_names(
-    run: Run, source: Path, tmp_path: Path
+    run: Run, source: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     matrix, plain, weighed = (tmp_path / name for name in ("i.gguf", "plain", "weighed"))
     text = tmp_path / "text"
     text.write_text(TEXT.read_text()[:3000])
     measure = ("imatrix", "-m", str(source), "-f", str(text), "-o", str(matrix), "-c", "64")
-    assert run(*measure, "--process-output", "-t", "2")[0] == 0
+    assert run(*measure, "--process-output", "-t", "2", *more)[0] == 0
     imatrix = read_imatrix(matrix)
+    assert {*imatrix.moments} == ({*imatrix.columns} if more else set())
     roles = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     names = {f"blk.{i}.{role}.weight" for i in range(2) for role in roles}
     assert {*imatrix.columns} == {*names, "token_embd.weight"}
     assert imatrix.columns["blk.1.ffn_down.weight"].shape == (1, 512)
     quantize = ("quantize", str(source), "--type", "q4_0", "--json")
     figures = []
-    for target, more in ((plain, ()), (weighed, ("--imatrix", str(matrix)))):
-        code, out, err = run(*quantize[:2], str(target), *quantize[2:], *more)
-        assert (code, err) == (0, "")
+    for target, how in ((plain, ()), (weighed, ("--imatrix", str(matrix)))):
+        code, out, err = run(*quantize[:2], str(target), *quantize[2:], *how)
+        assert code == 0
+        assert ("make up for each other's errors" in err) == bool(more and how)
+        assert bool(err) == bool(more and how)
         figures.append(json.loads(out)["roles"]["ffn_up"])
     assert figures[0]["relative_error"] != figures[1]["relative_error"]
     config = json.loads((weighed / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Weights in Q8_B32 and Q8_B64 meet activations in fifteen bits, whatever the batch."""
+"""Weights in Q6_B64, Q8_B32 and Q8_B64 meet activations in fifteen bits, whatever the batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logits(path: Path, n_batch: int = 512, n_threads: int = 2) -> Logits:
 
 @pytest.mark.parametrize(
     ("type", "least", "most"),
-    [("Q8_B64", 0, 1e-3), ("Q8_B32", 0, 1e-3), ("Q8_0", 0.01, 0.1), ("Q6_B64", 0.01, 0.1)],
+    [("Q8_B64", 0, 1e-3), ("Q6_B64", 0, 1e-3), ("Q8_0", 0.01, 0.1), ("Q5_B64", 0.01, 0.1)],
 )
 def test_what_is_left_of_the_loss_is_the_weights(
     tiny: Path, folder: Path, type: str, least: float, most: float

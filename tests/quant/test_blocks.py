@@ -36,6 +36,7 @@ BOUNDS = {
     "IQ4_NL": 12 / 113,
     "IQ4_XS": 12 / 113 + 127 / 113 / 62,
     "Q3H_K": 4.5 / 27 + 34 / 27 / 62,
+    "Q3H_NL": 4.5 / 27,
     "Q2_B32": 1 / 3,
     "Q3_B32": 1 / 7,
     "Q3H_B64": 1 / 10,
@@ -99,7 +100,7 @@ def test_no_block_is_further_off_than_plain_rounding(
     most = abs(x).max(1)
     # f16 rounds scales and minimums by 2^-11 of themselves, and by no less than 2^-25; the steps of
     # uneven grids are up to 24 of their scales.
-    least = 2.0**-20 if name.startswith(("IQ4", "Q3H_K")) else 2.0**-23
+    least = 2.0**-20 if name.startswith(("IQ4", "Q3H_K", "Q3H_NL")) else 2.0**-23
     assert (np.sqrt(squared) <= most * (BOUNDS[name] + 2.0**-10) + least).all()
 
 
@@ -140,6 +141,14 @@ def test_importance_lowers_the_error_that_it_weighs(name: str) -> None:
     importance = rng.lognormal(0, 1.5, 512)
     plain = difference(weights, dequantize(quantize(weights, name), name), importance)
     assert distortion(weights, name, importance).mse < 0.97 * plain.mse
+
+
+@pytest.mark.parametrize(("name", "part"), [("Q3H_B64", 0.44), ("Q3H_NL", 0.6), ("Q3H_K", 0.6)])
+def test_pairs_lie_between_three_bits_and_four(name: str, part: float) -> None:
+    weights = np.random.default_rng(6).normal(0, 0.02, (64, 3072)).astype(np.float32)
+    most, least = (distortion(weights, end).mse for end in ("Q3_B32", "Q4_B64"))
+    assert (most - distortion(weights, name).mse) / (most - least) > part
+    assert format_of(name).bits_per_weight <= format_of("Q3_B32").bits_per_weight
 
 
 def test_more_bits_lose_less() -> None:

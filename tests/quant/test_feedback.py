@@ -84,7 +84,7 @@ def test_columns_that_have_nothing_in_common_are_encoded_on_their_own(type: str)
     assert error(w, blocks, type) == pytest.approx(error(w, quantize(w, type), type), rel=1e-4)
 
 
-@pytest.mark.parametrize("type", ["Q4_K", "Q8_B64", "Q3H_K", "IQ4_NL"])
+@pytest.mark.parametrize("type", ["Q4_K", "Q8_B64", "Q3H_K", "Q3H_NL", "IQ4_NL"])
 def test_bytes_depend_on_the_weights_alone(type: str) -> None:
     w, moments = rows(70, 512), triangles(inputs(512))
     want, told = encoded(w, type, _core.Feedback(moments, 512))
