@@ -17,31 +17,42 @@
 //
 // F32, F16 and BF16 weights meet f32 activations: one fma per k, ascending, from 0.
 
-// Where sixteen lanes take two registers, the products of a unit are made for one of them and then
-// for the other: so all that belongs to several rows stays in registers.
+// Where sixteen lanes take two registers, the products of many rows are made for one of them and
+// then for the other, so that all that belongs to the rows stays in registers; those of few rows
+// are made for both at once, so that an activation is read once. Lanes: Simd, or a Part of it.
 using Part = Simd::Part;
 
-// What an integer sum over sub-block j starts from, so that it ends at I_j.
-template <class Format>
-static inline Part::I dot_start(const ActBlock& a, int j) {
-  const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
-  if constexpr (Format::kSigned && Format::kMinimum) {
-    return Part::iadd(Part::s8_start(sum), Part::iset1(-Format::kOffset * sum));
-  } else if constexpr (Format::kSigned) {
-    return Part::s8_start(sum);
-  } else if constexpr (Format::kOffset != 0) {
-    return Part::iset1(-Format::kOffset * sum);
+template <class Lanes, int P, class V>
+static inline decltype(auto) lanes(const V& whole) {
+  if constexpr (std::is_same_v<Lanes, Simd>) {
+    return (whole);
   } else {
-    return Part::izero();
+    return Lanes::template of<P>(whole);
   }
 }
 
-template <class Format>
-static inline Part::I dot16(Part::I acc, const Part::B (&w)[4], const int8_t* a) {
-  if constexpr (Format::kSigned) {
-    return Part::dot16_s(acc, w, a);
+// What an integer sum over sub-block j starts from, so that it ends at I_j.
+template <class Lanes, class Format>
+static inline typename Lanes::I dot_start(const ActBlock& a, int j) {
+  const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
+  if constexpr (Format::kSigned && Format::kMinimum) {
+    return Lanes::iadd(Lanes::s8_start(sum), Lanes::iset1(-Format::kOffset * sum));
+  } else if constexpr (Format::kSigned) {
+    return Lanes::s8_start(sum);
+  } else if constexpr (Format::kOffset != 0) {
+    return Lanes::iset1(-Format::kOffset * sum);
   } else {
-    return Part::template dot16_u<Format::kMax>(acc, w, a);
+    return Lanes::izero();
+  }
+}
+
+template <class Lanes, class Format>
+static inline typename Lanes::I dot16(typename Lanes::I acc, const typename Lanes::B (&w)[4],
+                                      const int8_t* a) {
+  if constexpr (Format::kSigned) {
+    return Lanes::template dot16_s<Format::kMax>(acc, w, a);
+  } else {
+    return Lanes::template dot16_u<Format::kMax>(acc, w, a);
   }
 }
 
@@ -61,80 +72,74 @@ static inline void prefetch_quarter(const uint8_t* piece) {
 
 // Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
 // t in when half of the piece is.
-template <class Format, int Rows, bool Prefetch, int P, int Q>
+template <class Lanes, class Format, int Rows, bool Prefetch, int P, int Q>
 static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
-                           const ActBlock* a, Part::I (&dot)[Rows], Part::F (&t)[Rows],
-                           Part::F (&acc)[Rows]) {
+                           const ActBlock* a, typename Lanes::I (&dot)[Rows],
+                           typename Lanes::F (&t)[Rows], typename Lanes::F (&acc)[Rows]) {
   constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
   constexpr int kSubs = 2 / kQuarters;  // in a half
   if constexpr (Prefetch && P == 0) prefetch_quarter<Format, Q>(piece);
   Simd::B all[4];
   Format::template weights<Simd, Q>(piece, all);
-  const Part::B w[4] = {Simd::part<P>(all[0]), Simd::part<P>(all[1]), Simd::part<P>(all[2]),
-                        Simd::part<P>(all[3])};
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
-    if constexpr (Q % kQuarters == 0) dot[r] = dot_start<Format>(a[r], kSub);
-    dot[r] = dot16<Format>(dot[r], w, a[r].q + 16 * Q);
+    if constexpr (Q % kQuarters == 0) dot[r] = dot_start<Lanes, Format>(a[r], kSub);
+    if constexpr (std::is_same_v<Lanes, Simd>) {
+      dot[r] = dot16<Lanes, Format>(dot[r], all, a[r].q + 16 * Q);
+    } else {
+      const typename Lanes::B w[4] = {lanes<Lanes, P>(all[0]), lanes<Lanes, P>(all[1]),
+                                      lanes<Lanes, P>(all[2]), lanes<Lanes, P>(all[3])};
+      dot[r] = dot16<Lanes, Format>(dot[r], w, a[r].q + 16 * Q);
+    }
     if constexpr (Q % kQuarters == kQuarters - 1) {
-      const Part::F f = Part::to_f(dot[r]), scale = Simd::part<P>(s[kSub]);
-      t[r] = kSub % kSubs == 0 ? Part::mul(scale, f) : Part::fma(scale, f, t[r]);
+      const typename Lanes::F f = Lanes::to_f(dot[r]);
+      // A copy of a vector of two registers goes through memory.
+      decltype(auto) scale = lanes<Lanes, P>(s[kSub]);
+      t[r] = kSub % kSubs == 0 ? Lanes::mul(scale, f) : Lanes::fma(scale, f, t[r]);
     }
     if constexpr (Q % 2 == 1) {
       if constexpr (Format::kMinimum) {
 #pragma GCC unroll 2
         for (int j = kHalf * kSubs; j < (kHalf + 1) * kSubs; ++j) {
-          const Part::F sum = Format::kSubBlock == 32 ? Part::set1(a[r].fsum32[j % 2])
-                                                      : Part::to_f(Part::iset1(a[r].sum16[j]));
-          t[r] = Part::fma(Simd::part<P>(m[j]), sum, t[r]);
+          const typename Lanes::F sum = Format::kSubBlock == 32
+                                            ? Lanes::set1(a[r].fsum32[j % 2])
+                                            : Lanes::to_f(Lanes::iset1(a[r].sum16[j]));
+          t[r] = Lanes::fma(lanes<Lanes, P>(m[j]), sum, t[r]);
         }
       }
-      acc[r] = Part::fma(t[r], Part::set1(a[r].scale[kHalf]), acc[r]);
+      acc[r] = Lanes::fma(t[r], Lanes::set1(a[r].scale[kHalf]), acc[r]);
     }
   }
 }
 
 // Activation rows at once: each keeps an integer sum, t and acc in registers.
 static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
-// As many for which the sums of all parts fit, too.
-static constexpr int kTogetherRows = kRegisterRows / Simd::kParts;
+// As many meet all lanes at once.
+static constexpr int kWholeRows = Simd::kParts == 1 ? kRegisterRows : 2;
 // As many wait for memory more than for their arithmetic: MatmulArgs says whether they prefetch.
 static constexpr int kFewRows = 2;
 
-// Part P of 32 k of a piece.
-template <class Format, int Rows, bool Prefetch, int P, int Half>
-static inline void multiply_half(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
-                                 const ActBlock* a, Part::F (&acc)[Rows]) {
-  Part::I dot[Rows];
-  Part::F t[Rows];
-  quarter<Format, Rows, Prefetch, P, 2 * Half>(piece, s, m, a, dot, t, acc);
-  quarter<Format, Rows, Prefetch, P, 2 * Half + 1>(piece, s, m, a, dot, t, acc);
-}
-
-// Parts P up to Last of a unit against Rows rows. Several parts take turns by halves of a piece, so
-// that lines come from memory in an even stream, as long as their sums fit into registers.
-template <class Format, int Rows, bool Prefetch, int P, int Last>
-static inline void multiply_parts(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
-                                  const ActBlock* a, int64_t width,
-                                  Part::F (&sums)[Simd::kParts][Rows]) {
-  Part::F acc[Simd::kParts][Rows];
-  for (int part = P; part <= Last; ++part)
+// A unit against Rows rows, for the lanes of part P.
+template <class Lanes, class Format, int Rows, bool Prefetch, int P>
+static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
+                                 const ActBlock* a, int64_t width,
+                                 typename Lanes::F (&sums)[Rows]) {
+  typename Lanes::F acc[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) acc[part][r] = sums[part][r];
+  for (int r = 0; r < Rows; ++r) acc[r] = sums[r];
   for (int p = 0; p < Format::kPieces; ++p, a += width) {
     const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
-    multiply_half<Format, Rows, Prefetch, P, 0>(piece, s, m, a, acc[P]);
-    if constexpr (P != Last)
-      multiply_half<Format, Rows, Prefetch, Last, 0>(piece, s, m, a, acc[Last]);
-    multiply_half<Format, Rows, Prefetch, P, 1>(piece, s, m, a, acc[P]);
-    if constexpr (P != Last)
-      multiply_half<Format, Rows, Prefetch, Last, 1>(piece, s, m, a, acc[Last]);
+    typename Lanes::I dot[Rows];
+    typename Lanes::F t[Rows];
+    quarter<Lanes, Format, Rows, Prefetch, P, 0>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, Prefetch, P, 1>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, Prefetch, P, 2>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, Prefetch, P, 3>(piece, s, m, a, dot, t, acc);
     s += 64 / Format::kSubBlock;
     m += 64 / Format::kSubBlock;
   }
-  for (int part = P; part <= Last; ++part)
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) sums[part][r] = acc[part][r];
+  for (int r = 0; r < Rows; ++r) sums[r] = acc[r];
 }
 
 // One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
@@ -144,27 +149,25 @@ template <class Format, int Rows, bool Prefetch>
 [[gnu::flatten]] static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
                                            int64_t width, float* y, int64_t y_stride) {
   constexpr int kScales = Format::kPieces * 64 / Format::kSubBlock;
-  Part::F acc[Simd::kParts][Rows];
+  constexpr int kParts = Rows <= kWholeRows ? 1 : Simd::kParts;
+  using Lanes = std::conditional_t<kParts == 1, Simd, Part>;
+  typename Lanes::F acc[kParts][Rows];
   for (auto& part : acc)
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) part[r] = Part::zero();
+    for (int r = 0; r < Rows; ++r) part[r] = Lanes::zero();
   for (int64_t u = 0; u < n_units; ++u) {
     Simd::F s[kScales], m[kScales];
     Format::template scales<Simd>(tile, s, m);
-    if constexpr (Rows <= kTogetherRows) {
-      multiply_parts<Format, Rows, Prefetch, 0, Simd::kParts - 1>(tile, s, m, a, width, acc);
-    } else {
-      multiply_parts<Format, Rows, Prefetch, 0, 0>(tile, s, m, a, width, acc);
-      if constexpr (Simd::kParts == 2)
-        multiply_parts<Format, Rows, Prefetch, 1, 1>(tile, s, m, a, width, acc);
-    }
+    multiply_unit<Lanes, Format, Rows, Prefetch, 0>(tile, s, m, a, width, acc[0]);
+    if constexpr (kParts == 2)
+      multiply_unit<Lanes, Format, Rows, Prefetch, 1>(tile, s, m, a, width, acc[1]);
     tile += Format::kUnitBytes;
     a += Format::kPieces * width;
   }
-  for (int p = 0; p < Simd::kParts; ++p)
+  for (int p = 0; p < kParts; ++p)
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
-      Part::store(y + r * y_stride + p * kTileRows / Simd::kParts, acc[p][r]);
+      Lanes::store(y + r * y_stride + p * kTileRows / kParts, acc[p][r]);
 }
 
 template <class Format, int Rows>

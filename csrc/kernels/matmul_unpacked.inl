@@ -67,7 +67,7 @@ static inline void multiply_piece(const uint8_t (*quads)[64], const float (*s)[k
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
           if constexpr (Format::kOffset != 0)
-            dot[p][r] = Part::iadd(dot[p][r], dot_start<Format>(a[r], j));
+            dot[p][r] = Part::iadd(dot[p][r], dot_start<Part, Format>(a[r], j));
           const Part::F f = Part::to_f(dot[p][r]);
           t[p][r] = j == half * kSubs ? Part::mul(scale, f) : Part::fma(scale, f, t[p][r]);
         }

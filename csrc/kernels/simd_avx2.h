@@ -18,6 +18,15 @@ inline __m256i add_pairs(__m256i acc, __m256i pairs) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+// Pair sums stay in int16 for as many groups of four as 2 * Max * 127 allows, so that one madd serves
+// them.
+constexpr int pair_sums_in_int16(int max) {
+  return 32767 / (2 * max * 127) >= 4 ? 4 : 32767 / (2 * max * 127) >= 2 ? 2 : 1;
+}
+// Has a sum computed here and now. Compilers make a tree of a sum of several, whose leaves do not fit
+// into registers: with many rows 0.7 of the speed for Q4_K.
+inline void settle(__m256i& x) { __asm__("" : "+x"(x)); }
+
 // Eight lanes, half of a vector. Sixteen registers hold what belongs to four rows only if each row
 // has one for a sum instead of two: Q4_K 1.2 and Q5_K 1.4 times as fast with many rows, Q4_1 0.95.
 // With VNNI, whose dots take fewer operations, broadcasting activations twice costs more than that.
@@ -28,6 +37,11 @@ struct Avx2Part {
   using I = __m256i;
   using B = __m256i;
 
+  // Part P of a vector.
+  template <int P, class V>
+  static inline auto of(const V& whole) {
+    return P == 0 ? whole.lo : whole.hi;
+  }
   static inline F zero() { return _mm256_setzero_ps(); }
   static inline F set1(float x) { return _mm256_set1_ps(x); }
   static inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
@@ -39,32 +53,32 @@ struct Avx2Part {
   static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
   static inline F to_f(I a) { return _mm256_cvtepi32_ps(a); }
   static inline I s8_start(int32_t) { return izero(); }
-  // Pair sums stay in int16 for as many groups as 2 * Max * 127 allows, so that one madd serves
-  // them.
   template <int Max>
   static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
-    constexpr int kTogether = 32767 / (2 * Max * 127) >= 4   ? 4
-                              : 32767 / (2 * Max * 127) >= 2 ? 2
-                                                             : 1;
+    constexpr int kTogether = pair_sums_in_int16(Max);
 #pragma GCC unroll 4
     for (int g = 0; g < 4; g += kTogether) {
       I pairs = _mm256_maddubs_epi16(w[g], quads(a + 4 * g));
 #pragma GCC unroll 4
-      for (int i = g + 1; i < g + kTogether; ++i)
+      for (int i = g + 1; i < g + kTogether; ++i) {
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[i], quads(a + 4 * i)));
+        settle(pairs);
+      }
       acc = add_pairs(acc, pairs);
+      settle(acc);
     }
     return acc;
   }
+  template <int>
   static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
 #pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) acc = add_pairs(acc, pairs_s8(w[g], quads(a + 4 * g)));
+    for (int g = 0; g < 4; ++g) {
+      acc = add_pairs(acc, pairs_s8(w[g], quads(a + 4 * g)));
+      settle(acc);
+    }
     return acc;
   }
 
-  // Has a sum computed here and now. Compilers make a tree of a sum of eight, whose leaves do not
-  // fit into registers: 0.7 of the speed for Q4_K.
-  static inline void settle(__m256i& x) { __asm__("" : "+x"(x)); }
   // dot[p][r]: lanes 8 * p .. of Quads quads of weights, none above Max, against activations `at`
   // and on of row r.
   template <int Max, int Quads, int Rows, class Block>
@@ -102,15 +116,6 @@ struct Avx2Part {
 struct Simd : Ymm {
   static constexpr int kParts = 2;
   using Part = Avx2Part;
-  template <int P>
-  static inline __m256 part(F whole) {
-    return P == 0 ? whole.lo : whole.hi;
-  }
-  template <int P>
-  static inline __m256i part(I whole) {
-    return P == 0 ? whole.lo : whole.hi;
-  }
-
   static inline I dot_u7(I acc, B w, const int8_t* a) {
     const __m256i q = quads(a);
     return {add_pairs(acc.lo, _mm256_maddubs_epi16(w.lo, q)),
@@ -124,8 +129,41 @@ struct Simd : Ymm {
   }
   template <int Max>
   static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
-    const __m256i lo[4] = {w[0].lo, w[1].lo, w[2].lo, w[3].lo};
-    const __m256i hi[4] = {w[0].hi, w[1].hi, w[2].hi, w[3].hi};
-    return {Part::dot16_u<Max>(acc.lo, lo, a), Part::dot16_u<Max>(acc.hi, hi, a)};
+    constexpr int kTogether = pair_sums_in_int16(Max);
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g += kTogether) {
+      I pairs;
+#pragma GCC unroll 4
+      for (int i = g; i < g + kTogether; ++i) {
+        const __m256i q = quads(a + 4 * i);
+        const __m256i lo = _mm256_maddubs_epi16(w[i].lo, q), hi = _mm256_maddubs_epi16(w[i].hi, q);
+        pairs.lo = i == g ? lo : _mm256_add_epi16(pairs.lo, lo);
+        pairs.hi = i == g ? hi : _mm256_add_epi16(pairs.hi, hi);
+        settle(pairs.lo);
+        settle(pairs.hi);
+      }
+      acc = {add_pairs(acc.lo, pairs.lo), add_pairs(acc.hi, pairs.hi)};
+      settle(acc.lo);
+      settle(acc.hi);
+    }
+    return acc;
+  }
+  // Where no weight is -128, which has no opposite, its sign moves to the weight, and what is left of
+  // an activation serves both halves.
+  template <int Max>
+  static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) {
+      if constexpr (Max > 127) {
+        acc = dot_s8(acc, w[g], a + 4 * g);
+      } else {
+        const __m256i q = quads(a + 4 * g), size = _mm256_abs_epi8(q);
+        acc.lo = add_pairs(acc.lo, _mm256_maddubs_epi16(size, _mm256_sign_epi8(w[g].lo, q)));
+        acc.hi = add_pairs(acc.hi, _mm256_maddubs_epi16(size, _mm256_sign_epi8(w[g].hi, q)));
+      }
+      settle(acc.lo);
+      settle(acc.hi);
+    }
+    return acc;
   }
 };

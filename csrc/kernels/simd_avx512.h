@@ -14,10 +14,6 @@ struct Zmm {
   using I = __m512i;
   using B = __m512i;
 
-  template <int, class V>
-  static inline V part(V whole) {
-    return whole;
-  }
 
   static inline F zero() { return _mm512_setzero_ps(); }
   static inline F set1(float x) { return _mm512_set1_ps(x); }

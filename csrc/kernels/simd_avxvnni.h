@@ -8,10 +8,6 @@
 struct YmmVnni : Ymm {
   static constexpr int kParts = 1;
   using Part = Vnni<YmmVnni>;
-  template <int, class V>
-  static inline V part(V whole) {
-    return whole;
-  }
 
   static inline B bxor(B a, B b) {
     return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};

@@ -19,10 +19,6 @@ struct Simd {
     uint8x16_t a, b, c, d;
   };
 
-  template <int, class V>
-  static inline V part(V whole) {
-    return whole;
-  }
 
 // The same for each register of one vector, of two, of one with a constant N.
 #define PYFLOW_EACH_1(T, name, From, op) \
@@ -226,6 +222,7 @@ struct Simd {
             vdotq_laneq_s32(acc.c, vreinterpretq_s8_u8(w.c), q, G),
             vdotq_laneq_s32(acc.d, vreinterpretq_s8_u8(w.d), q, G)};
   }
+  template <int Max>
   static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
     const int8x16_t q = vld1q_s8(a);
     acc = dot_lane<0>(acc, w[0], q);
@@ -236,7 +233,7 @@ struct Simd {
   template <int Max>
   static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
     static_assert(Max <= 127);
-    return dot16_s(acc, w, a);
+    return dot16_s<128>(acc, w, a);
   }
 
   static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }

@@ -17,10 +17,11 @@
 // dot_u7(acc, w, a): acc[lane] += sum over t<4 of w[4*lane+t] * a[t], w in 0..127, a in -127..127.
 // dot_s8 the same for w in -128..127, on w = s8_prepare(w) and an accumulator that began at
 // s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3]
-// against a[0..15]; dot16_u needs no w above Max, which a machine without VNNI turns into speed.
+// against a[0..15]; no w is above Max, nor for dot16_s below -Max, which a machine without VNNI turns
+// into speed.
 //
 // Part: the words of a product (matmul.inl) for one of kParts registers of a vector, lanes
-// ascending; part<P>(x) takes it out of a vector.
+// ascending; where there are two, Part::of<P>(x) takes one out of a vector.
 #pragma once
 
 // One word a line, which clang-format would spread over five.
@@ -40,8 +41,6 @@ struct Simd {
   struct B {
     uint8_t v[64];
   };
-  template <int, class V>
-  static inline V part(V whole) { return whole; }
 #define PYFLOW_LANES(expr)              \
   for (int i = 0; i < 16; ++i) r.v[i] = (expr); \
   return r
@@ -196,6 +195,7 @@ struct Simd {
     for (int g = 0; g < 4; ++g) acc = dot_u7(acc, w[g], a + 4 * g);
     return acc;
   }
+  template <int Max>
   static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
     for (int g = 0; g < 4; ++g) acc = dot_s8(acc, w[g], a + 4 * g);
     return acc;

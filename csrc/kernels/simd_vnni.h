@@ -24,6 +24,7 @@ struct Vnni : Lanes {
     for (int g = 0; g < 4; ++g) acc = dot_u7(acc, w[g], a + 4 * g);
     return acc;
   }
+  template <int Max>
   static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
     return dot16_u<255>(acc, w, a);
   }

@@ -30,6 +30,7 @@ struct IQ4_NL {
   static constexpr int kScaleBytes = 64, kPieceBytes = Nibbles::kBytes;
   static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = true, kMinimum = false;
+  static constexpr int kMax = 127;
   using Search = SymmetricBlocks<Iq4Points, 32, 60, 140, 20>;
 
   static void dequantize(const Block& b, float* out) {

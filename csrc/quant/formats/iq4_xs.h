@@ -25,6 +25,7 @@ struct IQ4_XS {
   static constexpr int kScaleBytes = ShortScales::kTileBytes, kPieceBytes = Nibbles::kBytes;
   static constexpr int kUnitBytes = kScaleBytes + 4 * kPieceBytes;
   static constexpr bool kSigned = true, kMinimum = false;
+  static constexpr int kMax = 127;
   using Search = SymmetricSuperBlocks<Iq4Points, 32, 8, -32, 31, 60, 140, 20>;
 
   static void dequantize(const Block& b, float* out) {

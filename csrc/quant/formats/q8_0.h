@@ -22,6 +22,7 @@ struct Q8_0 {
   static constexpr int kScaleBytes = 64, kPieceBytes = Bytes::kBytes;
   static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
   static constexpr bool kSigned = true, kMinimum = false;
+  static constexpr int kMax = 128;
   using Search = SymmetricBlocks<Integers<-127, 127>, 32, 93, 101, 20>;
 
   static void dequantize(const Block& b, float* out) {
