@@ -18,13 +18,13 @@ inline __m256i add_pairs(__m256i acc, __m256i pairs) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-// Pair sums stay in int16 for as many groups of four as 2 * Max * 127 allows, so that one madd serves
-// them.
+// Pair sums stay in int16 for as many groups of four as 2 * Max * 127 allows, so that one madd
+// serves them.
 constexpr int pair_sums_in_int16(int max) {
   return 32767 / (2 * max * 127) >= 4 ? 4 : 32767 / (2 * max * 127) >= 2 ? 2 : 1;
 }
-// Has a sum computed here and now. Compilers make a tree of a sum of several, whose leaves do not fit
-// into registers: with many rows 0.7 of the speed for Q4_K.
+// Has a sum computed here and now. Compilers make a tree of a sum of several, whose leaves do not
+// fit into registers: with many rows 0.7 of the speed for Q4_K.
 inline void settle(__m256i& x) { __asm__("" : "+x"(x)); }
 
 // Eight lanes, half of a vector. Sixteen registers hold what belongs to four rows only if each row
@@ -148,8 +148,8 @@ struct Simd : Ymm {
     }
     return acc;
   }
-  // Where no weight is -128, which has no opposite, its sign moves to the weight, and what is left of
-  // an activation serves both halves.
+  // Where no weight is -128, which has no opposite, its sign moves to the weight, and what is left
+  // of an activation serves both halves.
   template <int Max>
   static inline I dot16_s(I acc, const B (&w)[4], const int8_t* a) {
 #pragma GCC unroll 4
