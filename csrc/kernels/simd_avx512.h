@@ -14,7 +14,6 @@ struct Zmm {
   using I = __m512i;
   using B = __m512i;
 
-
   static inline F zero() { return _mm512_setzero_ps(); }
   static inline F set1(float x) { return _mm512_set1_ps(x); }
   static inline F load(const float* p) { return _mm512_loadu_ps(p); }

@@ -19,7 +19,6 @@ struct Simd {
     uint8x16_t a, b, c, d;
   };
 
-
 // The same for each register of one vector, of two, of one with a constant N.
 #define PYFLOW_EACH_1(T, name, From, op) \
   static inline T name(From x) { return {op(x.a), op(x.b), op(x.c), op(x.d)}; }

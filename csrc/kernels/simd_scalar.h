@@ -17,8 +17,8 @@
 // dot_u7(acc, w, a): acc[lane] += sum over t<4 of w[4*lane+t] * a[t], w in 0..127, a in -127..127.
 // dot_s8 the same for w in -128..127, on w = s8_prepare(w) and an accumulator that began at
 // s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3]
-// against a[0..15]; no w is above Max, nor for dot16_s below -Max, which a machine without VNNI turns
-// into speed.
+// against a[0..15]; no w is above Max, nor for dot16_s below -Max, which a machine without VNNI
+// turns into speed.
 //
 // Part: the words of a product (matmul.inl) for one of kParts registers of a vector, lanes
 // ascending; where there are two, Part::of<P>(x) takes one out of a vector.
