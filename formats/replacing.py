@@ -39,7 +39,8 @@ def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[Bi
     before = _look(path)
     if before is not None and not replace:
         raise _there(path)
-    descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
+    with _naming(path):
+        descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
@@ -161,11 +162,23 @@ def _look(path: Path) -> _Seen | None:
 
 
 def _prefix(path: Path) -> str:
-    return f".{path.name[:100]}."
+    """Of a hidden name, which has to be no longer than a file's may be."""
+    return f".{os.fsencode(path.name)[:100].decode(errors='ignore')}."
 
 
 def _hidden(path: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
+    with _naming(path):
+        return Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Making something beside `path` fails as making that does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def _umask() -> int:

@@ -25,6 +25,8 @@ from pyflow.errors import ShapeError, UnsupportedError
 FIRST_OWN_ID = 0x50460000
 """From here on GGUF type numbers are our own (csrc/quant/formats.def)."""
 
+# The encoder's bound (csrc/kernels/encode.cpp).
+_LARGEST_IMPORTANCE = 1e30
 # Fewer weights than these are done before threads have started.
 _WORTH_THREADS = 1 << 18
 
@@ -147,7 +149,11 @@ def minmax(weights: ArrayLike, levels: int) -> NDArray[np.float32]:
 def difference(
     weights: ArrayLike, values: ArrayLike, importance: ArrayLike | None = None
 ) -> Distortion:
-    """How far values are from weights of the same shape (..., columns), by any scheme."""
+    """How far values are from weights of the same shape (..., columns), by any scheme.
+
+    ShapeError: other shapes, or nothing in them. UnsupportedError: importance that is no number
+    from 0 to 1e30.
+    """
     x = np.asarray(weights, np.float32)
     y = np.asarray(values, np.float32)
     if x.size == 0:
@@ -157,6 +163,11 @@ def difference(
     by = np.ones(x.shape[-1:]) if importance is None else np.asarray(importance, np.float64)
     if by.shape != x.shape[-1:]:
         raise ShapeError(f"importance: expected shape {x.shape[-1:]}, found {by.shape}")
+    if not ((by >= 0) & (by <= _LARGEST_IMPORTANCE)).all():  # nor are NaNs
+        raise UnsupportedError(
+            f"importance: expected numbers from 0 to {_LARGEST_IMPORTANCE:g}, found "
+            f"{by.min():g} to {by.max():g}"
+        )
     by = by / mean if (mean := by.mean()) > 0 else np.ones_like(by)
     d = x.astype(np.float64) - y
     mse = float(np.mean(by * np.square(d)))

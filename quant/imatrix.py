@@ -132,8 +132,9 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
                 f"{path}: tensor {matrix + _COUNTS!r}: expected numbers of rows, found "
                 f"{counts.min():g}; measure it again"
             )
-        # Experts that no text came to: all columns alike.
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+        # Experts that no text came to: all columns alike. Of what is no number more is said below.
+        with np.errstate(invalid="ignore", over="ignore"):
+            means = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
         if not ((means >= 0) & (means <= _LARGEST)).all():
             raise FormatError(
                 f"{path}: tensor {name!r}: expected sums of squares, by a row from 0 to "
@@ -151,7 +152,7 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
     return Imatrix(
         Path(path),
         columns,
-        n_chunks if isinstance(n_chunks, int) else 0,
+        n_chunks if isinstance(n_chunks, int) and 0 <= n_chunks < 1 << 32 else 0,
         tuple(map(str, datasets)) if isinstance(datasets, list) else (),
         _read_moments(checkpoint, columns),
     )

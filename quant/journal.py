@@ -13,7 +13,8 @@ import fcntl
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -56,9 +57,15 @@ class Journal(Closing):
         self._file: BinaryIO | None = None
         if self.path is None:
             return
+        if self.path.exists() and not self.path.is_file():
+            raise PyflowError(
+                f"{self.path}: expected a file to keep measurements in, found a folder, a device "
+                "or a pipe; give another name"
+            )
         self._file = cast("BinaryIO", self.path.open("a+b"))
         try:
-            self._read(self._file, dict(facts))
+            with self._naming():
+                self._read(self._file, dict(facts))
         except BaseException:
             self.close()
             raise
@@ -73,13 +80,19 @@ class Journal(Closing):
         assert record.shape == self._shapes[len(self.records)]
         if self._file is not None:
             raw = np.ascontiguousarray(record, "<f8").tobytes()
-            try:
+            with self._naming():
                 self._file.write(_head(len(self.records), raw) + raw)
                 self._file.flush()
-            except OSError as error:
-                error.filename = str(self.path)  # writing does not say
-                raise
         self.records.append(record)
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Errors of writing do not say where."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def _read(self, file: BinaryIO, facts: dict[str, object]) -> None:
         try:

@@ -132,9 +132,11 @@ def diverge(
                     part[1 + 3 * k : 4 + 3 * k] = reducer.reduce(logits, targets)
             bad = np.argwhere(~np.isfinite(record))
             if bad.size:
+                row, column = bad[0]
+                whose = "the base's" if row == 0 else f"those of model {(row - 1) // 3 + 2}"
                 raise PyflowError(
-                    f"chunk {i}, position {window.first + bad[0][1]}: expected logits that are "
-                    "finite numbers, found others; the model's numbers are broken"
+                    f"chunk {i}, position {window.first + column}: expected logits that are finite "
+                    f"numbers, found others; of {1 + len(others)} models {whose} are broken"
                 )
             journal.add(record)
             if progress is not None:

@@ -90,6 +90,8 @@ def plan(
     for tensor in model.tensors:
         part = naming.parts.get(tensor.name)
         role = "" if part is None else mixes.role_of(part.name)
+        if not tensor.nbytes and 0 not in tensor.shape:  # nobody knows how many bytes it has
+            raise _unreadable(model, tensor)
         if part is None or rules.stays(tensor):
             reason = naming.kept.get(tensor.name)
             steps.append(Step(tensor, tensor.dtype, tensor.nbytes, role, kept_for=reason))
@@ -249,13 +251,17 @@ def _nbytes(tensor: Tensor, name: str) -> int:
 def _check_source(model: Weights, tensor: Tensor, recipe: Recipe) -> None:
     form = FORMATS.get(tensor.dtype)
     if form is None:
-        raise UnsupportedError(
-            f"{model.path}: tensor {tensor.name!r}: expected a type that this build can read, "
-            f"found {tensor.dtype}; take a file in F16"
-        )
+        raise _unreadable(model, tensor)
     if form.block > 1 and not recipe.allow_requantize:
         raise UnsupportedError(
             f"{model.path}: tensor {tensor.name!r}: expected weights that have not been "
             f"quantized, found {form.name}, whose errors would add up; take a file in F16, or add "
             "--allow-requantize"
         )
+
+
+def _unreadable(model: Weights, tensor: Tensor) -> UnsupportedError:
+    return UnsupportedError(
+        f"{model.path}: tensor {tensor.name!r}: expected a type that this build can read, found "
+        f"{tensor.dtype}; take a file in F16"
+    )

@@ -114,7 +114,7 @@ def command(
             folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(parents=True, exist_ok=True)
             recipes = [Recipe(t, pure=pure, allow_requantize=allow_requantize) for t in types]
-            paths += quantize(paths[0], folder, recipes, imatrix_file, threads)
+            paths += quantize(paths[0], folder, recipes, imatrix_file, threads, paths)
             names += [t.lower() for t in types]
         loaded = [stack.enter_context(options.load(str(p), threads, numa)) for p in paths]
         found = diverge(loaded, text)

@@ -189,11 +189,11 @@ def end(
     """After the results: says what is not among them and how to go on, and ends as an interrupted
     command does. left_out: what comes after the chunks."""
     if run.interrupted:
-        where = "with --resume FILE" if resume is None else f"({resume})"
-        without = f", without {' and '.join(left_out)}" if left_out else ""
-        click.echo(
-            f"stopped after {run.n_done} of {len(windows)} chunks{without}; the same command goes "
-            f"on from there {where}",
-            err=True,
+        how = (
+            "nothing of them was kept, which --resume FILE does"
+            if resume is None
+            else f"the same command goes on from there ({resume})"
         )
+        without = f", without {' and '.join(left_out)}" if left_out else ""
+        click.echo(f"stopped after {run.n_done} of {len(windows)} chunks{without}; {how}", err=True)
         raise KeyboardInterrupt

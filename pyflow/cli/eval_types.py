@@ -7,13 +7,16 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from pyflow.cli.options import telling_warnings
 from pyflow.cli.terminal import progress
+from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
-    from pyflow.quant.plan import Recipe
+    from pyflow.quant.plan import Recipe, Step
 
 
 def quantize(
@@ -22,12 +25,14 @@ def quantize(
     recipes: Sequence[Recipe],
     imatrix_file: str | None,
     threads: int | None,
+    others: Sequence[Path] = (),
 ) -> list[Path]:
     """A GGUF file in the folder for each recipe, with a .json beside it that says what it was made
-    of. source may be a folder of hubs.
+    of, and what was told of it. source may be a folder of hubs.
 
-    Those that are there and were made of the same are taken as they are. Types that put nothing
-    into blocks, such as F16, do without importance.
+    Those that are there and were made of the same are taken as they are, and those of something
+    else replaced. Types that put nothing into blocks, such as F16, do without importance.
+    PyflowError: a file of another origin has such a name, or is one of `others`.
     """
     from pyflow import formats
     from pyflow.export import to_gguf
@@ -41,10 +46,12 @@ def quantize(
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     checkpoint = formats.open(source)
     write: Callable[..., object] = partial(convert, source)
+    notes: Sequence[str] = []
     files: Iterable[str | Path] = checkpoint.native.files
     if checkpoint.format != "GGUF":
         with telling_warnings():
-            write = to_gguf(checkpoint).write
+            model = to_gguf(checkpoint)
+        write, notes = model.write, model.notes
         # Those beside the weights say what model it is.
         files = [path for path in checkpoint.path.parent.iterdir() if path.is_file()]
     name = source.name if source.is_dir() else source.stem
@@ -64,11 +71,17 @@ def quantize(
             note = path.with_name(f"{path.name}.json")
             # Through JSON, so that it is equal to what is read.
             facts = json.loads(json.dumps({**made_of, "recipe": dataclasses.asdict(recipe)}))
-            if path.exists() and _read(note) == {**facts, "made": stamp([path])}:
-                continue
-            note.unlink(missing_ok=True)
-            write(path, recipe, imatrix=importance, n_threads=n_threads)
-            note.write_text(json.dumps({**facts, "made": stamp([path])}, indent=1) + "\n")
+            if path.exists():
+                said = _read(note)
+                if said == {**said, **facts, "made": stamp([path])}:
+                    _tell(recipe, said.get("told", []))
+                    continue
+                _check_may_go(path, note, others)
+            _write(note, facts)  # before, so that what is made is never without
+            lines = [*notes]
+            told = partial(_told, recipe, lines, importance is not None)
+            write(path, recipe, imatrix=importance, n_threads=n_threads, told=told)
+            _write(note, {**facts, "made": stamp([path]), "told": lines})
     return paths
 
 
@@ -82,9 +95,40 @@ def _identity(path: str | Path, files: Iterable[str | Path]) -> list[object]:
     return [str(Path(path).resolve()), *stamp(files)]
 
 
-def _read(note: Path) -> object:
-    """What a file says, None where it says nothing that is JSON."""
+def _read(note: Path) -> dict[str, Any]:
+    """What a file says, nothing where that is no JSON."""
     try:
-        return json.loads(note.read_bytes())
+        said = json.loads(note.read_bytes())
     except (OSError, ValueError):
-        return None
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _write(note: Path, facts: dict[str, Any]) -> None:
+    note.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _check_may_go(path: Path, note: Path, compared: Sequence[Path]) -> None:
+    if "recipe" not in _read(note):
+        raise PyflowError(
+            f"{path}: expected a file that an earlier --keep made, of which {note.name} says what "
+            "it is, found another one; give another folder, or delete it"
+        )
+    if any(path.samefile(other) for other in compared):
+        raise PyflowError(
+            f"{path}: is to be compared, but --keep {path.parent} would replace it by one made of "
+            "something else; give another folder"
+        )
+
+
+def _told(recipe: Recipe, lines: list[str], weighed: bool, steps: list[Step]) -> None:
+    """Adds to the lines what the plan has of note, and tells all."""
+    from pyflow.cli.quantize_report import fallbacks
+
+    lines += fallbacks(steps, weighed)
+    _tell(recipe, lines)
+
+
+def _tell(recipe: Recipe, lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(f"{recipe.type.lower()}: {line}", err=True)

@@ -18,8 +18,19 @@ if TYPE_CHECKING:
 
 
 def warnings(steps: list[Step], weighed: bool) -> list[str]:
-    """Lines on what becomes of matrices otherwise than one may expect. weighed: importance was
-    given."""
+    """Lines on what becomes of matrices otherwise than one may expect, and on how to read the
+    table. weighed: importance was given."""
+    lines = fallbacks(steps, weighed)
+    if n := sum(step.moments is not None for step in steps):
+        lines.append(
+            f"columns of {n} matrices make up for each other's errors, which the table has as "
+            "those of outputs"
+        )
+    return lines
+
+
+def fallbacks(steps: list[Step], weighed: bool) -> list[str]:
+    """The first of these alone."""
     lines = []
     instead: dict[tuple[str, str, int], int] = {}
     for step in steps:
@@ -43,11 +54,6 @@ def warnings(steps: list[Step], weighed: bool) -> list[str]:
             more = f" and {len(without) - 3} more" if len(without) > 3 else ""
             lines.append(f"no importance was measured of {', '.join(without[:3])}{more}")
         moments = [step.moments for step in steps if step.moments is not None]
-        if moments:
-            lines.append(
-                f"columns of {len(moments)} matrices make up for each other's errors, which the "
-                "table has as those of outputs"
-            )
         if few := [m for m in moments if m.n_rows < ENOUGH * min(m.n_cols, WIDTH)]:
             lines.append(
                 f"moments of {len(few)} matrices are of too short a text, {few[0].n_rows:,} tokens "

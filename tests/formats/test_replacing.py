@@ -113,6 +113,22 @@ def test_a_file_that_comes_meanwhile_stays(
     assert entries(tmp_path) == {"a": "mine", "c": "ours"}
 
 
+@pytest.mark.parametrize("name", ["a", "日" * 83, "a" * 255])
+def test_a_name_may_be_as_long_as_any(name: str, tmp_path: Path) -> None:
+    write_file(tmp_path / name, "text")
+    assert entries(tmp_path) == {name: "text"}
+
+
+def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "a"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_file(nowhere, "text")
+    assert caught.value.filename == str(nowhere)
+    with pytest.raises(FileNotFoundError) as caught, replacing_folder(nowhere):
+        pass
+    assert caught.value.filename == str(nowhere)
+
+
 def test_only_the_file_that_was_there_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for text in ("first", "second"):

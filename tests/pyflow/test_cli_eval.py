@@ -119,6 +119,10 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
     assert json.loads(out)["chunks"] == 2
     assert "stopped after 2 of 3 chunks; the same command goes on from there" in err
     assert err.endswith("interrupted\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, interrupted)
+        assert main(["eval", *args]) == 130
+    assert "stopped after 2 of 3 chunks; nothing of them was kept" in capsys.readouterr().err
     done = told(capsys, *resumed)
     assert {**done, "seconds": 0} == {**whole, "seconds": 0}
     assert main(["eval", *resumed, "-c", "32"]) == 1
@@ -277,9 +281,43 @@ def test_kept_types_are_made_again_if_they_were_made_of_something_else(
     (kept,) = keep.glob("base.iq4_nl.gguf")
     kept.write_bytes(b"not what was made")
     assert is_made_again("--allow-requantize")
-    kept.with_name(f"{kept.name}.json").write_text("{")
-    assert is_made_again("--allow-requantize")
     assert not is_made_again("--allow-requantize")
+
+
+def test_files_that_are_not_of_kept_types_stay(
+    capsys: pytest.CaptureFixture[str], text: str, base: str, tmp_path: Path
+) -> None:
+    """Neither one of somebody else nor one that is compared is replaced."""
+    given = ("-f", text, *ARGS, "--chunks", "1", "-r", "0", "--keep", str(tmp_path))
+    own = tmp_path / f"{Path(base).stem}.iq4_nl.gguf"
+    shutil.copy(base, own)
+
+    def refused(*args: str) -> str:
+        before = own.read_bytes()
+        assert main(["eval", "compare", base, *args, "--types", "iq4_nl", *given]) == 1
+        assert own.read_bytes() == before
+        return capsys.readouterr().err
+
+    assert f"{own}: expected a file that an earlier --keep made" in refused()
+    note = own.with_name(f"{own.name}.json")
+    note.write_text("{")
+    assert f"of which {note.name} says what it is" in refused()
+    own.unlink()
+    assert main(["eval", "compare", base, "--types", "iq4_nl", *given]) == 0
+    note.write_text(note.read_text().replace("IQ4_NL", "Q4_0"))
+    assert f"{own}: is to be compared, but --keep {tmp_path} would replace" in refused(str(own))
+
+
+def test_what_types_fall_back_to_is_told_and_told_again(
+    capsys: pytest.CaptureFixture[str], text: str, base: str, tmp_path: Path
+) -> None:
+    args = ["eval", "compare", base, "--types", "q3_k_m,q4_0", "-f", text, *ARGS, "--chunks", "1"]
+    for _ in range(2):  # the second one takes the files of the first
+        assert main([*args, "-r", "0", "--keep", str(tmp_path)]) == 0
+        err = capsys.readouterr().err
+        assert "\nq3_k_m: " in f"\n{err}"
+        assert " instead of Q3_K: their rows of " in err
+        assert "q4_0: " not in err
 
 
 def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(

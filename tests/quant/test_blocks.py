@@ -261,6 +261,11 @@ def test_a_distortion_is_what_its_fields_say() -> None:
         difference(x, y[0])
     with pytest.raises(ShapeError, match="importance"):
         difference(x, y, [1, 2, 3])
+    for no_importance in (np.nan, np.inf, -1.0):
+        with pytest.raises(
+            UnsupportedError, match=r"importance: expected numbers from 0 to 1e\+30"
+        ):
+            difference(x, y, [1, no_importance])
 
 
 def test_names_come_in_any_case_and_wrong_ones_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +238,18 @@ def test_what_cannot_be_done_is_said(write: Write, tmp_path: Path, source: Path)
     whole = write(blk__0__ffn_up__weight=np.ones((32, 32), np.int32))
     with pytest.raises(UnsupportedError, match="expected a type that this build can read"):
         convert.convert(whole, target, Recipe("Q4_0"))
+    # Nor is a vector kept whose size nobody knows.
+    vector = write(blk__0__ffn_norm__weight=np.ones(32, np.float32))
+    end_of_name = vector.read_bytes().index(b"ffn_norm.weight") + len("ffn_norm.weight")
+    with vector.open("r+b") as file:
+        file.seek(end_of_name + 4 + 8)  # behind the number of dimensions and the only one
+        for type_id in (4, 99, 0xFFFFFFFF):
+            file.write(type_id.to_bytes(4, "little"))
+            file.flush()
+            file.seek(-4, os.SEEK_CUR)
+            with pytest.raises(UnsupportedError, match=r"ffn_norm.* a type that this build can"):
+                convert.convert(vector, target, Recipe("Q4_0"))
+    assert not target.exists()
     with pytest.raises(PyflowError, match="other than the source"):
         convert.convert(source, source, Recipe("Q4_0"))
     torch = Path(__file__).parents[1] / "formats/fixtures/types.safetensors"

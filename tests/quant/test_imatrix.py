@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,13 @@ def moments_file(
     how: dict[str, Any] = {"datasets": [], "n_chunks": 1, "chunk_size": 4}
     write_imatrix(target, found, moments=[(names, sums), (["unknown"], sums)], **how)
     if holders is not None:
-        rewrite_strings(target, "imatrix.moments", holders)
+        rewrite_entry(target, "imatrix.moments", gguf_writer.entry(holders))
     return target
 
 
-def rewrite_strings(target: Path, key: str, values: list[str]) -> None:
+def rewrite_entry(target: Path, key: str, entry: bytes) -> None:
     checkpoint = formats.open(target)
-    entries = dict(_core.GgufFile(str(target)).entries) | {key: gguf_writer.entry(values)}
+    entries = dict(_core.GgufFile(str(target)).entries) | {key: entry}
     arrays = {t.name: np.array(checkpoint.array(t.name)) for t in checkpoint.tensors}
     tensors = [
         gguf_writer.NewTensor(name, array.shape, 0, array.nbytes) for name, array in arrays.items()
@@ -159,6 +160,13 @@ def rewrite_strings(target: Path, key: str, values: list[str]) -> None:
             writer.write(array.reshape(-1).view(np.uint8))
             writer.end_tensor()
         writer.close()
+
+
+@pytest.mark.parametrize("entry", [struct.pack("<IQ", 10, 1 << 40), struct.pack("<Ii", 5, -1)])
+def test_a_number_of_chunks_that_cannot_be_is_left_out(tmp_path: Path, entry: bytes) -> None:
+    made = moments_file(tmp_path / "i.gguf")
+    rewrite_entry(made, "imatrix.chunk_count", entry)
+    assert read_imatrix(made).n_chunks == 0
 
 
 def test_matrices_of_one_input_share_its_moments(tmp_path: Path) -> None:

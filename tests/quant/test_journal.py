@@ -95,6 +95,12 @@ def test_a_full_disk_is_told_of_the_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "j")
 
 
+def test_what_is_no_file_is_refused() -> None:
+    for path in ("/dev/null", "/tmp"):
+        with pytest.raises(PyflowError, match=f"{path}: expected a file to keep measurements in"):
+            journal(Path(path))
+
+
 def test_another_measurement_is_refused_by_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "j"
     before = write(path, records()[:1])

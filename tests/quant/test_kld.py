@@ -141,8 +141,11 @@ def test_measuring_goes_on_from_what_a_journal_has(tmp_path: Path) -> None:
 def test_a_broken_logit_is_named_by_chunk_and_position() -> None:
     broken = table(1, 0)
     broken[WINDOWS[1].tokens[20], 7] = np.nan
-    with pytest.raises(PyflowError, match=r"chunk \d, position \d+: expected logits"):
-        diverge(Source(table(9, 0)), [Source(broken)], WINDOWS, journal(1), n_vocab=N_VOCAB)
+    others = [Source(table(8, 0)), Source(broken)]
+    with pytest.raises(PyflowError, match=r"chunk \d, position \d+: .* those of model 3 are"):
+        diverge(Source(table(9, 0)), others, WINDOWS, journal(2), n_vocab=N_VOCAB)
+    with pytest.raises(PyflowError, match=r"of 2 models the base's are broken"):
+        diverge(Source(broken), [Source(table(9, 0))], WINDOWS, journal(1), n_vocab=N_VOCAB)
 
 
 def test_the_error_of_one_value_is_unknown() -> None:
