@@ -311,13 +311,13 @@ def test_files_that_are_not_of_kept_types_stay(
 def test_what_types_fall_back_to_is_told_and_told_again(
     capsys: pytest.CaptureFixture[str], text: str, base: str, tmp_path: Path
 ) -> None:
-    args = ["eval", "compare", base, "--types", "q3_k_m,q4_0", "-f", text, *ARGS, "--chunks", "1"]
+    args = ["eval", "compare", base, "--types", "q3_k_m,q8_0", "-f", text, *ARGS, "--chunks", "1"]
     for _ in range(2):  # the second one takes the files of the first
         assert main([*args, "-r", "0", "--keep", str(tmp_path)]) == 0
         err = capsys.readouterr().err
         assert "\nq3_k_m: " in f"\n{err}"
         assert " instead of Q3_K: their rows of " in err
-        assert "q4_0: " not in err
+        assert "q8_0: " not in err
 
 
 def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
