@@ -198,7 +198,7 @@ def can_quantize(checkpoint: Checkpoint) -> bool:
 
 def _suggestions(folder: Path) -> str:
     pulled = [e.name for e in _ENTRIES if e.pulled]
-    nearby = sorted(str(path) for path in folder.glob("*.gguf")) if folder.is_dir() else []
+    nearby = sorted(str(path) for path in folder.glob("*.gguf") if path.is_file())
     hints = []
     if pulled:
         hints.append(f"pulled: {', '.join(pulled)}")

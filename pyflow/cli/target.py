@@ -13,7 +13,10 @@ from pyflow.errors import PyflowError
 
 
 def named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
-    """OUT as it was given; refuses a name for a file, .gguf, that ends in / as those of folders."""
+    """OUT as it was given; refuses none at all, and a name for a file, .gguf, that ends in / as
+    those of folders."""
+    if not value:
+        raise click.BadParameter("expected a name, found none", ctx, param)
     if value.endswith("/") and Path(value).suffix.lower() == ".gguf":
         raise click.BadParameter(
             f"expected {value.rstrip('/')!r} for a file, or for a folder another name than "

@@ -164,6 +164,7 @@ def test_an_interruption_leaves_nothing(
         (["IN", "/dev/null", "--type", "q8_0", "--force"], 1, "is no file that could be replaced"),
         (["IN", "OUT", "--type", "q8_0", "--imatrix", "/no/such"], 3, "/no/such: is no file"),
         (["IN", "-", "--type", "q8_0"], 2, "found '-'"),
+        (["IN", "", "--type", "q8_0"], 2, "expected a name, found none"),
         (["IN", "FOLDER", "--type", "q8_0"], 3, "a name that ends in .gguf, not out\n"),
         (["IN", "no/OUT", "--type", "q8_0"], 1, "there is no folder"),
         (["no-such.gguf", "OUT", "--type", "q8_0"], 3, "no such file"),
