@@ -39,7 +39,7 @@ def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[Bi
     before = _look(path)
     if before is not None and not replace:
         raise _there(path)
-    with _naming(path):
+    with naming(path):
         descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -167,13 +167,14 @@ def _prefix(path: Path) -> str:
 
 
 def _hidden(path: Path) -> Path:
-    with _naming(path):
+    with naming(path):
         return Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Making something beside `path` fails as making that does."""
+def naming(path: Path) -> Iterator[None]:
+    """An OSError says that it is of `path`, be it of an open file, which says nothing, or of what
+    is made beside it."""
     try:
         yield
     except OSError as error:

@@ -25,8 +25,9 @@ from pyflow.errors import ShapeError, UnsupportedError
 FIRST_OWN_ID = 0x50460000
 """From here on GGUF type numbers are our own (csrc/quant/formats.def)."""
 
-# The encoder's bound (csrc/kernels/encode.cpp).
-_LARGEST_IMPORTANCE = 1e30
+LARGEST_IMPORTANCE = 1e30
+"""Of a column; the encoder's bound (csrc/kernels/encode.cpp)."""
+
 # Fewer weights than these are done before threads have started.
 _WORTH_THREADS = 1 << 18
 
@@ -163,9 +164,9 @@ def difference(
     by = np.ones(x.shape[-1:]) if importance is None else np.asarray(importance, np.float64)
     if by.shape != x.shape[-1:]:
         raise ShapeError(f"importance: expected shape {x.shape[-1:]}, found {by.shape}")
-    if not ((by >= 0) & (by <= _LARGEST_IMPORTANCE)).all():  # nor are NaNs
+    if not ((by >= 0) & (by <= LARGEST_IMPORTANCE)).all():  # nor are NaNs
         raise UnsupportedError(
-            f"importance: expected numbers from 0 to {_LARGEST_IMPORTANCE:g}, found "
+            f"importance: expected numbers from 0 to {LARGEST_IMPORTANCE:g}, found "
             f"{by.min():g} to {by.max():g}"
         )
     by = by / mean if (mean := by.mean()) > 0 else np.ones_like(by)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.formats.replacing import replacing
+from pyflow.quant.blocks import LARGEST_IMPORTANCE
 from pyflow.quant.naming import Naming
 
 from pyflow import _core, formats
@@ -33,7 +34,6 @@ WIDTH = 2048
 ENOUGH = 4
 """Rows per column, of which moments of fewer are of that text more than of any."""
 _F32 = 0  # in GGUF
-_LARGEST = 1e30  # the encoder's bound (csrc/kernels/encode.h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,11 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
         # Experts that no text came to: all columns alike. Of what is no number more is said below.
         with np.errstate(invalid="ignore", over="ignore"):
             means = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
-        if not ((means >= 0) & (means <= _LARGEST)).all():
+        if not ((means >= 0) & (means <= LARGEST_IMPORTANCE)).all():
             raise FormatError(
                 f"{path}: tensor {name!r}: expected sums of squares, by a row from 0 to "
-                f"{_LARGEST:g}, found {means.min():g} to {means.max():g}; measure it again"
+                f"{LARGEST_IMPORTANCE:g}, found {means.min():g} to {means.max():g}; measure it "
+                "again"
             )
         columns[matrix] = means
     if not columns:
@@ -225,7 +226,7 @@ def by_tensor(
         part, shape = naming.parts.get(name), shapes[name]
         if part is None:
             continue
-        if not (sums <= _LARGEST * n_rows).all():  # nor are NaNs
+        if not (sums <= LARGEST_IMPORTANCE * n_rows).all():  # nor are NaNs
             raise FormatError(
                 f"tensor {name!r}: expected inputs of finite size, found NaN, infinity or more; "
                 "the weights before it are damaged, or too large"

@@ -13,13 +13,13 @@ import fcntl
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pyflow.formats.replacing import naming
 
 from pyflow.closing import Closing
 from pyflow.errors import FormatError, PyflowError
@@ -64,7 +64,7 @@ class Journal(Closing):
             )
         self._file = cast("BinaryIO", self.path.open("a+b"))
         try:
-            with self._naming():
+            with naming(self.path):
                 self._read(self._file, dict(facts))
         except BaseException:
             self.close()
@@ -78,21 +78,12 @@ class Journal(Closing):
     def add(self, record: NDArray[np.float64]) -> None:
         """The record of the next window; it is in the file when this returns."""
         assert record.shape == self._shapes[len(self.records)]
-        if self._file is not None:
+        if self._file is not None and self.path is not None:
             raw = np.ascontiguousarray(record, "<f8").tobytes()
-            with self._naming():
+            with naming(self.path):
                 self._file.write(_head(len(self.records), raw) + raw)
                 self._file.flush()
         self.records.append(record)
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Errors of writing do not say where."""
-        try:
-            yield
-        except OSError as error:
-            error.filename = str(self.path)
-            raise
 
     def _read(self, file: BinaryIO, facts: dict[str, object]) -> None:
         try:

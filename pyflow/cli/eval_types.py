@@ -76,11 +76,15 @@ def quantize(
                 if said == {**said, **facts, "made": stamp([path])}:
                     _tell(recipe, said.get("told", []))
                     continue
-                _check_may_go(path, note, others)
-            _write(note, facts)  # before, so that what is made is never without
+                _check_may_go(path, said, others)
             lines = [*notes]
             told = partial(_told, recipe, lines, importance is not None)
-            write(path, recipe, imatrix=importance, n_threads=n_threads, told=told)
+            _write(note, facts)  # before, so that what is made is never without
+            try:
+                write(path, recipe, imatrix=importance, n_threads=n_threads, told=told)
+            finally:
+                if not path.exists():
+                    note.unlink()
             _write(note, {**facts, "made": stamp([path]), "told": lines})
     return paths
 
@@ -108,11 +112,12 @@ def _write(note: Path, facts: dict[str, Any]) -> None:
     note.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def _check_may_go(path: Path, note: Path, compared: Sequence[Path]) -> None:
-    if "recipe" not in _read(note):
+def _check_may_go(path: Path, said: dict[str, Any], compared: Sequence[Path]) -> None:
+    """said: by the note beside it."""
+    if "recipe" not in said:
         raise PyflowError(
-            f"{path}: expected a file that an earlier --keep made, of which {note.name} says what "
-            "it is, found another one; give another folder, or delete it"
+            f"{path}: expected a file that an earlier --keep made, of which {path.name}.json says "
+            "what it is, found another one; give another folder, or delete it"
         )
     if any(path.samefile(other) for other in compared):
         raise PyflowError(
