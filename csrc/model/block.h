@@ -131,8 +131,11 @@ void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows,
 // The same of one row into row r of n_rows at `acts`.
 void quantize_row(const Step&, const float* x, int64_t k, ActBlock* acts, int64_t r,
                   int64_t n_rows);
+// Adds what matrices are multiplied by to step.input_squares, if there are any.
+void observe(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
+             int64_t n_rows);
 // y = W x for several matrices over the same input, in one shared loop, by pairs where one takes
-// them. Adds the input to step.input_squares; the following do both, too, but for jobs.
+// them. Observes the input; the following do both, too, but for jobs.
 void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
               int64_t n_rows);
 // The same for matrices of one height, whose tiles are computed side by side: as soon as those of

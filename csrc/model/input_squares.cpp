@@ -35,6 +35,22 @@ void InputSquares::prepare_moments(size_t n_matrices,
   }
 }
 
+void InputSquares::prepare_mixing(const PackedTensor& v, int64_t own_floats,
+                                  int64_t shared_floats) noexcept {
+  const auto grow = [](Buffer& buffer, int64_t floats) {
+    const size_t nbytes = static_cast<size_t>(floats) * sizeof(float);
+    if (buffer.size() >= nbytes) return;
+    buffer = {};
+    buffer = Buffer(nbytes, "inputs of attention");
+  };
+  try {
+    grow(own_mixing_[&v], own_floats);
+    grow(shared_mixing_, shared_floats);
+  } catch (const std::exception&) {
+    moments_[static_cast<size_t>(moments_of(v))].sums = {};
+  }
+}
+
 int64_t InputSquares::moments_of(const PackedTensor& first) const {
   const auto found = moments_at_.find(&first);
   if (found == moments_at_.end()) return -1;

@@ -48,12 +48,21 @@ class InputSquares {
   int64_t moment_steps(int64_t number) const;
   void add_moments(int64_t number, const float* x, int64_t x_stride, int64_t n_rows, int64_t step);
 
+  // Memory in which attention mixes inputs (blocks/attention.cpp), for `v`, whose moments there are
+  // room for already: some of its own, which lasts, and some that all layers share. Where it cannot
+  // be had, `v` has no moments from then on.
+  void prepare_mixing(const PackedTensor& v, int64_t own_floats, int64_t shared_floats) noexcept;
+  float* own_mixing(const PackedTensor& v) const { return own_mixing_.at(&v).as<float>(); }
+  float* shared_mixing() const { return shared_mixing_.as<float>(); }
+
  private:
   std::shared_ptr<const Stage> stage_;
   std::unordered_map<const PackedTensor*, Sums> sums_;
   bool with_moments_;
   std::vector<Moments> moments_;
   std::unordered_map<const PackedTensor*, int64_t> moments_at_;
+  std::unordered_map<const PackedTensor*, Buffer> own_mixing_;
+  Buffer shared_mixing_;
 };
 
 }  // namespace pyflow

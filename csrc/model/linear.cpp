@@ -108,6 +108,8 @@ void pair_up(Step& step, Team& team, std::span<const Product> products, const fl
   });
 }
 
+}  // namespace
+
 // Threads share the columns, so that each sum takes its rows in order.
 void observe(Step& step, Team& team, std::span<const Product> products, const float* x,
              int64_t x_stride, int64_t n_rows) {
@@ -128,8 +130,6 @@ void observe(Step& step, Team& team, std::span<const Product> products, const fl
       step.input_squares->add_moments(moments, x, x_stride, n_rows, i);
   });
 }
-
-}  // namespace
 
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
                    int64_t k) {

@@ -136,7 +136,11 @@ class Reference:
         scores = np.where(hidden, -np.inf, scores)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
+        self.attended(b, p, x)
         return self.linear(b.o, np.einsum("hij,jhd->ihd", p, v).reshape(n, -1), b.o_bias)
+
+    def attended(self, b: Attention, p: Array, x: Array) -> None:
+        """Told of the weights (heads, rows, cells) and the inputs (cells, n_embd)."""
 
     def ffn(self, b: Ffn, x: Array) -> Array:
         act = ACTIVATIONS[b.activation]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.errors import ShapeError
-from pyflow.spec import ModelSpec, Ref, Source
+from pyflow.spec import Attention, ModelSpec, Ref, Source
 
 from .block_reference import Array, Reference
 from .test_blocks import TOKENS, built, context, one_by_one, run, same, stage
@@ -78,7 +78,7 @@ def test_moments_are_those_of_the_definition_and_shared_by_what_has_one_input(
     missing = reference.products.keys() - set(matrices)
     assert all(name[0] in "78" for name, _ in missing)
     assert len(matrices) == len(reference.products) - len(missing)
-    assert max(len(names) for names, _, _ in found) == 3  # queries, keys and values
+    assert max(len(names) for names, _, _ in found) == 2  # queries and keys, gate and up
     for names, n_cols, sums in found:
         for name in names:
             want = reference.products[name]
@@ -86,6 +86,21 @@ def test_moments_are_those_of_the_definition_and_shared_by_what_has_one_input(
             got = unpacked(sums, n_cols)
             lower = np.tril_indices(n_cols)
             np.testing.assert_allclose(got[lower], want[lower], rtol=0.02, atol=4e-3 * want.max())
+
+
+def test_values_are_observed_by_what_attention_mixes_where_moments_are(tmp_path: Path) -> None:
+    spec, draft, file = built("everything", tmp_path)
+    reference = Products(spec, draft)
+    reference.logits(TOKENS)
+    assert reference.mixed
+    of = stage(file, spec)
+    squares, over = _core.InputSquares(of, moments=True), context(of)
+    over.observe(squares)
+    assert same(run(over), run(context(of)))
+    found = {(name, row): (n, sums) for name, row, n, sums in squares.sums()}
+    for key, (n, sums) in reference.mixed.items():
+        assert found[key][0] == n
+        np.testing.assert_allclose(found[key][1], sums, rtol=0.02, atol=2e-3 * sums.max())
 
 
 def test_moments_do_not_depend_on_threads_or_on_how_rows_are_batched(tmp_path: Path) -> None:
@@ -114,6 +129,7 @@ class Products(Recorder):
     def __init__(self, spec: ModelSpec, draft: Draft) -> None:
         super().__init__(spec, draft)
         self.products: dict[tuple[str, int], NDArray[np.float64]] = {}
+        self.mixed: Sums = {}
 
     def linear(self, ref: Ref, x: Array, bias: Ref | None = None) -> Array:
         source = ref if isinstance(ref, Source) else Source(ref)
@@ -122,6 +138,15 @@ class Products(Recorder):
             key = source.name, source.rows[0][0] if source.rows else 0
             self.products[key] = self.products.get(key, 0.0) + rows.T @ rows
         return super().linear(ref, x, bias)
+
+    def attended(self, b: Attention, p: Array, x: Array) -> None:
+        """Values stand for the inputs as each query head mixes them, of sixteen rows in 64."""
+        mixes = np.einsum("hij,jc->ihc", p, x)[np.arange(len(x)) % 64 < 16]
+        source = b.v if isinstance(b.v, Source) else Source(b.v)
+        key = source.name, source.rows[0][0] if source.rows else 0
+        mixes = mixes.reshape(-1, x.shape[-1])
+        self.products[key] = mixes.T @ mixes
+        self.mixed[key] = len(mixes), np.square(mixes).sum(0)
 
 
 def moments_of(

@@ -38,7 +38,7 @@ def test_sums_are_those_of_the_inputs(
     # Seven matrices a layer, and the one that is embedding and output.
     assert (told["n_matrices"], told["n_with_moments"], told["chunks"]) == (211, 211, 4)
     found = read_imatrix(target)
-    assert len({moments.name for moments in found.moments.values()}) == 4 * 30 + 1
+    assert len({moments.name for moments in found.moments.values()}) == 5 * 30 + 1
     for name in ("blk.0.attn_v.weight", "blk.29.ffn_down.weight", "token_embd.weight"):
         sums, n_cols = found.moments[name].sums, found.moments[name].n_cols
         rows = np.arange(n_cols)  # each in 16 of 16 more columns than the last

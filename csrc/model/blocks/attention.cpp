@@ -1,10 +1,13 @@
 // h = W_o attention(rope(norm(W_q h + b_q)), rope(norm(W_k h + b_k)), W_v h + b_v) + b_o over the
 // KV cache, grouped queries; biases, norms, rope and slopes where the model has them.
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "model/blocks/blocks.h"
+#include "model/input_squares.h"
 #include "model/row_norm.h"
 
 namespace pyflow {
@@ -13,6 +16,9 @@ namespace {
 // From this many rows on, rows alone keep all threads busy; below, one row is cut at spans.
 constexpr int64_t kManyRows = 8;
 constexpr int64_t kRowTile = 16;
+// Of rows that are observed, sixteen at this distance from each other are mixed: neighbours mix
+// nearly the same.
+constexpr int64_t kMixedRows = 16, kMixedStep = 64;
 // From this many on, attention by more threads saves more than the barrier costs that it takes.
 constexpr int64_t kCellsWorthABarrier = 64;
 
@@ -77,10 +83,17 @@ class Attention final : public Block {
     float* mixed = v + s.n_rows * padded(kv_dim());
     const float* in = s.registers[in_];
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
-    multiply(s, team,
-             std::array{Product{q_, q, padded(q_dim())}, Product{k_, k, padded(kv_dim())},
-                        Product{v_, v, padded(kv_dim())}},
-             in, s.stride, s.n_rows);
+    const std::array products = {Product{q_, q, padded(q_dim())}, Product{k_, k, padded(kv_dim())},
+                                 Product{v_, v, padded(kv_dim())}};
+    const bool mixes = prepare_mixing(s, team);
+    if (mixes) {
+      multiply(s, team, std::span(products).first(2), in, s.stride, s.n_rows);
+      InputSquares* const observer = std::exchange(s.input_squares, nullptr);
+      multiply(s, team, std::span(products).last(1), in, s.stride, s.n_rows);
+      s.input_squares = observer;
+    } else {
+      multiply(s, team, products, in, s.stride, s.n_rows);
+    }
     if (norms_all_ && (q_norm_ || k_norm_))
       team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
@@ -130,6 +143,7 @@ class Attention final : public Block {
                     });
       attend(s, team, args, cut);
     }
+    if (mixes) observe_mixed(s, team, args, in);
     quantize_rows(s, team, mixed, padded(q_dim()), s.n_rows, q_dim());
     multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_, mixed,
              padded(q_dim()), s.n_rows);
@@ -234,6 +248,101 @@ class Attention final : public Block {
         s.kernels.attend_merge(args, i / n_kv_heads_, i % n_kv_heads_, partial(i),
                                spans(args.views[i / n_kv_heads_]));
     });
+  }
+
+  // What matters of the values is what attention makes of them. A mix of values, sum p_c W_v x_c
+  // over cells c, is W_v times the inputs mixed alike, so these are what W_v is observed to be
+  // multiplied by: one for each query head. A cell that many rows attend to, as most do to the
+  // first, counts by that, and an error in what it says of many others is seen as the sum it is.
+  //
+  // Attention does it, over the same keys, with n_slices() slices of the inputs for values. Inputs
+  // are kept by slot as long as their cells may be seen.
+  int64_t n_slices() const { return (n_embd_ + head_dim_ - 1) / head_dim_; }
+  int64_t slices_dim() const { return n_slices() * head_dim_; }
+  int64_t n_slots(const Step& s) const {
+    return (s.kv->groups()[s.kv->group_of(layer_)].capacity + 15) / 16 * 16;
+  }
+
+  bool prepare_mixing(const Step& s, Team& team) const {
+    if (!s.input_squares) return false;
+    if (team.rank() == 0) {
+      InputSquares& squares = *s.input_squares;
+      squares.prepare_moments(1, [&](size_t) { return v_; });
+      if (squares.moments_of(*v_) >= 0)
+        squares.prepare_mixing(*v_, n_slots(s) * slices_dim(), Mixing::floats(*this, s));
+    }
+    team.barrier();
+    return s.input_squares->moments_of(*v_) >= 0;
+  }
+
+  // Of the memory that layers share: keys that nobody reads and a slice for values, as caches hold
+  // them; a slice of the mixes, by row; and the mixes themselves, by row and query head.
+  struct Mixing {
+    float *keys, *values, *slice, *mixes;
+
+    Mixing(const Attention& a, const Step& s, float* memory)
+        : keys(memory),
+          values(keys + a.n_slots(s) * a.kv_dim()),
+          slice(values + a.n_slots(s) * a.kv_dim()),
+          mixes(slice + s.n_rows * a.q_dim()) {}
+    static int64_t floats(const Attention& a, const Step& s) {
+      return 2 * a.n_slots(s) * a.kv_dim() + s.n_rows * (a.q_dim() + a.n_heads_ * a.slices_dim());
+    }
+  };
+
+  void observe_mixed(Step& s, Team& team, const AttendArgs& args, const float* in) const {
+    float* const inputs = s.input_squares->own_mixing(*v_);
+    const Mixing m(*this, s, s.input_squares->shared_mixing());
+    const auto slots = s.kv->slots(layer_);
+    team.for_each(s.n_rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        std::copy_n(in + r * s.stride, n_embd_,
+                    inputs + slots[static_cast<size_t>(s.first_row + r)] * slices_dim());
+    });
+    struct Run {
+      int64_t row, n, number;  // the first, how many follow one another, and its number among all
+    };
+    std::vector<Run> runs;
+    int64_t n_mixed = 0;
+    for (int64_t r = 0; r < s.n_rows; ++r) {
+      if (s.rows[static_cast<size_t>(r)].position % kMixedStep >= kMixedRows) continue;
+      if (runs.empty() || runs.back().row + runs.back().n < r || runs.back().n == kRowTile)
+        runs.push_back({r, 0, n_mixed});
+      ++runs.back().n;
+      ++n_mixed;
+    }
+    AttendArgs mixing = args;
+    mixing.kv.v = reinterpret_cast<uint8_t*>(m.values);
+    KvView writing = mixing.kv;
+    writing.k = reinterpret_cast<uint8_t*>(m.keys);
+    for (int64_t i = 0; i < n_slices(); ++i) {
+      team.for_each(n_slots(s) / 16, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t slot = 16 * begin; slot < 16 * end; ++slot)
+          for (int64_t h = 0; h < n_kv_heads_; ++h) {
+            const float* slice = inputs + slot * slices_dim() + i * head_dim_;
+            s.kernels.store_kv(writing, slot, h, slice, slice);
+          }
+      });
+      team.for_each(std::ssize(runs) * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin; at < end; ++at) {
+          const Run& run = runs[static_cast<size_t>(at / n_kv_heads_)];
+          const int64_t head = at % n_kv_heads_;
+          AttendArgs part = mixing;
+          part.q += run.row * args.q_stride;
+          part.views += run.row;
+          part.out = m.slice + run.number * q_dim();
+          part.out_stride = q_dim();
+          s.kernels.attend(part, 0, run.n, head);
+          for (int64_t r = 0; r < run.n; ++r)
+            for (int64_t h = head * group(); h < (head + 1) * group(); ++h)
+              std::copy_n(
+                  part.out + r * q_dim() + h * head_dim_, head_dim_,
+                  m.mixes + ((run.number + r) * n_heads_ + h) * slices_dim() + i * head_dim_);
+        }
+      });
+    }
+    observe(s, team, std::array{Product{v_, nullptr, 0}}, m.mixes, slices_dim(),
+            n_mixed * n_heads_);
   }
 
   // The same with only query heads [first, last) of those that share `kv_head`.
