@@ -140,12 +140,15 @@ py::tuple requantize_array(const std::string& from_name, const ByteArray& data, 
   if (feedback && (feedback->shape().n_cols() != cols || info(to).block == 1))
     throw ShapeError("error feedback: expected blocks of " + std::to_string(cols) +
                      " columns, found that of " + std::to_string(feedback->shape().n_cols()));
+  std::optional<BlockFactors> blocks;
+  if (feedback) blocks.emplace(*feedback, info(to).block);
   const auto convert = [&](int64_t begin, int64_t end) {
     const uint8_t* from_rows = src + begin * from_bytes;
     uint8_t* to_rows = dst + static_cast<size_t>(begin) * encoder.row_bytes();
     RowLoss* lost = losses.data() + static_cast<size_t>(begin);
     if (feedback)
-      recode(from, from_rows, end - begin, first_row + begin, encoder, *feedback, to_rows, lost);
+      recode(from, from_rows, end - begin, first_row + begin, encoder, *feedback, *blocks, to_rows,
+             lost);
     else
       recode(from, from_rows, end - begin, first_row + begin, encoder, to_rows, lost);
   };

@@ -41,7 +41,7 @@ class Encoder {
 
  private:
   friend void recode(DType, const uint8_t*, int64_t, int64_t, const Encoder&, const Feedback&,
-                     uint8_t*, RowLoss*);
+                     const BlockFactors&, uint8_t*, RowLoss*);
   // Throws as encode does.
   void check(const float* x, int64_t n_rows, int64_t first_row) const;
 
@@ -57,9 +57,10 @@ class Encoder {
 void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
             uint8_t* out, RowLoss* losses);
 
-// The same of blocks, where later columns make up for the errors of earlier ones; the encoder's
-// importance is not looked at. A row's squared loss is d^T H d, its power that of H's diagonal.
+// The same of blocks, where columns make up for the errors of others; the encoder's importance is
+// not looked at. blocks: of the format's. A row's squared loss is d^T H d, its power that of H's
+// diagonal.
 void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
-            const Feedback& feedback, uint8_t* out, RowLoss* losses);
+            const Feedback& feedback, const BlockFactors& blocks, uint8_t* out, RowLoss* losses);
 
 }  // namespace pyflow

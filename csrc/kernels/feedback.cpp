@@ -15,7 +15,10 @@ namespace {
 constexpr float kDamping = 0.01f;
 // Mean diagonals beyond which they are no sums of inputs, and below which no input was ever met.
 constexpr double kLargest = 1e30, kLeast = 1e-30;
+constexpr double kLeastPivot = 1e-6;
 constexpr int64_t kPanel = 64;  // columns that are factored before the rest hears of them
+
+constexpr const char* kWhat = "error feedback";
 
 size_t floats(int64_t n) { return static_cast<size_t>(n) * sizeof(float); }
 
@@ -66,9 +69,11 @@ class Square {
 Feedback::Feedback(const float* moments, const Triangles& shape, ThreadPool* pool,
                    const KernelTable& table)
     : shape_(shape),
-      factors_(floats(shape.n_groups() * Triangles::kWidth * Triangles::kWidth), "error feedback"),
-      importance_(floats(shape.n_cols()), "error feedback"),
-      diagonal_(floats(shape.n_cols()), "error feedback") {
+      squares_(floats(shape.n_groups() * Triangles::kWidth * Triangles::kWidth), kWhat),
+      factors_(squares_.size(), kWhat),
+      importance_(floats(shape.n_cols()), kWhat),
+      diagonal_(floats(shape.n_cols()), kWhat),
+      units_(static_cast<size_t>(shape.n_groups())) {
   for (int64_t g = 0; g < shape.n_groups(); ++g) factor(g, moments + shape.begin(g), pool, table);
 }
 
@@ -88,11 +93,15 @@ void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
   // What never met an input: all columns alike, and on their own. Otherwise of size one, so that
   // nothing overflows.
   if (mean < kLeast) mean = 0.0;
-  const float scale = mean > 0.0 ? static_cast<float>(1.0 / mean) : 0.0f;
+  const float scale = mean > 0.0 ? static_cast<float>(1.0 / mean) : 0.0f,
+              unit = mean > 0.0 ? static_cast<float>(mean) : 1.0f;
+  units_[static_cast<size_t>(group)] = unit;
+  Square whole(squares_.as<float>() + group * Triangles::kWidth * Triangles::kWidth, n);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j <= i; ++j) h.row(i)[j] *= scale;
     h.row(i)[i] += mean > 0.0 ? kDamping : 1.0f;
-    diagonal_.as<float>()[first + i] = h.row(i)[i] * static_cast<float>(mean > 0.0 ? mean : 1.0);
+    diagonal_.as<float>()[first + i] = h.row(i)[i] * unit;
+    for (int64_t j = 0; j <= i; ++j) whole.row(i)[j] = whole.row(j)[i] = h.row(i)[j];
   }
   std::vector<float> down(static_cast<size_t>(kPanel * n)), up(down.size());
   for (int64_t begin = 0; begin < n; begin += kPanel) {
@@ -134,11 +143,51 @@ void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
   for (int64_t k = 0; k < n; ++k) {
     const float pivot = h.row(k)[k];
     inverse[static_cast<size_t>(k)] = 1.0f / pivot;
-    importance_.as<float>()[first + k] =
-        pivot * pivot * static_cast<float>(mean > 0.0 ? mean : 1.0);
+    importance_.as<float>()[first + k] = pivot * pivot * unit;
   }
   for (int64_t j = 0; j < n; ++j)
     for (int64_t k = 0; k < j; ++k) h.row(j)[k] *= inverse[static_cast<size_t>(k)];
+}
+
+BlockFactors::BlockFactors(const Feedback& feedback, int64_t block)
+    : block_(block),
+      importance_(floats(feedback.shape().n_cols()), kWhat),
+      factors_(floats(feedback.shape().n_cols() * block), kWhat),
+      inverse_(factors_.size(), kWhat) {
+  const auto size = static_cast<size_t>(block);
+  std::vector<double> l(size * size), v(size * size);  // L, and L^-1
+  for (int64_t column = 0; column < feedback.shape().n_cols(); column += block) {
+    const int64_t group = column / Triangles::kWidth, own = column % Triangles::kWidth;
+    for (size_t i = 0; i < size; ++i) {
+      const float* h = feedback.h(group, own + static_cast<int64_t>(i)) + own;
+      for (size_t j = 0; j <= i; ++j) {
+        double sum = static_cast<double>(h[j]);
+        for (size_t k = 0; k < j; ++k) sum -= l[i * size + k] * l[j * size + k];
+        // Positive, for the whole of H is definite beyond what floats round.
+        l[i * size + j] = i == j ? std::sqrt(std::max(sum, kLeastPivot)) : sum / l[j * size + j];
+      }
+    }
+    for (size_t j = 0; j < size; ++j)
+      for (size_t i = j; i < size; ++i) {
+        double sum = i == j ? 1.0 : 0.0;
+        for (size_t k = j; k < i; ++k) sum -= l[i * size + k] * v[k * size + j];
+        v[i * size + j] = sum / l[i * size + i];
+      }
+    float* const importance = importance_.as<float>() + column;
+    float* const factors = factors_.as<float>() + column * block;
+    float* const inverse = inverse_.as<float>() + column * block;
+    for (size_t i = 0; i < size; ++i) {
+      const double pivot = l[i * size + i];
+      importance[i] = static_cast<float>(pivot * pivot);
+      for (size_t k = 0; k < i; ++k)
+        factors[i * size + k] = static_cast<float>(l[i * size + k] / l[k * size + k]);
+      for (size_t j = 0; j <= i; ++j) {
+        double sum = 0.0;
+        for (size_t k = i; k < size; ++k) sum += v[k * size + i] * v[k * size + j];
+        inverse[i * size + j] = inverse[j * size + i] = static_cast<float>(sum);
+      }
+    }
+  }
 }
 
 }  // namespace pyflow

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/buffer.h"
 #include "core/thread_pool.h"
@@ -53,6 +54,13 @@ class Feedback {
            const KernelTable& table = kernel_table());
 
   const Triangles& shape() const { return shape_; }
+  // What h() is of the moments' mean.
+  float unit(int64_t group) const { return units_[static_cast<size_t>(group)]; }
+  // H_jk of a group, in its unit, for k < width.
+  const float* h(int64_t group, int64_t j) const {
+    return squares_.as<float>() + group * Triangles::kWidth * Triangles::kWidth +
+           j * shape_.width(group);
+  }
   // L_kk^2 of each column, and H_kk.
   const float* importance() const { return importance_.as<float>(); }
   const float* diagonal() const { return diagonal_.as<float>(); }
@@ -66,8 +74,31 @@ class Feedback {
   void factor(int64_t group, const float* moments, ThreadPool* pool, const KernelTable& table);
 
   Triangles shape_;
-  Buffer factors_;  // a square for each group
+  Buffer squares_, factors_;  // a square for each group
   Buffer importance_, diagonal_;
+  std::vector<float> units_;
+};
+
+// Of each block of columns alone, H_bb = L L^T. Where all other columns are what they are, with
+// errors e, an error d in a block costs d^T H_bb d + 2 d^T sum H_bj e_j and what does not depend on
+// d: as much as values x + d cost, by H_bb alone, of what would be best for the block to hold,
+//
+//   x = w_b + H_bb^-1 sum over j outside of H_bj e_j.
+class BlockFactors {
+ public:
+  // block: columns, a divisor of Triangles::kWidth and of the feedback's.
+  BlockFactors(const Feedback& feedback, int64_t block);
+
+  int64_t block() const { return block_; }
+  // Of the block that begins with that column: L_kk^2; L_jk / L_kk for k < j, else 0, and H_bb^-1,
+  // row by row.
+  const float* importance(int64_t column) const { return importance_.as<float>() + column; }
+  const float* factors(int64_t column) const { return factors_.as<float>() + column * block_; }
+  const float* inverse(int64_t column) const { return inverse_.as<float>() + column * block_; }
+
+ private:
+  int64_t block_;
+  Buffer importance_, factors_, inverse_;
 };
 
 }  // namespace pyflow

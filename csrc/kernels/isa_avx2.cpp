@@ -19,6 +19,7 @@ namespace {
 #include "kernels/matmul_unpacked.inl"
 #include "kernels/search.inl"
 #include "kernels/outer.inl"
+#include "kernels/round.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
 // clang-format on
@@ -30,6 +31,7 @@ KernelTable make_table() {
   fill_matmul_unpacked(t);
   fill_search(t);
   t.add_outer = &add_outer;
+  t.round = &round_lanes;
   fill_elementwise(t);
   fill_attention(t);
   return t;

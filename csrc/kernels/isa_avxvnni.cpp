@@ -18,6 +18,7 @@ namespace {
 #include "kernels/matmul.inl"
 #include "kernels/search.inl"
 #include "kernels/outer.inl"
+#include "kernels/round.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/attention.inl"
 // clang-format on
@@ -28,6 +29,7 @@ KernelTable make_table() {
   fill_matmul(t);
   fill_search(t);
   t.add_outer = &add_outer;
+  t.round = &round_lanes;
   fill_elementwise(t);
   fill_attention(t);
   return t;

@@ -8,6 +8,7 @@ static void search_blocks(const SearchArgs& args, int64_t begin, int64_t end, qu
   const int64_t per_row = args.n_cols / Format::kBlock;
   for (int64_t b = begin; b < end; b += Search::kBlocks) {
     quant::SearchInput in;
+    in.on_grid = args.on_grid;
     for (int l = 0; l < quant::kLanes; ++l) {
       const int64_t own = b + l / kSubs, block = own < end ? own : end - 1;  // lanes left over
       const int64_t at = l % kSubs * kWeights;

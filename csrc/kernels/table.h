@@ -45,6 +45,7 @@ struct SearchArgs {
   const float* x;           // rows of n_cols, one after the other
   const float* importance;  // of the columns, up to 1e30; null: all alike
   int64_t n_cols;           // a multiple of the block
+  bool on_grid = true;      // they may be values of such blocks already, to be found again
 };
 
 struct MatmulArgs {
@@ -69,6 +70,19 @@ struct OuterArgs {
   float* out;
   int64_t out_stride;
   int64_t rows, columns;  // columns a multiple of 16
+};
+
+// Weight k of a block in sixteen rows: x[16 k] and on, and so for all that is given by weight.
+struct RoundArgs {
+  float* x;        // what weights are to be; in the end, what they were to be when their turns came
+  const float* w;  // what errors are counted from
+  const float* levels;  // even: first ones, then steps; else level by level
+  int64_t n_levels;
+  bool even;
+  const float* factors;  // [k][i]: what an error of weight k adds to weight i before it
+  int64_t factors_stride;
+  int64_t n;   // weights
+  int32_t* q;  // their levels' numbers
 };
 
 // Keys and values of one layer. Sixteen cells share a block of keys, cells innermost, so that
@@ -128,6 +142,9 @@ struct KernelTable {
   // What blocks [begin, end) of the matrix are to hold, by weight format; null for plain floats. A
   // block's fields depend on nothing but its own weights and their importance.
   void (*search[kDTypeCount])(const SearchArgs&, int64_t begin, int64_t end, quant::Fields* out);
+
+  // Each weight to the nearest of its levels, from the last to the first.
+  void (*round)(const RoundArgs&);
 
   // Sums of outer products, one fma for each row, ascending.
   void (*add_outer)(const OuterArgs&);

@@ -24,16 +24,16 @@ namespace pyflow::quant {
 template <int B>
 inline void get_plane(const uint8_t* plane, int n, int shift, uint8_t* q) {
   const int bytes = n * B / 8;
-  for (int j = 0; j < n; ++j)
-    q[j] = static_cast<uint8_t>(q[j] | (plane[j % bytes] >> B * (j / bytes) & ((1 << B) - 1))
-                                           << shift);
+  for (int part = 0; part < 8 / B; ++part, q += bytes)
+    for (int j = 0; j < bytes; ++j)
+      q[j] = static_cast<uint8_t>(q[j] | (plane[j] >> B * part & ((1 << B) - 1)) << shift);
 }
 template <int B>
 inline void set_plane(uint8_t* plane, int n, int shift, const uint8_t* q) {
   const int bytes = n * B / 8;
-  for (int j = 0; j < n; ++j)
-    plane[j % bytes] = static_cast<uint8_t>(plane[j % bytes] | (q[j] >> shift & ((1 << B) - 1))
-                                                                   << B * (j / bytes));
+  for (int part = 0; part < 8 / B; ++part, q += bytes)
+    for (int j = 0; j < bytes; ++j)
+      plane[j] = static_cast<uint8_t>(plane[j] | (q[j] >> shift & ((1 << B) - 1)) << B * part);
 }
 
 // Scales and bases of the sub-blocks of 32 in a unit, from d[64 / N][16] | m[64 / N][16] as f16.

@@ -18,7 +18,7 @@
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) == (1 + 3 * kDTypeCount + 20) * sizeof(void*),
+static_assert(sizeof(KernelTable) == (1 + 3 * kDTypeCount + 21) * sizeof(void*),
               "run() has to know every kernel but dot_peak, which only takes time, and "
               "prefill_matmul, which may have an arithmetic of its own");
 
@@ -178,6 +178,31 @@ void run_search(const KernelTable& t, Random& random, Record& out) {
     }
 }
 
+// Sixteen rows of a block to levels that are even, and to such that fall or rise by uneven steps.
+void run_round(const KernelTable& t, Random& random, Record& out) {
+  constexpr int64_t kLevels = 11;
+  for (const int64_t n : {1, 32, 64})
+    for (const bool even : {true, false}) {
+      const size_t size = static_cast<size_t>(16 * n);
+      std::vector<float> x = random.reals(16 * n), w = random.reals(16 * n), levels;
+      const std::vector<float> factors = random.reals(n * (n + 3));
+      if (even) {
+        levels = random.reals(2 * 16 * n);
+        levels[size + 3] = 0.0f;  // a step
+      } else {
+        const std::vector<float> steps = random.reals(16 * n);
+        for (int64_t i = 0; i < kLevels; ++i)
+          for (size_t k = 0; k < size; ++k)
+            levels.push_back(static_cast<float>(i * i - 40) * 0.1f * steps[k]);
+      }
+      std::vector<int32_t> q(size);
+      t.round(
+          {x.data(), w.data(), levels.data(), kLevels, even, factors.data(), n + 3, n, q.data()});
+      out.add("round", x);
+      out.add("round", q);
+    }
+}
+
 void run_elementwise(const KernelTable& t, Random& random, Record& out) {
   // Calls f on fresh copies of n values, plain and odd, and records what it made of them.
   const auto each = [&](const std::string& kernel, auto f) {
@@ -321,6 +346,7 @@ Record run(const KernelTable& t) {
   run_matmul(t, random, out);
   run_elementwise(t, random, out);
   run_search(t, random, out);
+  run_round(t, random, out);
   for (const int64_t head_dim : {32, 96}) {
     run_cache(t, random, out, CacheType::F16, head_dim);
     run_cache(t, random, out, CacheType::Q8_0, head_dim);

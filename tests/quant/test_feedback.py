@@ -77,11 +77,33 @@ def test_the_error_at_the_output_is_less_and_as_told(type: str) -> None:
     assert squared < 0.6 * np.einsum("ri,ij,rj->", alone, h, alone)
 
 
+@pytest.mark.parametrize("type", ["Q3_B32", "Q3H_NL", "Q6_B64"])
+def test_blocks_are_encoded_in_the_light_of_all_others(type: str) -> None:
+    """What a block costs, by what would be best for it where all others are as they are, is far
+    less than what encoding that anew costs, for others have made up for it: by the first pass alone
+    0.74 to 0.95 of it."""
+    w, h = rows(32, 1024), inputs(1024)
+    blocks, _ = encoded(w, type, _core.Feedback(triangles(h), 1024))
+    values, h, n = dequantize(blocks, type), damped(h), FORMATS[type].block
+    pull = (w - values).astype(np.float64) @ h
+    costs = np.zeros(2)
+    for begin in range(0, 1024, n):
+        own = slice(begin, begin + n)
+        inside = h[own, own]
+        outside = pull[:, own] - (w - values)[:, own] @ inside
+        best = (w[:, own] + np.linalg.solve(inside, outside.T).T).astype(np.float32)
+        anew, _ = encoded(best, type, _core.Feedback(triangles(inside), n))
+        for i, held in enumerate((values[:, own], dequantize(anew, type))):
+            costs[i] += np.einsum("ri,ij,rj->", held - best, inside, held - best)
+    assert costs[0] < 0.6 * costs[1]
+
+
 @pytest.mark.parametrize("type", BLOCKS)
 def test_columns_that_have_nothing_in_common_are_encoded_on_their_own(type: str) -> None:
     w = rows(8, 512)
     blocks, _ = encoded(w, type, _core.Feedback(triangles(np.eye(512)), 512))
-    assert error(w, blocks, type) == pytest.approx(error(w, quantize(w, type), type), rel=1e-4)
+    alone = error(w, quantize(w, type), type)
+    assert 0.995 * alone < error(w, blocks, type) <= 1.0001 * alone  # more is searched for
 
 
 @pytest.mark.parametrize("type", ["Q4_K", "Q8_B64", "Q3H_K", "Q3H_NL", "IQ4_NL"])

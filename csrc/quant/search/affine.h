@@ -113,8 +113,10 @@ struct LineSearch {
       least = S::where_less(e, least, e, least);
     };
     // Whole numbers find the grid of weights that have been quantized before.
-    // Of 8 bits 32 are enough: half the range would cost four times the time.
-    for (int steps = 1 + (Max > 63 ? Max - 32 : Max / 2); steps <= Max; ++steps)
+    // Of 8 bits 32 are enough: half the range would cost four times the time. Others have no use
+    // for many fewer steps than there are.
+    constexpr int kLeast = 1 + (Max > 63 ? Max - 32 : Max / 2);
+    for (int steps = in.on_grid || kLeast > Max - 3 ? kLeast : Max - 3; steps <= Max; ++steps)
       attempt(static_cast<float>(steps), 0.0f);
     // Three times as many of these take 0.3 % off the error of Q4_K.
     const float beyond[4] = {0.5f, 1.0f, 2.0f, 3.0f};

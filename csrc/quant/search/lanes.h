@@ -24,6 +24,7 @@ struct Fields {
 struct SearchInput {
   const float* x[kLanes];
   const float* importance[kLanes];
+  bool on_grid;  // x may be values of blocks already, which are then to be found
 };
 
 // A grid of integers: values are a scale times Low .. High.
@@ -60,11 +61,12 @@ struct Lanes {
   F x[N], w[N];
   // Powers of two that brought x here, and back.
   alignas(64) float up[kLanes], down[kLanes];
+  bool on_grid;
 
   // `shared` lanes in a row are a super-block. Its largest magnitude is brought into [1, 2), so
   // that squares stay in range; so is its largest importance. Weights that are all below 2^-25,
   // half of the least f16, become 0, for no block can hold anything of them.
-  Lanes(const SearchInput& in, int shared) {
+  Lanes(const SearchInput& in, int shared) : on_grid(in.on_grid) {
     transpose(in.x, x);
     normalize(x, shared, 0x1p-25f, up, down);
     if (in.importance[0]) {
