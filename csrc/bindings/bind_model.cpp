@@ -253,7 +253,7 @@ py::array_t<double> score(Context& c, const py::object& input, const IntArray& p
 // For each input the tensors multiplied by it, their first rows, its columns, and the sums, which
 // are those of `self`.
 py::list moments(const py::object& self) {
-  const auto& squares = self.cast<const InputSquares&>();
+  auto& squares = self.cast<InputSquares&>();
   std::unordered_map<const PackedTensor*, py::tuple> names;
   squares.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
     names[&w] = py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first);

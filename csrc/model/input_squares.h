@@ -26,14 +26,17 @@ class InputSquares {
   struct Moments {
     Triangles shape;
     std::vector<const PackedTensor*> matrices;
-    Buffer sums;  // shape.size() floats; none where the memory could not be had
+    Buffer sums;    // shape.size() floats; none where the memory could not be had
+    Buffer recent;  // the same of the last n_recent rows, which sums lacks
+    int64_t n_recent = 0;
   };
 
   InputSquares(std::shared_ptr<const Stage> stage, bool with_moments);
 
   const Stage& stage() const { return *stage_; }
   const Sums& of(const PackedTensor& w) const { return sums_.at(&w); }
-  const std::vector<Moments>& moments() const { return moments_; }
+  // Complete.
+  const std::vector<Moments>& moments();
 
   // Adds columns [begin, end) of a row of the input of `w`, one of the stage's. Several threads may
   // add different columns at once; each sum takes its rows in the order of the calls.
@@ -47,6 +50,8 @@ class InputSquares {
   int64_t moments_of(const PackedTensor& first) const;
   int64_t moment_steps(int64_t number) const;
   void add_moments(int64_t number, const float* x, int64_t x_stride, int64_t n_rows, int64_t step);
+  // One thread, when all steps have been added.
+  void end_moments(int64_t number, int64_t n_rows);
 
   // Memory in which attention mixes inputs (blocks/attention.cpp), for `v`, whose moments there are
   // room for already: some of its own, which lasts, and some that all layers share. Where it cannot

@@ -129,6 +129,7 @@ void observe(Step& step, Team& team, std::span<const Product> products, const fl
     for (int64_t i = begin; i < end; ++i)
       step.input_squares->add_moments(moments, x, x_stride, n_rows, i);
   });
+  if (team.rank() == 0) step.input_squares->end_moments(moments, n_rows);
 }
 
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,

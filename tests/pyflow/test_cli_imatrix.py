@@ -45,7 +45,9 @@ def test_sums_are_those_of_the_inputs(
         diagonal = sums[
             128 * (rows // 16) * (rows // 16 + 1) + rows % 16 * 16 * (rows // 16 + 1) + rows
         ]
-        np.testing.assert_allclose(diagonal / (4 * N_CTX), found.columns[name][0], rtol=1e-4)
+        # Values are measured for each of nine heads, in sixteen rows of 64.
+        n_rows = 4 * 16 * 9 if "attn_v" in name else 4 * N_CTX
+        np.testing.assert_allclose(diagonal / n_rows, found.columns[name][0], rtol=1e-4)
     assert found.datasets == (TEXT.name,)
 
     # What the first layer's queries are multiplied by: the norm of the embedding.
@@ -57,10 +59,14 @@ def test_sums_are_those_of_the_inputs(
     x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5)
     x *= np.asarray(checkpoint.array("blk.0.attn_norm.weight"), np.float64)
     want = np.square(x).mean(0)
-    for role in ("attn_q", "attn_k", "attn_v"):
-        got = found.columns[f"blk.0.{role}.weight"][0]
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6 * want.max())
+    alone = tmp_path / "alone.gguf"
+    assert main([*args[:6], str(alone), *args[7:], "--chunks", "4"]) == 0
+    for measured, roles in ((found, "qk"), (read_imatrix(alone), "qkv")):
+        for role in roles:
+            got = measured.columns[f"blk.0.attn_{role}.weight"][0]
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6 * want.max())
 
+    capsys.readouterr()
     assert main(args) == 1
     assert "--force" in capsys.readouterr().err
 
