@@ -10,6 +10,8 @@
 
 namespace pyflow {
 
+inline constexpr float kLargestHalf = 65504.0f;  // of a weight, where it goes into a block
+
 // What is left of a row after encoding, of which d is the difference: sums over its weights, those
 // of squares weighed by the importance of their columns.
 struct RowLoss {

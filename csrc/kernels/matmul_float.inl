@@ -40,14 +40,17 @@ static constexpr int kFloatRows = Simd::kAccumulators < 16 ? Simd::kAccumulators
 
 // The same for up to Rows rows, two or more.
 template <class Format, int Rows, int Tiles>
-static void multiply_float_rows(int64_t rows, const uint8_t* tile, int64_t tile_bytes, int64_t k,
-                                const float* x, int64_t x_stride, float* y, int64_t y_stride) {
-  if (rows >= Rows) {
-    multiply_float<Format, Rows, Tiles, true>(tile, tile_bytes, k, x, x_stride, y, y_stride);
-  } else if constexpr (Rows > 2) {
-    multiply_float_rows<Format, Rows - 1, Tiles>(rows, tile, tile_bytes, k, x, x_stride, y,
-                                                 y_stride);
+static void multiply_float_rows(const MatmulArgs& args, int64_t rows, const uint8_t* tile,
+                                int64_t tile_bytes, const float* x, float* y) {
+  if (rows < Rows) {
+    if constexpr (Rows > 2)
+      multiply_float_rows<Format, Rows - 1, Tiles>(args, rows, tile, tile_bytes, x, y);
+    return;
   }
+  const auto multiply = Rows > kFewRows || args.prefetch
+                            ? multiply_float<Format, Rows, Tiles, true>
+                            : multiply_float<Format, Rows, Tiles, false>;
+  multiply(tile, tile_bytes, args.k, x, args.x_stride, y, args.y_stride);
 }
 
 // Tiles that follow one another against all rows.
@@ -63,8 +66,7 @@ static void multiply_float_tiles(const MatmulArgs& args, const uint8_t* tile, in
     if (rows == 1 || kFloatRows == 1)
       one(tile, tile_bytes, args.k, x, args.x_stride, y_rows, args.y_stride);
     else
-      multiply_float_rows<Format, kFloatRows, Tiles>(rows, tile, tile_bytes, args.k, x,
-                                                     args.x_stride, y_rows, args.y_stride);
+      multiply_float_rows<Format, kFloatRows, Tiles>(args, rows, tile, tile_bytes, x, y_rows);
   }
 }
 

@@ -276,6 +276,12 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
 void Context::observe(std::shared_ptr<InputSquares> squares) {
   if (squares && &squares->stage() != stage_.get())
     throw ShapeError("input squares: they are of another model; make them of this one's stage");
+  if (squares && squares->with_moments())
+    for (const KvGroup& group : kv_.groups())
+      if (group.used > 0)
+        throw ShapeError("second moments of inputs: expected a context without cells, found " +
+                         std::to_string(group.used) +
+                         " of whose inputs nothing is known; clear it");
   input_squares_ = std::move(squares);
 }
 

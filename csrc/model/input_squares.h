@@ -1,6 +1,6 @@
 // How much errors in the columns of matrices count: sums of squares of what each was multiplied by,
 // and where asked for, of the products of its columns. A context that is given one adds the rows of
-// every step to it.
+// every step to it; where moments are wanted, from an empty cache on, whose cells stay in place.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,9 @@ class InputSquares {
   InputSquares(std::shared_ptr<const Stage> stage, bool with_moments);
 
   const Stage& stage() const { return *stage_; }
+  bool with_moments() const { return with_moments_; }
   const Sums& of(const PackedTensor& w) const { return sums_.at(&w); }
-  // Complete.
+  // With their recent rows in the sums. Not while a context observes a step.
   const std::vector<Moments>& moments();
 
   // Adds columns [begin, end) of a row of the input of `w`, one of the stage's. Several threads may

@@ -201,3 +201,8 @@ def test_a_context_can_stop_observing_and_refuses_what_is_of_another_stage(
     assert not any(n for _, _, n, _ in squares.sums())
     with pytest.raises(ShapeError, match="another model"):
         over.observe(_core.InputSquares(stage(file, spec)))
+    over.observe(squares)  # rows are added one by one, so what came before is not missed
+    with pytest.raises(ShapeError, match=f"without cells, found {len(TOKENS)} of whose inputs"):
+        over.observe(_core.InputSquares(of, moments=True))
+    over.clear()
+    over.observe(_core.InputSquares(of, moments=True))
