@@ -80,11 +80,14 @@ def quantize(
 
     ShapeError: columns that are no multiple of the format's block. UnsupportedError: no such
     format, or a weight that it cannot hold, which is none that is finite and up to 65504.
+    ValueError: fewer than one thread.
     """
     rows = np.ascontiguousarray(weights, np.float32)
     by = None if importance is None else np.ascontiguousarray(importance, np.float32)
     if n_threads is None:
         n_threads = len(os.sched_getaffinity(0)) if rows.size >= _WORTH_THREADS else 1
+    elif n_threads < 1:
+        raise ValueError(f"n_threads: expected a number from 1 on, found {n_threads}")
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     return _core.quantize(format_of(type).name, rows, by, pool)
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import itertools
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,15 @@ def check(target: Path | None) -> None:
         raise click.UsageError(
             f"--plot: expected a name that ends in one of .{' .'.join(known)}, found {target}"
         )
+    if target.is_dir():
+        raise click.UsageError(f"--plot: {target} is a folder")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise click.UsageError(
+            f"--plot: cannot write into {target.parent}: {error.strerror}"
+        ) from None
 
 
 def figure(width: float, height: float) -> Any:

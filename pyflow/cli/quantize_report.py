@@ -23,10 +23,15 @@ def warnings(steps: list[Step], weighed: bool) -> list[str]:
     lines = fallbacks(steps, weighed)
     if n := sum(step.moments is not None for step in steps):
         lines.append(
-            f"columns of {n} matrices make up for each other's errors, which the table has as "
+            f"columns of {_matrices(n)} make up for each other's errors, which the table has as "
             "those of outputs"
         )
     return lines
+
+
+def _matrices(n: int, does: str = "", do: str = "") -> str:
+    """So many, and a verb of one or of several."""
+    return f"{n} matrix {does}".rstrip() if n == 1 else f"{n} matrices {do}".rstrip()
 
 
 def fallbacks(steps: list[Step], weighed: bool) -> list[str]:
@@ -39,11 +44,14 @@ def fallbacks(steps: list[Step], weighed: bool) -> list[str]:
             instead[kind] = instead.get(kind, 0) + 1
     for (wanted, to, n_cols), count in instead.items():
         lines.append(
-            f"{count} matrices get {to} instead of {wanted}: their rows of {n_cols} are no "
+            f"{_matrices(count, 'gets', 'get')} {to} instead of {wanted}: rows of {n_cols} are no "
             f"multiple of {FORMATS[wanted].block}"
         )
     kept = Counter(step.kept_for for step in steps if step.kept_for is not None)
-    lines += [f"{count} matrices stay as they are: {why}" for why, count in kept.items()]
+    lines += [
+        f"{_matrices(count, 'stays as it is', 'stay as they are')}: {why}"
+        for why, count in kept.items()
+    ]
     if weighed:
         without = [
             step.tensor.name
@@ -56,8 +64,8 @@ def fallbacks(steps: list[Step], weighed: bool) -> list[str]:
         moments = [step.moments for step in steps if step.moments is not None]
         if few := [m for m in moments if m.n_rows < ENOUGH * min(m.n_cols, WIDTH)]:
             lines.append(
-                f"moments of {len(few)} matrices are of too short a text, {few[0].n_rows:,} tokens "
-                f"for {few[0].n_cols:,} columns, and may do harm"
+                f"moments of {_matrices(len(few))} are of too short a text, {few[0].n_rows:,} "
+                f"tokens for {few[0].n_cols:,} columns, and may do harm"
             )
     return lines
 

@@ -319,7 +319,7 @@ def test_what_types_fall_back_to_is_told_and_told_again(
         assert main([*args, "-r", "0", "--keep", str(tmp_path)]) == 0
         err = capsys.readouterr().err
         assert "\nq3_k_m: " in f"\n{err}"
-        assert " instead of Q3_K: their rows of " in err
+        assert " instead of Q3_K: rows of " in err
         assert "q8_0: " not in err
 
 
@@ -341,5 +341,8 @@ def test_nothing_is_compared_without_models_or_without_matplotlib_for_a_plot(
     assert not (tmp_path / "j").exists()
     assert "ends in one of " in refused(base, "--plot", "x.txt")
     assert "no folder /no/such" in refused(base, "--plot", "/no/such/x.png")
+    assert "cannot write into /proc" in refused(base, "--plot", "/proc/x.png")
+    (tmp_path / "x.png").mkdir()
+    assert "x.png is a folder" in refused(base, "--plot", str(tmp_path / "x.png"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert "pip install matplotlib" in refused(base, "--plot", "x.png")

@@ -277,5 +277,7 @@ def test_names_come_in_any_case_and_wrong_ones_are_refused() -> None:
     assert set(BOUNDS) < set(FORMATS)
     with pytest.raises(UnsupportedError, match="expected one of F32, F16"):
         quantize(x, "q4")
+    with pytest.raises(ValueError, match="n_threads: expected a number from 1 on, found 0"):
+        quantize(x, "q4_k", n_threads=0)
     with pytest.raises(ShapeError, match="multiple of 144 each"):
         dequantize(blocks[..., :143], "q4_k")
