@@ -55,8 +55,6 @@ def check(target: Path | None) -> None:
         raise click.UsageError(
             f"--plot: expected a name that ends in one of .{' .'.join(known)}, found {target}"
         )
-    if target.is_dir():
-        raise click.UsageError(f"--plot: {target} is a folder")
     try:
         with tempfile.TemporaryFile(dir=target.parent):
             pass
