@@ -255,7 +255,12 @@ class Context(Closing):
             native.interrupt()
 
     def observe(self, squares: _core.InputSquares | None) -> None:
-        """From now on steps add the inputs of their matrices to these; None: no more."""
+        """From now on steps add the inputs of their matrices to these; None: no more.
+
+        Where these want second moments, it takes an empty context (ShapeError), which is the only
+        one to observe them (ShapeError). What attention mixes is then known by cell, so cells must
+        stay where they are written: no copies that are written on, no trees.
+        """
         self.native.observe(squares)
 
     def clear(self) -> None:

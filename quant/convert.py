@@ -205,6 +205,8 @@ class _Feedbacks:
             while len(self._latest) >= _LATEST:
                 del self._latest[next(iter(self._latest))]
             self._latest[moments.name] = moments.feedback(self._pool)
+        else:
+            moments.check()
         return self._latest[moments.name]
 
 

@@ -59,20 +59,27 @@ class Moments:
 
     def feedback(self, pool: _core.ThreadPool | None = None) -> _core.Feedback:
         """FormatError where no inputs have such products, or others had these."""
+        self.check()
         try:
-            diagonal = self.sums[_diagonal(self.n_cols)]
-            tolerance = _TOLERANCE * max(float(self.squares.max()), 0.0)
-            if not (np.abs(diagonal - self.squares) <= tolerance).all():
-                raise FormatError(
-                    "expected a diagonal that is the sums of squares of the same inputs, found "
-                    "another; measure both anew"
-                )
             return _core.Feedback(self.sums, self.n_cols, pool)
         except FormatError as error:
-            where = f"{self.checkpoint.path}: tensor {self.name!r}"
-            raise FormatError(f"{where}: {error}") from None
+            raise FormatError(f"{self._where}: {error}") from None
         finally:
             self.checkpoint.native.release(self.name)
+
+    def check(self) -> None:
+        """FormatError where they are not of the inputs that the squares are of."""
+        diagonal = self.sums[_diagonal(self.n_cols)]
+        tolerance = _TOLERANCE * max(float(self.squares.max()), 0.0)
+        if not (np.abs(diagonal - self.squares) <= tolerance).all():
+            raise FormatError(
+                f"{self._where}: expected a diagonal that is the sums of squares of the same "
+                "inputs, found another; measure both anew"
+            )
+
+    @property
+    def _where(self) -> str:
+        return f"{self.checkpoint.path}: tensor {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, 
 
 // The same of blocks, where columns make up for the errors of others; the encoder's importance is
 // not looked at. blocks: of the format's. A row's squared loss is d^T H d, its power that of H's
-// diagonal.
+// diagonal. Rows that lose less when encoded by the importance of H's diagonal alone are.
 void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
             const Feedback& feedback, const BlockFactors& blocks, uint8_t* out, RowLoss* losses);
 

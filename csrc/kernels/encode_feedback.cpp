@@ -182,6 +182,16 @@ class RowsWithFeedback {
       for (int64_t begin = 0; begin < n_; begin += block_) improve(begin);
   }
 
+  // What rows that were encoded otherwise, one after the other at `rows`, have of the weights.
+  void take(const uint8_t* rows) {
+    std::vector<float> values(static_cast<size_t>(n_));
+    for (int64_t r = 0; r < n_rows_; ++r) {
+      dequantize(dtype_, rows + static_cast<size_t>(r) * row_bytes_, n_, values.data());
+      for (int64_t i = 0; i < n_; ++i) error(i)[r] = weight(i, r) - values[static_cast<size_t>(i)];
+    }
+    pull();
+  }
+
   RowLoss loss(int64_t r) const {
     RowLoss loss;
     for (int64_t i = 0; i < n_; ++i) {
@@ -352,20 +362,44 @@ class RowsWithFeedback {
   std::vector<float> targets_, own_, values_, columns_;  // of a block; columns_ by column
 };
 
+// The diagonal of H, by its unit.
+std::vector<float> squares(const Feedback& feedback) {
+  std::vector<float> diagonal(static_cast<size_t>(feedback.shape().n_cols()));
+  for (int64_t i = 0; i < std::ssize(diagonal); ++i)
+    diagonal[static_cast<size_t>(i)] =
+        feedback.h(i / Triangles::kWidth, i % Triangles::kWidth)[i % Triangles::kWidth];
+  return diagonal;
+}
+
 }  // namespace
 
 void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
             const Feedback& feedback, const BlockFactors& blocks, uint8_t* out, RowLoss* losses) {
   const int64_t n = to.n_cols();
   RowsWithFeedback some(to, to.table_, feedback, blocks);
+  const std::vector<float> diagonal = squares(feedback);
+  const Encoder alone(to.dtype(), n, diagonal.data(), to.table_);
+  std::vector<uint8_t> others(static_cast<size_t>(kRowsAtOnce) * to.row_bytes());
   for (int64_t first = 0; first < n_rows; first += kRowsAtOnce) {
     const int64_t at_once = std::min(kRowsAtOnce, n_rows - first);
     for (int64_t r = 0; r < at_once; ++r)
       dequantize(from, rows + static_cast<size_t>(first + r) * row_bytes(from, n), n,
                  some.weights(r));
     to.check(some.weights(0), at_once, first_row + first);
-    some.encode(at_once, out + static_cast<size_t>(first) * to.row_bytes());
+    uint8_t* const encoded = out + static_cast<size_t>(first) * to.row_bytes();
+    some.encode(at_once, encoded);
     for (int64_t r = 0; r < at_once; ++r) losses[first + r] = some.loss(r);
+    // Where columns go together closely, what they make up for may grow from block to block; and
+    // weights that a format has exactly need nothing of it.
+    alone.encode(some.weights(0), at_once, first_row + first, others.data());
+    some.take(others.data());
+    for (int64_t r = 0; r < at_once; ++r) {
+      const RowLoss other = some.loss(r);
+      if (!(other.squared < losses[first + r].squared)) continue;
+      losses[first + r] = other;
+      const size_t at = static_cast<size_t>(r) * to.row_bytes();
+      std::copy_n(others.data() + at, to.row_bytes(), encoded + at);
+    }
   }
 }
 

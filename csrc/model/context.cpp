@@ -282,6 +282,8 @@ void Context::observe(std::shared_ptr<InputSquares> squares) {
         throw ShapeError("second moments of inputs: expected a context without cells, found " +
                          std::to_string(group.used) +
                          " of whose inputs nothing is known; clear it");
+  if (squares == input_squares_) return;
+  observing_ = squares ? squares->take() : nullptr;
   input_squares_ = std::move(squares);
 }
 

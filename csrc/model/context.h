@@ -96,6 +96,7 @@ class Context {
   Buffer scratch_;
   int64_t last_rows_ = 0;
   std::shared_ptr<InputSquares> input_squares_;
+  std::shared_ptr<const void> observing_;  // that these are taken
   std::atomic<bool> cancel_{false};
   bool stop_[2] = {false, false};
   const std::function<bool()>* poll_ = nullptr;

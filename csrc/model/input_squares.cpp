@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "core/errors.h"
+
 namespace pyflow {
 namespace {
 
@@ -19,6 +21,15 @@ InputSquares::InputSquares(std::shared_ptr<const Stage> stage, bool with_moments
   stage_->for_matrices([&](const TensorRef&, const PackedTensor& w) {
     sums_[&w].columns.resize(static_cast<size_t>(w.cols()));
   });
+}
+
+std::shared_ptr<const void> InputSquares::take() {
+  if (with_moments_ && !taken_.expired())
+    throw ShapeError(
+        "second moments of inputs: expected those that no other context observes; end that first");
+  const auto taken = std::make_shared<const char>();
+  taken_ = taken;
+  return taken;
 }
 
 void InputSquares::add(const PackedTensor& w, const float* x, int64_t begin, int64_t end) {

@@ -1,6 +1,7 @@
 // How much errors in the columns of matrices count: sums of squares of what each was multiplied by,
 // and where asked for, of the products of its columns. A context that is given one adds the rows of
-// every step to it; where moments are wanted, from an empty cache on, whose cells stay in place.
+// every step to it; where moments are wanted, one context at a time, from an empty cache on, whose
+// cells stay in place.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,9 @@ class InputSquares {
   InputSquares(std::shared_ptr<const Stage> stage, bool with_moments);
 
   const Stage& stage() const { return *stage_; }
+  // What a context holds as long as it observes; throws ShapeError where moments are wanted and
+  // another one does.
+  std::shared_ptr<const void> take();
   bool with_moments() const { return with_moments_; }
   const Sums& of(const PackedTensor& w) const { return sums_.at(&w); }
   // With their recent rows in the sums. Not while a context observes a step.
@@ -63,6 +67,7 @@ class InputSquares {
 
  private:
   std::shared_ptr<const Stage> stage_;
+  std::weak_ptr<const void> taken_;
   std::unordered_map<const PackedTensor*, Sums> sums_;
   bool with_moments_;
   std::vector<Moments> moments_;

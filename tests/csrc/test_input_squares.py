@@ -78,7 +78,10 @@ def test_moments_are_those_of_the_definition_and_shared_by_what_has_one_input(
     missing = reference.products.keys() - set(matrices)
     assert all(name[0] in "78" for name, _ in missing)
     assert len(matrices) == len(reference.products) - len(missing)
-    assert max(len(names) for names, _, _ in found) == 2  # queries and keys, gate and up
+    # Queries and keys, gate and up; where they are of one tensor, values with the former.
+    shared = [{name for name, _ in names} for names, _, _ in found if len(names) == 3]
+    assert shared
+    assert all(len(tensors) == 1 for tensors in shared)
     for names, n_cols, sums in found:
         for name in names:
             want = reference.products[name]
@@ -158,10 +161,13 @@ class Products(Recorder):
         return super().linear(ref, x, bias)
 
     def attended(self, b: Attention, p: Array, x: Array) -> None:
-        """Values stand for the inputs as each query head mixes them, of sixteen rows in 64."""
+        """Values whose tensor is their own stand for the inputs as each query head mixes them, of
+        sixteen rows in 64."""
+        q, v = (r if isinstance(r, Source) else Source(r) for r in (b.q, b.v))
+        if q.name == v.name:
+            return
         mixes = np.einsum("hij,jc->ihc", p, x)[np.arange(len(x)) % 64 < 16]
-        source = b.v if isinstance(b.v, Source) else Source(b.v)
-        key = source.name, source.rows[0][0] if source.rows else 0
+        key = v.name, v.rows[0][0] if v.rows else 0
         mixes = mixes.reshape(-1, x.shape[-1])
         self.products[key] = mixes.T @ mixes
         self.mixed[key] = len(mixes), np.square(mixes).sum(0)
@@ -205,4 +211,13 @@ def test_a_context_can_stop_observing_and_refuses_what_is_of_another_stage(
     with pytest.raises(ShapeError, match=f"without cells, found {len(TOKENS)} of whose inputs"):
         over.observe(_core.InputSquares(of, moments=True))
     over.clear()
-    over.observe(_core.InputSquares(of, moments=True))
+    moments = _core.InputSquares(of, moments=True)
+    over.observe(moments)
+    over.observe(moments)
+    other = context(of)
+    with pytest.raises(ShapeError, match="expected those that no other context observes"):
+        other.observe(moments)
+    over.observe(None)
+    other.observe(moments)
+    del other
+    over.observe(moments)

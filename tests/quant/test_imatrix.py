@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,8 @@ def test_matrices_of_one_input_share_its_moments(tmp_path: Path) -> None:
     assert len(found.moments) == 2
     assert q.n_cols == 32
     q.feedback()
+    with pytest.raises(FormatError, match="expected a diagonal that is the sums of squares"):
+        replace(k, squares=2 * k.squares).check()
     assert read_imatrix(moments_file(tmp_path / "i.gguf", [])).moments == {}
 
 

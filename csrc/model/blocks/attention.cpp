@@ -53,6 +53,8 @@ class Attention final : public Block {
     q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
     k_ = &w.matrix(spec.tensor("k"), kv_dim(), n_embd_, Weights::Loop::Continued);
     v_ = &w.matrix(spec.tensor("v"), kv_dim(), n_embd_, Weights::Loop::Continued);
+    joined_ = spec.tensor("v").name == spec.tensor("q").name ||
+              spec.tensor("v").name == spec.tensor("k").name;
     o_ = &w.matrix(spec.tensor("o"), n_embd_, q_dim());
     q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
     k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), kv_dim());
@@ -256,7 +258,8 @@ class Attention final : public Block {
   // first, counts by that, and an error in what it says of many others is seen as the sum it is.
   //
   // Attention does it, over the same keys, with n_slices() slices of the inputs for values. Inputs
-  // are kept by slot as long as their cells may be seen.
+  // are kept by slot as long as their cells may be seen. A tensor of which only some rows are the
+  // values' has the inputs that it is multiplied by, as any other.
   int64_t n_slices() const { return (n_embd_ + head_dim_ - 1) / head_dim_; }
   int64_t slices_dim() const { return n_slices() * head_dim_; }
   int64_t n_slots(const Step& s) const {
@@ -264,7 +267,7 @@ class Attention final : public Block {
   }
 
   bool prepare_mixing(const Step& s, Team& team) const {
-    if (!s.input_squares) return false;
+    if (!s.input_squares || joined_) return false;
     if (team.rank() == 0) {
       InputSquares& squares = *s.input_squares;
       squares.prepare_moments(1, [&](size_t) { return v_; });
@@ -366,6 +369,7 @@ class Attention final : public Block {
   size_t layer_;
   std::vector<float> slopes_;
   const PackedTensor *q_, *k_, *v_, *o_;
+  bool joined_;  // the values' matrix is part of another one's tensor
   const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
   HeadNorm q_norm_, k_norm_;
   bool norms_all_ = false;
