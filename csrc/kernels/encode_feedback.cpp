@@ -24,6 +24,8 @@ constexpr int kSweeps = 1, kSweepTurns = 2;
 constexpr int64_t kRowsAtOnce = 32;  // for which factors are read once
 
 constexpr int64_t kLanes = quant::kLanes;
+// Ways to round a row that are kept (round.inl), and rows that lie side by side.
+constexpr int64_t kPaths = 4, kRowsOfLanes = kLanes / kPaths;
 
 // Blocks of several rows that lie in the same columns.
 struct BlockColumn {
@@ -41,50 +43,52 @@ struct BlockColumn {
   double* least;  // of each row, what that costs: only blocks that cost less are taken
 };
 
-// The levels of the weights of blocks of sixteen rows, whose scales are settled, for a kernel.
+// The levels of the weights of blocks of four rows, whose scales are settled, for a kernel.
 template <class Format>
 class Levels {
  public:
   static constexpr bool kEven = Format::Search::kEven;
   static constexpr int64_t kLevels = Format::Search::kLevels, kBlock = Format::kBlock;
 
-  void set(int64_t lane, quant::Fields fields) {
+  void set(int64_t row, quant::Fields fields) {
     float levels[2][kBlock];
     for (int q = 0; q < (kEven ? 2 : static_cast<int>(kLevels)); ++q) {
       std::memset(fields.q, q, sizeof fields.q);
       Format::dequantize(Format::assemble(fields), levels[kEven ? q : 0]);
-      if (!kEven) put(q, lane, levels[0]);
+      if (!kEven) put(q, row, levels[0]);
     }
     if (!kEven) return;
     for (int64_t k = 0; k < kBlock; ++k) levels[1][k] -= levels[0][k];
-    put(0, lane, levels[0]);
-    put(1, lane, levels[1]);
+    put(0, row, levels[0]);
+    put(1, row, levels[1]);
   }
   const float* data() const { return data_; }
 
  private:
-  void put(int64_t i, int64_t lane, const float* of_weights) {
-    for (int64_t k = 0; k < kBlock; ++k) data_[(i * kBlock + k) * kLanes + lane] = of_weights[k];
+  void put(int64_t i, int64_t row, const float* of_weights) {
+    for (int64_t k = 0; k < kBlock; ++k)
+      std::fill_n(data_ + (i * kBlock + k) * kLanes + row * kPaths, kPaths, of_weights[k]);
   }
   alignas(64) float data_[(kEven ? 2 : kLevels) * kBlock * kLanes];
 };
 
-// Encodes up to sixteen rows of blocks, their scales being settled, from the last weight to the
-// first, each error moving those before it: to `x`, what they are to be when their turns come.
-// squared: of each row the squares of what rounding leaves of that, weighed.
+// Encodes up to four rows of blocks, their scales being settled, from the last weight to the first,
+// each error moving those before it: to `x`, what they are to be when their turns come. squared: of
+// each row the squares of what rounding leaves of that, weighed.
 template <class Format>
 void round_rows(const KernelTable& table, const BlockColumn& c, int64_t first, int64_t n_rows,
                 quant::Fields* fields, float* x, float* values, double* squared) {
   constexpr int64_t kBlock = Format::kBlock;
   Levels<Format> levels;
   alignas(64) float lanes[kBlock * kLanes], w[kBlock * kLanes];
-  alignas(64) int32_t q[kBlock * kLanes];
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    const int64_t r = std::min(lane, n_rows - 1);  // lanes left over
-    levels.set(lane, fields[r]);
+  alignas(64) int32_t q[kBlock * kLanes], parents[kBlock * kLanes];
+  for (int64_t row = 0; row < kRowsOfLanes; ++row) {
+    const int64_t r = std::min(row, n_rows - 1);  // lanes left over
+    levels.set(row, fields[r]);
     for (int64_t k = 0; k < kBlock; ++k) {
-      lanes[k * kLanes + lane] = c.targets[(first + r) * kBlock + k];
-      w[k * kLanes + lane] = c.w[(first + r) * kBlock + k];
+      const int64_t at = k * kLanes + row * kPaths;
+      std::fill_n(lanes + at, kPaths, c.targets[(first + r) * kBlock + k]);
+      std::fill_n(w + at, kPaths, c.w[(first + r) * kBlock + k]);
     }
   }
   table.round({.x = lanes,
@@ -94,12 +98,17 @@ void round_rows(const KernelTable& table, const BlockColumn& c, int64_t first, i
                .even = Levels<Format>::kEven,
                .factors = c.factors,
                .factors_stride = c.factors_stride,
+               .importance = c.importance,
                .n = kBlock,
-               .q = q});
+               .q = q,
+               .parents = parents});
   for (int64_t r = 0; r < n_rows; ++r, x += kBlock, values += kBlock) {
+    int64_t path = 0;
     for (int64_t k = 0; k < kBlock; ++k) {
-      fields[r].q[k] = static_cast<uint8_t>(q[k * kLanes + r]);
-      x[k] = lanes[k * kLanes + r];
+      const int64_t at = k * kLanes + r * kPaths + path;
+      fields[r].q[k] = static_cast<uint8_t>(q[at]);
+      x[k] = lanes[at];
+      path = parents[at];
     }
     Format::dequantize(Format::assemble(fields[r]), values);
     squared[r] = 0.0;
@@ -126,9 +135,10 @@ void encode_column(const KernelTable& table, DType dtype, const BlockColumn& c) 
       table.search[static_cast<size_t>(dtype)](
           {.x = x, .importance = c.importance, .n_cols = kBlock, .on_grid = c.on_grid && turn == 0},
           0, c.n_rows, fields);
-      for (int64_t first = 0; first < c.n_rows; first += kLanes)
-        round_rows<Format>(table, c, first, std::min(kLanes, c.n_rows - first), fields + first,
-                           x + first * kBlock, values + first * kBlock, squared + first);
+      for (int64_t first = 0; first < c.n_rows; first += kRowsOfLanes)
+        round_rows<Format>(table, c, first, std::min(kRowsOfLanes, c.n_rows - first),
+                           fields + first, x + first * kBlock, values + first * kBlock,
+                           squared + first);
       for (int64_t r = 0; r < c.n_rows; ++r) {
         if (!(squared[r] < c.least[r])) continue;
         c.least[r] = squared[r];

@@ -29,7 +29,7 @@ KernelTable make_table() {
   fill_matmul(t);
   fill_search(t);
   t.add_outer = &add_outer;
-  t.round = &round_lanes;
+  t.round = &round_paths;
   fill_elementwise(t);
   fill_attention(t);
   return t;

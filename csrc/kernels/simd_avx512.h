@@ -46,6 +46,7 @@ struct Zmm {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
   }
   static inline F swap_pairs(F a) { return _mm512_permute_ps(a, 0xB1); }
+  static inline F permute4(F a, I lanes) { return _mm512_permutevar_ps(a, lanes); }
   static inline F zip_lo(F a, F b) {
     const I index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return _mm512_permutex2var_ps(a, index, b);

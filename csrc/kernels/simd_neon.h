@@ -99,6 +99,14 @@ struct Simd {
         vbslq_f32(vcltq_f32(x.c, y.c), yes.c, no.c), vbslq_f32(vcltq_f32(x.d, y.d), yes.d, no.d)};
   }
   PYFLOW_EACH_1(F, swap_pairs, F, vrev64q_f32)
+  static inline float32x4_t picked(float32x4_t x, int32x4_t lanes) {
+    const uint32x4_t bytes =
+        vmlaq_n_u32(vdupq_n_u32(0x03020100), vreinterpretq_u32_s32(lanes), 0x04040404);
+    return vreinterpretq_f32_u8(vqtbl1q_u8(vreinterpretq_u8_f32(x), vreinterpretq_u8_u32(bytes)));
+  }
+  static inline F permute4(F x, I lanes) {
+    return {picked(x.a, lanes.a), picked(x.b, lanes.b), picked(x.c, lanes.c), picked(x.d, lanes.d)};
+  }
   static inline F zip_lo(F x, F y) {
     return {vzip1q_f32(x.a, y.a), vzip2q_f32(x.a, y.a), vzip1q_f32(x.b, y.b), vzip2q_f32(x.b, y.b)};
   }

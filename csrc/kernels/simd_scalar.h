@@ -4,6 +4,7 @@
 //
 //   F  16 f32 lanes          fma(a,b,c) = a*b + c, fnma(a,b,c) = -a*b + c, one rounding each
 //      zip_lo, zip_hi interleave the lower, upper halves: a0 b0 a1 b1 ...
+//      permute4(a,lanes) picks one of four lanes, by its number 0 to 3 among them
 //      where_less(a,b,yes,no) picks per lane; max(a,b) is b where a lane is not a number
 //   I  16 i32 lanes          to_i rounds to nearest even, in range only
 //      shr is logical, sar arithmetic
@@ -115,6 +116,7 @@ struct Simd {
     PYFLOW_LANES(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]);
   }
   static inline F swap_pairs(F a) { F r; PYFLOW_LANES(a.v[i ^ 1]); }
+  static inline F permute4(F a, I lanes) { F r; PYFLOW_LANES(a.v[(i & ~3) + lanes.v[i]]); }
   static inline F zip_lo(F a, F b) { F r; PYFLOW_LANES(i % 2 ? b.v[i / 2] : a.v[i / 2]); }
   static inline F zip_hi(F a, F b) { F r; PYFLOW_LANES(i % 2 ? b.v[8 + i / 2] : a.v[8 + i / 2]); }
   static inline float reduce_add(F a) {

@@ -74,6 +74,9 @@ struct Ymm {
   static inline F swap_pairs(F a) {
     return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)};
   }
+  static inline F permute4(F a, I lanes) {
+    return {_mm256_permutevar_ps(a.lo, lanes.lo), _mm256_permutevar_ps(a.hi, lanes.hi)};
+  }
   // unpack works within halves of a register, so the halves are put in order afterwards.
   static inline F zip(__m256 a, __m256 b) {
     const __m256 lo = _mm256_unpacklo_ps(a, b), hi = _mm256_unpackhi_ps(a, b);

@@ -72,17 +72,21 @@ struct OuterArgs {
   int64_t rows, columns;  // columns a multiple of 16
 };
 
-// Weight k of a block in sixteen rows: x[16 k] and on, and so for all that is given by weight.
+// Blocks of four rows, each with four ways to round it, of which row r's are lanes 4 r and on:
+// weight k has x[16 k] and on, and so all that is given by weight. The best way of a row is traced
+// from the first weight on: lane 4 r of it, then, of weight k + 1, lane 4 r + parents[k][lane].
 struct RoundArgs {
   float* x;        // what weights are to be; in the end, what they were to be when their turns came
   const float* w;  // what errors are counted from
-  const float* levels;  // even: first ones, then steps; else level by level
+  const float* levels;  // even: first ones, then steps; else level by level, 2 or more
   int64_t n_levels;
   bool even;
   const float* factors;  // [k][i]: what an error of weight k adds to weight i before it
   int64_t factors_stride;
-  int64_t n;   // weights
-  int32_t* q;  // their levels' numbers
+  const float* importance;  // of what rounding leaves of each weight, squared
+  int64_t n;                // weights
+  int32_t* q;               // their levels' numbers
+  int32_t* parents;         // 0 to 3
 };
 
 // Keys and values of one layer. Sixteen cells share a block of keys, cells innermost, so that
@@ -143,7 +147,7 @@ struct KernelTable {
   // block's fields depend on nothing but its own weights and their importance.
   void (*search[kDTypeCount])(const SearchArgs&, int64_t begin, int64_t end, quant::Fields* out);
 
-  // Each weight to the nearest of its levels, from the last to the first.
+  // Each weight to one of its levels, from the last to the first, for the least sum of squares.
   void (*round)(const RoundArgs&);
 
   // Sums of outer products, one fma for each row, ascending.
