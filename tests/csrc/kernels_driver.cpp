@@ -178,7 +178,7 @@ void run_search(const KernelTable& t, Random& random, Record& out) {
     }
 }
 
-// Sixteen rows of a block to levels that are even, and to such that fall or rise by uneven steps.
+// Four ways of four rows to levels that are even, and to such that fall or rise by uneven steps.
 void run_round(const KernelTable& t, Random& random, Record& out) {
   constexpr int64_t kLevels = 11;
   for (const int64_t n : {1, 32, 64})
@@ -195,11 +195,23 @@ void run_round(const KernelTable& t, Random& random, Record& out) {
           for (size_t k = 0; k < size; ++k)
             levels.push_back(static_cast<float>(i * i - 40) * 0.1f * steps[k]);
       }
-      std::vector<int32_t> q(size);
-      t.round(
-          {x.data(), w.data(), levels.data(), kLevels, even, factors.data(), n + 3, n, q.data()});
+      std::vector<float> importance = random.reals(n);
+      for (float& i : importance) i = std::fabs(i);
+      std::vector<int32_t> q(size), parents(size);
+      t.round({.x = x.data(),
+               .w = w.data(),
+               .levels = levels.data(),
+               .n_levels = kLevels,
+               .even = even,
+               .factors = factors.data(),
+               .factors_stride = n + 3,
+               .importance = importance.data(),
+               .n = n,
+               .q = q.data(),
+               .parents = parents.data()});
       out.add("round", x);
       out.add("round", q);
+      out.add("round", parents);
     }
 }
 
