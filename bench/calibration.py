@@ -1,11 +1,12 @@
-"""Write a text to calibrate on for WikiText: questions, and articles in the form of that corpus.
+"""Write a text to calibrate on for WikiText: questions, and articles in a form like that corpus's.
 
 usage: python bench/calibration.py QUESTIONS OUT
 
 QUESTIONS is Spec-Bench's question.jsonl (https://github.com/hemingkyx/Spec-Bench). The articles,
-some of Wikipedia of 2015, lie among the test data of the gensim package, whose wikicorpus module
-also takes the markup off: pip install gensim. Questions lie between articles, so that any beginning
-of the text has some of everything; what WikiText-2 tests on is refused by `pyflow imatrix`.
+some of Wikipedia, lie among the test data of the gensim package, whose wikicorpus module also takes
+the markup off: pip install gensim. They get spaces about punctuation much as that corpus has them.
+Questions lie between articles, so that any beginning of the text has some of everything. What
+WikiText-2 tests on is not among them; `pyflow imatrix` would refuse it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ def article(title: str, text: str) -> str:
 
 
 def articles() -> list[str]:
-    import gensim
-    from gensim.corpora.wikicorpus import extract_pages, filter_wiki
+    try:
+        import gensim
+        from gensim.corpora.wikicorpus import extract_pages, filter_wiki
+    except ImportError as error:
+        raise SystemExit(f"{error}: pip install gensim") from None
 
     path = Path(gensim.__file__).parent / "test" / "test_data" / ARTICLES
     with bz2.open(path, "rt", encoding="utf-8") as file:
@@ -59,11 +63,18 @@ def articles() -> list[str]:
     return [a for title, text in pages if (a := article(title, filter_wiki(text)))]
 
 
+def questions_of(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return ["\n".join(json.loads(line)["turns"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{path}: expected questions as Spec-Bench has them: {error!r}") from None
+
+
 def main(questions: Path, target: Path) -> None:
-    asked = [
-        "\n".join(json.loads(line)["turns"])
-        for line in questions.read_text(encoding="utf-8").splitlines()
-    ]
+    if target.exists():
+        raise SystemExit(f"{target} is there already; name another file")
+    asked = questions_of(questions)
     random.Random(SEED).shuffle(asked)
     found = articles()
     share = len(asked) / len(found)

@@ -94,7 +94,8 @@ def command(
     texts = {path: _calibration(path) for path in files}
     with options.load(str(source), threads, numa) as loaded:
         options.context_size(ctx_size, loaded.spec.n_ctx_train)
-        windows = _windows(loaded, texts, ctx_size)[:chunks]
+        of_texts = _windows(loaded, texts, ctx_size)[:chunks]
+        windows = [window for _, window in of_texts]
         begin = time.monotonic()
         with (
             progress("reading") as show,
@@ -115,7 +116,8 @@ def command(
             raise FormatError(f"{loaded.path}: {error}") from None
         products = moments_by_tensor(squares.moments(), names)
     seconds = time.monotonic() - begin
-    datasets = ["standard input" if path == "-" else Path(path).name for path in files]
+    read = dict.fromkeys(path for path, _ in of_texts)
+    datasets = ["standard input" if path == "-" else Path(path).name for path in read]
     write_imatrix(
         target,
         found,
@@ -152,6 +154,12 @@ def command(
             f"take one of {wanted:,} or more",
             err=True,
         )
+    if left_out := [path for path in texts if path not in read]:
+        click.echo(
+            f"warning: --chunks {chunks} left out {', '.join(left_out)}; take more, or one text of "
+            "several",
+            err=True,
+        )
     if unseen:
         click.echo(
             f"warning: no row came to {unseen} matrices of experts, whose columns will count "
@@ -172,14 +180,14 @@ def _calibration(path: str) -> str:
     return text
 
 
-def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[Window]:
-    """The chunks of each text; a usage error where one has none."""
+def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[tuple[str, Window]]:
+    """The chunks of each text, with its name; a usage error where one has none."""
     from pyflow.quant.perplexity import cut_text
 
-    windows: list[Window] = []
+    windows: list[tuple[str, Window]] = []
     for name, text in texts.items():
         try:
-            windows += cut_text(model.tokenizer, text, n_ctx).windows
+            windows += [(name, window) for window in cut_text(model.tokenizer, text, n_ctx).windows]
         except ShapeError as error:
             raise click.UsageError(f"{name}: {error}") from None
     return windows

@@ -25,6 +25,20 @@ WIKI = Path(__file__).parents[3] / "shared" / "data" / "wiki.test.raw.xz"
 N_CTX = 64
 
 
+def test_texts_that_were_not_read_are_told_and_not_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, target = tmp_path / "model.gguf", tmp_path / "i.gguf"
+    write_model(model, n_layers=1, window=0, has_tokenizer=True)
+    texts = [tmp_path / "first.txt", tmp_path / "second.txt"]
+    for text in texts:
+        text.write_text("a b c d " * 20)
+    args = ["imatrix", "-m", str(model), "-f", str(texts[0]), "-f", str(texts[1]), "-c", "8"]
+    assert main([*args, "-o", str(target), "--chunks", "1"]) == 0
+    assert f"--chunks 1 left out {texts[1]}" in capsys.readouterr().err
+    assert read_imatrix(target).datasets == ("first.txt",)
+
+
 def test_sums_are_those_of_the_inputs(
     capsys: pytest.CaptureFixture[str],
     model_path: Callable[[str], Path],
