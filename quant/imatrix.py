@@ -6,7 +6,8 @@ over how many rows these go.
 
 Files of ours may also have NAME.in_moments, float32: the sums of the products of these columns, in
 triangles as csrc/kernels/feedback.h draws them. Matrices that are multiplied by the same share
-one; the metadata say which: imatrix.moments, strings "MATRIX=NAME". llama.cpp passes over both.
+one; the metadata say which: imatrix.moments, strings "MATRIX=NAME". And imatrix.moved says whether
+the model was shuffled or rotated. llama.cpp passes over all of this.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +24,14 @@ from pyflow.formats import gguf_writer
 from pyflow.formats.replacing import replacing
 from pyflow.quant.blocks import LARGEST_IMPORTANCE
 from pyflow.quant.naming import Naming
+from pyflow.quant.weights import moved
 
 from pyflow import _core, formats
 from pyflow.errors import FormatError
 
 _SUMS, _COUNTS, _MOMENTS = ".in_sum2", ".counts", ".in_moments"
 _HOLDERS = "imatrix.moments"
+_MOVED = "imatrix.moved"
 _TOLERANCE = 1e-2  # of sums in float32, by the largest
 WIDTH = 2048
 """Columns whose products moments have, by csrc/kernels/feedback.h."""
@@ -93,6 +97,17 @@ class Imatrix:
     datasets: tuple[str, ...]
     moments: dict[str, Moments] = field(default_factory=dict)
     """By the matrix's name, of those that have any."""
+    moved: str | None = None
+    """As `weights.moved` says it of the model that was measured; None where nobody knows."""
+
+    def check(self, metadata: Mapping[str, Any]) -> None:
+        """FormatError where a model's columns are not in the order or the basis of these."""
+        if self.moved is not None and self.moved != (of_model := moved(metadata)):
+            wanted, found = (names or "columns in place" for names in (of_model, self.moved))
+            raise FormatError(
+                f"{self.path}: expected importance of a model with {wanted}, found that of one with "
+                f"{found}; measure it on the model that is quantized"
+            )
 
     def of(
         self, name: str, n_matrices: int, n_cols: int, expert: int | None = None
@@ -163,6 +178,7 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
         n_chunks if isinstance(n_chunks, int) and 0 <= n_chunks < 1 << 32 else 0,
         tuple(map(str, datasets)) if isinstance(datasets, list) else (),
         _read_moments(checkpoint, columns),
+        str(metadata[_MOVED]) if _MOVED in metadata else None,
     )
 
 
@@ -281,17 +297,20 @@ def write_imatrix(
     datasets: Sequence[str],
     n_chunks: int,
     chunk_size: int,
+    moved: str | None = None,
     replace: bool = True,
 ) -> None:
     """Writes what `read_imatrix` and llama.cpp read. moments: those of matrices that squares has.
-    datasets: names of the texts; chunk_size: in tokens. replace: a file that is there goes; else it
-    is a PyflowError."""
+    datasets: names of the texts; chunk_size: in tokens; moved: as `Imatrix` has it. replace: a file
+    that is there goes; else it is a PyflowError."""
     entries = {
         "general.type": gguf_writer.entry("imatrix"),
         "imatrix.datasets": gguf_writer.entry([*datasets]),
         "imatrix.chunk_count": gguf_writer.entry(n_chunks),
         "imatrix.chunk_size": gguf_writer.entry(chunk_size),
     }
+    if moved is not None:
+        entries[_MOVED] = gguf_writer.entry(moved)
     arrays = {}
     for name, s in sorted(squares.items()):
         arrays[name + _SUMS] = s.sums.astype("<f4")

@@ -83,6 +83,8 @@ def plan(
         raise FormatError(
             f"{model.path}: expected a model, found an importance matrix; it goes with --imatrix"
         )
+    if imatrix is not None:
+        imatrix.check(model.metadata)
     naming = naming or of_gguf(model)
     rules = _Rules(model, recipe, naming)
     shared_out = rules.shared_out()

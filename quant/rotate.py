@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
-from pyflow.quant.weights import Weights
+from pyflow.quant.weights import ROTATION_SEED, Weights
 
 from pyflow import _core, formats
 from pyflow.errors import ShapeError, UnsupportedError
@@ -40,7 +40,6 @@ Values = NDArray[np.float64]
 _Turn = Callable[[_core.TensorRecord], Iterator[NDArray[np.floating[Any]]]]
 """A tensor's values afterwards, piece by piece."""
 
-SEED_KEY = "pyflow.rotation_seed"
 _READS_BEHIND = {
     **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv"), "attn_norm"),
     **dict.fromkeys(
@@ -75,7 +74,7 @@ def rotate(
     """
     checkpoint = open_gguf(source)
     parts = [*_Stream(checkpoint, seed).parts()]
-    rewrite(checkpoint, target, parts, {SEED_KEY: gguf_writer.entry(seed)}, progress)
+    rewrite(checkpoint, target, parts, {ROTATION_SEED: gguf_writer.entry(seed)}, progress)
 
 
 def check(model: Weights) -> None:

@@ -23,14 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
-from pyflow.quant.weights import Weights
+from pyflow.quant.weights import SHUFFLE_SEED, Weights
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
 
 Order = NDArray[np.int64]
 
-SEED_KEY = "pyflow.shuffle_seed"
 _READS = {
     *("token_embd", "position_embd", "output", "attn_q", "attn_k", "attn_v", "attn_qkv"),
     *("ffn_gate_inp", "ffn_gate_inp_shexp"),
@@ -61,7 +60,7 @@ def shuffle(
     checkpoint = open_gguf(source)
     orders = _Orders(checkpoint, seed)
     parts = [_part(checkpoint, record, orders) for record in checkpoint.tensors]
-    rewrite(checkpoint, target, parts, {SEED_KEY: gguf_writer.entry(seed)}, progress)
+    rewrite(checkpoint, target, parts, {SHUFFLE_SEED: gguf_writer.entry(seed)}, progress)
 
 
 def check(model: Weights) -> None:

@@ -11,6 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+ROTATION_SEED, SHUFFLE_SEED = "pyflow.rotation_seed", "pyflow.shuffle_seed"
+"""Keys of GGUF files whose columns `rotate` and `shuffle` moved."""
+
+
+def moved(metadata: Mapping[str, Any]) -> str:
+    """By which seeds the columns of a model were moved, empty where they were not."""
+    keys = (key for key in (ROTATION_SEED, SHUFFLE_SEED) if key in metadata)
+    return ", ".join(f"{key} {metadata[key]}" for key in keys)
+
 
 class Tensor(Protocol):
     """A line of a model's tensor table, as _core.TensorRecord says."""

@@ -86,6 +86,7 @@ def command(
     from pyflow import formats
     from pyflow.quant.imatrix import ENOUGH, WIDTH, by_tensor, moments_by_tensor, write_imatrix
     from pyflow.quant.naming import of_gguf
+    from pyflow.quant.weights import moved
     from pyflow.specs import describe, naming
 
     click.get_current_context().with_resource(like_ctrl_c())
@@ -108,6 +109,7 @@ def command(
                 if show is not None:
                     show(done, len(windows))
         shapes = {t.name: t.shape for t in loaded.checkpoint.tensors}
+        metadata = loaded.checkpoint.metadata
         is_gguf = loaded.checkpoint.format == "GGUF"
         names = of_gguf(loaded.checkpoint) if is_gguf else naming(describe(loaded.checkpoint))
         try:
@@ -125,6 +127,7 @@ def command(
         datasets=datasets,
         n_chunks=len(windows),
         chunk_size=ctx_size,
+        moved=moved(metadata),
         replace=force,
     )
     n_with_moments = sum(len(names) for names, _ in products)

@@ -167,6 +167,23 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
     assert (tmp_path / "fifo").is_fifo()
 
 
+def test_importance_of_columns_that_were_moved_otherwise_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    base, plain, turned = (tmp_path / name for name in ("base.gguf", "plain", "turned"))
+    rotate = ["--type", "F32", "--rotate", "1"]
+    assert main(["quantize", str(tiny), str(base), *rotate]) == 0
+    assert imatrix(tiny, plain) == imatrix(base, turned) == 0
+    capsys.readouterr()
+    for model, own, others in ((tiny, plain, turned), (base, turned, plain)):
+        args = ["quantize", str(model), str(tmp_path / "out.gguf"), "--type", "Q8_0", "--imatrix"]
+        assert main([*args, str(others)]) == 3
+        told = capsys.readouterr().err
+        assert f"{others}: expected importance of a model with" in told
+        assert "pyflow.rotation_seed 1" in told
+        assert main([*args, str(own), "--force"]) == 0
+
+
 def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     if not WIKI.is_file():
         pytest.skip(f"{WIKI.name} (WikiText-2 raw test split) is not at {WIKI.parent}")

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyflow.quant import rotate as rotation
-from pyflow.quant import shuffle as order
 from pyflow.quant.convert import convert
 from pyflow.quant.plan import Recipe
 from pyflow.quant.rewrite import rewritten
 from pyflow.quant.rotate import orthogonal, rotate
 from pyflow.quant.shuffle import shuffle
+from pyflow.quant.weights import ROTATION_SEED, SHUFFLE_SEED
 
 import pyflow
 from pyflow import formats
@@ -47,7 +46,7 @@ def test_the_matrix_is_orthogonal_and_mixes_everything(n: int) -> None:
     assert n == 1 or not np.allclose(r, orthogonal(n, 6))
 
 
-CHANGES = {"rotate": (rotate, rotation.SEED_KEY), "shuffle": (shuffle, order.SEED_KEY)}
+CHANGES = {"rotate": (rotate, ROTATION_SEED), "shuffle": (shuffle, SHUFFLE_SEED)}
 
 
 @pytest.mark.parametrize(
