@@ -103,9 +103,9 @@ class Imatrix:
     def check(self, metadata: Mapping[str, Any]) -> None:
         """FormatError where a model's columns are not in the order or the basis of these."""
         if self.moved is not None and self.moved != (of_model := moved(metadata)):
-            wanted, found = (names or "columns in place" for names in (of_model, self.moved))
+            want, found = (names or "columns in place" for names in (of_model, self.moved))
             raise FormatError(
-                f"{self.path}: expected importance of a model with {wanted}, found that of one with "
+                f"{self.path}: expected importance of a model with {want}, found that of one with "
                 f"{found}; measure it on the model that is quantized"
             )
 

@@ -176,12 +176,12 @@ def test_importance_of_columns_that_were_moved_otherwise_is_refused(
     assert imatrix(tiny, plain) == imatrix(base, turned) == 0
     capsys.readouterr()
     for model, own, others in ((tiny, plain, turned), (base, turned, plain)):
-        args = ["quantize", str(model), str(tmp_path / "out.gguf"), "--type", "Q8_0", "--imatrix"]
-        assert main([*args, str(others)]) == 3
+        args = ["quantize", str(model), str(tmp_path / "out.gguf"), "--type", "Q8_0", "--force"]
+        assert main([*args, "--imatrix", str(others)]) == 3
         told = capsys.readouterr().err
         assert f"{others}: expected importance of a model with" in told
         assert "pyflow.rotation_seed 1" in told
-        assert main([*args, str(own), "--force"]) == 0
+        assert main([*args, "--imatrix", str(own)]) == 0
 
 
 def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
