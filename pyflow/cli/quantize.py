@@ -156,6 +156,7 @@ def command(
     notes = model.notes if isinstance(model, GgufModel) else []
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
+    begin = time.monotonic()
     if rewrites:
         if imatrix is not None:
             raise click.UsageError(
@@ -172,7 +173,6 @@ def command(
         for line in report.warnings(steps, imatrix is not None):
             click.echo(line, err=True)
 
-    begin = time.monotonic()
     with progress("quantizing, millions of weights") as show:
         shares = _convert(
             model,
