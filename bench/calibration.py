@@ -1,6 +1,6 @@
 """Write a text to calibrate on for WikiText: questions, and articles in a form like that corpus's.
 
-usage: python bench/calibration.py QUESTIONS OUT
+    python bench/calibration.py QUESTIONS OUT
 
 QUESTIONS is Spec-Bench's question.jsonl (https://github.com/hemingkyx/Spec-Bench). The articles,
 some of Wikipedia, lie among the test data of the gensim package, whose wikicorpus module also takes
@@ -11,11 +11,11 @@ WikiText-2 tests on is not among them; `pyflow imatrix` would refuse it.
 
 from __future__ import annotations
 
+import argparse
 import bz2
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 ARTICLES = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -87,6 +87,10 @@ def main(questions: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("questions", metavar="QUESTIONS", type=Path)
+    parser.add_argument("target", metavar="OUT", type=Path)
+    args = parser.parse_args()
+    main(args.questions, args.target)
