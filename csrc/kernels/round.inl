@@ -4,8 +4,8 @@
 // row, the best there are so far, of which each goes on by the nearest level and by the next one on
 // the other side. That is the M algorithm (Anderson and Mohan, 1984). Four paths leave 0.96 to
 // 0.99 of the error that one leaves on smollm2's matrices, whose scales are searched for several
-// times, and 0.83 where few directions carry most of the inputs (tests/quant/test_feedback.py); an
-// encoding takes 1.4 times as long.
+// times, and 0.85 to 0.95 where few directions carry most of 256 to 768 inputs; an encoding takes
+// 1.4 times as long.
 //
 // A vector is four rows, and of each its four paths, the best first.
 
