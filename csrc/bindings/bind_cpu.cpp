@@ -38,7 +38,7 @@ void register_cpu(py::module_& m) {
     d["features"] = info.features;
     d["tables"] = tables;
     d["isa"] = kernel_table().name;
-    d["prefetches"] = prefetches();
+    d["prefetches"] = prefetch_name(prefetches());
     return d;
   });
   m.def("memory_policy", &memory_policy);

@@ -198,7 +198,7 @@ struct Activations {
 
 void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
             py::array_t<float>& y, int64_t tile_begin, int64_t tile_end, int repeats,
-            std::optional<bool> prefetch) {
+            const std::optional<std::string>& prefetch) {
   const auto item = static_cast<py::ssize_t>(sizeof(float));
   if (a.k != w.cols() || y.ndim() != 2 || y.shape(0) != a.n_rows ||
       y.shape(1) < w.tiles() * kTileRows || y.strides(1) != item || y.strides(0) % item != 0 ||
@@ -213,7 +213,7 @@ void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
   args.n_rows = a.n_rows;
   args.y = y.mutable_data();
   args.y_stride = y.strides(0) / item;
-  args.prefetch = prefetch.value_or(prefetches());
+  args.prefetch = prefetch ? prefetch_of(*prefetch) : prefetches();
   const KernelTable& table = kernel_table(isa);
   py::gil_scoped_release unlocked;
   for (int i = 0; i < repeats; ++i)
@@ -291,7 +291,8 @@ void register_quant(py::module_& m) {
       [](const std::string& isa, const PackedTensor& w) {
         const KernelTable& table = kernel_table(isa);
         py::gil_scoped_release unlocked;
-        return table.read_bytes(w.data(), static_cast<int64_t>(w.nbytes()), prefetches());
+        return table.read_bytes(w.data(), static_cast<int64_t>(w.nbytes()),
+                                prefetches() == Prefetch::kNear);
       },
       py::arg("isa"), py::arg("weights"), "Reads all tiles once; a checksum.");
 }

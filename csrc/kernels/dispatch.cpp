@@ -98,28 +98,36 @@ const std::vector<std::string>& features() {
   return found;
 }
 
-// Whose own prefetchers read a tile from memory the faster the less they are helped.
-bool is_zen_4() {
+// Zen 4's own prefetchers read a tile from memory the faster the less they are helped. Of an Intel
+// core's lines on their way to the first-level cache there are so few (16 since Golden Cove) that
+// they carry two thirds of what it can read; its second-level cache waits for three times as many.
+Prefetch measured_prefetches() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
-  const bool is_amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx &&
-                      c == signature_AMD_ecx && d == signature_AMD_edx;
-  if (!is_amd || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+  if (!__get_cpuid(0, &a, &b, &c, &d)) return Prefetch::kNear;
+  if (b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx)
+    return Prefetch::kFar;
+  const bool is_amd = b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+  if (!is_amd || !__get_cpuid(1, &a, &b, &c, &d)) return Prefetch::kNear;
   const std::vector<std::string>& found = features();  // Zen 3 is of the same family
-  return (a >> 8 & 0xf) + (a >> 20 & 0xff) == 0x19 &&
-         std::find(found.begin(), found.end(), "avx512f") != found.end();
+  const bool is_zen_4 = (a >> 8 & 0xf) + (a >> 20 & 0xff) == 0x19 &&
+                        std::find(found.begin(), found.end(), "avx512f") != found.end();
+  return is_zen_4 ? Prefetch::kNone : Prefetch::kNear;
 #else
-  return false;
+  return Prefetch::kNear;
 #endif
 }
 
-bool chosen_prefetches() {
+constexpr std::string_view kPrefetchNames[] = {"none", "near", "far"};
+
+Prefetch chosen_prefetches() {
   const char* forced = std::getenv("PYFLOW_PREFETCH");
   const std::string_view value = forced ? forced : "";
-  if (value.empty()) return !is_zen_4();
-  if (value != "0" && value != "1")
-    throw UnsupportedError("PYFLOW_PREFETCH=" + printable(value) + ": expected 0 or 1");
-  return value == "1";
+  if (value.empty()) return measured_prefetches();
+  if (value.size() != 1 || value[0] < '0' || value[0] > '2')
+    throw UnsupportedError("PYFLOW_PREFETCH=" + printable(value) +
+                           ": expected 0 (none), 1 (near) or 2 (far)");
+  return static_cast<Prefetch>(value[0] - '0');
 }
 
 bool runnable(const Entry& entry) {
@@ -159,9 +167,19 @@ const KernelTable& kernel_table() {
   return *runnable_tables().back();
 }
 
-bool prefetches() {
-  static const bool they_do = chosen_prefetches();
-  return they_do;
+Prefetch prefetches() {
+  static const Prefetch chosen = chosen_prefetches();
+  return chosen;
+}
+
+std::string_view prefetch_name(Prefetch prefetch) {
+  return kPrefetchNames[static_cast<size_t>(prefetch)];
+}
+
+Prefetch prefetch_of(std::string_view name) {
+  for (const Prefetch p : {Prefetch::kNone, Prefetch::kNear, Prefetch::kFar})
+    if (name == prefetch_name(p)) return p;
+  throw UnsupportedError("prefetch: expected none, near or far, found " + printable(name));
 }
 
 CpuInfo cpu_info() {

@@ -19,11 +19,15 @@ const KernelTable& kernel_table();
 // The table of that name. Throws like kernel_table().
 const KernelTable& kernel_table(std::string_view name);
 
-// Whether kernels prefetch the weights that meet one or two rows, as this CPU was measured to want
-// it (docs/performance.md), or as PYFLOW_PREFETCH says, 0 or 1; for more rows, which wait for their
+// How kernels prefetch weights, as this CPU was measured to want it (docs/performance.md), or as
+// PYFLOW_PREFETCH says, 0 to 2; where they meet more than two rows, which wait for their
 // arithmetic, they always do. Throws UnsupportedError for another value, as kernel_table() does
 // before anything is computed.
-bool prefetches();
+Prefetch prefetches();
+// "none", "near", "far".
+std::string_view prefetch_name(Prefetch prefetch);
+// Throws UnsupportedError for a name that is none.
+Prefetch prefetch_of(std::string_view name);
 
 struct CpuInfo {
   std::string model;                  // "AMD EPYC ..."

@@ -59,26 +59,34 @@ static inline typename Lanes::I dot16(typename Lanes::I acc, const typename Lane
 // Bytes that a prefetch runs ahead of a read: far enough for memory's latency at one core's share
 // of its bandwidth, and across the 4 KiB borders at which hardware prefetchers stop.
 static constexpr int64_t kPrefetchAhead = 9216;
+// With Prefetch::kFar: to the second-level cache, and later to the first. On a Xeon that reads 16
+// GB/s by one core, of 2 to 9 KiB and 0.5 to 2 KiB (docs/performance.md).
+static constexpr int64_t kFarAhead = 4608, kNearAhead = 1024;
 
 // Fetches ahead of quarter Q of a piece. Little by little: all lines of a piece at once fill the
 // queue of misses, behind which the loads of the present piece then wait.
-template <class Format, int Q>
+template <class Format, Prefetch How, int Q>
 static inline void prefetch_quarter(const uint8_t* piece) {
   constexpr int kLines = (Format::kUnitBytes / Format::kPieces + 63) / 64;
 #pragma GCC unroll 8
   for (int i = kLines * Q / 4; i < kLines * (Q + 1) / 4; ++i)
-    Simd::prefetch(piece + kPrefetchAhead + 64 * i);
+    if constexpr (How == Prefetch::kFar) {
+      Simd::prefetch_far(piece + kFarAhead + 64 * i);
+      Simd::prefetch(piece + kNearAhead + 64 * i);
+    } else if constexpr (How == Prefetch::kNear) {
+      Simd::prefetch(piece + kPrefetchAhead + 64 * i);
+    }
 }
 
 // Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
 // t in when half of the piece is.
-template <class Lanes, class Format, int Rows, bool Prefetch, int P, int Q>
+template <class Lanes, class Format, int Rows, Prefetch How, int P, int Q>
 static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
                            const ActBlock* a, typename Lanes::I (&dot)[Rows],
                            typename Lanes::F (&t)[Rows], typename Lanes::F (&acc)[Rows]) {
   constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
   constexpr int kSubs = 2 / kQuarters;  // in a half
-  if constexpr (Prefetch && P == 0) prefetch_quarter<Format, Q>(piece);
+  if constexpr (P == 0) prefetch_quarter<Format, How, Q>(piece);
   Simd::B all[4];
   Format::template weights<Simd, Q>(piece, all);
 #pragma GCC unroll 8
@@ -120,7 +128,7 @@ static constexpr int kWholeRows = Simd::kParts == 1 ? kRegisterRows : 2;
 static constexpr int kFewRows = 2;
 
 // A unit against Rows rows, for the lanes of part P.
-template <class Lanes, class Format, int Rows, bool Prefetch, int P>
+template <class Lanes, class Format, int Rows, Prefetch How, int P>
 static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
                                  const ActBlock* a, int64_t width,
                                  typename Lanes::F (&sums)[Rows]) {
@@ -131,10 +139,10 @@ static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Si
     const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
     typename Lanes::I dot[Rows];
     typename Lanes::F t[Rows];
-    quarter<Lanes, Format, Rows, Prefetch, P, 0>(piece, s, m, a, dot, t, acc);
-    quarter<Lanes, Format, Rows, Prefetch, P, 1>(piece, s, m, a, dot, t, acc);
-    quarter<Lanes, Format, Rows, Prefetch, P, 2>(piece, s, m, a, dot, t, acc);
-    quarter<Lanes, Format, Rows, Prefetch, P, 3>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 0>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 1>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 2>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 3>(piece, s, m, a, dot, t, acc);
     s += 64 / Format::kSubBlock;
     m += 64 / Format::kSubBlock;
   }
@@ -145,7 +153,7 @@ static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Si
 // One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
 // Without `flatten` GCC leaves out of line what several formats or rows share, and passes it
 // through memory: on AVX2, half the speed of a row of Q5_0.
-template <class Format, int Rows, bool Prefetch>
+template <class Format, int Rows, Prefetch How>
 [[gnu::flatten]] static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
                                            int64_t width, float* y, int64_t y_stride) {
   constexpr int kScales = Format::kPieces * 64 / Format::kSubBlock;
@@ -158,9 +166,9 @@ template <class Format, int Rows, bool Prefetch>
   for (int64_t u = 0; u < n_units; ++u) {
     Simd::F s[kScales], m[kScales];
     Format::template scales<Simd>(tile, s, m);
-    multiply_unit<Lanes, Format, Rows, Prefetch, 0>(tile, s, m, a, width, acc[0]);
+    multiply_unit<Lanes, Format, Rows, How, 0>(tile, s, m, a, width, acc[0]);
     if constexpr (kParts == 2)
-      multiply_unit<Lanes, Format, Rows, Prefetch, 1>(tile, s, m, a, width, acc[1]);
+      multiply_unit<Lanes, Format, Rows, How, 1>(tile, s, m, a, width, acc[1]);
     tile += Format::kUnitBytes;
     a += Format::kPieces * width;
   }
@@ -172,12 +180,14 @@ template <class Format, int Rows, bool Prefetch>
 
 template <class Format, int Rows>
 static inline void multiply_rows(int rows, const uint8_t* tile, int64_t n_units, const ActBlock* a,
-                                 int64_t width, bool prefetch, float* y, int64_t y_stride) {
+                                 int64_t width, Prefetch prefetch, float* y, int64_t y_stride) {
   if (rows == Rows) {
     if constexpr (Rows <= kFewRows)
-      if (!prefetch)
-        return multiply_tile<Format, Rows, false>(tile, n_units, a, width, y, y_stride);
-    multiply_tile<Format, Rows, true>(tile, n_units, a, width, y, y_stride);
+      if (prefetch == Prefetch::kNone)
+        return multiply_tile<Format, Rows, Prefetch::kNone>(tile, n_units, a, width, y, y_stride);
+    const auto multiply = prefetch == Prefetch::kFar ? multiply_tile<Format, Rows, Prefetch::kFar>
+                                                     : multiply_tile<Format, Rows, Prefetch::kNear>;
+    multiply(tile, n_units, a, width, y, y_stride);
   } else if constexpr (Rows > 1) {
     multiply_rows<Format, Rows - 1>(rows, tile, n_units, a, width, prefetch, y, y_stride);
   }

@@ -47,7 +47,7 @@ static void multiply_float_rows(const MatmulArgs& args, int64_t rows, const uint
       multiply_float_rows<Format, Rows - 1, Tiles>(args, rows, tile, tile_bytes, x, y);
     return;
   }
-  const auto multiply = Rows > kFewRows || args.prefetch
+  const auto multiply = Rows > kFewRows || args.prefetch != Prefetch::kNone
                             ? multiply_float<Format, Rows, Tiles, true>
                             : multiply_float<Format, Rows, Tiles, false>;
   multiply(tile, tile_bytes, args.k, x, args.x_stride, y, args.y_stride);
@@ -57,8 +57,8 @@ static void multiply_float_rows(const MatmulArgs& args, int64_t rows, const uint
 template <class Format, int Tiles>
 static void multiply_float_tiles(const MatmulArgs& args, const uint8_t* tile, int64_t tile_bytes,
                                  float* y) {
-  const auto one = args.prefetch ? multiply_float<Format, 1, Tiles, true>
-                                 : multiply_float<Format, 1, Tiles, false>;
+  const auto one = args.prefetch != Prefetch::kNone ? multiply_float<Format, 1, Tiles, true>
+                                                    : multiply_float<Format, 1, Tiles, false>;
   for (int64_t r = 0; r < args.n_rows; r += kFloatRows) {
     const int64_t rows = args.n_rows - r;
     const float* x = args.x + r * args.x_stride;

@@ -57,7 +57,7 @@ double read_rate(ThreadPool& pool, const KernelTable& kernels,
     pieces.push_back(pieces_of(parts, static_cast<size_t>(pool.size())));
   double nbytes = 0;
   for (const Bytes piece : pieces[0]) nbytes += static_cast<double>(piece.size());
-  const bool prefetch = prefetches();
+  const bool prefetch = prefetches() == Prefetch::kNear;
   std::atomic<uint64_t> sink{0};
   return best_rate(pool, repeats, poll, nbytes, static_cast<int64_t>(pieces[0].size()),
                    [&](size_t copy, int64_t begin, int64_t end) {

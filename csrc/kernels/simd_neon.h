@@ -244,6 +244,7 @@ struct Simd {
   }
 
   static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+  static inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 #undef PYFLOW_EACH_1
 #undef PYFLOW_EACH_2
 #undef PYFLOW_EACH_N

@@ -204,6 +204,7 @@ struct Simd {
   }
 
   static inline void prefetch(const void*) {}
+  static inline void prefetch_far(const void*) {}
 #undef PYFLOW_LANES
 #undef PYFLOW_BYTES
 };

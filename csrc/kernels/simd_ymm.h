@@ -181,6 +181,9 @@ struct Ymm {
   static inline void prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
   }
+  static inline void prefetch_far(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 #undef PYFLOW_EACH_F
 #undef PYFLOW_EACH_I
 };

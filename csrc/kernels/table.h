@@ -48,6 +48,10 @@ struct SearchArgs {
   bool on_grid = true;      // they may be values of such blocks already, to be found again
 };
 
+// How kernels fetch weights before they use them: not at all, which leaves it to the CPU; into the
+// first-level cache; or into the second-level one, and from there into the first, later.
+enum class Prefetch : uint8_t { kNone, kNear, kFar };
+
 struct MatmulArgs {
   const uint8_t* tiles;  // a packed tensor (quant/packed_tensor.h)
   int64_t k;             // columns of the weight
@@ -55,9 +59,9 @@ struct MatmulArgs {
   const float* x;        // n_rows rows of f32, for F32/F16/BF16 weights
   int64_t x_stride;      // floats between rows of x
   int64_t n_rows;
-  float* y;          // n_rows rows; 16 floats per tile are written
-  int64_t y_stride;  // floats between rows of y, at least 16 * number of tiles
-  bool prefetch;     // weights that meet one or two rows (dispatch.h)
+  float* y;           // n_rows rows; 16 floats per tile are written
+  int64_t y_stride;   // floats between rows of y, at least 16 * number of tiles
+  Prefetch prefetch;  // of more than two rows kNone is kNear (dispatch.h)
 };
 
 // out[i][j] += sum over r < n of a[r][i] * b[r][j], for i < rows, j < columns.

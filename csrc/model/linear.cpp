@@ -30,7 +30,7 @@ void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_r
       step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
   const auto matmul = prefill ? prefill : step.kernels.matmul[format];
   const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
-  const bool prefetch = prefetches();
+  const Prefetch prefetch = prefetches();
   alignas(64) float halves[2 * kPairsAtOnce * kTileRows];
   for (int64_t t = first; t < last; ++t)
     for (int64_t r = 0; r < n_rows; r += kPairsAtOnce) {

@@ -17,6 +17,11 @@ from pyflow.memory import available_nbytes
 # Beyond the caches of any machine of today, and read in a fraction of a second.
 _PROBE_BYTES = 1 << 30
 _REPEATS = 5
+_PREFETCHES = {
+    "none": "the CPU alone",
+    "near": "the kernels",
+    "far": "the kernels, in two steps",
+}
 
 
 @click.command("doctor")
@@ -81,8 +86,7 @@ def _report(found: dict[str, Any]) -> str:
         "CPU": f"{found['cpu']}: {found['topology']['text']}",
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
-        "prefetch": f"of weights by {'the kernels' if found['prefetches'] else 'the CPU alone'}"
-        " (PYFLOW_PREFETCH sets it)",
+        "prefetch": f"of weights by {_PREFETCHES[found['prefetches']]} (PYFLOW_PREFETCH sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
         "numa": _numa(found),
         "memory": f"{found['memory_available'] / gib:.1f} GiB available"

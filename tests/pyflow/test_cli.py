@@ -374,14 +374,14 @@ def test_variables_of_any_bytes_are_refused_in_one_line(
     assert found.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("value", ["0", "1"])
-def test_prefetches_are_those_asked_for(value: str) -> None:
+@pytest.mark.parametrize(("value", "name"), [("0", "none"), ("1", "near"), ("2", "far")])
+def test_prefetches_are_those_asked_for(value: str, name: str) -> None:
     command = [sys.executable, "-m", "pyflow", "doctor", "--json"]
     environment = os.environ | {"PYFLOW_PREFETCH": value}
     out = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    assert json.loads(out)["prefetches"] is (value == "1")
+    assert json.loads(out)["prefetches"] == name
 
 
 def test_doctor_says_what_it_found(run: Run) -> None:
