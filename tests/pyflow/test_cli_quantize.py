@@ -246,22 +246,23 @@ with LlamaPeer(Path(sys.argv[3]), options) as peer:
 """
 
 
-def by_llama_cpp(target: Path) -> float:
-    """llama.cpp's perplexity over 24 chunks; skips where there is none."""
+def by_llama_cpp(target: Path, n_chunks: int = 24) -> float:
+    """llama.cpp's perplexity; skips where there is no llama.cpp."""
     found = subprocess.run([PEER, "-c", "import llama_cpp"], check=False, capture_output=True)
     if found.returncode:
         pytest.skip("no llama_cpp; PYFLOW_PEER_PYTHON names a Python that has it")
     if not TEXT.is_file():
         pytest.skip(f"{TEXT.name} (WikiText-2 raw test split) is not at {TEXT.parent}")
     folders = [str(ROOT / "tests" / "golden"), str(ROOT / "bench")]
-    command = [PEER, "-c", _PEER_PERPLEXITY, *folders, str(target), str(TEXT), "24"]
+    command = [PEER, "-c", _PEER_PERPLEXITY, *folders, str(target), str(TEXT), str(n_chunks)]
     peer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(json.loads(peer.splitlines()[-1])[-1])
 
 
-def by_us(target: Path) -> float:
+def by_us(target: Path, n_chunks: int = 24) -> float:
+    text = lzma.decompress(TEXT.read_bytes()).decode()
     with pyflow.load(target) as model:
-        return perplexity(model, lzma.decompress(TEXT.read_bytes()).decode(), n_chunks=24).ppl
+        return perplexity(model, text, n_chunks=n_chunks).ppl
 
 
 @pytest.mark.accept
@@ -276,16 +277,16 @@ def test_llama_cpp_loads_it_and_finds_the_same_perplexity(
 
 @pytest.mark.accept
 def test_of_q3_k_m_we_find_the_perplexity_of_its_weights(f16: Path, tmp_path: Path) -> None:
-    """llama.cpp's is 0.6 % above ours, for it rounds 256 activations by one scale where we round
-    32: ours is the nearer to that of the same weights in F32, whose activations stay as they are.
-    """
+    """llama.cpp rounds 256 activations by one scale where we round 32: its perplexity is 0.6 %
+    above ours over 24 chunks, 0.2 % over 50 and over 100. Ours is the nearer to that of the same
+    weights in F32, whose activations stay as they are."""
     target, exact = tmp_path / "target.gguf", tmp_path / "exact.gguf"
     assert main(["quantize", str(f16), str(target), "--type", "Q3_K_M"]) == 0
     assert main(["quantize", str(target), str(exact), "--type", "F32", "--allow-requantize"]) == 0
     theirs, ours, expected = by_llama_cpp(target), by_us(target), by_us(exact)
     assert ours == pytest.approx(expected, rel=0.005)
     assert abs(ours - expected) < abs(theirs - expected)
-    assert theirs == pytest.approx(ours, rel=0.01)
+    assert by_llama_cpp(target, 100) == pytest.approx(by_us(target, 100), rel=0.005)
 
 
 @pytest.mark.accept
