@@ -34,6 +34,7 @@ from pyflow.errors import PyflowError, ResourceError, UnsupportedError
 
 # Weights at once: enough to keep threads busy, 16 MB of the largest format.
 _PIECE = 1 << 22
+_ALL = 0.8  # of the squares of weights, of which two bits leave an eighth of normal ones
 _LATEST = 3  # inputs whose feedback is kept, of some ten megabytes each
 _QUANTIZATION_VERSION = 2  # of GGML's blocks
 # Names the formats of ours that a file holds, which other programs refuse by their numbers.
@@ -58,6 +59,9 @@ class Share:
     largest: float = 0.0
     n_converted: int = 0
     """Weights."""
+    lost: list[str] = field(default_factory=list)
+    """Tensors whose errors are as large as what they had: their values are below all that scales
+    of the type can say."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -80,6 +84,7 @@ class Share:
         self.absolute += other.absolute
         self.largest = max(self.largest, other.largest)
         self.n_converted += other.n_converted
+        self.lost += other.lost
 
 
 class Options(TypedDict, total=False):
@@ -179,14 +184,17 @@ def write_tensors(
     done, total = 0, sum(math.prod(step.tensor.shape) for step in steps)
     for step in steps:
         share = shares.setdefault(step.role, Share())
-        share.add(_counted(step))
+        own = _counted(step)
         for data, n_weights, lost in _pieces(step, model, pool, feedbacks):
             writer.write(data)
-            share.add(lost)
+            own.add(lost)
             done += n_weights
             if progress is not None:
                 progress(done, total)
         writer.end_tensor()
+        if own.power > 0.0 and own.squared > _ALL * own.power:
+            own.lost.append(step.tensor.name)
+        share.add(own)
     writer.close()
     return shares
 

@@ -1,8 +1,8 @@
 #include "kernels/encode.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -54,10 +54,10 @@ constexpr Entry kEntries[] = {
 #undef PYFLOW_FORMAT
 };
 
+// The shortest text that is x again: a limit and what is just beyond it differ.
 std::string number(float x) {
   char text[32];
-  std::snprintf(text, sizeof text, "%g", static_cast<double>(x));
-  return text;
+  return {text, std::to_chars(text, text + sizeof text, x).ptr};
 }
 
 }  // namespace

@@ -78,6 +78,10 @@ def _examine() -> dict[str, Any]:
     }
 
 
+def _prefetch(found: dict[str, Any]) -> str:
+    return _PREFETCHES["none" if found["isa"] == "scalar" else found["prefetches"]]
+
+
 def _report(found: dict[str, Any]) -> str:
     gib = 2**30
     threads = f"{found['threads']} thread{'s' if found['threads'] > 1 else ''}"
@@ -86,7 +90,7 @@ def _report(found: dict[str, Any]) -> str:
         "CPU": f"{found['cpu']}: {found['topology']['text']}",
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
-        "prefetch": f"of weights by {_PREFETCHES[found['prefetches']]} (PYFLOW_PREFETCH sets it)",
+        "prefetch": f"of weights by {_prefetch(found)} (PYFLOW_PREFETCH sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
         "numa": _numa(found),
         "memory": f"{found['memory_available'] / gib:.1f} GiB available"

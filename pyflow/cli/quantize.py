@@ -187,6 +187,8 @@ def command(
             replace=force,
         )
     seconds = time.monotonic() - begin
+    for line in report.lost(shares):
+        click.echo(line, err=True)
     nbytes = formats.open(target).nbytes
     if as_json:
         print_json(report.as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))

@@ -70,6 +70,20 @@ def fallbacks(steps: list[Step], weighed: bool) -> list[str]:
     return lines
 
 
+def lost(shares: dict[str, Share]) -> list[str]:
+    """A line on each role of which whole matrices were lost."""
+    lines = []
+    for role, share in shares.items():
+        if not share.lost:
+            continue
+        more = f" and {len(share.lost) - 1} more" if len(share.lost) > 1 else ""
+        lines.append(
+            f"warning: {share.lost[0]}{more}: hardly anything is left of weights that are too "
+            f"small for F16, in which scales are; --tensor-type '{role}=bf16' keeps them"
+        )
+    return lines
+
+
 def _error(share: Share) -> float:
     return float(share.distortion.relative**0.5)
 
@@ -132,6 +146,7 @@ def as_json(
             "mse": d.mse,
             "mean_error": d.mean_error,
             "max_error": d.max_error,
+            "lost": share.lost,
         }
 
     return {

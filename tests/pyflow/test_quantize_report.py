@@ -4,9 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyflow.quant.convert import Share
 from pyflow.quant.plan import Step
 
-from pyflow.cli.quantize_report import fallbacks
+from pyflow.cli.quantize_report import fallbacks, lost
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,13 @@ def test_matrices_are_counted(n: int, told: list[str]) -> None:
     other = Step(tensor, "Q8_0", 272, "attn_v", instead_of="Q6_K")
     kept = Step(tensor, "F16", 512, "attn_v", kept_for="stored the other way round")
     assert fallbacks([other, kept] * n, weighed=False) == told
+
+
+def test_what_is_lost_whole_is_told_by_role() -> None:
+    shares = {
+        "attn_v": Share(),
+        "ffn_up": Share(lost=["blk.0.ffn_up.weight", "blk.1.ffn_up.weight"]),
+    }
+    (told,) = lost(shares)
+    assert told.startswith("warning: blk.0.ffn_up.weight and 1 more: ")
+    assert "--tensor-type 'ffn_up=bf16'" in told

@@ -52,6 +52,15 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
+def test_matrices_that_are_lost_whole_are_named(write: Write, tmp_path: Path) -> None:
+    tiny = np.full((4, 64), 1e-40, np.float32)
+    made = write(blk__0__ffn_up__weight=tiny, blk__0__ffn_gate__weight=normal(4, 64))
+    for type_name, lost in (("F16", 1), ("Q2_B32", 1), ("BF16", 0)):
+        shares = convert.convert(made, tmp_path / f"{type_name}.gguf", Recipe(type_name))
+        assert shares["ffn_up"].lost == ["blk.0.ffn_up.weight"] * lost
+        assert shares["ffn_gate"].lost == []
+
+
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0, 0.02, shape).astype(np.float32)
 
