@@ -152,8 +152,9 @@ void run_matmul(const KernelTable& t, Random& random, Record& out) {
         const std::vector<float> x = random.reals(n_rows * k);
         const std::vector<ActBlock> acts = quantize_rows(t, x, k, n_rows);
         std::vector<float> y = poisoned(n_rows * kTiles * kTileRows);
-        const MatmulArgs args = {w.data(), k,        acts.data(),        x.data(),   k,
-                                 n_rows,   y.data(), kTiles * kTileRows, n_rows != 2};
+        const auto prefetch = static_cast<Prefetch>(n_rows % 3);
+        const MatmulArgs args = {w.data(), k,        acts.data(),        x.data(), k,
+                                 n_rows,   y.data(), kTiles * kTileRows, prefetch};
         const auto multiply = t.matmul[static_cast<size_t>(format.dtype)];
         multiply(args, 3, 4);
         out.add("matmul " + std::string(format.name), y);

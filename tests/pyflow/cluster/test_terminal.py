@@ -50,9 +50,12 @@ def test_ranks_answer_at_a_terminal_and_are_interrupted_there(start: Start) -> N
 def test_a_rank_that_dies_leaves_the_terminal_as_it_was(start: Start) -> None:
     terminal = start()
     terminal.wait_for(EDITING)
-    for process in psutil.Process(terminal.pid).children(recursive=True):
-        if process.name().startswith("python") and process.environ().get("PMI_RANK") == "1":
-            process.kill()
+    (rank,) = (  # found before anything dies
+        process
+        for process in psutil.Process(terminal.pid).children(recursive=True)
+        if process.name().startswith("python") and process.environ().get("PMI_RANK") == "1"
+    )
+    rank.kill()
     assert terminal.exit_code() == 5
     assert terminal.echoes()
     assert re.search(r"\nerror: rank 1 on \S+ has died \(SIGKILL\); ", terminal.screen)
