@@ -34,7 +34,7 @@ from pyflow.errors import PyflowError, ResourceError, UnsupportedError
 
 # Weights at once: enough to keep threads busy, 16 MB of the largest format.
 _PIECE = 1 << 22
-_ALL = 0.8  # of the squares of weights, of which two bits leave an eighth of normal ones
+_ALL = 0.8  # of the squares of weights; two bits lose an eighth of normal ones
 _LATEST = 3  # inputs whose feedback is kept, of some ten megabytes each
 _QUANTIZATION_VERSION = 2  # of GGML's blocks
 # Names the formats of ours that a file holds, which other programs refuse by their numbers.
