@@ -286,6 +286,7 @@ def test_of_q3_k_m_we_find_the_perplexity_of_its_weights(f16: Path, tmp_path: Pa
     theirs, ours, expected = by_llama_cpp(target), by_us(target), by_us(exact)
     assert ours == pytest.approx(expected, rel=0.005)
     assert abs(ours - expected) < abs(theirs - expected)
+    assert theirs == pytest.approx(ours, rel=0.01)
     assert by_llama_cpp(target, 100) == pytest.approx(by_us(target, 100), rel=0.005)
 
 
