@@ -98,9 +98,9 @@ const std::vector<std::string>& features() {
   return found;
 }
 
-// Zen 4's own prefetchers read a tile from memory the faster the less they are helped. An Intel core
-// read two thirds of what it can where all was fetched into the first-level cache: likely, for no
-// counters were read, because few lines (16 in Golden Cove) can be on their way there, and three
+// Zen 4's own prefetchers read a tile from memory the faster the less they are helped. An Intel
+// core read two thirds of what it can where all was fetched into the first-level cache: likely, for
+// no counters were read, because few lines (16 in Golden Cove) can be on their way there, and three
 // times as many to the second-level one. Measured on one Xeon alone.
 Prefetch measured_prefetches() {
 #if defined(__x86_64__)
