@@ -248,6 +248,17 @@ void run_elementwise(const KernelTable& t, Random& random, Record& out) {
     for (int64_t i = 0; i < columns; ++i)
       x[static_cast<size_t>(i)] = out[static_cast<size_t>(i % 7 * columns + i)];
   });
+  // Rows of a that lie apart, and more columns of it than are taken at a time.
+  each("add_outer apart", [&](V& x, const V& y, int64_t n) {
+    constexpr int64_t kRows = 41, kStride = 44;
+    const int64_t columns = n / 16 * 16;
+    if (n < kRows) return;
+    V out(static_cast<size_t>(kRows * columns), 0.5f);
+    t.add_outer({x.data(), kStride, y.data(), 0, (n - kRows) / kStride + 1, out.data(), columns,
+                 kRows, columns});
+    out.resize(static_cast<size_t>(n), 0.0f);
+    x = out;
+  });
   each("scale", [&](V& x, const V&, int64_t n) { t.scale(x.data(), 0.3f, n); });
   each("softcap", [&](V& x, const V&, int64_t n) { t.softcap(x.data(), 1.7f, n); });
   for (const auto& [name, activation] :
