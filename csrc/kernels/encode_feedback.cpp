@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <vector>
 
@@ -172,7 +171,8 @@ class RowsWithFeedback {
         block_bytes_(pyflow::row_bytes(dtype_, block_)),
         row_bytes_(to.row_bytes()),
         weights_(size(kRowsAtOnce, n_)),
-        pulls_(weights_.size()),
+        from_after_(weights_.size()),
+        from_before_(weights_.size()),
         errors_(weights_.size()),
         targets_(size(kRowsAtOnce, block_)),
         own_(targets_.size()),
@@ -187,9 +187,7 @@ class RowsWithFeedback {
     n_rows_ = n_rows;
     out_ = out;
     round();
-    pull();
-    for (int sweep = 0; sweep < kSweeps; ++sweep)
-      for (int64_t begin = 0; begin < n_; begin += block_) improve(begin);
+    for (int i = 0; i < kSweeps; ++i) sweep();
   }
 
   // What rows that were encoded otherwise, one after the other at `rows`, have of the weights.
@@ -199,20 +197,19 @@ class RowsWithFeedback {
       dequantize(dtype_, rows + static_cast<size_t>(r) * row_bytes_, n_, values.data());
       for (int64_t i = 0; i < n_; ++i) error(i)[r] = weight(i, r) - values[static_cast<size_t>(i)];
     }
-    pull();
+    begin_to_count();
+    for (int64_t begin = 0; begin < n_; begin += block_) count(begin);
   }
 
   RowLoss loss(int64_t r) const {
     RowLoss loss;
+    loss.squared = std::max(squared_[static_cast<size_t>(r)], 0.0);  // rounding, if hardly any
     for (int64_t i = 0; i < n_; ++i) {
       const auto w = static_cast<double>(weight(i, r)), d = static_cast<double>(error(i)[r]);
-      const double pull = static_cast<double>(pulls_[size(r, n_) + static_cast<size_t>(i)]);
-      loss.squared += d * pull * static_cast<double>(feedback_.unit(i / Triangles::kWidth));
       loss.power += static_cast<double>(feedback_.diagonal()[i]) * w * w;
       loss.absolute += std::fabs(d);
       loss.largest = std::max(loss.largest, std::fabs(d));
     }
-    loss.squared = std::max(loss.squared, 0.0);  // rounding, where there is hardly any
     return loss;
   }
 
@@ -262,13 +259,14 @@ class RowsWithFeedback {
     for (float& x : targets_) x = std::clamp(x, -kLargestHalf, kLargestHalf);
   }
 
-  // From the last block to the first, each error moving what comes before it, which pulls_ has.
+  // From the last block to the first, each error moving what comes before it: from_after_ has what
+  // columns are to be.
   void round() {
     std::array<double, kRowsAtOnce> least;
-    std::copy_n(weights_.data(), n_rows_ * n_, pulls_.data());
+    std::copy_n(weights_.data(), n_rows_ * n_, from_after_.data());
     for (int64_t begin = n_ - block_; begin >= 0; begin -= block_) {
       const int64_t group = begin / Triangles::kWidth, own = begin % Triangles::kWidth;
-      cut(pulls_, begin, targets_);
+      cut(from_after_, begin, targets_);
       clamp_targets();
       cut(weights_, begin, own_);
       least.fill(std::numeric_limits<double>::infinity());
@@ -284,19 +282,51 @@ class RowsWithFeedback {
         for (int64_t r = 0; r < n_rows_; ++r) error(begin + k)[r] = difference(begin, k, r);
       if (own > 0)
         add(error(begin), feedback_.row(group, own), c.factors_stride, block_,
-            pulls_.data() + group * Triangles::kWidth, n_, own);
+            from_after_.data() + group * Triangles::kWidth, n_, own);
     }
   }
 
-  // pulls_[r][i] = sum over j of e_j H_ji: half of how the loss grows with the error of column i.
-  void pull() {
-    std::fill(pulls_.begin(), pulls_.end(), 0.0f);
-    for (int64_t begin = 0; begin < n_; begin += block_) move(begin, error(begin));
+  // Encodes every block again. from_after_ has what the errors of the blocks behind each add up to
+  // in its columns, sum e_j H_ji, before the first of them is encoded; from_before_ has that of
+  // those before it when its turn comes. So each pair of blocks is multiplied twice, not four
+  // times.
+  void sweep() {
+    std::fill(from_after_.begin(), from_after_.end(), 0.0f);
+    for (int64_t begin = 0; begin < n_; begin += block_)
+      add_pull(begin, 0, begin % Triangles::kWidth, from_after_);
+    begin_to_count();
+    for (int64_t begin = 0; begin < n_; begin += block_) {
+      improve(begin);
+      count(begin);
+    }
   }
-  void move(int64_t begin, const float* by) {
+  // What the errors of a block add to columns [first, last) of its group.
+  void add_pull(int64_t begin, int64_t first, int64_t last, std::vector<float>& to) {
+    if (first == last) return;
     const int64_t group = begin / Triangles::kWidth;
-    add(by, feedback_.h(group, begin % Triangles::kWidth), feedback_.shape().width(group), block_,
-        pulls_.data() + group * Triangles::kWidth, n_, feedback_.shape().width(group));
+    add(error(begin), feedback_.h(group, begin % Triangles::kWidth) + first,
+        feedback_.shape().width(group), block_, to.data() + group * Triangles::kWidth + first, n_,
+        last - first);
+  }
+
+  // e^T H e, block after block: e_b^T (H_bb e_b + 2 sum over j before the block of H_bj e_j).
+  void begin_to_count() {
+    std::fill(from_before_.begin(), from_before_.end(), 0.0f);
+    squared_.fill(0.0);
+  }
+  void count(int64_t begin) {
+    const int64_t group = begin / Triangles::kWidth, own = begin % Triangles::kWidth,
+                  width = feedback_.shape().width(group);
+    cut(from_before_, begin, own_);
+    for (float& x : own_) x *= 2.0f;
+    add(error(begin), feedback_.h(group, own) + own, width, block_, own_.data(), block_, block_);
+    const auto unit = static_cast<double>(feedback_.unit(group));
+    for (int64_t r = 0; r < n_rows_; ++r)
+      for (int64_t k = 0; k < block_; ++k)
+        squared_[static_cast<size_t>(r)] +=
+            unit * static_cast<double>(error(begin + k)[r]) *
+            static_cast<double>(own_[size(r, block_) + static_cast<size_t>(k)]);
+    add_pull(begin, own + block_, width, from_before_);
   }
 
   // Encodes a block again, all others being what they are.
@@ -315,20 +345,16 @@ class RowsWithFeedback {
     for (int64_t k = 0; k < block_; ++k)
       for (int64_t r = 0; r < n_rows_; ++r) {
         const auto row = static_cast<size_t>(r);
-        float& e = error(begin + k)[r];
-        const float now = least[row] < before[row] ? difference(begin, k, r) : e;
-        columns_[size(k, kRowsAtOnce) + row] = now - e;
-        e = now;
+        if (least[row] < before[row]) error(begin + k)[r] = difference(begin, k, r);
       }
-    move(begin, columns_.data());
   }
   // The targets: what would be best for the block to hold (BlockFactors).
   void aim(int64_t begin) {
-    const int64_t group = begin / Triangles::kWidth, own = begin % Triangles::kWidth;
-    std::transform(error(begin), error(begin + block_), columns_.begin(), std::negate<float>());
-    cut(pulls_, begin, own_);
-    add(columns_.data(), feedback_.h(group, own) + own, feedback_.shape().width(group), block_,
-        own_.data(), block_, block_);
+    for (int64_t r = 0; r < n_rows_; ++r)
+      for (int64_t k = 0; k < block_; ++k) {
+        const size_t at = size(r, n_) + static_cast<size_t>(begin + k);
+        own_[size(r, block_) + static_cast<size_t>(k)] = from_after_[at] + from_before_[at];
+      }
     turn(own_, columns_);
     cut(weights_, begin, targets_);
     add(columns_.data(), blocks_.inverse(begin), block_, block_, targets_.data(), block_, block_);
@@ -368,7 +394,9 @@ class RowsWithFeedback {
   size_t block_bytes_, row_bytes_;
   int64_t n_rows_ = 0;
   uint8_t* out_ = nullptr;
-  std::vector<float> weights_, pulls_, errors_;          // of whole rows; errors_ by column
+  std::vector<float> weights_, from_after_, from_before_,
+      errors_;  // of whole rows; errors_ by column
+  std::array<double, kRowsAtOnce> squared_ = {};
   std::vector<float> targets_, own_, values_, columns_;  // of a block; columns_ by column
 };
 
