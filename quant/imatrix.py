@@ -130,9 +130,12 @@ class Imatrix:
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:
     """FormatError: no GGUF file, or one that holds no importance, or another than can be."""
-    if not Path(path).exists():
+    if not Path(path).is_file():
         raise FormatError(f"{path}: is no file; 'pyflow imatrix' writes one")
-    checkpoint = formats.open(path)
+    try:
+        checkpoint = formats.open(path)
+    except FormatError as error:  # whose advice is for models
+        raise FormatError(f"{error}; importance is measured again by 'pyflow imatrix'") from None
     columns: dict[str, NDArray[np.float32]] = {}
     tensors = {t.name: t for t in checkpoint.tensors}
     for name in tensors:

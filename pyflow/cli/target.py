@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def check(
 ) -> None:
     """Refuses a target that is one of the sources (- is standard input) by whatever name, that is
     no file, or no folder, or that is there already, unless `force`; a folder of which quantize has
-    not written all; one that is to be in a folder that is not there; and a mere ".gguf"."""
+    not written all; one that is to be in a folder that is not there, or where no file can be made;
+    and a mere ".gguf"."""
     kind = "folder" if as_folder else "file"
     if str(target) == "-":
         raise click.UsageError(f"OUT: expected the name of a {kind}, found '-'; name one")
@@ -43,6 +45,7 @@ def check(
     if not os.path.lexists(target):
         if not target.parent.is_dir():
             raise PyflowError(f"{target}: there is no folder {target.parent}; make it first")
+        _check_writable(target)
         return
     there = _stat(target)
     found = [stat for stat in map(_stat, sources) if stat is not None]
@@ -58,6 +61,15 @@ def check(
         own_files(target)
     if not force:
         raise PyflowError(f"{target}: is there already; --force replaces it")
+    _check_writable(target)
+
+
+def _check_writable(target: Path) -> None:
+    """OSError where nothing can be made beside the target."""
+    from pyflow.formats.replacing import naming
+
+    with naming(target), tempfile.TemporaryFile(dir=target.parent):
+        pass
 
 
 def _stat(source: str | Path) -> os.stat_result | None:

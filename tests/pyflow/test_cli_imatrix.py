@@ -157,6 +157,7 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
         (tmp_path / "no" / "out", 1, f"there is no folder {tmp_path / 'no'}; make it first"),
         (tmp_path / "fifo", 1, "is there and is no file that could be replaced"),
         ("/dev/null", 1, "is there and is no file that could be replaced"),
+        ("/proc/i.gguf", 1, "error: /proc/i.gguf: "),
         ("-", 2, "expected the name of a file, found '-'"),
     ):
         for more in ([], ["--force"]):
@@ -165,6 +166,21 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
             assert message in told
             assert "--force" not in told
     assert (tmp_path / "fifo").is_fifo()
+
+
+def test_importance_that_is_damaged_is_to_be_measured_again(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    assert imatrix(tiny, whole) == 0
+    quantize = ["quantize", str(tiny), str(tmp_path / "out.gguf"), "--type", "Q8_0", "--imatrix"]
+    for damaged in (whole.read_bytes()[:-1000], whole.read_bytes()[:10], b"", b"\x07" * 4000):
+        (tmp_path / "damaged").write_bytes(damaged)
+        capsys.readouterr()
+        assert main([*quantize, str(tmp_path / "damaged")]) == 3
+        assert "importance is measured again by 'pyflow imatrix'" in capsys.readouterr().err
+    assert main([*quantize, ""]) == 3
+    assert "is no file" in capsys.readouterr().err
 
 
 def test_importance_of_columns_that_were_moved_otherwise_is_refused(
