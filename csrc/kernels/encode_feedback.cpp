@@ -20,6 +20,7 @@ constexpr int kTurns = 3;
 // searches. Once takes 3 to 4 % off the error, three times 5 to 6 %. That a line is then made the
 // best for its codes, by H, has no use after the searches: less than 0.3 %.
 constexpr int kSweeps = 1, kSweepTurns = 2;
+static_assert(kSweeps > 0, "what errors cost is counted by the last sweep");
 constexpr int64_t kRowsAtOnce = 32;  // for which factors are read once
 
 constexpr int64_t kLanes = quant::kLanes;
@@ -394,9 +395,9 @@ class RowsWithFeedback {
   size_t block_bytes_, row_bytes_;
   int64_t n_rows_ = 0;
   uint8_t* out_ = nullptr;
-  std::vector<float> weights_, from_after_, from_before_,
-      errors_;  // of whole rows; errors_ by column
-  std::array<double, kRowsAtOnce> squared_ = {};
+  // Of whole rows; errors_ by column.
+  std::vector<float> weights_, from_after_, from_before_, errors_;
+  std::array<double, kRowsAtOnce> squared_ = {};  // of each row, what its errors cost
   std::vector<float> targets_, own_, values_, columns_;  // of a block; columns_ by column
 };
 
