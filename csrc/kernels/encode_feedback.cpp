@@ -397,7 +397,7 @@ class RowsWithFeedback {
   uint8_t* out_ = nullptr;
   // Of whole rows; errors_ by column.
   std::vector<float> weights_, from_after_, from_before_, errors_;
-  std::array<double, kRowsAtOnce> squared_ = {};  // of each row, what its errors cost
+  std::array<double, kRowsAtOnce> squared_ = {};         // of each row, what its errors cost
   std::vector<float> targets_, own_, values_, columns_;  // of a block; columns_ by column
 };
 

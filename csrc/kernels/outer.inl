@@ -2,8 +2,9 @@
 //
 // Rows lie so far apart, often by a power of two, that a few of them fill the first-level cache's
 // ways for a column. So what is used again and again lies side by side first: kOuterDepth rows of
-// the next columns of b, and of a, kOuterRows columns. With AVX2 that reaches 31 to 38 GMAC/s in most
-// turns where 21 to 30 were (Zen 3, in the sizes that moments and feedback have, both in one run).
+// the next columns of b, and of a, kOuterRows columns. With AVX2 that reaches 31 to 38 GMAC/s in
+// most turns where 21 to 30 were (Zen 3, in the sizes that moments and feedback have, both in one
+// run).
 constexpr int64_t kOuterDepth = 64, kOuterRows = 32;
 
 // Rows rows of out by Tiles vectors of its columns, which stay in registers; n rows of a, and of b,
