@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from . import _core
 from .arguments import one_of
+from .text import counted, plural
 
 NumaMode = Literal["off", "interleave", "local", "mirror"]
 NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)
@@ -50,9 +51,9 @@ class Topology:
     def __str__(self) -> str:
         fast, cores = self.cores(fast_only=True), self.cores()
         kinds = f"{fast} fast and {cores - fast} slow" if 0 < fast < cores else f"{cores}"
-        parts = [f"{kinds} {_plural(cores, 'core')}", _plural(len(self.cpus), "logical CPU", True)]
-        parts.append(_plural(self.packages, "socket", True))
-        parts.append(_plural(len(self.nodes), "memory node", True))
+        parts = [f"{kinds} {plural(cores, 'core')}", counted(len(self.cpus), "logical CPU")]
+        parts.append(counted(self.packages, "socket"))
+        parts.append(counted(len(self.nodes), "memory node"))
         return ", ".join(parts)
 
 
@@ -162,7 +163,7 @@ def choose_threads(machine: Topology, quota: float) -> tuple[int, str]:
     cores = fast or machine.cores()
     n = max(1, min(cores, math.floor(quota) if quota != math.inf else cores))
     kind = "fast " if 0 < fast < machine.cores() else ""
-    why = f"{_plural(cores, f'{kind}core', True)} in the affinity mask"
+    why = f"{counted(cores, f'{kind}core')} in the affinity mask"
     if quota != math.inf:
         why += f", control group quota {quota:.2f}"
     return n, why
@@ -205,7 +206,7 @@ def choose_numa(machine: Topology, policy: str, refusal: str) -> tuple[NumaMode,
     Mirror would be as near and simpler, but takes more memory than anybody has been asked for.
     policy, refusal: as `_core.memory_policy` and `_core.binding_refusal` tell them.
     """
-    nodes = _plural(len(machine.nodes), "memory node", True)
+    nodes = counted(len(machine.nodes), "memory node")
     if len(machine.nodes) <= 1:
         return "off", nodes
     if policy not in ("default", ""):
@@ -218,11 +219,6 @@ def choose_numa(machine: Topology, policy: str, refusal: str) -> tuple[NumaMode,
 def default_numa(machine: Topology) -> tuple[NumaMode, str]:
     """The mode to use on this machine, and why."""
     return choose_numa(machine, _core.memory_policy(), _core.binding_refusal(machine.nodes))
-
-
-def _plural(n: int, noun: str, counted: bool = False) -> str:
-    word = noun if n == 1 else f"{noun}s"
-    return f"{n} {word}" if counted else word
 
 
 def _cpu_list(path: Path) -> list[int]:

@@ -178,6 +178,7 @@ def write_tensors(
     progress: called with weights done and in all. UnsupportedError: weights that a type cannot
     hold.
     """
+    _core.cpu_info()  # refuses a PYFLOW_ISA that cannot be, for which no tensor is to blame
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     shares: dict[str, Share] = {}
     feedbacks = _Feedbacks(pool)

@@ -13,6 +13,7 @@ from pyflow import _core, catalogue, topology
 from pyflow.cli import options
 from pyflow.cli.output import print_json
 from pyflow.memory import available_nbytes
+from pyflow.text import counted
 
 # Beyond the caches of any machine of today, and read in a fraction of a second.
 _PROBE_BYTES = 1 << 30
@@ -84,7 +85,7 @@ def _prefetch(found: dict[str, Any]) -> str:
 
 def _report(found: dict[str, Any]) -> str:
     gib = 2**30
-    threads = f"{found['threads']} thread{'s' if found['threads'] > 1 else ''}"
+    threads = counted(found["threads"], "thread")
     rows = {
         "pyflow": f"{found['pyflow']}, Python {found['python']}, {found['system']}",
         "CPU": f"{found['cpu']}: {found['topology']['text']}",

@@ -23,6 +23,7 @@ from pyflow.cli.eval_types import quantize
 from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.signals import EndedError, like_ctrl_c
 from pyflow.quant.mixes import TYPES
+from pyflow.text import counted
 
 if TYPE_CHECKING:
     from pyflow.engine import Model
@@ -199,7 +200,7 @@ def _told(speeds: list[float]) -> dict[str, float]:
 def _cpu(model: Model) -> str:
     from pyflow import _core
 
-    return f"{_core.cpu_info()['model']}, {model.isa}, {model.n_threads} threads"
+    return f"{_core.cpu_info()['model']}, {model.isa}, {counted(model.n_threads, 'thread')}"
 
 
 def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Any]) -> str:

@@ -20,6 +20,7 @@ from pyflow.cli.terminal import progress
 from pyflow.errors import ShapeError
 from pyflow.quant.journal import Journal
 from pyflow.quant.windows import METHODS, Cut, Method, Window
+from pyflow.text import counted
 
 if TYPE_CHECKING:
     from pyflow.engine import Described
@@ -115,7 +116,7 @@ class TextOptions:
         """For people: the same."""
         stride = f", stride {cut.stride}" if cut.method == "strided" else ""
         return (
-            f"over {n_done} chunks of {cut.n_ctx} tokens ({n_tokens} scored, method "
+            f"over {counted(n_done, 'chunk')} of {cut.n_ctx} tokens ({n_tokens} scored, method "
             f"{cut.method}{stride})"
         )
 
@@ -195,5 +196,8 @@ def end(
             else f"the same command goes on from there ({resume})"
         )
         without = f", without {' and '.join(left_out)}" if left_out else ""
-        click.echo(f"stopped after {run.n_done} of {len(windows)} chunks{without}; {how}", err=True)
+        click.echo(
+            f"stopped after {run.n_done} of {counted(len(windows), 'chunk')}{without}; {how}",
+            err=True,
+        )
         raise KeyboardInterrupt

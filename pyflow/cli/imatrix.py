@@ -15,6 +15,7 @@ from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
 from pyflow.errors import FormatError, ShapeError
+from pyflow.text import counted
 
 if TYPE_CHECKING:
     from pyflow.context import Context
@@ -84,6 +85,7 @@ def command(
     test split of WikiText-2 is refused. The more bits MODEL has, the better; F16 is best.
     """
     from pyflow import formats
+    from pyflow.quant.convert import check_disk
     from pyflow.quant.imatrix import ENOUGH, WIDTH, by_tensor, moments_by_tensor, write_imatrix
     from pyflow.quant.naming import of_gguf
     from pyflow.quant.weights import moved
@@ -106,6 +108,8 @@ def command(
             context.observe(squares)
             for done, window in enumerate(windows, start=1):
                 _read(context, window, loaded.spec.n_vocab if process_output else None)
+                if done == 1:  # all that grows to sizes to speak of has been met
+                    check_disk(target, _nbytes(squares))
                 if show is not None:
                     show(done, len(windows))
         shapes = {t.name: t.shape for t in loaded.checkpoint.tensors}
@@ -148,7 +152,7 @@ def command(
         measured = f"{len(found)} matrices" + (
             f", {n_with_moments} with moments," if moments else ""
         )
-        over = f"{len(windows)} chunks of {ctx_size} tokens"
+        over = f"{counted(len(windows), 'chunk')} of {ctx_size} tokens"
         click.echo(f"{target}: {measured} over {over}, {seconds:.1f} s")
     widest = max((squares.sums.shape[-1] for squares in found.values()), default=0)
     if moments and len(windows) * ctx_size < (wanted := ENOUGH * min(widest, WIDTH)):
@@ -194,6 +198,13 @@ def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[tuple[str,
         except ShapeError as error:
             raise click.UsageError(f"{name}: {error}") from None
     return windows
+
+
+def _nbytes(squares: _core.InputSquares) -> int:
+    """Of a file of them, at least."""
+    return sum(4 * s.size for *_, s in squares.sums()) + sum(
+        s.nbytes for *_, s in squares.moments()
+    )
 
 
 def _read(context: Context, window: Window, n_vocab: int | None) -> None:

@@ -14,6 +14,7 @@ from pyflow.cli import chart
 from pyflow.cli.output import markdown_table
 from pyflow.cli.paired import Sample
 from pyflow.speculate import SpeculationStats
+from pyflow.text import counted
 
 ALL = "all"
 _RESAMPLES = 10_000
@@ -107,8 +108,8 @@ def _rows_per_step(stats: SpeculationStats) -> float:
 def as_markdown(run: dict[str, Any]) -> str:
     """What was run, and a table for every setting."""
     parts = [
-        f"{run['model']}, {run['cpu']} ({run['backend']}), {run['n_threads']} threads, load "
-        f"average before the run {run['load_average_before']:.1f}",
+        f"{run['model']}, {run['cpu']} ({run['backend']}), {counted(run['n_threads'], 'thread')}, "
+        f"load average before the run {run['load_average_before']:.1f}",
         f"`{run['command']}`",
     ]
     for batch, limit in dict.fromkeys((r["batch"], r["prompt_len"]) for r in run["summaries"]):
@@ -162,7 +163,9 @@ def draw(run: dict[str, Any], target: Path) -> None:
     steps, speeds = figure.subplots(1, 2)
     _draw_steps(steps, [r for r in rows if r["task"] == ALL and r["rows_per_step"]])
     _draw_speeds(speeds, [r for r in rows if r["speedup_median"] is not None])
-    figure.suptitle(f"{run['model']}, {run['cpu']}, {run['n_threads']} threads", fontsize=9)
+    figure.suptitle(
+        f"{run['model']}, {run['cpu']}, {counted(run['n_threads'], 'thread')}", fontsize=9
+    )
     chart.save(figure, target)
 
 

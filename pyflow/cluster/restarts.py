@@ -14,6 +14,7 @@ from pyflow.cluster.lifeline import Loss, Numbers
 from pyflow.cluster.signals import Signals
 from pyflow.cluster.supervisor import Attempt, Job
 from pyflow.cluster.verdict import LossError
+from pyflow.text import counted
 
 _MAX_INPUT = 1 << 24
 _PIPE_NBYTES = 1 << 16
@@ -58,7 +59,7 @@ def supervise(
                 if in_vain == _MAX_IN_VAIN or relay.is_lossy:
                     raise LossError(loss)
                 n = sum(place.n for place in places)
-                say(f"{loss}; starting again on {n} rank{'s' if n > 1 else ''}")
+                say(f"{loss}; starting again on {counted(n, 'rank')}")
         finally:
             os.close(journal)
 

@@ -16,6 +16,7 @@ from ..spec import (
     Positions,
     Rope,
 )
+from ..text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Layers:
             else:
                 spans.append([i, i])
         texts = (f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-        return f"layer{'s' if len(self.numbers) > 1 else ''} {', '.join(texts)}"
+        return f"{plural(len(self.numbers), 'layer')} {', '.join(texts)}"
 
 
 def layers(spec: ModelSpec) -> list[Layers]:

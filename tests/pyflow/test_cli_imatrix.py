@@ -7,10 +7,11 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from pyflow.quant import dequantize, wikitext2
+from pyflow.quant import convert, dequantize, wikitext2
 from pyflow.quant.imatrix import read_imatrix
 
 from pyflow import formats
@@ -166,6 +167,21 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
             assert message in told
             assert "--force" not in told
     assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_full_disk_is_told_after_the_first_chunk(
+    capsys: pytest.CaptureFixture[str],
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage: Any = lambda _: type("usage", (), {"free": 1000})  # noqa: E731
+    monkeypatch.setattr(convert.shutil, "disk_usage", usage)
+    monkeypatch.setattr("pyflow.quant.imatrix.write_imatrix", None)  # it does not come to that
+    assert imatrix(tiny, tmp_path / "out", "--moments") == 4
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path / 'out'}: expected ")
+    assert told.endswith("free bytes on its disk, found 1,000\n")
 
 
 def test_importance_that_is_damaged_is_to_be_measured_again(

@@ -304,3 +304,12 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
         writer.write(np.arange(4, dtype=np.uint8))
         with pytest.raises(ShapeError, match="'a': expected 6 bytes to write, found 4"):
             writer.end_tensor()
+
+
+def test_instructions_that_cannot_be_are_told_without_blaming_a_tensor(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYFLOW_ISA", "bogus")
+    with pytest.raises(UnsupportedError, match=r"^PYFLOW_ISA=bogus: "):
+        convert.convert(source, tmp_path / "q.gguf", Recipe("Q8_0"))
+    assert not list(tmp_path.iterdir())
