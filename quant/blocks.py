@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyflow import _core
+from pyflow.arguments import whole
 from pyflow.errors import ShapeError, UnsupportedError
 
 FIRST_OWN_ID = 0x50460000
@@ -57,7 +58,7 @@ FORMATS: dict[str, Format] = {
 
 def format_of(name: str) -> Format:
     """The format of that name, in any case; UnsupportedError when there is none."""
-    found = FORMATS.get(name.upper())
+    found = FORMATS.get(name.upper()) if isinstance(name, str) else None
     if found is None:
         raise UnsupportedError(
             f"weight format {name!r}: expected one of {', '.join(FORMATS)}, in any case"
@@ -80,14 +81,13 @@ def quantize(
 
     ShapeError: columns that are no multiple of the format's block. UnsupportedError: no such
     format, or a weight that it cannot hold, which is none that is finite and up to 65504.
-    ValueError: fewer than one thread.
+    ShapeError: fewer than one thread.
     """
     rows = np.ascontiguousarray(weights, np.float32)
     by = None if importance is None else np.ascontiguousarray(importance, np.float32)
     if n_threads is None:
         n_threads = len(os.sched_getaffinity(0)) if rows.size >= _WORTH_THREADS else 1
-    elif n_threads < 1:
-        raise ValueError(f"n_threads: expected a number from 1 on, found {n_threads}")
+    n_threads = whole("n_threads", n_threads, 1)
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     return _core.quantize(format_of(type).name, rows, by, pool)
 
@@ -155,8 +155,8 @@ def difference(
 ) -> Distortion:
     """How far values are from weights of the same shape (..., columns), by any scheme.
 
-    ShapeError: other shapes, or nothing in them. UnsupportedError: importance that is no number
-    from 0 to 1e30.
+    ShapeError: other shapes, or nothing in them. UnsupportedError: weights or values that are NaN
+    or infinite, or importance that is no number from 0 to 1e30.
     """
     x = np.asarray(weights, np.float32)
     y = np.asarray(values, np.float32)
@@ -164,6 +164,9 @@ def difference(
         raise ShapeError(f"distortion: expected one weight or more, found shape {x.shape}")
     if x.shape != y.shape:
         raise ShapeError(f"distortion: expected two equal shapes, found {x.shape} and {y.shape}")
+    for what, of in (("weights", x), ("values", y)):
+        if not np.isfinite(of).all():
+            raise UnsupportedError(f"distortion: expected finite {what}, found NaN or infinity")
     by = np.ones(x.shape[-1:]) if importance is None else np.asarray(importance, np.float64)
     if by.shape != x.shape[-1:]:
         raise ShapeError(f"importance: expected shape {x.shape[-1:]}, found {by.shape}")

@@ -113,7 +113,7 @@ class Journal(Closing):
     def _other(self, found: bytes, facts: dict[str, object]) -> PyflowError:
         word, _, rest = found.partition(b" ")
         crc, _, said = rest.rstrip(b"\n").partition(b" ")
-        if word == _WORD and crc == b"%08x" % zlib.crc32(said):
+        if word == _WORD and found.endswith(b"\n") and crc == b"%08x" % zlib.crc32(said):
             differ = "; ".join(_differences(json.loads(said), facts))
             return PyflowError(
                 f"{self.path}: expected the same measurement, found another ({differ}); name "

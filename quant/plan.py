@@ -107,8 +107,9 @@ def plan(
                 f"{FORMATS[name].block} weights for {name}, found {tensor.shape[-1]}; "
                 f"{fitting} would fit"
             )
+        instead_of = name if fitting != name else None
         if fitting == tensor.dtype:
-            steps.append(Step(tensor, tensor.dtype, tensor.nbytes, role))
+            steps.append(Step(tensor, fitting, tensor.nbytes, role, instead_of=instead_of))
             continue
         _check_source(model, tensor, recipe)
         by = imatrix if FORMATS[fitting].block > 1 else None
@@ -118,7 +119,7 @@ def plan(
                 fitting,
                 _nbytes(tensor, fitting),
                 role,
-                instead_of=name if fitting != name else None,
+                instead_of=instead_of,
                 importance=None if by is None else _importance(by, tensor, part),
                 moments=None if by is None else by.moments.get(part.name),
             )

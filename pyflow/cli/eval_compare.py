@@ -22,6 +22,7 @@ from pyflow.cli.eval_text import Run, TextOptions, end, of_text
 from pyflow.cli.eval_types import quantize
 from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.signals import EndedError, like_ctrl_c
+from pyflow.cli.target import Name
 from pyflow.quant.mixes import TYPES
 from pyflow.text import counted
 
@@ -58,7 +59,7 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @click.option("--allow-requantize", is_flag=True, help="For --types: BASE may be quantized.")
 @click.option(
     "--keep",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Name(file_okay=False, path_type=Path),
     metavar="FOLDER",
     help="For --types: keep the files there, each with a .json that says what it was made of. "
     "Those made of the same BASE, importance and options are taken, others are made again.",

@@ -17,7 +17,7 @@ from pyflow.cli import inputs, options
 from pyflow.cli.eval_types import stamp
 from pyflow.cli.signals import EndedError
 from pyflow.cli.terminal import progress
-from pyflow.errors import ShapeError
+from pyflow.errors import PyflowError, ShapeError
 from pyflow.quant.journal import Journal
 from pyflow.quant.windows import METHODS, Cut, Method, Window
 from pyflow.text import counted
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from pyflow.quant.perplexity import Progress, Regime
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _no_stream(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value in ("", "-"):
+        raise click.BadParameter(f"expected the name of a file, found {value!r}", ctx, param)
+    return value
+
 
 _OPTIONS = (
     click.option("-f", "--file", required=True, metavar="FILE", help="The text; - is stdin."),
@@ -63,6 +70,7 @@ _OPTIONS = (
     click.option(
         "--resume",
         metavar="FILE",
+        callback=_no_stream,
         help="Keep what has been measured in FILE, and go on from there if it exists.",
     ),
 )
@@ -91,6 +99,8 @@ class TextOptions:
             )
         except ShapeError as error:  # the model is sound, so it is the text that is too short
             raise click.UsageError(str(error)) from None
+        except PyflowError:  # FormatError is a ValueError too
+            raise
         except ValueError as error:
             raise click.UsageError(f"--{error}") from None
 

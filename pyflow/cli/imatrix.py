@@ -12,6 +12,7 @@ from pyflow import _core, catalogue
 from pyflow.cli import inputs, options
 from pyflow.cli.output import print_json
 from pyflow.cli.signals import like_ctrl_c
+from pyflow.cli.target import Name
 from pyflow.cli.target import check as check_target
 from pyflow.cli.terminal import progress
 from pyflow.errors import FormatError, ShapeError
@@ -44,7 +45,7 @@ _LOGITS_NBYTES = 32 << 20
     "target",
     required=True,
     metavar="OUT",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Name(dir_okay=False, path_type=Path),
     help="The file to write.",
 )
 @click.option("-c", "--ctx-size", type=click.IntRange(4), default=512, help="Tokens of a chunk.")
@@ -94,7 +95,7 @@ def command(
     click.get_current_context().with_resource(like_ctrl_c())
     source = catalogue.resolve(model or options.default_model())
     check_target(target, [*formats.open(source).native.files, *files], force=force)
-    texts = {path: _calibration(path) for path in files}
+    texts = {path: _calibration(path) for path in dict.fromkeys(files)}
     with options.load(str(source), threads, numa) as loaded:
         options.context_size(ctx_size, loaded.spec.n_ctx_train)
         of_texts = _windows(loaded, texts, ctx_size)[:chunks]
@@ -176,13 +177,13 @@ def command(
 
 
 def _calibration(path: str) -> str:
-    from pyflow.quant.wikitext2 import has_test_lines
+    from pyflow.quant.wikitext2 import has_passage
 
     text = inputs.read(path)
-    if has_test_lines(text):
+    if has_passage(text):
         raise click.UsageError(
-            f"{path}: has lines of the test split of WikiText-2, on which perplexity is measured; "
-            "calibrated on it, a model would look better than it is: take another text"
+            f"{path}: has a passage of the test split of WikiText-2, on which perplexity is "
+            "measured; calibrated on it, a model would look better than it is: take another text"
         )
     return text
 

@@ -153,6 +153,8 @@ def command(
         model = _model(checkpoint, target, rewrites=rewrites)
         if as_folder:
             _check_loads(checkpoint, target)
+        elif model is checkpoint:
+            _tell_unfit(checkpoint, target)
     notes = model.notes if isinstance(model, GgufModel) else []
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
@@ -232,6 +234,16 @@ def _check_loads(checkpoint: Checkpoint, target: Path) -> None:
         click.echo(
             f"warning: no command will load {target} before this is mended: {error}", err=True
         )
+
+
+def _tell_unfit(checkpoint: Checkpoint, target: Path) -> None:
+    """Warns where no model can be made of a GGUF file's tensors; others may know what it is."""
+    from pyflow.specs import build_spec
+
+    try:
+        build_spec(checkpoint)
+    except PyflowError as error:
+        click.echo(f"warning: no command will load {target}: {error}", err=True)
 
 
 def _is_gguf(target: Path) -> bool:

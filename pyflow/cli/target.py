@@ -13,6 +13,20 @@ import click
 from pyflow.errors import PyflowError
 
 
+class Name(click.Path):
+    """A path; an empty one, which would be the current folder, is refused."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail("expected a name, found none", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
     """OUT as it was given; refuses none at all, and a name for a file, .gguf, that ends in / as
     those of folders."""

@@ -41,10 +41,9 @@ class ByteLevelBpe:
         self._pre: PreTokenizer = by_name(name, source=source)
         self._ids = vocab.ids
         self._words: dict[str, list[int]] = {}
+        merges = read_merges(metadata, source=source)
         try:
-            self._model = BPE(
-                dict(vocab.ids), read_merges(metadata, source=source), cache_capacity=0
-            )
+            self._model = BPE(dict(vocab.ids), merges, cache_capacity=0)
         except Exception as error:  # the library raises no narrower class
             raise FormatError(f"{source}: tokenizer.ggml.merges: {error}") from None
         missing = [c for c in BYTE_CHARACTERS if c not in vocab.ids]

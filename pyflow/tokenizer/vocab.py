@@ -120,7 +120,7 @@ def read(metadata: Mapping[str, object], key: str, kind: type[T], default: T, *,
 def _strings(metadata: Mapping[str, object], key: str, *, source: str) -> list[str]:
     values = metadata.get(key)
     if values is None:
-        raise FormatError(f"{source}: {key} is missing: this file holds no vocabulary")
+        raise FormatError(f"{source}: {key} is missing, without which there is no vocabulary")
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise FormatError(f"{source}: {key}: expected an array of strings")
     try:

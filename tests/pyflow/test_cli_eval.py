@@ -210,8 +210,21 @@ def test_what_cannot_be_measured_is_refused(
     assert "--stride: expected 1 to 8" in refused(
         *ppl, *("-c", "8", "--method", "strided", "--stride", "9")
     )
+    for name in ("-", ""):
+        assert f"expected the name of a file, found {name!r}" in refused(*ppl, "--resume", name)
+    assert "expected a name, found none" in refused(
+        "compare", base, "--types", "q8_0", "-f", text, "--keep", ""
+    )
     assert "QUANT" in refused("kld", base, "-f", text)
     assert "another (49,152)" in refused("kld", base, "smollm2", "-f", text)
+
+
+def test_a_model_without_a_tokenizer_is_to_blame_and_not_the_options(
+    capsys: pytest.CaptureFixture[str], text: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model.gguf", n_layers=1, window=0)
+    assert main(["eval", "ppl", "-m", str(model), "-f", text]) == 3
+    assert capsys.readouterr().err.startswith(f"error: {model}: tokenizer.ggml.model is missing")
 
 
 def test_types_of_a_model_are_compared_in_one_table(

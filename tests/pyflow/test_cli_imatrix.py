@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,7 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
         ("/dev/null", 1, "is there and is no file that could be replaced"),
         ("/proc/i.gguf", 1, "error: /proc/i.gguf: "),
         ("-", 2, "expected the name of a file, found '-'"),
+        ("", 2, "expected a name, found none"),
     ):
         for more in ([], ["--force"]):
             assert imatrix(tiny, target, *more) == code
@@ -219,12 +222,18 @@ def test_importance_of_columns_that_were_moved_otherwise_is_refused(
 def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     if not WIKI.is_file():
         pytest.skip(f"{WIKI.name} (WikiText-2 raw test split) is not at {WIKI.parent}")
-    lines = lzma.decompress(WIKI.read_bytes()).decode().split("\n")
-    assert frozenset(wikitext2.marks(lines)) == wikitext2._MARKS
+    test_text = lzma.decompress(WIKI.read_bytes()).decode()
+    np.testing.assert_array_equal(wikitext2.marks(test_text), wikitext2._kept())
+    lines = test_text.split("\n")
     for begin in (0, 1000, 4000):
-        (tiny.parent / "text.txt").write_text("\r\n".join(lines[begin : begin + 60]))
-        assert imatrix(tiny, tiny.parent / "o") == 2
-        assert "has lines of the test split of WikiText-2" in capsys.readouterr().err
+        passage = "\r\n".join(lines[begin : begin + 60])
+        joined = re.sub(r" @(.)@ ", r"\1", passage).replace(" ,", ",").replace(" .", ".")
+        for given in (passage, joined.upper(), "\n".join(textwrap.wrap(passage, 60))):
+            (tiny.parent / "text.txt").write_text(given)
+            assert imatrix(tiny, tiny.parent / "o") == 2
+            assert "has a passage of the test split of WikiText-2" in capsys.readouterr().err
+    for other in ("", "The same words over and over. " * 500, " ".join(map(str, range(50_000)))):
+        assert not wikitext2.has_passage(other)
     assert not (tiny.parent / "o").exists()
 
 

@@ -144,3 +144,26 @@ def test_importance_without_blocks_is_an_error(run: Run, tmp_path: Path, type_na
     assert (code, target.exists()) == (1, False)
     assert f"{columns}: expected matrices that are put into blocks" in err
     assert "leave --imatrix out" in err
+
+
+def test_matrices_that_suit_no_blocks_are_told_also_where_they_stay(
+    run: Run, tmp_path: Path
+) -> None:
+    made, plain = tmp_path / "made.gguf", tmp_path / "f16.gguf"
+    write_model(made, n_layers=1, window=0, n_embd=40)
+    for source, type_name in ((made, "F16"), (plain, "Q4_K_M")):
+        target = plain if source is made else tmp_path / "out.gguf"
+        code, err = run("quantize", source, target, "--type", type_name)
+        assert code == 0
+    assert "matrices get F16 instead of Q4_K: rows of 40 are no multiple of 256\n" in err
+
+
+def test_a_file_that_is_no_whole_model_is_written_with_a_warning(run: Run, tmp_path: Path) -> None:
+    given = write_model(tmp_path / "given.gguf", n_layers=1, window=0)
+    made, target = tmp_path / "made.gguf", tmp_path / "out.gguf"
+    made.write_bytes(given.read_bytes().replace(b"blk.0.ffn_down.weight", b"blk.7.ffn_down.weight"))
+    for type_name in ("Q8_0", "F16"):
+        code, err = run("quantize", made, target, "--type", type_name, "--force")
+        assert code == 0
+        assert err.startswith(f"warning: no command will load {target}: {made}: ")
+        assert "blk.0.ffn_down.weight" in err

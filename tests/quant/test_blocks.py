@@ -261,6 +261,9 @@ def test_a_distortion_is_what_its_fields_say() -> None:
         difference(x, y[0])
     with pytest.raises(ShapeError, match="importance"):
         difference(x, y, [1, 2, 3])
+    for place, pair in (("weights", (y * np.nan, y)), ("values", (y, y * np.inf))):
+        with pytest.raises(UnsupportedError, match=f"expected finite {place}, found NaN"):
+            difference(*pair)
     for no_importance in (np.nan, np.inf, -1.0):
         with pytest.raises(
             UnsupportedError, match=r"importance: expected numbers from 0 to 1e\+30"
@@ -277,7 +280,12 @@ def test_names_come_in_any_case_and_wrong_ones_are_refused() -> None:
     assert set(BOUNDS) < set(FORMATS)
     with pytest.raises(UnsupportedError, match="expected one of F32, F16"):
         quantize(x, "q4")
-    with pytest.raises(ValueError, match="n_threads: expected a number from 1 on, found 0"):
+    with pytest.raises(ValueError, match="n_threads: expected 1 to"):
         quantize(x, "q4_k", n_threads=0)
+    with pytest.raises(ShapeError, match="n_threads: expected a whole number"):
+        quantize(x, "q4_k", n_threads=1.5)  # type: ignore[arg-type]
+    for no_name in (None, 5, b"q4_k"):
+        with pytest.raises(UnsupportedError, match="expected one of F32, F16"):
+            format_of(no_name)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="multiple of 144 each"):
         dequantize(blocks[..., :143], "q4_k")

@@ -77,6 +77,15 @@ def test_records_from_the_first_broken_one_are_dropped_and_written_again(tmp_pat
     assert path.read_bytes() == whole
 
 
+def test_a_file_that_ends_within_its_first_line_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    first = write(path, []).index(b"\n")
+    for size in (1, first // 2, first):
+        path.write_bytes(write(tmp_path / "whole", [])[:size])
+        with pytest.raises(FormatError, match="found another or a damaged one"):
+            journal(path)
+
+
 def test_an_empty_file_is_begun(tmp_path: Path) -> None:
     (tmp_path / "j").touch()
     assert write(tmp_path / "j", records()) == write(tmp_path / "k", records())
