@@ -58,7 +58,7 @@ FORMATS: dict[str, Format] = {
 
 def format_of(name: str) -> Format:
     """The format of that name, in any case; UnsupportedError when there is none."""
-    found = FORMATS.get(name.upper()) if isinstance(name, str) else None
+    found = FORMATS.get(str(name).upper())  # None and numbers are refused as names
     if found is None:
         raise UnsupportedError(
             f"weight format {name!r}: expected one of {', '.join(FORMATS)}, in any case"
