@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 # import from the current directory, however pytest was called.
 os.environ["PYTHONSAFEPATH"] = "1"
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parents[1]]
+
+# What a shell starts in the background may ignore Ctrl-C, and so would the programs that tests
+# interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 Oracle = Callable[[str], Any]
