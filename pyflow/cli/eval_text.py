@@ -16,6 +16,7 @@ import click
 from pyflow.cli import inputs, options
 from pyflow.cli.eval_types import stamp
 from pyflow.cli.signals import EndedError
+from pyflow.cli.target import Name
 from pyflow.cli.terminal import progress
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.quant.journal import Journal
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from pyflow.quant.perplexity import Progress, Regime
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _no_stream(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value in ("", "-"):
-        raise click.BadParameter(f"expected the name of a file, found {value!r}", ctx, param)
-    return value
 
 
 _OPTIONS = (
@@ -70,7 +65,7 @@ _OPTIONS = (
     click.option(
         "--resume",
         metavar="FILE",
-        callback=_no_stream,
+        type=Name(),
         help="Keep what has been measured in FILE, and go on from there if it exists.",
     ),
 )

@@ -14,7 +14,7 @@ from pyflow.errors import PyflowError
 
 
 class Name(click.Path):
-    """A path; an empty one, which would be the current folder, is refused."""
+    """A path; an empty one, which would be the current folder, is refused, and so is -."""
 
     def convert(
         self,
@@ -24,6 +24,8 @@ class Name(click.Path):
     ) -> str | bytes | os.PathLike[str]:
         if value == "":
             self.fail("expected a name, found none", param, ctx)
+        if value == "-":
+            self.fail("expected a name, found '-', which stands for a stream", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -210,8 +210,8 @@ def test_what_cannot_be_measured_is_refused(
     assert "--stride: expected 1 to 8" in refused(
         *ppl, *("-c", "8", "--method", "strided", "--stride", "9")
     )
-    for name in ("-", ""):
-        assert f"expected the name of a file, found {name!r}" in refused(*ppl, "--resume", name)
+    for name, told in (("-", "'-'"), ("", "none")):
+        assert f"expected a name, found {told}" in refused(*ppl, "--resume", name)
     assert "expected a name, found none" in refused(
         "compare", base, "--types", "q8_0", "-f", text, "--keep", ""
     )

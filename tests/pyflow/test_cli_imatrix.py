@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_told_before_the_text_is_read(
         (tmp_path / "fifo", 1, "is there and is no file that could be replaced"),
         ("/dev/null", 1, "is there and is no file that could be replaced"),
         ("/proc/i.gguf", 1, "error: /proc/i.gguf: "),
-        ("-", 2, "expected the name of a file, found '-'"),
+        ("-", 2, "expected a name, found '-'"),
         ("", 2, "expected a name, found none"),
     ):
         for more in ([], ["--force"]):
