@@ -237,6 +237,16 @@ def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path
     assert not (tiny.parent / "o").exists()
 
 
+def test_passages_are_known_however_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TEXT.read_text()
+    known = wikitext2.marks(text)
+    monkeypatch.setattr(wikitext2, "_kept", lambda: known)
+    passage = text[len(text) // 2 :][:8000]
+    for given in (passage, passage.upper(), "\n".join(textwrap.wrap(passage, 50))):
+        assert wikitext2.has_passage(f"Before. {given} After.")
+    assert not wikitext2.has_passage(" ".join(reversed(passage.split())))
+
+
 def test_a_text_that_is_too_short_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
