@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..terminal import ANSWERING, EDITING, Terminal
+from ..cli.terminal import ANSWERING, EDITING, Terminal
 
 pytestmark = pytest.mark.model
 

@@ -19,7 +19,7 @@ from pyflow.cli.paired import PLAIN, blocks
 from pyflow.speculate import Speculator
 from pyflow.speculate.lookup import PromptLookup
 
-CODE_PROMPTS = Path(__file__).parents[2] / "bench" / "data" / "code_prompts.jsonl"
+CODE_PROMPTS = Path(__file__).parents[3] / "bench" / "data" / "code_prompts.jsonl"
 REPEATS = "red, green, blue, red, green, blue, red, green,"
 
 

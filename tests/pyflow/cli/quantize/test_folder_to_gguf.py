@@ -21,15 +21,15 @@ import pyflow
 from pyflow.cli import main
 from pyflow.export import GgufModel, to_gguf
 
+from ...specs import exports, tiny
+from ...specs.test_families import fixture
+from ...tiny_folders import CONFIG, write
+from ...tokenizer.conftest import folder_of
 from .quantizing import Run, interrupted, run, source
-from .specs import exports, tiny
-from .specs.test_families import fixture
-from .test_cli_quantize import by_llama_cpp, by_us
-from .tiny_folders import CONFIG, write
-from .tokenizer.conftest import folder_of
+from .test_quantize import by_llama_cpp, by_us
 
 __all__ = ["folder_of", "run", "source"]
-TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+TEXT = Path(__file__).parents[4] / "docs" / "architecture.md"
 TOKENS = [1, 5, 9, 80, 81]
 TRIAL = "Hello, World 123!"
 

@@ -12,13 +12,13 @@ from pyflow.cli import main
 from pyflow.errors import FormatError
 from pyflow.tokenizer import NoTokenizerError
 
-from .specs import tiny
-from .specs.test_families import fixture
-from .tiny_folders import write, write_folder
-from .tiny_models import write_model
+from ...specs import tiny
+from ...specs.test_families import fixture
+from ...tiny_folders import write, write_folder
+from ...tiny_models import write_model
 
 Run = Callable[..., tuple[int, str]]
-TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+TEXT = Path(__file__).parents[4] / "docs" / "architecture.md"
 TOKENS = [1, 5, 9, 80, 81]
 
 

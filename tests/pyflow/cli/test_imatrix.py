@@ -20,11 +20,11 @@ from pyflow import formats
 from pyflow.cli import main
 from pyflow.tokenizer import Tokenizer
 
-from .tiny_models import write_model
+from ..tiny_models import write_model
 
 pytestmark = pytest.mark.model
-TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
-WIKI = Path(__file__).parents[3] / "shared" / "data" / "wiki.test.raw.xz"
+TEXT = Path(__file__).parents[3] / "docs" / "architecture.md"
+WIKI = Path(__file__).parents[4] / "shared" / "data" / "wiki.test.raw.xz"
 N_CTX = 64
 
 

@@ -13,7 +13,7 @@ from pyflow.formats.tensor_writer import TensorWriter
 
 from pyflow.cli import main
 
-from .tiny_folders import write_folder
+from ...tiny_folders import write_folder
 
 Run = Callable[..., tuple[int, str, str]]
 Meanwhile = Callable[[Callable[[], object]], None]

@@ -22,12 +22,12 @@ import pyflow
 from pyflow import formats
 from pyflow.cli import main
 
+from ...tiny_models import write_model
 from .quantizing import interrupted
-from .tiny_models import write_model
 
 pytestmark = pytest.mark.model
 Run = Callable[..., tuple[int, str, str]]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 # A Python that can import llama_cpp.
 PEER = os.environ.get("PYFLOW_PEER_PYTHON", sys.executable)
 TEXT = ROOT.parent / "shared" / "data" / "wiki.test.raw.xz"

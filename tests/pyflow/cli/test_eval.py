@@ -14,8 +14,8 @@ from pyflow.quant import kld, perplexity
 
 from pyflow.cli import main, timing
 
-from .tiny_folders import CONFIG, write, write_folder
-from .tiny_models import write_model
+from ..tiny_folders import CONFIG, write, write_folder
+from ..tiny_models import write_model
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and it was a sunny day in May. "
 ARGS = ("-c", "64")

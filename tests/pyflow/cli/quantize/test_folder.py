@@ -18,16 +18,16 @@ import pytest
 from pyflow.quant.imatrix import read_imatrix
 from safetensors.numpy import load_file, save_file
 
-from .cluster.ranks import mpiexec
+from ...cluster.ranks import mpiexec
+from ...specs import tiny
+from ...specs.test_families import fixture
+from ...tiny_folders import CONFIG, write, write_folder
+from ...tiny_models import write_model
 from .quantizing import Meanwhile, Run, interrupted, meanwhile, run, source
-from .specs import tiny
-from .specs.test_families import fixture
-from .tiny_folders import CONFIG, write, write_folder
-from .tiny_models import write_model
 
 __all__ = ["meanwhile", "run", "source"]
 Oracle = Callable[[str], Any]
-TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+TEXT = Path(__file__).parents[4] / "docs" / "architecture.md"
 
 
 @pytest.fixture(scope="module")
