@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyflow.specs.model_spec import ModelSpec
+
 from . import _core
 from .arguments import one_of, whole, whole_numbers
 from .closing import Closing
 from .errors import CancelledError, PyflowError, ShapeError
-from .spec import ModelSpec
 
 if TYPE_CHECKING:
     from .engine import Model

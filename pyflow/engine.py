@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import formats
+from pyflow.specs import build_spec, describe
+from pyflow.specs.model_spec import ModelSpec
 
 from . import _core, catalogue, chat
 from .arguments import whole, whole_numbers
@@ -38,8 +40,6 @@ from .generate import Completion, Options, Prompt, Stream, generate, stream
 from .generate.conversation import LocalConversation
 from .generate.defaults import read_defaults
 from .memory import available_nbytes
-from .spec import ModelSpec
-from .specs import build_spec, describe
 from .speculate import Speculator
 from .tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, memory_nbytes
 from .topology import (

@@ -1,7 +1,7 @@
 """A whole model into a GGUF file of another type, tensor by tensor; `folder` writes folders.
 
     convert("f16.gguf", "q4.gguf", Recipe("Q4_K_M"))
-    to_gguf(formats.open("folder")).write("q4.gguf", Recipe("Q4_K_M"))     # of pyflow.export
+    to_gguf(formats.open("folder")).write("q4.gguf", Recipe("Q4_K_M"))     # of pyflow.gguf_export
 
 The tensors go through memory in pieces of some megabytes, whatever the size of the model; `plan`
 says which tensor gets which format. Metadata is kept byte for byte, but for what tells the types.
@@ -119,7 +119,7 @@ def convert(
     if checkpoint.format != "GGUF":
         raise UnsupportedError(
             f"{checkpoint.path}: expected a GGUF file, found {checkpoint.format}; "
-            "pyflow.export makes GGUF files of folders"
+            "pyflow.gguf_export makes GGUF files of folders"
         )
     target = Path(target)
     if target.exists() and any(target.samefile(path) for path in checkpoint.native.files):

@@ -1,5 +1,5 @@
 """What quantization asks of a model, wherever its weights lie: an open checkpoint, or a folder as a
-GGUF file would have it (pyflow.export).
+GGUF file would have it (pyflow.gguf_export).
 """
 
 from __future__ import annotations

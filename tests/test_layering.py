@@ -37,8 +37,8 @@ PYTHON: list[set[str]] = [
     {"arguments"},
     {"formats"},
     {"quant"},
-    {"spec", "specs", "tokenizer", "chat", "sampling", "topology", "memory", "models"},
-    {"export"},
+    {"specs", "tokenizer", "chat", "sampling", "topology", "memory", "models"},
+    {"gguf_export"},
     {"download"},
     {"catalogue"},
     # Models offer generation as methods; generation knows models as types alone.

@@ -1,4 +1,5 @@
-// RMS or layer norm over values that lie side by side, with its weights: `Norm` in pyflow/spec.py.
+// RMS or layer norm over contiguous values, with its weights: `Norm` of
+// pyflow/specs/model_spec.py.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// A model as plain data: what Python builds from a checkpoint's metadata (pyflow/spec.py).
+// A model as plain data, as Python builds it from a checkpoint's metadata
+// (pyflow/specs/model_spec.py).
 //
 // A stage is a list of blocks. Each block has a kind ("norm", "attention", ...; one file each in
 // blocks/) and named parameters. Hidden states live in registers, one row per token: x is the
@@ -18,7 +19,7 @@
 
 namespace pyflow {
 
-// A tensor of the checkpoint, or what is cut out of one: `Source` in pyflow/spec.py.
+// A tensor of the checkpoint, or a part of one: `Source` of pyflow/specs/model_spec.py.
 struct TensorRef {
   std::string name;
   std::vector<std::pair<int64_t, int64_t>> rows = {};  // segments (start, count); none: all

@@ -35,7 +35,7 @@ def quantize(
     PyflowError: a file of another origin has such a name, or is one of `others`.
     """
     from pyflow import formats
-    from pyflow.export import to_gguf
+    from pyflow.gguf_export import to_gguf
     from pyflow.quant.blocks import FORMATS
     from pyflow.quant.convert import convert
     from pyflow.quant.imatrix import read_imatrix

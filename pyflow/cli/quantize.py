@@ -23,8 +23,8 @@ from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
-    from pyflow.export import GgufModel
     from pyflow.formats import Checkpoint
+    from pyflow.gguf_export import GgufModel
     from pyflow.quant.convert import Options, Share
     from pyflow.quant.plan import Recipe, Step
 
@@ -137,7 +137,7 @@ def command(
     Memory stays below a gigabyte.
     """
     from pyflow import formats
-    from pyflow.export import GgufModel
+    from pyflow.gguf_export import GgufModel
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.plan import Recipe
     from pyflow.topology import cgroup_cpus, choose_threads, this_machine
@@ -203,7 +203,7 @@ def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoin
 
     UnsupportedError: a GGUF file would have to become a folder, or GGUF cannot hold the model.
     """
-    from pyflow.export import to_gguf
+    from pyflow.gguf_export import to_gguf
 
     is_gguf = checkpoint.format == "GGUF"
     if _is_gguf(target):
@@ -254,7 +254,7 @@ def _convert(
     model: Checkpoint | GgufModel, target: Path, recipe: Recipe, **options: Unpack[Options]
 ) -> dict[str, Share]:
     """By what it is and becomes."""
-    from pyflow.export import GgufModel
+    from pyflow.gguf_export import GgufModel
     from pyflow.quant.convert import convert
     from pyflow.quant.folder import convert_folder
     from pyflow.specs import describe, naming

@@ -17,8 +17,8 @@ from pyflow.errors import PyflowError
 from pyflow.quant import FORMATS
 
 if TYPE_CHECKING:
-    from pyflow.export import GgufModel
     from pyflow.formats import Checkpoint
+    from pyflow.gguf_export import GgufModel
     from pyflow.quant.plan import Recipe
     from pyflow.quant.rewrite import Progress
 
@@ -35,7 +35,7 @@ def rewritten(
     """The model shuffled and turned, in a GGUF file of F32 beside the target, which goes when the
     command ends, and the recipe for it."""
     from pyflow import formats
-    from pyflow.export import GgufModel
+    from pyflow.gguf_export import GgufModel
     from pyflow.quant import rotate as turning
     from pyflow.quant import shuffle as mixing
     from pyflow.quant.convert import check_disk

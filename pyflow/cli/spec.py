@@ -56,14 +56,14 @@ def check(ctx: click.Context, *, file: str, as_json: bool) -> None:
 
 
 def _found(description: Description) -> dict[str, Any]:
-    from pyflow.specs import plan
+    from pyflow.specs import outline
     from pyflow.specs.document import label
 
     built, spec = description.built, description.built.spec
     fits = not built.problems and not built.unsupported and spec is not None
     tokenizer, suits = _tokenizer(description, fits=fits)
     facts = {name: fact.value for name, fact in description.facts.known().items()}
-    embedding, head = plan.ends(spec) if spec else (None, None)
+    embedding, head = outline.ends(spec) if spec else (None, None)
     return {
         "path": str(description.checkpoint.path),
         "spec": label(description.document.path),
@@ -77,7 +77,7 @@ def _found(description: Description) -> dict[str, Any]:
         "embedding": embedding,
         "layers": [
             {"which": str(one), "numbers": one.numbers, "blocks": one.blocks}
-            for one in plan.layers(spec)
+            for one in outline.layers(spec)
         ]
         if spec
         else None,

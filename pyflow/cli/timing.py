@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.quant import FORMATS
-from pyflow.spec import Moe, name_of
+from pyflow.specs.model_spec import Moe, name_of
 
 if TYPE_CHECKING:
     from pyflow.context import CacheType, Context

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyflow.cluster.messages import Hello
 from pyflow.errors import ShapeError
-from pyflow.spec import ModelSpec
+from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.cluster.survey import Survey

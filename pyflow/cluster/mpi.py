@@ -45,8 +45,8 @@ from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.errors import PyflowError
 from pyflow.memory import resident_nbytes
 from pyflow.sampling import SamplingParams
-from pyflow.spec import ModelSpec
 from pyflow.specs import build_spec
+from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.engine import Model

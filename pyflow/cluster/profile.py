@@ -20,7 +20,7 @@ from pyflow import _core
 from pyflow.context import DEFAULT_BATCH, context_args
 from pyflow.formats import Checkpoint
 from pyflow.memory import available_nbytes
-from pyflow.spec import ModelSpec
+from pyflow.specs.model_spec import ModelSpec
 
 from .lifeline import here
 from .messages import Profile

@@ -15,7 +15,7 @@ from pyflow.context import DEFAULT_BATCH, CacheType, context_args
 from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams
-from pyflow.spec import ModelSpec
+from pyflow.specs.model_spec import ModelSpec
 
 
 class ModelStage:

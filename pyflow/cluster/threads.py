@@ -18,7 +18,7 @@ from pyflow.errors import PyflowError
 from pyflow.formats import Checkpoint
 from pyflow.memory import resident_nbytes
 from pyflow.sampling import SamplingParams
-from pyflow.spec import ModelSpec
+from pyflow.specs.model_spec import ModelSpec
 
 
 class Stage(Protocol):

@@ -7,7 +7,7 @@ pyflow/families), which GGUF's metadata or a config.json in its folder names. do
 has the grammar.
 """
 
-from pyflow.specs.describe import Description, build_spec, describe
-from pyflow.specs.naming import naming
+from pyflow.specs.bind.describe import Description, build_spec, describe
+from pyflow.specs.bind.naming import naming
 
 __all__ = ["Description", "build_spec", "describe", "naming"]

@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pyflow.specs.language.tensors import Entry
+from pyflow.specs.language.values import Given, nearest
+
 from .._core import read_head
 from ..errors import SpecError, UnsupportedError
 from ..text import printable
@@ -25,8 +28,6 @@ from .grammar import (
     check_keys,
     read,
 )
-from .tensors import Entry
-from .values import Given, nearest
 
 VERSION = 1
 FAMILIES = Path(__file__).parents[1] / "families"

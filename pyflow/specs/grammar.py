@@ -11,10 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from pyflow.specs.language.tensors import STACK_ROLES, STEP_ROLES, Entry, read_entries
+from pyflow.specs.language.values import (
+    Anything,
+    Choice,
+    Flag,
+    Given,
+    Ids,
+    Kind,
+    Number,
+    Text,
+    Whole,
+    nearest,
+)
+
 from ..errors import SpecError
 from ..text import printable
-from .tensors import STACK_ROLES, STEP_ROLES, Entry, read_entries
-from .values import Anything, Choice, Flag, Given, Ids, Kind, Number, Text, Whole, nearest
 
 REQUIRED: Final = object()
 

@@ -1,4 +1,4 @@
-"""What pyflow/spec.py says of every block, in numpy and float64: one sequence from position 0."""
+"""Every block of pyflow/specs/model_spec.py in numpy and float64: one sequence from position 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from pyflow.spec import (
+from pyflow.specs.model_spec import (
     Add,
     Attention,
     Ffn,

@@ -1,4 +1,4 @@
-"""Blocks do what pyflow/spec.py says, and a row depends on nothing but its own past."""
+"""Blocks do what pyflow/specs/model_spec.py says, and a row depends on nothing but its own past."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.errors import ShapeError, UnsupportedError
-from pyflow.spec import Attention, Block, ModelSpec, Moe, Source, tensors_of
+from pyflow.specs.model_spec import Attention, Block, ModelSpec, Moe, Source, tensors_of
 
 from .block_reference import Reference
 from .tiny_models import N_EMBD, N_VOCAB, TINY, Draft, around, attention, everything, write

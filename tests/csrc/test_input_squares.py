@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.errors import ShapeError
-from pyflow.spec import Attention, ModelSpec, Ref, Source
+from pyflow.specs.model_spec import Attention, ModelSpec, Ref, Source
 
 from .block_reference import Array, Reference
 from .test_blocks import TOKENS, built, context, one_by_one, run, same, stage

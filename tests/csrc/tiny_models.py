@@ -11,7 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.spec import (
+from pyflow.specs.model_spec import (
     Add,
     Attention,
     Block,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyflow.specs.facts import GgufSource
+from pyflow.specs.language.facts import GgufSource
 from pyflow.text import counted, plural, printable
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyflow.spec import Attention, Ffn, Norm, Rope
 from pyflow.specs import build_spec
+from pyflow.specs.model_spec import Attention, Ffn, Norm, Rope
 
 CASES: dict[str, Any] = json.loads(
     lzma.decompress((Path(__file__).parent / "data/former_builders.json.xz").read_bytes())

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import pyflow
 from pyflow.cli import main
-from pyflow.export import GgufModel, to_gguf
+from pyflow.gguf_export import GgufModel, to_gguf
 
 from ...specs import exports, tiny
 from ...specs.test_families import fixture

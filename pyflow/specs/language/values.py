@@ -18,8 +18,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias, cast
 
-from ..errors import FormatError, SpecError
-from .expression import Expression, ExpressionError, Scope, UnresolvedError, Value, parse
+from pyflow.errors import FormatError, SpecError
+from pyflow.specs.language.expression import (
+    Expression,
+    ExpressionError,
+    Scope,
+    UnresolvedError,
+    Value,
+    parse,
+)
 
 _SHOWN = 60
 _MAX_IDS = 256

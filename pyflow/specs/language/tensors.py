@@ -18,9 +18,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..errors import SpecError
-from .expression import Expression, ExpressionError, Scope, Value, parse
-from .values import Given, nearest
+from pyflow.errors import SpecError
+from pyflow.specs.language.expression import Expression, ExpressionError, Scope, Value, parse
+from pyflow.specs.language.values import Given, nearest
 
 _ATTENTION = ("q", "k", "v", "o", "q_norm", "k_norm", "relative")
 _FFN = ("gate", "up", "down")

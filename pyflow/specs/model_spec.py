@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
-from .errors import ShapeError
+from pyflow.errors import ShapeError
 
 Register: TypeAlias = Literal["x", "h", "a"]
 NormType: TypeAlias = Literal["rms", "layer"]

@@ -18,7 +18,7 @@ from pyflow.quant.mixes import is_matrix
 
 from pyflow import formats
 from pyflow.errors import PyflowError, UnsupportedError
-from pyflow.export import to_gguf
+from pyflow.gguf_export import to_gguf
 from pyflow.specs import build_spec, describe, naming
 
 from ..specs import tiny

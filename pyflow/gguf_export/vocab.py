@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from pyflow.errors import UnsupportedError
-from pyflow.export import pre_tokenizers
+from pyflow.gguf_export import pre_tokenizers
 from pyflow.tokenizer import spm
 from pyflow.tokenizer.sentencepiece import read_vocabulary
 from pyflow.tokenizer.sentencepiece_file import read_file

@@ -16,11 +16,11 @@ from pyflow.quant.plan import Recipe, Step
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
-from pyflow.export import to_gguf
+from pyflow.gguf_export import to_gguf
 from pyflow.specs import describe, naming
 
-from . import tiny
-from .test_families import FIXTURES, NAMES, POOL, REFUSED, SPECS, fixture
+from .. import tiny
+from ..test_families import FIXTURES, NAMES, POOL, REFUSED, SPECS, fixture
 
 HUBS = [n.removeprefix("hf_") for n in NAMES if n.startswith("hf_") and n not in REFUSED]
 BOTH = [name for name in HUBS if f"gguf_{name}" in NAMES]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
-from ..errors import SpecError
-from ..spec import Ref, Source
-from ..text import printable
-from .expression import ExpressionError, UnresolvedError, Value
-from .facts import Facts
-from .tensors import Entry, TensorSource
-from .values import Whole, nearest
+from pyflow.errors import SpecError
+from pyflow.specs.language.expression import ExpressionError, UnresolvedError, Value
+from pyflow.specs.language.facts import Facts
+from pyflow.specs.language.tensors import Entry, TensorSource
+from pyflow.specs.language.values import Whole, nearest
+from pyflow.specs.model_spec import Ref, Source
+from pyflow.text import printable
 
 _MAX_PROBLEMS = 200
 _MAX_HINTS = 4

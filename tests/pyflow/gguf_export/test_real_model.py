@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyflow import formats
-from pyflow.export import to_gguf
+from pyflow.gguf_export import to_gguf
 
 from ..specs import exports
 

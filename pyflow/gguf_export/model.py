@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Unpack
 
 from pyflow.errors import FormatError, PyflowError, UnsupportedError
-from pyflow.export import gguf_metadata, gguf_tensors, gguf_tokenizer, same_model
-from pyflow.export.gguf_tensor import GgufTensor
-from pyflow.export.gguf_tensors import Planned
 from pyflow.formats import Checkpoint, gguf_writer
+from pyflow.gguf_export.metadata import Entry, scaling, sizes
+from pyflow.gguf_export.same_model import differences
+from pyflow.gguf_export.tensor import GgufTensor
+from pyflow.gguf_export.tensors import Planned, fill, plan
+from pyflow.gguf_export.tokenizer import tokenizer_metadata
 from pyflow.quant.convert import Options, Share, write_gguf
 from pyflow.quant.plan import Recipe
-from pyflow.spec import Attention, ModelSpec, Ref
 from pyflow.specs import describe
-from pyflow.specs.binding import Place
-from pyflow.specs.build import Built, build
+from pyflow.specs.bind.binding import Place
+from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import architecture, family, label, load
-from pyflow.specs.facts import Facts, GgufSource
+from pyflow.specs.language.facts import Facts, GgufSource
+from pyflow.specs.model_spec import Attention, ModelSpec, Ref
 from pyflow.tokenizer.gguf import NO_VOCAB
 
 # Of the architectures with windows, those whose windows llama.cpp computes.
@@ -33,7 +35,7 @@ class GgufModel:
 
     path: Path
     """Of the folder's checkpoint."""
-    metadata: Mapping[str, gguf_metadata.Entry]
+    metadata: Mapping[str, Entry]
     tensors: Sequence[GgufTensor]
     notes: Sequence[str] = ()
     """Lines on what the file lacks, or what others will make of it."""
@@ -72,23 +74,22 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
             "have for such models"
         )
     document = load(family("gguf", name, str(checkpoint.path)), "gguf")
-    metadata: dict[str, gguf_metadata.Entry] = {
+    metadata: dict[str, Entry] = {
         "general.architecture": name,
         "general.type": "model",
         "general.name": spec.name,
         f"{name}.vocab_size": spec.n_vocab,
     }
-    keys = gguf_metadata.sizes(description, document)
-    scaling = gguf_metadata.scaling(description, document)
-    metadata |= {f"{name}.{key}": value for key, value in (keys | scaling.keys).items()}
+    keys, scaled = sizes(description, document), scaling(description, document)
+    metadata |= {f"{name}.{key}": value for key, value in (keys | scaled.keys).items()}
     source = GgufSource(checkpoint.path, metadata)
     facts = Facts(document["facts"], source)
     head: tuple[Place, str] = (Place(), "head")
     tied = _are_one(checkpoint, spec.head.weight, spec.embedding.weight)
     if tied:
         spec = replace(spec, head=replace(spec.head, weight=spec.embedding.weight))
-    planned = gguf_tensors.plan(description, document, facts, but=[head] if tied else [])
-    planned |= {t: Planned((len(values),), given=values) for t, values in scaling.tensors.items()}
+    planned = plan(description, document, facts, but=[head] if tied else [])
+    planned |= {t: Planned((len(values),), given=values) for t, values in scaled.tensors.items()}
 
     def read_tensor(tensor: str, n: int) -> Sequence[float]:
         found = planned[tensor].given
@@ -103,17 +104,17 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
     except PyflowError as error:
         raise UnsupportedError(f"{checkpoint.path}: cannot be written as GGUF: {error}") from None
     other = _spec_of(built, checkpoint, name)
-    if found := next(iter(same_model.differences(spec, other)), None):
+    if found := next(iter(differences(spec, other)), None):
         raise UnsupportedError(
             f"{checkpoint.path}: cannot be written as GGUF, whose {name} models have another "
             f"{found}"
         )
-    tensors = gguf_tensors.fill(planned, checkpoint, description.built, built, spec, other)
-    metadata |= gguf_tokenizer.metadata(description)
+    tensors = fill(planned, checkpoint, description.built, built, spec, other)
+    metadata |= tokenizer_metadata(description)
     return GgufModel(checkpoint.path, metadata, tensors, [*_notes(spec, metadata)])
 
 
-def _notes(spec: ModelSpec, metadata: Mapping[str, gguf_metadata.Entry]) -> Iterator[str]:
+def _notes(spec: ModelSpec, metadata: Mapping[str, Entry]) -> Iterator[str]:
     if metadata["tokenizer.ggml.model"] == NO_VOCAB:
         yield "the model has no tokenizer: its GGUF file takes token ids, and no text"
     name = str(metadata["general.architecture"])

@@ -17,7 +17,7 @@ from pyflow.formats import Checkpoint
 
 from pyflow import chat, formats
 from pyflow.errors import PyflowError, ShapeError, UnsupportedError
-from pyflow.export import GgufModel, gguf_vocab, to_gguf
+from pyflow.gguf_export import GgufModel, to_gguf, vocab
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
 from pyflow.tokenizer.settings import read_settings
 
@@ -241,10 +241,10 @@ def test_control_tokens_of_the_settings_are_in_the_vocabulary(wiki: str, tmp_pat
     (from_file / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(UnsupportedError, match="takes the spaces beside it"):
         to_gguf(checkpoint)
-    vocab = gguf_vocab.of_sentencepiece(
+    made = vocab.of_sentencepiece(
         from_file / "tokenizer.model", read_settings(from_file), n_rows=910
     )
-    assert vocab.texts == model.metadata["tokenizer.ggml.tokens"]
+    assert made.texts == model.metadata["tokenizer.ggml.tokens"]
 
 
 def _normalized(whole: dict[str, Any]) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from pyflow.chat import checkpoint as chat
 from pyflow.chat.template import KEY as TEMPLATE
 from pyflow.errors import UnsupportedError
-from pyflow.export import gguf_vocab
-from pyflow.export.gguf_metadata import Entry
 from pyflow.formats.side_files import parse_json
+from pyflow.gguf_export.metadata import Entry
+from pyflow.gguf_export.vocab import Library, Vocab, of_library, of_sentencepiece
 from pyflow.specs import Description
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, from_metadata
 from pyflow.tokenizer.gguf import NO_VOCAB
@@ -48,7 +48,7 @@ _TRIAL = (
 )
 
 
-def metadata(description: Description) -> dict[str, Entry]:
+def tokenizer_metadata(description: Description) -> dict[str, Entry]:
     """All keys of tokenizer and chat template. A model without a tokenizer says that it has none.
 
     FormatError, ShapeError: as when the tokenizer is loaded. UnsupportedError, by name: what GGUF
@@ -78,21 +78,21 @@ def metadata(description: Description) -> dict[str, Entry]:
     return found
 
 
-def _vocab(tokenizer: Tokenizer, description: Description, settings: Settings) -> gguf_vocab.Vocab:
+def _vocab(tokenizer: Tokenizer, description: Description, settings: Settings) -> Vocab:
     folder, n_rows = description.checkpoint.path.parent, description.spec.n_vocab
     path = folder / "tokenizer.model"
     if isinstance(tokenizer, LibraryTokenizer):
-        library = parse_json(tokenizer.state().encode(), gguf_vocab.Library, source=str(folder))
+        library = parse_json(tokenizer.state().encode(), Library, source=str(folder))
         if not path.exists() or library.model.type != "BPE" or not library.model.byte_fallback:
-            return gguf_vocab.of_library(library, n_rows=n_rows, source=str(folder))
-        return gguf_vocab.of_sentencepiece(path, settings, n_rows=n_rows)
+            return of_library(library, n_rows=n_rows, source=str(folder))
+        return of_sentencepiece(path, settings, n_rows=n_rows)
     if not path.exists():
         path = folder / "spiece.model"
-    return gguf_vocab.of_sentencepiece(path, settings, n_rows=n_rows)
+    return of_sentencepiece(path, settings, n_rows=n_rows)
 
 
 def _ids(
-    tokenizer: Tokenizer, description: Description, settings: Settings, vocab: gguf_vocab.Vocab
+    tokenizer: Tokenizer, description: Description, settings: Settings, vocab: Vocab
 ) -> dict[str, Entry]:
     """By the texts that tokenizer_config.json names, or the ids that config.json does."""
     ids = {text: i for i, text in enumerate(vocab.texts)}

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import FormatError, UnsupportedError
-from ..spec import Rope
-from .values import Number, Whole, nearest
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.specs.language.values import Number, Whole, nearest
+from pyflow.specs.model_spec import Rope
 
 # Parameters by the names of either source; what stands for nothing is read elsewhere.
 _HF = {

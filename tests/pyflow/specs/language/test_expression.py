@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyflow.specs.expression import ExpressionError, UnresolvedError, parse
+from pyflow.specs.language.expression import ExpressionError, UnresolvedError, parse
 
 
 class Names(dict[str, Any]):

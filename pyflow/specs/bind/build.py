@@ -6,14 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..errors import SpecError, UnsupportedError
-from ..spec import Add, Block, Embedding, Head, ModelSpec, Positions, Register
-from .binding import Asked, Binding, Place, Problem, Record, TooManyProblemsError, Want
-from .blocks import Blocks, ReadTensor, Ropes, Values
-from .document import Document
-from .facts import Facts, Source
-from .grammar import EMBED, HEAD, OUTPUT, POSITIONS, REFUSAL, STACK, STEP, Step
-from .rope import RopeTable
+from pyflow.errors import SpecError, UnsupportedError
+from pyflow.specs.bind.binding import (
+    Asked,
+    Binding,
+    Place,
+    Problem,
+    Record,
+    TooManyProblemsError,
+    Want,
+)
+from pyflow.specs.bind.blocks import Blocks, ReadTensor, Ropes, Values
+from pyflow.specs.bind.rope import RopeTable
+from pyflow.specs.document import Document
+from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, POSITIONS, REFUSAL, STACK, STEP, Step
+from pyflow.specs.language.facts import Facts, Source
+from pyflow.specs.model_spec import Add, Block, Embedding, Head, ModelSpec, Positions, Register
 
 _MAX_STEPS = 16
 

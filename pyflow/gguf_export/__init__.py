@@ -9,7 +9,7 @@ would be written, and the model that comes of it must be the one in the folder. 
 of a model is thereby found before anything is written.
 """
 
-from pyflow.export.gguf import GgufModel, to_gguf
-from pyflow.export.gguf_tensor import GgufTensor
+from pyflow.gguf_export.model import GgufModel, to_gguf
+from pyflow.gguf_export.tensor import GgufTensor
 
 __all__ = ["GgufModel", "GgufTensor", "to_gguf"]

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ..errors import FormatError, SpecError
-from ..spec import Attention, Block, Ffn, Moe, Norm, Register, Rope
-from .binding import Binding, Place, Want
-from .document import Document
-from .expression import UnresolvedError
-from .facts import Facts
-from .grammar import ATTENTION, FFN, MOE, NORM, RELATIVE, REQUIRED, ROPE, Param, Table
-from .rope import RopeTable, make_rope
-from .values import nearest
+from pyflow.errors import FormatError, SpecError
+from pyflow.specs.bind.binding import Binding, Place, Want
+from pyflow.specs.bind.rope import RopeTable, make_rope
+from pyflow.specs.document import Document
+from pyflow.specs.grammar import ATTENTION, FFN, MOE, NORM, RELATIVE, REQUIRED, ROPE, Param, Table
+from pyflow.specs.language.expression import UnresolvedError
+from pyflow.specs.language.facts import Facts
+from pyflow.specs.language.values import nearest
+from pyflow.specs.model_spec import Attention, Block, Ffn, Moe, Norm, Register, Rope
 
 ReadTensor = Callable[[str, int], Sequence[float]]
 """The values of a small vector by its name and their number; FormatError when it is another."""

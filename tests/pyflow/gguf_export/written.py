@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyflow.quant.plan import Recipe
 
-from pyflow.export import GgufModel
+from pyflow.gguf_export import GgufModel
 
 
 def write(path: Path, model: GgufModel) -> Path:

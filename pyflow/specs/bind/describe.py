@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyflow.errors import FormatError, ShapeError, SpecError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.formats.safetensors_writer import METHOD, VERSION
-
-from ..errors import FormatError, ShapeError, SpecError, UnsupportedError
-from ..spec import ModelSpec
-from ..text import printable
-from .blocks import Values
-from .build import Built, build
-from .document import Document, family, label, load
-from .expression import UnresolvedError
-from .facts import ConfigSource, Facts, GgufSource, NoSource, Source, read_config
-from .grammar import GENERATION, IDS
+from pyflow.specs.bind.blocks import Values
+from pyflow.specs.bind.build import Built, build
+from pyflow.specs.document import Document, family, label, load
+from pyflow.specs.grammar import GENERATION, IDS
+from pyflow.specs.language.expression import UnresolvedError
+from pyflow.specs.language.facts import (
+    ConfigSource,
+    Facts,
+    GgufSource,
+    NoSource,
+    Source,
+    read_config,
+)
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.text import printable
 
 OWN_SPEC, CONFIG = "pyflow.toml", "config.json"
 _SHOWN = 3

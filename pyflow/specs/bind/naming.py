@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pyflow.quant.naming import Naming, Part
-
-from ..spec import Attention, Moe, Ref, Source, name_of
-from .binding import Asked, Place
-from .describe import Description
+from pyflow.specs.bind.binding import Asked, Place
+from pyflow.specs.bind.describe import Description
+from pyflow.specs.model_spec import Attention, Moe, Ref, Source, name_of
 
 # The roles of matrices, as all families call them; the tests hold this against their files.
 _MATRICES = {

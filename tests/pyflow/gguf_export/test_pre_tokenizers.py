@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from pyflow.errors import UnsupportedError
-from pyflow.export.pre_tokenizers import _CUTS, name_of
+from pyflow.gguf_export.pre_tokenizers import _CUTS, name_of
 from pyflow.tokenizer import pretokenize
 
 from ..tokenizer.conftest import SLICES

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.errors import UnsupportedError
-from pyflow.export.gguf_tensor import NO_VALUES, GgufTensor, Part
 from pyflow.formats import Checkpoint, arrays
+from pyflow.gguf_export.tensor import NO_VALUES, GgufTensor, Part
 from pyflow.quant import FORMATS
 from pyflow.quant.mixes import is_matrix
-from pyflow.spec import Attention, ModelSpec, Ref, Rope, Source, name_of
 from pyflow.specs import Description
-from pyflow.specs.binding import Asked, Binding, Bound, Place
-from pyflow.specs.build import Built
+from pyflow.specs.bind.binding import Asked, Binding, Bound, Place
+from pyflow.specs.bind.build import Built
 from pyflow.specs.document import Document
-from pyflow.specs.facts import Facts
+from pyflow.specs.language.facts import Facts
+from pyflow.specs.model_spec import Attention, ModelSpec, Ref, Rope, Source, name_of
 
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
 

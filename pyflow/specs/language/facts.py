@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._core import read_head
-from ..errors import FormatError, SpecError
-from ..text import printable
-from .expression import UnresolvedError, Value
-from .values import Given, Kind, Number, Resolved, Whole
+from pyflow._core import read_head
+from pyflow.errors import FormatError, SpecError
+from pyflow.specs.language.expression import UnresolvedError, Value
+from pyflow.specs.language.values import Given, Kind, Number, Resolved, Whole
+from pyflow.text import printable
 
 _MAX_CONFIG = 4 << 20
 _MAX_DEPTH = 24

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
-from pyflow.spec import ModelSpec, Rope
+from pyflow.specs.model_spec import ModelSpec, Rope
 
 _NEAR = 1e-6
 """GGUF keeps numbers in float32."""

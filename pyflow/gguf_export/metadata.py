@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.errors import UnsupportedError
-from pyflow.spec import Rope
 from pyflow.specs import Description
+from pyflow.specs.bind.rope import Parameters, RopeTable, frequencies, make_rope
 from pyflow.specs.document import Document
-from pyflow.specs.expression import UnresolvedError, Value
-from pyflow.specs.facts import STANDARD, Facts
-from pyflow.specs.rope import Parameters, RopeTable, frequencies, make_rope
-from pyflow.specs.values import Given, Key, Number
+from pyflow.specs.language.expression import UnresolvedError, Value
+from pyflow.specs.language.facts import STANDARD, Facts
+from pyflow.specs.language.values import Given, Key, Number
+from pyflow.specs.model_spec import Rope
 
 Entry: TypeAlias = str | bool | int | float | list[str] | NDArray[np.int32] | NDArray[np.float32]
 Scalar: TypeAlias = str | bool | int | float

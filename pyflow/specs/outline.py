@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..spec import (
+from pyflow.specs.model_spec import (
     Add,
     Attention,
     Block,
@@ -16,7 +16,7 @@ from ..spec import (
     Positions,
     Rope,
 )
-from ..text import plural
+from pyflow.text import plural
 
 
 @dataclass(frozen=True, slots=True)
