@@ -9,9 +9,16 @@ from types import ModuleType
 
 import pytest
 
+BENCH = Path(__file__).parents[2] / "bench"
+
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a module of bench/, which is not a package."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench")
-    return importlib.import_module
+    """bench("cluster/wall") imports that module as its programs do: its folder is on the path."""
+
+    def load(path: str) -> ModuleType:
+        folder, _, module = path.rpartition("/")
+        monkeypatch.syspath_prepend(BENCH / folder)
+        return importlib.import_module(module)
+
+    return load

@@ -15,7 +15,9 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 # The programs import what lies beside them.
 ENVIRONMENT = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
-PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "__main__" in path.read_text())
+PROGRAMS = sorted(
+    str(path.relative_to(BENCH)) for path in BENCH.rglob("*.py") if "__main__" in path.read_text()
+)
 
 
 def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +28,7 @@ def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "program", [p for p in PROGRAMS if p not in ("sides.py", "cluster_rank.py")]
+    "program", [p for p in PROGRAMS if p not in ("sides.py", "cluster/rank.py")]
 )
 def test_programs_explain_themselves(program: str) -> None:
     done = run(program, "--help")

@@ -26,7 +26,7 @@ def off(
     slower: float,
 ) -> list[float]:
     """How far PipeInfer's ratios to the others are from what is simulated; it must be ahead."""
-    wall, models = bench("cluster_wall"), bench("cluster_models")
+    wall, models = bench("cluster/wall"), bench("cluster/clusters")
     prompt = tokenizer.encode(wall.TEXT)
     setting = wall.Setting(models.PAIRS[pair], n_ranks, len(prompt), n_tokens, slower)
     rows, said = wall.measure(setting, str(path), prompt, 1)
@@ -56,4 +56,4 @@ def test_eight_ranks_are_as_fast_as_simulated_within_a_tenth(
 ) -> None:
     setting = {"n_ranks": 8, "n_tokens": 48, "slower": 1.0}
     path, tokenizer = model_path("smollm2"), tokenizer_of("smollm2")
-    assert max(off(bench, path, tokenizer, pair, **setting)) <= bench("cluster_wall").AGREE
+    assert max(off(bench, path, tokenizer, pair, **setting)) <= bench("cluster/wall").AGREE

@@ -1,6 +1,6 @@
 """Two ranks of a real model on this machine, beside one process: speed, memory, and what travels.
 
-usage: python bench/cluster_real.py --out FOLDER [-m MODEL] [--layers N,N] [--prompts N] [-n TOKENS]
+usage: python bench/cluster/real.py --out FOLDER [-m MODEL] [--layers N,N] [--prompts N] [-n TOKENS]
            [--repeats N]
 
 Each sample is a `pyflow generate --json` of its own, with one thread a process: in one process, and
@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_wall import find_mpiexec
+from wall import find_mpiexec
 
 from pyflow import _core, catalogue
 from pyflow.errors import PyflowError
@@ -32,7 +32,7 @@ from pyflow.errors import PyflowError
 MOST_LOST = 0.07
 ONE = "one process"
 NAMES = (ONE, "iterative", "speculative", "pipeinfer")
-_PROMPTS = Path(__file__).parent / "data" / "code_prompts.jsonl"
+_PROMPTS = Path(__file__).parents[1] / "data" / "code_prompts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def main() -> int:
     head = {
         "cpu": _core.cpu_info()["model"],
         "n_cpus": len(os.sched_getaffinity(0)),
-        "command": " ".join(["python", "bench/cluster_real.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "bench/cluster/real.py", *sys.argv[1:]]),
         "samples": [asdict(sample) for sample in samples],
     }
     (options.out / "real.json").write_text(json.dumps(head, indent=1) + "\n")

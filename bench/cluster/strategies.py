@@ -1,7 +1,8 @@
 """Pipelines on clusters that are not here: every figure and table of docs/pipelines.md.
 
-usage: python bench/cluster.py --out FOLDER [--nodes 1,2,4,8,15,32,64] [--tokens 256] [--seeds 5]
-       python bench/cluster.py --out FOLDER --wall [-m MODEL] [--ranks 8] [--repeats 1]
+usage: python bench/cluster/strategies.py --out FOLDER [--nodes 1,2,4,8,15,32,64] [--tokens 256]
+           [--seeds 5]
+       python bench/cluster/strategies.py --out FOLDER --wall [-m MODEL] [--ranks 8] [--repeats 1]
 
 The first one simulates in virtual time: speed, time to first token, inter-token latency, memory and
 utilisation on the clusters of Butler et al., PipeInfer (2024), section V, and what each part of
@@ -10,7 +11,7 @@ point goes to FOLDER/points.jsonl when it is known, and a run that was stopped g
 cluster.json, tables.md and the charts are made of all of them at the end.
 
 The second one runs a real model under mpiexec, on ranks that wait as the nodes of cluster C would,
-and sets what it measures against the simulation of the same times; see cluster_wall.py.
+and sets what it measures against the simulation of the same times; see wall.py.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_figures import draw
-from cluster_models import CLUSTERS, PAIRS, Pair
-from cluster_simulate import Texts, ablations, best, choices
-from cluster_tables import as_markdown
-from cluster_wall import compare
+from clusters import CLUSTERS, PAIRS, Pair
+from figures import draw
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from simulate import Texts, ablations, best, choices
+from tables import as_markdown
+from wall import compare
 
 # The paper's figure 8: eight nodes, and the smaller draft model for each target.
 ABLATED = 8, (0, 2, 4)

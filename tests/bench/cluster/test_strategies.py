@@ -14,7 +14,7 @@ Bench = Callable[[str], ModuleType]
 
 
 def test_few_rows_take_the_time_of_reading_and_many_that_of_computing(bench: Bench) -> None:
-    models = bench("cluster_models")
+    models = bench("cluster/clusters")
     weights = models.Weights(8e9, 10, 1000, 500, "Q4_K_M")
     machine = models.node(2, 1e9, 4, 2e9, 10, gb=100)
     read_s = 0.8e9 * 4.85 / 8 / (2 * 1e9 * 8 * 0.7)
@@ -31,7 +31,7 @@ def test_few_rows_take_the_time_of_reading_and_many_that_of_computing(bench: Ben
 def test_an_even_split_has_all_layers_and_the_draft_lies_where_it_is_made(
     bench: Bench, n: int
 ) -> None:
-    models = bench("cluster_models")
+    models = bench("cluster/clusters")
     pair, cluster = models.PAIRS[1], models.CLUSTERS["C"]
     layout = models.even(cluster.nodes[:n], pair, cluster.link)
     layers = [count for _, count in layout.stages]
@@ -47,7 +47,7 @@ def test_an_even_split_has_all_layers_and_the_draft_lies_where_it_is_made(
 
 
 def test_unequal_machines_get_what_they_can_do_and_hold(bench: Bench) -> None:
-    models, simulate = bench("cluster_models"), bench("cluster_simulate")
+    models, simulate = bench("cluster/clusters"), bench("cluster/simulate")
     cluster, n_cells = models.CLUSTERS["B"], 1000
     for pair in models.PAIRS:
         found = list(simulate.layouts(cluster, 13, pair, n_cells, apart=True))
@@ -64,7 +64,7 @@ def test_unequal_machines_get_what_they_can_do_and_hold(bench: Bench) -> None:
 
 
 def test_on_eight_nodes_pipeinfer_is_ahead_and_its_first_token_as_early(bench: Bench) -> None:
-    models, simulate = bench("cluster_models"), bench("cluster_simulate")
+    models, simulate = bench("cluster/clusters"), bench("cluster/simulate")
     texts = simulate.Texts(64, 1)
     for i in (0, 2):
         pair, cluster = models.PAIRS[i], models.CLUSTERS["A"]
@@ -83,7 +83,7 @@ def test_on_eight_nodes_pipeinfer_is_ahead_and_its_first_token_as_early(bench: B
 
 
 def test_without_a_part_the_tokens_are_the_same_and_come_later(bench: Bench) -> None:
-    models, simulate = bench("cluster_models"), bench("cluster_simulate")
+    models, simulate = bench("cluster/clusters"), bench("cluster/simulate")
     pair, cluster, texts = models.PAIRS[0], models.CLUSTERS["C"], simulate.Texts(48, 1)
     wanted = [
         choice
@@ -106,7 +106,7 @@ def command(
     def run(*arguments: str) -> dict[str, Any]:
         given = ["--out", str(tmp_path), "--clusters", "A", "--nodes", "2", *arguments]
         monkeypatch.setattr("sys.argv", ["cluster.py", *given, "--tokens", "8", "--seeds", "1"])
-        assert bench("cluster").main() == 0
+        assert bench("cluster/strategies").main() == 0
         rows = json.loads((tmp_path / "cluster.json").read_text())
         return {row["key"]["pair"]: row["found"] for row in rows}
 
@@ -129,19 +129,19 @@ def test_the_command_draws_what_it_found_and_goes_on_where_it_was_stopped(
     points = tmp_path / "points.jsonl"
     points.write_text("".join(points.read_text().splitlines(keepends=True)[:-1]) + '{"key": {"ki')
     left: list[str] = []
-    compute = bench("cluster").Point.compute
+    compute = bench("cluster/strategies").Point.compute
 
     def watched(point: Any) -> Any:
         left.append(point.pair.name)
         return compute(point)
 
-    monkeypatch.setattr(bench("cluster").Point, "compute", watched)
+    monkeypatch.setattr(bench("cluster/strategies").Point, "compute", watched)
     assert command() == first
     assert left == [list(first)[-1]]
 
 
 def test_charts_of_many_nodes_and_of_ablations(bench: Bench, tmp_path: Path) -> None:
-    simulate = bench("cluster_simulate")
+    simulate = bench("cluster/simulate")
     one = {
         **{name: 1.0 for name in ("tokens_per_s", "ttft_s", "prompt_s", "gap_s", "gap_p95_s")},
         **{name: 2.0 for name in ("nbytes_mean", "nbytes_max", "utilisation")},
@@ -160,11 +160,11 @@ def test_charts_of_many_nodes_and_of_ablations(bench: Bench, tmp_path: Path) -> 
     rows.append(
         {"key": key | {"kind": "ablations", "nodes": 8}, "found": dict.fromkeys(whole + parts, one)}
     )
-    bench("cluster_figures").draw(rows, tmp_path)
+    bench("cluster/figures").draw(rows, tmp_path)
     drawn = {path.stem for path in tmp_path.glob("*.png")}
     lines = {"speed", "first_token", "latency", "memory", "speed_per_memory", "utilisation"}
     assert drawn == lines | {"ablations"}
-    table = bench("cluster_tables").as_markdown(rows)
+    table = bench("cluster/tables").as_markdown(rows)
     line = "| C | large + small (0.50) | 8 | 1.00 | 1.00 (1) | 1.00 (1, 2) | 1.00 | 1.00 | 1.33 |"
     assert line in table
     assert "continuous speculation, large + small" in table

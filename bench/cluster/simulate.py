@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from cluster_models import Cluster, Layout, Node, Pair, even, exact
+from clusters import Cluster, Layout, Node, Pair, even, exact
 
 from pyflow.cluster.job import Job
 from pyflow.cluster.language import N_VOCAB, Language, LanguageStage

@@ -24,8 +24,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cluster_models import CLUSTERS, PAIRS, Layout, Pair, even
-from cluster_simulate import simulate
+from clusters import CLUSTERS, PAIRS, Layout, Pair, even
+from simulate import simulate
 
 from pyflow import _core, catalogue, load
 from pyflow.cluster.predict import candidates
@@ -92,7 +92,7 @@ def run(task: dict[str, Any], n_ranks: int, limit_s: float) -> list[dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "task.json"
         path.write_text(json.dumps(task))
-        rank = Path(__file__).with_name("cluster_rank.py")
+        rank = Path(__file__).with_name("rank.py")
         paths = [str(rank.parent), *filter(None, [os.getenv("PYTHONPATH")])]
         command = [find_mpiexec(), "-n", str(n_ranks), sys.executable, "-m", "mpi4py", str(rank)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -202,7 +202,7 @@ def compare(options: argparse.Namespace) -> int:
     head = {
         "cpu": _core.cpu_info()["model"],
         "n_cpus": len(os.sched_getaffinity(0)),
-        "command": " ".join(["python", "bench/cluster.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "bench/cluster/strategies.py", *sys.argv[1:]]),
         "found": found,
     }
     (options.out / "wall.json").write_text(json.dumps(head, indent=1) + "\n")

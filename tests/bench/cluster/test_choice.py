@@ -57,7 +57,7 @@ def of_the_best(pair: Any, node: Any, link: Any, n_nodes: int) -> float:
     [("C", 5, 2), ("C", 4, 3), ("C", 0, 5), ("A", 3, 2), ("A", 2, 4), ("C", 5, 4)],
 )
 def test_the_choice_is_nearly_the_best(bench: Bench, name: str, pair: int, n_nodes: int) -> None:
-    models = bench("cluster_models")
+    models = bench("cluster/clusters")
     node, link = models.CLUSTERS[name].nodes[0], models.CLUSTERS[name].link
     assert of_the_best(models.PAIRS[pair], node, link, n_nodes) >= LEAST
 
@@ -68,7 +68,7 @@ def test_the_choice_is_nearly_the_best(bench: Bench, name: str, pair: int, n_nod
 def test_the_choice_is_nearly_the_best_for_every_number_of_nodes(
     bench: Bench, name: str, most: int, pair: int
 ) -> None:
-    models = bench("cluster_models")
+    models = bench("cluster/clusters")
     node, link = models.CLUSTERS[name].nodes[0], models.CLUSTERS[name].link
     found = {n: of_the_best(models.PAIRS[pair], node, link, n) for n in range(2, most + 1)}
     assert min(found.values()) >= LEAST, found

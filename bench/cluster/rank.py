@@ -1,6 +1,6 @@
-"""What every rank of cluster_wall.py runs: mpiexec -n N python cluster_rank.py TASK.
+"""What every rank of wall.py runs: mpiexec -n N python rank.py TASK.
 
-TASK is what cluster_wall.py has written: a model, a prompt, a pair and turns. Each turn is a
+TASK is what wall.py has written: a model, a prompt, a pair and turns. Each turn is a
 strategy on stages that take the time of the pair's model on nodes of cluster C. Beside TASK rank 0
 leaves the times of all tokens, and each rank how long it was late.
 """
@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster_models import PAIRS
-from cluster_simulate import N_PARTITIONS, N_ROWS_PROMPT, N_SPARE
-from cluster_wall import places
+from clusters import PAIRS
 from mpi4py import MPI
+from simulate import N_PARTITIONS, N_ROWS_PROMPT, N_SPARE
+from wall import places
 
 import pyflow
 from pyflow import SamplingParams, _core

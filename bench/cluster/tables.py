@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from cluster_simulate import ABLATIONS, FEWEST, POLICIES
+from simulate import ABLATIONS, FEWEST, POLICIES
 
 Row = dict[str, Any]
 
