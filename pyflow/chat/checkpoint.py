@@ -11,7 +11,7 @@ from pyflow.errors import FormatError
 from pyflow.formats import Checkpoint
 from pyflow.formats.side_files import read_json, read_text
 from pyflow.tokenizer import Tokenizer
-from pyflow.tokenizer.settings import Settings, read_settings
+from pyflow.tokenizer.base.settings import Settings, read_settings
 
 _MAX_NBYTES = 1 << 20
 

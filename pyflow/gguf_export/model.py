@@ -23,7 +23,7 @@ from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import architecture, family, label, load
 from pyflow.specs.language.facts import Facts, GgufSource
 from pyflow.specs.model_spec import Attention, ModelSpec, Ref
-from pyflow.tokenizer.gguf import NO_VOCAB
+from pyflow.tokenizer.ours.gguf import NO_VOCAB
 
 # Of the architectures with windows, those whose windows llama.cpp computes.
 _WINDOWED = frozenset({"gemma2", "gemma3"})

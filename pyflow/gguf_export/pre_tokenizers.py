@@ -12,7 +12,7 @@ _CONTRACTIONS_SPELT = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Steps as `_steps` writes them. The names are those of pyflow.tokenizer.pretokenize.
+# Steps as `_steps` writes them. The names are those of pyflow.tokenizer.ours.pretokenize.
 _CUTS: dict[tuple[str, ...], str] = {
     ("words",): "gpt-2",
     (_GPT2, "bytes"): "gpt-2",

@@ -19,10 +19,10 @@ from pyflow.gguf_export.metadata import Entry
 from pyflow.gguf_export.vocab import Library, Vocab, of_library, of_sentencepiece
 from pyflow.specs import Description
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, from_metadata
-from pyflow.tokenizer.gguf import NO_VOCAB
-from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
-from pyflow.tokenizer.settings import Role, Settings, read_settings
-from pyflow.tokenizer.stops import TokenType
+from pyflow.tokenizer.base.settings import Role, Settings, read_settings
+from pyflow.tokenizer.base.token_types import TokenType
+from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
+from pyflow.tokenizer.ours.gguf import NO_VOCAB
 
 _START = "tokenizer.ggml."
 _IDS: dict[Role, str] = {

@@ -13,12 +13,12 @@ import numpy as np
 
 from pyflow.errors import UnsupportedError
 from pyflow.gguf_export import pre_tokenizers
-from pyflow.tokenizer import spm
-from pyflow.tokenizer.sentencepiece import read_vocabulary
-from pyflow.tokenizer.sentencepiece_file import read_file
-from pyflow.tokenizer.settings import Settings
-from pyflow.tokenizer.stops import TokenType
-from pyflow.tokenizer.tokenizer_json import AddedToken
+from pyflow.tokenizer.base.settings import Settings
+from pyflow.tokenizer.base.token_types import TokenType
+from pyflow.tokenizer.library.tokenizer_json import AddedToken
+from pyflow.tokenizer.ours import spm
+from pyflow.tokenizer.ours.sentencepiece import read_vocabulary
+from pyflow.tokenizer.ours.sentencepiece_file import read_file
 
 # What converters give to tokens that have no score.
 _NO_SCORE = -1000.0

@@ -1,10 +1,9 @@
 """Tokenizers: text to token ids and back, as the model's files describe them."""
 
-from pyflow.tokenizer.checkpoint import from_checkpoint, memory_nbytes
-from pyflow.tokenizer.detokenizer import Detokenizer
-from pyflow.tokenizer.folder import from_folder
-from pyflow.tokenizer.gguf import from_metadata
-from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
+from pyflow.tokenizer.base.detokenizer import Detokenizer
+from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
+from pyflow.tokenizer.open import from_checkpoint, from_folder, memory_nbytes
+from pyflow.tokenizer.ours.gguf import from_metadata
 
 __all__ = [
     "Detokenizer",

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from pyflow.tokenizer.bpe import BYTE_CHARACTERS
+from pyflow.tokenizer.ours.bpe import BYTE_CHARACTERS
 
 N_EMBD, N_HEADS, N_KV_HEADS = 64, 4, 2
 NORMAL, CONTROL = 1, 3

@@ -19,7 +19,7 @@ from pyflow import chat, formats
 from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.gguf_export import GgufModel, to_gguf, vocab
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
-from pyflow.tokenizer.settings import read_settings
+from pyflow.tokenizer.base.settings import read_settings
 
 from ..specs.test_families import fixture
 from ..specs.tiny import weights

@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from pyflow.errors import UnsupportedError
 from pyflow.gguf_export.pre_tokenizers import _CUTS, name_of
-from pyflow.tokenizer import pretokenize
+from pyflow.tokenizer.ours import pretokenize
 
 from ..tokenizer.conftest import SLICES
 

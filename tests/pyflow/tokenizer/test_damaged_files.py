@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from pyflow.errors import GenerationWarning
 from pyflow.tokenizer import from_folder, from_metadata
-from pyflow.tokenizer.charsmap import Charsmap, Normalizer
+from pyflow.tokenizer.ours.charsmap import Charsmap, Normalizer
 
 from ..damage import as_read, damaged, edited, edited_json, read_or_refused
-from ..test_tokenizer_synthetic import bpe, spm
 from .test_sentencepiece import GOOD, blob, number, piece
+from .test_small_vocabularies import bpe, spm
 from .test_tokenizer_json_hostile import valid
 
 TEXT = "ab <x> <s> a Å ﬁ 한국어"

@@ -3,7 +3,7 @@
 import pytest
 
 from pyflow.errors import FormatError, PyflowError, UnsupportedError
-from pyflow.tokenizer.patterns import check_pattern
+from pyflow.tokenizer.library.patterns import check_pattern
 
 # Of models in wide use: GPT-2, GPT-4, Llama 3, Qwen 2, o200k and what was made of it, DeepSeek,
 # BLOOM, CLIP, and such that set digits or syllables apart.

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer.places import Places
-from pyflow.tokenizer.vocab import Vocab, read_numbers
+from pyflow.tokenizer.ours.string_matcher import StringMatcher
+from pyflow.tokenizer.ours.vocab import Vocab, read_numbers
 
 # Stands for a space inside tokens; in text it cannot be told from one.
 SPACE = "\u2581"
@@ -104,7 +104,7 @@ class ScoredMerges(Segmenter):
         """user_defined: those that are looked for before others are joined."""
         super().__init__(ids, bytes_=bytes_, unk=unk)
         self._scores = scores
-        self._places = Places(user_defined)
+        self._matcher = StringMatcher(user_defined)
 
     @classmethod
     def from_metadata(
@@ -117,7 +117,7 @@ class ScoredMerges(Segmenter):
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part, is_token in self._places.split(text.replace(" ", SPACE)):
+        for part, is_token in self._matcher.split(text.replace(" ", SPACE)):
             ids += [self._ids[part]] if is_token else super().encode(part)
         return ids
 

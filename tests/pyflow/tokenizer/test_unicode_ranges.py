@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from pyflow.tokenizer import unicode_ranges
+from pyflow.tokenizer.ours import unicode_ranges
 
 CLASSES = {
     "L": unicode_ranges.LETTERS,

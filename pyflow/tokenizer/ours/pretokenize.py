@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyflow.errors import UnsupportedError
-from pyflow.tokenizer import unicode_ranges
+from pyflow.tokenizer.ours import unicode_ranges
 
 _OTHER, _NUMBER, _LETTER, _PUNCTUATION, _MARK = range(0xD0, 0xD5)
 # A byte that \s matches, unused by ordinary text; only its class matters after collapsing.

@@ -12,9 +12,9 @@ from tokenizers.models import BPE
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import read_json, read_text
-from pyflow.tokenizer.panics import refusing
-from pyflow.tokenizer.settings import Role, Settings
-from pyflow.tokenizer.tokenizer_json import MAX_NBYTES, check_vocab
+from pyflow.tokenizer.base.library_errors import refusing
+from pyflow.tokenizer.base.settings import Role, Settings
+from pyflow.tokenizer.library.tokenizer_json import MAX_NBYTES, check_vocab
 
 _MAX_MERGES = 1 << 21
 # transformers/models/qwen2/tokenization_qwen2.py

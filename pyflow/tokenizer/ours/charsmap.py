@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer.places import Places, any_of
+from pyflow.tokenizer.ours.string_matcher import StringMatcher, any_of
 
 _MAX_STEPS = 1 << 18
 _MAX_KEY_CHARS = 32
@@ -68,7 +68,7 @@ class Normalizer:
         charsmap leaves as they are."""
         self._charsmap = charsmap
         self._trims = trims
-        self._kept = Places(kept)
+        self._kept = StringMatcher(kept)
 
     def __call__(self, text: str, prefix: bool) -> str:
         """prefix: a space goes before the first word."""

@@ -1,21 +1,23 @@
-"""Tokenizers from the files of a folder, as `transformers` writes it."""
+"""Opening the tokenizer of a checkpoint or of a folder as `transformers` writes it."""
 
 from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import tokenizers
 
-from pyflow.errors import GenerationWarning
-from pyflow.tokenizer import byte_level, tokenizer_json, wordpiece
-from pyflow.tokenizer.library_tokenizer import LibraryTokenizer
-from pyflow.tokenizer.sentencepiece import read_sentencepiece
-from pyflow.tokenizer.settings import Role, Settings, add_tokens, read_settings
-from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
+from pyflow.errors import GenerationWarning, ShapeError
+from pyflow.formats import Checkpoint
+from pyflow.tokenizer.base.settings import Role, Settings, add_tokens, read_settings
+from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
+from pyflow.tokenizer.library import byte_level, tokenizer_json, wordpiece
+from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
+from pyflow.tokenizer.ours.gguf import from_metadata
+from pyflow.tokenizer.ours.sentencepiece import read_sentencepiece
 
 # With the settings come those that the kind has by default.
 _Reader = Callable[[Path, Settings], tuple[tokenizers.Tokenizer, Settings]]
@@ -29,6 +31,37 @@ _KINDS: tuple[tuple[tuple[str, ...], _Reader | None], ...] = (
     (("vocab.json", "merges.txt"), byte_level.read),
     (("vocab.txt",), wordpiece.read),
 )
+
+
+def from_checkpoint(
+    checkpoint: Checkpoint, *, n_rows: int = 0, stop_ids: Collection[int] = ()
+) -> Tokenizer:
+    """n_rows: of the model's embedding. stop_ids: tokens that end a generation besides those that
+    the files tell. Raises like `from_metadata` and `from_folder`, and ShapeError where there are
+    more tokens than rows."""
+    if checkpoint.format != "GGUF":
+        tokenizer = from_folder(checkpoint.path.parent, n_rows=n_rows, stop_ids=stop_ids)
+    else:
+        tokenizer = from_metadata(checkpoint.metadata, source=str(checkpoint.path))
+        tokenizer.stop_ids |= frozenset(stop_ids)
+    if 0 < n_rows < tokenizer.n_vocab:
+        raise ShapeError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.n_vocab} tokens, the embedding only "
+            f"{n_rows} rows"
+        )
+    return tokenizer
+
+
+def memory_nbytes(checkpoint: Checkpoint, n_rows: int) -> int:
+    """What metadata and tokenizer take: measured on vocabularies of 30,522 to 262,144 tokens.
+
+    n_rows: of the model's embedding.
+    """
+    if checkpoint.format != "GGUF":
+        return 430 * n_rows  # 303 (BPE of SentencePiece) to 427 (its unigram) for a token
+    texts = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
+    merges = checkpoint.metadata.get("tokenizer.ggml.merges", [])
+    return 290 * len(texts) + 310 * len(merges)
 
 
 def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) -> Tokenizer:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer.stops import TokenType, find_stop_ids
+from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
 
 T = TypeVar("T")
 

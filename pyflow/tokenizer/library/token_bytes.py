@@ -9,12 +9,12 @@ from typing import Any
 
 import tokenizers
 
-from pyflow.tokenizer import bpe
+from pyflow.tokenizer.ours import bpe
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Pieces:
+class TokenBytes:
     """The bytes of tokens, one by one, as they stand within a text.
 
     The library decodes whole texts, and makes U+FFFD of a token that is a part of a character. So a

@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from pyflow.tokenizer import bpe, spm
-from pyflow.tokenizer.special import SpecialTokens
-from pyflow.tokenizer.stops import TokenType
-from pyflow.tokenizer.tokenizer import Tokenizer
-from pyflow.tokenizer.utf8 import decode_leniently, to_bytes
-from pyflow.tokenizer.vocab import Vocab
+from pyflow.tokenizer.base.special_tokens import SpecialTokens
+from pyflow.tokenizer.base.token_types import TokenType
+from pyflow.tokenizer.base.tokenizer import Tokenizer
+from pyflow.tokenizer.base.utf8 import decode_leniently, to_bytes
+from pyflow.tokenizer.ours import bpe, spm
+from pyflow.tokenizer.ours.vocab import Vocab
 
 # Never read from plain text: only the program may write them (parse_special).
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)

@@ -13,7 +13,7 @@ import tokenizers
 
 from pyflow.errors import FormatError
 from pyflow.formats.side_files import read_json
-from pyflow.tokenizer.panics import refusing
+from pyflow.tokenizer.base.library_errors import refusing
 
 _MAX_NBYTES = 1 << 24
 T = TypeVar("T", bound="_Named")

@@ -14,13 +14,13 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer import bpe
-from pyflow.tokenizer.panics import refusing
-from pyflow.tokenizer.pieces import Pieces
-from pyflow.tokenizer.special import SpecialTokens
-from pyflow.tokenizer.stops import TokenType, find_stop_ids
-from pyflow.tokenizer.tokenizer import Tokenizer
-from pyflow.tokenizer.utf8 import to_bytes
+from pyflow.tokenizer.base.library_errors import refusing
+from pyflow.tokenizer.base.special_tokens import SpecialTokens
+from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
+from pyflow.tokenizer.base.tokenizer import Tokenizer
+from pyflow.tokenizer.base.utf8 import to_bytes
+from pyflow.tokenizer.library.token_bytes import TokenBytes
+from pyflow.tokenizer.ours import bpe
 
 _CACHED_PIECES = 1 << 16
 # Every kind of character, to meet what a file has wrong in it before a user does.
@@ -50,7 +50,7 @@ class LibraryTokenizer(Tokenizer):
             self.n_vocab = _n_vocab(library)
             self.bos_id = None if bos is None else library.token_to_id(bos)
             self.eos_id = None if eos is None else library.token_to_id(eos)
-            self._pieces = Pieces(library.decoder)
+            self._bytes_of = TokenBytes(library.decoder)
             self.missing_bytes = _missing_bytes(library)
             unknown = _unknown(library)
             ends = library.encode("").ids
@@ -124,12 +124,12 @@ class LibraryTokenizer(Tokenizer):
         if not visible:
             return b""
         text = self.token_text(visible[0])
-        first = self._pieces.first(text, added=visible[0] in self._added) if text else b""
+        first = self._bytes_of.first(text, added=visible[0] in self._added) if text else b""
         return first + b"".join(map(self._piece, visible[1:]))
 
     def _inner(self, token: int) -> bytes:
         text = self.token_text(token)
-        return self._pieces.inner(text, added=token in self._added) if text else b""
+        return self._bytes_of.inner(text, added=token in self._added) if text else b""
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self._n_ids:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from tokenizers.models import BPE
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer.pretokenize import PreTokenizer, by_name
-from pyflow.tokenizer.vocab import Vocab, read, read_merges
+from pyflow.tokenizer.ours.pretokenize import PreTokenizer, by_name
+from pyflow.tokenizer.ours.vocab import Vocab, read, read_merges
 
 # Words repeat: in running text nine of ten are already here.
 _CACHED_WORDS = 1 << 15

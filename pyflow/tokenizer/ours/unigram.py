@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 
-from pyflow.tokenizer.places import Places
-from pyflow.tokenizer.spm import Segmenter
+from pyflow.tokenizer.ours.spm import Segmenter
+from pyflow.tokenizer.ours.string_matcher import StringMatcher
 
 # What a character that no piece has costs more than the worst piece.
 _UNKNOWN_PENALTY = 10.0
@@ -32,7 +32,7 @@ class Unigram(Segmenter):
     ) -> None:
         """ids: of pieces that may be made of a text. user_defined: those that win over others."""
         super().__init__(ids, bytes_=bytes_, unk=unk)
-        self._places = Places(ids)
+        self._matcher = StringMatcher(ids)
         normal = [scores[i] for text, i in ids.items() if text not in user_defined]
         best, worst = max(normal, default=0.0), min(normal, default=0.0)
         self._unknown = round((worst - _UNKNOWN_PENALTY) * _UNIT)
@@ -50,7 +50,7 @@ class Unigram(Segmenter):
         for start in range(n):
             before = sums[start]
             is_known = False
-            for piece in self._places.at(segment, start):
+            for piece in self._matcher.at(segment, start):
                 end = start + len(piece)
                 is_known = is_known or end == start + 1
                 if starts[end] < 0 or before + scores[piece] > sums[end]:

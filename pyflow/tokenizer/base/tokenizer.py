@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from pyflow.errors import FormatError
-from pyflow.tokenizer.detokenizer import Detokenizer
+from pyflow.tokenizer.base.detokenizer import Detokenizer
 
 
 class NoTokenizerError(FormatError):

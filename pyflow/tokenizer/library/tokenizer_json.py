@@ -21,9 +21,9 @@ import tokenizers
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import parse_json, read_json
-from pyflow.tokenizer.panics import refusing
-from pyflow.tokenizer.patterns import check_pattern
-from pyflow.tokenizer.settings import Settings
+from pyflow.tokenizer.base.library_errors import refusing
+from pyflow.tokenizer.base.settings import Settings
+from pyflow.tokenizer.library.patterns import check_pattern
 
 # The largest known has a million tokens in 60 MB.
 MAX_NBYTES = 1 << 27

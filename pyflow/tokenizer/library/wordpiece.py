@@ -10,10 +10,10 @@ from tokenizers.models import WordPiece
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import read_text
-from pyflow.tokenizer.byte_level import add_ends
-from pyflow.tokenizer.panics import refusing
-from pyflow.tokenizer.settings import Role, Settings
-from pyflow.tokenizer.tokenizer_json import MAX_NBYTES, check_vocab
+from pyflow.tokenizer.base.library_errors import refusing
+from pyflow.tokenizer.base.settings import Role, Settings
+from pyflow.tokenizer.library.byte_level import add_ends
+from pyflow.tokenizer.library.tokenizer_json import MAX_NBYTES, check_vocab
 
 _CLASSES = ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _ROLES: dict[Role, str] = {

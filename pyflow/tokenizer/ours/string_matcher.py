@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 
-class Places:
+class StringMatcher:
     """Looks texts up by their first two characters: after these only a few lengths are possible."""
 
     def __init__(self, texts: Iterable[str]) -> None:

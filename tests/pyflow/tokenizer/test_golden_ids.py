@@ -12,8 +12,8 @@ import pytest
 
 from pyflow.tokenizer import Tokenizer, from_metadata
 
-DATA = Path(__file__).parent / "data"
-WIKI = Path(__file__).parents[3] / "shared" / "data" / "wiki.test.raw.xz"
+DATA = Path(__file__).parents[1] / "data"
+WIKI = Path(__file__).parents[4] / "shared" / "data" / "wiki.test.raw.xz"
 MODELS = ["smollm2", "gemma3", "qwen2.5-coder-1.5b"]
 
 Tokenizers = Callable[[str], Tokenizer]

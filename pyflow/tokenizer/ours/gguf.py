@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyflow.errors import FormatError, UnsupportedError
-from pyflow.tokenizer import bpe, spm
-from pyflow.tokenizer.tokenizer import NoTokenizerError, Tokenizer
-from pyflow.tokenizer.vocab import read, read_vocab
-from pyflow.tokenizer.vocab_tokenizer import VocabTokenizer
+from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
+from pyflow.tokenizer.ours import bpe, spm
+from pyflow.tokenizer.ours.vocab import read, read_vocab
+from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
 
 NO_VOCAB = "no_vocab"
 """How a file says that it has no tokenizer, as tokenizer.ggml.model."""

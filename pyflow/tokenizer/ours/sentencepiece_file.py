@@ -13,8 +13,8 @@ from typing import Literal
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import read_bytes
-from pyflow.tokenizer.protobuf import Message, decoded, fields
-from pyflow.tokenizer.stops import TokenType
+from pyflow.tokenizer.base.token_types import TokenType
+from pyflow.tokenizer.ours.protobuf import Message, decoded, fields
 
 _MAX_NBYTES = 1 << 26
 _MAX_PIECES = 1 << 21

@@ -9,10 +9,10 @@ import pytest
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.tokenizer import Detokenizer, Tokenizer, from_metadata
-from pyflow.tokenizer.bpe import BYTE_CHARACTERS
-from pyflow.tokenizer.pretokenize import known
-from pyflow.tokenizer.special import SpecialTokens
-from pyflow.tokenizer.utf8 import decode_leniently
+from pyflow.tokenizer.base.special_tokens import SpecialTokens
+from pyflow.tokenizer.base.utf8 import decode_leniently
+from pyflow.tokenizer.ours.bpe import BYTE_CHARACTERS
+from pyflow.tokenizer.ours.pretokenize import known
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 

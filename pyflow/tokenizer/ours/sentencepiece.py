@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyflow.errors import FormatError, UnsupportedError
-from pyflow.tokenizer import spm
-from pyflow.tokenizer.charsmap import Charsmap, Normalizer
-from pyflow.tokenizer.sentencepiece_file import SentencePieceFile, read_file
-from pyflow.tokenizer.settings import Role, Settings
-from pyflow.tokenizer.stops import TokenType, find_stop_ids
-from pyflow.tokenizer.tokenizer import Tokenizer
-from pyflow.tokenizer.unigram import Unigram
-from pyflow.tokenizer.vocab import Vocab
-from pyflow.tokenizer.vocab_tokenizer import VocabTokenizer
+from pyflow.tokenizer.base.settings import Role, Settings
+from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
+from pyflow.tokenizer.base.tokenizer import Tokenizer
+from pyflow.tokenizer.ours import spm
+from pyflow.tokenizer.ours.charsmap import Charsmap, Normalizer
+from pyflow.tokenizer.ours.sentencepiece_file import SentencePieceFile, read_file
+from pyflow.tokenizer.ours.unigram import Unigram
+from pyflow.tokenizer.ours.vocab import Vocab
+from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
 
 
 @dataclass(frozen=True, slots=True)

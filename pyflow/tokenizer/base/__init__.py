@@ -1,0 +1,1 @@
+"""What both kinds of tokenizers share: their interface, settings, types of tokens."""

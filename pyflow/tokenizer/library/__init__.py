@@ -1,0 +1,1 @@
+"""Files that the `tokenizers` library runs, checked before it reads them."""

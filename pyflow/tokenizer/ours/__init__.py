@@ -1,0 +1,1 @@
+"""Encoders of our own: GGUF vocabularies and SentencePiece files."""
