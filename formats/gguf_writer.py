@@ -1,4 +1,4 @@
-"""GGUF files, written from front to back: csrc/formats/gguf.h draws the format.
+"""GGUF files, written from front to back: csrc/files/gguf/gguf.h draws the format.
 
 with replacing("model.gguf") as file:
     writer = GgufWriter(file, entries, tensors)

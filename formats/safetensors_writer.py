@@ -1,4 +1,4 @@
-"""safetensors files, written from front to back: csrc/formats/safetensors.h draws the format.
+"""Writes safetensors files front to back; csrc/files/safetensors/safetensors.h draws the format.
 
 with (folder / "model.safetensors").open("xb") as file:
     tensors = sorted(tensors, key=lambda t: -alignment(t.dtype))

@@ -2,9 +2,9 @@
 
     convert_folder(formats.open("model"), "model-q4", Recipe("Q4_K_M"), naming)
 
-The weights become one safetensors file, whatever they were in; csrc/formats/safetensors.h says
-how it holds blocks. What lies beside them is copied, and config.json says who quantized the model,
-so that other programs refuse it by name.
+The weights become one safetensors file, whatever they were in;
+csrc/files/safetensors/safetensors.h says how it holds blocks. What lies beside them is copied, and
+config.json says who quantized the model, so that other programs refuse it by name.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[1]
 CPP: dict[str, set[str]] = {
     "core": set(),
     "quant": {"core"},
-    "formats": {"core"},
+    "files": {"core"},
     "sample": {"core"},
     "kernels": {"core", "quant"},
     "kv": {"core", "kernels"},
     "model": {"core", "quant", "kernels", "kv", "sample"},
-    "bindings": {"core", "quant", "formats", "sample", "kernels", "kv", "model"},
+    "bindings": {"core", "quant", "files", "sample", "kernels", "kv", "model"},
 }
 # The list of formats is data, generated into the dtypes of core.
 CPP_EXCEPTIONS = {("csrc/core/dtype.h", "quant/formats.def")}

@@ -11,12 +11,12 @@
 #include "bindings/bind.h"
 #include "core/errors.h"
 #include "core/message.h"
-#include "formats/gguf.h"
-#include "formats/llama2c.h"
-#include "formats/open.h"
-#include "formats/safetensors.h"
-#include "formats/shards.h"
-#include "formats/torch.h"
+#include "files/gguf/gguf.h"
+#include "files/llama2c/llama2c.h"
+#include "files/open.h"
+#include "files/safetensors/safetensors.h"
+#include "files/shards.h"
+#include "files/torch/torch.h"
 
 namespace pyflow {
 namespace {

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "bindings/bind_run.h"
-#include "formats/checkpoint.h"
+#include "files/checkpoint.h"
 #include "kernels/dispatch.h"
 #include "kernels/probe.h"
 #include "model/input_squares.h"

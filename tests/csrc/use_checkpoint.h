@@ -10,8 +10,8 @@
 #include <variant>
 
 #include "core/errors.h"
-#include "formats/checkpoint.h"
-#include "formats/gguf.h"
+#include "files/checkpoint.h"
+#include "files/gguf/gguf.h"
 
 namespace pyflow {
 

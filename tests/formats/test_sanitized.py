@@ -1,4 +1,4 @@
-"""The loaders under AddressSanitizer and UndefinedBehaviorSanitizer (formats_driver.cpp)."""
+"""The loaders under AddressSanitizer and UndefinedBehaviorSanitizer (files_driver.cpp)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
 SOURCES = [
-    ROOT / "tests/csrc/formats_driver.cpp",
+    ROOT / "tests/csrc/files_driver.cpp",
     ROOT / "csrc/core/message.cpp",
-    *sorted((ROOT / "csrc/formats").glob("*.cpp")),
+    *sorted((ROOT / "csrc/files").rglob("*.cpp")),
 ]
 HEADERS = [
     ROOT / "tests/csrc/use_checkpoint.h",
-    *(ROOT / "csrc/formats").glob("*.h"),
+    *(ROOT / "csrc/files").rglob("*.h"),
     *(ROOT / "csrc/core").glob("*.h"),
 ]
 FLAGS = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -56,7 +56,7 @@ def run() -> Run:
     state = hashlib.sha256(repr((compiler, FLAGS)).encode())
     for path in sorted([*SOURCES, *HEADERS, ROOT / "csrc/quant/formats.def"]):
         state.update(path.read_bytes())
-    driver = ROOT / "build/formats_driver" / state.hexdigest()[:16]
+    driver = ROOT / "build/files_driver" / state.hexdigest()[:16]
     if not driver.exists():
         driver.parent.mkdir(parents=True, exist_ok=True)
         # Renamed when complete: another run may build it at the same time.

@@ -1,0 +1,104 @@
+#include "files/checkpoint.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/errors.h"
+#include "core/message.h"
+#include "files/twins.h"
+
+namespace pyflow {
+
+void TensorEntry::set_type(const TensorType& type) {
+  type_name = type.name;
+  type_id = type.id;
+  block_bytes = type.block_bytes;
+  supported = type.supported;
+}
+
+uint64_t Checkpoint::nbytes() const {
+  uint64_t n = 0;
+  for (const auto& file : files_) n += file->size();
+  return n;
+}
+
+uint64_t Checkpoint::data_offset() const {
+  uint64_t first = files_[0]->size();
+  for (const TensorEntry& t : table_)
+    if (t.file == 0) first = std::min(first, t.offset);
+  return first;
+}
+
+uint32_t Checkpoint::add_file(std::shared_ptr<const MappedFile> file) {
+  files_.push_back(std::move(file));
+  return static_cast<uint32_t>(files_.size() - 1);
+}
+
+void Checkpoint::set_table(std::vector<TensorEntry> table) {
+  table_ = std::move(table);
+  by_name_ = sorted_by(table_.size(), [&](uint32_t i) { return std::string_view(table_[i].name); });
+  for (const TensorEntry& t : table_) {
+    record_.push_back(static_cast<uint32_t>(tensors_.size()));
+    if (t.supported && hindrance(t).empty())
+      tensors_.push_back({t.name, *dtype_from_gguf(t.type_id), t.shape, t.offset, t.nbytes,
+                          files_[t.file]->data() + t.offset});
+  }
+}
+
+std::string Checkpoint::hindrance(const TensorEntry& t) const {
+  return t.strides.empty() ? "" : "strides, as of a transposed matrix";
+}
+
+const TensorEntry* Checkpoint::find_in_table(std::string_view name) const {
+  const auto it =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](uint32_t i, std::string_view n) { return table_[i].name < n; });
+  return it == by_name_.end() || table_[*it].name != name ? nullptr : &table_[*it];
+}
+
+const TensorRecord* Checkpoint::find(std::string_view name) const {
+  const TensorEntry* t = find_in_table(name);
+  if (!t) return nullptr;
+  const std::string where = files_[t->file]->label() + ": tensor " + quoted(name);
+  if (!t->supported) {
+    const std::string number = "type " + std::to_string(t->type_id);
+    const bool has_name = t->type_id != kNoGgufId && t->type_name != number;
+    throw UnsupportedError(where + ": expected a type that this build can compute with, found " +
+                           t->type_name + (has_name ? " (" + number + ")" : std::string()) +
+                           "; get the model in another quantization, for example Q4_K_M" +
+                           (t->type_id >> 16 == kOwnIds ? ", or update pyflow" : ""));
+  }
+  const std::string why = hindrance(*t);
+  if (!why.empty())
+    throw UnsupportedError(where + ": expected values row after row, as plain bytes, found " + why +
+                           "; save the model again with each tensor contiguous, for example as "
+                           "safetensors");
+  return &tensors_[record_[static_cast<size_t>(t - table_.data())]];
+}
+
+Contents Checkpoint::contents(const TensorEntry& t) const {
+  return {files_[t.file]->data() + t.offset, t.span, nullptr};
+}
+
+void Checkpoint::release(const TensorRecord& r) const {
+  for (const auto& file : files_)
+    if (r.data >= file->data() && r.data < file->data() + file->size())
+      file->release(static_cast<uint64_t>(r.data - file->data()), r.nbytes);
+}
+
+bool count_elements(const std::vector<int64_t>& shape, uint64_t& n) {
+  n = 1;
+  bool fits = true;
+  // A zero anywhere makes it none, however large the others: their product must not overflow first.
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) {
+    n = 0;
+    return true;
+  }
+  for (const int64_t dim : shape)
+    fits = fits && !__builtin_mul_overflow(n, static_cast<uint64_t>(dim), &n) &&
+           n <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  return fits;
+}
+
+}  // namespace pyflow

@@ -1,0 +1,63 @@
+#include "files/open.h"
+
+#include <string_view>
+
+#include "core/errors.h"
+#include "core/message.h"
+#include "files/cursor.h"
+#include "files/gguf/gguf.h"
+#include "files/llama2c/llama2c.h"
+#include "files/safetensors/safetensors.h"
+#include "files/shards.h"
+
+namespace pyflow {
+namespace {
+
+std::string_view head(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 64)};
+}
+
+// The length of a header, whose upper bytes are zeros as they never are in text, then the header.
+bool is_safetensors(std::string_view head) {
+  return head.size() > 8 && head[8] == '{' && head.substr(0, 8).find('\0') != head.npos;
+}
+
+// The pickle opcode PROTO with one of the protocols that torch.save writes.
+bool is_pickle(std::string_view head) {
+  return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
+}
+
+std::shared_ptr<Checkpoint> open_gguf(const std::string& path) {
+  auto file = GgufFile::open(path);
+  if (split_count(*file) <= 1) return file;
+  return ShardedCheckpoint::open_split(std::move(file));
+}
+
+constexpr std::string_view kIndex = ".index.json";
+
+std::shared_ptr<const Checkpoint> open_part(const std::string& path, const Inflate& inflate) {
+  if (path.ends_with(kIndex))
+    throw FormatError(printable(path, 4096) + ": expected a file of weights, found an index");
+  if (auto part = open_checkpoint(path, inflate)) return part;
+  throw FormatError(printable(path, 4096) +
+                    ": expected a shard of a checkpoint, found none of a format known here; " +
+                    std::string(kAdviseDownload));
+}
+
+}  // namespace
+
+std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Inflate& inflate) {
+  if (path.ends_with(kIndex))
+    return ShardedCheckpoint::open_index(
+        path, [&](const std::string& part) { return open_part(part, inflate); });
+  const MappedFile file(path);
+  const std::string_view start = head(file);
+  if (start.starts_with("GGUF")) return open_gguf(path);
+  // First, for a length of 640 begins like a pickle.
+  if (is_safetensors(start)) return SafetensorsFile::open(path);
+  if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
+  if (Llama2cFile::matches(start)) return Llama2cFile::open(path);
+  return nullptr;
+}
+
+}  // namespace pyflow
