@@ -19,8 +19,8 @@ from statistics import median
 import numpy as np
 
 import pyflow
+from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 from pyflow.errors import PyflowError
-from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 N_TOKENS, N_ROUNDS, N_PROMPT = 12, 8, 64
 # Teams learn what cores they get while they run.

@@ -16,8 +16,12 @@ if find_spec("pyflow._core") is None:
     )
 
 if TYPE_CHECKING:
-    from .context import Context
-    from .engine import MemoryPlan, Model, load, plan
+    from pyflow.engine.context import Context
+    from pyflow.engine.loaded import MemoryPlan, plan
+    from pyflow.engine.topology import Placement
+    from pyflow.generate.session import ChatSession
+    from pyflow.model import Model, load
+
     from .errors import (
         CancelledError,
         FormatError,
@@ -30,8 +34,6 @@ if TYPE_CHECKING:
     )
     from .generate import Chunk, Completion, Stream
     from .sampling import SamplingParams
-    from .session import ChatSession
-    from .topology import Placement
 
 __all__ = [
     "CancelledError",
@@ -55,8 +57,17 @@ __all__ = [
     "plan",
 ]
 
-# Lowest first: a name is where it is first met.
-_MODULES = ("errors", "topology", "sampling", "context", "generate", "engine", "session")
+# Lowest first: the first module that has a name is its home.
+_MODULES = (
+    "errors",
+    "engine.topology",
+    "sampling",
+    "engine.context",
+    "generate",
+    "engine.loaded",
+    "model",
+    "generate.session",
+)
 
 
 def __getattr__(name: str) -> object:

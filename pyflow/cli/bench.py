@@ -18,8 +18,8 @@ from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
 
 if TYPE_CHECKING:
-    from pyflow.context import CacheType
-    from pyflow.topology import NumaMode
+    from pyflow.engine.context import CacheType
+    from pyflow.engine.topology import NumaMode
 
 # Where the batches of a verification are measured, unless -d says otherwise.
 _ROWS_DEPTH = 128

@@ -30,8 +30,8 @@ from pyflow.generate.prompts import N_PARALLEL
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
-    from pyflow.topology import NumaMode
+    from pyflow.engine.topology import NumaMode
+    from pyflow.model import Model
 
 _PROMPT_LEN = 1024
 

@@ -12,12 +12,12 @@ from pyflow.cli.pipeline import pipelines
 from pyflow.cli.pipeline_choice import PipelineChoice
 from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import reading_progress, show
+from pyflow.generate.session import ChatSession
 from pyflow.sampling import SamplingParams
-from pyflow.session import ChatSession
 
 if TYPE_CHECKING:
-    from pyflow.context import CacheType
-    from pyflow.topology import NumaMode
+    from pyflow.engine.context import CacheType
+    from pyflow.engine.topology import NumaMode
 
 
 @click.command("chat")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyflow.cluster.launcher import Place
     from pyflow.cluster.predict import Drafts, Prediction
     from pyflow.cluster.survey import Survey
-    from pyflow.context import CacheType
-    from pyflow.engine import Model
+    from pyflow.engine.context import CacheType
+    from pyflow.model import Model
 
 _GIGA, _MEGA = 1e9, 1e6
 # Rows of a run whose time is shown; all are in the JSON.
@@ -79,7 +79,7 @@ def command(
     from pyflow.cluster.profile import drafts_by
     from pyflow.cluster.survey import survey
     from pyflow.cluster.world import world
-    from pyflow.engine import Described
+    from pyflow.engine.model_files import ModelFiles
 
     name, among = model or options.default_model(), world()
     names = model_names(draft_model)
@@ -91,7 +91,7 @@ def command(
     pool = _core.ThreadPool(threads or threads_of_each(among.n_here))
 
     def models() -> AbstractContextManager[list[Model]]:
-        described = Described(name)
+        described = ModelFiles(name)
         check_layers(described, draft_layers)
         own = names[drafters.index(among.rank)] if len(drafters) > 1 else names[-1]
         return drafting_models(described, [own], draft_layers, pool.n_threads)

@@ -9,10 +9,11 @@ from typing import Any
 import click
 import psutil
 
-from pyflow import _core, catalogue, topology
+from pyflow import _core, catalogue
 from pyflow.cli import options
 from pyflow.cli.output import print_json
-from pyflow.memory import available_nbytes
+from pyflow.engine import topology
+from pyflow.engine.memory import available_nbytes
 from pyflow.text import counted
 
 # Beyond the caches of any machine of today, and read in a fraction of a second.

@@ -11,7 +11,7 @@ from pyflow.cli.eval_text import TextOptions, end, measuring, of_text
 from pyflow.cli.output import print_json
 
 if TYPE_CHECKING:
-    from pyflow.topology import NumaMode
+    from pyflow.engine.topology import NumaMode
 
 
 @click.group("eval", cls=Group)

@@ -27,8 +27,8 @@ from pyflow.quant.mixes import TYPES
 from pyflow.text import counted
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
-    from pyflow.topology import NumaMode
+    from pyflow.engine.topology import NumaMode
+    from pyflow.model import Model
 
 _N_PROMPT, _N_GEN = 512, 64
 

@@ -15,10 +15,10 @@ from pyflow.cli.eval_text import Run, TextOptions, end, measuring, of_text
 from pyflow.cli.output import markdown_table, print_json
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.engine.topology import NumaMode
+    from pyflow.model import Model
     from pyflow.quant.kld import Divergence
     from pyflow.quant.windows import Cut, Window
-    from pyflow.topology import NumaMode
 
 # Of a text, that two tokenizers have to agree on.
 _PROBE = 10_000

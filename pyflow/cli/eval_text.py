@@ -24,7 +24,7 @@ from pyflow.quant.windows import METHODS, Cut, Method, Window
 from pyflow.text import counted
 
 if TYPE_CHECKING:
-    from pyflow.engine import Described
+    from pyflow.engine.model_files import ModelFiles
     from pyflow.quant.perplexity import Progress, Regime
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,7 +83,7 @@ class TextOptions:
     regime: Regime
     resume: str | None
 
-    def cut(self, model: Described) -> Cut:
+    def cut(self, model: ModelFiles) -> Cut:
         """The windows for a model; a usage error for a text or size that makes none."""
         from pyflow.quant.perplexity import cut_text
 
@@ -99,7 +99,7 @@ class TextOptions:
         except ValueError as error:
             raise click.UsageError(f"--{error}") from None
 
-    def journal(self, cut: Cut, n_figures: int, models: Sequence[Described], what: str) -> Journal:
+    def journal(self, cut: Cut, n_figures: int, models: Sequence[ModelFiles], what: str) -> Journal:
         """What has been measured so far, of nothing but the same."""
         facts = {
             "command": what,
@@ -126,7 +126,7 @@ class TextOptions:
         )
 
 
-def _identity(model: Described) -> list[object]:
+def _identity(model: ModelFiles) -> list[object]:
     """What to tell of it, and what changes whenever the model does: its weights' files, and what
     the files beside them make of these. Its tokenizer shows in the tokens of the text."""
     checkpoint = model.checkpoint

@@ -35,12 +35,12 @@ def quantize(
     PyflowError: a file of another origin has such a name, or is one of `others`.
     """
     from pyflow import formats
+    from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
     from pyflow.gguf_export import to_gguf
     from pyflow.quant.blocks import FORMATS
     from pyflow.quant.convert import convert
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.mixes import TYPES
-    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)

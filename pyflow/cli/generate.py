@@ -14,15 +14,15 @@ from pyflow.cli.pipeline_choice import PipelineChoice
 from pyflow.cli.speculation import SpecChoice, speculation
 from pyflow.cli.terminal import on_interrupt, reading_progress
 from pyflow.generate import Completion, Options, StopReason
+from pyflow.generate.session import chat_template
 from pyflow.sampling import SamplingParams
-from pyflow.session import chat_template
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 if TYPE_CHECKING:
     from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.context import CacheType
-    from pyflow.topology import NumaMode
+    from pyflow.engine.context import CacheType
+    from pyflow.engine.topology import NumaMode
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",

@@ -19,10 +19,10 @@ from pyflow.errors import FormatError, ShapeError
 from pyflow.text import counted
 
 if TYPE_CHECKING:
-    from pyflow.context import Context
-    from pyflow.engine import Model
+    from pyflow.engine.context import Context
+    from pyflow.engine.topology import NumaMode
+    from pyflow.model import Model
     from pyflow.quant.windows import Window
-    from pyflow.topology import NumaMode
 
 # Logits of the output matrix's rows at a time, which nobody looks at.
 _LOGITS_NBYTES = 32 << 20

@@ -18,7 +18,7 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.text import printable
 
 if TYPE_CHECKING:
-    from pyflow.topology import NumaMode
+    from pyflow.engine.topology import NumaMode
 
 # Of an array or a text, so much is shown.
 _ITEMS = 4
@@ -65,14 +65,16 @@ def command(
         _show_globals(path, error, as_json)
         raise
     if memory:
+        from pyflow.engine.model_files import can_quantize
+
         result = _memory(checkpoint, ctx_size, cache_type, numa, quantize)
-        can_quantize = quantize is None and catalogue.can_quantize(checkpoint)
+        offer_quantize = quantize is None and can_quantize(checkpoint)
     else:
         result = _contents(checkpoint)
     if as_json:
         print_json({"path": str(checkpoint.path), **result})
     elif memory:
-        _print_memory(result, can_quantize=can_quantize)
+        _print_memory(result, can_quantize=offer_quantize)
     else:
         _print_contents(str(checkpoint.path), result)
 
@@ -116,8 +118,8 @@ def _memory(
     numa: NumaMode | None,
     quantize: str | None,
 ) -> dict[str, Any]:
-    from pyflow.context import CacheType
-    from pyflow.engine import plan
+    from pyflow.engine.context import CacheType
+    from pyflow.engine.loaded import plan
 
     family = checkpoint.metadata.get("general.architecture")
     most = checkpoint.metadata.get(f"{family}.context_length")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.model import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.pool import NgramPool
 

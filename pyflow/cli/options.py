@@ -14,14 +14,14 @@ import click
 from click.core import ParameterSource
 
 from pyflow import catalogue
+from pyflow.engine.topology import NUMA_MODES, NumaMode
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
-from pyflow.topology import NUMA_MODES, NumaMode
 
 if TYPE_CHECKING:
     from pyflow.cli.pipeline_choice import AnyModel
-    from pyflow.engine import Model
-    from pyflow.topology import Placement
+    from pyflow.engine.topology import Placement
+    from pyflow.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULT = SamplingParams()
@@ -282,7 +282,7 @@ def load(
 ) -> Model:
     """The model that -m, -t, --numa and --quantize ask for; what is not as asked goes to standard
     error."""
-    from pyflow.engine import load as load_model
+    from pyflow.model import load as load_model
 
     tell_crowded(n_threads)
     with telling_warnings():

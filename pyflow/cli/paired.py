@@ -11,8 +11,8 @@ from pyflow.generate import Completion, stream
 from pyflow.speculate import SpeculationStats, Speculator
 
 if TYPE_CHECKING:
-    from pyflow.context import Context
-    from pyflow.engine import Model
+    from pyflow.engine.context import Context
+    from pyflow.model import Model
     from pyflow.sampling import SamplingParams
 
 PLAIN = -1

@@ -28,7 +28,7 @@ from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
     from pyflow.cli.speculation import SpecChoice
-    from pyflow.engine import Model
+    from pyflow.model import Model
 
 _MAX_STAGES = 256
 _FLAG = "--pipeline"
@@ -213,7 +213,7 @@ def _serve(
     """On a rank other than 0: does what the head wants, and says nothing."""
     from pyflow import _core
     from pyflow.cluster.mpi import serve
-    from pyflow.engine import Described
+    from pyflow.engine.model_files import ModelFiles
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the head's, which then ends the others
     world = choice.world
@@ -229,7 +229,7 @@ def _serve(
 
     def models() -> AbstractContextManager[list[Model]]:
         own = names if len(drafters) == 1 else [names[drafters.index(world.rank)]]
-        described = Described(path, quantize=quantize)
+        described = ModelFiles(path, quantize=quantize)
         return drafting_models(described, own, spec.draft_layers, n_threads)
 
     serve(

@@ -14,7 +14,7 @@ from pyflow.cli.speculation import check_layers
 from pyflow.cluster.drafts import LookupGuesser, MethodGuesser, by_models
 from pyflow.cluster.layers import by_count, given
 from pyflow.cluster.strategy import named
-from pyflow.topology import cgroup_cpus, choose_threads, this_machine
+from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 
 if TYPE_CHECKING:
     from pyflow.cli.speculation import SpecChoice
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.strategy import Strategy
     from pyflow.cluster.world import World
-    from pyflow.engine import Described, Model
+    from pyflow.engine.model_files import ModelFiles
+    from pyflow.engine.topology import NumaMode
+    from pyflow.model import Model
     from pyflow.speculate.drafter import Method
-    from pyflow.topology import NumaMode
 
     AnyModel: TypeAlias = Model | PipelinedModel
 
@@ -97,11 +98,11 @@ class PipelineChoice:
                 yield model
             return
         from pyflow.cluster.model import N_BATCH, in_threads, over_ranks
-        from pyflow.context import DEFAULT_CTX
-        from pyflow.engine import Described
+        from pyflow.engine.context import DEFAULT_CTX
+        from pyflow.engine.model_files import ModelFiles
 
         with options.telling_warnings():
-            described = Described(name or options.default_model(), quantize=quantize)
+            described = ModelFiles(name or options.default_model(), quantize=quantize)
         most = described.spec.n_ctx_train
         size = options.context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(described)
@@ -133,7 +134,7 @@ class PipelineChoice:
                 self.is_open = True
                 yield stack.enter_context(over_ranks(described, drafters=self.drafters, **how))
 
-    def _check_layers(self, described: Described) -> None:
+    def _check_layers(self, described: ModelFiles) -> None:
         """UsageError for --layers that are not those of the model, or not one per rank."""
         if not isinstance(self.layers, list):
             return
@@ -211,7 +212,7 @@ class PipelineChoice:
 
     def _guesser(
         self,
-        model: Described,
+        model: ModelFiles,
         models: Sequence[Model],
         made: tuple[Method, int] | None,
         n_ctx: int,
@@ -227,10 +228,10 @@ class PipelineChoice:
 
 @contextmanager
 def drafting_models(
-    target: Described, names: Sequence[str], layers: Sequence[int], n_threads: int
+    target: ModelFiles, names: Sequence[str], layers: Sequence[int], n_threads: int
 ) -> Iterator[list[Model]]:
     """Those that --draft-model names, with what they need in this process; freed in the end."""
-    from pyflow.engine import load
+    from pyflow.model import load
     from pyflow.speculate.draft_model import check_vocabulary
 
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 
 from pyflow import catalogue
-from pyflow.download import Progress
+from pyflow.catalogue import Progress
 
 _LABELS = {
     "waiting": "waiting for another pull of the same model",

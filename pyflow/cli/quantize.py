@@ -137,10 +137,10 @@ def command(
     Memory stays below a gigabyte.
     """
     from pyflow import formats
+    from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
     from pyflow.gguf_export import GgufModel
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.plan import Recipe
-    from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
     click.get_current_context().with_resource(like_ctrl_c())
     path = catalogue.resolve(source)
@@ -224,12 +224,12 @@ def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoin
 def _check_loads(checkpoint: Checkpoint, target: Path) -> None:
     """Warns where something beside the weights, which is copied, keeps a folder from loading: the
     weights may be wanted still. Raises like `Description.spec`."""
-    from pyflow.engine import Described
+    from pyflow.engine.model_files import ModelFiles
     from pyflow.specs import build_spec
 
     build_spec(checkpoint)
     try:
-        Described(checkpoint.path)
+        ModelFiles(checkpoint.path)
     except PyflowError as error:
         click.echo(
             f"warning: no command will load {target} before this is mended: {error}", err=True

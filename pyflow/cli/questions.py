@@ -11,7 +11,7 @@ from pyflow.cli.generate import encode
 from pyflow.cli.inputs import json_values
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.model import Model
 
 # Spec-Bench takes these categories of MT-bench for one task (hemingkx/Spec-Bench).
 _MULTI_TURN = "multi-turn conversation"

@@ -20,7 +20,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from pyflow.cli.output import describe, print_error
 from pyflow.cli.terminal import reading_progress, show
 from pyflow.errors import PyflowError
-from pyflow.session import ChatSession
+from pyflow.generate.session import ChatSession
 from pyflow.text import printable
 
 _HELP = """\

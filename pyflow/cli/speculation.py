@@ -16,8 +16,9 @@ from pyflow.cli.options import F, is_given
 
 if TYPE_CHECKING:
     from pyflow.cli.pipeline_choice import AnyModel
-    from pyflow.context import Policy
-    from pyflow.engine import Described, Model
+    from pyflow.engine.context import Policy
+    from pyflow.engine.model_files import ModelFiles
+    from pyflow.model import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method
     from pyflow.speculate.methods import Speculation
@@ -155,7 +156,7 @@ class SpecChoice:
     @contextmanager
     def speculator(self, target: AnyModel) -> Iterator[Speculator | None]:
         """For the model; draft models and texts are loaded, and freed in the end."""
-        from pyflow.engine import Model
+        from pyflow.model import Model
 
         if self.method == "none" or not isinstance(target, Model):  # a pipeline has its own
             yield None
@@ -167,7 +168,7 @@ class SpecChoice:
             options = replace(self._options(target), draft_models=stack.enter_context(drafts))
             yield stack.enter_context(speculator(target, options))
 
-    def made(self, model: Described, n_rows: int) -> tuple[Method, int] | None:
+    def made(self, model: ModelFiles, n_rows: int) -> tuple[Method, int] | None:
         """The method that guesses in a pipeline, and the nodes of its trees at most; None where
         that is a draft model or lookup, which have their own way.
 
@@ -185,7 +186,7 @@ class SpecChoice:
             )
         return method, n_nodes
 
-    def _options(self, model: Described) -> Speculation:
+    def _options(self, model: ModelFiles) -> Speculation:
         from pyflow.speculate.methods import Speculation
 
         w, n, g = self.lookahead
@@ -219,7 +220,7 @@ def draft_models(
         yield drafts
 
 
-def check_layers(model: Described, layers: Sequence[int]) -> None:
+def check_layers(model: ModelFiles, layers: Sequence[int]) -> None:
     """UsageError for --draft-layers that the model has not."""
     n_layers = len(model.spec.layers)
     if beyond := [layer for layer in layers if layer >= n_layers]:
@@ -228,7 +229,7 @@ def check_layers(model: Described, layers: Sequence[int]) -> None:
         )
 
 
-def ngram_pool(model: Described, path: str) -> NgramPool:
+def ngram_pool(model: ModelFiles, path: str) -> NgramPool:
     """The n-grams of the text that --spec-pool names."""
     from pyflow.speculate.pool import NgramPool
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyflow.generate import Completion
-from pyflow.session import Turn
+from pyflow.generate.session import Turn
 
 # Prompts longer than this show how far they have been read.
 _LONG_PROMPT = 1024

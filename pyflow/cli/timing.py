@@ -19,9 +19,10 @@ from pyflow.quant import FORMATS
 from pyflow.specs.model_spec import Moe, name_of
 
 if TYPE_CHECKING:
-    from pyflow.context import CacheType, Context
-    from pyflow.engine import Described, Model
-    from pyflow.topology import NumaMode
+    from pyflow.engine.context import CacheType, Context
+    from pyflow.engine.model_files import ModelFiles
+    from pyflow.engine.topology import NumaMode
+    from pyflow.model import Model
 
 N_BATCH = 512
 # Runs of a bound at each sample; the best counts, as the first has threads to wake.
@@ -154,7 +155,7 @@ def _timed(context: Context, test: Test, tokens: NDArray[np.int32]) -> int:
 
 
 def setting(
-    model: Described,
+    model: ModelFiles,
     isa: str,
     *,
     n_threads: int,
@@ -222,7 +223,7 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
     return total
 
 
-def _packed(model: Described, tensor: _core.TensorRecord) -> tuple[str, int]:
+def _packed(model: ModelFiles, tensor: _core.TensorRecord) -> tuple[str, int]:
     """The type that a tensor has once it is loaded, and its bytes."""
     stored, wanted = FORMATS.get(tensor.dtype), FORMATS.get(model.checkpoint.pack_as or "")
     if wanted is None or stored is None or stored.block > 1 or len(tensor.shape) < 2:

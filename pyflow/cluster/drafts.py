@@ -16,10 +16,10 @@ from pyflow.speculate.lookup import LookupDrafter, PromptLookup
 from pyflow.speculate.tree import DraftTree, common_prefix
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.engine.loaded import LoadedModel
 
 # Opens the models that guess, the smallest first.
-OpenDrafts: TypeAlias = Callable[[], AbstractContextManager[Sequence["Model"]]]
+OpenDrafts: TypeAlias = Callable[[], AbstractContextManager[Sequence["LoadedModel"]]]
 # Whether guesses are still wanted; asked between them.
 IsWanted: TypeAlias = Callable[[], bool]
 
@@ -28,7 +28,7 @@ def always() -> bool:
     return True
 
 
-def nobody() -> AbstractContextManager[Sequence[Model]]:
+def nobody() -> AbstractContextManager[Sequence[LoadedModel]]:
     """No model guesses here."""
     return nullcontext(())
 
@@ -83,7 +83,7 @@ class ModelGuesser:
 
     def __init__(
         self,
-        model: Model,
+        model: LoadedModel,
         sampling: SamplingParams,
         n_ctx: int,
         filler: Guesser | None = None,
@@ -175,7 +175,7 @@ class ModelGuesser:
             self._filler.close()
 
 
-def by_models(models: Sequence[Model], n_ctx: int, filler: Guesser | None = None) -> Guesser:
+def by_models(models: Sequence[LoadedModel], n_ctx: int, filler: Guesser | None = None) -> Guesser:
     """Who guesses by one model or more, the smallest first, each correcting the one before.
 
     n_ctx: positions of the text at most. filler: what the first one corrects. The models are the

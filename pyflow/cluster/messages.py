@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from numpy.typing import NDArray
 
 from pyflow.cluster.plan import Link, RankProfile
-from pyflow.context import CacheType
+from pyflow.engine.context import CacheType
 from pyflow.sampling import SamplingParams
 
 Regime: TypeAlias = Literal["prefill", "decode"]

@@ -21,8 +21,8 @@ from pyflow.cluster.strategy import Strategy
 from pyflow.cluster.stream import PipelinedStream
 from pyflow.cluster.survey import Survey, survey_threads
 from pyflow.cluster.threads import Sizes, ThreadPipeline, local_stages
-from pyflow.context import CacheType, context_args
-from pyflow.engine import Described
+from pyflow.engine.context import CacheType, context_args
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
 from pyflow.generate import Completion, Options, Prompt
 from pyflow.generate.conversation import Question, View
@@ -32,7 +32,7 @@ from pyflow.specs.model_spec import Attention, ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
-    from pyflow.context import Progress
+    from pyflow.engine.context import Progress
     from pyflow.speculate import Speculator
 
 # Sequences of cells for guesses.
@@ -58,7 +58,7 @@ class PipelinedModel(Closing):
 
     def __init__(
         self,
-        described: Described,
+        described: ModelFiles,
         connect: Connect,
         *,
         strategy: Strategy | Choose,
@@ -229,7 +229,7 @@ class PipelinedConversation(Closing):
 
 
 def in_threads(
-    model: Described | str | Path,
+    model: ModelFiles | str | Path,
     *,
     strategy: Strategy | Choose,
     n_stages: int = 2,
@@ -279,7 +279,7 @@ def in_threads(
 
 
 def over_ranks(
-    model: Described | str | Path,
+    model: ModelFiles | str | Path,
     *,
     strategy: Strategy | Choose,
     layers: Sequence[range] | Split = by_count,
@@ -323,5 +323,5 @@ def over_ranks(
         raise
 
 
-def _described(model: Described | str | Path) -> Described:
-    return model if isinstance(model, Described) else Described(model)
+def _described(model: ModelFiles | str | Path) -> ModelFiles:
+    return model if isinstance(model, ModelFiles) else ModelFiles(model)

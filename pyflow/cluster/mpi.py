@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from pyflow import _core, catalogue, formats
+from pyflow import _core, formats
 from pyflow.closing import Closing
 from pyflow.cluster.away import AwayGuesser
 from pyflow.cluster.drafts import OpenDrafts, by_models
@@ -41,15 +41,16 @@ from pyflow.cluster.survey import Survey, Surveyor
 from pyflow.cluster.threads import Sizes, Stage
 from pyflow.cluster.wire import WireError
 from pyflow.cluster.worker import Worker, raised
-from pyflow.context import DEFAULT_BATCH, context_args
+from pyflow.engine.context import DEFAULT_BATCH, context_args
+from pyflow.engine.memory import resident_nbytes
+from pyflow.engine.model_files import open_checkpoint
 from pyflow.errors import PyflowError
-from pyflow.memory import resident_nbytes
 from pyflow.sampling import SamplingParams
 from pyflow.specs import build_spec
 from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.engine.loaded import LoadedModel
 
 # What the head is given: the rank that it comes from, and a message or what went wrong there.
 _Item: TypeAlias = tuple[int, Message | BaseException]
@@ -80,8 +81,8 @@ def serve(
     endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
         here.at("opening the model")
-        checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
-        models: Sequence[Model] = ()
+        checkpoint = open_checkpoint(path, quantize=quantize)
+        models: Sequence[LoadedModel] = ()
         if drafts is not None:
             here.at("loading the draft model")
             models = stack.enter_context(drafts())
@@ -156,7 +157,7 @@ class MpiPipeline(Closing):
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
             here.at("opening the model")
-            checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
+            checkpoint = open_checkpoint(path, quantize=quantize)
             spec = build_spec(checkpoint)
             hellos = self._gather(hello(0, checkpoint))
             check(hellos)

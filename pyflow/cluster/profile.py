@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyflow import _core
-from pyflow.context import DEFAULT_BATCH, context_args
+from pyflow.engine.context import DEFAULT_BATCH, context_args
+from pyflow.engine.memory import available_nbytes
 from pyflow.formats import Checkpoint
-from pyflow.memory import available_nbytes
 from pyflow.specs.model_spec import ModelSpec
 
 from .lifeline import here
@@ -29,7 +29,7 @@ from .predict import LOOKUP_MS, PRIORS, Drafts
 from .threads import Sizes
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.engine.loaded import LoadedModel
 
 N_ROWS = 8
 # Layers of so many bytes are measured: more than most caches hold, and loaded in some tenths of a
@@ -48,7 +48,7 @@ def profile_rank(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     pool: _core.ThreadPool,
-    draft: Model | None = None,
+    draft: LoadedModel | None = None,
 ) -> Profile:
     """What this rank measures of itself, in half a second or two. Nothing stays loaded.
 
@@ -80,7 +80,7 @@ def profile_rank(
     )
 
 
-def draft_ms(model: Model) -> float:
+def draft_ms(model: LoadedModel) -> float:
     """ms that a draft model takes for a guess."""
     with model.context(2 + _REPEATS, n_batch=1) as context:
         samples = []
@@ -92,7 +92,11 @@ def draft_ms(model: Model) -> float:
 
 
 def drafts_by(
-    model: Model | None, right: float | None = None, *, n_asked: int = 0, elsewhere: bool = False
+    model: LoadedModel | None,
+    right: float | None = None,
+    *,
+    n_asked: int = 0,
+    elsewhere: bool = False,
 ) -> Drafts:
     """What guesses of a draft model take; None: those of lookup in the text, or of a method that
     asks for so many rows.

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyflow import _core
 from pyflow.cluster.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
-from pyflow.context import DEFAULT_BATCH, CacheType, context_args
+from pyflow.engine.context import DEFAULT_BATCH, CacheType, context_args
 from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams

@@ -17,7 +17,7 @@ from pyflow.generate.conversation import Question
 from pyflow.speculate.stats import PipelineStats
 
 if TYPE_CHECKING:
-    from pyflow.context import Progress
+    from pyflow.engine.context import Progress
     from pyflow.tokenizer import Tokenizer
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 import numpy as np
 
 from pyflow import _core, catalogue, formats
+from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 from pyflow.errors import PyflowError
 from pyflow.specs import build_spec
-from pyflow.topology import cgroup_cpus, choose_threads, this_machine
 
 from .drafts import OpenDrafts, nobody
 from .endpoint import Endpoint
@@ -35,7 +35,7 @@ from .threads import Sizes
 from .worker import Worker, raised
 
 if TYPE_CHECKING:
-    from pyflow.engine import Model
+    from pyflow.engine.loaded import LoadedModel
 
     from .predict import Drafts
 
@@ -80,7 +80,7 @@ class Surveyor:
     take: Callable[[], Message]
     checkpoint: formats.Checkpoint
     pool: _core.ThreadPool
-    draft: Model | None = None
+    draft: LoadedModel | None = None
 
     def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
         """On rank 0: has all ranks measured, which must `assist`. sizes: of the caches to be.
@@ -241,7 +241,7 @@ def survey(
     endpoint.start(worker.deliver)
     here.at("measuring")
 
-    def surveyor(draft: Model | None = None) -> Surveyor:
+    def surveyor(draft: LoadedModel | None = None) -> Surveyor:
         checkpoint = formats.open(catalogue.resolve(path))
         return Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool, draft)
 

@@ -13,10 +13,10 @@ from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.cluster.messages import Cancel, Cut, Drafted, Frame, Result
 from pyflow.cluster.stage import ModelStage
-from pyflow.context import CacheType
+from pyflow.engine.context import CacheType
+from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import PyflowError
 from pyflow.formats import Checkpoint
-from pyflow.memory import resident_nbytes
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
 

@@ -21,7 +21,8 @@ import zlib
 from itertools import pairwise
 from typing import cast, get_args
 
-from ..context import CacheType
+from pyflow.engine.context import CacheType
+
 from .layouts import (
     Reader,
     Record,

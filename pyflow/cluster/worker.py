@@ -19,8 +19,8 @@ from pyflow.cluster.messages import (
 )
 from pyflow.cluster.threads import Stage
 from pyflow.cluster.wire import MAX_TEXT_NBYTES
+from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
-from pyflow.memory import resident_nbytes
 
 _NO_EPOCH = -1
 

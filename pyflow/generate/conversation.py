@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pyflow import _core
 from pyflow.closing import Closing
+from pyflow.engine.defaults import Defaults
 from pyflow.generate.completion import Chunk, Completion
-from pyflow.generate.defaults import Defaults
 from pyflow.generate.stream import Feed, Request, Stream
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
-    from pyflow.context import CacheType, Context, Progress
+    from pyflow.engine.context import CacheType, Context, Progress
     from pyflow.speculate import Speculator
 
 

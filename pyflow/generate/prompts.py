@@ -6,24 +6,22 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
 from pyflow.arguments import whole, whole_numbers
+from pyflow.engine.context import CacheType, Context, Progress
+from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
 from pyflow.generate.stream import Request, Stream
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculator
 
-if TYPE_CHECKING:
-    from pyflow.context import Context, Progress
-    from pyflow.engine import Described, Model
-
 Prompt: TypeAlias = str | Sequence[int]
 """Text, which gets BOS where the model wants one, or token ids, which are taken as they are."""
-CacheType: TypeAlias = Literal["f16", "q8_0"]
 
 # One pass over the weights serves up to 16 rows: so many sequences cost little more than one.
 N_PARALLEL = 16
@@ -54,14 +52,14 @@ class Options(TypedDict, total=False):
 
 @overload
 def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-    source: Model | Context, prompt: Prompt, **options: Unpack[Options]
+    source: LoadedModel | Context, prompt: Prompt, **options: Unpack[Options]
 ) -> Completion: ...
 @overload
 def generate(
-    source: Model | Context, prompt: Sequence[Prompt], **options: Unpack[Options]
+    source: LoadedModel | Context, prompt: Sequence[Prompt], **options: Unpack[Options]
 ) -> list[Completion]: ...
 def generate(
-    source: Model | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    source: LoadedModel | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
 ) -> Completion | list[Completion]:
     """What the model writes after the prompt; a list of it for several prompts. See `stream`."""
     with stream(source, prompt, **options) as chunks:
@@ -71,7 +69,7 @@ def generate(
 
 
 def stream(
-    source: Model | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    source: LoadedModel | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
 ) -> Stream:
     """What the model writes, chunk by chunk, each as soon as its token is drawn.
 
@@ -84,7 +82,8 @@ def stream(
     PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
     TypeError: an option that there is not.
     """
-    model, context = _model_and_context(source)
+    context = source if isinstance(source, Context) else None
+    model = source.model if isinstance(source, Context) else source
     _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
     wish = checked(model, prompt, options)
     n_predict, sampling, stop = wish.n_predict, wish.sampling, wish.stop
@@ -111,7 +110,7 @@ def stream(
     most_first = sorted(limits, reverse=True)
     n_parallel = min(len(wish.prompts), N_PARALLEL)
     owned = context is None
-    if context is None:
+    if not isinstance(source, Context):
         if n_ctx is not None and n_ctx > model.spec.n_ctx_train:
             raise ShapeError(
                 f"n_ctx: expected up to {model.spec.n_ctx_train:,}, the context that {model.name} "
@@ -122,12 +121,13 @@ def stream(
             # Trees must fit in beside the text until its end.
             most = n_parallel * model.spec.n_ctx_train
             n_cells = min(n_cells + n_parallel * speculator.n_max, most)
-        context = model.context(
+        context = source.context(
             n_cells,
             n_seq_max=n_parallel,
             cache_type=options.get("cache_type", "f16"),
         )
     else:
+        context = source
         context.clear()
         n_parallel = min(n_parallel, context.n_seq_max)
         while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:
@@ -166,7 +166,7 @@ class Wish:
 
 
 def checked(
-    model: Described, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]
+    model: ModelFiles, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]
 ) -> Wish:
     """What prompts and options ask for; raises like `stream` where that cannot be."""
     _check_names(options)
@@ -227,22 +227,14 @@ def is_one(prompt: object) -> bool:
     return len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence, np.ndarray))
 
 
-def _model_and_context(source: Model | Context) -> tuple[Model, Context | None]:
-    # Told apart without importing the engine, which offers these functions as methods.
-    if hasattr(source, "sample"):
-        context = cast("Context", source)
-        return context.model, context
-    return source, None
-
-
-def _tokens(model: Described, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+def _tokens(model: ModelFiles, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
     given = cast("Sequence[Prompt]", [prompt] if is_one(prompt) else prompt)
     if len(given) == 0:
         raise PyflowError("prompts: expected at least one, found none")
     return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
 
 
-def _ids(model: Described, prompt: Sequence[int]) -> list[int]:
+def _ids(model: ModelFiles, prompt: Sequence[int]) -> list[int]:
     ids: list[int] = whole_numbers("prompt, unless it is text", prompt).tolist()
     for token in ids:
         if not 0 <= token < model.spec.n_vocab:

@@ -19,7 +19,7 @@ from pyflow.generate.completion import Chunk, Completion, StopReason, TokenLogpr
 from pyflow.speculate import Root, SpeculationStats, Speculator, Start
 
 if TYPE_CHECKING:
-    from pyflow.context import Context, Progress
+    from pyflow.engine.context import Context, Progress
 
 
 class Feed(NamedTuple):

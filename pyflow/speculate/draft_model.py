@@ -11,11 +11,12 @@ from pyflow.speculate.drafter import Budget, Drafter, Observed, Start
 from pyflow.speculate.tree import DraftTree, Law, common_prefix
 
 if TYPE_CHECKING:
-    from pyflow.context import Context
-    from pyflow.engine import Described, Model
+    from pyflow.engine.context import Context
+    from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
 
 
-def check_vocabulary(target: Described, draft: Described) -> None:
+def check_vocabulary(target: ModelFiles, draft: ModelFiles) -> None:
     """UnsupportedError unless a token's number means the same text to both models.
 
     Rows of the embedding beyond the tokenizer's tokens, which pad some models, may differ.
@@ -57,7 +58,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: Model,
+        model: LoadedModel,
         *,
         layers: Sequence[int] = (),
         p_min: float = 0.3,
@@ -73,7 +74,7 @@ class DraftModel:
         self.p_split = p_split
         self.filler = filler
         self._context: Context | None = None
-        self._target: Model | None = None  # whose vocabulary has been checked
+        self._target: ModelFiles | None = None  # whose vocabulary has been checked
         self._held: dict[int, list[int]] = {}  # by sequence: the tokens in the context
         # Rows of the pending trees, which are those of all sequences that draft.
         self._n_rows = 0

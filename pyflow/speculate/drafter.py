@@ -17,7 +17,7 @@ from pyflow.speculate.tree import DraftTree
 
 if TYPE_CHECKING:
     from pyflow import _core
-    from pyflow.context import Context
+    from pyflow.engine.context import Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from pyflow.speculate.pool import NgramPool
 from pyflow.speculate.speculator import Speculator
 
 if TYPE_CHECKING:
-    from pyflow.context import Policy
-    from pyflow.engine import Described, Model
+    from pyflow.engine.context import Policy
+    from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Speculation:
     """A name of METHODS."""
     n_max: int = 0
     """Nodes of a step at most; 0 leaves it to the method."""
-    draft_models: Sequence[tuple[Model, Sequence[int]]] = ()
+    draft_models: Sequence[tuple[LoadedModel, Sequence[int]]] = ()
     """Each with the layers of it that run, none named being all. The smallest first: it guesses
     ahead, each further one corrects what the one before says. The target itself may be one."""
     p_split: float = 1.0
@@ -45,7 +46,7 @@ class Speculation:
     """Run every draft whole and switch nothing off: to measure a method."""
 
 
-def speculator(model: Model, options: Speculation) -> Speculator:
+def speculator(model: LoadedModel, options: Speculation) -> Speculator:
     """For a model, as the options say. To be closed; draft models are the caller's.
 
     PyflowError: a method that there is not, or that lacks what it needs; UnsupportedError: a draft
@@ -67,7 +68,7 @@ def speculator(model: Model, options: Speculation) -> Speculator:
 Made: TypeAlias = tuple[list[Method], int]
 
 
-def made(model: Described, options: Speculation) -> Made:
+def made(model: ModelFiles, options: Speculation) -> Made:
     """What the options' method is made of; PyflowError where there is none of that name."""
     make = METHODS.get(options.method)
     if make is None:
@@ -75,17 +76,17 @@ def made(model: Described, options: Speculation) -> Made:
     return make(model, options)
 
 
-def _lookup(_model: Described, _options: Speculation) -> Made:
+def _lookup(_model: ModelFiles, _options: Speculation) -> Made:
     return [PromptLookup()], 16
 
 
-def _pool(_model: Described, options: Speculation) -> Made:
+def _pool(_model: ModelFiles, options: Speculation) -> Made:
     if options.pool is None:
         raise PyflowError("speculation: the method pool needs a text to take n-grams from")
     return [options.pool], 16
 
 
-def _draft(_model: Described, options: Speculation) -> Made:
+def _draft(_model: ModelFiles, options: Speculation) -> Made:
     made: DraftModel | None = None
     for draft, layers in options.draft_models:
         made = DraftModel(draft, layers=layers, p_split=options.p_split, filler=made)
@@ -94,7 +95,7 @@ def _draft(_model: Described, options: Speculation) -> Made:
     return [made], 8
 
 
-def _lookahead(model: Described, options: Speculation) -> Made:
+def _lookahead(model: ModelFiles, options: Speculation) -> Made:
     made = Lookahead(
         window=options.window,
         ngram=options.ngram,
@@ -104,11 +105,11 @@ def _lookahead(model: Described, options: Speculation) -> Made:
     return [made], (options.window + options.guesses) * (options.ngram - 1)
 
 
-def _jacobi(_model: Described, options: Speculation) -> Made:
+def _jacobi(_model: ModelFiles, options: Speculation) -> Made:
     return [Jacobi(window=options.window)], options.window
 
 
-def _auto(model: Described, options: Speculation) -> Made:
+def _auto(model: ModelFiles, options: Speculation) -> Made:
     """First what costs nothing."""
     methods, n_max = _lookup(model, options)
     if options.pool is not None:
@@ -118,7 +119,7 @@ def _auto(model: Described, options: Speculation) -> Made:
     return methods, n_max
 
 
-METHODS: dict[str, Callable[[Described, Speculation], Made]] = {
+METHODS: dict[str, Callable[[ModelFiles, Speculation], Made]] = {
     "auto": _auto,
     "draft": _draft,
     "lookup": _lookup,

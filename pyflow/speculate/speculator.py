@@ -21,7 +21,7 @@ from pyflow.speculate.stats import SpeculationStats
 from pyflow.speculate.tree import DraftTree
 
 if TYPE_CHECKING:
-    from pyflow.context import Context, Policy
+    from pyflow.engine.context import Context, Policy
 
 
 class Root(NamedTuple):

@@ -15,10 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow.cli import main, options
+from pyflow.engine.context import Context
+from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, ResourceError, ShapeError
 from pyflow.generate import Stream, stream
 from pyflow.generate.conversation import LocalConversation
-from pyflow.generate.defaults import Defaults
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
@@ -65,7 +66,7 @@ def hashed_logits(tokens: list[int]) -> NDArray[np.float32]:
     return x.astype(np.float32)
 
 
-class FakeContext:
+class FakeContext(Context):
     """Keeps (position, token) per sequence and complains about whatever the engine would."""
 
     def __init__(self, model: FakeModel, n_ctx: int, n_seq_max: int, n_batch: int) -> None:
@@ -146,12 +147,6 @@ class FakeContext:
 
     def close(self) -> None:
         self.closed = True
-
-    def __enter__(self) -> FakeContext:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class FakeModel:

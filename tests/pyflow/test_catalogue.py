@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 import pyflow
-from pyflow import catalogue, download
-from pyflow.catalogue import Entry
-from pyflow.download import Part, Progress
+from pyflow import catalogue
+from pyflow.catalogue import Entry, Part, Progress, download
 from pyflow.errors import FormatError, PyflowError, ResourceError
 
 SIZES = [5000, 5000, 1234]
@@ -59,7 +58,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         description="tiny",
     )
     monkeypatch.setenv("PYFLOW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(catalogue, "_ENTRIES", (entry,))
+    monkeypatch.setattr("pyflow.catalogue.entries._ENTRIES", (entry,))
     monkeypatch.setattr(
         download,
         "pip_command",

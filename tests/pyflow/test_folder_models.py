@@ -18,7 +18,8 @@ from tokenizers import Tokenizer as Library
 import pyflow
 from pyflow import chat
 from pyflow.cli import main
-from pyflow.engine import load, plan
+from pyflow.engine.defaults import Defaults
+from pyflow.engine.loaded import plan
 from pyflow.errors import (
     FormatError,
     GenerationWarning,
@@ -26,9 +27,9 @@ from pyflow.errors import (
     ShapeError,
     UnsupportedError,
 )
-from pyflow.generate.defaults import Defaults
+from pyflow.generate.session import ChatSession
+from pyflow.model import load
 from pyflow.sampling import SamplingParams
-from pyflow.session import ChatSession
 from pyflow.tokenizer import from_checkpoint
 
 from .cluster.ranks import mpiexec
@@ -111,7 +112,7 @@ def test_an_end_that_the_vocabulary_lacks_is_told(
 def test_what_does_not_fit_is_told_to_be_quantized(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyflow.engine.available_nbytes", lambda: 200_000)
+    monkeypatch.setattr("pyflow.engine.loaded.available_nbytes", lambda: 200_000)
     for more, advice in (([], "--quantize q8_0 or fewer bits, or "), (["--quantize", "q8_0"], "")):
         assert main(["inspect", str(folder), "--memory", "-c", "64", *more]) == 0
         out = capsys.readouterr().out
@@ -227,7 +228,7 @@ def test_llama2c_runs_by_the_spec_in_the_documentation(
 
 
 def test_memory_of_the_tokenizer_is_planned(folder: Path) -> None:
-    assert pyflow.engine.plan(folder).tokenizer == 430 * N_VOCAB
+    assert plan(folder).tokenizer == 430 * N_VOCAB
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyflow.memory import available_nbytes, resident_nbytes
+from pyflow.engine.memory import available_nbytes, resident_nbytes
 
 pytestmark = pytest.mark.model
 

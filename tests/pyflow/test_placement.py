@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import pyflow
 from pyflow import Placement, PlacementWarning
-from pyflow.topology import NUMA_MODES, Node, NumaMode
+from pyflow.engine.topology import NUMA_MODES, Node, NumaMode
 
 pytestmark = pytest.mark.model
 
@@ -102,7 +102,7 @@ def test_placements_that_cannot_be_are_refused(path: Path) -> None:
 POLICIES = """
 import sys
 import pyflow
-from pyflow.topology import Node, Placement
+from pyflow.engine.topology import Node, Placement
 nodes = (Node(0, (0,), 1), Node(0, (0, 1), 1))
 placement = Placement(sys.argv[2], nodes if sys.argv[2] != "off" else ())
 with pyflow.load(sys.argv[1], n_threads=2, numa=placement) as model, model.context(2048) as context:

@@ -23,8 +23,10 @@ from pyflow.quant.plan import Recipe
 from pyflow.cli import main
 from pyflow.cluster.model import in_threads
 from pyflow.cluster.strategy import named
-from pyflow.engine import Described, load, plan
+from pyflow.engine.loaded import plan
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import UnsupportedError
+from pyflow.model import load
 from pyflow.sampling import SamplingParams
 
 from .tiny_models import write_model
@@ -40,7 +42,8 @@ TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()[1000:2000]
 PROGRAM = """\
 import sys
 from pathlib import Path
-from pyflow.engine import load, plan
+from pyflow.model import load
+from pyflow.engine.loaded import plan
 
 def status(name):
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
@@ -132,7 +135,7 @@ def test_stages_quantize_as_one_process_does(floats: Path, blocks: Path) -> None
     with load(blocks, n_threads=1) as model:
         want = model.generate(PROMPT, n_predict=12, sampling=GREEDY).tokens
     strategy = named("iterative", 2, None)
-    with in_threads(Described(floats, quantize="q8_0"), strategy=strategy) as model:
+    with in_threads(ModelFiles(floats, quantize="q8_0"), strategy=strategy) as model:
         assert model.generate(PROMPT, n_predict=12, sampling=GREEDY).tokens == want
 
 

@@ -22,8 +22,8 @@ from pyflow.quant.plan import Recipe, Step, plan
 from safetensors.numpy import load_file, save_file
 
 from pyflow import _core
-from pyflow.engine import load
 from pyflow.errors import PyflowError, ResourceError, ShapeError, UnsupportedError
+from pyflow.model import load
 from pyflow.specs import describe, naming
 
 from .specs import exports, tiny

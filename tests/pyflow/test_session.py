@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate import Completion, generate
+from pyflow.generate.session import ChatSession, Turn
 from pyflow.sampling import SamplingParams
-from pyflow.session import ChatSession, Turn
 
 PARAMS = SamplingParams(seed=11, temperature=1.1)
 

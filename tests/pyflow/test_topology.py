@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyflow.topology import (
+from pyflow.engine.topology import (
     NUMA_MODES,
     NumaMode,
     Placement,

@@ -21,8 +21,8 @@ from pyflow.cli.bench import _range
 from pyflow.cli.output import asks_for_json, print_json
 from pyflow.cluster.lifeline import Loss
 from pyflow.cluster.verdict import LossError
+from pyflow.engine.topology import NUMA_MODES
 from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
-from pyflow.topology import NUMA_MODES
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -14,8 +14,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from pyflow.cli import repl
+from pyflow.generate.session import ChatSession
 from pyflow.sampling import SamplingParams
-from pyflow.session import ChatSession
 
 Talk = Callable[..., tuple[str, str]]
 

@@ -15,7 +15,7 @@ from pyflow.cluster.layers import given
 from pyflow.cluster.model import PipelinedModel, in_threads
 from pyflow.cluster.strategy import NAMES, named
 from pyflow.errors import ShapeError
-from pyflow.session import Turn
+from pyflow.generate.session import Turn
 from pyflow.speculate.methods import Speculation, made
 
 from .conftest import Rig

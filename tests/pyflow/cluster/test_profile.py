@@ -13,7 +13,7 @@ import pyflow
 from pyflow import _core, formats
 from pyflow.cluster.plan import LayerCosts, Pipeline, RankProfile, predict
 from pyflow.cluster.profile import N_ROWS, layer_costs, profile_rank, shared
-from pyflow.engine import plan
+from pyflow.engine.loaded import plan
 from pyflow.specs import build_spec
 
 GIB = 2**30
@@ -23,7 +23,7 @@ GIB = 2**30
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 def test_layers_need_together_what_the_model_does(
-    model_path: Callable[[str], Path], name: str, cache_type: pyflow.context.CacheType
+    model_path: Callable[[str], Path], name: str, cache_type: pyflow.engine.context.CacheType
 ) -> None:
     checkpoint = formats.open(model_path(name))
     spec = build_spec(checkpoint)

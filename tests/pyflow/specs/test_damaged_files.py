@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyflow.formats import Checkpoint
 
 from pyflow import formats
+from pyflow.engine.defaults import read_defaults
 from pyflow.errors import GenerationWarning, ShapeError
-from pyflow.generate.defaults import read_defaults
 from pyflow.specs import describe
 
 from ..damage import as_read, damaged, edited, edited_json, read_or_refused

@@ -11,7 +11,7 @@ import pytest
 import pyflow
 from pyflow import _core
 from pyflow.cli import speculation
-from pyflow.context import POLICIES
+from pyflow.engine.context import POLICIES
 from pyflow.errors import ShapeError
 
 pytestmark = pytest.mark.model

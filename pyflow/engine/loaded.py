@@ -1,32 +1,20 @@
-"""Models: the Python face of the C++ engine.
-
-A `Model` holds weights and tokenizer, never changes, and may be shared between threads.
-"""
+"""Loaded models: weights on threads, and the contexts that use them."""
 
 from __future__ import annotations
 
-import functools
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyflow import formats
-from pyflow.specs import build_spec, describe
-from pyflow.specs.model_spec import ModelSpec
-
-from . import _core, catalogue, chat
-from .arguments import whole, whole_numbers
-from .chat import ChatTemplate
-from .closing import Closing
-from .context import (
+from pyflow import _core
+from pyflow.arguments import whole, whole_numbers
+from pyflow.closing import Closing
+from pyflow.engine.context import (
     DEFAULT_BATCH,
     CacheType,
     Context,
@@ -35,14 +23,9 @@ from .context import (
     Tokens,
     context_args,
 )
-from .errors import PlacementWarning, PyflowError, ResourceError
-from .generate import Completion, Options, Prompt, Stream, generate, stream
-from .generate.conversation import LocalConversation
-from .generate.defaults import read_defaults
-from .memory import available_nbytes
-from .speculate import Speculator
-from .tokenizer import NoTokenizerError, Tokenizer, from_checkpoint, memory_nbytes
-from .topology import (
+from pyflow.engine.memory import available_nbytes
+from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
+from pyflow.engine.topology import (
     NumaMode,
     Placement,
     cgroup_cpus,
@@ -51,6 +34,11 @@ from .topology import (
     place,
     this_machine,
 )
+from pyflow.errors import PlacementWarning, PyflowError, ResourceError
+from pyflow.formats import Checkpoint
+from pyflow.specs import build_spec
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.tokenizer import memory_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +60,6 @@ class MemoryPlan:
         return self.total <= self.available
 
 
-def load(
-    path: str | Path,
-    *,
-    n_threads: int | None = None,
-    numa: NumaMode | Placement | None = None,
-    quantize: str | None = None,
-    layers: Sequence[int] = (),
-) -> Model:
-    """A model from a pulled name or the path of a checkpoint, ready to run.
-
-    n_threads: None chooses by `topology.choose_threads`. numa: where weights and threads go on a
-    machine with several memory nodes, as `--numa`, or a plan of one's own; None chooses by
-    `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a
-    format such as "q8_0", which weights in F32, F16 or BF16 become while they are loaded; weights
-    that are quantized already stay as they are. layers: those that the model has, no others are
-    loaded, as for drafts by some of its layers; none named, all of them.
-    Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
-    quantize, ResourceError when its weights do not fit into memory, ShapeError for layers that it
-    has not.
-    """
-    return Model(path, n_threads=n_threads, numa=numa, quantize=quantize, layers=layers)
-
-
 def plan(
     path: str | Path,
     *,
@@ -105,11 +70,11 @@ def plan(
     numa: NumaMode | Placement | None = None,
     quantize: str | None = None,
 ) -> MemoryPlan:
-    """What `load` and one context would take, from the file's header alone: nothing is loaded.
+    """What `load` and one context would take. Reads the file's header only and loads nothing.
 
     Raises like `load`.
     """
-    checkpoint = catalogue.open_checkpoint(path, quantize=quantize)
+    checkpoint = open_checkpoint(path, quantize=quantize)
     spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
     stage = _core.Stage(
@@ -119,69 +84,7 @@ def plan(
     return _plan(checkpoint, spec, stage, args)
 
 
-class Described:
-    """What a model's file says of it, weights aside."""
-
-    def __init__(
-        self,
-        path: str | Path,
-        beside: Callable[[], None] = lambda: None,
-        *,
-        quantize: str | None = None,
-        layers: Sequence[int] = (),
-    ) -> None:
-        """path: a pulled name, or the path of a checkpoint. beside: what may be done while the
-        vocabulary is read. quantize, layers: as for `load`, whose errors it raises."""
-        start = time.monotonic()
-        self.path = catalogue.resolve(path)
-        self.checkpoint = catalogue.open_checkpoint(self.path, quantize=quantize)
-        self.metadata = self.checkpoint.metadata
-        self._description = describe(self.checkpoint)
-        self.spec = self._description.spec
-        if layers:
-            self.spec = self.spec.shallow(layers)
-        self.defaults = read_defaults(
-            self.checkpoint,
-            n_ctx=self.spec.n_ctx_train,
-            n_vocab=self.spec.n_vocab,
-            spec=self._description.generation,
-        )
-        with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(
-                from_checkpoint,
-                self.checkpoint,
-                n_rows=self.spec.n_vocab,
-                stop_ids=self.defaults.stop_ids | frozenset(self._description.stop_ids),
-            )
-            beside()
-            self._tokenizer: Tokenizer | None = None
-            self._no_tokenizer = ""
-            try:
-                self._tokenizer = tokenizer.result()
-            except NoTokenizerError as error:
-                self._no_tokenizer = str(error)
-        self.load_ms = 1e3 * (time.monotonic() - start)
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """NoTokenizerError where the model's files have none: it takes token ids alone."""
-        if self._tokenizer is None:
-            raise NoTokenizerError(self._no_tokenizer)
-        return self._tokenizer
-
-    @functools.cached_property
-    def chat_template(self) -> ChatTemplate | None:
-        """The model's own template; None where it has none."""
-        return chat.from_checkpoint(
-            self.checkpoint, self.tokenizer, template=self._description.template
-        )
-
-
-class Model(Described, Closing):
+class LoadedModel(ModelFiles, Closing):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
     Also a context manager: leaving it frees the weights once no context uses them.
@@ -216,7 +119,7 @@ class Model(Described, Closing):
         if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = "choose a smaller model"
-            if catalogue.can_quantize(self.checkpoint):
+            if can_quantize(self.checkpoint):
                 hint = f"load it with quantize q8_0 or fewer bits, or {hint}"
             if copies > 1:
                 hint += ", or numa local, which needs one"
@@ -253,7 +156,7 @@ class Model(Described, Closing):
         """A fresh context of n_ctx cells shared by up to n_seq_max sequences.
 
         n_ctx: None is 4096 or the model's own limit, whichever is less. n_batch: rows of one step.
-        layers: those that run, the others are left out; none named, all run.
+        layers: those that run, the others are left out; an empty list runs all.
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
@@ -263,17 +166,7 @@ class Model(Described, Closing):
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
                 f"{memory.available:,} are available; choose a smaller context or cache type q8_0"
             )
-        return Context(self, args, layers)
-
-    def conversation(
-        self,
-        n_ctx: int | None = None,
-        *,
-        cache_type: CacheType = "f16",
-        speculator: Speculator | None = None,
-    ) -> LocalConversation:
-        """What `ChatSession` answers from: a context of its own, sized as `context` says."""
-        return LocalConversation(self.context(n_ctx, cache_type=cache_type), speculator)
+        return Context(self, self.stage, args, layers)
 
     def memory(
         self,
@@ -295,36 +188,9 @@ class Model(Described, Closing):
         ) as context:
             return context.forward(ids, logits="all")
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-        self, prompt: Prompt, **options: Unpack[Options]
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], **options: Unpack[Options]
-    ) -> list[Completion]: ...
-    def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> Completion | list[Completion]:
-        """What the model writes after the prompt; a list of it for several prompts.
-
-        A prompt is text, continued as it stands, or token ids; several run as one batch. Options:
-        n_predict, sampling, stop, n_ctx, cache_type, progress; see `generate.Options`.
-        PyflowError: an empty prompt, one too long for the context, an option out of range.
-        TypeError: an option that there is not.
-        """
-        return generate(self, prompt, **options)
-
-    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
-        """The same as an iterator of chunks, each as soon as its token is drawn.
-
-        Also a context manager, which ends the generation and frees its context when it is left.
-        """
-        return stream(self, prompt, **options)
-
     @contextmanager
     def scorer(self, *, n_ctx: int, regime: Regime = "prefill") -> Iterator[Scorer]:
-        """What perplexity needs: a context that says how likely each token of a text was."""
+        """A context that gives log-probabilities of a text's tokens, for perplexity."""
         with self.context(n_ctx, n_batch=min(DEFAULT_BATCH, n_ctx)) as context:
             yield Scorer(context, regime)
 
@@ -336,7 +202,7 @@ class Model(Described, Closing):
 def _placed_pool(
     n_threads: int | None, numa: NumaMode | Placement | None
 ) -> tuple[_core.ThreadPool, Placement]:
-    """Threads where they belong; None for a number or a mode chooses."""
+    """Threads on their cores; None for a number or a mode chooses one."""
     machine = this_machine()
     if isinstance(numa, Placement) and numa.nodes:
         n_threads = n_threads or sum(node.n_threads for node in numa.nodes)
@@ -349,7 +215,7 @@ def _placed_pool(
 
 
 def _plan(
-    checkpoint: formats.Checkpoint,
+    checkpoint: Checkpoint,
     spec: ModelSpec,
     stage: _core.Stage,
     args: dict[str, int | str],

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from . import _core
-from .arguments import one_of
-from .text import counted, plural
+from pyflow import _core
+from pyflow.arguments import one_of
+from pyflow.text import counted, plural
 
 NumaMode = Literal["off", "interleave", "local", "mirror"]
 NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyflow import _core
+from pyflow.arguments import one_of, whole, whole_numbers
+from pyflow.closing import Closing
+from pyflow.engine.model_files import ModelFiles
+from pyflow.errors import CancelledError, PyflowError, ShapeError
 from pyflow.specs.model_spec import ModelSpec
-
-from . import _core
-from .arguments import one_of, whole, whole_numbers
-from .closing import Closing
-from .errors import CancelledError, PyflowError, ShapeError
-
-if TYPE_CHECKING:
-    from .engine import Model
 
 Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 Sequences: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int32]
@@ -45,17 +42,24 @@ class Context(Closing):
     """
 
     def __init__(
-        self, model: Model, args: dict[str, int | str], layers: Sequence[int] = ()
+        self,
+        model: ModelFiles,
+        stage: _core.Stage,
+        args: dict[str, int | str],
+        layers: Sequence[int] = (),
     ) -> None:
+        """model: whose weights the stage has. layers: those that run; an empty list runs all."""
         self.model = model
         self.n_ctx = int(args["n_ctx"])
         self.n_seq_max = int(args["n_seq_max"])
         self.n_batch = int(args["n_batch"])
         self._native: _core.Context | None = _core.Context(
-            model.stage,
+            stage,
             layers=whole_numbers("layers", layers).tolist(),
             **args,  # type: ignore[arg-type]
         )
+        self.shifts = stage.shifts
+        """Whether cells may move: not where the model has learned embeddings of positions."""
         self._interrupted = False
 
     @property
@@ -279,11 +283,6 @@ class Context(Closing):
     def seq_keep(self, seq: int) -> None:
         """Removes every sequence but this one."""
         self.native.seq_keep(whole("seq", seq))
-
-    @property
-    def shifts(self) -> bool:
-        """Whether cells may move: not where the model has learned what each position means."""
-        return self.model.stage.shifts
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Shifts positions [p0, p1) by delta and turns their keys along.

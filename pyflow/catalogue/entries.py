@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
-from pyflow.download import Part, Progress, fetch
-from pyflow.errors import FormatError, PyflowError, UnsupportedError
-
-if TYPE_CHECKING:
-    from pyflow.formats import Checkpoint
+from pyflow.catalogue.download import Part, Progress, fetch
+from pyflow.errors import FormatError, PyflowError
 
 _NEARBY = 8  # GGUF files named in an error
 _TELLS = ("config.json", "pyflow.toml")  # what model a folder holds
@@ -161,39 +157,6 @@ def resolve(name_or_path: str | Path) -> Path:
             f"{_suggestions(path)}"
         )
     raise FormatError(f"{name}: no such file or pulled model{_suggestions(path.parent)}")
-
-
-def open_checkpoint(name_or_path: str | Path, *, quantize: str | None = None) -> Checkpoint:
-    """The checkpoint that is meant, as `resolve` finds it.
-
-    quantize: the format that matrices in F32, F16 or BF16 become while they are loaded, in any
-    case; others stay as they are. Raises like `formats.open`, and UnsupportedError for a format
-    that there is not, or a checkpoint without any such matrix.
-    """
-    from pyflow import formats
-    from pyflow.quant import format_of
-
-    checkpoint = formats.open(resolve(name_or_path))
-    if quantize is None:
-        return checkpoint
-    wanted = format_of(quantize).name
-    if not can_quantize(checkpoint):
-        matrices = {t.dtype for t in checkpoint.tensors if len(t.shape) > 1}
-        raise UnsupportedError(
-            f"{checkpoint.path}: quantize {wanted}: expected weights in F32, F16 or BF16, found "
-            f"{', '.join(sorted(matrices)) or 'none'}; load it as it is, or take the model in F16"
-        )
-    return replace(checkpoint, pack_as=wanted)
-
-
-def can_quantize(checkpoint: Checkpoint) -> bool:
-    """Whether it has matrices of floats that do not become anything else yet."""
-    from pyflow.quant import FORMATS
-
-    return checkpoint.pack_as is None and any(
-        len(t.shape) > 1 and t.dtype in FORMATS and FORMATS[t.dtype].block == 1
-        for t in checkpoint.tensors
-    )
 
 
 def _suggestions(folder: Path) -> str:

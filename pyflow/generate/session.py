@@ -19,7 +19,7 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
-    from pyflow.context import CacheType, Progress
+    from pyflow.engine.context import CacheType, Progress
     from pyflow.speculate import Speculator
 
 Role = Literal["system", "user", "assistant"]

@@ -1,0 +1,109 @@
+"""What a model's files say about it, weights aside."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from pyflow import catalogue, chat, formats
+from pyflow.chat import ChatTemplate
+from pyflow.engine.defaults import read_defaults
+from pyflow.errors import UnsupportedError
+from pyflow.formats import Checkpoint
+from pyflow.quant import FORMATS, format_of
+from pyflow.specs import describe
+from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
+
+
+class ModelFiles:
+    """Spec, tokenizer, chat template and sampling defaults of a model."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        meanwhile: Callable[[], None] = lambda: None,
+        *,
+        quantize: str | None = None,
+        layers: Sequence[int] = (),
+    ) -> None:
+        """path: a pulled name, or the path of a checkpoint. meanwhile: called while another thread
+        reads the vocabulary. quantize, layers: as for `load`, whose errors it raises."""
+        start = time.monotonic()
+        self.path = catalogue.resolve(path)
+        self.checkpoint = open_checkpoint(self.path, quantize=quantize)
+        self.metadata = self.checkpoint.metadata
+        self._description = describe(self.checkpoint)
+        self.spec = self._description.spec
+        if layers:
+            self.spec = self.spec.shallow(layers)
+        self.defaults = read_defaults(
+            self.checkpoint,
+            n_ctx=self.spec.n_ctx_train,
+            n_vocab=self.spec.n_vocab,
+            spec=self._description.generation,
+        )
+        with ThreadPoolExecutor(1) as reader:
+            tokenizer = reader.submit(
+                from_checkpoint,
+                self.checkpoint,
+                n_rows=self.spec.n_vocab,
+                stop_ids=self.defaults.stop_ids | frozenset(self._description.stop_ids),
+            )
+            meanwhile()
+            self._tokenizer: Tokenizer | None = None
+            self._no_tokenizer = ""
+            try:
+                self._tokenizer = tokenizer.result()
+            except NoTokenizerError as error:
+                self._no_tokenizer = str(error)
+        self.load_ms = 1e3 * (time.monotonic() - start)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """NoTokenizerError if the files have none: such a model takes and gives token ids only."""
+        if self._tokenizer is None:
+            raise NoTokenizerError(self._no_tokenizer)
+        return self._tokenizer
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own template, or None."""
+        return chat.from_checkpoint(
+            self.checkpoint, self.tokenizer, template=self._description.template
+        )
+
+
+def open_checkpoint(name_or_path: str | Path, *, quantize: str | None = None) -> Checkpoint:
+    """The checkpoint of a pulled name or a path; `catalogue.resolve` finds it.
+
+    quantize: a weight format, in any case. Matrices in F32, F16 or BF16 become that format while
+    they are loaded; others stay as they are. Raises like `formats.open`, and UnsupportedError for
+    an unknown format or a checkpoint without such matrices.
+    """
+    checkpoint = formats.open(catalogue.resolve(name_or_path))
+    if quantize is None:
+        return checkpoint
+    wanted = format_of(quantize).name
+    if not can_quantize(checkpoint):
+        matrices = {t.dtype for t in checkpoint.tensors if len(t.shape) > 1}
+        raise UnsupportedError(
+            f"{checkpoint.path}: quantize {wanted}: expected weights in F32, F16 or BF16, found "
+            f"{', '.join(sorted(matrices)) or 'none'}; load it as it is, or take the model in F16"
+        )
+    return replace(checkpoint, pack_as=wanted)
+
+
+def can_quantize(checkpoint: Checkpoint) -> bool:
+    """Whether it has float matrices that loading does not quantize yet."""
+    return checkpoint.pack_as is None and any(
+        len(t.shape) > 1 and t.dtype in FORMATS and FORMATS[t.dtype].block == 1
+        for t in checkpoint.tensors
+    )

@@ -1,0 +1,81 @@
+"""Models as a user has them: loaded weights that write text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack, overload
+
+from pyflow.engine.context import CacheType
+from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.topology import NumaMode, Placement
+from pyflow.generate import Completion, Options, Prompt, Stream, generate, stream
+from pyflow.generate.conversation import LocalConversation
+from pyflow.speculate import Speculator
+
+
+def load(
+    path: str | Path,
+    *,
+    n_threads: int | None = None,
+    numa: NumaMode | Placement | None = None,
+    quantize: str | None = None,
+    layers: Sequence[int] = (),
+) -> Model:
+    """A model from a pulled name or the path of a checkpoint, ready to run.
+
+    n_threads: None chooses by `topology.choose_threads`. numa: where weights and threads go on a
+    machine with several memory nodes: a mode of `--numa`, or a plan of one's own; None chooses by
+    `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a weight
+    format such as "q8_0": weights in F32, F16 or BF16 become that format while they are loaded;
+    quantized weights stay as they are. layers: load only these layers of the model, as a draft
+    model by some of its layers does; an empty list loads all.
+    Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
+    quantize, ResourceError if its weights do not fit into memory, ShapeError for layers that the
+    model does not have.
+    """
+    return Model(path, n_threads=n_threads, numa=numa, quantize=quantize, layers=layers)
+
+
+class Model(LoadedModel):
+    """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
+
+    Also a context manager: leaving it frees the weights once no context uses them.
+    """
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], **options: Unpack[Options]
+    ) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> Completion | list[Completion]:
+        """What the model writes after the prompt; for several prompts a list.
+
+        A prompt is text, continued as it stands, or token ids; several run as one batch. Options:
+        n_predict, sampling, stop, n_ctx, cache_type, progress; see `generate.Options`.
+        PyflowError: an empty prompt, one too long for the context, an option out of range.
+        TypeError: an unknown option.
+        """
+        return generate(self, prompt, **options)
+
+    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
+        """The same as an iterator of chunks, each as soon as its token is drawn.
+
+        Also a context manager: leaving it ends the generation and frees its context.
+        """
+        return stream(self, prompt, **options)
+
+    def conversation(
+        self,
+        n_ctx: int | None = None,
+        *,
+        cache_type: CacheType = "f16",
+        speculator: Speculator | None = None,
+    ) -> LocalConversation:
+        """The cache behind a `ChatSession`: a context of its own, sized as `context` says."""
+        return LocalConversation(self.context(n_ctx, cache_type=cache_type), speculator)
