@@ -5,16 +5,10 @@
 namespace pyflow {
 
 std::unique_ptr<Block> make_block(const BlockSpec& spec, BlockContext& c) {
-  // One line per kind.
-  static constexpr struct {
-    const char* kind;
-    std::unique_ptr<Block> (*make)(const BlockSpec&, BlockContext&);
-  } kKinds[] = {
-      {"norm", make_norm}, {"attention", make_attention}, {"ffn", make_ffn}, {"moe", make_moe},
-      {"add", make_add},   {"positions", make_positions},
-  };
-  for (const auto& k : kKinds)
-    if (spec.kind == k.kind) return k.make(spec, c);
+#define PYFLOW_BLOCK(name) \
+  if (spec.kind == #name) return make_##name(spec, c);
+#include "model/blocks/blocks.def"
+#undef PYFLOW_BLOCK
   throw UnsupportedError("block '" + spec.kind + "': no such kind in this build");
 }
 

@@ -35,7 +35,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
         throw ShapeError("block 'positions': expected at the start of the first layer");
       layers_.back().push_back(make_block(block, context));
       needs_.at_least(layers_.back().back()->needs());
-      for (const char* name : {"in", "out"})
+      for (const char* name : {"input", "output"})
         if (block.has(name)) needs_.at_least({.n_registers = register_index(block.text(name)) + 1});
     }
   }

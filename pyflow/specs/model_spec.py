@@ -290,14 +290,11 @@ def tensors_of(part: Embedding | Block | Head) -> Iterator[str]:
                     yield name_of(ref)
 
 
-_RENAMED = {"input": "in", "output": "out"}
-
-
 def _plain(part: Rope | Source | Embedding | Block | Head) -> dict[str, object]:
     plain: dict[str, object] = {"kind": part.kind} if hasattr(part, "kind") else {}
     for f in fields(part):
         if (value := getattr(part, f.name)) not in (None, ()):
-            plain[_RENAMED.get(f.name, f.name)] = _value(value)
+            plain[f.name] = _value(value)
     return plain
 
 

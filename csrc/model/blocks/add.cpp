@@ -9,8 +9,8 @@ namespace {
 class Add final : public Block {
  public:
   Add(const BlockSpec& spec, BlockContext&)
-      : in_(register_index(spec.text("in"))),
-        out_(register_index(spec.text("out"))),
+      : in_(register_index(spec.text("input"))),
+        out_(register_index(spec.text("output"))),
         scale_(spec.number("scale")) {}
 
   ScratchNeeds needs() const override { return {}; }

@@ -25,8 +25,8 @@ constexpr int64_t kCellsWorthABarrier = 64;
 class Attention final : public Block {
  public:
   Attention(const BlockSpec& spec, BlockContext& c)
-      : in_(register_index(spec.text("in"))),
-        out_(register_index(spec.text("out"))),
+      : in_(register_index(spec.text("input"))),
+        out_(register_index(spec.text("output"))),
         n_embd_(c.stage.n_embd),
         n_heads_(spec.integer("n_heads")),
         n_kv_heads_(spec.integer("n_kv_heads")),

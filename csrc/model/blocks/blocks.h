@@ -1,15 +1,12 @@
-// The factories of the blocks in this folder.
+// The factories of the blocks in this folder: make_<kind> for each line of blocks.def.
 #pragma once
 
 #include "model/block.h"
 
 namespace pyflow {
 
-std::unique_ptr<Block> make_norm(const BlockSpec&, BlockContext&);
-std::unique_ptr<Block> make_attention(const BlockSpec&, BlockContext&);
-std::unique_ptr<Block> make_ffn(const BlockSpec&, BlockContext&);
-std::unique_ptr<Block> make_moe(const BlockSpec&, BlockContext&);
-std::unique_ptr<Block> make_add(const BlockSpec&, BlockContext&);
-std::unique_ptr<Block> make_positions(const BlockSpec&, BlockContext&);
+#define PYFLOW_BLOCK(kind) std::unique_ptr<Block> make_##kind(const BlockSpec&, BlockContext&);
+#include "model/blocks/blocks.def"
+#undef PYFLOW_BLOCK
 
 }  // namespace pyflow

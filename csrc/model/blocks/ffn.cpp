@@ -11,8 +11,8 @@ namespace {
 class Ffn final : public Block {
  public:
   Ffn(const BlockSpec& spec, BlockContext& c)
-      : in_(register_index(spec.text("in"))),
-        out_(register_index(spec.text("out"))),
+      : in_(register_index(spec.text("input"))),
+        out_(register_index(spec.text("output"))),
         n_embd_(c.stage.n_embd),
         n_ff_(spec.integer("n_ff")),
         act_(activation_named(spec.text("activation"))) {

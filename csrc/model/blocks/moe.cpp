@@ -33,8 +33,8 @@ float sigmoid(float x) {
 class Moe final : public Block {
  public:
   Moe(const BlockSpec& spec, BlockContext& c)
-      : in_(register_index(spec.text("in"))),
-        out_(register_index(spec.text("out"))),
+      : in_(register_index(spec.text("input"))),
+        out_(register_index(spec.text("output"))),
         n_embd_(c.stage.n_embd),
         n_experts_(spec.integer("n_experts")),
         top_k_(spec.integer("top_k")),

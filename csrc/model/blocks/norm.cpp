@@ -8,8 +8,8 @@ namespace {
 class Norm final : public Block {
  public:
   Norm(const BlockSpec& spec, BlockContext& c)
-      : in_(register_index(spec.text("in"))),
-        out_(register_index(spec.text("out"))),
+      : in_(register_index(spec.text("input"))),
+        out_(register_index(spec.text("output"))),
         n_(c.stage.n_embd),
         norm_(c.weights, spec.text("type"), spec.number("eps"), spec.tensor_or_none("weight"),
               spec.tensor_or_none("bias"), n_) {}
