@@ -48,7 +48,7 @@ role of smollm2 in Q3H_B64 did to 20 chunks of Spec-Bench's questions, by 0.0142
 stream was turned by an orthogonal matrix, so that no weight lies on the grid of the file that it
 came from:
 
-    pyflow quantize smollm2 base.gguf --type F16 --rotate 1 --allow-requantize
+    python bench/requantize/requantize.py smollm2 base.gguf --rotate 1
     pyflow quantize base.gguf ROLE.gguf --type F16 --pure --tensor-type '\\bROLE.weight=q3h_b64'
     pyflow eval kld base.gguf ROLE.gguf ... -f questions.txt --chunks 20
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROTATION_SEED, SHUFFLE_SEED = "pyflow.rotation_seed", "pyflow.shuffle_seed"
-"""Keys of GGUF files whose columns `rotate` and `shuffle` moved."""
+"""Keys of GGUF files whose columns were moved by bench/requantize."""
 
 
 def moved(metadata: Mapping[str, Any]) -> str:
-    """By which seeds the columns of a model were moved, empty where they were not."""
+    """The seeds by which a model's columns were moved, empty if they were not."""
     keys = (key for key in (ROTATION_SEED, SHUFFLE_SEED) if key in metadata)
     return ", ".join(f"{key} {metadata[key]}" for key in keys)
 

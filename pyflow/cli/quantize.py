@@ -13,7 +13,6 @@ from pyflow import catalogue
 from pyflow.cli import options
 from pyflow.cli import quantize_report as report
 from pyflow.cli.output import print_json
-from pyflow.cli.quantize_rewrite import rewritten
 from pyflow.cli.signals import like_ctrl_c
 from pyflow.cli.target import check as check_target
 from pyflow.cli.target import named
@@ -88,21 +87,6 @@ def _overrides(
     is_flag=True,
     help="Take weights that are quantized already; the errors add up.",
 )
-@click.option(
-    "--shuffle",
-    type=click.IntRange(0, (1 << 32) - 1),
-    metavar="SEED",
-    help="First put channels into a random order, which changes no result but takes blocks apart "
-    "that the weights had before.",
-)
-@click.option(
-    "--rotate",
-    type=click.IntRange(0, (1 << 32) - 1),
-    metavar="SEED",
-    help="First turn the residual stream by a random orthogonal matrix, which changes no result "
-    "but evens out channels. Like --shuffle it takes 4 bytes per weight of disk meanwhile, twice "
-    "that of a folder, and writes GGUF files alone.",
-)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 @options.threads
 @options.as_json
@@ -116,8 +100,6 @@ def command(
     pure: bool,
     keep_output: bool,
     allow_requantize: bool,
-    shuffle: int | None,
-    rotate: int | None,
     force: bool,
     threads: int | None,
     as_json: bool,
@@ -148,9 +130,8 @@ def command(
     sources = [checkpoint.path.parent, *checkpoint.native.files, imatrix_file or path]
     as_folder = checkpoint.format != "GGUF" and not _is_gguf(target)
     check_target(target, sources, force=force, as_folder=as_folder)
-    rewrites = shuffle is not None or rotate is not None
     with options.telling_warnings():
-        model = _model(checkpoint, target, rewrites=rewrites)
+        model = _model(checkpoint, target)
         if as_folder:
             _check_loads(checkpoint, target)
         elif model is checkpoint:
@@ -159,12 +140,6 @@ def command(
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
     begin = time.monotonic()
-    if rewrites:
-        if imatrix is not None:
-            raise click.UsageError(
-                "--imatrix is of columns that --shuffle and --rotate move; measure it afterwards"
-            )
-        model, recipe = rewritten(model, target, recipe, shuffle, rotate)
     n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
     plan: list[Step] = []
 
@@ -198,7 +173,7 @@ def command(
         report.show(target, shares, nbytes, seconds)
 
 
-def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoint | GgufModel:
+def _model(checkpoint: Checkpoint, target: Path) -> Checkpoint | GgufModel:
     """What is to be written: of a folder that becomes a GGUF file, what that has.
 
     UnsupportedError: a GGUF file would have to become a folder, or GGUF cannot hold the model.
@@ -212,11 +187,6 @@ def _model(checkpoint: Checkpoint, target: Path, *, rewrites: bool) -> Checkpoin
         raise UnsupportedError(
             f"{checkpoint.path}: expected a folder of Hugging Face's to make one of, found a GGUF "
             f"file, which has no config.json; give OUT a name that ends in .gguf, not {target.name}"
-        )
-    if rewrites:
-        raise UnsupportedError(
-            f"{checkpoint.path}: --shuffle and --rotate write GGUF files alone; give OUT a name "
-            f"that ends in .gguf, not {target.name}"
         )
     return checkpoint
 

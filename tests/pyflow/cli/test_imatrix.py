@@ -21,6 +21,7 @@ from pyflow.cli import main
 from pyflow.tokenizer import Tokenizer
 
 from ..tiny_models import write_model
+from .quantize.quantizing import off_grid
 
 pytestmark = pytest.mark.model
 TEXT = Path(__file__).parents[3] / "docs" / "architecture.md"
@@ -206,8 +207,7 @@ def test_importance_of_columns_that_were_moved_otherwise_is_refused(
     capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
 ) -> None:
     base, plain, turned = (tmp_path / name for name in ("base.gguf", "plain", "turned"))
-    rotate = ["--type", "F32", "--rotate", "1"]
-    assert main(["quantize", str(tiny), str(base), *rotate]) == 0
+    off_grid(tiny, base, "--rotate", "1", "--type", "F32")
     assert imatrix(tiny, plain) == imatrix(base, turned) == 0
     capsys.readouterr()
     for model, own, others in ((tiny, plain, turned), (base, turned, plain)):

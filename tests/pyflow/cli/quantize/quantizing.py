@@ -54,6 +54,15 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
     return set_up
 
 
+def off_grid(source: Path | str, target: Path | str, *options: str) -> None:
+    """Writes the model with weights that lie on no quantization grid."""
+    program = Path(__file__).parents[4] / "bench" / "requantize" / "requantize.py"
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    subprocess.run(
+        [sys.executable, str(program), str(source), str(target), *options], env=env, check=True
+    )
+
+
 def interrupted(arguments: list[str], number: int, folder: Path) -> int:
     """The exit status of a command that gets the signal once it has written a megabyte below the
     folder, where temporary files are as well."""

@@ -251,12 +251,6 @@ def test_links_to_nowhere_are_there(run: Run, source: Path, tmp_path: Path) -> N
     ("arguments", "code", "message"),
     [
         (["GGUF", "OUT", "--type", "q8_0"], 3, "give OUT a name that ends in .gguf, not OUT\n"),
-        (["IN", "OUT", "--type", "q8_0", "--rotate", "1"], 3, "--shuffle and --rotate write GGUF"),
-        (
-            ["IN", "OUT", "--type", "q8_0", "--shuffle", "1"],
-            3,
-            "give OUT a name that ends in .gguf",
-        ),
         (["IN", "IN", "--type", "q8_0"], 1, "expected a folder other than the source"),
         (["IN", "IN", "--type", "q8_0", "--force"], 1, "expected a folder other than the source"),
         (["IN", "FILE", "--type", "q8_0"], 1, "is there and is no folder that could be replaced"),

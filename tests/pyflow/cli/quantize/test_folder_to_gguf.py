@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import pyflow
 from pyflow.cli import main
-from pyflow.gguf_export import GgufModel, to_gguf
+from pyflow.gguf_export import to_gguf
 
 from ...specs import exports, tiny
 from ...specs.test_families import fixture
@@ -132,107 +132,6 @@ def test_importance_may_be_measured_on_either(
         assert np.allclose(values, own[name], rtol=0.01, atol=1e-6)
 
 
-@pytest.mark.parametrize("option", ["--shuffle", "--rotate"])
-def test_a_folder_can_be_taken_off_its_grid(
-    run: Run, source: Path, tmp_path: Path, option: str
-) -> None:
-    target = tmp_path / "target.gguf"
-    args = ("quantize", str(source), str(target), "--type", "f32", option, "1")
-    assert run(*args)[0] == 0
-    assert [*tmp_path.iterdir()] == [target]
-    with pyflow.load(source) as before, pyflow.load(target) as after:
-        want, found = (model.logits(TOKENS) for model in (before, after))
-        assert abs(found - want).max() < 0.01 * abs(want).max()
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "message"),
-    [
-        ("hf_olmo2", ("--rotate", "1"), "leave out --rotate"),
-        ("hf_bloom", ("--rotate", "1"), "leave out --rotate"),
-        (None, ("--rotate", "1", "--tensor-type", "zz=q4_0"), "match 'zz', found none"),
-        (None, ("--shuffle", "1", "--tensor-type", "zz=q4_0"), "match 'zz', found none"),
-        (
-            None,
-            ("--shuffle", "1", "--keep-output", "--tensor-type", "token_embd=q4_0"),
-            "which --keep-output keeps",
-        ),
-    ],
-)
-def test_what_cannot_be_moved_is_told_of_the_folder_before_anything_is_written(
-    run: Run,
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str | None,
-    more: tuple[str, ...],
-    message: str,
-) -> None:
-    folder = source if name is None else tiny.write(tmp_path / "hub", fixture(name))
-    monkeypatch.setattr(GgufModel, "write", None)  # would fail
-    code, out, err = run("quantize", str(folder), str(tmp_path / "x.gguf"), "--type", "q8_0", *more)
-    assert (code, out, err.count("\n")) == (3, "", 1)
-    assert err.startswith(f"error: {folder}")
-    assert message in err
-
-
-def test_what_is_found_once_it_is_turned_is_told_of_the_folder_too(
-    run: Run, source: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "target.gguf"
-    args = ("quantize", str(source), str(target), "--type", "q8_0", "--rotate", "1")
-    assert run(*args, "--tensor-type", "^output=q6_k")[0] == 0
-    assert types(target)["output.weight"] == "Q6_K"
-    overrides = ("--tensor-type", "t=q4_0", "--tensor-type", "attn_v=q5_0")
-    code, _, err = run(*args, *overrides, "--force")
-    assert code == 3
-    assert err.startswith(f"error: {source}")
-    assert "which the earlier 't' takes" in err
-    assert [*tmp_path.iterdir()] == [target]
-
-
-OUT, IN = "output.weight", "token_embd.weight"
-
-
-@pytest.mark.parametrize(
-    ("tied", "source_type", "option", "wanted"),
-    [
-        (True, "F16", "--shuffle", {IN: "F16"}),
-        (True, "F16", "--rotate", {IN: "Q4_0", OUT: "F16"}),
-        (False, "BF16", "--shuffle", {IN: "Q4_0", OUT: "BF16"}),
-        (False, "F32", "--rotate", {IN: "Q4_0", OUT: "F32"}),
-        (False, "Q8_0", "--rotate", {IN: "Q4_0", OUT: "F16"}),
-    ],
-)
-def test_an_output_matrix_that_is_kept_has_its_type_though_it_is_moved(
-    run: Run,
-    source: Path,
-    tmp_path: Path,
-    tied: bool,
-    source_type: str,
-    option: str,
-    wanted: dict[str, str],
-) -> None:
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    head = tensors.pop("lm_head.weight", tensors["model.embed_tokens.weight"])
-    if not tied:
-        tensors["lm_head.weight"] = np.ascontiguousarray(head[::-1])
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    write(folder, "config.json", config | {"tie_word_embeddings": tied})
-    model, target = tmp_path / "model.gguf", tmp_path / "target.gguf"
-    assert run("quantize", str(folder), str(model), "--type", source_type, "--pure")[0] == 0
-    args = ("quantize", str(model), str(target), "--type", "q4_0", "--keep-output", option, "1")
-    assert run(*args, "--allow-requantize")[0] == 0
-    found = types(target)
-    assert {name: found[name] for name in (IN, OUT) if name in found} == wanted
-    assert set(found.values()) == {"F32", "Q4_0", *wanted.values()}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -245,14 +144,12 @@ def test_an_output_matrix_that_is_kept_has_its_type_though_it_is_moved(
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
     ],
 )
-@pytest.mark.parametrize("more", [(), ("--rotate", "1")])
 def test_what_gguf_cannot_say_is_one_line_before_anything_is_written(
     run: Run,
     source: Path,
     tmp_path: Path,
     change: dict[str, Any],
     message: str,
-    more: tuple[str, ...],
 ) -> None:
     folder, target = tmp_path / "hub", tmp_path / "out" / "target.gguf"
     folder.mkdir()
@@ -261,7 +158,7 @@ def test_what_gguf_cannot_say_is_one_line_before_anything_is_written(
         (folder / path.name).symlink_to(path)
     (folder / "config.json").unlink()
     write(folder, "config.json", CONFIG | json.loads((source / "config.json").read_text()) | change)
-    code, out, err = run("quantize", str(folder), str(target), "--type", "q8_0", *more)
+    code, out, err = run("quantize", str(folder), str(target), "--type", "q8_0")
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert message in err
     assert not [*target.parent.iterdir()]
@@ -339,10 +236,7 @@ def test_blocks_of_several_types_make_no_tensor(run: Run, tmp_path: Path) -> Non
     assert "found Q4_0, Q8_0; take the folder from which this one was quantized" in err
 
 
-@pytest.mark.parametrize("more", [(), ("--shuffle", "1")])
-def test_an_interruption_leaves_nothing(
-    source: Path, tmp_path: Path, more: tuple[str, ...]
-) -> None:
+def test_an_interruption_leaves_nothing(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     folder.mkdir()
     tensors = load_file(source / "model.safetensors")
@@ -355,7 +249,7 @@ def test_an_interruption_leaves_nothing(
     write(folder, "config.json", config)
     target = tmp_path / "out" / "target.gguf"
     target.parent.mkdir()
-    command = ["quantize", str(folder), str(target), "--type", "IQ4_XS", "-t", "1", *more]
+    command = ["quantize", str(folder), str(target), "--type", "IQ4_XS", "-t", "1"]
     assert interrupted(command, signal.SIGINT, target.parent) == 130
     assert not [*target.parent.iterdir()]
 
@@ -374,15 +268,12 @@ def test_compare_makes_files_of_a_folder(run: Run, source: Path, tmp_path: Path)
     assert before == {made: made.stat().st_mtime_ns}
 
 
-def test_a_folder_in_blocks_is_shuffled_where_that_is_allowed(
-    run: Run, source: Path, tmp_path: Path
-) -> None:
-    blocks, target = str(tmp_path / "blocks"), tmp_path / "shuffled.gguf"
+def test_a_folder_in_blocks_needs_a_word(run: Run, source: Path, tmp_path: Path) -> None:
+    blocks, target = str(tmp_path / "blocks"), tmp_path / "target.gguf"
     assert run("quantize", str(source), blocks, "--type", "Q8_0")[0] == 0
-    command = ["quantize", blocks, str(target), "--type", "Q4_0", "--shuffle", "1"]
+    command = ["quantize", blocks, str(target), "--type", "Q4_0"]
     code, _, err = run(*command)
-    assert code != 0
+    assert code == 3
     assert "--allow-requantize" in err
-    code, _, err = run(*command, "--allow-requantize")
-    assert (code, err) == (0, "")
+    assert run(*command, "--allow-requantize")[0] == 0
     assert "Q4_0" in types(target).values()

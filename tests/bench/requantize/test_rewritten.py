@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from pyflow.quant.convert import convert
 from pyflow.quant.plan import Recipe
-from pyflow.quant.rewrite import rewritten
-from pyflow.quant.rotate import orthogonal, rotate
-from pyflow.quant.shuffle import shuffle
 from pyflow.quant.weights import ROTATION_SEED, SHUFFLE_SEED
 
 import pyflow
 from pyflow import formats
 from pyflow.errors import UnsupportedError
 
-from . import tiny
-from .test_families import NAMES, TOLERANCE, fixture, logits
+from ...pyflow.specs import tiny
+from ...pyflow.specs.test_families import NAMES, TOLERANCE, fixture, logits
+
+Bench = Callable[[str], ModuleType]
 
 # By what they are refused: norms with a mean, norms on a branch.
 REFUSED = {
@@ -38,7 +38,8 @@ GGUF = [name for name in NAMES if name.startswith("gguf_")]
 
 
 @pytest.mark.parametrize("n", [1, 7, 48, 64, 576])
-def test_the_matrix_is_orthogonal_and_mixes_everything(n: int) -> None:
+def test_the_matrix_is_orthogonal_and_mixes_everything(bench: Bench, n: int) -> None:
+    orthogonal = bench("requantize/rotate").orthogonal
     r = orthogonal(n, 5)
     np.testing.assert_allclose(r @ r.T, np.eye(n), atol=1e-13)
     assert (r != 0).all()
@@ -46,7 +47,12 @@ def test_the_matrix_is_orthogonal_and_mixes_everything(n: int) -> None:
     assert n == 1 or not np.allclose(r, orthogonal(n, 6))
 
 
-CHANGES = {"rotate": (rotate, ROTATION_SEED), "shuffle": (shuffle, SHUFFLE_SEED)}
+KEYS = {"rotate": ROTATION_SEED, "shuffle": SHUFFLE_SEED}
+
+
+@pytest.fixture
+def changes(bench: Bench) -> dict[str, Callable[..., None]]:
+    return {name: getattr(bench(f"requantize/{name}"), name) for name in KEYS}
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,15 @@ CHANGES = {"rotate": (rotate, ROTATION_SEED), "shuffle": (shuffle, SHUFFLE_SEED)
         *((name, "shuffle") for name in GGUF),
     ],
 )
-def test_logits_stay_those_of_the_other_program(name: str, change: str, tmp_path: Path) -> None:
+def test_logits_stay_those_of_the_other_program(
+    changes: dict[str, Callable[..., None]], name: str, change: str, tmp_path: Path
+) -> None:
     golden = fixture(name)
     source = tiny.write(tmp_path, golden)
     target = tmp_path / "changed.gguf"
-    write, key = CHANGES[change]
-    write(source, target, 7)
+    changes[change](source, target, 7)
     before, after = formats.open(source), formats.open(target)
-    assert after.metadata[key] == 7
+    assert after.metadata[KEYS[change]] == 7
     for record in before.tensors:
         if len(record.shape) > 1 and "norm" not in record.name:
             old, new = before.array(record.name), after.array(record.name)
@@ -74,25 +81,23 @@ def test_logits_stay_those_of_the_other_program(name: str, change: str, tmp_path
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_models_whose_stream_cannot_be_turned_are_refused(name: str, tmp_path: Path) -> None:
+def test_models_that_cannot_be_rotated_are_refused(
+    changes: dict[str, Callable[..., None]], name: str, tmp_path: Path
+) -> None:
     source = tiny.write(tmp_path, fixture(name))
     with pytest.raises(UnsupportedError, match=REFUSED[name]):
-        rotate(source, tmp_path / "rotated.gguf", 7)
+        changes["rotate"](source, tmp_path / "rotated.gguf", 7)
     assert not (tmp_path / "rotated.gguf").exists()
-
-
-def test_a_rotated_file_goes_when_it_is_no_longer_needed(tmp_path: Path) -> None:
-    source = tiny.write(tmp_path, fixture("gguf_llama2"))
-    with rewritten(rotate, source, tmp_path, 1) as path:
-        assert path.is_file()
-    assert [*tmp_path.iterdir()] == [source]
 
 
 @pytest.mark.model
 @pytest.mark.accept
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder-1.5b"])
 def test_logits_of_real_models_stay_the_same_in_f32(
-    name: str, model_path: Callable[[str], Path], tmp_path: Path
+    changes: dict[str, Callable[..., None]],
+    name: str,
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     def of(path: Path) -> np.ndarray:
         with pyflow.load(path) as model:
@@ -102,6 +107,6 @@ def test_logits_of_real_models_stay_the_same_in_f32(
     convert(model_path(name), tmp_path / "f32.gguf", Recipe("F32", allow_requantize=True))
     want = of(tmp_path / "f32.gguf")
     (tmp_path / "f32.gguf").unlink()
-    for write, _ in CHANGES.values():
+    for write in changes.values():
         write(model_path(name), tmp_path / "changed.gguf", 1)
         assert np.abs(of(tmp_path / "changed.gguf") - want).max() <= 1e-3 * np.abs(want).max()

@@ -1,21 +1,21 @@
 """The same model in another basis of its residual stream.
 
-Weights that were quantized once lie on the grid of that format, and a format whose grid is near
-will look better on them than it is. This takes them off it without changing what the model
-computes: every vector x of the stream becomes x R, R orthogonal, and whatever reads or writes the
-stream is turned along, in float64. An RMS norm, x / rms(x), commutes with R once its weights g have
-been moved into the matrices behind it:
+Weights that were quantized once lie on the grid of that format, so a format with a similar grid
+looks better on them than it is. A rotation takes weights off the grid and keeps the model's output:
+every vector x of the stream becomes x R, R orthogonal, and every matrix that reads or writes the
+stream is multiplied by R or R^T in float64. An RMS norm, x / rms(x), commutes with R once its
+weights g have been moved into the matrices behind it:
 
     reads the stream    y = norm(x) diag(g) W^T       W' = W diag(g) R, g' = 1
     writes to it        o = y W^T + b                 W' = R^T W, b' = b R
 
-(Ashkboos et al., 2024, "QuaRot", and "SliceGPT" before it). Norms of the head and matrices that are
-also embeddings differ afterwards, so the output matrix is written apart. Norms with a mean or on a
-branch do not commute; models with such are refused.
+(Ashkboos et al., 2024, "QuaRot", and "SliceGPT" before it). A tied
+embedding takes no norm but the head does, so they differ afterwards: output.weight is written as a
+tensor of its own. Norms with a mean or on a branch do not commute; such models are refused.
 
 R = diag(s) (H x Q): s random signs, H the Hadamard matrix of the largest power of two that divides
-n_embd, Q a random orthogonal matrix of what is left. Every entry of x has a part in every entry of
-x R.
+n_embd, Q a random orthogonal matrix of the remaining factor. Every entry of x R depends on every
+entry of x.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
-from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
 from pyflow.quant.weights import ROTATION_SEED, Weights
+from rewrite import Part, open_gguf, rewrite, values_of
 
 from pyflow import _core, formats
 from pyflow.errors import ShapeError, UnsupportedError
 
 Values = NDArray[np.float64]
 _Turn = Callable[[_core.TensorRecord], Iterator[NDArray[np.floating[Any]]]]
-"""A tensor's values afterwards, piece by piece."""
+"""Yields a tensor's new values, piece by piece."""
 
 _READS_BEHIND = {
     **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv"), "attn_norm"),
@@ -50,42 +50,39 @@ _READS_BEHIND = {
         "ffn_norm",
     ),
 }
-"""Roles of matrices that read the stream, and the norm of their layer that stands before them."""
+"""Roles of matrices that read the stream, and the norm before them in their layer."""
 _WRITES = {"attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp"}
 _ELSEWHERE = {
     *("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias", "ffn_gate.bias"),
     *("ffn_up.bias", "attn_q_norm.weight", "attn_k_norm.weight"),
     *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
 }
-"""What has nothing to do with the stream, without "blk.N."."""
+"""Tensors that the stream does not touch, without "blk.N."."""
 
 
 def rotate(
     source: str | PathLike[str],
     target: str | PathLike[str],
     seed: int,
-    *,
-    progress: Progress | None = None,
 ) -> None:
-    """Writes source, a GGUF file, as `target` in F32, turned by the matrix that belongs to seed.
+    """Writes source, a GGUF file, as `target` in F32, rotated by `orthogonal(n_embd, seed)`.
 
-    progress: called with weights done and in all. UnsupportedError: no GGUF file, or a model whose
-    stream cannot be turned.
+    UnsupportedError: source is not GGUF, or the model cannot be rotated.
     """
     checkpoint = open_gguf(source)
     parts = [*_Stream(checkpoint, seed).parts()]
-    rewrite(checkpoint, target, parts, {ROTATION_SEED: gguf_writer.entry(seed)}, progress)
+    rewrite(checkpoint, target, parts, {ROTATION_SEED: gguf_writer.entry(seed)})
 
 
-def check(model: Weights) -> None:
-    """UnsupportedError: a model, as GGUF has it, whose stream `rotate` cannot turn. Goes by names
-    and shapes; weights, which may lie elsewhere, are not read."""
+def check_rotates(model: Weights) -> None:
+    """UnsupportedError: `rotate` cannot rotate this model. Checks names and shapes, reads no
+    weights."""
     for _ in _Stream(cast(formats.Checkpoint, model), 0).parts():
         pass
 
 
 def orthogonal(n: int, seed: int) -> Values:
-    """R (n, n): see above. The same for the same seed, but for rounding."""
+    """R (n, n), as above. Equal seeds give equal matrices up to rounding."""
     rng = np.random.Generator(np.random.Philox(seed))
     power = n & -n
     hadamard = np.ones((1, 1))
@@ -98,7 +95,7 @@ def orthogonal(n: int, seed: int) -> Values:
 
 
 class _Stream:
-    """What becomes of each tensor of a model."""
+    """The new values of each tensor of a model."""
 
     def __init__(self, checkpoint: formats.Checkpoint, seed: int) -> None:
         self._checkpoint = checkpoint
@@ -140,12 +137,12 @@ class _Stream:
             if norm is not None and f"{layer}{norm}.weight" in self._tensors:
                 weight = self._tensors[f"{layer}{norm}.weight"]
                 return functools.partial(self._reading, norm=weight)
-        raise self._refused(f"nothing is known of its tensor {record.name!r}")
+        raise self._refused(f"tensor {record.name!r} is unknown here")
 
     def _reading(
         self, record: _core.TensorRecord, norm: _core.TensorRecord | None = None
     ) -> Iterator[Values]:
-        """Of rows that are vectors of the stream: W diag(g) R."""
+        """W diag(g) R, for rows that are vectors of the stream."""
         self._check(record, record.shape[-1])
         by = np.ones(self._n_embd)
         if norm is not None:
@@ -155,7 +152,7 @@ class _Stream:
             yield piece.astype(np.float64) @ turn
 
     def _writing(self, record: _core.TensorRecord) -> Iterator[Values]:
-        """Of matrices (.., n_embd, columns): R^T W."""
+        """R^T W, for matrices (.., n_embd, columns)."""
         self._check(record, record.shape[-2])
         for matrix in values_of(self._checkpoint, record, at_once=record.shape[-2]):
             yield self._r.T @ matrix.astype(np.float64)
@@ -169,6 +166,6 @@ class _Stream:
 
     def _refused(self, why: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{self._checkpoint.path}: expected a model whose stream can be turned: RMS norms "
-            f"before attention and feed-forward and none behind; {why}; leave out --rotate"
+            f"{self._checkpoint.path}: expected RMS norms before attention and feed-forward and "
+            f"none behind; {why}; this model cannot be rotated, try --shuffle"
         )

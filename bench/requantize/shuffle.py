@@ -1,15 +1,15 @@
 """The same model with its channels in another order.
 
-Weights that were quantized once lie on the grid of that format, block by block, and a format with
-the same blocks will lose nothing on them. This takes blocks apart without changing what the model
-computes: in another order are
+Weights that were quantized once lie on the grid of that format, block by block, so a format with
+the same blocks loses nothing on them. Shuffling mixes the blocks and keeps the model's output. It
+permutes
 
     the channels of the residual stream: columns of what reads it, rows of what writes to it, norms
     the inner channels of each feed-forward: rows of gate and up, columns of down
     the dimensions of each head of values: rows of v, columns of attn_output
 
-Nothing is computed, so weights keep their values and their distribution, and so does whatever makes
-some channels matter more than others, which `rotate` evens out.
+Weights keep their values and their distribution. Channels that matter more than others stay so,
+while `rotate` evens them out.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
-from pyflow.quant.rewrite import Part, Progress, open_gguf, rewrite, values_of
 from pyflow.quant.weights import SHUFFLE_SEED, Weights
+from rewrite import Part, open_gguf, rewrite, values_of
 
 from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
@@ -49,23 +49,20 @@ def shuffle(
     source: str | PathLike[str],
     target: str | PathLike[str],
     seed: int,
-    *,
-    progress: Progress | None = None,
 ) -> None:
-    """Writes source, a GGUF file, as `target` in F32, in the order that belongs to seed.
+    """Writes source, a GGUF file, as `target` in F32, in the random order of the seed.
 
-    progress: called with weights done and in all. UnsupportedError: no GGUF file, or a model with
-    tensors of which nothing is known here.
+    UnsupportedError: source is not GGUF, or the model has tensors that are unknown here.
     """
     checkpoint = open_gguf(source)
     orders = _Orders(checkpoint, seed)
     parts = [_part(checkpoint, record, orders) for record in checkpoint.tensors]
-    rewrite(checkpoint, target, parts, {SHUFFLE_SEED: gguf_writer.entry(seed)}, progress)
+    rewrite(checkpoint, target, parts, {SHUFFLE_SEED: gguf_writer.entry(seed)})
 
 
-def check(model: Weights) -> None:
-    """UnsupportedError: a model, as GGUF has it, whose channels `shuffle` cannot move. Goes by
-    names and shapes; weights, which may lie elsewhere, are not read."""
+def check_shuffles(model: Weights) -> None:
+    """UnsupportedError: `shuffle` cannot move this model's channels. Checks names and shapes, reads
+    no weights."""
     orders = _Orders(cast(formats.Checkpoint, model), 0)
     for record in model.tensors:
         orders.of(cast(_core.TensorRecord, record))
@@ -95,7 +92,7 @@ class _Orders:
         family = checkpoint.metadata.get("general.architecture")
         n_heads = checkpoint.metadata.get(f"{family}.attention.head_count")
         if not isinstance(n_heads, int) or n_heads < 1:
-            raise self._refused("its layers have numbers of heads of their own, or none")
+            raise self._refused("the number of heads is missing, or differs between layers")
         self._n_heads = n_heads
 
     def of(self, record: _core.TensorRecord) -> tuple[Order | None, Order | None]:
@@ -109,7 +106,7 @@ class _Orders:
             return None, self._stream
         rows, columns = self._of_matrix(layer, role)
         if rows is None and columns is None:
-            raise self._refused(f"nothing is known of its tensor {record.name!r}")
+            raise self._refused(f"tensor {record.name!r} is unknown here")
         if kind == "bias":  # along the rows
             return None, rows
         if columns is not None and len(columns) != record.shape[-1]:
@@ -164,6 +161,5 @@ class _Orders:
 
     def _refused(self, why: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{self._checkpoint.path}: expected a model whose channels can change places; {why}; "
-            "leave out --shuffle"
+            f"{self._checkpoint.path}: expected a model whose channels can be permuted; {why}"
         )

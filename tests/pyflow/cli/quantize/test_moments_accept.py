@@ -11,8 +11,10 @@ import pytest
 
 from pyflow.cli import main
 
+from .quantizing import off_grid
+
 pytestmark = [pytest.mark.model, pytest.mark.accept]
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 TEXT, QUESTIONS = SHARED / "wiki.test.raw.xz", SHARED / "spec_bench_questions.jsonl"
 TYPES = ("Q6_B64", "Q4_K_M", "Q3H_M")
 
@@ -31,8 +33,7 @@ def test_moments_halve_the_divergence_of_what_importance_leaves(
     questions.write_text("\n".join(turns))
     base, by = str(tmp_path / "base.gguf"), str(tmp_path / "moments.gguf")
     source = str(model_path("smollm2"))
-    how = ["--type", "F16", "--allow-requantize", "--rotate", "1"]
-    assert main(["quantize", source, base, *how]) == 0
+    off_grid(source, base, "--rotate", "1")
     measure = ["--chunks", "60", "--moments", "--process-output"]
     assert main(["imatrix", "-m", base, "-f", str(questions), "-o", by, *measure]) == 0
     models = []
