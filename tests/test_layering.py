@@ -50,7 +50,7 @@ PYTHON: list[set[str]] = [
 # A library that only these files may import.
 PYTHON_ONLY = {
     "jinja2": r"pyflow/chat.*",
-    "mpi4py": r"pyflow/cluster/.*",
+    "mpi4py": r"pyflow/cluster/mpi/.*",
     "click": r"pyflow/cli/.*",
 }
 

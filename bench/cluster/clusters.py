@@ -20,8 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from pyflow.cluster.plan import LayerCosts, Link, Objective, Pipeline, RankProfile, split
-from pyflow.cluster.virtual import ClusterTimes
+from pyflow.cluster.planning.plan import LayerCosts, Objective, Pipeline, split
+from pyflow.cluster.planning.virtual import ClusterTimes
+from pyflow.cluster.wire.messages import Link, RankProfile
 
 BITS = {"Q2_K": 3.35, "Q3_K_M": 3.91, "Q4_K_M": 4.85}
 
@@ -172,7 +173,7 @@ def exact(
     objective: Objective,
     n_cells: int,
 ) -> Layout:
-    """As `pyflow.cluster.plan` splits the layers, for runs of one row."""
+    """As `pyflow.cluster.planning.plan` splits the layers, for runs of one row."""
     target = pair.target
     profiles = tuple(
         RankProfile(

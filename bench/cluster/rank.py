@@ -18,20 +18,20 @@ from typing import Any
 
 from clusters import PAIRS
 from mpi4py import MPI
+from oracle import Oracle
 from simulate import N_PARTITIONS, N_ROWS_PROMPT, N_SPARE
 from wall import places
 
 import pyflow
 from pyflow import SamplingParams, _core
-from pyflow.cluster.head import Drafting, write
-from pyflow.cluster.job import Job
-from pyflow.cluster.messages import Frame, Result
-from pyflow.cluster.mpi import MpiPipeline, serve
-from pyflow.cluster.oracle import Oracle
-from pyflow.cluster.scheduler import Scheduler
-from pyflow.cluster.stage import ModelStage
-from pyflow.cluster.strategy import Strategy
-from pyflow.cluster.virtual import ClusterTimes
+from pyflow.cluster.mpi.pipeline import MpiPipeline, serve
+from pyflow.cluster.planning.virtual import ClusterTimes
+from pyflow.cluster.run.driver import Drafting, write
+from pyflow.cluster.run.job import Job
+from pyflow.cluster.run.scheduler import Scheduler
+from pyflow.cluster.run.stage import ModelStage
+from pyflow.cluster.run.strategy import Strategy
+from pyflow.cluster.wire.messages import Frame, Result
 
 GREEDY = SamplingParams(temperature=0, seed=0)
 

@@ -15,14 +15,14 @@ from itertools import product
 from typing import Any
 
 from clusters import Cluster, Layout, Node, Pair, even, exact
+from oracle import Oracle
 
-from pyflow.cluster.job import Job
-from pyflow.cluster.language import N_VOCAB, Language, LanguageStage
-from pyflow.cluster.oracle import Oracle
-from pyflow.cluster.predict import candidates, flights
-from pyflow.cluster.scheduler import Scheduler
-from pyflow.cluster.strategy import Strategy, pipeinfer
-from pyflow.cluster.virtual import Trace, VirtualPipeline
+from pyflow.cluster.planning.predict import candidates, flights
+from pyflow.cluster.planning.toy_model import N_VOCAB, Language, LanguageStage
+from pyflow.cluster.planning.virtual import Trace, VirtualPipeline
+from pyflow.cluster.run.job import Job
+from pyflow.cluster.run.scheduler import Scheduler
+from pyflow.cluster.run.strategy import Strategy, pipeinfer
 
 N_PROMPT = 128
 N_ROWS_PROMPT = 16  # of a run of the prompt, which is so spread over the stages

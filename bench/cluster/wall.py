@@ -28,8 +28,8 @@ from clusters import CLUSTERS, PAIRS, Layout, Pair, even
 from simulate import simulate
 
 from pyflow import _core, catalogue, load
-from pyflow.cluster.predict import candidates
-from pyflow.cluster.strategy import Strategy
+from pyflow.cluster.planning.predict import candidates
+from pyflow.cluster.run.strategy import Strategy
 from pyflow.errors import PyflowError
 
 TEXT = (

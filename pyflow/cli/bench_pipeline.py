@@ -19,9 +19,9 @@ from pyflow import _core
 from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import Test, setting, speeds
-from pyflow.cluster.line import Span
 from pyflow.cluster.model import N_BATCH
-from pyflow.cluster.mpi import MpiPipeline
+from pyflow.cluster.mpi.pipeline import MpiPipeline
+from pyflow.cluster.run.runner import Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 

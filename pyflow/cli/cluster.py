@@ -57,8 +57,8 @@ def run(
     Rank 0 is on this machine and has its terminal. When a rank dies, or says nothing for S seconds,
     all are ended, one message names it, and the exit code is 5.
     """
-    from pyflow.cluster.launcher import Launcher
-    from pyflow.cluster.restarts import supervise
+    from pyflow.cluster.supervise.launcher import Launcher
+    from pyflow.cluster.supervise.restarts import supervise
     from pyflow.sampling import SamplingParams
 
     places = ranks.places(n_ranks, hosts)

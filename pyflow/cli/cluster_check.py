@@ -13,12 +13,12 @@ from pyflow.cli import options, ranks
 from pyflow.cli.finite import Finite
 from pyflow.cli.output import markdown_table, print_json
 from pyflow.cli.speculation import check_layers, draft_layers_option, model_names
-from pyflow.cluster.lifeline import TIMEOUT_S
+from pyflow.cluster.supervise.lifeline import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from pyflow.cluster.launcher import Place
-    from pyflow.cluster.predict import Drafts, Prediction
-    from pyflow.cluster.survey import Survey
+    from pyflow.cluster.mpi.survey import Survey
+    from pyflow.cluster.planning.predict import Drafts, Prediction
+    from pyflow.cluster.supervise.launcher import Place
     from pyflow.engine.context import CacheType
     from pyflow.model import Model
 
@@ -75,10 +75,10 @@ def command(
         return _start(ctx, ranks.places(n_ranks, hosts))
     from pyflow import _core
     from pyflow.cli.pipeline_choice import drafting_models, threads_of_each
-    from pyflow.cluster.predict import choose, predictions
-    from pyflow.cluster.profile import drafts_by
-    from pyflow.cluster.survey import survey
-    from pyflow.cluster.world import world
+    from pyflow.cluster.mpi.endpoint import world
+    from pyflow.cluster.mpi.survey import survey
+    from pyflow.cluster.planning.predict import choose, predictions
+    from pyflow.cluster.planning.profile import drafts_by
     from pyflow.engine.model_files import ModelFiles
 
     name, among = model or options.default_model(), world()
@@ -124,8 +124,8 @@ def command(
 
 def _start(ctx: click.Context, places: list[Place]) -> int:
     """Runs this command on ranks, with the other options that it was given."""
-    from pyflow.cluster.launcher import Launcher
-    from pyflow.cluster.restarts import supervise
+    from pyflow.cluster.supervise.launcher import Launcher
+    from pyflow.cluster.supervise.restarts import supervise
 
     arguments = ["pyflow", "cluster", "check"]
     for param in ctx.command.params:
@@ -140,7 +140,7 @@ def _start(ctx: click.Context, places: list[Place]) -> int:
 def _tables(
     found: Survey, drafts: Drafts, expected: list[Prediction], best: Prediction, drafter: str
 ) -> list[str]:
-    from pyflow.cluster.plan import describe
+    from pyflow.cluster.planning.plan import describe
 
     pipeline = found.pipeline
     head = [

@@ -21,9 +21,9 @@ from pyflow.cli.pipeline_choice import (
     drafting_models,
     threads_of_each,
 )
-from pyflow.cluster.launcher import rank_of
-from pyflow.cluster.lifeline import Numbers, here
-from pyflow.cluster.strategy import NAMES
+from pyflow.cluster.run.strategy import NAMES
+from pyflow.cluster.supervise.launcher import rank_of
+from pyflow.cluster.supervise.lifeline import Numbers, here
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ def pipelines(function: F) -> F:
             )
         if not choice or choice.stages is not None:
             return function(*args, pipeline=choice, **options)
-        from pyflow.cluster.mpi import dismiss
-        from pyflow.cluster.world import world
+        from pyflow.cluster.mpi.endpoint import world
+        from pyflow.cluster.mpi.pipeline import dismiss
 
         choice.world = world()
         # On all ranks alike, before they wait for one another.
@@ -212,7 +212,7 @@ def _serve(
 ) -> int:
     """On a rank other than 0: does what the head wants, and says nothing."""
     from pyflow import _core
-    from pyflow.cluster.mpi import serve
+    from pyflow.cluster.mpi.pipeline import serve
     from pyflow.engine.model_files import ModelFiles
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the head's, which then ends the others

@@ -11,20 +11,20 @@ import click
 
 from pyflow.cli import options, ranks
 from pyflow.cli.speculation import check_layers
-from pyflow.cluster.drafts import LookupGuesser, MethodGuesser, by_models
-from pyflow.cluster.layers import by_count, given
-from pyflow.cluster.strategy import named
+from pyflow.cluster.mpi.layers import by_count, given
+from pyflow.cluster.run.drafts import LookupGuesser, MethodGuesser, by_models
+from pyflow.cluster.run.strategy import named
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 
 if TYPE_CHECKING:
     from pyflow.cli.speculation import SpecChoice
     from pyflow.cluster.automatic import Automatic
-    from pyflow.cluster.drafts import Guesser
-    from pyflow.cluster.layers import Split
-    from pyflow.cluster.lifeline import Numbers
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.cluster.strategy import Strategy
-    from pyflow.cluster.world import World
+    from pyflow.cluster.mpi.endpoint import World
+    from pyflow.cluster.mpi.layers import Split
+    from pyflow.cluster.run.drafts import Guesser
+    from pyflow.cluster.run.strategy import Strategy
+    from pyflow.cluster.supervise.lifeline import Numbers
     from pyflow.engine.model_files import ModelFiles
     from pyflow.engine.topology import NumaMode
     from pyflow.model import Model
@@ -194,7 +194,7 @@ class PipelineChoice:
         if split is not None and self.name != AUTO:
             return {"strategy": lambda model: self._strategy(model.n_stages), "layers": split}
         from pyflow.cluster.automatic import Automatic
-        from pyflow.cluster.profile import drafts_by
+        from pyflow.cluster.planning.profile import drafts_by
 
         # The largest of several models at most: what the others save is not known.
         draft = models[-1] if models else None

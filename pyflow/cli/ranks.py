@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from pyflow.cluster.launcher import Place
+    from pyflow.cluster.supervise.launcher import Place
 
 n_ranks = click.option(
     "-n", "n_ranks", metavar="N", type=click.IntRange(1, 1024), help="Ranks here."
@@ -59,7 +59,7 @@ def drafters(given: Sequence[int], n_ranks: int, n_models: int) -> tuple[int, ..
 
 def places(n_ranks: int | None, hosts: Path | None) -> list[Place]:
     """Where to start ranks; a usage error unless one of the options is given."""
-    from pyflow.cluster.launcher import Place, places_of
+    from pyflow.cluster.supervise.launcher import Place, places_of
 
     if (n_ranks is None) == (hosts is None):
         found = "neither" if hosts is None else "both"

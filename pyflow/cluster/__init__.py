@@ -1,1 +1,6 @@
-"""One request over the ranks of a pipeline: stages, drafts, and who decides what runs."""
+"""Generation over the stages of a pipeline: in one process by threads, or over MPI ranks.
+
+Rooms, lowest first; a room imports only rooms before it:
+wire (messages and their bytes), supervise (processes and their loss), run (scheduler, stages,
+drafts), planning (split and strategy, tried in virtual time), mpi (ranks).
+"""

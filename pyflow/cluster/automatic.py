@@ -11,18 +11,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from pyflow.cluster.mpi.layers import Ranks, Split
+from pyflow.cluster.planning.plan import Pipeline
+from pyflow.cluster.planning.plan import predict as predict_split
+from pyflow.cluster.planning.predict import (
+    Drafts,
+    Prediction,
+    acceptance,
+    best_split,
+    choose,
+    expected,
+    predictions,
+)
+from pyflow.cluster.run.job import Counts
+from pyflow.cluster.run.strategy import Strategy
 from pyflow.errors import PyflowError
 
-from .job import Counts
-from .layers import Ranks, Split
-from .plan import Pipeline
-from .plan import predict as predict_split
-from .predict import Drafts, Prediction, acceptance, best_split, choose, expected, predictions
-from .strategy import Strategy
-
 if TYPE_CHECKING:
-    from .model import PipelinedModel
-    from .plan import Split as Planned
+    from pyflow.cluster.model import PipelinedModel
+    from pyflow.cluster.planning.plan import Split as Planned
 
 # Of what was judged, half counts after one job more: texts differ, and what has been given up for
 # bad guesses gets another try when they are forgotten.

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, TypeAlias, Unpack, overload
 from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.closing import Closing
-from pyflow.cluster.drafts import Guesser
-from pyflow.cluster.head import Pipeline
-from pyflow.cluster.hello import check_ranges, hello
-from pyflow.cluster.layers import Ranks, Split, by_count
-from pyflow.cluster.line import Chooses, Line
-from pyflow.cluster.mpi import MpiPipeline, dismiss
-from pyflow.cluster.strategy import Strategy
-from pyflow.cluster.stream import PipelinedStream
-from pyflow.cluster.survey import Survey, survey_threads
-from pyflow.cluster.threads import Sizes, ThreadPipeline, local_stages
+from pyflow.cluster.mpi.handshake import check_ranges, hello
+from pyflow.cluster.mpi.layers import Ranks, Split, by_count
+from pyflow.cluster.mpi.pipeline import MpiPipeline, dismiss
+from pyflow.cluster.mpi.survey import Survey, survey_threads
+from pyflow.cluster.run.drafts import Guesser
+from pyflow.cluster.run.driver import Pipeline
+from pyflow.cluster.run.runner import Chooses, Line
+from pyflow.cluster.run.strategy import Strategy
+from pyflow.cluster.run.stream import PipelinedStream
+from pyflow.cluster.run.threads import Sizes, ThreadPipeline, local_stages
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError

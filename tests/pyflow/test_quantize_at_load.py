@@ -22,7 +22,7 @@ from pyflow.quant.plan import Recipe
 
 from pyflow.cli import main
 from pyflow.cluster.model import in_threads
-from pyflow.cluster.strategy import named
+from pyflow.cluster.run.strategy import named
 from pyflow.engine.loaded import plan
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import UnsupportedError

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from pyflow.cluster.plan import LayerCosts, Pipeline, RankProfile
-from pyflow.cluster.predict import Drafts, candidates, choose, predictions
-from pyflow.cluster.simulation import cluster_times, simulate
-from pyflow.cluster.strategy import Strategy
+from pyflow.cluster.planning.plan import LayerCosts, Pipeline
+from pyflow.cluster.planning.predict import Drafts, candidates, choose, predictions
+from pyflow.cluster.planning.simulation import cluster_times, simulate
+from pyflow.cluster.run.strategy import Strategy
+from pyflow.cluster.wire.messages import RankProfile
 
 Bench = Callable[[str], ModuleType]
 # No choice may be slower than this, of the best one.

@@ -19,8 +19,8 @@ from pyflow import _core, catalogue
 from pyflow.cli import COMMANDS, bench, cli, main, options, timing
 from pyflow.cli.bench import _range
 from pyflow.cli.output import asks_for_json, print_json
-from pyflow.cluster.lifeline import Loss
-from pyflow.cluster.verdict import LossError
+from pyflow.cluster.supervise.lifeline import Loss
+from pyflow.cluster.supervise.verdict import LossError
 from pyflow.engine.topology import NUMA_MODES
 from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ import pytest
 
 import pyflow
 from pyflow import SamplingParams
-from pyflow.cluster.layers import even
-from pyflow.cluster.messages import Accept, Frame, Op, Result, Run
-from pyflow.cluster.stage import ModelStage
-from pyflow.cluster.threads import Sizes, local_stages
+from pyflow.cluster.mpi.layers import even
+from pyflow.cluster.run.stage import ModelStage
+from pyflow.cluster.run.threads import Sizes, local_stages
+from pyflow.cluster.wire.messages import Accept, Frame, Op, Result, Run
 
 from .. import tiny_models
+from .ranks import BENCH, Start, run_ranks
+
+sys.path.append(str(BENCH))  # no package; cover.py imports its oracle
+
 from .cover import SIZES
-from .ranks import Start, run_ranks
 
 TEXT = "Once upon a time, in a village between two rivers, there lived an old clockmaker who"
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import Any, Protocol
 
+from oracle import Oracle
+
 from pyflow import SamplingParams
-from pyflow.cluster.drafts import Guesser, LookupGuesser
-from pyflow.cluster.head import Drafting, Pipeline, write
-from pyflow.cluster.job import Job
-from pyflow.cluster.oracle import Oracle
-from pyflow.cluster.scheduler import Scheduler
-from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.threads import Sizes
+from pyflow.cluster.run.drafts import Guesser, LookupGuesser
+from pyflow.cluster.run.driver import Drafting, Pipeline, write
+from pyflow.cluster.run.job import Job
+from pyflow.cluster.run.scheduler import Scheduler
+from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
+from pyflow.cluster.run.threads import Sizes
 
 MODES: dict[str, Callable[[int], Strategy]] = {
     "iterative": lambda _: iterative(),

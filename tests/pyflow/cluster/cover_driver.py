@@ -17,9 +17,9 @@ from cover import SIZES, Case, check, sampling
 from mpi4py import MPI
 
 from pyflow import _core
-from pyflow.cluster.endpoint import Traffic
-from pyflow.cluster.layers import by_count
-from pyflow.cluster.mpi import MpiPipeline, serve
+from pyflow.cluster.mpi.endpoint import Traffic
+from pyflow.cluster.mpi.layers import by_count
+from pyflow.cluster.mpi.pipeline import MpiPipeline, serve
 
 
 def head(part: dict[str, Any], pool: _core.ThreadPool, wrong: list[str]) -> tuple[Traffic, Any]:

@@ -1,4 +1,6 @@
-"""What every rank of test_mpi.py runs: mpiexec -n N python mpi_driver.py SCENARIO MODEL LAYERS OUT.
+"""What every rank of mpi/test_pipeline.py runs.
+
+usage: mpiexec -n N python mpi_driver.py SCENARIO MODEL LAYERS OUT
 
 Rank 0 checks tokens, and every rank leaves what it has sent in the folder OUT. A scenario with
 "@rank" lets that rank do wrong.
@@ -18,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
+from oracle import Oracle
 
 import pyflow
 from pyflow import PyflowError, SamplingParams, _core
-from pyflow.cluster import endpoint
-from pyflow.cluster.drafts import Guesser, MethodGuesser
-from pyflow.cluster.endpoint import Traffic
-from pyflow.cluster.head import Drafting, write
-from pyflow.cluster.job import Job
-from pyflow.cluster.messages import Frame, Result
-from pyflow.cluster.mpi import MpiPipeline, serve
-from pyflow.cluster.oracle import Oracle
-from pyflow.cluster.scheduler import Scheduler
-from pyflow.cluster.stage import ModelStage
-from pyflow.cluster.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.threads import Sizes
+from pyflow.cluster.mpi import endpoint
+from pyflow.cluster.mpi.endpoint import Traffic
+from pyflow.cluster.mpi.pipeline import MpiPipeline, serve
+from pyflow.cluster.run.drafts import Guesser, MethodGuesser
+from pyflow.cluster.run.driver import Drafting, write
+from pyflow.cluster.run.job import Job
+from pyflow.cluster.run.scheduler import Scheduler
+from pyflow.cluster.run.stage import ModelStage
+from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
+from pyflow.cluster.run.threads import Sizes
+from pyflow.cluster.wire.messages import Frame, Result
 from pyflow.speculate.lookahead import Lookahead
 
 N_PREDICT = 24

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import psutil
 
 HERE = Path(__file__).parent
+BENCH = HERE.parents[2] / "bench/cluster"
 LIMIT_S = 120  # a start takes a few seconds; one that hangs takes this long
 
 Start: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -45,9 +46,8 @@ def left(argument: str) -> list[psutil.Process]:
 
 def run_ranks(n: int, program: str, *args: str, known_by: str) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder on n ranks. known_by: one of args, which nobody else has."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.getenv("PYTHONPATH")]))
-    }
+    searched = filter(None, [str(HERE), str(BENCH), os.getenv("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(searched)}
     command = [mpiexec(), "-n", str(n), sys.executable, str(HERE / program), *args]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:

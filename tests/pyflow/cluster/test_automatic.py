@@ -10,15 +10,16 @@ import pytest
 
 from pyflow import SamplingParams
 from pyflow.cluster.automatic import Automatic, Chooser
-from pyflow.cluster.drafts import LookupGuesser
-from pyflow.cluster.hello import check_ranges
-from pyflow.cluster.job import Counts
-from pyflow.cluster.layers import Ranks, by_count, given
 from pyflow.cluster.model import in_threads
-from pyflow.cluster.plan import LayerCosts, Link, Pipeline, RankProfile
-from pyflow.cluster.predict import Drafts, choose, predictions
-from pyflow.cluster.strategy import Strategy, iterative, pipeinfer
-from pyflow.cluster.survey import Survey
+from pyflow.cluster.mpi.handshake import check_ranges
+from pyflow.cluster.mpi.layers import Ranks, by_count, given
+from pyflow.cluster.mpi.survey import Survey
+from pyflow.cluster.planning.plan import LayerCosts, Pipeline
+from pyflow.cluster.planning.predict import Drafts, choose, predictions
+from pyflow.cluster.run.drafts import LookupGuesser
+from pyflow.cluster.run.job import Counts
+from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer
+from pyflow.cluster.wire.messages import Link, RankProfile
 from pyflow.errors import ResourceError, ShapeError
 
 from .conftest import Rig

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pyflow.cluster.drafts import ModelGuesser
 from pyflow.cluster.model import least_window
-from pyflow.cluster.threads import ThreadPipeline
+from pyflow.cluster.run.drafts import ModelGuesser
+from pyflow.cluster.run.threads import ThreadPipeline
 
 from .conftest import Rig
 from .cover import FACTORS, PROMPTS, SIZES, Case, cases, check, pairwise, prompt_tokens, sampling

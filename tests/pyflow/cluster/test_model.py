@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from pyflow import ChatSession, PyflowError, SamplingParams
-from pyflow.cluster.drafts import LookupGuesser, MethodGuesser
-from pyflow.cluster.journal import Journal
-from pyflow.cluster.layers import given
 from pyflow.cluster.model import PipelinedModel, in_threads
-from pyflow.cluster.strategy import NAMES, named
+from pyflow.cluster.mpi.layers import given
+from pyflow.cluster.run.drafts import LookupGuesser, MethodGuesser
+from pyflow.cluster.run.strategy import NAMES, named
+from pyflow.cluster.supervise.journal import Journal
 from pyflow.errors import ShapeError
 from pyflow.generate.session import Turn
 from pyflow.speculate.methods import Speculation, made

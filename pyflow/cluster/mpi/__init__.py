@@ -1,0 +1,1 @@
+"""Pipelines over the ranks that mpiexec has started."""

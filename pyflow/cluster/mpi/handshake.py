@@ -1,0 +1,78 @@
+"""Whether ranks fit together: they compute one model only with the same program and file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+from importlib import metadata
+
+from pyflow import _core
+from pyflow.cluster.wire.messages import Hello
+from pyflow.errors import PyflowError, ShapeError
+from pyflow.formats import Checkpoint
+
+
+def hello(rank: int, checkpoint: Checkpoint) -> Hello:
+    """What this rank says of itself."""
+    return Hello(
+        epoch=0,
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=metadata.version("pyflow-llm"),
+        model=digest(checkpoint),
+        isa=_core.cpu_info()["isa"],
+    )
+
+
+def digest(checkpoint: Checkpoint) -> str:
+    """sha256 of a file's header and size, and of what its weights become while they are loaded:
+    of its bytes, weights are far too many to be read."""
+    header = _core.read_head(checkpoint.path, checkpoint.native.data_offset)
+    rest = checkpoint.nbytes.to_bytes(8, "little") + (checkpoint.pack_as or "").encode()
+    return hashlib.sha256(header + rest).hexdigest()
+
+
+def check_ranges(
+    ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int, drafters: Sequence[int] = ()
+) -> None:
+    """PyflowError unless each of the ranks has a range, ShapeError unless they hold all layers of
+    the model, in order, each once, and those that guess none."""
+    if len(hellos) != len(ranges):
+        hosts = ", ".join(f"{h.rank} on {h.host}" for h in hellos)
+        raise PyflowError(
+            f"expected {len(ranges)} ranks, found {len(hellos)}: "
+            f"{hosts}; start {len(ranges)} with the mpiexec of the MPI that mpi4py has found"
+        )
+    held = [layer for layers in ranges for layer in layers]
+    if held != list(range(n_layers)):
+        raise ShapeError(f"layers: expected 0 to {n_layers - 1} in order, found {held}")
+    for rank in drafters:
+        if n := len(ranges[rank]):
+            raise ShapeError(
+                f"layers: expected none on rank {rank}, which runs a draft model, found {n}"
+            )
+
+
+def check(hellos: Sequence[Hello]) -> None:
+    """PyflowError unless these ranks, 0 first, can be a pipeline. Instruction sets may differ."""
+    own = hellos[0]
+    faults, advice = [], set()
+    for other in hellos[1:]:
+        pairs = (
+            ("pyflow", own.version, other.version, "install the same pyflow on all"),
+            ("model", own.model, other.model, "give all the same file and --quantize"),
+        )
+        for name, expected, found, what in pairs:
+            if expected != found:
+                faults.append(
+                    f"rank {other.rank} ({other.host}): {name}: expected {expected}, found {found}"
+                )
+                advice.add(what)
+    if faults:
+        raise PyflowError(
+            f"ranks differ from rank 0 ({own.host}): {'; '.join(faults)}; "
+            f"{', '.join(sorted(advice))}"
+        )

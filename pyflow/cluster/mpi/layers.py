@@ -1,0 +1,65 @@
+"""Which rank holds which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyflow.cluster.wire.messages import Hello
+from pyflow.errors import ShapeError
+from pyflow.specs.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from pyflow.cluster.mpi.survey import Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Those that are to hold a model's layers, once all have said who they are.
+
+    measure: finds out what they and the links between them take, in a second or two. drafters:
+    ranks that guess and do nothing else.
+    """
+
+    hellos: Sequence[Hello]
+    spec: ModelSpec
+    measure: Callable[[], Survey]
+    drafters: Sequence[int] = ()
+
+
+# The layers of each rank.
+Split: TypeAlias = Callable[[Ranks], Sequence[range]]
+
+
+def by_count(ranks: Ranks) -> list[range]:
+    """As many layers for each rank, whatever it is, but for those that guess."""
+    n_ranks, drafters = len(ranks.hellos), set(ranks.drafters)
+    held = iter(even(ranks.spec.n_layers, n_ranks - len(drafters)))
+    return [range(0) if rank in drafters else next(held) for rank in range(n_ranks)]
+
+
+def even(n_layers: int, n_ranks: int) -> list[range]:
+    """As many layers for each rank, or one more; with more ranks than layers, the last get none."""
+    n = min(n_ranks, n_layers)
+    return _ranges([n_layers * i // n for i in range(n + 1)] + [n_layers] * (n_ranks - n))
+
+
+def given(counts: Sequence[int]) -> Split:
+    """So many layers for each rank, possibly none."""
+
+    def split(ranks: Ranks) -> list[range]:
+        n_layers = ranks.spec.n_layers
+        if min(counts, default=-1) < 0 or sum(counts) != n_layers:
+            raise ShapeError(
+                f"layers: expected {n_layers} in all, those of the model, found "
+                f"{'+'.join(map(str, counts))}={sum(counts)}"
+            )
+        return _ranges([*accumulate(counts, initial=0)])
+
+    return split
+
+
+def _ranges(cuts: Sequence[int]) -> list[range]:
+    return [range(first, last) for first, last in pairwise(cuts)]

@@ -1,0 +1,272 @@
+"""Before layers are split: ranks measure themselves and the ways between them, and rank 0 hears it.
+
+Stages of one process are all alike, and are measured as one.
+
+Whoever waits for an answer to a ping is measured as it is: a message is found late where a rank
+sleeps, as one does that waits for a run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeVar, Unpack
+
+import numpy as np
+
+from pyflow import _core, catalogue, formats
+from pyflow.cluster.mpi.endpoint import Endpoint
+from pyflow.cluster.mpi.handshake import check, hello
+from pyflow.cluster.planning.plan import Pipeline
+from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
+from pyflow.cluster.run.drafts import OpenDrafts, nobody
+from pyflow.cluster.run.threads import Sizes
+from pyflow.cluster.run.worker import Worker, raised
+from pyflow.cluster.supervise.lifeline import here
+from pyflow.cluster.wire.messages import (
+    Failure,
+    Goodbye,
+    Hello,
+    Link,
+    Measure,
+    Measured,
+    Message,
+    Ping,
+    Profile,
+)
+from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
+from pyflow.errors import PyflowError
+from pyflow.specs import build_spec
+
+if TYPE_CHECKING:
+    from pyflow.cluster.planning.predict import Drafts
+    from pyflow.engine.loaded import LoadedModel
+
+_Kind = TypeVar("_Kind")
+
+# Pings of one row, with pauses as long as a stage may compute; and of so many bytes, in a row.
+_N_PINGS, _PAUSE_S = 9, 0.004
+_N_LARGE, _LARGE_NBYTES = 3, 1 << 20
+_BY_REFERENCE = 1e18  # bytes a second, of what is not copied
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was measured; read_bytes_per_s, hellos: by rank.
+
+    draft_ms: of a guess, where another rank than 0 guesses.
+    """
+
+    pipeline: Pipeline
+    read_bytes_per_s: tuple[float, ...]
+    hellos: tuple[Hello, ...] = ()
+    draft_ms: float | None = None
+
+    def drafts(self, drafts: Drafts | None) -> Drafts | None:
+        """The same with the time that they take."""
+        if drafts is None or self.draft_ms is None:
+            return drafts
+        return replace(drafts, ms=self.draft_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyor:
+    """A rank, as far as it measures and is measured.
+
+    send: to a rank. take: the next message for this one, in the thread that measures. draft: the
+    model that guesses here, on a rank of its own.
+    """
+
+    rank: int
+    n_ranks: int
+    send: Callable[[int, Message], None]
+    take: Callable[[], Message]
+    checkpoint: formats.Checkpoint
+    pool: _core.ThreadPool
+    draft: LoadedModel | None = None
+
+    def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
+        """On rank 0: has all ranks measured, which must `assist`. sizes: of the caches to be.
+        drafters: ranks that guess, the last one for rank 0.
+
+        All measure themselves at once, as they compute when many runs are on their way. Takes a
+        second or two, and some milliseconds more for each rank.
+        """
+        n_ranks, spec = self.n_ranks, build_spec(self.checkpoint)
+        for rank in range(1, n_ranks):
+            self.send(rank, Measure(0, rank))
+        profiles = {0: profile_rank(0, n_ranks, self.checkpoint, spec, self.pool)}
+        while len(profiles) < n_ranks:
+            message = self._expect(Profile)
+            profiles[message.profile.rank] = message
+        drafter = drafters[-1] if drafters else 0
+        others = {1, n_ranks - 1, drafter}
+        links = {(0, to): self._link(to) for to in others if to in range(1, n_ranks)}
+        for first in (1, 2):  # so that each rank takes part in one of these at a time
+            pairs = [(i, i + 1) for i in range(first, n_ranks - 1, 2)]
+            for i, to in pairs:
+                self.send(i, Measure(0, to))
+            for _ in pairs:
+                measured = self._expect(Measured)
+                links[measured.rank, measured.to] = measured.link
+        costs, n_scratch = layer_costs(self.checkpoint, spec, self.pool, sizes)
+        ranks = shared([profiles[i].profile for i in range(n_ranks)], n_scratch)
+        reads = tuple(profiles[i].read_bytes_per_s for i in range(n_ranks))
+        pipeline = Pipeline(ranks, links, costs, drafter)
+        return Survey(pipeline, reads, draft_ms=profiles[drafter].draft_ms if drafter else None)
+
+    def greet(self) -> tuple[Hello, ...]:
+        """On rank 0: what the ranks say of themselves, which the others have sent.
+
+        PyflowError unless they can be a pipeline.
+        """
+        hellos = {0: hello(0, self.checkpoint)}
+        while len(hellos) < self.n_ranks:
+            message = self._expect(Hello)
+            hellos[message.rank] = message
+        found = tuple(hellos[rank] for rank in range(self.n_ranks))
+        check(found)
+        return found
+
+    def assist(self) -> Message:
+        """On another rank: measures what it is asked to, until something else comes, returned."""
+        while True:
+            match message := self.take():
+                case Ping(is_back=False):
+                    self.send(message.rank, replace(message, is_back=True))
+                case Measure() if message.to == self.rank:
+                    here.at("measuring")
+                    spec = build_spec(self.checkpoint)
+                    profile = profile_rank(
+                        self.rank, self.n_ranks, self.checkpoint, spec, self.pool, self.draft
+                    )
+                    self.send(0, profile)
+                case Measure():
+                    self.send(0, Measured(0, self.rank, message.to, self._link(message.to)))
+                case _:
+                    return message
+
+    def _link(self, to: int) -> Link:
+        """Half of a way there and back; what bytes add to its time is taken to be their rate."""
+        n_embd = build_spec(self.checkpoint).n_embd
+        n_rows = max(2, _LARGE_NBYTES // (4 * n_embd))
+        small = statistics.median(self._ping(to, (1, n_embd), _N_PINGS, _PAUSE_S))
+        large = min(self._ping(to, (n_rows, n_embd), _N_LARGE, 0.0))
+        # Of what a small message takes, part is waiting to be found; of a large one perhaps less.
+        return Link(small, 4 * n_rows * n_embd / max(large - small, 0.1 * large))
+
+    def _ping(self, to: int, shape: tuple[int, int], n: int, pause_s: float) -> Iterator[float]:
+        rows = np.zeros(shape, np.float32)
+        for _ in range(n):
+            time.sleep(pause_s)
+            begun = time.monotonic()
+            self.send(to, Ping(0, self.rank, rows))
+            self._expect(Ping)
+            yield (time.monotonic() - begun) / 2
+
+    def _expect(self, kind: type[_Kind]) -> _Kind:
+        message = self.take()
+        if isinstance(message, Failure):
+            raise raised(message)
+        if not isinstance(message, kind):
+            found = type(message).__name__
+            raise PyflowError(f"rank {self.rank}: expected a {kind.__name__}, found a {found}")
+        return message
+
+
+def survey_threads(
+    checkpoint: formats.Checkpoint, n_stages: int, n_threads: int, sizes: Sizes
+) -> Survey:
+    """Of so many stages of this process, each with n_threads.
+
+    As many measure themselves at once as can compute at once.
+    """
+    spec = build_spec(checkpoint)
+    n_cores, _ = choose_threads(this_machine(), cgroup_cpus())
+    pools = [_core.ThreadPool(n_threads) for _ in range(min(n_stages, max(1, n_cores)))]
+    with ThreadPoolExecutor(len(pools)) as at_once:
+        found = list(
+            at_once.map(lambda pool: profile_rank(0, n_stages, checkpoint, spec, pool), pools)
+        )
+    costs, n_scratch = layer_costs(checkpoint, spec, pools[0], sizes)
+    times = zip(*(each.profile.layer_ms for each in found), strict=True)
+    typical = replace(
+        found[0].profile,
+        layer_ms=tuple(map(statistics.median, times)),
+        head_ms=statistics.median(each.profile.head_ms for each in found),
+    )
+    ranks = shared([replace(typical, rank=i) for i in range(n_stages)], n_scratch)
+    link = Link(_queue_s(), _BY_REFERENCE)
+    links = {(i, i + 1): link for i in range(n_stages - 1)}
+    read = statistics.median(each.read_bytes_per_s for each in found)
+    return Survey(Pipeline(ranks, links, costs), (read,) * n_stages)
+
+
+def _queue_s() -> float:
+    """Until a thread that waits gets what another one has put into its queue."""
+    there: SimpleQueue[bool] = SimpleQueue()
+    back: SimpleQueue[bool] = SimpleQueue()
+
+    def echo() -> None:
+        while there.get():
+            back.put(True)
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(echo)
+        samples = []
+        for _ in range(_N_PINGS):
+            time.sleep(_PAUSE_S)
+            begun = time.monotonic()
+            there.put(True)
+            back.get()
+            samples.append((time.monotonic() - begun) / 2)
+        there.put(False)
+    return statistics.median(samples)
+
+
+def survey(
+    path: str | Path,
+    *,
+    pool: _core.ThreadPool,
+    drafters: Sequence[int] = (),
+    drafts: OpenDrafts | None = None,
+    **sizes: Unpack[Sizes],
+) -> Survey | None:
+    """On all ranks at the same time, with the model of each: what was measured, on rank 0.
+
+    None on the others. drafters: ranks that guess; drafts: opens the models of one of them, there.
+    What goes wrong on any rank is raised on rank 0, as are differences between them
+    in what they must have in common.
+    """
+    endpoint = Endpoint()
+    rank = endpoint.rank
+    worker = Worker(rank, here.host, 0, endpoint.send)
+    endpoint.start(worker.deliver)
+    here.at("measuring")
+
+    def surveyor(draft: LoadedModel | None = None) -> Surveyor:
+        checkpoint = formats.open(catalogue.resolve(path))
+        return Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool, draft)
+
+    try:
+        if rank == 0:
+            own = surveyor()
+            hellos = own.greet()
+            return replace(own.lead(sizes, drafters), hellos=hellos)
+        with worker.reporting(), (drafts or nobody)() as models:
+            own = surveyor(*models[-1:])
+            endpoint.send(0, hello(rank, own.checkpoint))
+            message = own.assist()
+            if not isinstance(message, Goodbye):
+                raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+        return None
+    finally:
+        if rank == 0:
+            for other in range(1, endpoint.size):
+                endpoint.send(other, Goodbye(0))
+        endpoint.leave()

@@ -1,0 +1,1 @@
+"""Choosing a split of the layers and a strategy, by simulation in virtual time."""

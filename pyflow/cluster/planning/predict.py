@@ -1,0 +1,256 @@
+"""Which strategy and split a pipeline should have: each is tried in virtual time beforehand.
+
+The scheduler is the real one, the ranks are their profiles, the text is of the made-up language,
+whose drafter is right as often as the real one is said to be. What is tried is known when the
+profiles are: no clock is looked at, so the same profiles give the same choice.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import get_args
+
+from pyflow.cluster.planning.plan import Pipeline, Split, split
+from pyflow.cluster.planning.plan import predict as predict_split
+from pyflow.cluster.planning.simulation import cluster_times, in_turns, simulate, typical_seeds
+from pyflow.cluster.run.strategy import Kind, Strategy, iterative, pipeinfer, speculative
+from pyflow.errors import ResourceError
+
+# How often a guess is right before any has been judged. Draft models: the median of the six pairs
+# of PipeInfer (Butler et al., 2024, section V), 0.52 to 0.79. Lookup: 0.34 to
+# 0.53 over all tasks of docs/speculative.md; where it finds nothing, it guesses nothing.
+PRIORS = {"model": 0.66, "lookup": 0.4}
+# ms of a guess by lookup, in Python.
+LOOKUP_MS = 0.05
+# What has been judged counts for the prior's weight and its own: after so many guesses, half each.
+PRIOR_WEIGHT = 16
+
+# What is tried for all numbers, and then for the best of each kind: tokens of a text, and texts
+# times stages, of which there is one text at least. A thousand tokens take a stage 10 to 30 ms.
+_ROUGH, _FINE = (48, 8), (96, 24)
+_NEAR = 0.99
+_SPECULATIVE = (1, 2, 3, 4, 6, 8)
+_ROWS = (1, 2, 3, 4)
+_MOST_TEXTS = 6
+# Of so many ranks at most, two runs are tried beside as many as ranks. More choose well without.
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """ms that a guess takes, and how often it is right.
+
+    beside: the head guesses while stages compute, so that it cannot be a stage itself; not where a
+    guess costs next to nothing, nor where guesses and stages wait for each other. n_asked: rows
+    that the drafter has the stages compute besides.
+    """
+
+    ms: float
+    acceptance: float
+    beside: bool = True
+    n_asked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is expected of a strategy on a split."""
+
+    strategy: Strategy
+    split: Split
+    tokens_per_s: float
+
+    @property
+    def kind(self) -> Kind:
+        return self.strategy.kind
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The layers of each rank."""
+        return _ranges(self.split)
+
+
+def acceptance(prior: float, n_decided: float, n_accepted: float) -> float:
+    """How often guesses are right, of which n_accepted of n_decided were: 0 to 1."""
+    return (prior * PRIOR_WEIGHT + n_accepted) / (PRIOR_WEIGHT + n_decided)
+
+
+def flights(n_nodes: int) -> tuple[int, ...]:
+    """Numbers of runs on their way that may be best for so many nodes."""
+    return tuple(sorted({2, n_nodes // 2, n_nodes, 3 * n_nodes // 2} - {0}))
+
+
+def candidates(n_nodes: int) -> Iterator[tuple[str, Strategy]]:
+    """All that is worth trying, by name."""
+    yield "iterative", iterative()
+    for n in _SPECULATIVE:
+        yield "speculative", speculative(n)
+    for n_rows in _ROWS:
+        for n_flight in flights(n_nodes):
+            yield "pipeinfer", pipeinfer(n_rows, n_flight)
+            yield "pipeinfer, redrafting", pipeinfer(n_rows, n_flight, redrafts=True)
+
+
+def predictions(
+    pipeline: Pipeline,
+    drafts: Drafts | None = None,
+    *,
+    layers: Sequence[range] | None = None,
+    quickly: bool = False,
+) -> list[Prediction]:
+    """The best of each kind, the fastest first; without drafts, plain decoding alone.
+
+    layers: of each rank, where they have been decided. Takes a second for a few ranks and two for
+    32; quickly, a tenth or two, by shorter texts. ResourceError where the model does not fit.
+    """
+    trial = _Trial(pipeline, drafts, layers, quickly)
+    found = [trial.iterative()]
+    if drafts is not None:
+        found.append(trial.speculative())
+        # Where all memory is needed for layers, the head cannot guess beside them.
+        with suppress(ResourceError):
+            apart = pipeline if layers else _without_head(pipeline, drafts)
+            found.append(_Trial(apart, drafts, layers, quickly).pipeinfer())
+    return sorted(found, key=lambda each: -each.tokens_per_s)
+
+
+def best_split(
+    pipeline: Pipeline, make: Callable[[int], Strategy], drafts: Drafts | None = None
+) -> Prediction:
+    """The best split for a strategy, which is made for a number of stages.
+
+    ResourceError where the model does not fit.
+    """
+    found: list[Prediction] = []
+    if drafts is not None and drafts.beside:
+        with suppress(ResourceError):
+            found += _Trial(_without_head(pipeline, drafts), drafts).splits_for(make)
+    found += _Trial(pipeline, drafts).splits_for(make)
+    return max(found, key=_rate)
+
+
+def expected(
+    pipeline: Pipeline, strategy: Strategy, layers: Sequence[range], drafts: Drafts
+) -> Prediction:
+    """What is quickly expected of a strategy on a split that has been decided."""
+    return _Trial(pipeline, drafts, layers, quickly=True).one(strategy)
+
+
+def choose(found: Sequence[Prediction]) -> Prediction:
+    """The fastest, or what does without more guesses and is about as fast."""
+    best = max(found, key=_rate)
+    near = [each for each in found if _rate(each) >= _NEAR * _rate(best)]
+    return min(near, key=lambda each: get_args(Kind).index(each.kind))
+
+
+class _Trial:
+    """Strategies on one pipeline."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        drafts: Drafts | None,
+        layers: Sequence[range] | None = None,
+        quickly: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._drafts = drafts or Drafts(0.0, 0.0, beside=False)
+        self._is_fixed = layers is not None
+        self._fine = _ROUGH if quickly else _FINE
+        self._latency = split(pipeline) if layers is None else predict_split(pipeline, layers)
+        # Else what is best for one row is so for several.
+        self._is_uneven = len({profile.layer_ms for profile in pipeline.ranks}) > 1
+        self._times = cache(partial(cluster_times, pipeline, draft_ms=self._drafts.ms))
+
+    def iterative(self) -> Prediction:
+        return self._try(iterative(), self._latency, _ROUGH)
+
+    def speculative(self) -> Prediction:
+        return self._finest(
+            [self._try(speculative(n), self._latency, _ROUGH) for n in _SPECULATIVE]
+        )
+
+    def pipeinfer(self) -> Prediction:
+        """First the rows of a run, which matter most; then how many runs, and the policy.
+
+        Where drafts are dear, longer runs may be best if there are just two of them, and not if
+        there are more: for few ranks both are tried.
+        """
+        n_nodes = len(self._pipeline.ranks)
+        n_most = max(2, n_nodes)
+        rough = [
+            self._try(pipeinfer(n_rows, n_flight), found, _ROUGH)
+            for found in self._splits()
+            for n_rows in _ROWS
+            for n_flight in ({2, n_most} if n_nodes <= _FEW and n_rows > 1 else {n_most})
+        ]
+        best = self._finest(rough)
+        others = [replace(best.strategy, n_flight=n) for n in flights(n_nodes)]
+        others.append(replace(best.strategy, redrafts=True))
+        fine = [
+            self._try(other, best.split, self._fine) for other in others if other != best.strategy
+        ]
+        return max([best, *fine], key=_rate)
+
+    def splits_for(self, make: Callable[[int], Strategy]) -> Iterator[Prediction]:
+        """A strategy on each split that may suit it."""
+        for found in self._splits():
+            strategy = make(sum(1 for part in found.parts if part.layers))
+            yield self._try(strategy, found, self._fine)
+            if strategy.kind != "pipeinfer":
+                return  # one run at a time: the first split is the best
+
+    def one(self, strategy: Strategy) -> Prediction:
+        return self._try(strategy, self._latency, self._fine)
+
+    def _splits(self) -> Iterator[Split]:
+        """For few runs on their way, and for many, of one row or of several."""
+        tried = {_ranges(self._latency)}
+        yield self._latency
+        if self._is_fixed:
+            return
+        n_most = min(len(profile.layer_ms) for profile in self._pipeline.ranks)
+        for n_rows in {1, min(_ROWS[-1], n_most)} if self._is_uneven else {1}:
+            found = split(self._pipeline, objective="throughput", n_rows=n_rows)
+            if _ranges(found) not in tried:
+                tried.add(_ranges(found))
+                yield found
+
+    def _finest(self, rough: Sequence[Prediction]) -> Prediction:
+        """The best by a longer text, of those that are best by a short one."""
+        if self._fine == _ROUGH:
+            return max(rough, key=_rate)
+        short = sorted(rough, key=_rate)[-3:]
+        return max((self._try(p.strategy, p.split, _FINE) for p in short), key=_rate)
+
+    def _try(self, strategy: Strategy, found: Split, effort: tuple[int, int]) -> Prediction:
+        times, right = self._times(_ranges(found)), self._drafts.acceptance
+        n_asked = self._drafts.n_asked
+        if self._drafts.beside and found.parts[0].layers and strategy.kind == "pipeinfer":
+            times = in_turns(times)
+        n_tokens, n_texts = effort[0], max(1, min(_MOST_TEXTS, effort[1] // len(times.stage_s)))
+        traces = [
+            simulate(times, strategy, right, n_tokens=n_tokens, seed=seed, n_asked=n_asked)
+            for seed in typical_seeds(right, n_tokens)[:n_texts]
+        ]
+        seconds = statistics.fmean(1 / trace.tokens_per_s for trace in traces)
+        return Prediction(strategy, found, 1 / seconds)
+
+
+def _ranges(found: Split) -> tuple[range, ...]:
+    return tuple(part.layers for part in found.parts)
+
+
+def _rate(prediction: Prediction) -> float:
+    return prediction.tokens_per_s
+
+
+def _without_head(pipeline: Pipeline, drafts: Drafts) -> Pipeline:
+    """Where the head is busy with guesses while stages compute, it should be no stage."""
+    if not drafts.beside:
+        return pipeline
+    head, *others = pipeline.ranks
+    return replace(pipeline, ranks=(replace(head, max_nbytes=0), *others))

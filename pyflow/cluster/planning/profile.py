@@ -1,0 +1,203 @@
+"""What a rank takes for the layers of a model, and what these need: for a split of them.
+
+A rank computes some real layers from the middle of the model, as many as an even split would give
+it but no more than fit its time and memory; embedding and head are told from their bytes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pyflow import _core
+from pyflow.cluster.planning.plan import LayerCosts
+from pyflow.cluster.planning.predict import LOOKUP_MS, PRIORS, Drafts
+from pyflow.cluster.run.threads import Sizes
+from pyflow.cluster.supervise.lifeline import here
+from pyflow.cluster.wire.messages import Profile, RankProfile
+from pyflow.engine.context import DEFAULT_BATCH, context_args
+from pyflow.engine.memory import available_nbytes
+from pyflow.formats import Checkpoint
+from pyflow.specs.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from pyflow.engine.loaded import LoadedModel
+
+N_ROWS = 8
+# Layers of so many bytes are measured: more than most caches hold, and loaded in some tenths of a
+# second. What a rank is to hold may fit into its cache, so there are no more than it may get.
+_NBYTES = 64 << 20
+# Times of each number of rows, of which the median counts; fewer where they take longer than that.
+_REPEATS, _MOST_S = 5, 0.5
+_PROBES = 3  # of the read rate, the best of which counts
+# A rank's memory that is left to the system, Python and what is allocated on the way.
+_SPARE = 0.05
+
+
+def profile_rank(
+    rank: int,
+    n_ranks: int,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    pool: _core.ThreadPool,
+    draft: LoadedModel | None = None,
+) -> Profile:
+    """What this rank measures of itself, in half a second or two. Nothing stays loaded.
+
+    max_nbytes is what the system has left; see `shared`. draft: what guesses here, on a rank of its
+    own, which has no room for layers.
+    """
+    planned = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
+    nbytes = [stage.token_bytes for stage in planned]
+    typical = statistics.fmean(nbytes)
+    n = max(1, min(spec.n_layers // n_ranks, int(_NBYTES / typical)))
+    first = (spec.n_layers - n) // 2
+    stage = _stage(checkpoint, spec, range(first, first + n), pool, load=True)
+    share = sum(nbytes[first : first + n]) / typical
+    layer_ms = tuple(ms / share for ms in _times(stage, spec.n_embd))
+    head = _ends(checkpoint, spec, pool, head=True).token_bytes
+    read_bytes_per_s = stage.read_rate(_PROBES)
+    del stage
+    return Profile(
+        0,
+        RankProfile(
+            rank,
+            here.host,
+            layer_ms,
+            available_nbytes() if draft is None else 0,
+            head_ms=layer_ms[0] * head / typical,
+        ),
+        read_bytes_per_s,
+        0.0 if draft is None else draft_ms(draft),
+    )
+
+
+def draft_ms(model: LoadedModel) -> float:
+    """ms that a draft model takes for a guess."""
+    with model.context(2 + _REPEATS, n_batch=1) as context:
+        samples = []
+        for _ in range(2 + _REPEATS):
+            begun = time.monotonic()
+            context.forward([0], logits="last")
+            samples.append(1e3 * (time.monotonic() - begun))
+        return statistics.median(samples[2:])  # the first ones warm up
+
+
+def drafts_by(
+    model: LoadedModel | None,
+    right: float | None = None,
+    *,
+    n_asked: int = 0,
+    elsewhere: bool = False,
+) -> Drafts:
+    """What guesses of a draft model take; None: those of lookup in the text, or of a method that
+    asks for so many rows.
+
+    right: how often they are; None is what is known of others. elsewhere: on another rank, whose
+    survey will tell the time.
+    """
+    if elsewhere:
+        return Drafts(0.0, PRIORS["model"] if right is None else right, beside=False)
+    if model is None:
+        likely = PRIORS["lookup"] if right is None else right
+        return Drafts(LOOKUP_MS, likely, beside=False, n_asked=n_asked)
+    return Drafts(draft_ms(model), PRIORS["model"] if right is None else right)
+
+
+def shared(profiles: Sequence[RankProfile], n_scratch: int) -> tuple[RankProfile, ...]:
+    """The same ranks with what is left to each for layers where those of a host share its memory.
+
+    n_scratch: bytes that each rank needs besides. Who may use none guesses, and gets none.
+    """
+    found = [profile for profile in profiles if not profile.max_nbytes]
+    by_host = sorted((p for p in profiles if p.max_nbytes), key=attrgetter("host"))
+    for _, some in groupby(by_host, key=attrgetter("host")):
+        ranks = list(some)
+        least = min(profile.max_nbytes for profile in ranks)
+        share = max(0, int((1 - _SPARE) * least) // len(ranks) - n_scratch)
+        found += [replace(profile, max_nbytes=share) for profile in ranks]
+    return tuple(sorted(found, key=attrgetter("rank")))
+
+
+def layer_costs(
+    checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool, sizes: Sizes
+) -> tuple[LayerCosts, int]:
+    """What the model's layers need with caches of these sizes, and a rank's scratch besides."""
+    args = context_args(
+        spec,
+        sizes.get("n_ctx"),
+        sizes.get("n_seq_max", 1),
+        sizes.get("n_batch", DEFAULT_BATCH),
+        sizes.get("cache_type", "f16"),
+    )
+    stages = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
+    memory = [_core.Context.memory(stage, **args) for stage in stages]  # type: ignore[arg-type]
+    embedding = _ends(checkpoint, spec, pool, embedding=True).weight_bytes
+    head = _ends(checkpoint, spec, pool, head=True).weight_bytes
+    both = _ends(checkpoint, spec, pool, embedding=True, head=True).weight_bytes
+    typical = statistics.fmean(stage.token_bytes for stage in stages)
+    costs = LayerCosts(
+        tuple(stage.weight_bytes + kv for stage, (kv, _) in zip(stages, memory, strict=True)),
+        embedding_nbytes=embedding,
+        head_nbytes=head,
+        row_nbytes=4 * spec.n_embd,
+        tied_nbytes=embedding + head - both,
+        relative=tuple(stage.token_bytes / typical for stage in stages),
+    )
+    return costs, max(scratch for _, scratch in memory)
+
+
+def _stage(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    layers: range,
+    pool: _core.ThreadPool,
+    *,
+    load: bool = False,
+) -> _core.Stage:
+    """Layers alone, without embedding and head."""
+    only = spec.stage(layers.start, layers.stop) | {"embedding": None, "head": None}
+    return _core.Stage(checkpoint.native, only, pool, load, checkpoint.pack_as)
+
+
+def _ends(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    pool: _core.ThreadPool,
+    *,
+    embedding: bool = False,
+    head: bool = False,
+) -> _core.Stage:
+    """Embedding and head without layers, not loaded."""
+    wanted = {"embedding": embedding, "head": head}
+    given = spec.stage()
+    only = given | {"layers": []} | {name: None for name in wanted if not wanted[name]}
+    return _core.Stage(checkpoint.native, only, pool, load=False, pack_as=checkpoint.pack_as)
+
+
+def _times(stage: _core.Stage, n_embd: int) -> list[float]:
+    """ms of 1, 2, ... rows; never more than of more rows, for noise only makes runs longer."""
+    context = _core.Context(stage, n_ctx=2 * N_ROWS, n_seq_max=1, n_batch=N_ROWS, cache_type="f16")
+    rows = np.random.default_rng(1).standard_normal((N_ROWS, n_embd)).astype(np.float32)
+    samples: list[list[float]] = [[] for _ in range(N_ROWS)]
+    started = time.monotonic()
+    for repeat in range(-1, _REPEATS):
+        for n, some in enumerate(samples, start=1):
+            at = np.arange(n, dtype=np.int32)
+            begun = time.monotonic()
+            context.forward_hidden(rows[:n], at, 0)
+            spent = time.monotonic() - begun
+            context.clear()
+            if repeat >= 0:  # the first turn warms up
+                some.append(1e3 * spent)
+        if repeat >= 0 and time.monotonic() - started > _MOST_S:
+            break
+    medians = [statistics.median(some) for some in samples]
+    return [max(1e-6, min(medians[n:])) for n in range(N_ROWS)]

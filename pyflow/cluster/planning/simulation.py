@@ -1,0 +1,129 @@
+"""A pipeline in virtual time: ranks and links as they were measured, and a text that is made up."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from pyflow.cluster.planning.plan import Pipeline
+from pyflow.cluster.planning.plan import predict as predict_split
+from pyflow.cluster.planning.toy_model import Language, LanguageDrafter, LanguageStage, mix
+from pyflow.cluster.planning.virtual import (
+    DRAFTER,
+    HEAD,
+    ClusterTimes,
+    Executor,
+    Trace,
+    VirtualPipeline,
+)
+from pyflow.cluster.run.job import Job
+from pyflow.cluster.run.scheduler import Scheduler
+from pyflow.cluster.run.strategy import Strategy
+from pyflow.cluster.wire.messages import Frame, Link
+
+_INSTANT = Link(0.0, 1e18)
+# Texts of which the most typical ones are taken.
+_N_TEXTS = 48
+
+
+def simulate(
+    times: ClusterTimes,
+    strategy: Strategy,
+    acceptance: float,
+    *,
+    n_tokens: int,
+    seed: int = 0,
+    n_asked: int = 0,
+) -> Trace:
+    """A text of n_tokens; it is the same for all pipelines, and so is the drafter's luck.
+
+    n_asked: rows that the drafter always has a question about.
+    """
+    language = Language(1)
+    job = Job(prompt=[0], n_predict=n_tokens, n_ctx=n_tokens + 1024)
+    last = LanguageStage(language, 0, job.n_ctx)
+    stages: list[Executor] = [*[_Onward()] * (len(times.stage_s) - 1), last]
+    drafter = LanguageDrafter(language, acceptance, seed, n_asked)
+    return VirtualPipeline(Scheduler(job, strategy), stages, times, drafter).run()
+
+
+def cluster_times(pipeline: Pipeline, ranges: Sequence[range], *, draft_ms: float) -> ClusterTimes:
+    """How long everything takes on these ranks. ResourceError names those that lack memory."""
+    n_most = min(len(profile.layer_ms) for profile in pipeline.ranks)
+    splits = [predict_split(pipeline, ranges, n_rows=n) for n in range(1, n_most + 1)]
+    places = [i for i, part in enumerate(ranges) if part]
+    links = {(i, i + 1): pipeline.link(a, b) for i, (a, b) in enumerate(pairwise(places))}
+    # The head is on rank 0, and the drafter beside it or on a rank of its own.
+    first, last = (pipeline.link(0, i) if i else _INSTANT for i in (places[0], places[-1]))
+    links |= {(HEAD, 0): first, (len(places) - 1, HEAD): last}
+    to_drafter = pipeline.link(0, pipeline.drafter) if pipeline.drafter else _INSTANT
+    links |= {(HEAD, DRAFTER): to_drafter, (DRAFTER, HEAD): to_drafter}
+    return ClusterTimes(
+        stage_s=[_Rows(tuple(s.parts[i].run_ms / 1e3 for s in splits)) for i in places],
+        n_layers=[len(ranges[i]) for i in places],
+        link=first if places[0] else last,
+        row_nbytes=pipeline.layers.row_nbytes,
+        draft_s=draft_ms / 1e3,
+        links=links,
+    )
+
+
+def in_turns(times: ClusterTimes) -> ClusterTimes:
+    """Where drafter and first stage share a rank, and each has half of it when both work."""
+    first, *others = times.stage_s
+    return replace(times, stage_s=[lambda n: 2 * first(n), *others], draft_s=2 * times.draft_s)
+
+
+@cache
+def typical_seeds(right: float, n_tokens: int) -> list[int]:
+    """Of the drafter's luck, the most typical first: so often right, and so often twice, four and
+    eight times in a row. The luck of a single text would else decide between what is nearly equal.
+    """
+    language = Language(1)
+    cells = [language.first()]
+    for token in [0, *language.write([0], n_tokens)]:
+        cells.append(language.step(cells[-1], token))
+
+    def miss(seed: int) -> float:
+        lucky = [mix(last, seed) < right * (1 << 64) for (last,) in cells[1:]]
+        total = 0.0
+        for n in (1, 2, 4, 8):
+            runs = [all(lucky[i : i + n]) for i in range(len(lucky) - n + 1)]
+            total += abs(statistics.fmean(runs) - right**n)
+        return total
+
+    return sorted(range(_N_TEXTS), key=miss)
+
+
+class _Onward:
+    """A stage of which only the time counts: rows leave it as they came."""
+
+    def handle(self, frame: Frame, skip: bool = False) -> Frame:
+        if frame.run is None or frame.skipped:
+            return frame
+        if skip:
+            return replace(frame, hidden=None, skipped=True)
+        if frame.hidden is None:
+            asked = frame.run.questions.tokens if frame.run.questions else ()
+            inputs = np.array(frame.run.tokens + asked, np.uint64)
+            return replace(frame, hidden=inputs[:, None])
+        return frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Seconds of a run by its rows; more than were measured go on like the last ones."""
+
+    seconds: tuple[float, ...]
+
+    def __call__(self, n: int) -> float:
+        known = self.seconds
+        if n <= len(known):
+            return known[n - 1]
+        slope = (known[-1] - known[0]) / max(1, len(known) - 1)
+        return known[-1] + max(0.0, slope) * (n - len(known))

@@ -1,0 +1,1 @@
+"""Running a job: the scheduler decides, the driver sends, stages compute, drafters propose."""

@@ -1,0 +1,60 @@
+"""Tokens that may or may not become text: runs on their way, and the chain of guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyflow.cluster.wire.messages import Run
+
+
+@dataclass(slots=True)
+class Path:
+    """Tokens from position `start` on."""
+
+    start: int
+    tokens: list[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def agrees(self, text: Sequence[int], since: int) -> bool:
+        """Whether the text goes on like it at the positions from `since` that both have."""
+        first, end = max(since, self.start), min(len(text), self.end)
+        return self.tokens[first - self.start : end - self.start] == list(text[first:end])
+
+
+@dataclass(slots=True)
+class Flight(Path):
+    """A run on its way: its tokens, after those that were guesses when it was sent."""
+
+    run: Run
+    dead: bool = False
+    told: bool = False
+    """Stages know that it is dead."""
+
+    @property
+    def seq(self) -> int:
+        return self.run.seq
+
+
+@dataclass(slots=True)
+class Chain(Path):
+    """The newest token and what is guessed to follow; the first n_sent have been sent."""
+
+    n_sent: int = 0
+    seq: int = 0
+    """The partition of its guesses; 0: it has none."""
+    n_asked: int = 0
+
+    @property
+    def sent_end(self) -> int:
+        return self.start + self.n_sent
+
+    def cut(self, position: int) -> None:
+        """Forgets what lies before a position."""
+        n = position - self.start
+        del self.tokens[:n]
+        self.n_sent -= n
+        self.start = position

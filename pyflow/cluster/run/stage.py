@@ -1,0 +1,193 @@
+"""The part of a pipeline that computes: a range of a model's layers, and their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from threading import Lock
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyflow import _core
+from pyflow.cluster.wire.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
+from pyflow.engine.context import DEFAULT_BATCH, CacheType, context_args
+from pyflow.errors import CancelledError, ShapeError
+from pyflow.formats import Checkpoint
+from pyflow.sampling import SamplingParams
+from pyflow.specs.model_spec import ModelSpec
+
+
+class ModelStage:
+    """Some layers of a model, with cells of their own; of the weights, it loads only theirs.
+
+    One thread hands it frames, in the order in which the head sent them; any thread may cancel.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        *,
+        layers: range,
+        pool: _core.ThreadPool,
+        sampling: SamplingParams,
+        n_ctx: int | None = None,
+        n_seq_max: int = 1,
+        n_batch: int = DEFAULT_BATCH,
+        cache_type: CacheType = "f16",
+    ) -> None:
+        """sampling: as every stage of the pipeline is told it, with a seed; the last one draws.
+
+        Raises ShapeError for sizes out of range, ResourceError when memory is refused.
+        """
+        self._is_first = layers.start == 0
+        self._is_last = layers.stop == spec.n_layers
+        self._native = _core.Context(
+            _core.Stage(
+                checkpoint.native,
+                spec.stage(layers.start, layers.stop),
+                pool,
+                pack_as=checkpoint.pack_as,
+            ),
+            **context_args(spec, n_ctx, n_seq_max, n_batch, cache_type),  # type: ignore[arg-type]
+        )
+        self._lock = Lock()
+        self.reset(sampling)
+
+    @property
+    def n_free(self) -> int:
+        """Cells that are free in every layer."""
+        return self._native.n_free
+
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
+        """Begins a job: runs are numbered anew, and the samplers' text is empty.
+
+        cut: of sequence 0, made first; only where the model `shifts`. Of the cells, the first
+        `keep` positions of sequence 0 stay, or fewer where a window has dropped what the next
+        position would see. Returns how many: all stages must go on from the same position, so the
+        head calls again with the least of these until nobody returns less.
+        """
+        self._native.seq_keep(0)
+        if cut is not None:
+            self._native.seq_rm(0, cut.first, cut.first + cut.n)
+            self._native.seq_add(0, cut.first + cut.n, -1, -cut.n)
+        kept = self._native.seq_reusable(0, keep)
+        self._native.seq_rm(0, kept, -1)
+        self._sampler = sampling.sampler(stream=stream) if self._is_last else None
+        with self._lock:
+            self._current = -1  # the run in progress, or the last one
+            self._cancelled: set[int] = set()
+            self._stopped = False
+        return kept
+
+    def handle(self, frame: Frame) -> Frame | Result | None:
+        """Does what a frame says. Returns what the next stage gets, or from the last one the head.
+
+        A run that has been left out here or before has changed no cells; it is passed on as
+        skipped. A frame without a run ends at the last stage, which returns None.
+        """
+        for op in frame.ops:
+            self._apply(op)
+        run = frame.run
+        if run is None:
+            return None if self._is_last else frame
+        self._begin(run.number)
+        rows = None if frame.skipped else self._compute(run, frame.hidden)
+        if not self._is_last:
+            return replace(frame, hidden=rows, skipped=rows is None)
+        if rows is None:
+            return Result(frame.epoch, run.number, (), skipped=True)
+        logits = dict(zip(_wanted(run), rows, strict=True))
+        answers = tuple(int(np.argmax(logits[row])) for row in _asked(run))
+        return Result(frame.epoch, run.number, self._draws(run, logits), answers=answers)
+
+    def cancel(self, runs: Iterable[int]) -> None:
+        """Leaves these runs out; one in progress ends after the layer that it is in.
+
+        One that has just begun, or is in its last layer, may go through to its end. Runs are
+        numbered upwards: those before the one in progress are over. Safe at any time and from any
+        thread.
+        """
+        with self._lock:
+            self._cancelled.update(number for number in runs if number >= self._current)
+            if self._current in self._cancelled:
+                self._native.interrupt()
+
+    def stop(self) -> None:
+        """Leaves out the run in progress, as `cancel` does, and all others of the job."""
+        with self._lock:
+            self._stopped = True
+            self._native.interrupt()
+
+    def _apply(self, op: Op) -> None:
+        # Ranges may name positions of runs that were left out: what is there is shared or removed.
+        match op:
+            case Share():
+                self._native.seq_cp(op.src, op.dst, op.p0, op.p1)
+            case Remove():
+                self._native.seq_rm(op.seq, op.p0, op.p1)
+            case Accept():
+                if self._sampler is not None:
+                    self._sampler.accept_all(op.tokens)
+
+    def _compute(self, run: Run, hidden: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+        """Hidden states of a run's rows, or logits of those wanted; None if it is left out."""
+        questions = run.questions
+        given: ArrayLike | None = hidden
+        if self._is_first:
+            given = run.tokens + (questions.tokens if questions else ())
+        if given is None:
+            raise ShapeError(f"run {run.number}: expected hidden states of the stage before")
+        n = len(run.tokens)
+        positions, parents = [*range(run.position, run.position + n)], [*range(-1, n - 1)]
+        for parent in questions.parents if questions else ():
+            parents.append(n + parent if parent >= 0 else 0)
+            positions.append(positions[parents[-1]] + 1)
+        while not self._is_left_out(run.number):
+            try:
+                # Without questions rows need not be told as a tree, and take a shorter way.
+                how = (run.regime, parents if questions else [])
+                if self._is_last:
+                    rows = self._native.forward(given, positions, run.seq, _wanted(run), *how)
+                else:
+                    rows = self._native.forward_hidden(given, positions, run.seq, *how)
+            except CancelledError:
+                continue  # if it was not this run that was to end, it must not be lost
+            if questions:
+                _core.commit(self._native, [(row, run.seq) for row in range(n)])
+            return rows
+        return None
+
+    def _begin(self, number: int) -> None:
+        with self._lock:
+            self._current = number
+            self._cancelled = {n for n in self._cancelled if n >= number}
+
+    def _is_left_out(self, number: int) -> bool:
+        with self._lock:
+            return self._stopped or number in self._cancelled
+
+    def _draws(self, run: Run, logits: Mapping[int, NDArray[np.float32]]) -> tuple[int, ...]:
+        """What plain decoding draws after the run's last rows: it depends on position and text."""
+        assert self._sampler is not None
+        draws = []
+        n = len(run.tokens)
+        for row in range(n - run.n_draws, n):
+            path = (*run.path, *run.tokens[: row + 1])
+            draws.append(self._sampler.sample(logits[row], run.position + row + 1, path).token)
+        return tuple(draws)
+
+
+def _asked(run: Run) -> list[int]:
+    """The rows after which a question wants to know the likeliest token."""
+    n = len(run.tokens)
+    return [n + row if row >= 0 else 0 for row in run.questions.asked] if run.questions else []
+
+
+def _wanted(run: Run) -> list[int]:
+    """The rows whose logits count, ascending."""
+    n = len(run.tokens)
+    return sorted({*range(n - run.n_draws, n), *_asked(run)})

@@ -1,0 +1,209 @@
+"""A pipeline within one process: a thread per stage, queues between them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import Protocol, TypeAlias, TypedDict, Unpack
+
+from pyflow import _core
+from pyflow.closing import Closing
+from pyflow.cluster.run.stage import ModelStage
+from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Result
+from pyflow.engine.context import CacheType
+from pyflow.engine.memory import resident_nbytes
+from pyflow.errors import PyflowError
+from pyflow.formats import Checkpoint
+from pyflow.sampling import SamplingParams
+from pyflow.specs.model_spec import ModelSpec
+
+
+class Stage(Protocol):
+    """What `ModelStage` does, and whatever stands in for one."""
+
+    def handle(self, frame: Frame) -> Frame | Result | None: ...
+    def cancel(self, runs: Iterable[int]) -> None: ...
+    def stop(self) -> None: ...
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int: ...
+
+
+class Sizes(TypedDict, total=False):
+    """Of each stage's context."""
+
+    n_ctx: int | None
+    n_seq_max: int
+    n_batch: int
+    cache_type: CacheType
+
+
+@dataclass(slots=True)
+class _Job:
+    """A new job on its way through the stages."""
+
+    sampling: SamplingParams
+    stream: int
+    keep: int
+    cut: Cut | None
+
+
+_Item: TypeAlias = Frame | Result | Drafted | _Job | BaseException | None
+_Queue: TypeAlias = "SimpleQueue[_Item]"
+
+
+def local_stages(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    layers: Sequence[range],
+    sampling: SamplingParams,
+    pool: _core.ThreadPool | None = None,
+    n_threads: int = 1,
+    **sizes: Unpack[Sizes],
+) -> list[ModelStage]:
+    """The parts of a model that hold layers.
+
+    pool: for all of them, which then take turns; None gives each one its own, of n_threads.
+    """
+    return [
+        ModelStage(
+            checkpoint,
+            spec,
+            layers=held,
+            pool=pool or _core.ThreadPool(n_threads),
+            sampling=sampling,
+            **sizes,
+        )
+        for held in layers
+        if held
+    ]
+
+
+class ThreadPipeline(Closing):
+    """Stages that work at the same time, each on a frame of its own. One thread drives it.
+
+    Also a context manager: leaving it ends the threads.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._epoch = 0
+        self._inbox: _Queue = SimpleQueue()
+        self._queues: list[_Queue] = [SimpleQueue() for _ in stages]
+        onward = [*self._queues[1:], self._inbox]
+        threads = [
+            Thread(target=_work, args=way, daemon=True)
+            for way in zip(stages, self._queues, onward, strict=True)
+        ]
+        # Also called when the pipeline is forgotten, and before the interpreter ends.
+        self._finish = weakref.finalize(self, _end, stages, threads, self._queues, self._inbox)
+        for thread in threads:
+            thread.start()
+
+    @property
+    def epoch(self) -> int:
+        """Of the present job, which its messages carry."""
+        return self._epoch
+
+    @property
+    def drafting(self) -> None:
+        """Who guesses is beside the stages."""
+        return None
+
+    def send(self, frame: Frame) -> None:
+        """Gives the first stage a frame, behind those before it."""
+        self._queues[0].put(frame)
+
+    def cancel(self, message: Cancel) -> None:
+        """Has the stages leave runs out. Safe at any time and from any thread."""
+        for stage in self._stages:
+            stage.cancel(message.runs)
+
+    def receive(self, timeout: float | None = None) -> Result | Drafted:
+        """The next result, in the order in which runs were sent, or what was posted.
+
+        Raises what a stage has raised, which has ended the pipeline; queue.Empty after `timeout`
+        seconds.
+        """
+        while True:
+            item = self._next(timeout)
+            if isinstance(item, Result | Drafted):
+                return item
+
+    def post(self, message: Drafted | BaseException) -> None:
+        """Has `receive` return a message from beside the stages, or raise. From any thread."""
+        self._inbox.put(message)
+
+    def reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
+        """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
+
+        cut: is made first. Returns how many positions of sequence 0 have been kept, of the first
+        `keep`.
+        """
+        self._epoch += 1
+        for stage in self._stages:
+            stage.stop()
+        while True:
+            job = _Job(sampling, stream, keep, cut)
+            self._queues[0].put(job)
+            while self._next(None) is not job:
+                pass
+            if job.keep == keep:
+                return keep
+            cut = None
+            keep = job.keep  # which each stage must be able to go on from
+
+    @property
+    def resident_nbytes(self) -> Sequence[int | None]:
+        """Of this process."""
+        return [resident_nbytes()]
+
+    def close(self) -> None:
+        """Ends the threads, and a run in progress after its layer; idempotent."""
+        self._finish()
+
+    def _next(self, timeout: float | None) -> _Item:
+        item = self._inbox.get(timeout=timeout)
+        if isinstance(item, BaseException):
+            self._inbox.put(item)  # for whoever asks next
+            raise item
+        return item
+
+
+def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
+    """A stage's thread. It does not know the pipeline, which may so be forgotten."""
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, Frame):
+                out = stage.handle(item)
+                if out is not None:
+                    onward.put(out)
+            elif isinstance(item, _Job):
+                item.keep = stage.reset(
+                    item.sampling, stream=item.stream, keep=item.keep, cut=item.cut
+                )
+                onward.put(item)
+            elif isinstance(item, BaseException):
+                raise item  # of a stage before, behind the results that it still had a part in
+    except BaseException as error:
+        onward.put(error)
+
+
+def _end(
+    stages: Sequence[Stage], threads: Sequence[Thread], queues: Sequence[_Queue], inbox: _Queue
+) -> None:
+    for stage, queue in zip(stages, queues, strict=True):
+        stage.stop()
+        queue.put(None)
+    for stage, thread in zip(stages, threads, strict=True):
+        while thread.is_alive() and thread is not current_thread():
+            # Once more, for a run that had just begun may not have seen it.
+            stage.stop()
+            thread.join(0.05)
+    inbox.put(PyflowError("the pipeline has been closed"))

@@ -1,0 +1,1 @@
+"""Starting ranks, noticing their loss, and restarting a job that has lost one."""

@@ -1,0 +1,112 @@
+"""What jobs have drawn so far, kept where the death of rank 0 does not reach it.
+
+A file that the supervisor holds and hands to every rank 0: records of 12 bytes (kind, bytes of
+payload, crc32) and a payload, each appended by one write. A job is a digest of its prompt and of
+how it draws; the tokens that follow are its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pyflow.cluster.supervise.lifeline import here
+from pyflow.cluster.wire.parameters import to_json
+from pyflow.errors import CancelledError, PyflowError
+from pyflow.sampling import SamplingParams
+
+MAX_NBYTES = 1 << 26
+_HEAD = struct.Struct("<III")
+_JOB_KIND, _TOKENS_KIND = 1, 2
+_DIGEST_NBYTES = hashlib.sha256().digest_size
+
+
+@dataclass(slots=True)
+class _Job:
+    digest: bytes
+    tokens: list[int] = field(default_factory=list)
+
+
+class Journal:
+    """Jobs of the rank 0 before, and of this one, which is asked for the same jobs in order."""
+
+    def __init__(self, fd: int) -> None:
+        """Reads what is there. PyflowError if that may not be all."""
+        self._fd = fd
+        if os.fstat(fd).st_size >= MAX_NBYTES:
+            raise PyflowError(
+                f"journal: {MAX_NBYTES >> 20} MiB of tokens were kept, and more came: the text "
+                "cannot be taken up again"
+            )
+        self._jobs: list[_Job] = []
+        self._n_begun = 0
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+        data = os.pread(fd, MAX_NBYTES, 0)
+        end = 0
+        for kind, payload, end in _records(data):  # noqa: B007
+            if kind == _JOB_KIND:
+                self._jobs.append(_Job(payload))
+            elif self._jobs:
+                self._jobs[-1].tokens += np.frombuffer(payload, "<i4").tolist()
+        os.ftruncate(fd, end)
+
+    @classmethod
+    def of_process(cls) -> Journal | None:
+        """The one that this process's supervisor keeps, if it does."""
+        return None if here.journal is None else cls(here.journal)
+
+    def begin(
+        self, prompt: Sequence[int], sampling: SamplingParams, stream: int = 0
+    ) -> tuple[int, ...]:
+        """What the next job has drawn before: nothing, if there was none such.
+
+        PyflowError where it was another one, whose text would not be the same.
+        """
+        said = f"{to_json(sampling)} {stream}".encode()
+        digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes() + said).digest()
+        self._n_begun += 1
+        if self._n_begun > len(self._jobs):
+            self._jobs.append(_Job(digest))
+            self._append(_JOB_KIND, digest)
+            return ()
+        job = self._jobs[self._n_begun - 1]
+        if digest != job.digest:
+            raise PyflowError(
+                f"journal: prompt or sampling of job {self._n_begun} are not those of before: the "
+                "text cannot be taken up again"
+            )
+        return tuple(job.tokens)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """The present job goes on by these tokens, of which nobody has been told yet.
+
+        CancelledError where it did not before, though it could have: it had been interrupted.
+        """
+        if self._n_begun < len(self._jobs):
+            raise CancelledError(f"journal: job {self._n_begun} was interrupted here before")
+        self._append(_TOKENS_KIND, np.asarray(tokens, "<i4").tobytes())
+
+    def _append(self, kind: int, payload: bytes) -> None:
+        head = _HEAD.pack(kind, len(payload), zlib.crc32(payload))
+        if os.fstat(self._fd).st_size < MAX_NBYTES:
+            os.write(self._fd, head + payload)
+
+
+def _records(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Kind, payload and end of each whole record; what follows the first broken one is dropped."""
+    at = 0
+    while at + _HEAD.size <= len(data):
+        kind, n, crc = _HEAD.unpack_from(data, at)
+        payload = data[at + _HEAD.size : at + _HEAD.size + n]
+        right_size = {_JOB_KIND: n == _DIGEST_NBYTES, _TOKENS_KIND: n % 4 == 0}.get(kind, False)
+        if len(payload) < n or zlib.crc32(payload) != crc or not right_size:
+            return
+        at += _HEAD.size + n
+        yield kind, payload, at

@@ -1,0 +1,1 @@
+"""What ranks send each other, and how it lies in bytes."""
