@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pyflow.quant.perplexity import Perplexity, Regime, perplexity
+from pyflow.quant.measure.perplexity import Perplexity, Regime, perplexity
 
 import pyflow
 from pyflow import _core

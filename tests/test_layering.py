@@ -156,7 +156,7 @@ def test_a_wrong_include_is_found(name: str, text: str) -> None:
         ("formats/gguf.py", "from pyflow.engine.loaded import Model"),
         ("formats/gguf.py", "from .. import engine"),
         ("formats/gguf.py", "from pyflow import load"),
-        ("quant/perplexity.py", "def f():\n    from ..generate import stream"),
+        ("quant/measure/perplexity.py", "def f():\n    from ...generate import stream"),
         ("pyflow/engine/loaded.py", "import pyflow.cli"),
         ("pyflow/engine/loaded.py", "import jinja2"),
         ("pyflow/stray.py", ""),

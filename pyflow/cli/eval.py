@@ -40,7 +40,7 @@ def ppl(
     The text is cut into chunks of -c tokens, and the second half of each is scored. With --method
     strided it is what the documentation of Hugging Face's transformers describes.
     """
-    from pyflow.quant import perplexity
+    from pyflow.quant.measure import perplexity
 
     with options.load(model, threads, numa, quantize=quantize) as loaded:
         cut = text.cut(loaded)

@@ -17,8 +17,8 @@ from pyflow.cli.output import markdown_table, print_json
 if TYPE_CHECKING:
     from pyflow.engine.topology import NumaMode
     from pyflow.model import Model
-    from pyflow.quant.kld import Divergence
-    from pyflow.quant.windows import Cut, Window
+    from pyflow.quant.measure.kld import Divergence
+    from pyflow.quant.measure.windows import Cut, Window
 
 # Of a text, that two tokenizers have to agree on.
 _PROBE = 10_000
@@ -89,8 +89,8 @@ class Found:
 
 def diverge(models: Sequence[Model], text: TextOptions) -> Found:
     """Measures models against the first of them, as far as Ctrl-C lets it."""
-    from pyflow.quant import kld
-    from pyflow.quant.perplexity import limited
+    from pyflow.quant.measure import kld
+    from pyflow.quant.measure.perplexity import limited
 
     check_tokenizers(models, text.text)
     cut = text.cut(models[0])
@@ -133,7 +133,7 @@ def check_tokenizers(models: Sequence[Model], text: str) -> None:
 
 def as_figures(d: Divergence) -> dict[str, Any]:
     """For JSON."""
-    from pyflow.quant.kld import QUANTILES
+    from pyflow.quant.measure.kld import QUANTILES
 
     quantiles = zip(QUANTILES, d.kl_quantiles, strict=True)
     return {

@@ -19,13 +19,13 @@ from pyflow.cli.signals import EndedError
 from pyflow.cli.target import Name
 from pyflow.cli.terminal import progress
 from pyflow.errors import PyflowError, ShapeError
-from pyflow.quant.journal import Journal
-from pyflow.quant.windows import METHODS, Cut, Method, Window
+from pyflow.quant.measure.journal import Journal
+from pyflow.quant.measure.windows import METHODS, Cut, Method, Window
 from pyflow.text import counted
 
 if TYPE_CHECKING:
     from pyflow.engine.model_files import ModelFiles
-    from pyflow.quant.perplexity import Progress, Regime
+    from pyflow.quant.measure.perplexity import Progress, Regime
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ class TextOptions:
 
     def cut(self, model: ModelFiles) -> Cut:
         """The windows for a model; a usage error for a text or size that makes none."""
-        from pyflow.quant.perplexity import cut_text
+        from pyflow.quant.measure.perplexity import cut_text
 
         options.context_size(self.n_ctx, model.spec.n_ctx_train)
         try:

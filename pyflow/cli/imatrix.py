@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyflow.engine.context import Context
     from pyflow.engine.topology import NumaMode
     from pyflow.model import Model
-    from pyflow.quant.windows import Window
+    from pyflow.quant.measure.windows import Window
 
 # Logits of the output matrix's rows at a time, which nobody looks at.
 _LOGITS_NBYTES = 32 << 20
@@ -190,7 +190,7 @@ def _calibration(path: str) -> str:
 
 def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[tuple[str, Window]]:
     """The chunks of each text, with its name; a usage error where one has none."""
-    from pyflow.quant.perplexity import cut_text
+    from pyflow.quant.measure.perplexity import cut_text
 
     windows: list[tuple[str, Window]] = []
     for name, text in texts.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyflow.quant import kld, perplexity
+from pyflow.quant.measure import kld, perplexity
 
 from pyflow.cli import main, timing
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from pyflow.quant import mixes
-from pyflow.quant.perplexity import perplexity
+from pyflow.quant.measure.perplexity import perplexity
 
 import pyflow
 from pyflow import formats

@@ -23,9 +23,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.quant.journal import Journal
-from pyflow.quant.perplexity import Progress, Regime, summary
-from pyflow.quant.windows import Window
+from pyflow.quant.measure.journal import Journal
+from pyflow.quant.measure.perplexity import Progress, Regime, summary
+from pyflow.quant.measure.windows import Window
 
 from pyflow.errors import PyflowError
 

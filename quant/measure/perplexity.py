@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.quant.journal import Journal
-from pyflow.quant.windows import Cut, Method, Window, cut
+from pyflow.quant.measure.journal import Journal
+from pyflow.quant.measure.windows import Cut, Method, Window, cut
 
 from pyflow.errors import PyflowError, ShapeError
 

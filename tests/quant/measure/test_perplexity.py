@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pyflow.quant.journal import Journal
-from pyflow.quant.perplexity import (
+from pyflow.quant.measure.journal import Journal
+from pyflow.quant.measure.perplexity import (
     LogprobSource,
     Perplexity,
     Progress,
@@ -21,7 +21,7 @@ from pyflow.quant.perplexity import (
     standard_error,
     summary,
 )
-from pyflow.quant.windows import cut
+from pyflow.quant.measure.windows import cut
 
 from pyflow.errors import PyflowError, ShapeError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pyflow.quant.journal import Journal
-from pyflow.quant.kld import Divergence, compare, diverge, estimate, n_figures
-from pyflow.quant.windows import Window, cut
+from pyflow.quant.measure.journal import Journal
+from pyflow.quant.measure.kld import Divergence, compare, diverge, estimate, n_figures
+from pyflow.quant.measure.windows import Window, cut
 
 from pyflow.errors import PyflowError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyflow.quant.journal import Journal
+from pyflow.quant.measure.journal import Journal
 
 from pyflow.errors import FormatError, PyflowError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyflow.quant.windows import Cut, cut
+from pyflow.quant.measure.windows import Cut, cut
 
 from pyflow.errors import ShapeError
 

@@ -1,0 +1,1 @@
+"""Perplexity and KL divergence over any source of log-probabilities or logits."""
