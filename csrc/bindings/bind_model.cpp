@@ -99,7 +99,8 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::di
   if (pack_as) dtype = dtype_of(*pack_as);
   const KernelTable& kernels = kernel_table();
   TensorSource source{file->label(), [file](const std::string& name) { return file->find(name); },
-                      [file](const TensorRecord& r) { file->release(r); }};
+                      [file](const TensorRecord& r) { file->release(r); },
+                      [file] { file->release_all(); }};
   py::gil_scoped_release release;
   return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
                                  dtype, load, check_signals);

@@ -87,6 +87,10 @@ void Checkpoint::release(const TensorRecord& r) const {
       file->release(static_cast<uint64_t>(r.data - file->data()), r.nbytes);
 }
 
+void Checkpoint::release_all() const {
+  for (const auto& file : files_) file->release_all();
+}
+
 bool count_elements(const std::vector<int64_t>& shape, uint64_t& n) {
   n = 1;
   bool fits = true;

@@ -70,8 +70,9 @@ class Checkpoint {
   // The span of a line of the table, for which the size of the type must be known. Where the format
   // has checksums they are compared, once, which reads the data.
   virtual Contents contents(const TensorEntry& t) const;
-  // Gives the pages of a record of `tensors` back to the system; see MappedFile.
+  // Unmaps the pages of a record of `tensors`, or those of all files; see MappedFile.
   void release(const TensorRecord& r) const;
+  void release_all() const;
 
  protected:
   explicit Checkpoint(std::string label) : label_(std::move(label)) {}

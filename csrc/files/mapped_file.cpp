@@ -19,6 +19,8 @@ namespace {
 static_assert(sizeof(size_t) == 8,
               "checkpoints are mapped whole: a 64-bit address space is needed");
 
+constexpr uint64_t kLargestFolio = uint64_t{2} << 20;  // one page-table entry of a huge page
+
 // Owns a descriptor until the mapping has taken its place.
 struct Descriptor {
   int fd;
@@ -78,7 +80,7 @@ MappedFile::~MappedFile() { munmap(data_, size_); }
 void MappedFile::release(uint64_t offset, uint64_t nbytes) const {
   static const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   if (offset >= size_) return;
-  const uint64_t begin = offset / page * page;
+  const uint64_t begin = (offset - std::min(offset, kLargestFolio)) / page * page;
   // The system rounds an end up to a whole page, which is what the file's last page wants.
   const uint64_t end = nbytes >= size_ - offset ? size_ : (offset + nbytes) / page * page;
   if (end > begin) madvise(data_ + begin, end - begin, MADV_DONTNEED);

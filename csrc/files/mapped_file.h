@@ -30,15 +30,18 @@ class MappedFile {
   // The path as it may be shown: see printable().
   const std::string& label() const { return label_; }
 
-  // Gives the pages of a range back to the system; reading them again fetches them from the file.
-  // For weights that have been repacked, so that they are not held twice. Any thread may call it,
-  // on any range (clipped to the file), at any time.
+  // Unmaps the pages of a range; reading them again maps them again. For weights that have been
+  // repacked, so that they are not held twice. Any thread may call it, on any range (clipped to the
+  // file), at any time.
   //
-  // The page that a range starts in goes, the page that it ends in stays unless the file ends
-  // there: of ranges released one after the other each page is fetched once. A fault maps up to 16
-  // pages around the one touched, so after releasing a tensor in small pieces release the whole of
-  // it once more.
+  // The page that a range starts in is unmapped, the page that it ends in only at the end of the
+  // file: consecutive ranges fault each page once. A fault maps the whole folio of the page touched
+  // (up to 2 MB, Linux 6.18), and so maps pages again that were released before it: the 2 MB before
+  // the range are unmapped too. A folio that reaches past the range stays mapped there until the
+  // next release or release_all().
   void release(uint64_t offset, uint64_t nbytes) const;
+  // Unmaps every page. Call it once the last range has been read.
+  void release_all() const { release(0, size_); }
 
   // Tells the system that the file will be read from front to back: it reads further ahead.
   void advise_sequential() const;

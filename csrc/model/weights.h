@@ -22,11 +22,13 @@
 
 namespace pyflow {
 
-// Where tensors come from. `release` hands a tensor's pages back to the system after packing.
+// Where tensors come from. `release` unmaps a tensor's pages after packing, `release_all` those of
+// the whole file after the last tensor.
 struct TensorSource {
   std::string path;
   std::function<const TensorRecord*(const std::string&)> find;  // nullptr: no such tensor
   std::function<void(const TensorRecord&)> release;
+  std::function<void()> release_all;
 };
 
 // Tiles of a piece of work: a few pieces per thread, so that a delayed thread can be helped.

@@ -94,7 +94,7 @@ struct Model {
                        return &*std::find_if(records.begin(), records.end(),
                                              [&](const TensorRecord& r) { return r.name == name; });
                      },
-                     [](const TensorRecord&) {}},
+                     [](const TensorRecord&) {}, [] {}},
         std::nullopt, kernels);
     for (const TensorRecord& r : records) {
       const bool continued = r.name == "k" || r.name == "v";

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ pytestmark = pytest.mark.model
 
 # In a process of its own: allocations of other tests must not count. Modules are imported before
 # the first reading, numpy.random too, which NumPy puts off, so that only the model's part is seen.
-MEASURE = """
-import json, sys
+MEASURE = r"""
+import json, re, sys
+from pathlib import Path
 import numpy as np, numpy.random, psutil
 import pyflow, pyflow.tokenizer, pyflow.chat
 from pyflow import _core
@@ -30,15 +32,19 @@ context = model.context(n_ctx, cache_type=cache_type)
 tokens = np.random.default_rng(0).integers(0, model.spec.n_vocab, n_ctx).astype(np.int32)
 context.score(tokens, 0)
 grown = process.memory_info().rss - before
-print(json.dumps({"planned": plan.total, "grown": grown, "weights": plan.weights}))
+mapping = re.escape(path) + r"\n(?:[A-Z].*\n)*?Rss: +(\d+) kB"
+mapped = re.findall(mapping, Path("/proc/self/smaps").read_text())
+print(json.dumps({"planned": plan.total, "grown": grown, "weights": plan.weights,
+                  "mapped_kib": [int(kib) for kib in mapped]}))
 """
 
 
-def measured(path: Path, n_ctx: int, cache_type: str, quantize: str = "") -> dict[str, int]:
-    """What was planned, by how much the process grew, and the weights' part of the plan."""
+def measured(path: Path, n_ctx: int, cache_type: str, quantize: str = "") -> dict[str, Any]:
+    """Planned bytes in all and for weights, bytes by which the process grew, and the resident KiB
+    of each mapping of the file."""
     command = [sys.executable, "-c", MEASURE, str(path), str(n_ctx), cache_type, quantize]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, int] = json.loads(run.stdout)
+    found: dict[str, Any] = json.loads(run.stdout)
     return found
 
 
@@ -59,6 +65,9 @@ def test_resident_size_grows_as_planned(
     assert 0.95 <= found["grown"] / found["planned"] <= 1.05, found
     # Repacked weights take at most 2 % more than the tensors of the file.
     assert found["weights"] <= 1.02 * path.stat().st_size, found
+    # Packed weights are held once: no page of the file is left mapped.
+    assert found["mapped_kib"], found
+    assert sum(found["mapped_kib"]) == 0, found
 
 
 def write(path: Path, text: str) -> None:
