@@ -26,8 +26,8 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.cluster.model import PipelinedModel
+    from pyflow.generate.conversation import AnyModel
 
 _GREEDY = SamplingParams(temperature=0, seed=0)
 

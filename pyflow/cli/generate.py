@@ -19,10 +19,10 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.cluster.model import PipelinedModel
     from pyflow.engine.context import CacheType
     from pyflow.engine.topology import NumaMode
+    from pyflow.generate.conversation import AnyModel
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",

@@ -19,8 +19,8 @@ from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.engine.topology import Placement
+    from pyflow.generate.conversation import AnyModel
     from pyflow.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])

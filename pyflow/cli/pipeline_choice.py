@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyflow.engine.topology import NumaMode
     from pyflow.model import Model
     from pyflow.speculate.drafter import Method
-
-    AnyModel: TypeAlias = Model | PipelinedModel
 
 AUTO, EVEN = "auto", "even"
 
@@ -87,7 +85,7 @@ class PipelineChoice:
         cache_type: str = "f16",
         draft_models: Sequence[str] = (),
         spec: SpecChoice | None = None,
-    ) -> Iterator[AnyModel]:
+    ) -> Iterator[Model | PipelinedModel]:
         """The model, in one place or in several; loaded, and freed in the end.
 
         n_ctx: of a pipeline, as the option has it. n_threads: of each stage. spec: the method that

@@ -15,9 +15,9 @@ from pyflow.cli.finite import Finite
 from pyflow.cli.options import F, is_given
 
 if TYPE_CHECKING:
-    from pyflow.cli.pipeline_choice import AnyModel
     from pyflow.engine.context import Policy
     from pyflow.engine.model_files import ModelFiles
+    from pyflow.generate.conversation import AnyModel
     from pyflow.model import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method

@@ -15,9 +15,13 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyflow.chat import ChatTemplate
     from pyflow.engine.context import CacheType, Context, Progress
+    from pyflow.specs.model_spec import ModelSpec
     from pyflow.speculate import Speculator
+    from pyflow.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +75,23 @@ class Conversation(Protocol):
         ...
 
 
-class Conversing(Protocol):
-    """A model that can be talked with, wherever it is."""
+class AnyModel(Protocol):
+    """A model that writes, in this process or as a pipeline over several stages."""
 
     @property
     def name(self) -> str: ...
     @property
+    def path(self) -> Path: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
     def chat_template(self) -> ChatTemplate | None: ...
     @property
     def defaults(self) -> Defaults: ...
+    @property
+    def n_threads(self) -> int: ...
     def conversation(
         self,
         n_ctx: int | None = None,

@@ -13,7 +13,7 @@ import msgspec
 from pyflow.closing import Closing
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.conversation import Answering, Conversing, Question, View
+from pyflow.generate.conversation import Answering, AnyModel, Question, View
 from pyflow.generate.prompts import check_fits
 from pyflow.sampling import SamplingParams
 
@@ -40,7 +40,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[ChatMessage]
 
 
-def chat_template(model: Conversing) -> ChatTemplate:
+def chat_template(model: AnyModel) -> ChatTemplate:
     """The model's chat template; UnsupportedError, saying what to do, where it has none."""
     if model.chat_template is None:
         raise UnsupportedError(
@@ -61,7 +61,7 @@ class ChatSession(Closing):
 
     def __init__(
         self,
-        model: Conversing,
+        model: AnyModel,
         *,
         system: str | None = None,
         sampling: SamplingParams | None = None,
