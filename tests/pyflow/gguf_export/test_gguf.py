@@ -11,8 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import safetensors.numpy
-import safetensors.torch
-import torch
+from numpy.typing import NDArray
 from pyflow.formats import arrays
 from pyflow.quant.mixes import is_matrix
 
@@ -21,6 +20,7 @@ from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.gguf_export import to_gguf
 from pyflow.specs import build_spec, describe, naming
 
+from ...hostile import torch_builder
 from ..specs import tiny
 from ..specs.test_families import FIXTURES, fixture, logits
 from .written import write
@@ -125,18 +125,37 @@ def test_matrices_are_called_as_importance_and_types_know_them(name: str, tmp_pa
     assert found == {t.name for t in to_gguf(checkpoint).tensors if is_matrix(t.name, t.shape)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_weights_keep_their_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+def stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """The values as files have them; of BF16 the bits, those of float32 cut off."""
+    if dtype == "BF16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16 if dtype == "F16" else np.float32)
+
+
+def write_safetensors(path: Path, tensors: dict[str, NDArray[Any]], dtype: str) -> None:
+    header, data = {}, b""
+    for name, values in tensors.items():
+        ends = [len(data), len(data) + values.nbytes]
+        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": ends}
+        data += values.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_weights_keep_their_bits(dtype: str, tmp_path: Path) -> None:
     golden = fixture("hf_llama2")
     folder = tiny.write(tmp_path, golden)
-    tensors = {k: torch.from_numpy(v.copy()).to(dtype) for k, v in tiny.weights(golden).items()}
+    weights = tiny.weights(golden)
+    weights["model.layers.0.mlp.up_proj.weight"][0, :4] = [-0.0, np.inf, np.nan, 6e-8]
+    tensors = {k: stored(v, dtype) for k, v in weights.items()}
     up = tensors["model.layers.0.mlp.up_proj.weight"]
-    up[0, :4] = torch.tensor([-0.0, float("inf"), float("nan"), 6e-8])
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    write_safetensors(folder / "model.safetensors", tensors, dtype)
     made = to_gguf(formats.open(folder)).rows("blk.0.ffn_up.weight")
-    assert made.nbytes == up.numel() * up.element_size()
+    assert made.nbytes == up.nbytes
     found = b"".join(made[i : i + 5].tobytes() for i in range(0, len(made), 5))
-    assert found == up.view(torch.uint8).numpy().tobytes()
+    assert found == up.tobytes()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -195,27 +214,49 @@ def test_queries_are_turned_pair_by_pair_and_nothing_else(tmp_path: Path) -> Non
     assert np.array_equal(tensors["blk.0.attn_v.weight"].rows(0, 64), hub)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_keep_their_type_and_vectors_get_float32(dtype: Any, tmp_path: Path) -> None:
+def write_pt(path: Path, tensors: dict[str, NDArray[Any]], kind: str) -> None:
+    """A file as torch.save writes it; arrays that are one object share a storage."""
+    keys = {id(v): str(i) for i, v in enumerate({id(v): v for v in tensors.values()}.values())}
+    lines = []
+    for name, v in tensors.items():
+        of = torch_builder.storage(
+            torch_builder.named("torch", kind),
+            torch_builder.text(keys[id(v)]),
+            torch_builder.number(v.size),
+        )
+        strides = [s // v.itemsize for s in v.strides]
+        lines.append(torch_builder.text(name) + torch_builder.tensor(v.shape, strides, of=of))
+    contents = torch_builder.pickled(torch_builder.dict_of(*lines))
+    members = [torch_builder.Member("x/data.pkl", contents)]
+    for v in {id(v): v for v in tensors.values()}.values():
+        members.append(torch_builder.Member(f"x/data/{keys[id(v)]}", v.tobytes("A")))
+    path.write_bytes(torch_builder.zipped(members))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("F16", "HalfStorage"), ("BF16", "BFloat16Storage")])
+def test_weights_keep_their_type_and_vectors_get_float32(
+    dtype: str, kind: str, tmp_path: Path
+) -> None:
     golden = fixture("hf_qwen3")
     path = tiny.write(tmp_path, golden) / "model.pt"
-    values = {k: torch.from_numpy(v).to(dtype) for k, v in tiny.weights(golden).items()}
-    torch.save(values, path)
+    values = {k: stored(v, dtype) for k, v in tiny.weights(golden).items()}
+    write_pt(path, values, kind)
     (tmp_path / "model.safetensors").unlink()
     for tensor in to_gguf(formats.open(path)).tensors:
-        is_vector = "norm" in tensor.name
-        assert tensor.dtype == ("F32" if is_vector else str(dtype)[6:].replace("loat", "").upper())
+        assert tensor.dtype == ("F32" if "norm" in tensor.name else dtype)
     q = next(t for t in to_gguf(formats.open(path)).tensors if t.name == "blk.0.attn_q.weight")
-    want = values["model.layers.0.self_attn.q_proj.weight"].float().numpy()
+    want = values["model.layers.0.self_attn.q_proj.weight"]
+    if dtype == "BF16":
+        want = (want.astype(np.uint32) << 16).view(np.float32)
     assert np.array_equal(q.rows(0, q.n_rows), want)
 
 
 def test_a_head_that_is_the_embedding_is_left_out(tmp_path: Path) -> None:
     golden = fixture("hf_llama3")
     path = tiny.write(tmp_path, golden) / "pytorch_model.bin"
-    values = {k: torch.from_numpy(v) for k, v in tiny.weights(golden).items()}
+    values: dict[str, NDArray[Any]] = dict(tiny.weights(golden))
     values["lm_head.weight"] = values["model.embed_tokens.weight"]
-    torch.save(values, path)
+    write_pt(path, values, "FloatStorage")
     (tmp_path / "model.safetensors").unlink()
     names = {t.name for t in to_gguf(formats.open(path)).tensors}
     assert "output.weight" not in names
@@ -277,7 +318,7 @@ def test_gguf_files_and_types_without_exact_floats_are_refused(tmp_path: Path) -
 
 
 def test_rows_that_do_not_follow_one_another_are_refused(tmp_path: Path) -> None:
-    torch.save({"x": torch.zeros(3, 4).T}, tmp_path / "x.pt")
+    write_pt(tmp_path / "x.pt", {"x": np.zeros((3, 4), np.float32).T}, "FloatStorage")
     checkpoint = formats.open(tmp_path / "x.pt")
     with pytest.raises(UnsupportedError, match="expected row after row, found strides"):
         arrays.stored_floats(checkpoint.native, checkpoint.native.tensor("x"))
