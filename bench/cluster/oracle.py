@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from pyflow.cluster.planning.toy_model import mix
-from pyflow.cluster.run.drafts import IsWanted, always
+from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.wire.messages import Drafted, DraftRequest
 from pyflow.sampling import SamplingParams
 
@@ -33,7 +33,7 @@ class Oracle:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """However the text is drawn, it knows what comes."""
 
-    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
         """What follows at those positions, whatever the text said before them, all of it, as in
         virtual time."""
         until = time.monotonic() + self._draft_s * request.n

@@ -26,7 +26,7 @@ import pyflow
 from pyflow import SamplingParams, _core
 from pyflow.cluster.mpi.pipeline import MpiPipeline, serve
 from pyflow.cluster.planning.virtual import ClusterTimes
-from pyflow.cluster.run.driver import Drafting, write
+from pyflow.cluster.run.driver import DraftThread, write
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.stage import ModelStage
@@ -90,9 +90,9 @@ def timed(
     begun = time.monotonic()
     times: list[float] = []
     found: list[int] = []
-    with Drafting(oracle, pipeline) as drafting:
+    with DraftThread(oracle, pipeline) as channel:
         scheduler = Scheduler(job, Strategy(**turn["strategy"]))
-        for tokens in write(scheduler, pipeline, drafting):
+        for tokens in write(scheduler, pipeline, channel):
             times += [time.monotonic() - begun] * len(tokens)
             found += tokens
     if found != list(text[n_prompt:]):

@@ -149,7 +149,7 @@ def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> li
 
 def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample:
     """Reads tokens and writes more; the test ends, or begins, with the first one drawn."""
-    line, stats = model.line, PipelineStats()
+    runner, stats = model.runner, PipelineStats()
     # No token ends the text: each sample has as many. After a loss all is measured anew.
     span = Span(tokens=tokens, n_predict=test.n_gen + 1, sampling=_GREEDY, goes_on=False)
     sent: list[NDArray[np.int64]] = []
@@ -158,19 +158,19 @@ def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample
         if done == total:  # and nothing has been sent for the tokens to come
             sent.append(_sent(model))
 
-    line.take(stats)
-    line.forget()
+    runner.take(stats)
+    runner.forget()
     try:
         sent.append(_sent(model))
         times = [time.monotonic_ns()]
-        with closing(line.write(span, stats, progress=progress)) as written:
+        with closing(runner.write(span, stats, progress=progress)) as written:
             for _ in chain.from_iterable(written):
                 if len(times) == 1:
                     times.append(time.monotonic_ns())
             times.append(time.monotonic_ns())
             sent.append(_sent(model))
     finally:
-        line.leave(stats)
+        runner.leave(stats)
     i = int(test.n_gen > 0)
     frames, beside, nbytes = (sent[i + 1] - sent[i]).tolist()
     n_runs, n_rows = stats.runs, stats.rows

@@ -12,7 +12,7 @@ import click
 from pyflow.cli import options, ranks
 from pyflow.cli.speculation import check_layers
 from pyflow.cluster.mpi.layers import by_count, given
-from pyflow.cluster.run.drafts import LookupGuesser, MethodGuesser, by_models
+from pyflow.cluster.run.drafts import MethodDrafter, PipelineLookupDrafter, by_models
 from pyflow.cluster.run.strategy import named
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.mpi.endpoint import World
     from pyflow.cluster.mpi.layers import Split
-    from pyflow.cluster.run.drafts import Guesser
+    from pyflow.cluster.run.drafts import PipelineDrafter
     from pyflow.cluster.run.strategy import Strategy
     from pyflow.cluster.supervise.lifeline import Numbers
     from pyflow.engine.model_files import ModelFiles
@@ -118,10 +118,10 @@ class PipelineChoice:
                 opened = drafting_models(described, draft_models, draft_layers, n_threads)
                 models = stack.enter_context(opened)
             made = None if spec is None else spec.made(described, N_BATCH // 2)
-            guesser = None if self.drafters else self._guesser(described, models, made, size)
+            drafter = None if self.drafters else self._drafter(described, models, made, size)
             how: dict[str, Any] = {
                 **self._decided(models, made[0].n_asked if made else 0),
-                "guesser": None if guesser is None else stack.enter_context(closing(guesser)),
+                "drafter": None if drafter is None else stack.enter_context(closing(drafter)),
                 "n_threads": n_threads,
                 "n_ctx": size,
                 "cache_type": cache_type,
@@ -208,20 +208,20 @@ class PipelineChoice:
     def _strategy(self, n_stages: int) -> Strategy:
         return named(cast(str, self.name), n_stages, self.draft_len, **self.tuning)
 
-    def _guesser(
+    def _drafter(
         self,
         model: ModelFiles,
         models: Sequence[Model],
         made: tuple[Method, int] | None,
         n_ctx: int,
-    ) -> Guesser | None:
+    ) -> PipelineDrafter | None:
         """Who guesses, to be closed."""
         if self.name == "iterative":
             return None
         if made is not None:
             method, n_nodes = made
-            return MethodGuesser(method, n_nodes, n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
-        return by_models(models, n_ctx) if models else LookupGuesser()
+            return MethodDrafter(method, n_nodes, n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
+        return by_models(models, n_ctx) if models else PipelineLookupDrafter()
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from pyflow.cluster.mpi.handshake import check_ranges, hello
 from pyflow.cluster.mpi.layers import Ranks, Split, by_count
 from pyflow.cluster.mpi.pipeline import MpiPipeline, dismiss
 from pyflow.cluster.mpi.survey import Survey, survey_threads
-from pyflow.cluster.run.drafts import Guesser
+from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import Pipeline
-from pyflow.cluster.run.runner import Chooses, Line
+from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.run.stream import PipelinedStream
 from pyflow.cluster.run.threads import Sizes, ThreadPipeline, local_stages
@@ -46,7 +46,7 @@ _FIXED = ("n_ctx", "cache_type", "speculator")
 # Makes the stages; which layers each rank has.
 Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
 # The strategy for a pipeline, or who has one for each job, once the pipeline is there.
-Choose: TypeAlias = Callable[["PipelinedModel"], Strategy | Chooses]
+Choose: TypeAlias = Callable[["PipelinedModel"], Strategy | StrategyChooser]
 
 
 class PipelinedModel(Closing):
@@ -63,12 +63,12 @@ class PipelinedModel(Closing):
         *,
         strategy: Strategy | Choose,
         n_threads: int = 1,
-        guesser: Guesser | None = None,
+        drafter: PipelineDrafter | None = None,
         n_ctx: int | None = None,
         cache_type: CacheType = "f16",
     ) -> None:
         """connect: makes the pipeline, with stages of these sizes. n_threads: of a stage, for
-        whoever asks. guesser: it is the caller's.
+        whoever asks. drafter: it is the caller's.
         n_ctx: of every text with its answer; None is 4096, or the model's limit where that is less.
 
         Waits until all stages have loaded. Raises like `load`, and PyflowError for what stages say.
@@ -90,10 +90,10 @@ class PipelinedModel(Closing):
         )
         try:
             self.pipeline.reset(SamplingParams(seed=0))  # answered when they have loaded
-            self.line = Line(
+            self.runner = PipelineRunner(
                 self.pipeline,
                 strategy if isinstance(strategy, Strategy) else strategy(self),
-                guesser,
+                drafter,
                 n_ctx=self.n_ctx,
                 n_batch=N_BATCH,
                 n_partitions=N_PARTITIONS,
@@ -186,7 +186,7 @@ class PipelinedModel(Closing):
         if any(question.sampling.n_logprobs for question in questions):
             raise PyflowError("n_logprobs: a pipeline tells tokens alone; leave it at 0")
         return PipelinedStream(
-            self.line,
+            self.runner,
             self.tokenizer,
             questions,
             load_ms=self.load_ms,
@@ -235,7 +235,7 @@ def in_threads(
     n_stages: int = 2,
     layers: Sequence[range] | Split = by_count,
     n_threads: int = 1,
-    guesser: Guesser | None = None,
+    drafter: PipelineDrafter | None = None,
     n_ctx: int | None = None,
     cache_type: CacheType = "f16",
 ) -> PipelinedModel:
@@ -272,7 +272,7 @@ def in_threads(
         connect,
         strategy=strategy,
         n_threads=n_threads,
-        guesser=guesser,
+        drafter=drafter,
         n_ctx=n_ctx,
         cache_type=cache_type,
     )
@@ -284,7 +284,7 @@ def over_ranks(
     strategy: Strategy | Choose,
     layers: Sequence[range] | Split = by_count,
     n_threads: int = 1,
-    guesser: Guesser | None = None,
+    drafter: PipelineDrafter | None = None,
     drafters: Sequence[int] = (),
     n_ctx: int | None = None,
     cache_type: CacheType = "f16",
@@ -292,7 +292,7 @@ def over_ranks(
     """On rank 0: a model over all ranks that mpiexec has started, while the others `serve` it.
 
     layers: of each rank, or what decides about them. drafters: ranks that serve with drafts, in
-    place of a guesser here. Should it fail, the other ranks end too.
+    place of a drafter here. Should it fail, the other ranks end too.
     """
     is_connected = False
     try:
@@ -313,7 +313,7 @@ def over_ranks(
             connect,
             strategy=strategy,
             n_threads=n_threads,
-            guesser=guesser,
+            drafter=drafter,
             n_ctx=n_ctx,
             cache_type=cache_type,
         )

@@ -86,7 +86,9 @@ class DraftModel:
         """Keeps what its context has of the text; the rest is read when there is to be a draft."""
         target = sequence.context
         if target is None:
-            raise UnsupportedError(f"{self.model.name}: in a pipeline it drafts by a ModelGuesser")
+            raise UnsupportedError(
+                f"{self.model.name}: in a pipeline it drafts by a PipelineModelDrafter"
+            )
         if self._target is not target.model:
             self.close()
             check_vocabulary(target.model, self.model)

@@ -17,10 +17,10 @@ from pyflow.closing import Closing
 from pyflow.cluster.mpi.endpoint import Deliver, Endpoint, Traffic
 from pyflow.cluster.mpi.handshake import check, check_ranges, hello
 from pyflow.cluster.mpi.layers import Ranks, Split
-from pyflow.cluster.mpi.remote_drafter import AwayGuesser
+from pyflow.cluster.mpi.remote_drafter import RemoteDrafter
 from pyflow.cluster.mpi.survey import Survey, Surveyor
 from pyflow.cluster.run.drafts import OpenDrafts, by_models
-from pyflow.cluster.run.driver import Asks
+from pyflow.cluster.run.driver import DraftChannel
 from pyflow.cluster.run.stage import ModelStage
 from pyflow.cluster.run.threads import Sizes, Stage
 from pyflow.cluster.run.worker import Worker, raised
@@ -77,7 +77,7 @@ def serve(
     rank = endpoint.rank
     before, after = _beside(rank, drafters)
     worker = Worker(rank, here.host, 0, endpoint.send)
-    filler = None if before is None else AwayGuesser(partial(endpoint.send, before))
+    filler = None if before is None else RemoteDrafter(partial(endpoint.send, before))
     endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
         here.at("opening the model")
@@ -93,10 +93,10 @@ def serve(
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the head goes without this rank
         elif models:
-            with closing(by_models(models, setup.n_ctx, filler)) as guesser:
+            with closing(by_models(models, setup.n_ctx, filler)) as drafter:
                 worker.at = _telling(f"draft model {' and '.join(m.path.name for m in models)}")
                 worker.at("waiting for a job")
-                worker.guess(guesser, after)
+                worker.draft(drafter, after)
         else:
             worker.onward = _onward(rank, setup.layers)
             stage = _stage(make, checkpoint, setup, rank, pool)
@@ -193,7 +193,7 @@ class MpiPipeline(Closing):
         return self._epoch
 
     @property
-    def drafting(self) -> Asks | None:
+    def draft_channel(self) -> DraftChannel | None:
         """The rank that guesses, told of each job when that begins."""
         return self if self._drafters else None
 
@@ -307,7 +307,7 @@ def _beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
     return drafters[at - 1] if at else None, [*drafters, 0][at + 1]
 
 
-def _answering(worker: Worker, filler: AwayGuesser) -> Deliver:
+def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
     """On a rank that corrects guesses: what another one guesses, and what the head sends."""
 
     def deliver(source: int, message: Message | WireError) -> None:

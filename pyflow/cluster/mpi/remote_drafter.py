@@ -1,4 +1,4 @@
-"""A guesser on another rank, asked from this one."""
+"""A drafter on another rank, asked from this one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from pyflow.cluster.run.drafts import IsWanted, always
+from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.wire.messages import Drafted, DraftRequest
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.tree import common_prefix
@@ -15,7 +15,7 @@ from pyflow.speculate.tree import common_prefix
 _PAUSE_S = 0.002
 
 
-class AwayGuesser:
+class RemoteDrafter:
     """Asks the other rank, and once more as soon as it has answered: that goes on guessing after
     its guesses while these are looked at here, and where they were right its next ones are there.
 
@@ -40,7 +40,7 @@ class AwayGuesser:
         """The other rank has been told by the head; of its old guesses none are wanted."""
         self._ahead = []
 
-    def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, is_wanted: IsWanted = always_wanted, /) -> Drafted:
         """The other rank's guesses; none once nobody wants them."""
         self._text = text = self._text[: request.keep] + list(request.tokens)
         same = min(self._same, request.keep)

@@ -24,7 +24,7 @@ from pyflow.cluster.mpi.endpoint import Endpoint
 from pyflow.cluster.mpi.handshake import check, hello
 from pyflow.cluster.planning.plan import Pipeline
 from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
-from pyflow.cluster.run.drafts import OpenDrafts, nobody
+from pyflow.cluster.run.drafts import OpenDrafts, no_drafts
 from pyflow.cluster.run.threads import Sizes
 from pyflow.cluster.run.worker import Worker, raised
 from pyflow.cluster.supervise.lifeline import here
@@ -258,7 +258,7 @@ def survey(
             own = surveyor()
             hellos = own.greet()
             return replace(own.lead(sizes, drafters), hellos=hellos)
-        with worker.reporting(), (drafts or nobody)() as models:
+        with worker.reporting(), (drafts or no_drafts)() as models:
             own = surveyor(*models[-1:])
             endpoint.send(0, hello(rank, own.checkpoint))
             message = own.assist()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pyflow.cluster.run.drafts import IsWanted, always
+from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.wire.messages import (
     Accept,
     Drafted,
@@ -196,7 +196,7 @@ class LanguageDrafter:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """The language has no noise."""
 
-    def answer(self, request: DraftRequest, __: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, __: IsWanted = always_wanted, /) -> Drafted:
         """The guesses for a request; their probabilities are alpha, whether right or wrong."""
         self._cut(request.keep)
         for token in request.tokens:

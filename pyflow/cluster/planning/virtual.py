@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Protocol
 
-from pyflow.cluster.run.drafts import Guesser
+from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.job import Action, Done, Emit, EndReason
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.wire.messages import (
@@ -120,7 +120,7 @@ class VirtualPipeline:
         scheduler: Scheduler,
         stages: Sequence[Executor],
         times: ClusterTimes,
-        drafter: Guesser | None = None,
+        drafter: PipelineDrafter | None = None,
         *,
         jitter: Callable[[float], float] = lambda s: s,
     ) -> None:
@@ -242,7 +242,7 @@ class VirtualPipeline:
         stage.stopped = True
         self._finish_at(i, max(self._now, stage.ends))
 
-    # The drafter ends the draft that it is at; then the latest request counts. As `Drafting` does.
+    # As `DraftThread` does: finish the current draft, then answer only the latest request.
 
     def _ask(self, request: DraftRequest) -> None:
         self._pending.append(request)

@@ -24,23 +24,23 @@ OpenDrafts: TypeAlias = Callable[[], AbstractContextManager[Sequence["LoadedMode
 IsWanted: TypeAlias = Callable[[], bool]
 
 
-def always() -> bool:
+def always_wanted() -> bool:
     return True
 
 
-def nobody() -> AbstractContextManager[Sequence[LoadedModel]]:
+def no_drafts() -> AbstractContextManager[Sequence[LoadedModel]]:
     """No model guesses here."""
     return nullcontext(())
 
 
-class Guesser(Protocol):
+class PipelineDrafter(Protocol):
     """Answers requests, one after the other. What it says may be wrong, and changes no token."""
 
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """The next requests are of a new job: how its tokens will be drawn."""
         ...
 
-    def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, is_wanted: IsWanted = always_wanted, /) -> Drafted:
         """Up to n guesses after the text that the request tells; no more once nobody wants them."""
         ...
 
@@ -49,7 +49,7 @@ class Guesser(Protocol):
         ...
 
 
-class LookupGuesser:
+class PipelineLookupDrafter:
     """What followed the last time the text went like this."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class LookupGuesser:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """What is found in the text does not depend on it."""
 
-    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
         """The longest match's continuation, as far as it is likely enough."""
         _check_keep(request, self._n_text)
         self._drafter.retract(request.keep)
@@ -75,7 +75,7 @@ class LookupGuesser:
         """There is nothing to free."""
 
 
-class ModelGuesser:
+class PipelineModelDrafter:
     """A smaller model of the same vocabulary, which draws with the same noise.
 
     With a filler, which guesses ahead, it corrects that in fewer steps of several tokens each.
@@ -86,7 +86,7 @@ class ModelGuesser:
         model: LoadedModel,
         sampling: SamplingParams,
         n_ctx: int,
-        filler: Guesser | None = None,
+        filler: PipelineDrafter | None = None,
     ) -> None:
         """sampling: the job's own, seed included. n_ctx: positions of the text at most. filler: is
         closed with this."""
@@ -105,7 +105,7 @@ class ModelGuesser:
         if self._filler is not None:
             self._filler.begin(sampling, stream)
 
-    def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, is_wanted: IsWanted = always_wanted, /) -> Drafted:
         """The tokens that the model itself would write, as far as they are likely enough."""
         _check_keep(request, len(self._text))
         del self._text[request.keep :]
@@ -175,31 +175,33 @@ class ModelGuesser:
             self._filler.close()
 
 
-def by_models(models: Sequence[LoadedModel], n_ctx: int, filler: Guesser | None = None) -> Guesser:
-    """Who guesses by one model or more, the smallest first, each correcting the one before.
+def by_models(
+    models: Sequence[LoadedModel], n_ctx: int, filler: PipelineDrafter | None = None
+) -> PipelineDrafter:
+    """Drafts by one model or more, the smallest first, each correcting the one before.
 
     n_ctx: positions of the text at most. filler: what the first one corrects. The models are the
     caller's.
     """
-    guesser = filler
+    drafter = filler
     for model in models:
-        guesser = ModelGuesser(model, SamplingParams(seed=0), n_ctx, guesser)
-    if guesser is None:
+        drafter = PipelineModelDrafter(model, SamplingParams(seed=0), n_ctx, drafter)
+    if drafter is None:
         raise PyflowError("drafts: expected one model or more, found none")
-    return guesser
+    return drafter
 
 
 def answer_latest(
-    guesser: Guesser, request: DraftRequest, is_latest: IsWanted, /
+    drafter: PipelineDrafter, request: DraftRequest, is_latest: IsWanted, /
 ) -> Drafted | None:
     """The answer, unless a later request is there at its beginning or its end: from this one the
-    guesser then learns how the text went."""
+    drafter then learns how the text went."""
     asked = request if is_latest() else replace(request, n=0)
-    drafted = guesser.answer(asked, is_latest)
+    drafted = drafter.answer(asked, is_latest)
     return drafted if asked.n and is_latest() else None
 
 
-class MethodGuesser:
+class MethodDrafter:
     """A method of speculation that needs no layers of the model: its drafter's likeliest path.
 
     What the drafter asks of the model becomes questions, and the answers are observed in the step
@@ -223,7 +225,7 @@ class MethodGuesser:
         self._n_observed = 0
         self._number = 1  # of the questions that have not been answered
 
-    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
         """What goes on from the guesses made before, as far as the drafter's tree does."""
         _check_keep(request, len(self._text))
         del self._text[request.keep :]

@@ -1,4 +1,4 @@
-"""The head of a pipeline: carries out what the scheduler decides."""
+"""The driver of a pipeline: carries out what the scheduler decides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Protocol
 
 from pyflow.closing import Closing
-from pyflow.cluster.run.drafts import Guesser, answer_latest
+from pyflow.cluster.run.drafts import PipelineDrafter, answer_latest
 from pyflow.cluster.run.job import Done, Emit
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.supervise.journal import Journal
@@ -16,8 +16,8 @@ from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, DraftRequest, Fra
 from pyflow.sampling import SamplingParams
 
 
-class Transport(Protocol):
-    """How the head reaches stages and drafter."""
+class StageChannel(Protocol):
+    """How the driver reaches the stages, and gets what they and the drafter return."""
 
     def send(self, frame: Frame) -> None:
         """To the first stage, behind all frames before."""
@@ -36,19 +36,19 @@ class Transport(Protocol):
         ...
 
 
-class Asks(Protocol):
+class DraftChannel(Protocol):
     """The way to who guesses."""
 
     def ask(self, request: DraftRequest) -> None:
-        """The draft comes by the transport, unless a later request overtakes this one."""
+        """The draft comes through the stage channel, unless a later request overtakes this one."""
         ...
 
 
-class Pipeline(Transport, Protocol):
+class Pipeline(StageChannel, Protocol):
     """Stages, and the way to them, for one job after the other."""
 
     @property
-    def drafting(self) -> Asks | None:
+    def draft_channel(self) -> DraftChannel | None:
         """A rank of its own that guesses for each job; None where there is none."""
         ...
 
@@ -77,22 +77,22 @@ class Pipeline(Transport, Protocol):
         ...
 
 
-class Drafting(Closing):
-    """A guesser in a thread of its own: it drafts while stages compute.
+class DraftThread(Closing):
+    """A drafter in a thread of its own: it drafts while stages compute.
 
     Only the latest request is answered; of those before it learns how the text went. One that comes
     while it drafts ends the draft after the present guess: the head waits for that no more.
     """
 
-    def __init__(self, guesser: Guesser, transport: Transport) -> None:
-        self._guesser = guesser
-        self._transport = transport
+    def __init__(self, drafter: PipelineDrafter, stages: StageChannel) -> None:
+        self._drafter = drafter
+        self._stages = stages
         self._requests: SimpleQueue[DraftRequest | None] = SimpleQueue()
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def ask(self, request: DraftRequest) -> None:
-        """The draft is posted to the transport, unless a later request overtakes this one."""
+        """The draft is posted to the stage channel, unless a later request overtakes this one."""
         self._requests.put(request)
 
     def close(self) -> None:
@@ -103,22 +103,22 @@ class Drafting(Closing):
     def _work(self) -> None:
         try:
             while (request := self._requests.get()) is not None:
-                drafted = answer_latest(self._guesser, request, self._requests.empty)
+                drafted = answer_latest(self._drafter, request, self._requests.empty)
                 if drafted is not None:
-                    self._transport.post(drafted)
+                    self._stages.post(drafted)
         except BaseException as error:
-            self._transport.post(error)
+            self._stages.post(error)
 
 
 def write(
     scheduler: Scheduler,
-    transport: Transport,
-    drafting: Asks | None = None,
+    stages: StageChannel,
+    drafts: DraftChannel | None = None,
     journal: Journal | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """The tokens of the scheduler's job as they become certain, one or several at a time.
 
-    To be read to its end, or the transport to be reset before the next job. journal: is told of
+    To be read to its end, or the pipeline to be reset before the next job. journal: is told of
     tokens before anybody else; it knows those that the job begins with.
     """
     actions = scheduler.start()
@@ -128,11 +128,11 @@ def write(
         for action in actions:
             match action:
                 case Frame():
-                    transport.send(action)
+                    stages.send(action)
                 case Cancel():
-                    transport.cancel(action)
-                case DraftRequest() if drafting is not None:
-                    drafting.ask(action)
+                    stages.cancel(action)
+                case DraftRequest() if drafts is not None:
+                    drafts.ask(action)
         for action in actions:
             if isinstance(action, Emit):
                 if journal is not None and not is_known:
@@ -141,4 +141,4 @@ def write(
         is_known = False
         if any(isinstance(action, Done) for action in actions):
             return
-        actions = scheduler.on(transport.receive())
+        actions = scheduler.on(stages.receive())

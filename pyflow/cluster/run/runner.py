@@ -1,4 +1,4 @@
-"""The one sequence that a pipeline computes, for one job after the other."""
+"""Runs jobs on a pipeline, one after the other, and keeps cells that the next one shares."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from pyflow.cluster.run.drafts import Guesser
-from pyflow.cluster.run.driver import Asks, Drafting, Pipeline, write
+from pyflow.cluster.run.drafts import PipelineDrafter
+from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
 from pyflow.cluster.run.job import Counts, Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy
@@ -35,14 +35,14 @@ class Span:
     """After the loss of a rank from where it was, in a process that keeps a journal."""
 
 
-class Chooses(Protocol):
-    """Who has a strategy for each job, and learns from it."""
+class StrategyChooser(Protocol):
+    """Chooses a strategy for each job, and learns from its counts."""
 
     def next(self) -> Strategy: ...
     def learn(self, counts: Counts) -> None: ...
 
 
-class Line:
+class PipelineRunner:
     """A pipeline with its strategy, who guesses for it, and what its sequence 0 holds.
 
     One user at a time, who takes it before the first job and leaves it after the last. One thread,
@@ -52,8 +52,8 @@ class Line:
     def __init__(
         self,
         pipeline: Pipeline,
-        strategy: Strategy | Chooses,
-        guesser: Guesser | None,
+        strategy: Strategy | StrategyChooser,
+        drafter: PipelineDrafter | None,
         *,
         n_ctx: int,
         n_batch: int,
@@ -68,7 +68,7 @@ class Line:
         self.pipeline = pipeline
         self._strategy = strategy
         self.n_ctx = n_ctx
-        self._guesser = guesser
+        self._drafter = drafter
         self._journal = Journal.of_process()
         self._n_batch = n_batch
         self._n_partitions = n_partitions
@@ -115,7 +115,7 @@ class Line:
         they are computed again. stats: added to. Closed early, or cancelled, it leaves no run on
         its way.
         """
-        chooser: Chooses | None = None
+        chooser: StrategyChooser | None = None
         if isinstance(self._strategy, Strategy):
             strategy = self._strategy
         else:
@@ -146,11 +146,11 @@ class Line:
         n_held = 0
         try:
             with ExitStack() as stack:
-                drafting: Asks | None = self.pipeline.drafting
-                if self._guesser is not None and strategy.n_draft:
-                    self._guesser.begin(span.sampling, span.stream)
-                    drafting = stack.enter_context(Drafting(self._guesser, self.pipeline))
-                yield from write(scheduler, _Attentive(self, job, progress), drafting, journal)
+                drafts: DraftChannel | None = self.pipeline.draft_channel
+                if self._drafter is not None and strategy.n_draft:
+                    self._drafter.begin(span.sampling, span.stream)
+                    drafts = stack.enter_context(DraftThread(self._drafter, self.pipeline))
+                yield from write(scheduler, _JobChannel(self, job, progress), drafts, journal)
             n_held = scheduler.n_past
         except (CancelledError, GeneratorExit):
             n_held = self.pipeline.reset(span.sampling, stream=span.stream, keep=scheduler.n_past)
@@ -167,29 +167,31 @@ class Line:
             raise CancelledError("stopped")
 
 
-class _Attentive:
-    """The way to the stages, for one job: it minds cancellations, and tells of the prompt."""
+class _JobChannel:
+    """The stage channel of one job: checks for cancellation and reports progress of the prompt."""
 
-    def __init__(self, line: Line, job: Job, progress: Callable[[int, int], None] | None) -> None:
-        self._line = line
+    def __init__(
+        self, runner: PipelineRunner, job: Job, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._runner = runner
         self._progress = progress
         self._total = len(job.prompt) - job.n_past
         self._n_batch = job.n_batch
         self._n_read = 0
 
     def send(self, frame: Frame) -> None:
-        self._line.pipeline.send(frame)
+        self._runner.pipeline.send(frame)
 
     def cancel(self, message: Cancel) -> None:
-        self._line.pipeline.cancel(message)
+        self._runner.pipeline.cancel(message)
 
     def post(self, message: Drafted | BaseException) -> None:
-        self._line.pipeline.post(message)
+        self._runner.pipeline.post(message)
 
     def receive(self, timeout: float | None = None) -> Result | Drafted:
-        self._line.check()
-        message = self._line.pipeline.receive(timeout)
-        self._line.check()
+        self._runner.check()
+        message = self._runner.pipeline.receive(timeout)
+        self._runner.check()
         if self._n_read < self._total and isinstance(message, Result):
             self._n_read = min(self._n_read + self._n_batch, self._total)
             if self._progress is not None:

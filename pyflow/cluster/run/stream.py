@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from pyflow.closing import Closing
-from pyflow.cluster.run.runner import Line, Span
+from pyflow.cluster.run.runner import PipelineRunner, Span
 from pyflow.errors import CancelledError
 from pyflow.generate.answer import Answer
 from pyflow.generate.completion import Chunk, Completion
@@ -30,7 +30,7 @@ class PipelinedStream(Closing):
 
     def __init__(
         self,
-        line: Line,
+        runner: PipelineRunner,
         tokenizer: Tokenizer,
         questions: Sequence[Question],
         *,
@@ -39,7 +39,7 @@ class PipelinedStream(Closing):
         progress: Progress | None = None,
     ) -> None:
         """reuse: what the stages hold of a text is not computed again."""
-        self._line = line
+        self._runner = runner
         self._reuse = reuse
         self._progress = progress
         self._stops = frozenset(tokenizer.stop_ids)
@@ -70,7 +70,7 @@ class PipelinedStream(Closing):
     def cancel(self) -> None:
         """Ends the stream soon, with what there is; safe in signal handlers and other threads."""
         self._cancelled = True
-        self._line.cancel(self)
+        self._runner.cancel(self)
 
     def close(self) -> None:
         """Ends the stream now; idempotent."""
@@ -78,7 +78,7 @@ class PipelinedStream(Closing):
         self._end()
 
     def _run(self) -> Generator[Chunk, None, None]:
-        self._line.take(self)
+        self._runner.take(self)
         try:
             for question, answer, stats in self._all:
                 try:
@@ -95,10 +95,10 @@ class PipelinedStream(Closing):
 
     def _write(self, question: Question, answer: Answer, stats: PipelineStats) -> Iterator[Chunk]:
         """One answer. The context being full, it may go on after a shorter text, as a new job."""
-        line, view = self._line, question.view
+        runner, view = self._runner, question.view
         n_dropped = view.n_dropped
         if not self._reuse:
-            line.forget()
+            runner.forget()
         answer.start()
 
         def begun(n_past: int, n_again: int) -> None:
@@ -108,7 +108,7 @@ class PipelinedStream(Closing):
                 answer.n_again += n_again
 
         while not answer.has_ended:
-            n_left = question.n_predict - answer.n_drawn if question.n_predict > 0 else line.n_ctx
+            n_left = question.n_predict - answer.n_drawn if question.n_predict > 0 else runner.n_ctx
             span = Span(
                 tokens=[*view.tokens, *answer.tokens],
                 n_predict=n_left,
@@ -118,10 +118,10 @@ class PipelinedStream(Closing):
                 stops=self._stops,
             )
             n_dropped = 0
-            with closing(line.write(span, stats, begun, self._progress)) as written:
+            with closing(runner.write(span, stats, begun, self._progress)) as written:
                 for token in chain.from_iterable(written):
                     chunk = answer.take(token, time.monotonic())
-                    is_full = len(view.tokens) + len(answer.tokens) > line.n_ctx
+                    is_full = len(view.tokens) + len(answer.tokens) > runner.n_ctx
                     if is_full and not answer.has_ended:
                         shorter = question.make_room(answer.tokens)
                         if shorter is None:
@@ -135,7 +135,7 @@ class PipelinedStream(Closing):
     def _end(self) -> None:
         for _, answer, _ in self._all:
             answer.end("cancelled")
-        self._line.leave(self)
+        self._runner.leave(self)
 
 
 def _answer(tokenizer: Tokenizer, number: int, question: Question, load_ms: float) -> Answer:

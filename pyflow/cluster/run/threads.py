@@ -110,7 +110,7 @@ class ThreadPipeline(Closing):
         return self._epoch
 
     @property
-    def drafting(self) -> None:
+    def draft_channel(self) -> None:
         """Who guesses is beside the stages."""
         return None
 

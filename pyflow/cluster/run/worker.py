@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-from pyflow.cluster.run.drafts import Guesser, answer_latest
+from pyflow.cluster.run.drafts import PipelineDrafter, answer_latest
 from pyflow.cluster.run.threads import Stage
 from pyflow.cluster.wire.codec import MAX_TEXT_NBYTES
 from pyflow.cluster.wire.messages import (
@@ -103,8 +103,8 @@ class Worker:
                 case _:
                     raise PyflowError(f"nobody here waits for a {type(message).__name__}")
 
-    def guess(self, guesser: Guesser, to: int = 0) -> None:
-        """Has the guesser answer the latest request, until the head says goodbye.
+    def draft(self, drafter: PipelineDrafter, to: int = 0) -> None:
+        """Has the drafter answer the latest request, until the head says goodbye.
 
         to: the rank that asks.
         """
@@ -112,12 +112,12 @@ class Worker:
             match message:
                 case Begin():
                     self.at("beginning a job")
-                    guesser.begin(message.sampling, message.stream)
+                    drafter.begin(message.sampling, message.stream)
                     self._send(0, Begun(message.epoch, message.keep, resident_nbytes()))
                 case DraftRequest():
                     if message.epoch == self._epoch:
                         self.at("drafting")
-                        drafted = answer_latest(guesser, message, self._inbox.empty)
+                        drafted = answer_latest(drafter, message, self._inbox.empty)
                         if drafted is not None:
                             self._send(to, drafted)
                 case _:

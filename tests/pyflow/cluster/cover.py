@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from oracle import Oracle
 
 from pyflow import SamplingParams
-from pyflow.cluster.run.drafts import Guesser, LookupGuesser
-from pyflow.cluster.run.driver import Drafting, Pipeline, write
+from pyflow.cluster.run.drafts import PipelineDrafter, PipelineLookupDrafter
+from pyflow.cluster.run.driver import DraftThread, Pipeline, write
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
@@ -154,9 +154,9 @@ def check(
     plain: Sequence[int],
     n_vocab: int,
     window: int | None = None,
-    guesser: Guesser | None = None,
+    drafter: PipelineDrafter | None = None,
 ) -> Scheduler:
-    """One job; its tokens must be those of plain decoding. guesser: in place of the case's."""
+    """One job; its tokens must be those of plain decoding. drafter: in place of the case's."""
     assert pipeline.reset(how) == 0
     n_ctx = SIZES["n_ctx"]
     assert n_ctx is not None
@@ -170,12 +170,12 @@ def check(
         epoch=pipeline.epoch,
     )
     scheduler = Scheduler(job, case.strategy)
-    if guesser is None and case.guesses == LOOKUP:
-        guesser = LookupGuesser()
-    elif guesser is None:
-        guesser = Oracle([*prompt, *plain], float(case.guesses), n_vocab)
-    with closing(guesser), Drafting(guesser, pipeline) as drafting:
-        found = [token for some in write(scheduler, pipeline, drafting) for token in some]
+    if drafter is None and case.guesses == LOOKUP:
+        drafter = PipelineLookupDrafter()
+    elif drafter is None:
+        drafter = Oracle([*prompt, *plain], float(case.guesses), n_vocab)
+    with closing(drafter), DraftThread(drafter, pipeline) as channel:
+        found = [token for some in write(scheduler, pipeline, channel) for token in some]
     assert found == list(plain), f"{case}: expected {plain}, found {found}"
     assert scheduler.in_flight == 0, case
     counts = scheduler.counts

@@ -27,8 +27,8 @@ from pyflow import PyflowError, SamplingParams, _core
 from pyflow.cluster.mpi import endpoint
 from pyflow.cluster.mpi.endpoint import Traffic
 from pyflow.cluster.mpi.pipeline import MpiPipeline, serve
-from pyflow.cluster.run.drafts import Guesser, MethodGuesser
-from pyflow.cluster.run.driver import Drafting, write
+from pyflow.cluster.run.drafts import MethodDrafter, PipelineDrafter
+from pyflow.cluster.run.driver import DraftThread, write
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.stage import ModelStage
@@ -67,7 +67,7 @@ class Jobs:
         *,
         keep: int = 0,
         n_wanted: int = N_PREDICT,
-        guesser: Guesser | None = None,
+        drafter: PipelineDrafter | None = None,
     ) -> Scheduler:
         """Compares a job with plain decoding; reads only n_wanted of its runs' tokens."""
         plain = self.plain(tuple(prompt), sampling)
@@ -82,9 +82,9 @@ class Jobs:
             epoch=self.pipeline.epoch,
         )
         scheduler = Scheduler(job, strategy)
-        guesser = guesser or Oracle([*prompt, *plain], 0.5, self.model.spec.n_vocab)
-        with Drafting(guesser, self.pipeline) as drafting:
-            written = write(scheduler, self.pipeline, drafting)
+        drafter = drafter or Oracle([*prompt, *plain], 0.5, self.model.spec.n_vocab)
+        with DraftThread(drafter, self.pipeline) as channel:
+            written = write(scheduler, self.pipeline, channel)
             found = [token for some in islice(written, n_wanted) for token in some]
             assert next(written, None) is None or n_wanted < N_PREDICT
         assert found == plain[: len(found)], (strategy, sampling, found, plain)
@@ -112,8 +112,8 @@ def asking(model: pyflow.Model, pipeline: MpiPipeline) -> None:
     method = Lookahead(window=2, ngram=3, guesses=4)
     for strategy in (speculative(2), pipeinfer(2, 4)):
         for sampling in (0, 1):
-            guesser = MethodGuesser(method, 12, n_ctx=256, n_vocab=model.spec.n_vocab)
-            counts = run(prompt, strategy, sampling, guesser=guesser).counts
+            drafter = MethodDrafter(method, 12, n_ctx=256, n_vocab=model.spec.n_vocab)
+            counts = run(prompt, strategy, sampling, drafter=drafter).counts
             assert counts.explored >= 3 * method.n_asked, counts
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from pyflow.cluster.model import least_window
-from pyflow.cluster.run.drafts import ModelGuesser
+from pyflow.cluster.run.drafts import PipelineModelDrafter
 from pyflow.cluster.run.threads import ThreadPipeline
 
 from .conftest import Rig
@@ -98,9 +98,9 @@ def test_a_model_that_guesses_for_itself_is_always_right(
     case = Case("smollm2", mode, "1.0", 4, is_greedy, 2, "threads", 1)
     prompt, plain = texts(case, N_PREDICT)
     how = sampling(is_greedy, rig.model.tokenizer.stop_ids)
-    guesser = ModelGuesser(rig.model, how, len(prompt) + len(plain) + 16)
+    drafter = PipelineModelDrafter(rig.model, how, len(prompt) + len(plain) + 16)
     with ThreadPipeline(rig.stages(2, True)) as pipeline:
-        check(case, pipeline, how, prompt=prompt, plain=plain, n_vocab=0, guesser=guesser)
+        check(case, pipeline, how, prompt=prompt, plain=plain, n_vocab=0, drafter=drafter)
 
 
 def over_ranks(

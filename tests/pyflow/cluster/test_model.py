@@ -11,7 +11,7 @@ import pytest
 from pyflow import ChatSession, PyflowError, SamplingParams
 from pyflow.cluster.model import PipelinedModel, in_threads
 from pyflow.cluster.mpi.layers import given
-from pyflow.cluster.run.drafts import LookupGuesser, MethodGuesser
+from pyflow.cluster.run.drafts import MethodDrafter, PipelineLookupDrafter
 from pyflow.cluster.run.strategy import NAMES, named
 from pyflow.cluster.supervise.journal import Journal
 from pyflow.errors import ShapeError
@@ -41,7 +41,7 @@ def pipelined(rig: Rig, strategy: str, n_stages: int, **options: Any) -> Pipelin
         rig.model,
         strategy=named(strategy, n_stages),
         n_stages=n_stages,
-        guesser=None if strategy == "iterative" else LookupGuesser(),
+        drafter=None if strategy == "iterative" else PipelineLookupDrafter(),
         **options,
     )
 
@@ -75,9 +75,9 @@ def test_what_a_drafter_asks_changes_no_token_and_leaves_no_cell(
     rig: Rig, method: str, strategy: str, n_stages: int
 ) -> None:
     (made_of,), n_nodes = made(rig.model, Speculation(method=method, window=4))
-    guesser = MethodGuesser(made_of, n_nodes, n_ctx=4096, n_vocab=rig.model.spec.n_vocab)
+    drafter = MethodDrafter(made_of, n_nodes, n_ctx=4096, n_vocab=rig.model.spec.n_vocab)
     with in_threads(
-        rig.model, strategy=named(strategy, n_stages), n_stages=n_stages, guesser=guesser
+        rig.model, strategy=named(strategy, n_stages), n_stages=n_stages, drafter=drafter
     ) as model:
         for sampling in (GREEDY, SAMPLED):
             how: Any = {"n_predict": 24, "sampling": sampling}
@@ -87,7 +87,7 @@ def test_what_a_drafter_asks_changes_no_token_and_leaves_no_cell(
                 assert found.pipeline is not None
                 assert found.pipeline.explored > 30
                 n_free = [stage.n_free for stage in cast(Any, model.pipeline)._stages]
-                assert set(n_free) == {model.n_ctx - len(model.line._held)}
+                assert set(n_free) == {model.n_ctx - len(model.runner._held)}
 
 
 def test_several_prompts_run_in_turn_with_noise_of_their_own(rig: Rig) -> None:
@@ -164,11 +164,11 @@ def test_what_was_drawn_before_a_loss_counts_as_read_in_times(rig: Rig) -> None:
     with pipelined(rig, "iterative", 2) as model, tempfile.TemporaryFile() as file:
         for n_before in (5, 12):
             file.truncate(0)
-            model.line._journal = Journal(file.fileno())
+            model.runner._journal = Journal(file.fileno())
             with model.stream(PROMPTS[1], **how) as chunks:
                 for _ in range(n_before):
                     next(chunks)
-            model.line._journal = Journal(file.fileno())  # as the next process finds it
+            model.runner._journal = Journal(file.fileno())  # as the next process finds it
             found = model.generate(PROMPTS[1], **how)
             assert found.tokens == expected.tokens
             times, n_prompt = found.timings, len(found.prompt_tokens)

@@ -1,4 +1,4 @@
-"""A guesser on another rank, asked ahead of what is wanted, says what it would say beside."""
+"""A drafter on another rank, asked ahead of what is wanted, says what it would say beside."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from pyflow import PyflowError, SamplingParams
-from pyflow.cluster.mpi.remote_drafter import AwayGuesser
+from pyflow.cluster.mpi.remote_drafter import RemoteDrafter
 from pyflow.cluster.planning.toy_model import mix
-from pyflow.cluster.run.drafts import Guesser, LookupGuesser, answer_latest
+from pyflow.cluster.run.drafts import PipelineDrafter, PipelineLookupDrafter, answer_latest
 from pyflow.cluster.wire.messages import Drafted, DraftRequest
 
 
@@ -42,11 +42,11 @@ class Markov:
 class There:
     """The other rank: answers the latest request when it is its turn."""
 
-    def __init__(self, guesser: Guesser) -> None:
-        self.guesser = guesser
+    def __init__(self, drafter: PipelineDrafter) -> None:
+        self.drafter = drafter
         self.inbox: list[DraftRequest] = []
         self.n_guessed = 0
-        self.away = AwayGuesser(self.asked)
+        self.away = RemoteDrafter(self.asked)
 
     def asked(self, request: DraftRequest) -> None:
         self.inbox.append(request)
@@ -55,7 +55,7 @@ class There:
         """Always wanted: whoever looks has given it the time to answer."""
         while self.inbox:
             request = self.inbox.pop(0)
-            drafted = answer_latest(self.guesser, request, lambda: not self.inbox)
+            drafted = answer_latest(self.drafter, request, lambda: not self.inbox)
             if drafted is not None:
                 self.n_guessed += 1
                 self.away.deliver(drafted)
@@ -120,7 +120,7 @@ def test_where_guesses_were_right_the_next_ones_are_there() -> None:
 
 
 def test_nobody_waits_for_guesses_that_are_not_wanted() -> None:
-    there = There(LookupGuesser())
+    there = There(PipelineLookupDrafter())
     left = [True] * 3
     wanted: Callable[[], bool] = lambda: bool(left and left.pop())  # noqa: E731
     assert there.away.answer(request(1, 0, [1, 2, 1, 2], 2), wanted).tokens == ()
@@ -128,4 +128,4 @@ def test_nobody_waits_for_guesses_that_are_not_wanted() -> None:
     # Its answer came too late, but for the same text.
     assert there.away.answer(request(2, 4, [], 2), there.work).tokens == (1, 2)
     with pytest.raises(PyflowError, match="keep 9 tokens"):
-        LookupGuesser().answer(request(3, 9, [], 2))
+        PipelineLookupDrafter().answer(request(3, 9, [], 2))

@@ -7,7 +7,7 @@ from oracle import Oracle
 
 from pyflow.cluster.planning.toy_model import N_VOCAB, Language, LanguageStage
 from pyflow.cluster.planning.virtual import ClusterTimes, Trace, VirtualPipeline
-from pyflow.cluster.run.drafts import IsWanted, always
+from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
@@ -23,7 +23,7 @@ class Noting(Oracle):
         super().__init__(text, alpha, N_VOCAB)
         self.asked: list[int] = []
 
-    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
         self.asked.append(request.n)
         return super().answer(request)
 
@@ -41,10 +41,10 @@ def run(strategy: Strategy, alpha: float = 1.0) -> tuple[Trace, Noting]:
         row_nbytes=1,
         draft_s=DRAFT_S,
     )
-    guesser = Noting(prompt + text, alpha)
-    trace = VirtualPipeline(Scheduler(job, strategy), stages, times, guesser).run()
+    drafter = Noting(prompt + text, alpha)
+    trace = VirtualPipeline(Scheduler(job, strategy), stages, times, drafter).run()
     assert trace.tokens == text
-    return trace, guesser
+    return trace, drafter
 
 
 def test_one_token_after_the_other_takes_all_stages_each() -> None:
@@ -57,9 +57,9 @@ def test_one_token_after_the_other_takes_all_stages_each() -> None:
 
 
 def test_a_draft_is_waited_for_in_pipelined_speculation() -> None:
-    trace, guesser = run(speculative(4))
+    trace, drafter = run(speculative(4))
     assert trace.ttft_s == pytest.approx(1 + 4 * DRAFT_S)
-    assert trace.draft_busy_s == pytest.approx(DRAFT_S * sum(guesser.asked))
+    assert trace.draft_busy_s == pytest.approx(DRAFT_S * sum(drafter.asked))
     assert sorted(set(trace.gaps_s))[0] == 0  # tokens of one run come together
 
 
@@ -72,8 +72,8 @@ def test_the_newest_token_waits_for_no_draft_and_right_guesses_keep_stages_busy(
 
 def test_a_drafter_ends_the_draft_that_it_is_at() -> None:
     # All guesses are wrong, so each result asks for others; eight take as long as two tokens.
-    trace, guesser = run(Strategy(n_draft=8, n_rows=8, n_flight=4), alpha=0.0)
-    n_drafts = sum(1 for n in guesser.asked if n)
+    trace, drafter = run(Strategy(n_draft=8, n_rows=8, n_flight=4), alpha=0.0)
+    n_drafts = sum(1 for n in drafter.asked if n)
     assert n_drafts < N_TEXT - 1
     assert trace.draft_busy_s <= trace.end_s
     # The newest token may wait for a wrong guess to leave its stage, which has one layer.
@@ -82,11 +82,11 @@ def test_a_drafter_ends_the_draft_that_it_is_at() -> None:
 
 
 def test_without_asynchrony_drafts_and_runs_take_turns() -> None:
-    trace, guesser = run(pipeinfer(2, 4, asynchronous=False))
+    trace, drafter = run(pipeinfer(2, 4, asynchronous=False))
     assert trace.ttft_s == pytest.approx(1 + 2 * DRAFT_S)
     # A round brings two guesses and the token after them; its runs overlap by a stage.
     assert trace.times[4] - trace.times[1] == pytest.approx(1.5 + 2 * DRAFT_S)
-    assert trace.draft_busy_s == pytest.approx(DRAFT_S * sum(guesser.asked))
+    assert trace.draft_busy_s == pytest.approx(DRAFT_S * sum(drafter.asked))
 
 
 def test_an_oracle_is_right_as_often_as_it_should_be_and_says_the_same_again() -> None:

@@ -1,4 +1,4 @@
-"""Guessers follow the text wherever it goes, and back."""
+"""Drafters follow the text wherever it goes, and back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyflow
-from pyflow.cluster.run.drafts import IsWanted, LookupGuesser, ModelGuesser, always
-from pyflow.cluster.run.driver import Drafting
+from pyflow.cluster.run.drafts import (
+    IsWanted,
+    PipelineLookupDrafter,
+    PipelineModelDrafter,
+    always_wanted,
+)
+from pyflow.cluster.run.driver import DraftThread
 from pyflow.cluster.wire.messages import Drafted, DraftRequest
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
@@ -48,18 +53,18 @@ def test_what_is_retracted_was_never_there(tokens: list[int], cuts: list[int]) -
 
 
 def test_lookup_goes_on_as_the_text_did_before() -> None:
-    guesser = LookupGuesser()
+    drafter = PipelineLookupDrafter()
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
-    drafted = guesser.answer(request(1, 0, *text))
+    drafted = drafter.answer(request(1, 0, *text))
     assert drafted.tokens == (4, 5, 6, 7)
     assert all(0 < p <= 1 for p in drafted.probabilities)
     # Guesses that were sent become text for the next request; then another way is taken.
-    assert guesser.answer(request(2, 10, 4, 5)).tokens[:2] == (6, 7)
-    assert guesser.answer(request(3, 10, 9)).tokens == ()
-    assert guesser.answer(request(4, 11, 1, 2, n=0)).tokens == ()
-    assert guesser.answer(request(5, 13, least=0.99)).tokens == ()
+    assert drafter.answer(request(2, 10, 4, 5)).tokens[:2] == (6, 7)
+    assert drafter.answer(request(3, 10, 9)).tokens == ()
+    assert drafter.answer(request(4, 11, 1, 2, n=0)).tokens == ()
+    assert drafter.answer(request(5, 13, least=0.99)).tokens == ()
     with pytest.raises(PyflowError, match="keep 99 tokens of a text of 13"):
-        guesser.answer(request(6, 99))
+        drafter.answer(request(6, 99))
 
 
 @pytest.mark.model
@@ -71,9 +76,9 @@ def test_a_model_guesses_what_it_would_write(
     with pyflow.load(model_path("smollm2"), n_threads=2) as model:
         prompt = model.tokenizer.encode("The capital of France is")
         wrote = model.generate(prompt, n_predict=12, sampling=sampling).tokens
-        guesser = ModelGuesser(model, sampling, 128)
-        guesser.answer(request(1, 0, *prompt, n=0))
-        assert list(guesser.answer(request(2, len(prompt))).tokens) == wrote[:4]
+        drafter = PipelineModelDrafter(model, sampling, 128)
+        drafter.answer(request(1, 0, *prompt, n=0))
+        assert list(drafter.answer(request(2, len(prompt))).tokens) == wrote[:4]
         # On from what it has guessed, back to a wrong word, and on the right way again.
         rng, text = random.Random(4), [*prompt, *wrote[:4]]
         known = len(prompt)
@@ -81,13 +86,13 @@ def test_a_model_guesses_what_it_would_write(
             at = rng.randrange(9)
             text = [*prompt, *wrote[:at]]
             keep = min(known, len(text), len(prompt))
-            drafted = guesser.answer(request(number, keep, *text[keep:]))
+            drafted = drafter.answer(request(number, keep, *text[keep:]))
             assert list(drafted.tokens) == wrote[at : at + 4]
             known = len(text)
-            guesser.answer(request(100 + number, len(prompt), 17, 18, n=2))
+            drafter.answer(request(100 + number, len(prompt), 17, 18, n=2))
             known = len(prompt) + 2
-        assert guesser.answer(request(900, len(prompt), *wrote[:2], least=1.0)).tokens == ()
-        guesser.close()
+        assert drafter.answer(request(900, len(prompt), *wrote[:2], least=1.0)).tokens == ()
+        drafter.close()
 
 
 class Fickle:
@@ -101,7 +106,7 @@ class Fickle:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         self.began = sampling, stream
 
-    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
         assert request.keep <= len(self.told)
         self.told[request.keep :] = request.tokens
         assert self.told == self.right[: len(self.told)], "the text that its guesses follow"
@@ -124,9 +129,9 @@ def test_a_model_corrects_what_another_one_guesses_and_says_what_it_says_alone(
         prompt = model.tokenizer.encode("The capital of France is")
         wrote = model.generate(prompt, n_predict=40, sampling=sampling).tokens
         filler = Fickle([*prompt, *wrote], 7)
-        guesser = ModelGuesser(model, sampling, 128, filler)
-        alone = ModelGuesser(model, sampling, 128)
-        guesser.begin(sampling, 0)
+        drafter = PipelineModelDrafter(model, sampling, 128, filler)
+        alone = PipelineModelDrafter(model, sampling, 128)
+        drafter.begin(sampling, 0)
         assert filler.began == (sampling, 0)
         rng, known, at, n_guessed = random.Random(5), 0, 0, 0
         for number in range(1, 12):
@@ -137,13 +142,13 @@ def test_a_model_corrects_what_another_one_guesses_and_says_what_it_says_alone(
             asked = request(number, keep, *text[keep:], n=rng.randrange(1, 8))
             least = rng.choice([0.0, 0.3])
             asked = replace(asked, least=least)
-            drafted = guesser.answer(asked)
+            drafted = drafter.answer(asked)
             assert drafted == alone.answer(asked)
             if not least:
                 assert list(drafted.tokens) == wrote[at : at + asked.n]
             known, n_guessed = len(text), n_guessed + len(drafted.tokens)
         assert 0 < filler.n_asked < n_guessed
-        guesser.close()
+        drafter.close()
         assert not filler.right
         alone.close()
 
@@ -158,7 +163,7 @@ def test_a_draft_that_nobody_wants_ends_between_guesses() -> None:
         def begin(self, sampling: SamplingParams, stream: int) -> None:
             pass
 
-        def answer(self, request: DraftRequest, is_wanted: IsWanted = always, /) -> Drafted:
+        def answer(self, request: DraftRequest, is_wanted: IsWanted = always_wanted, /) -> Drafted:
             self.has_begun.set()
             self.answered.append(request.number)
             while request.n == 3 and is_wanted():
@@ -177,16 +182,16 @@ def test_a_draft_that_nobody_wants_ends_between_guesses() -> None:
         def post(self, message: Drafted | BaseException) -> None:
             self.posts.put(message)
 
-    guesser, posted = Endless(), Posted()
-    with Drafting(guesser, posted) as drafting:  # type: ignore[arg-type]
-        drafting.ask(request(1, 0, 5, n=3))
-        assert guesser.has_begun.wait(10)
-        drafting.ask(request(2, 1, 6, n=2))
+    drafter, posted = Endless(), Posted()
+    with DraftThread(drafter, posted) as channel:  # type: ignore[arg-type]
+        channel.ask(request(1, 0, 5, n=3))
+        assert drafter.has_begun.wait(10)
+        channel.ask(request(2, 1, 6, n=2))
         assert posted.posts.get(timeout=10) == Drafted(0, 2, (), ())
-        guesser.has_begun.clear()
-        drafting.ask(request(3, 2, 7, n=3))
-        assert guesser.has_begun.wait(10)
-    assert guesser.answered == [1, 2, 3]
+        drafter.has_begun.clear()
+        channel.ask(request(3, 2, 7, n=3))
+        assert drafter.has_begun.wait(10)
+    assert drafter.answered == [1, 2, 3]
     assert posted.posts.empty()
 
 
@@ -195,12 +200,12 @@ def test_a_model_goes_on_after_a_draft_that_was_ended(model_path: Callable[[str]
     with pyflow.load(model_path("smollm2"), n_threads=2) as model:
         text = model.tokenizer.encode("Count: one, two, three, four,")
         how = SamplingParams(temperature=0, seed=1)
-        guesser, fresh = ModelGuesser(model, how, 64), ModelGuesser(model, how, 64)
+        drafter, fresh = PipelineModelDrafter(model, how, 64), PipelineModelDrafter(model, how, 64)
         left = [True, True]
-        some = guesser.answer(request(1, 0, *text, n=6), lambda: bool(left and left.pop()))
+        some = drafter.answer(request(1, 0, *text, n=6), lambda: bool(left and left.pop()))
         whole = fresh.answer(request(1, 0, *text, n=6))
         assert some.tokens == whole.tokens[:2]
         again = request(2, len(text), *whole.tokens[:1])
-        assert guesser.answer(again).tokens == whole.tokens[1:5]
-        guesser.close()
+        assert drafter.answer(again).tokens == whole.tokens[1:5]
+        drafter.close()
         fresh.close()

@@ -14,7 +14,7 @@ from pyflow import SamplingParams
 from pyflow.cluster.planning.simulation import simulate
 from pyflow.cluster.planning.toy_model import N_VOCAB, Language, LanguageDrafter
 from pyflow.cluster.planning.virtual import ClusterTimes
-from pyflow.cluster.run.drafts import IsWanted, MethodGuesser, always
+from pyflow.cluster.run.drafts import IsWanted, MethodDrafter, always_wanted
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.wire.messages import (
     Accept,
@@ -49,7 +49,7 @@ class Curious:
     def begin(self, sampling: SamplingParams, stream: int) -> None:
         """The language has no noise."""
 
-    def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+    def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
         drafted = self.inner.answer(request)
         if request.answers is not None and request.answers.number not in self.answered:
             self.check(request.answers)
@@ -98,9 +98,9 @@ def test_every_strategy_has_questions_answered_and_writes_the_same(name: str) ->
 
 @pytest.mark.parametrize("name", ["speculative", "pipeinfer", "paper"])
 def test_lookahead_collects_what_the_language_says_in_virtual_time(name: str) -> None:
-    def drafter(_: Language, __: float) -> MethodGuesser:
+    def drafter(_: Language, __: float) -> MethodDrafter:
         method = Lookahead(window=3, ngram=3, prompt_as_reference=False)
-        return MethodGuesser(method, 30, n_ctx=256, n_vocab=N_VOCAB)
+        return MethodDrafter(method, 30, n_ctx=256, n_vocab=N_VOCAB)
 
     run = Run(NAMED[name], drafter=drafter, shake=0.2)
     run.check()
@@ -201,19 +201,19 @@ def test_rows_that_ask_take_their_time() -> None:
     assert plain[0].tokens_per_s == plain[1].tokens_per_s
 
 
-# --- methods of speculation as guessers ---
+# --- methods of speculation as drafters ---
 
 
 def request(number: int, keep: int, *tokens: int, n: int = 4, **how: Any) -> DraftRequest:
     return DraftRequest(0, number, keep, tokens, n, 0.0, **how)
 
 
-def guesser(method: Any, n_nodes: int = 40) -> MethodGuesser:
-    return MethodGuesser(method, n_nodes, n_ctx=200, n_vocab=100)
+def drafter(method: Any, n_nodes: int = 40) -> MethodDrafter:
+    return MethodDrafter(method, n_nodes, n_ctx=200, n_vocab=100)
 
 
 def test_a_method_guesses_along_its_likeliest_path_and_on_from_its_own_guesses() -> None:
-    lookup = guesser(PromptLookup())
+    lookup = drafter(PromptLookup())
     assert lookup.answer(request(1, 0, 1, 2, 3, 4, 5, 6, 1, 2, n=2)).tokens == (3, 4)
     drafted = lookup.answer(request(2, 8, 3, 4, n_ahead=2, n=2))
     assert (drafted.tokens, drafted.questions) == ((5, 6), None)
@@ -224,7 +224,7 @@ def test_a_method_guesses_along_its_likeliest_path_and_on_from_its_own_guesses()
 
 def test_the_window_moves_on_when_its_questions_have_been_answered() -> None:
     method = Lookahead(window=2, ngram=3, prompt_as_reference=False)
-    ahead = guesser(method)
+    ahead = drafter(method)
     first = ahead.answer(request(1, 0, 1, 2, 3)).questions
     assert first is not None
     # One level so far, of which the first column is dropped.
@@ -253,7 +253,7 @@ def test_the_window_moves_on_when_its_questions_have_been_answered() -> None:
 
 
 def test_jacobi_goes_on_from_the_answers_to_its_own_chain() -> None:
-    jacobi = guesser(Jacobi(window=3))
+    jacobi = drafter(Jacobi(window=3))
     asks = jacobi.answer(request(1, 0, 1, 2, 3)).questions
     assert asks is not None
     assert (asks.parents, asks.asked) == ((-1, 0, 1), (0, 1, 2))
@@ -274,7 +274,7 @@ def test_a_method_that_is_broken_is_named() -> None:
         def propose(self, _: Any) -> DraftTree:
             return DraftTree([1000], [-1], [1.0])
 
-    broken = guesser(Broken())
+    broken = drafter(Broken())
     with pytest.raises(PyflowError, match="method broken: token of node 0: expected 0 to 99"):
         broken.answer(request(1, 0, 1))
     with pytest.raises(PyflowError, match="method broken failed: ValueError: nothing to see"):

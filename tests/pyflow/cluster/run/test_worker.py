@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from pyflow import PyflowError, SamplingParams, UnsupportedError
-from pyflow.cluster.run.drafts import IsWanted, always
+from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.run.worker import Worker, failure, raised
 from pyflow.cluster.wire.codec import MAX_TEXT_NBYTES, WireError, decode, encode
 from pyflow.cluster.wire.messages import (
@@ -133,7 +133,7 @@ def test_a_rank_that_guesses_answers_the_latest_request_of_the_job() -> None:
             assert sampling == SAMPLING
             asked.append((-1, stream))
 
-        def answer(self, request: DraftRequest, _: IsWanted = always, /) -> Drafted:
+        def answer(self, request: DraftRequest, _: IsWanted = always_wanted, /) -> Drafted:
             asked.append((request.number, request.n))
             rank.given(*during.get(request.number, []))
             chances = (0.5,) * request.n
@@ -152,7 +152,7 @@ def test_a_rank_that_guesses_answers_the_latest_request_of_the_job() -> None:
     during[7] = [request(5, 8)]
     during[8] = []
     rank.given(begin(4), request(4, 1), request(4, 2), request(4, 3))
-    thread = Thread(target=lambda: rank.worker.guess(Guesses()))
+    thread = Thread(target=lambda: rank.worker.draft(Guesses()))
     thread.start()
     while (8, 2) not in asked or len(rank.sent) < 3:
         time.sleep(0.001)
@@ -167,7 +167,7 @@ def test_a_rank_that_guesses_answers_the_latest_request_of_the_job() -> None:
     assert [getattr(message, "keep", 9) for _, message in rank.sent] == [9, 9, 9]
     rank.given(frame(5, 1))
     with pytest.raises(PyflowError, match="nobody here waits for a Frame"):
-        rank.worker.guess(Guesses())
+        rank.worker.draft(Guesses())
 
 
 def test_a_job_is_not_stopped_by_its_own_beginning() -> None:
