@@ -163,7 +163,7 @@ def quantize(
     pyflow.quant.quantize. isa: the kernel table, "" for the best one."""
 
 class Feedback:
-    """What an error in one column is to change in others (csrc/kernels/feedback.h)."""
+    """What an error in one column is to change in others (csrc/encode/feedback.h)."""
 
     def __init__(
         self,

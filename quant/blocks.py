@@ -5,7 +5,7 @@
     distortion(weights, "q4_k").snr_db
 
 Formats are those of csrc/quant/formats.def, by their names in any case. For each block the scales
-are searched for that make the squared error least (csrc/quant/search), weighed by the importance of
+are searched for that make the squared error least (csrc/encode/search), weighed by the importance of
 the columns where it is given. The same weights give the same bytes on every CPU and with any number
 of threads.
 """
@@ -27,7 +27,7 @@ FIRST_OWN_ID = 0x50460000
 """From here on GGUF type numbers are our own (csrc/quant/formats.def)."""
 
 LARGEST_IMPORTANCE = 1e30
-"""Of a column; the encoder's bound (csrc/kernels/encode.cpp)."""
+"""Of a column; the encoder's bound (csrc/encode/encoder.cpp)."""
 
 # Fewer weights than these are done before threads have started.
 _WORTH_THREADS = 1 << 18

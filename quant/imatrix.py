@@ -5,7 +5,7 @@ sums of the squares of what the matrix was multiplied by, and NAME.counts, float
 over how many rows these go.
 
 Files of ours may also have NAME.in_moments, float32: the sums of the products of these columns, in
-triangles as csrc/kernels/feedback.h draws them. Matrices that are multiplied by the same share
+triangles as csrc/encode/feedback.h draws them. Matrices that are multiplied by the same share
 one; the metadata say which: imatrix.moments, strings "MATRIX=NAME". And imatrix.moved says whether
 the model was shuffled or rotated. llama.cpp passes over all of this.
 """
@@ -34,7 +34,7 @@ _HOLDERS = "imatrix.moments"
 _MOVED = "imatrix.moved"
 _TOLERANCE = 1e-2  # of sums in float32, by the largest
 WIDTH = 2048
-"""Columns whose products moments have, by csrc/kernels/feedback.h."""
+"""Columns whose products moments have, by csrc/encode/feedback.h."""
 ENOUGH = 4
 """Rows per column, of which moments of fewer are of that text more than of any."""
 _F32 = 0  # in GGUF

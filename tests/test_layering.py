@@ -250,7 +250,7 @@ def test_nobody_imports_quant_or_formats_by_their_folder_names() -> None:
     ("name", "text"),
     [
         ("csrc/core/buffer.cpp", '#include "model/stage.h"'),
-        ("csrc/kernels/matmul.inl", '  #  include "kv/cells.h"'),
+        ("csrc/kernels/matmul/matmul.inl", '  #  include "kv/cells.h"'),
         ("csrc/model/stage.cpp", "#include <pybind11/pybind11.h>"),
         ("csrc/kernels/dispatch.cpp", "#include <immintrin.h>"),
     ],

@@ -1,10 +1,10 @@
 // What this machine is and what it can do.
+#include "bench/probe.h"
 #include "bindings/bind.h"
 #include "core/buffer.h"
 #include "core/placement.h"
 #include "core/thread_pool.h"
 #include "kernels/dispatch.h"
-#include "kernels/probe.h"
 
 #include <algorithm>
 #include <vector>

@@ -6,8 +6,8 @@
 
 #include "bindings/bind.h"
 #include "core/errors.h"
-#include "kernels/activation.h"
 #include "kernels/dispatch.h"
+#include "model/activation.h"
 
 namespace pyflow {
 namespace {

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <tuple>
 
+#include "bench/probe.h"
 #include "bindings/bind_run.h"
 #include "files/checkpoint.h"
 #include "kernels/dispatch.h"
-#include "kernels/probe.h"
 #include "model/input_squares.h"
 #include "sample/sampler.h"
 

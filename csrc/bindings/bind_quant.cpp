@@ -7,8 +7,8 @@
 #include "bindings/bind.h"
 #include "core/errors.h"
 #include "core/thread_pool.h"
+#include "encode/encoder.h"
 #include "kernels/dispatch.h"
-#include "kernels/encode.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {

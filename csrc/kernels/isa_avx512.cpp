@@ -19,14 +19,14 @@ namespace {
 
 // In this order: each builds on those before it.
 // clang-format off
-#include "kernels/simd_avx512.h"
+#include "kernels/simd/avx512.h"
 #include "kernels/math.inl"
-#include "kernels/matmul.inl"
-#include "kernels/search.inl"
-#include "kernels/outer.inl"
-#include "kernels/round.inl"
+#include "kernels/matmul/matmul.inl"
+#include "encode/search.inl"
+#include "encode/outer.inl"
+#include "encode/round.inl"
 #include "kernels/elementwise.inl"
-#include "kernels/attention.inl"
+#include "kernels/attention/attention.inl"
 // clang-format on
 
 KernelTable make_table() {

@@ -10,7 +10,7 @@
 
 namespace pyflow {
 namespace quant {
-struct Fields;  // quant/search/lanes.h
+struct Fields;  // encode/search/lanes.h
 }
 
 // Sixteen output rows make a tile; a tile is cut along k into format-sized pieces.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "kernels/feedback.h"
+#include "encode/feedback.h"
 #include "model/stage.h"
 
 namespace pyflow {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/errors.h"
-#include "kernels/encode.h"
+#include "encode/encoder.h"
 #include "kernels/table.h"
 #include "quant/packed_tensor.h"
 

@@ -14,9 +14,9 @@
 
 #include <type_traits>
 
+#include "encode/search/affine.h"
 #include "quant/half.h"
 #include "quant/planes.h"
-#include "quant/search/affine.h"
 
 namespace pyflow::quant {
 

@@ -7,9 +7,9 @@
 //   2 bits of scale j + 4 << 6 | a word per row, nibble j low 4 bits of scale j + 4 | d[16] f16
 #pragma once
 
+#include "encode/search/lanes.h"
 #include "quant/half.h"
 #include "quant/planes.h"
-#include "quant/search/lanes.h"
 
 namespace pyflow::quant {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "encode/encoder.h"
 #include "kernels/dispatch.h"
-#include "kernels/encode.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {

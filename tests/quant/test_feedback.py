@@ -12,11 +12,11 @@ from pyflow.errors import FormatError, ShapeError, UnsupportedError
 
 Array = NDArray[np.float32]
 BLOCKS = [name for name, form in FORMATS.items() if form.block > 1]
-WIDTH, DAMPING = 2048, 0.01  # csrc/kernels/feedback.h
+WIDTH, DAMPING = 2048, 0.01  # csrc/encode/feedback.h
 
 
 def triangles(h: NDArray[np.float64]) -> Array:
-    """As csrc/kernels/feedback.h draws them: per group of columns the lower triangle, its rows by
+    """As csrc/encode/feedback.h draws them: per group of columns the lower triangle, its rows by
     sixteen and filled up to a multiple of that."""
     packed = []
     for begin in range(0, len(h), WIDTH):

@@ -2,7 +2,7 @@
 // where the model has them.
 #include <array>
 
-#include "kernels/activation.h"
+#include "model/activation.h"
 #include "model/blocks/blocks.h"
 
 namespace pyflow {

@@ -9,10 +9,10 @@
 //   4 x TwoBits 256
 #pragma once
 
+#include "encode/search/affine_super.h"
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"
-#include "quant/search/affine_super.h"
 
 namespace pyflow::quant {
 

@@ -9,10 +9,10 @@
 // et al., 2024), section 3, has blocks of these contents.
 #pragma once
 
+#include "encode/search/affine.h"
 #include "quant/half.h"
 #include "quant/linear_block.h"
 #include "quant/pairs.h"
-#include "quant/search/affine.h"
 
 namespace pyflow::quant {
 

@@ -5,9 +5,9 @@
 // Tile unit, 16 rows x 64 k, 1088 bytes:  d[2][16] f16 | Bytes 1024
 #pragma once
 
+#include "encode/search/symmetric.h"
 #include "quant/half.h"
 #include "quant/planes.h"
-#include "quant/search/symmetric.h"
 
 namespace pyflow::quant {
 

@@ -1,4 +1,4 @@
-#include "kernels/feedback.h"
+#include "encode/feedback.h"
 
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,7 @@
 // in ascending position. Blocks are joined in order into their span, spans in order into the row.
 // Which slots hold the cells, which other rows are computed, and on how many threads, only decides
 // how the work is shared.
-#include "kernels/attention_pairs.inl"
+#include "kernels/attention/pairs.inl"
 
 inline constexpr int64_t kMaxRows = 32;
 inline constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;

@@ -214,8 +214,8 @@ static void matmul_quantized(const MatmulArgs& args, int64_t tile_begin, int64_t
   }
 }
 
-#include "kernels/matmul_float.inl"
-#include "kernels/quantize.inl"
+#include "kernels/matmul/float.inl"
+#include "kernels/matmul/quantize.inl"
 
 template <class Format>
 static constexpr auto matmul_of() {

@@ -1,4 +1,4 @@
-#include "kernels/encode.h"
+#include "encode/encoder.h"
 
 #include <algorithm>
 #include <charconv>

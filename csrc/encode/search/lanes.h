@@ -1,4 +1,4 @@
-// What the searches for scales have in common. A lane of S (kernels/simd_scalar.h) is a sub-block:
+// What the searches for scales have in common. A lane of S (kernels/simd/scalar.h) is a sub-block:
 // the weights that share a scale. Sixteen are searched side by side, so nothing is summed across
 // lanes, and what a lane finds depends on its own weights alone. Every instruction set gives the
 // same bits. Multiplications and additions are not fused: plain SSE2 would call a function for

@@ -3,7 +3,7 @@
 // vocabulary.
 #pragma once
 
-#include "kernels/simd_vnni.h"
+#include "kernels/simd/vnni.h"
 
 struct Zmm {
   static constexpr int kAccumulators = 24;  // vectors that a kernel may keep in registers

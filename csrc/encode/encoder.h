@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "encode/feedback.h"
 #include "kernels/dispatch.h"
-#include "kernels/feedback.h"
 
 namespace pyflow {
 

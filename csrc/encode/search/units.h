@@ -2,7 +2,7 @@
 // unit. Here is what the searches for both kinds of them share.
 #pragma once
 
-#include "quant/search/lanes.h"
+#include "encode/search/lanes.h"
 
 namespace pyflow::quant {
 

@@ -1,4 +1,4 @@
-#include "kernels/probe.h"
+#include "bench/probe.h"
 
 #include <time.h>
 

@@ -6,7 +6,7 @@
 // is followed by two turns of least squares, and the best one by some more.
 #pragma once
 
-#include "quant/search/lanes.h"
+#include "encode/search/lanes.h"
 
 namespace pyflow::quant {
 

@@ -1,5 +1,5 @@
 // One logical block: its cells, their scores for many pairs, and what becomes of them.
-#include "kernels/attention_tiles.inl"
+#include "kernels/attention/tiles.inl"
 
 // The cells of a block that a row sees, and what is the same for all rows that share them.
 struct Block {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/encode.h"
+#include "encode/encoder.h"
 #include "quant/formats.def"
 #include "quant/packed_tensor.h"
 

@@ -1,5 +1,5 @@
 // The fields of blocks: as many of them at once as fill sixteen lanes with sub-blocks. A format's
-// header names its search (quant/search/).
+// header names its search (encode/search/).
 
 template <class Format>
 static void search_blocks(const SearchArgs& args, int64_t begin, int64_t end, quant::Fields* out) {

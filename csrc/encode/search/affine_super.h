@@ -7,8 +7,8 @@
 // where least squares over the whole super-block puts them.
 #pragma once
 
-#include "quant/search/affine.h"
-#include "quant/search/units.h"
+#include "encode/search/affine.h"
+#include "encode/search/units.h"
 
 namespace pyflow::quant {
 

@@ -5,8 +5,8 @@
 // integer, and the f16 moves to where least squares over the whole super-block puts it.
 #pragma once
 
-#include "quant/search/symmetric.h"
-#include "quant/search/units.h"
+#include "encode/search/symmetric.h"
+#include "encode/search/units.h"
 
 namespace pyflow::quant {
 

@@ -6,7 +6,7 @@
 // one is taken through some more turns of both.
 #pragma once
 
-#include "quant/search/lanes.h"
+#include "encode/search/lanes.h"
 
 namespace pyflow::quant {
 

@@ -2,8 +2,8 @@
 // Included only by isa_avxvnni.cpp, inside an unnamed namespace.
 #pragma once
 
-#include "kernels/simd_vnni.h"
-#include "kernels/simd_ymm.h"
+#include "kernels/simd/vnni.h"
+#include "kernels/simd/ymm.h"
 
 struct YmmVnni : Ymm {
   static constexpr int kParts = 1;

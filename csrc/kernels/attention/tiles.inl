@@ -3,7 +3,7 @@
 // scores i runs over dims and a row is that dim of many cells; for values i runs over cells and a
 // row is a cell's dims. The shape of a tile changes no bit, so it is chosen for the registers at
 // hand.
-#include "kernels/kv_cells.inl"
+#include "kernels/attention/kv_cells.inl"
 
 inline constexpr int kPairTile = 6;    // pairs that share a load of keys or values
 inline constexpr int64_t kChunk = 64;  // dims converted to f32 at a time: 16 KiB of values

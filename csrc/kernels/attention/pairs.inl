@@ -1,5 +1,5 @@
 // The (row, head) pairs that go through the blocks together, and what the blocks so far amount to.
-#include "kernels/attention_block.inl"
+#include "kernels/attention/block.inl"
 
 // A multiple of 16. Converting a block costs as much as five pairs do with it.
 inline constexpr int64_t kMaxPairs = 64;

@@ -2,7 +2,7 @@
 // Included only by isa_avx2.cpp, inside an unnamed namespace.
 #pragma once
 
-#include "kernels/simd_ymm.h"
+#include "kernels/simd/ymm.h"
 
 inline __m256i quads(const int8_t* a) {
   int32_t quad;
