@@ -56,6 +56,10 @@ void check_importance(const std::optional<FloatArray>& importance, int64_t cols)
                      " columns, found " + std::to_string(importance->size()));
 }
 
+const EncodeTable& encode_ops(const std::string& isa) {
+  return encode_table(isa.empty() ? kernel_table() : kernel_table(isa));
+}
+
 // body(begin, end) over rows of `cols` weights, with the GIL released, by the pool's threads where
 // there is one. Of what it throws, the error of the first rows is thrown once all are done.
 template <class Body>
@@ -87,8 +91,7 @@ ByteArray quantize_array(const std::string& name, const FloatArray& x,
   if (x.ndim() == 0) throw ShapeError("quantize: expected rows of weights, found a single number");
   const int64_t cols = x.shape(x.ndim() - 1);
   check_importance(importance, cols);
-  const Encoder encoder(dtype, cols, importance ? importance->data() : nullptr,
-                        isa.empty() ? kernel_table() : kernel_table(isa));
+  const Encoder encoder(dtype, cols, importance ? importance->data() : nullptr, encode_ops(isa));
   const int64_t rows = x.size() / cols;
   std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
   shape.back() = static_cast<py::ssize_t>(encoder.row_bytes());
@@ -116,7 +119,7 @@ std::unique_ptr<Feedback> make_feedback(const FloatArray& moments, int64_t cols,
     throw ShapeError("second moments of " + std::to_string(cols) + " columns: expected " +
                      std::to_string(shape.size()) + " numbers, found " +
                      std::to_string(moments.size()));
-  const KernelTable& table = isa.empty() ? kernel_table() : kernel_table(isa);
+  const EncodeTable& table = encode_ops(isa);
   const py::gil_scoped_release unlocked;
   return std::make_unique<Feedback>(moments.data(), shape, pool, table);
 }
@@ -131,8 +134,7 @@ py::tuple requantize_array(const std::string& from_name, const ByteArray& data, 
   const auto from_bytes = static_cast<py::ssize_t>(row_bytes(from, cols));
   const int64_t rows = data.nbytes() / from_bytes;
   check_bytes(data, from, rows, cols);
-  const Encoder encoder(to, cols, importance ? importance->data() : nullptr,
-                        isa.empty() ? kernel_table() : kernel_table(isa));
+  const Encoder encoder(to, cols, importance ? importance->data() : nullptr, encode_ops(isa));
   ByteArray out({rows, static_cast<py::ssize_t>(encoder.row_bytes())});
   std::vector<RowLoss> losses(static_cast<size_t>(rows));
   const uint8_t* src = data.data();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "encode/encoder.h"
+#include "encode/search/searches.h"
 #include "quant/formats.def"
 #include "quant/packed_tensor.h"
 
@@ -76,7 +77,7 @@ class Levels {
 // each error moving those before it: to `x`, what they are to be when their turns come. squared: of
 // each row the squares of what rounding leaves of that, weighed.
 template <class Format>
-void round_rows(const KernelTable& table, const BlockColumn& c, int64_t first, int64_t n_rows,
+void round_rows(const EncodeTable& table, const BlockColumn& c, int64_t first, int64_t n_rows,
                 quant::Fields* fields, float* x, float* values, double* squared) {
   constexpr int64_t kBlock = Format::kBlock;
   Levels<Format> levels;
@@ -122,7 +123,7 @@ void round_rows(const KernelTable& table, const BlockColumn& c, int64_t first, i
 // Scales are searched for what the weights are to be before any error of their block, and again for
 // what they were to be when their turns came. Of each row the best block is taken.
 template <class Format>
-void encode_column(const KernelTable& table, DType dtype, const BlockColumn& c) {
+void encode_column(const EncodeTable& table, DType dtype, const BlockColumn& c) {
   if constexpr (Format::kBlock > 1) {
     constexpr int64_t kBlock = Format::kBlock;
     quant::Fields fields[kRowsAtOnce];
@@ -150,7 +151,7 @@ void encode_column(const KernelTable& table, DType dtype, const BlockColumn& c) 
   }
 }
 
-using EncodeColumn = void (*)(const KernelTable&, DType, const BlockColumn&);
+using EncodeColumn = void (*)(const EncodeTable&, DType, const BlockColumn&);
 constexpr EncodeColumn kEncodeColumn[] = {
 #define PYFLOW_FORMAT(name, id, block, bytes) encode_column<quant::name>,
 #include "quant/formats.def"
@@ -160,7 +161,7 @@ constexpr EncodeColumn kEncodeColumn[] = {
 // Some rows of weights on their way into blocks, by feedback.
 class RowsWithFeedback {
  public:
-  RowsWithFeedback(const Encoder& to, const KernelTable& table, const Feedback& feedback,
+  RowsWithFeedback(const Encoder& to, const EncodeTable& table, const Feedback& feedback,
                    const BlockFactors& blocks)
       : table_(table),
         dtype_(to.dtype()),
@@ -386,7 +387,7 @@ class RowsWithFeedback {
     return weight(begin + k, r) - values_[size(r, block_) + static_cast<size_t>(k)];
   }
 
-  const KernelTable& table_;
+  const EncodeTable& table_;
   DType dtype_;
   EncodeColumn encode_column_;
   const Feedback& feedback_;

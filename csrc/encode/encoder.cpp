@@ -25,7 +25,7 @@ constexpr float largest() {
 }
 
 template <class Format>
-void encode_blocks(const KernelTable& table, DType dtype, const SearchArgs& args, int64_t n_blocks,
+void encode_blocks(const EncodeTable& table, DType dtype, const SearchArgs& args, int64_t n_blocks,
                    uint8_t* out) {
   using Block = typename Format::Block;
   const auto put = [out](int64_t i, const Block& block) {
@@ -62,7 +62,7 @@ std::string number(float x) {
 
 }  // namespace
 
-Encoder::Encoder(DType dtype, int64_t n_cols, const float* importance, const KernelTable& table)
+Encoder::Encoder(DType dtype, int64_t n_cols, const float* importance, const EncodeTable& table)
     : dtype_(dtype),
       n_cols_(n_cols),
       importance_(importance),

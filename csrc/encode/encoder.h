@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "encode/feedback.h"
+#include "encode/table.h"
 #include "kernels/dispatch.h"
 
 namespace pyflow {
@@ -29,7 +30,7 @@ class Encoder {
   // squared error in each column counts, n_cols numbers from 0 to 1e30 that outlive the encoder;
   // null: all alike. Throws ShapeError, UnsupportedError.
   Encoder(DType dtype, int64_t n_cols, const float* importance = nullptr,
-          const KernelTable& table = kernel_table());
+          const EncodeTable& table = encode_table(kernel_table()));
 
   DType dtype() const { return dtype_; }
   int64_t n_cols() const { return n_cols_; }
@@ -50,7 +51,7 @@ class Encoder {
   DType dtype_;
   int64_t n_cols_;
   const float* importance_;
-  const KernelTable& table_;
+  const EncodeTable& table_;
   size_t row_bytes_;
 };
 

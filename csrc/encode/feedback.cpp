@@ -67,7 +67,7 @@ class Square {
 }  // namespace
 
 Feedback::Feedback(const float* moments, const Triangles& shape, ThreadPool* pool,
-                   const KernelTable& table)
+                   const EncodeTable& table)
     : shape_(shape),
       squares_(floats(shape.n_groups() * Triangles::kWidth * Triangles::kWidth), kWhat),
       factors_(squares_.size(), kWhat),
@@ -78,7 +78,7 @@ Feedback::Feedback(const float* moments, const Triangles& shape, ThreadPool* poo
 }
 
 void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
-                      const KernelTable& table) {
+                      const EncodeTable& table) {
   const int64_t n = shape_.width(group), first = group * Triangles::kWidth;
   Square h(factors_.as<float>() + group * Triangles::kWidth * Triangles::kWidth, n);
   double mean = 0.0;

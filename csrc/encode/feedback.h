@@ -17,6 +17,7 @@
 
 #include "core/buffer.h"
 #include "core/thread_pool.h"
+#include "encode/table.h"
 #include "kernels/dispatch.h"
 
 namespace pyflow {
@@ -51,7 +52,7 @@ class Feedback {
   // moments: shape.size() floats, sums over any number of rows. Throws FormatError unless they are
   // finite and positive definite once a hundredth of their mean diagonal is added to that.
   Feedback(const float* moments, const Triangles& shape, ThreadPool* pool,
-           const KernelTable& table = kernel_table());
+           const EncodeTable& table = encode_table(kernel_table()));
 
   const Triangles& shape() const { return shape_; }
   // What h() is of the moments' mean.
@@ -71,7 +72,7 @@ class Feedback {
   }
 
  private:
-  void factor(int64_t group, const float* moments, ThreadPool* pool, const KernelTable& table);
+  void factor(int64_t group, const float* moments, ThreadPool* pool, const EncodeTable& table);
 
   Triangles shape_;
   Buffer squares_, factors_;  // a square for each group

@@ -1,14 +1,15 @@
-// Sums of outer products: out += a^T b over rows of a and b. One fma per row, ascending.
+// Sums of outer products: out += a^T b over rows of a and b. One fma per row, in ascending order.
+// For example, rows a = {1 2}, {3 4} and b = {5 6}, {7 8} add {1*5 + 3*7, 1*6 + 3*8} to out's first
+// row and {2*5 + 4*7, 2*6 + 4*8} to its second.
 //
-// Rows lie so far apart, often by a power of two, that a few of them fill the first-level cache's
-// ways for a column. So what is used again and again lies side by side first: kOuterDepth rows of
-// the next columns of b, and of a, kOuterRows columns. With AVX2 that reaches 31 to 38 GMAC/s in
-// most turns where 21 to 30 were (Zen 3, in the sizes that moments and feedback have, both in one
-// run).
+// Rows are far apart, often by a power of two, so that a few of them fill all ways of the
+// first-level cache that a column maps to. Therefore the parts that are reused are first copied
+// side by side: kOuterDepth rows of the next columns of b, and kOuterRows columns of a. On Zen 3
+// with AVX2, at the sizes of moments and error feedback, this raised 21 to 30 GMAC/s to 31 to 38.
 constexpr int64_t kOuterDepth = 64, kOuterRows = 32;
 
-// Rows rows of out by Tiles vectors of its columns, which stay in registers; n rows of a, and of b,
-// whose columns follow one another.
+// Rows x Tiles vectors of out stay in registers for n rows of a and of b, whose copied columns are
+// contiguous.
 template <int Rows, int Tiles>
 static inline void outer_tile(const float* a, int64_t a_stride, const float* b, int64_t n,
                               float* out, int64_t out_stride) {
@@ -34,8 +35,7 @@ static inline void outer_tile(const float* a, int64_t a_stride, const float* b, 
     for (int t = 0; t < Tiles; ++t) Simd::store(out + r * out_stride + 16 * t, acc[r][t]);
 }
 
-// Columns j and on, of which there are 16 * Tiles; no more than kOuterDepth rows of a and b, and
-// kOuterRows of out.
+// Columns [j, j + 16 * Tiles); at most kOuterDepth rows of a and b, and kOuterRows of out.
 template <int Tiles>
 static inline void outer_columns(const OuterArgs& args, int64_t j) {
   alignas(64) float panel[kOuterDepth * 16 * Tiles];
@@ -54,7 +54,7 @@ static inline void outer_columns(const OuterArgs& args, int64_t j) {
 }
 
 static inline void outer_part(OuterArgs part) {
-  constexpr int kTiles = kRegisterRows < 8 ? 1 : 4;
+  constexpr int kTiles = Simd::kAccumulators < 24 ? 1 : 4;
   alignas(64) float a[kOuterDepth * kOuterRows];
   if (part.a_stride > kOuterRows) {
     for (int64_t k = 0; k < part.n; ++k)

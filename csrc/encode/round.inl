@@ -1,15 +1,24 @@
-// Weights of a block to levels, from the last to the first, each error moving those before it: the
-// sum of squares that this leaves is sought to be least. The nearest level is the best for a weight
-// alone, but its error may suit those before it badly; so four ways of rounding are kept for each
-// row, the best there are so far, of which each goes on by the nearest level and by the next one on
-// the other side. That is the M algorithm (Anderson and Mohan, 1984). Four paths leave 0.96 to
-// 0.99 of the error that one leaves on smollm2's matrices, whose scales are searched for several
-// times, and 0.85 to 0.95 where few directions carry most of 256 to 768 inputs; an encoding takes
-// 1.4 times as long.
+// Rounds the weights of a block to levels, last to first, by beam search. Rounding weight k leaves
+// an error, which is pushed onto the targets of the weights before it (RoundArgs::factors); the
+// goal is the least weighted sum of squared rounding errors.
 //
-// A vector is four rows, and of each its four paths, the best first.
+// The nearest level is the best for one weight alone, but its error may suit earlier weights badly.
+// So each row keeps its four best candidates. At every weight each of them continues in two ways,
+// by the nearest level and by the next one on the other side of the target; the four cheapest of
+// these eight stay. This is the M algorithm (Anderson and Mohan, 1984).
+//
+// For example, levels 0, 1, 2, weights {0.3, 1.4}, factors[1][0] = 0.5 and importance 1. Rounding
+// 1.4 to 1 leaves 0.4 and moves the other target to 0.3 + 0.5 * 0.4 = 0.5, which costs 0.4^2 +
+// 0.5^2 = 0.41. Rounding 1.4 to 2 leaves -0.6 and moves it to 0.3 - 0.5 * 0.6 = 0, which costs
+// 0.36.
+//
+// Four candidates leave 0.96 to 0.99 of the error that one leaves on smollm2's matrices, whose
+// scales are searched for several times, and 0.85 to 0.95 where few directions carry most of 256 to
+// 768 inputs; encoding takes 1.4 times as long.
+//
+// A vector holds four rows x four candidates, each row's best first.
 
-// Lane numbers within a row, and those of the lanes r further on.
+// Lanes of own_lane(r): the number, within its row, of the lane r further on (modulo 4).
 static inline Simd::I own_lane(int r) {
   static const int32_t kLanes[4][16] = {{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
                                         {1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0},
@@ -18,12 +27,12 @@ static inline Simd::I own_lane(int r) {
   return Simd::load_i32(kLanes[r]);
 }
 
-constexpr float kNever = 3e38f;  // what a path costs that is none
+constexpr float kNever = 3e38f;  // the cost of a candidate that does not exist
 
-// How a weight may go on: its nearest level, and the next one on its other side.
+// The two ways to round a weight: the nearest level, and the next one on the target's other side.
 struct Choice {
   Simd::F value, number;
-  Simd::F other_value, other_number;  // outside of 0 .. n_levels - 1 where there is none
+  Simd::F other_value, other_number;  // outside 0 .. n_levels - 1: no such level
 };
 
 // The levels of a weight are first + q * step.
@@ -42,7 +51,7 @@ static inline Choice choose_even(const RoundArgs& args, int64_t k, Simd::F x) {
   return c;
 }
 
-// They rise, or fall, in steps that differ: n_levels for each weight.
+// Uneven levels, ascending or descending, n_levels for each weight.
 static inline Choice choose_uneven(const RoundArgs& args, int64_t k, Simd::F x) {
   using S = Simd;
   const auto level = [&](int64_t i) { return S::load(args.levels + 16 * (i * args.n + k)); };
@@ -68,18 +77,19 @@ static inline Choice choose_uneven(const RoundArgs& args, int64_t k, Simd::F x) 
   return c;
 }
 
-// Of the eight ways on of each row the four best, the best first; of equals the nearest level's,
-// and the one of the better path. parent: whose each is; other: 1 where it is by the other level.
+// Keeps the four cheapest of each row's eight continuations, cheapest first; of equal ones that of
+// the nearest level, then that of the better candidate. parent: the candidate that each continues;
+// by_other: 1 if by the other level.
 static inline void select(Simd::F nearest, Simd::F other, Simd::I& parent, Simd::F& by_other) {
   using S = Simd;
   const S::F one = S::set1(1.0f), zero = S::zero(), half = S::set1(0.5f),
              lane = S::to_f(own_lane(0));
-  // Of a path's own two ways on, the other comes first only where it costs less.
+  // A candidate's own other level ranks first only if it costs less.
   S::F other_rank = S::where_less(other, nearest, zero, one), rank = S::sub(one, other_rank);
   for (int r = 1; r < 4; ++r) {
     const S::I at = own_lane(r);
     const S::F n = S::permute4(nearest, at), o = S::permute4(other, at), from = S::to_f(at);
-    // Of equals the lane that comes first.
+    // Of equal ones the lower lane.
     const auto before = [&](S::F theirs, S::F ours) {
       return S::where_less(from, lane, S::where_less(ours, theirs, zero, one),
                            S::where_less(theirs, ours, one, zero));
@@ -105,7 +115,7 @@ static void round_paths(const RoundArgs& args) {
   using S = Simd;
   const S::F zero = S::zero(), half = S::set1(0.5f), never = S::set1(kNever);
   const S::F beyond = S::set1(static_cast<float>(args.n_levels) - 0.5f);
-  // At first there is one path.
+  // At first there is one candidate.
   S::F cost = S::where_less(half, S::to_f(own_lane(0)), never, zero);
   for (int64_t k = args.n - 1; k >= 0; --k) {
     const S::F x = S::load(args.x + 16 * k), weight = S::set1(args.importance[k]);

@@ -1,5 +1,7 @@
-// The fields of blocks: as many of them at once as fill sixteen lanes with sub-blocks. A format's
-// header names its search (encode/search/).
+// Runs a format's search (its header names it, encode/search/ defines it) over a range of blocks,
+// as many at once as fill sixteen lanes with sub-blocks. For example, Q4_K has 8 sub-blocks of 32
+// weights: kSubs = 8 and kBlocks = 2, so lane 11 is sub-block 3 of the second block, whose weights
+// begin at 256 + 3 * 32. If the range ends inside a group, spare lanes repeat its last block.
 
 template <class Format>
 static void search_blocks(const SearchArgs& args, int64_t begin, int64_t end, quant::Fields* out) {
@@ -10,7 +12,7 @@ static void search_blocks(const SearchArgs& args, int64_t begin, int64_t end, qu
     quant::SearchInput in;
     in.on_grid = args.on_grid;
     for (int l = 0; l < quant::kLanes; ++l) {
-      const int64_t own = b + l / kSubs, block = own < end ? own : end - 1;  // lanes left over
+      const int64_t own = b + l / kSubs, block = own < end ? own : end - 1;  // a spare lane
       const int64_t at = l % kSubs * kWeights;
       in.x[l] = args.x + block * Format::kBlock + at;
       in.importance[l] =
@@ -31,7 +33,7 @@ static constexpr auto search_of() {
   }
 }
 
-static inline void fill_search(KernelTable& t) {
+static inline void fill_search(EncodeTable& t) {
 #define PYFLOW_FORMAT(name, id, block, bytes) \
   t.search[static_cast<size_t>(DType::name)] = search_of<quant::name>();
 #include "quant/formats.def"

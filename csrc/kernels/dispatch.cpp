@@ -17,36 +17,23 @@
 
 namespace pyflow {
 
-const KernelTable* kernels_scalar();
-#if defined(__x86_64__)
-const KernelTable* kernels_avx2();
-const KernelTable* kernels_avxvnni();
-const KernelTable* kernels_avx512();
-#elif defined(__aarch64__)
-const KernelTable* kernels_neon();
-#endif
+#define PYFLOW_ISA_LINE(name, ...) const KernelTable* kernels_##name();
+#include "kernels/isas.def"
+#undef PYFLOW_ISA_LINE
 
 namespace {
 
-// One line per instruction set, best last, with the features that it needs.
 struct Entry {
   const char* name;
   const KernelTable* (*table)();
   std::vector<std::string_view> needs;
 };
 std::vector<Entry> entries() {
-  std::vector<Entry> all = {{"scalar", kernels_scalar, {}}};
-#if defined(__x86_64__)
-  all.push_back({"avx2", kernels_avx2, {"avx2", "fma", "f16c"}});
-  all.push_back({"avxvnni", kernels_avxvnni, {"avx2", "fma", "f16c", "avxvnni"}});
-  all.push_back(
-      {"avx512",
-       kernels_avx512,
-       {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"}});
-#elif defined(__aarch64__)
-  all.push_back({"neon", kernels_neon, {"asimddp"}});
-#endif
-  return all;
+  return {
+#define PYFLOW_ISA_LINE(name, ...) {#name, kernels_##name, {__VA_ARGS__}},
+#include "kernels/isas.def"
+#undef PYFLOW_ISA_LINE
+  };
 }
 
 #if defined(__x86_64__)

@@ -92,15 +92,16 @@ void InputSquares::add_moments(int64_t number, const float* x, int64_t x_stride,
   int64_t n_recent = m.n_recent;
   for (int64_t r = 0, n; r < n_rows; r += n) {
     n = std::min(n_rows - r, kTogether - n_recent);
-    stage_->kernels().add_outer({.a = x + r * x_stride + column,
-                                 .a_stride = x_stride,
-                                 .b = x + r * x_stride + first,
-                                 .b_stride = x_stride,
-                                 .n = n,
-                                 .out = recent,
-                                 .out_stride = width,
-                                 .rows = Triangles::kStep,
-                                 .columns = width});
+    encode_table(stage_->kernels())
+        .add_outer({.a = x + r * x_stride + column,
+                    .a_stride = x_stride,
+                    .b = x + r * x_stride + first,
+                    .b_stride = x_stride,
+                    .n = n,
+                    .out = recent,
+                    .out_stride = width,
+                    .rows = Triangles::kStep,
+                    .columns = width});
     n_recent += n;
     if (n_recent < kTogether) continue;
     stage_->kernels().add(m.sums.as<float>() + at, recent, Triangles::kStep * width);

@@ -238,7 +238,8 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
     }
     const int64_t first = tile * kTileRows, n = std::min(kTileRows, m.packed->rows() - first);
     dequantize(m.record->dtype, rows, n * cols, floats);
-    Encoder(m.packed->dtype(), cols, nullptr, kernels_).encode(floats, n, first, blocks);
+    Encoder(m.packed->dtype(), cols, nullptr, encode_table(kernels_))
+        .encode(floats, n, first, blocks);
     m.packed->pack_tile(blocks, tile);
   }
 }

@@ -14,7 +14,7 @@
 
 #include <type_traits>
 
-#include "encode/search/affine.h"
+#include "quant/encoding.h"
 #include "quant/half.h"
 #include "quant/planes.h"
 

@@ -7,7 +7,7 @@
 //   2 bits of scale j + 4 << 6 | a word per row, nibble j low 4 bits of scale j + 4 | d[16] f16
 #pragma once
 
-#include "encode/search/lanes.h"
+#include "quant/encoding.h"
 #include "quant/half.h"
 #include "quant/planes.h"
 

@@ -1,102 +1,25 @@
 // Runs every kernel of every table that this CPU has on the same data, prints a digest of what each
 // kernel wrote, and exits with 1 unless all tables wrote the same bits as the scalar one. The data
 // come from integer arithmetic, so that the digests of two machines can be compared too.
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "encode/encoder.h"
+#include "driver_data.h"
+#include "encode_driver.h"
 #include "kernels/dispatch.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) == (1 + 3 * kDTypeCount + 21) * sizeof(void*),
+static_assert(sizeof(KernelTable) == (1 + 2 * kDTypeCount + 19) * sizeof(void*),
               "run() has to know every kernel but dot_peak, which only takes time, and "
               "prefill_matmul, which may have an arithmetic of its own");
-
-class Random {
- public:
-  uint64_t bits() {  // splitmix64
-    uint64_t z = state_ += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-  }
-  int64_t below(int64_t n) { return static_cast<int64_t>(bits() >> 33) % n; }
-  // Of either sign, from 2^-6 to 2^4.
-  float real() {
-    const float mantissa = 1.0f + static_cast<float>(below(1 << 23)) * 0x1p-23f;
-    const float size = std::ldexp(mantissa, static_cast<int>(below(10)) - 6);
-    return below(2) ? size : -size;
-  }
-  std::vector<float> reals(int64_t n) {
-    std::vector<float> x(static_cast<size_t>(n));
-    for (float& v : x) v = real();
-    return x;
-  }
-  // The same with every fifth value one of those that need care.
-  std::vector<float> odd_reals(int64_t n) {
-    using limits = std::numeric_limits<float>;
-    static const float odd[] = {0.0f,
-                                -0.0f,
-                                limits::infinity(),
-                                -limits::infinity(),
-                                limits::quiet_NaN(),
-                                limits::max(),
-                                limits::lowest(),
-                                limits::denorm_min(),
-                                -1e-39f,
-                                1e-30f,
-                                65520.0f,
-                                6e-8f,
-                                88.8f,
-                                -87.4f};
-    std::vector<float> x = reals(n);
-    for (float& v : x)
-      if (below(5) == 0) v = odd[below(std::size(odd))];
-    return x;
-  }
-
- private:
-  uint64_t state_ = 1;
-};
-
-// What the kernels wrote, by name. One not-a-number is as good as another.
-class Record {
- public:
-  void add(const std::string& kernel, std::span<const uint8_t> bytes) {
-    auto at = std::find_if(written_.begin(), written_.end(),
-                           [&](const auto& w) { return w.first == kernel; });
-    if (at == written_.end()) at = written_.insert(at, {kernel, {}});
-    at->second.insert(at->second.end(), bytes.begin(), bytes.end());
-  }
-  template <class T>
-  void add(const std::string& kernel, std::vector<T> values) {
-    for (T& v : values)
-      if (v != v) v = std::numeric_limits<T>::quiet_NaN();
-    add(kernel, {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)});
-  }
-  const std::vector<std::pair<std::string, std::vector<uint8_t>>>& written() const {
-    return written_;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::vector<uint8_t>>> written_;
-};
-
-constexpr float kPoison = 7.0f;
-
-std::vector<float> poisoned(int64_t n) {
-  return std::vector<float>(static_cast<size_t>(n), kPoison);
-}
 
 // Random blocks, those drawn again whose values a random f16 scale made very small or large.
 std::vector<uint8_t> random_weights(Random& random, DType dtype, int64_t rows, int64_t cols) {
@@ -164,58 +87,6 @@ void run_matmul(const KernelTable& t, Random& random, Record& out) {
     }
 }
 
-// Seven super-blocks fill no whole number of searches.
-void run_search(const KernelTable& t, Random& random, Record& out) {
-  constexpr int64_t kRows = 7, kCols = 256;
-  const std::vector<float> x = random.reals(kRows * kCols);
-  std::vector<float> importance = random.reals(kCols);
-  for (float& v : importance) v = v * v;
-  for (const DTypeInfo& format : kDTypes)
-    for (const bool weighed : {false, true}) {
-      const Encoder encoder(format.dtype, kCols, weighed ? importance.data() : nullptr, t);
-      std::vector<uint8_t> blocks(kRows * encoder.row_bytes());
-      encoder.encode(x.data(), kRows, 0, blocks.data());
-      out.add("search", blocks);
-    }
-}
-
-// Four ways of four rows to levels that are even, and to such that fall or rise by uneven steps.
-void run_round(const KernelTable& t, Random& random, Record& out) {
-  constexpr int64_t kLevels = 11;
-  for (const int64_t n : {1, 32, 64})
-    for (const bool even : {true, false}) {
-      const size_t size = static_cast<size_t>(16 * n);
-      std::vector<float> x = random.reals(16 * n), w = random.reals(16 * n), levels;
-      const std::vector<float> factors = random.reals(n * (n + 3));
-      if (even) {
-        levels = random.reals(2 * 16 * n);
-        levels[size + 3] = 0.0f;  // a step
-      } else {
-        const std::vector<float> steps = random.reals(16 * n);
-        for (int64_t i = 0; i < kLevels; ++i)
-          for (size_t k = 0; k < size; ++k)
-            levels.push_back(static_cast<float>(i * i - 40) * 0.1f * steps[k]);
-      }
-      std::vector<float> importance = random.reals(n);
-      for (float& i : importance) i = std::fabs(i);
-      std::vector<int32_t> q(size), parents(size);
-      t.round({.x = x.data(),
-               .w = w.data(),
-               .levels = levels.data(),
-               .n_levels = kLevels,
-               .even = even,
-               .factors = factors.data(),
-               .factors_stride = n + 3,
-               .importance = importance.data(),
-               .n = n,
-               .q = q.data(),
-               .parents = parents.data()});
-      out.add("round", x);
-      out.add("round", q);
-      out.add("round", parents);
-    }
-}
-
 void run_elementwise(const KernelTable& t, Random& random, Record& out) {
   // Calls f on fresh copies of n values, plain and odd, and records what it made of them.
   const auto each = [&](const std::string& kernel, auto f) {
@@ -238,27 +109,6 @@ void run_elementwise(const KernelTable& t, Random& random, Record& out) {
   each("add", [&](V& x, const V& y, int64_t n) { t.add(x.data(), y.data(), n); });
   each("add_scaled",
        [&](V& x, const V& y, int64_t n) { t.add_scaled(x.data(), y.data(), 0.3f, n); });
-  // As many columns as make whole sixteens, and rows up to seven of each vector as a matrix.
-  each("add_outer", [&](V& x, const V& y, int64_t n) {
-    const int64_t columns = n / 16 * 16;
-    const V a = x;
-    V out(static_cast<size_t>(7 * columns), 0.5f);
-    if (columns == 0 || n < 8) return;
-    t.add_outer({a.data(), 1, y.data(), 0, n - 7, out.data(), columns, 7, columns});
-    for (int64_t i = 0; i < columns; ++i)
-      x[static_cast<size_t>(i)] = out[static_cast<size_t>(i % 7 * columns + i)];
-  });
-  // Rows of a that lie apart, and more columns of it than are taken at a time.
-  each("add_outer apart", [&](V& x, const V& y, int64_t n) {
-    constexpr int64_t kRows = 41, kStride = 44;
-    const int64_t columns = n / 16 * 16;
-    if (n < kRows) return;
-    V out(static_cast<size_t>(kRows * columns), 0.5f);
-    t.add_outer({x.data(), kStride, y.data(), 0, (n - kRows) / kStride + 1, out.data(), columns,
-                 kRows, columns});
-    out.resize(static_cast<size_t>(n), 0.0f);
-    x = out;
-  });
   each("scale", [&](V& x, const V&, int64_t n) { t.scale(x.data(), 0.3f, n); });
   each("softcap", [&](V& x, const V&, int64_t n) { t.softcap(x.data(), 1.7f, n); });
   for (const auto& [name, activation] :
@@ -369,8 +219,7 @@ Record run(const KernelTable& t) {
   run_quantize(t, random, out);
   run_matmul(t, random, out);
   run_elementwise(t, random, out);
-  run_search(t, random, out);
-  run_round(t, random, out);
+  run_encode(encode_table(t), random, out);
   for (const int64_t head_dim : {32, 96}) {
     run_cache(t, random, out, CacheType::F16, head_dim);
     run_cache(t, random, out, CacheType::Q8_0, head_dim);

@@ -25,5 +25,5 @@ def exported(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", OBJECTS, ids=lambda p: str(p.relative_to(BUILD)))
 def test_an_instruction_set_exports_its_table_and_nothing_else(path: Path) -> None:
-    name = re.sub(r"isa_(\w+)\..*", r"\1", path.name)
-    assert exported(path) == [f"T pyflow::kernels_{name}()"]
+    (isa,) = re.findall(r"isa_(\w+)\.dir", str(path))
+    assert exported(path) == [f"T pyflow::{path.parent.name}_{isa}()"]

@@ -7,17 +7,11 @@
 
 #include <cstdint>
 
+#include "quant/encoding.h"
+
 namespace pyflow::quant {
 
 inline constexpr int kLanes = 16;
-
-// A block as a search leaves it; its format's `assemble` puts it into the file's bits.
-struct Fields {
-  uint16_t d = 0, m = 0;    // f16: scale and minimum; of super-blocks what theirs are multiples of
-  uint8_t scales[16] = {};  // of sub-blocks, counted from the least
-  uint8_t minimums[16] = {};  // of sub-blocks
-  uint8_t q[256] = {};        // of weights: which value of the grid, from the least
-};
 
 // The weights of 16 sub-blocks, finite, and how much an error at each of them counts, finite and at
 // least 0; null: all alike.

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "quant/encoding.h"
+
 namespace pyflow::quant {
 
 // Table[i] - Offset for i below N, ascending.
-template <const int8_t* Table, int N, int Offset = 0>
+template <const int8_t* Table, int N, int Offset>
 struct Points {
   static constexpr int kLow = Table[0] - Offset, kHigh = Table[N - 1] - Offset;
   static constexpr int kLevels = N;

@@ -1,8 +1,11 @@
-// AVX2 without VNNI: integer dots by maddubs, on the lanes of simd_ymm.h.
-// Included only by isa_avx2.cpp, inside an unnamed namespace.
+// AVX2 without VNNI: integer dots by maddubs, on the lanes of ymm.h. Included by the isa.cpp files
+// inside an unnamed namespace.
 #pragma once
 
 #include "kernels/simd/ymm.h"
+
+// A dot product takes several instructions, so prompts use matmul/unpacked.inl.
+#define PYFLOW_UNPACKED
 
 inline __m256i quads(const int8_t* a) {
   int32_t quad;

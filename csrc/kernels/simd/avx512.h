@@ -1,6 +1,5 @@
 // Sixteen lanes on AVX-512 (F, BW, DQ, VL, VNNI): one register per vector.
-// Included only by isa_avx512.cpp, inside an unnamed namespace. simd_scalar.h documents the
-// vocabulary.
+// Included by the isa.cpp files inside an unnamed namespace. scalar.h documents the vocabulary.
 #pragma once
 
 #include "kernels/simd/vnni.h"

@@ -1,5 +1,5 @@
-// AVX2 with AVX-VNNI: integer dots by vpdpbusd (simd_vnni.h), on the lanes of simd_ymm.h.
-// Included only by isa_avxvnni.cpp, inside an unnamed namespace.
+// AVX2 with AVX-VNNI: integer dots by vpdpbusd (vnni.h), on the lanes of ymm.h.
+// Included by the isa.cpp files inside an unnamed namespace.
 #pragma once
 
 #include "kernels/simd/vnni.h"

@@ -1,6 +1,5 @@
 // Sixteen lanes on AArch64 with dot products (FEAT_DotProd): four registers per vector.
-// Included only by isa_neon.cpp, inside an unnamed namespace. simd_scalar.h documents the
-// vocabulary.
+// Included by the isa.cpp files inside an unnamed namespace. scalar.h documents the vocabulary.
 #pragma once
 
 struct Simd {

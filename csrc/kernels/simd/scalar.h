@@ -1,5 +1,5 @@
 // The vocabulary that kernels are written in, in plain C++: sixteen 32-bit lanes, or 64 bytes as
-// sixteen groups of four. This file is the reference for what each word means; the other simd_*.h
+// sixteen groups of four. This file is the reference for what each word means; the others here
 // give the same results, bit for bit. Included inside an unnamed namespace.
 //
 //   F  16 f32 lanes          fma(a,b,c) = a*b + c, fnma(a,b,c) = -a*b + c, one rounding each

@@ -1,6 +1,5 @@
 // Integer dots where one instruction adds four products of unsigned weights and signed activations
-// to each lane: Lanes::dpbusd. Included by simd_avxvnni.h and simd_avx512.h, inside an unnamed
-// namespace.
+// to each lane: Lanes::dpbusd. Included by avxvnni.h and avx512.h inside an unnamed namespace.
 #pragma once
 
 template <class Lanes>

@@ -1,6 +1,6 @@
 // Sixteen lanes on AVX2 + FMA + F16C, two registers per vector: all of the vocabulary
-// (simd_scalar.h documents it) but the integer dots. Included by simd_avx2.h and simd_avxvnni.h,
-// which add those, inside an unnamed namespace.
+// (scalar.h documents it) but the integer dots, which avx2.h and avxvnni.h add. Included inside an
+// unnamed namespace.
 #pragma once
 
 struct Ymm {

@@ -8,7 +8,7 @@
 // Tile unit, 16 rows x 256 k, 2176 bytes:  ShortScales 128 | 4 x Nibbles 512
 #pragma once
 
-#include "encode/search/symmetric_super.h"
+#include "quant/encoding.h"
 #include "quant/formats/iq4_nl.h"
 #include "quant/short_scales.h"
 

@@ -9,7 +9,7 @@
 //   4 x TwoBits 256
 #pragma once
 
-#include "encode/search/affine_super.h"
+#include "quant/encoding.h"
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"

@@ -11,7 +11,7 @@
 //   three lines of dwords, the 12 scale bytes of each row | 4 x TwoBits + Bits 384
 #pragma once
 
-#include "encode/search/symmetric_super.h"
+#include "quant/encoding.h"
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"

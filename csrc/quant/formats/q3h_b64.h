@@ -9,7 +9,7 @@
 // et al., 2024), section 3, has blocks of these contents.
 #pragma once
 
-#include "encode/search/affine.h"
+#include "quant/encoding.h"
 #include "quant/half.h"
 #include "quant/linear_block.h"
 #include "quant/pairs.h"

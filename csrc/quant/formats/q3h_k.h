@@ -13,8 +13,7 @@
 // Tile unit, 16 rows x 256 k, 1920 bytes:  ShortScales 128 | 4 x Pairs 448
 #pragma once
 
-#include "encode/search/points.h"
-#include "encode/search/symmetric_super.h"
+#include "quant/encoding.h"
 #include "quant/half.h"
 #include "quant/pairs.h"
 #include "quant/short_scales.h"

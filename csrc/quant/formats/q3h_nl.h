@@ -8,8 +8,7 @@
 // Tile unit, 16 rows x 64 k, 512 bytes:  d[2][16] f16 | Pairs 448
 #pragma once
 
-#include "encode/search/points.h"
-#include "encode/search/symmetric.h"
+#include "quant/encoding.h"
 #include "quant/formats/q3h_k.h"
 #include "quant/half.h"
 #include "quant/pairs.h"

@@ -6,7 +6,7 @@
 // Tile unit, 16 rows x 64 k, 576 bytes:  d[2][16] f16 | Nibbles 512
 #pragma once
 
-#include "encode/search/symmetric.h"
+#include "quant/encoding.h"
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"

@@ -8,7 +8,7 @@
 // Tile unit, 16 rows x 256 k, 2304 bytes:  KScales 256 | 4 x Nibbles 512
 #pragma once
 
-#include "encode/search/affine_super.h"
+#include "quant/encoding.h"
 #include "quant/file_bits.h"
 #include "quant/k_scales.h"
 

@@ -10,7 +10,7 @@
 //   scales[16][16] i8 | 4 x Nibbles + TwoBits 768
 #pragma once
 
-#include "encode/search/symmetric_super.h"
+#include "quant/encoding.h"
 #include "quant/file_bits.h"
 #include "quant/half.h"
 #include "quant/planes.h"

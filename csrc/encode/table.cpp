@@ -1,0 +1,20 @@
+#include "encode/table.h"
+
+#include <string_view>
+
+namespace pyflow {
+
+#define PYFLOW_ISA_LINE(name, ...) const EncodeTable* encode_##name();
+#include "kernels/isas.def"
+#undef PYFLOW_ISA_LINE
+
+const EncodeTable& encode_table(const KernelTable& kernels) {
+  const std::string_view isa = kernels.name;
+#define PYFLOW_ISA_LINE(name, ...) \
+  if (isa == #name) return *encode_##name();
+#include "kernels/isas.def"
+#undef PYFLOW_ISA_LINE
+  return *encode_scalar();
+}
+
+}  // namespace pyflow
