@@ -4,10 +4,9 @@
     values = dequantize(blocks, "q4_k")          # float32 (rows, columns)
     distortion(weights, "q4_k").snr_db
 
-Formats are those of csrc/quant/formats.def, by their names in any case. For each block the scales
-are searched for that make the squared error least (csrc/encode/search), weighed by the importance of
-the columns where it is given. The same weights give the same bytes on every CPU and with any number
-of threads.
+Formats are those of csrc/quant/formats.def, by their names in any case. Each block gets the scales
+of least squared error (csrc/encode/search), weighed by the importance of columns if it is given.
+The same weights give the same bytes on every CPU and with any number of threads.
 """
 
 from __future__ import annotations
