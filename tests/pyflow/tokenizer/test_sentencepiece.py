@@ -73,7 +73,7 @@ def files(
         path = tmp_path_factory.mktemp(name)
         if name in KINDS:
             written = io.BytesIO()
-            lines = [line for document in DOCUMENTS for line in document.read_text().splitlines()]
+            lines = [line for document in DOCUMENTS for line in document.splitlines()]
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines),
                 model_writer=written,

@@ -34,19 +34,18 @@ WORDPIECE: dict[str, Config] = {
 
 @pytest.fixture(scope="module")
 def vocab(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder by the name of a kind, its vocabulary trained on the project's own documents."""
+    """A folder by the name of a kind, its vocabulary trained on DOCUMENTS."""
 
     @cache
     def folder(kind: str) -> Path:
         path = tmp_path_factory.mktemp(kind)
-        texts = [document.read_text() for document in DOCUMENTS]
         if kind == "byte_level":
             names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
             library: Any = ByteLevelBPETokenizer()
-            library.train_from_iterator(texts, 2000, show_progress=False, special_tokens=names)
+            library.train_from_iterator(DOCUMENTS, 2000, show_progress=False, special_tokens=names)
         else:
             library = BertWordPieceTokenizer(lowercase=False)
-            library.train_from_iterator(texts, 2000, show_progress=False)
+            library.train_from_iterator(DOCUMENTS, 2000, show_progress=False)
         library.save_model(str(path))
         return path
 
