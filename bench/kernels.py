@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
 
 from pyflow import _core
-from pyflow.cli.terminal import progress
 
 N_COLS = 2048
 # Rows of the matrices that come from memory: long enough for a call to cost nothing beside them.
@@ -308,11 +309,13 @@ def main(arguments: list[str] | None = None) -> int:
         total *= len(options.sizes) * len(options.rows)
     code = 0
     try:
-        with progress("measuring") as show:
+        with Progress(
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        ) as bar:
+            task = bar.add_task("measuring", total=total)
             for cell in decode_cells(options) if options.decode else cells(options):
                 run["cells"].append(cell)
-                if show is not None:
-                    show(len(run["cells"]), total)
+                bar.advance(task)
     except KeyboardInterrupt:
         code = 130
     if options.output == "json":

@@ -1,4 +1,6 @@
-"""Text for people: what nobody has read yet made safe to show, and nouns by their number."""
+"""Text for people: unknown text made safe to print, counted nouns, and Markdown tables."""
+
+from collections.abc import Collection
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -16,3 +18,24 @@ def counted(n: int, noun: str) -> str:
 def plural(n: int, noun: str) -> str:
     """The noun alone."""
     return noun if n == 1 else f"{noun}s"
+
+
+def markdown_table(head: list[str], rows: list[list[str]], left: Collection[str] = ()) -> str:
+    """A table with padded columns, right-aligned except for those named in `left`."""
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(2, *map(len, column)) for column in zip(head, *rows, strict=True)]
+    is_left = [name in left for name in head]
+    rule = [
+        ":" + "-" * (w - 1) if at_left else "-" * (w - 1) + ":"
+        for w, at_left in zip(widths, is_left, strict=True)
+    ]
+    lines = [head, rule, *rows]
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.ljust(w) if at_left else cell.rjust(w)
+            for cell, w, at_left in zip(line, widths, is_left, strict=True)
+        )
+        + " |"
+        for line in lines
+    )

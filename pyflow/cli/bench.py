@@ -10,12 +10,13 @@ import click
 from click.core import ParameterSource
 
 from pyflow.cli import Group, bench_pipeline, bench_spec, inputs, options
-from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.output import print_json
 from pyflow.cli.pipeline import pipelines
 from pyflow.cli.pipeline_choice import PipelineChoice
 from pyflow.cli.speculation import SpecChoice, pipeline_speculation
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import N_BATCH, Test, measure
+from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.engine.context import CacheType

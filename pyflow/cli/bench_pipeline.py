@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.output import print_json
 from pyflow.cli.terminal import progress
 from pyflow.cli.timing import Test, setting, speeds
 from pyflow.cluster.model import N_BATCH
@@ -24,6 +24,7 @@ from pyflow.cluster.mpi.pipeline import MpiPipeline
 from pyflow.cluster.run.runner import Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
+from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel

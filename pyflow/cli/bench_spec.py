@@ -1,78 +1,67 @@
-"""`pyflow bench spec`: what ways to speculate bring, task by task, beside plain decoding."""
+"""`pyflow bench spec`: whether speculation pays here, and by which method."""
 
 from __future__ import annotations
 
-import math
-import os
-import sys
+import statistics
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow import _core
-from pyflow.cli import chart, method_choice, options, questions, speculation
-from pyflow.cli.finite import Finite
-from pyflow.cli.method_choice import MethodChoice
+from pyflow.cli import inputs, options, speculation
+from pyflow.cli.generate import encode
 from pyflow.cli.output import print_json
-from pyflow.cli.paired import (
-    DifferenceError,
-    Group,
-    InterruptedRunError,
-    Pairs,
-    Sample,
-    Setting,
-)
-from pyflow.cli.spec_tables import as_markdown, draw, summaries
-from pyflow.cli.terminal import on_interrupt, progress
-from pyflow.generate.prompts import N_PARALLEL
+from pyflow.cli.terminal import progress
+from pyflow.errors import PyflowError
+from pyflow.generate import stream
 from pyflow.sampling import SamplingParams
+from pyflow.speculate.stats import SpeculationStats
+from pyflow.text import counted, markdown_table
 
 if TYPE_CHECKING:
+    from pyflow.engine.context import Context
     from pyflow.engine.topology import NumaMode
-    from pyflow.model import Model
+    from pyflow.speculate import Speculator
 
-_PROMPT_LEN = 1024
+PLAIN = "none"
+_PROMPTS = (
+    "What should I look at when I buy a used bicycle?",
+    "Rename the function to `mean` and the argument to `values`, and repeat all of the code:\n\n"
+    "def average(numbers):\n    total = 0\n    for number in numbers:\n        total += number\n"
+    "    return total / len(numbers)\n",
+)
+"""One answer that repeats nothing, and one that repeats most of its prompt."""
+_PAYS = 1.03
+# Trees at the end of a text need cells beyond n_max.
+_SPARE_CELLS = 32
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    least, most = (1, N_PARALLEL) if param.name == "batch" else (2, 1 << 20)
-    try:
-        found = [int(part) for part in value.split(",")]
-    except ValueError:
-        raise click.BadParameter(
-            f"expected numbers such as 2,4, found {value!r}", ctx, param
-        ) from None
-    if wrong := [n for n in found if not least <= n <= most]:
-        raise click.BadParameter(f"expected {least} to {most}, found {wrong[0]}", ctx, param)
-    return list(dict.fromkeys(found))
+def _methods(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    from pyflow.speculate.methods import METHODS
+
+    names = None if value is None else value.split(",")
+    for name in names or ():
+        if name not in METHODS or value is None or value.split(",").count(name) > 1:
+            raise click.BadParameter(
+                f"expected different ones of {', '.join(METHODS)}, found {value!r}", ctx, param
+            )
+    return names
 
 
 @click.command("spec")
 @options.model
+@click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt of yours.")
 @click.option(
-    "--prompts",
-    required=True,
-    metavar="FILE",
-    help="Questions in JSON, one per line: task and prompt, or category and turns as in "
-    'Spec-Bench, of which the first is asked; "raw": true for a text to be continued.',
+    "-f", "--file", "files", multiple=True, metavar="FILE", help="A file with a prompt of yours."
 )
 @click.option(
     "--methods",
     metavar="METHOD,...",
-    default="auto,lookup,lookahead,jacobi",
-    callback=method_choice.methods,
-    help="Any of auto, draft, lookup, pool, jacobi:WINDOW, lookahead:W/N/G and none, which is "
-    "plain decoding once more. W/N/G/noexplore, /noverify and /noprompt leave out Lookahead's "
-    "window, its guesses, or those from the text.",
-)
-@click.option("--tasks", metavar="TASK,...", help="Only these tasks of the file.")
-@click.option(
-    "--n-per-task",
-    type=click.IntRange(1),
-    default=10,
-    help="Questions of each task, evenly from the file.",
+    callback=_methods,
+    help="Names that --spec of generate takes.  [default: all that need no other option]",
 )
 @click.option(
     "-n",
@@ -80,31 +69,11 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
     "--n-predict",
     "n_predict",
     type=click.IntRange(2),
-    default=128,
+    default=64,
     help="Tokens to generate at most.",
 )
 @click.option(
-    "--temp",
-    type=Finite(0),
-    default=0.0,
-    help="Temperature; 0 is greedy.",
-)
-@click.option(
-    "-s", "--seed", type=click.IntRange(0, (1 << 64) - 1), default=1, help="For the draws."
-)
-@click.option(
-    "--batch",
-    metavar="N,...",
-    default="1",
-    callback=_numbers,
-    help=f"Questions of a task that are decoded together, up to {N_PARALLEL}.",
-)
-@click.option(
-    "--prompt-len",
-    metavar="N,...",
-    default=str(_PROMPT_LEN),
-    callback=_numbers,
-    help="Tokens that prompts are cut to, where they are longer.",
+    "-r", "--repetitions", type=click.IntRange(1), default=3, help="Runs of each prompt and method."
 )
 @options.threads
 @options.numa
@@ -112,176 +81,178 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int
 @speculation.draft_model_option
 @speculation.draft_layers_option
 @speculation.pool_option
-@click.option(
-    "--fixed",
-    is_flag=True,
-    help="Run every draft whole, whether it pays or not: to see what a method finds.",
-)
 @options.output("md", "json")
-@chart.option("tokens per step and speed-ups")
 def command(
     *,
     model: str | None,
-    prompts: str,
-    methods: list[MethodChoice],
-    tasks: str | None,
-    n_per_task: int,
+    prompts: tuple[str, ...],
+    files: tuple[str, ...],
+    methods: list[str] | None,
     n_predict: int,
-    temp: float,
-    seed: int,
-    batch: list[int],
-    prompt_len: list[int],
+    repetitions: int,
     threads: int | None,
     numa: NumaMode | None,
     quantize: str | None,
     draft_model: str | None,
     draft_layers: list[int],
     spec_pool: str | None,
-    fixed: bool,
     output: str,
-    plot: Path | None,
-) -> int:
-    """Measure what ways to speculate bring, beside plain decoding.
+) -> None:
+    """Measure whether speculation pays on this machine for your prompts, and with which method.
 
-    Every method decodes every question right before or after a run without speculation; the order
-    is mirrored from question to question, and one question before them warms up. The tokens must be
-    those of plain decoding: the first that differ end the run with exit code 1.
-
-    The time of a run is that from the first tokens, which a batch draws in one step, to the last
-    one; reading prompts is told apart, as the ratio of both sides' times. A speed-up is that of one
-    question, or of one batch: median and geometric mean, with 95 % bootstrap intervals.
+    Each prompt is answered greedily by plain decoding and by each method in turn; every second
+    turn runs backwards, and one turn before them warms up. Speeds are those of decoding, without
+    reading the prompt: medians over prompts and turns, with the smallest and the largest. A method
+    must write the tokens of plain decoding; other tokens end the command with exit code 1. Without
+    -p and -f two short prompts are used; speed depends much on the prompts, so give your own.
     """
-    models = [name for name in (draft_model or "").split(",") if name]
-    if not math.isfinite(temp):
-        raise click.UsageError(f"--temp: expected 0 or more, found {temp}")
-    _check(methods, models, draft_layers, spec_pool, plot)
-    if max(batch) > n_per_task:
-        raise click.UsageError(
-            f"--batch: {max(batch)} questions of a task are more than --n-per-task {n_per_task}"
-        )
-    asked = _only(questions.read(prompts), tasks)
-    short = min(asked, key=lambda task: len(asked[task]))
-    if len(asked[short]) < max(batch):
-        raise click.UsageError(
-            f"--batch: {max(batch)} questions are more than the {len(asked[short])} of the task "
-            f"{short!r} in {prompts}"
-        )
-    samples: list[Sample] = []
-    failure: DifferenceError | InterruptedRunError | None = None
-    load_before = os.getloadavg()[0]
+    models = speculation.model_names(draft_model)
+    has = {"draft": bool(models), "pool": spec_pool is not None}
+    methods = methods or _usable(has)
+    if missing := next((name for name in methods if not has.get(name, True)), None):
+        flag = {"draft": "--draft-model", "pool": "--spec-pool"}[missing]
+        raise click.UsageError(f"--methods {missing} needs {flag}")
+    texts = [inputs.argument(text, "-p") for text in prompts]
+    texts += [inputs.read(path).removesuffix("\n") for path in files]
     with ExitStack() as stack:
         loaded = stack.enter_context(options.load(model, threads, numa, quantize=quantize))
-        drafts = stack.enter_context(speculation.draft_models(loaded, models, draft_layers))
-        pool = speculation.ngram_pool(loaded, spec_pool) if spec_pool else None
-        plan = _plan(loaded, asked, n_per_task, batch, prompt_len)
-        longest = max(len(p) for groups in plan.values() for g in groups for p in g.prompts)
-        options.context_size(longest + n_predict, loaded.spec.n_ctx_train, "--prompt-len and -n")
-        n_groups = sum(len(groups) - 1 for groups in plan.values())
-        show = stack.enter_context(progress("measuring"))
-        try:
-            for setting, (warm_up, *groups) in plan.items():
-                with ExitStack() as made:
-                    speculators = {
-                        method.written: method.speculator(loaded, drafts, pool, fixed=fixed)
-                        for method in methods
-                    }
-                    for one in speculators.values():
-                        if one is not None:
-                            made.enter_context(one)
-                    sampling = SamplingParams(temperature=temp, seed=seed)
-                    pairs = Pairs(loaded, speculators, n_predict=n_predict, sampling=sampling)
-                    with on_interrupt(pairs.cancel):
-                        for found in pairs.measure(setting, groups, warm_up):
-                            samples += found
-                            if show is not None:
-                                show(len(samples) // len(methods), n_groups)
-        except (DifferenceError, InterruptedRunError) as error:
-            failure = error
+        choice = speculation.SpecChoice(PLAIN, models, draft_layers, pool=spec_pool)
+        speculators: dict[str, Speculator | None] = {PLAIN: None}
+        made = stack.enter_context(choice.speculators(loaded, methods))
+        speculators |= zip(methods, made, strict=True)
+        tokens = [encode(loaded, text, None) for text in texts or _PROMPTS]
+        n_ctx = max(map(len, tokens)) + n_predict
+        options.context_size(n_ctx, loaded.spec.n_ctx_train, "the prompt and -n")
+        spare = _SPARE_CELLS + max((s.n_max for s in speculators.values() if s), default=0)
+        context = loaded.context(min(n_ctx + spare, loaded.spec.n_ctx_train))
+        found = {name: Speeds() for name in speculators}
+        with context, progress("measuring") as show:
+            for done, _ in enumerate(
+                _measure(context, tokens, speculators, found, n_predict, repetitions), 1
+            ):
+                if show is not None:
+                    show(done, (repetitions + 1) * len(tokens))
         result = {
-            "command": " ".join(["pyflow", *sys.argv[1:]]),
             "model": loaded.name,
             "cpu": _core.cpu_info()["model"],
             "backend": f"CPU {loaded.isa}",
             "n_threads": loaded.n_threads,
-            "load_average_before": load_before,
-            "draft_models": models,
+            "n_prompts": len(tokens),
             "n_predict": n_predict,
-            "temperature": temp,
-            "seed": seed,
-            "fixed": fixed,
-            "complete": failure is None,
-            "summaries": summaries(samples),
-            "samples": [sample.as_dict() for sample in samples],
+            "methods": [
+                {"method": name, **speeds.as_dict(found[PLAIN])} for name, speeds in found.items()
+            ],
+            "best": _best(found),
         }
-    _print(result, output, plot)
-    if isinstance(failure, DifferenceError):
-        raise failure
-    if failure is not None:
-        click.echo("interrupted", err=True)
-        return 130
-    return 0
-
-
-def _check(
-    methods: list[MethodChoice],
-    models: list[str],
-    layers: list[int],
-    pool: str | None,
-    plot: Path | None,
-) -> None:
-    names = {method.name for method in methods}
-    if "draft" in names and not models:
-        raise click.UsageError("--methods draft needs --draft-model, a model or self")
-    if models and not names & {"draft", "auto"}:
-        raise click.UsageError("--draft-model is for the methods draft and auto")
-    if layers and "self" not in models:
-        raise click.UsageError("--draft-layers is for --draft-model self")
-    if "pool" in names and pool is None:
-        raise click.UsageError("--methods pool needs --spec-pool FILE")
-    if pool is not None and not names & {"pool", "auto"}:
-        raise click.UsageError("--spec-pool is for the methods pool and auto")
-    chart.check(plot)
-
-
-def _only(
-    found: dict[str, list[questions.Question]], names: str | None
-) -> dict[str, list[questions.Question]]:
-    """The tasks that are named, in the file's order; all where none is."""
-    wanted = list(found) if names is None else names.split(",")
-    if unknown := [name for name in wanted if name not in found]:
-        raise click.UsageError(f"--tasks: {unknown[0]!r} is none of {', '.join(found)}")
-    return {name: several for name, several in found.items() if name in wanted}
-
-
-def _plan(
-    model: Model,
-    tasks: dict[str, list[questions.Question]],
-    n_per_task: int,
-    batches: list[int],
-    prompt_lens: list[int],
-) -> dict[Setting, list[Group]]:
-    """By setting, the groups of every task, the first of all being the one to warm up.
-
-    A last group that would not be full is left out.
-    """
-    plan = {}
-    for limit in prompt_lens:
-        for n in batches:
-            groups = []
-            for task, found in tasks.items():
-                chosen = questions.choose(found, n_per_task)
-                for first in range(0, len(chosen) - n + 1, n):
-                    several = chosen[first : first + n]
-                    prompts = [questions.tokens(model, question, limit) for question in several]
-                    groups.append(Group(task, [question.id for question in several], prompts))
-            plan[Setting(n, limit)] = [groups[0], *groups]
-    return plan
-
-
-def _print(result: dict[str, Any], output: str, plot: Path | None) -> None:
     if output == "json":
-        print_json(result, indent=1)
-    elif result["samples"]:
-        click.echo(as_markdown(result))
-    if plot is not None and result["samples"]:
-        draw(result, plot)
+        print_json(result, indent=2)
+    else:
+        click.echo(_table(result))
+
+
+def _usable(has: dict[str, bool]) -> list[str]:
+    from pyflow.speculate.methods import METHODS
+
+    return [name for name in METHODS if has.get(name, True)]
+
+
+@dataclass(slots=True)
+class Speeds:
+    """Samples of one method, one per prompt and turn."""
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    stats: list[SpeculationStats] = field(default_factory=list)
+
+    def speedups(self, plain: Speeds) -> list[float]:
+        """Each against plain decoding of the same prompt in the same turn."""
+        return [a / b for a, b in zip(self.tokens_per_s, plain.tokens_per_s, strict=True)]
+
+    def as_dict(self, plain: Speeds) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "tokens_per_s": _spread(self.tokens_per_s),
+            "speedup": None if self is plain else _spread(self.speedups(plain)),
+            "tokens_per_step": SpeculationStats.total(self.stats).as_dict()["tokens_per_step"]
+            if self.stats
+            else 1.0,
+        }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _measure(
+    context: Context,
+    prompts: Sequence[Sequence[int]],
+    speculators: dict[str, Speculator | None],
+    found: dict[str, Speeds],
+    n_predict: int,
+    repetitions: int,
+) -> Iterator[None]:
+    """Adds the samples; yields after every prompt of every turn.
+
+    PyflowError: a method wrote other tokens than plain decoding.
+    """
+    for turn in range(-1, repetitions):  # the first turn warms up
+        for prompt in prompts:
+            answers = {}
+            for name in [*speculators][:: -1 if turn % 2 else 1]:
+                with stream(
+                    context,
+                    [list(prompt)],
+                    n_predict=n_predict,
+                    sampling=SamplingParams(temperature=0),
+                    speculator=speculators[name],
+                ) as chunks:
+                    for _ in chunks:
+                        pass
+                (done,) = chunks.completions
+                answers[name] = done.tokens
+                if turn >= 0:
+                    found[name].tokens_per_s.append(done.timings.predicted_per_second)
+                    if done.speculation is not None:
+                        found[name].stats.append(done.speculation)
+            for name, tokens in answers.items():
+                if tokens != answers[PLAIN]:
+                    raise PyflowError(
+                        f"{name}: expected the tokens of plain decoding, {answers[PLAIN]}, found "
+                        f"{tokens}; this is a fault of pyflow"
+                    )
+            yield
+
+
+def _best(found: dict[str, Speeds]) -> str | None:
+    """The fastest method that gains at least 3 % and never loses; None if there is none."""
+    plain = found[PLAIN]
+    gains = {name: s.speedups(plain) for name, s in found.items() if name != PLAIN}
+    paying = {
+        name: statistics.median(each)
+        for name, each in gains.items()
+        if statistics.median(each) >= _PAYS and min(each) >= 1
+    }
+    return max(paying, key=lambda name: paying[name], default=None)
+
+
+def _table(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            each["method"],
+            _with_spread(each["tokens_per_s"], 1),
+            "" if each["speedup"] is None else _with_spread(each["speedup"], 2),
+            f"{each['tokens_per_step']:.2f}",
+        ]
+        for each in result["methods"]
+    ]
+    best = result["best"]
+    verdict = "no method pays here" if best is None else f"{best} pays here: --spec {best}"
+    head = ["method", "t/s", "speed-up", "tokens/step"]
+    return (
+        f"{result['model']}, {result['cpu']} ({result['backend']}), "
+        f"{counted(result['n_threads'], 'thread')}\n\n"
+        f"{markdown_table(head, rows, left={'method'})}\n\n{verdict}"
+    )
+
+
+def _with_spread(of: dict[str, float], digits: int) -> str:
+    return f"{of['median']:.{digits}f} ({of['min']:.{digits}f}..{of['max']:.{digits}f})"

@@ -11,9 +11,10 @@ import click
 
 from pyflow.cli import options, ranks
 from pyflow.cli.finite import Finite
-from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.output import print_json
 from pyflow.cli.speculation import check_layers, draft_layers_option, model_names
 from pyflow.cluster.supervise.lifeline import TIMEOUT_S
+from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.cluster.mpi.survey import Survey

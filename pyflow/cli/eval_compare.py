@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import catalogue
-from pyflow.cli import chart, options
+from pyflow.cli import options
 from pyflow.cli.eval_kld import as_figures, diverge, percent
-from pyflow.cli.eval_plot import draw, front
 from pyflow.cli.eval_text import Run, TextOptions, end, of_text
 from pyflow.cli.eval_types import quantize
-from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.output import print_json
 from pyflow.cli.signals import EndedError, like_ctrl_c
 from pyflow.cli.target import Name
 from pyflow.quant.mixes import TYPES
-from pyflow.text import counted
+from pyflow.text import counted, markdown_table
 
 if TYPE_CHECKING:
     from pyflow.engine.topology import NumaMode
@@ -69,7 +68,6 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @options.numa
 @click.option("-r", "--repetitions", type=click.IntRange(0), default=3, help="Runs of each speed.")
 @options.output("md", "csv", "json")
-@chart.option("perplexity and the speed of decoding over bits per weight")
 def command(
     *,
     base: str,
@@ -84,7 +82,6 @@ def command(
     numa: NumaMode | None,
     repetitions: int,
     output: str,
-    plot: Path | None,
 ) -> None:
     """Size, perplexity, divergence from BASE and speed in one table, of models or of the types that
     BASE is quantized to.
@@ -92,12 +89,10 @@ def command(
     All models are in memory together. Perplexity and divergence are those of 'pyflow eval kld'; pp
     is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens a second,
     left out with -r 0. Bytes are those of the weights, without the rest of the file. On the front
-    are those that no other one beats in both bits and divergence; the chart has a front of
-    perplexity and one of speed.
+    are those that no other one beats in both bits and divergence.
     """
     if not models and not types:
         raise click.UsageError("there is nothing to compare with BASE; name models or give --types")
-    chart.check(plot)
     if not types and (pure or imatrix_file is not None or keep is not None or allow_requantize):
         raise click.UsageError(
             "--pure, --imatrix, --allow-requantize and --keep are for --types; add that"
@@ -149,10 +144,12 @@ def command(
     else:
         click.echo(_table(rows, [None, *found.divergences]))
         click.echo(told)
-    if plot is not None and not found.run.interrupted:
-        chart.save(draw(rows, told), plot)
-    left_out = ["speeds"] * bool(repetitions) + ["chart"] * (plot is not None)
-    end(found.run, found.windows, text.resume, left_out)
+    end(found.run, found.windows, text.resume, ["speeds"] * bool(repetitions))
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """For each point whether no other is at or below it in both numbers and below in one."""
+    return [not any(x <= a and y <= b and (x, y) != (a, b) for x, y in points) for a, b in points]
 
 
 def _size(model: Model) -> dict[str, Any]:

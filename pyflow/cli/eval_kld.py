@@ -12,7 +12,8 @@ import click
 
 from pyflow.cli import options
 from pyflow.cli.eval_text import Run, TextOptions, end, measuring, of_text
-from pyflow.cli.output import markdown_table, print_json
+from pyflow.cli.output import print_json
+from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.engine.topology import NumaMode

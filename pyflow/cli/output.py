@@ -6,7 +6,7 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -42,28 +42,6 @@ def _plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
-
-
-def markdown_table(head: list[str], rows: list[list[str]], left: Collection[str] = ()) -> str:
-    """Padded to even columns; numbers to the right, as the colons tell Markdown, but for `left`."""
-    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    # A rule has a dash and a colon at least.
-    widths = [max(2, *map(len, column)) for column in zip(head, *rows, strict=True)]
-    is_left = [name in left for name in head]
-    rule = [
-        ":" + "-" * (w - 1) if at_left else "-" * (w - 1) + ":"
-        for w, at_left in zip(widths, is_left, strict=True)
-    ]
-    lines = [head, rule, *rows]
-    return "\n".join(
-        "| "
-        + " | ".join(
-            cell.ljust(w) if at_left else cell.rjust(w)
-            for cell, w, at_left in zip(line, widths, is_left, strict=True)
-        )
-        + " |"
-        for line in lines
-    )
 
 
 def describe(error: Exception) -> str:

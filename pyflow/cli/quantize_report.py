@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli.output import markdown_table
 from pyflow.quant import FORMATS
 from pyflow.quant.imatrix import ENOUGH, WIDTH
+from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.quant.convert import Share

@@ -140,11 +140,11 @@ class SpecChoice:
     method: str
     draft_models: list[str]
     draft_layers: list[int]
-    n_max: int
-    p_split: float
-    pool: str | None
-    lookahead: tuple[int, int, int]
-    policy: Policy
+    n_max: int = 0
+    p_split: float = 1.0
+    pool: str | None = None
+    lookahead: tuple[int, int, int] = (7, 5, 7)
+    policy: Policy = "exact"
 
     @property
     def in_pipeline(self) -> str:
@@ -161,12 +161,21 @@ class SpecChoice:
         if self.method == "none" or not isinstance(target, Model):  # a pipeline has its own
             yield None
             return
+        with self.speculators(target, [self.method]) as (speculator,):
+            yield speculator
+
+    @contextmanager
+    def speculators(self, target: Model, methods: Sequence[str]) -> Iterator[list[Speculator]]:
+        """One for each method, with the same draft models and text."""
         from pyflow.speculate.methods import speculator
 
         with ExitStack() as stack:
             drafts = draft_models(target, self.draft_models, self.draft_layers)
             options = replace(self._options(target), draft_models=stack.enter_context(drafts))
-            yield stack.enter_context(speculator(target, options))
+            yield [
+                stack.enter_context(speculator(target, replace(options, method=name)))
+                for name in methods
+            ]
 
     def made(self, model: ModelFiles, n_rows: int) -> tuple[Method, int] | None:
         """The method that guesses in a pipeline, and the nodes of its trees at most; None where

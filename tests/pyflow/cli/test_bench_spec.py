@@ -1,287 +1,69 @@
-"""`pyflow bench spec`: what is run in which order, what is said of it, and when it refuses."""
+"""`pyflow bench spec`: whether speculation pays for the user's own prompts."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pyflow.cli import main, method_choice, paired, questions, spec_tables
-from pyflow.cli.paired import PLAIN, blocks
+from pyflow.cli import main
 from pyflow.speculate import Speculator
-from pyflow.speculate.lookup import PromptLookup
+from pyflow.speculate.methods import METHODS
 
-CODE_PROMPTS = Path(__file__).parents[3] / "bench" / "data" / "code_prompts.jsonl"
-REPEATS = "red, green, blue, red, green, blue, red, green,"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[..., str]:
-    """Writes lines, given as JSON values or as they stand, and returns the path."""
-
-    def write(*lines: Any) -> str:
-        path = tmp_path / "questions.jsonl"
-        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        path.write_text("".join(text + "\n" for text in texts))
-        return str(path)
-
-    return write
-
-
-@pytest.fixture
-def two_tasks(file: Callable[..., str]) -> str:
-    lines = [{"id": f"r{i}", "task": "raw", "prompt": f"{i}: {REPEATS}", "raw": True} for i in "12"]
-    lines += [{"id": f"q{i}", "task": "question", "prompt": f"{i} + {i} is?"} for i in "12"]
-    return file(*lines)
-
-
-@pytest.mark.parametrize("n", range(1, 8))
-def test_every_method_runs_once_a_turn_with_plain_decoding_next_to_it(n: int) -> None:
-    for turn in range(2):
-        order = blocks(n, turn)
-        assert Counter(m for block in order for m in block if m != PLAIN) == Counter(range(n))
-        for block in order:
-            assert block.count(PLAIN) == 1
-            at = block.index(PLAIN)
-            assert all(abs(block.index(m) - at) <= 1 for m in block)
-    # A B, then B A: in two turns each method is once before and once after its plain run.
-    assert blocks(n, 1) == [block[::-1] for block in reversed(blocks(n, 0))]
-    assert blocks(n, 2) == blocks(n, 0)
-
-
-def test_an_interval_is_the_same_in_every_run_and_holds_the_statistic() -> None:
-    values = np.random.default_rng(3).lognormal(0.3, 0.4, 40).tolist()
-    for statistic in (spec_tables.median, spec_tables.geometric_mean):
-        low, high = spec_tables.interval(values, statistic)
-        assert (low, high) == spec_tables.interval(values, statistic)
-        assert min(values) < low < float(statistic(np.array(values))) < high < max(values)
-    assert spec_tables.interval([2.0], spec_tables.median) == (2, 2)
-
-
-def test_an_interval_has_the_width_that_theory_gives_it() -> None:
-    values = np.exp(np.random.default_rng(5).normal(0, 0.2, 400))
-    low, high = spec_tables.interval(values.tolist(), spec_tables.geometric_mean)
-    expected = 2 * 1.96 * np.log(values).std() / 20
-    assert np.log(high) - np.log(low) == pytest.approx(expected, rel=0.06)
-
-
-def test_the_line_goes_through_whole_lookaheads_alone() -> None:
-    rows = [
-        {"method": method, "rows_per_step": rows, "tokens_per_step": tokens}
-        for method, rows, tokens in [
-            ("lookahead", 4, 1.5),
-            ("lookahead:3/4/3", 16, 2.5),
-            ("lookahead:3/4/3/noexplore", 4, 9),
-            ("jacobi:8", 9, 9),
-        ]
-    ]
-    found = spec_tables.line(rows)
-    assert found is not None
-    assert found[:2] == pytest.approx((0.5, 0.5))
-    assert spec_tables.line(rows[1:]) is None
-
-
-def test_questions_are_those_of_spec_bench_or_ours(file: Callable[..., str]) -> None:
-    path = file(
-        {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
-        {"question_id": 111, "category": "math", "turns": ["three"]},
-        {"question_id": 401, "category": "math_reasoning", "turns": ["four"], "reference": []},
-        "",
-        {"id": "a", "task": "math", "prompt": "five", "raw": True},
-        {"task": "math", "prompt": "six"},
-    )
-    tasks = questions.read(path)
-    assert {task: [(q.id, q.text, q.raw) for q in found] for task, found in tasks.items()} == {
-        "multi-turn conversation": [("81", "one", False), ("111", "three", False)],
-        "math_reasoning": [("401", "four", False)],
-        "math": [("a", "five", True), ("5", "six", False)],
-    }
-
-
-def test_questions_are_taken_evenly() -> None:
-    numbered = [questions.Question(str(i), "t", "x", raw=False) for i in range(80)]
-    assert [q.id for q in questions.choose(numbered, 4)] == ["0", "20", "40", "60"]
-    assert questions.choose(numbered[:3], 10) == numbered[:3]
-
-
-def test_code_prompts_are_ten_to_continue_and_ten_to_repeat() -> None:
-    tasks = questions.read(str(CODE_PROMPTS))
-    assert {task: len(found) for task, found in tasks.items()} == {
-        "code completion": 10,
-        "code edit": 10,
-    }
-    assert all(q.raw for q in tasks["code completion"])
-    for q in tasks["code edit"]:
-        assert not q.raw
-        assert 25 <= q.text.split("```")[1].count("\n") <= 60
-    assert len({q.id for found in tasks.values() for q in found}) == 20
+PROMPT = "red, green, blue, red, green, blue, red, green,"
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--methods", "magic"], "found 'magic'"),
-        (["--methods", "lookahead:7/5"], "found 'lookahead:7/5'"),
-        (["--methods", "lookahead:7/1/7"], "n-grams of 2 tokens or more"),
-        (["--methods", "jacobi:0"], "expected numbers from 1 to 64"),
-        (["--methods", "lookup,lookup"], "every method once"),
-        (["--methods", "draft"], "needs --draft-model"),
-        (["--methods", "pool"], "needs --spec-pool"),
-        (["--temp", "nan"], "nan is not in the range"),
-        (["--methods", "lookup", "--draft-model", "self"], "for the methods draft and auto"),
-        (["--methods", "lookup", "--spec-pool", "x"], "for the methods pool and auto"),
-        (["--draft-layers", "0-3"], "for --draft-model self"),
-        (["--batch", "x"], "expected numbers such as 2,4"),
-        (["--batch", "17"], "expected 1 to 16"),
-        (["--batch", "4", "--n-per-task", "3"], "more than --n-per-task 3"),
-        (["--batch", "2"], "more than the 1 of the task 'a'"),
-        (["--prompt-len", "1"], "expected 2 to"),
+        (["--methods", "magic"], "magic"),
+        (["--methods", "lookup,lookup"], "lookup,lookup"),
+        (["--methods", "draft"], "--draft-model"),
+        (["--methods", "pool"], "--spec-pool"),
+        (["-f", "/no/such/file"], "/no/such/file"),
         (["-n", "1"], "-n"),
-        (["--prompts", "/no/such/file"], "/no/such/file: cannot be read"),
+        (["-r", "0"], "-r"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
-    file: Callable[..., str], capsys: pytest.CaptureFixture[str], args: list[str], message: str
+    capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
-    path = file({"task": "a", "prompt": "x"})
-    assert main(["bench", "spec", "--prompts", path, *args]) == 2
+    assert main(["bench", "spec", *args]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
-    assert "pyflow bench spec --help" in err
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["{"], "line 1: is not JSON"),
-        ([], "at least one question, found none"),
-        ([{"prompt": "x"}], 'line 1: expected {"task": TEXT'),
-        ([{"task": "a", "prompt": "x"}, {"task": "a", "prompt": " "}], "line 2: expected"),
-        ([{"task": "a", "turns": []}], "line 1: expected"),
-        ([{"task": "a", "prompt": "x", "raw": 1}], "line 1: expected"),
-        (["[1]"], "line 1: expected"),
-    ],
-)
-def test_a_bad_file_is_told_by_its_line(
-    file: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-    lines: list[Any],
-    message: str,
-) -> None:
-    assert main(["bench", "spec", "--prompts", file(*lines)]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_chart_without_matplotlib_is_refused_before_anything_is_measured(
-    two_tasks: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert main(["bench", "spec", "--prompts", two_tasks, "--plot", "x.png"]) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
-
-
-def run(two_tasks: str, *args: str) -> int:
-    given = ["bench", "spec", "-m", "smollm2", "--prompts", two_tasks, "-n", "6"]
-    return main([*given, "--n-per-task", "2", *args])
 
 
 @pytest.mark.model
-def test_json_has_every_sample_and_what_they_come_to(
-    two_tasks: str, capsys: pytest.CaptureFixture[str]
+def test_every_method_is_set_beside_plain_decoding(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    names = ["lookup", "lookahead:2/3/2/noprompt", "none"]
-    args = ["--methods", ",".join(names), "--fixed", "--batch", "1,2", "-o", "json"]
-    assert run(two_tasks, *args, "--temp", "0.7") == 0
+    (tmp_path / "prompt").write_text(f"Continue: {PROMPT}")
+    args = ["bench", "spec", "-m", "smollm2", "-p", PROMPT, "-f", str(tmp_path / "prompt")]
+    assert main([*args, "-n", "8", "-r", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["complete"]
-    assert told["n_predict"] == 6
-    samples = told["samples"]
-    # Four questions one by one and two pairs of them, by three methods.
-    assert len(samples) == (4 + 2) * 3
-    for s in samples:
-        assert len(s["ids"]) == len(s["prompt_n"]) == s["batch"]
-        assert s["ratio"] == pytest.approx(s["plain_decode_ms"] / s["decode_ms"])
-        assert (s["speculation"] is None) == (s["method"] == "none")
-        if s["speculation"]:
-            assert s["speculation"]["tokens"] == s["decode_n"]
-    # The order is mirrored from one question to the next.
-    first = [s["plain_first"] for s in samples if s["method"] == "lookup" and s["batch"] == 1]
-    assert first == [False, True, False, True]
-    found = {(r["batch"], r["task"], r["method"]): r for r in told["summaries"]}
-    assert set(found) == {
-        (b, task, m) for b in (1, 2) for task in ("raw", "question", "all") for m in names
-    }
-    everything = found[1, "all", "lookup"]
-    ratios = [s["ratio"] for s in samples if s["method"] == "lookup" and s["batch"] == 1]
-    assert everything["n"] == 4
-    assert everything["speedup_median"] == pytest.approx(np.median(ratios))
-    assert everything["speedup_geomean"] == pytest.approx(np.exp(np.mean(np.log(ratios))))
-    low, high = everything["speedup_geomean_95"]
-    assert min(ratios) <= low <= everything["speedup_geomean"] <= high <= max(ratios)
-    assert found[1, "raw", "lookup"]["accepted"] > 0
-    assert found[2, "raw", "lookahead:2/3/2/noprompt"]["explored"] > 0
-
-
-@pytest.mark.model
-def test_markdown_has_a_table_for_every_setting_and_the_chart_is_drawn(
-    two_tasks: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    chart = tmp_path / "chart.png"
-    args = ["--methods", "lookup,lookahead:2/3/2,lookahead:4/4/4", "--fixed", "--plot", str(chart)]
-    assert run(two_tasks, *args, "--prompt-len", "40,100") == 0
-    out = capsys.readouterr().out
-    tables = [part for part in out.split("\n\n") if part.startswith("|")]
-    assert len(tables) == 2
-    for table in tables:
-        lines = table.strip().splitlines()
-        assert len({len(line) for line in lines}) == 1
-        assert len(lines) == 2 + 3 * 3
-        assert lines[1].startswith("| :--")
-        cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:]]
-        assert cells == [
-            [task, method]
-            for task in ("raw", "question", "all")
-            for method in ("lookup", "lookahead:2/3/2", "lookahead:4/4/4")
-        ]
-    assert "Prompts of at most 40 tokens, one at a time:" in out
-    assert chart.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.model
-def test_prompts_are_cut_within_the_chat_template(
-    model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str], file: Callable[..., str]
-) -> None:
-    import pyflow
-    from pyflow.cli.generate import encode
-
-    text = "Tell me of the sea, the sky and the wind. " * 20
-    asked = questions.Question("1", "t", text, raw=False)
-    with pyflow.load(model_path("smollm2"), n_threads=1) as model:
-        whole = encode(model, text, None)
-        cut = questions.tokens(model, asked, 60)
-        assert 50 <= len(cut) <= 60
-        assert cut[:5] == whole[:5]
-        assert cut[-3:] == whole[-3:]
-        assert questions.tokens(model, asked, len(whole)) == whole
-        raw = questions.Question("1", "t", text, raw=True)
-        assert questions.tokens(model, raw, 60) == model.tokenizer.encode(text)[:60]
-    path = file({"task": "a", "prompt": text})
-    assert run(path, "--methods", "none", "--prompt-len", "9") == 2
-    assert "--prompt-len: 9 tokens have no room" in capsys.readouterr().err
+    assert (told["n_prompts"], told["n_predict"]) == (2, 8)
+    plain, *methods = told["methods"]
+    assert (plain["method"], plain["speedup"], plain["tokens_per_step"]) == ("none", None, 1)
+    needing = {"draft", "pool"}
+    assert {each["method"] for each in methods} == set(METHODS) - needing
+    for each in methods:
+        for spread in (each["tokens_per_s"], each["speedup"]):
+            assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+        assert each["tokens_per_step"] >= 1
+    assert told["best"] in (None, *(each["method"] for each in methods))
+    assert main([*args, "-n", "4", "-r", "1", "--methods", "lookup"]) == 0
+    table = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert [line.split("|")[1].strip() for line in table[2:]] == ["none", "lookup"]
 
 
 class Wrong(Speculator):
-    """Draws other tokens than the model says."""
+    """Draws other tokens than the model does."""
 
     def step(self, *args: Any) -> list[list[Any]]:
         drawn: Sequence[Sequence[Any]] = super().step(*args)
@@ -293,35 +75,11 @@ class Wrong(Speculator):
 
 @pytest.mark.model
 def test_other_tokens_than_those_of_plain_decoding_fail(
-    two_tasks: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(choice: method_choice.MethodChoice, *_: object, **__: object) -> Speculator | None:
-        return Wrong([PromptLookup()]) if choice.name == "lookup" else None
-
-    monkeypatch.setattr(method_choice.MethodChoice, "speculator", make)
-    assert run(two_tasks, "--methods", "none,lookup") == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: lookup: raw, question r1: token 1 of the answer: expected ")
-    assert "as without speculation, found" in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.model
-def test_interruption_prints_what_was_measured_so_far(
-    two_tasks: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, plainly = Counter[str](), paired.Pairs._run
-
-    def interrupted(*args: Any) -> paired.Run:
-        calls["run"] += 1
-        if calls["run"] == 6:  # in the second question that counts
-            os.kill(os.getpid(), signal.SIGINT)
-        return plainly(*args)
-
-    monkeypatch.setattr(paired.Pairs, "_run", interrupted)
-    assert run(two_tasks, "--methods", "lookup", "-o", "json") == 130
+    monkeypatch.setattr("pyflow.speculate.methods.Speculator", Wrong)
+    args = ["bench", "spec", "-m", "smollm2", "-p", PROMPT, "-n", "4", "-r", "1"]
+    assert main([*args, "--methods", "lookup"]) == 1
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert not told["complete"]
-    assert [s["ids"] for s in told["samples"]] == [["r1"]]
-    assert err == "interrupted\n"
+    assert out == ""
+    assert err.startswith("error: lookup")

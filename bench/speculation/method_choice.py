@@ -1,18 +1,17 @@
-"""Ways to speculate as `pyflow bench spec` writes them."""
+"""Speculation methods as the command line writes them, ablations of Lookahead included."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import click
-
-if TYPE_CHECKING:
-    from pyflow.model import Model
-    from pyflow.speculate import Speculator
-    from pyflow.speculate.pool import NgramPool
+from pyflow import Model
+from pyflow.speculate import Speculator
+from pyflow.speculate.lookahead import Lookahead
+from pyflow.speculate.methods import Speculation, speculator
+from pyflow.speculate.pool import NgramPool
 
 _METHOD = re.compile(
     r"none|auto|draft|lookup|pool|jacobi(:\d+)?"
@@ -22,7 +21,7 @@ _METHOD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """A method as it is written, in Lookahead's case with the parts of it that are left out."""
+    """A method as written; Lookahead's name may list parts to leave out."""
 
     written: str
 
@@ -38,11 +37,7 @@ class MethodChoice:
         *,
         fixed: bool,
     ) -> Speculator | None:
-        """A fresh one, to be closed; None for plain decoding."""
-        from pyflow.speculate import Speculator
-        from pyflow.speculate.lookahead import Lookahead
-        from pyflow.speculate.methods import Speculation, speculator
-
+        """A new one, to be closed; None for plain decoding."""
         if self.name == "none":
             return None
         words = self.written.partition(":")[2].split("/")
@@ -69,25 +64,21 @@ class MethodChoice:
         return speculator(model, given)
 
 
-def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[MethodChoice]:
-    """Those of an option, separated by commas."""
+def methods(value: str) -> list[MethodChoice]:
+    """The methods of an option, separated by commas."""
     names = value.split(",")
     for name in names:
         if not _METHOD.fullmatch(name):
-            raise click.BadParameter(
+            raise argparse.ArgumentTypeError(
                 f"expected none, auto, draft, lookup, pool, jacobi:8 or lookahead:7/5/7, "
-                f"found {name!r}",
-                ctx,
-                param,
+                f"found {name!r}"
             )
         _, _, sizes = name.partition(":")
         numbers = [int(n) for n in sizes.split("/") if n.isdigit()]
         if any(not 1 <= n <= 64 for n in numbers) or (len(numbers) == 3 and numbers[1] < 2):
-            raise click.BadParameter(
-                f"expected numbers from 1 to 64, and n-grams of 2 tokens or more, found {name!r}",
-                ctx,
-                param,
+            raise argparse.ArgumentTypeError(
+                f"expected numbers from 1 to 64, and n-grams of 2 tokens or more, found {name!r}"
             )
     if len(set(names)) < len(names):
-        raise click.BadParameter(f"expected every method once, found {value!r}", ctx, param)
+        raise argparse.ArgumentTypeError(f"expected every method once, found {value!r}")
     return [MethodChoice(name) for name in names]

@@ -1,18 +1,19 @@
-"""The chart of `pyflow eval compare`: what it shows, and that its names can be read."""
+"""bench/quality/front_chart.py: what the chart shows, and that its names can be read."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from matplotlib.text import Text
 
-from pyflow.cli import chart
-from pyflow.cli.eval_plot import draw, front
-
+Bench = Callable[[str], ModuleType]
 BASE = ("folder/base-f16.gguf", 16.0, 15.6, 34.0)
 # Bits, perplexity and speed of types, some of them close to each other.
 TYPES = [
@@ -50,14 +51,22 @@ def line(axis: Any, label: str) -> list[tuple[float, float]]:
     return [(x, y) for x, y in found.get_xydata().tolist()]
 
 
-def box(text: Any) -> chart.Box:
+@pytest.fixture
+def draw(bench: Bench) -> Callable[..., Any]:
+    found: Callable[..., Any] = bench("quality/front_chart").draw
+    return found
+
+
+def box(bench: Bench, text: Any) -> Any:
     """Of an annotation without the line that leads to it, which it would count as its own."""
     renderer = text.figure.canvas.get_renderer()
     text.update_positions(renderer)
-    return chart.Box(*Text.get_window_extent(text, renderer).extents.tolist())
+    return bench("quality/labels").Box(*Text.get_window_extent(text, renderer).extents.tolist())
 
 
-def test_bits_are_drawn_against_perplexity_and_against_decoded_tokens() -> None:
+def test_bits_are_drawn_against_perplexity_and_against_decoded_tokens(
+    draw: Callable[..., Any],
+) -> None:
     perplexity, speed = draw(ROWS, "how").axes
     for axis, key in ((perplexity, 2), (speed, 3)):
         assert axis.get_xlabel() == "bits per weight"
@@ -73,7 +82,7 @@ def test_bits_are_drawn_against_perplexity_and_against_decoded_tokens() -> None:
     assert first[1] == [(8.5, pytest.approx(14.67)), (8.5, pytest.approx(16.67))]
 
 
-def test_each_panel_has_its_front() -> None:
+def test_each_panel_has_its_front(draw: Callable[..., Any]) -> None:
     rows = [row(*BASE), row("a", 3, 20, 50), row("b", 4, 18, 90), row("c", 5, 19, 60)]
     perplexity, speed = draw([*rows, row("d", 6, 17, 40)], "how").axes
     # Below and to the left of it there is nothing.
@@ -82,20 +91,23 @@ def test_each_panel_has_its_front() -> None:
     assert line(speed, "front: ") == [(4, 90), (4, 60), (5, 60), (5, 40), (6, 40)]
 
 
-def test_names_cover_neither_each_other_nor_points_and_stay_within() -> None:
+def test_names_cover_neither_each_other_nor_points_and_stay_within(
+    bench: Bench, draw: Callable[..., Any]
+) -> None:
+    rectangle = bench("quality/labels").Box
     figure = draw(ROWS, "how")
     for axis in figure.axes:
-        boxes = [box(text) for text in axis.texts]
+        boxes = [box(bench, text) for text in axis.texts]
         assert all(a.shared(b) == 0 for a, b in itertools.combinations(boxes, 2))
-        space = chart.Box(*axis.bbox.extents.tolist())
+        space = rectangle(*axis.bbox.extents.tolist())
         assert all(each.shared(space) == pytest.approx(each.shared(each)) for each in boxes)
         for text in axis.texts:
             x, y = axis.transData.transform(text.xy).tolist()
-            assert all(chart.Box.around(x, y, 6, 6).shared(each) < 1 for each in boxes)
+            assert all(rectangle.around(x, y, 6, 6).shared(each) < 1 for each in boxes)
 
 
 def test_a_chart_without_speeds_is_one_panel_and_what_is_far_off_gets_a_logarithm(
-    tmp_path: Path,
+    draw: Callable[..., Any],
 ) -> None:
     far = [*ROWS, row("q2_k", 2.7, 900.0, 120.0, error=1000.0), row("$x$", 2.8, 40.0, 118.0)]
     assert [axis.get_yscale() for axis in draw(far, "how").axes] == ["log", "linear"]
@@ -104,10 +116,20 @@ def test_a_chart_without_speeds_is_one_panel_and_what_is_far_off_gets_a_logarith
     figure = draw(few, "how")
     (axis,) = figure.axes
     assert axis.get_yscale() == "linear"
-    chart.save(figure, tmp_path / "one.png")
-    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_on_the_front_is_what_nothing_beats_in_both() -> None:
+def test_the_chart_is_made_of_what_eval_compare_prints(bench: Bench, tmp_path: Path) -> None:
+    facts = {"chunks": 2, "n_ctx": 64, "tokens": 62, "method": "chunks", "seconds": 1.0, "cpu": "x"}
+    source, target = tmp_path / "compare.json", tmp_path / "one.png"
+    source.write_text(json.dumps({**facts, "models": ROWS}))
+    main = bench("quality/front_chart").main
+    assert main([str(source), str(target)]) == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        main([str(target), str(source)])
+
+
+def test_on_the_front_is_what_nothing_beats_in_both(bench: Bench) -> None:
+    front = bench("quality/front_chart").front
     points = [(4.0, 0.1), (5.0, 0.1), (5.0, 0.02), (3.0, 0.5), (4.0, 0.1), (6.0, 0.01)]
     assert front(points) == [True, False, True, True, True, True]

@@ -1,9 +1,9 @@
-"""Every table and chart of docs/speculative.md, by `pyflow bench spec`.
+"""Every table and chart of docs/speculative.md.
 
-    python bench/speculation.py SPEC_BENCH_QUESTIONS FOLDER [TABLE ...]
+    python bench/speculation/all_tables.py SPEC_BENCH_QUESTIONS FOLDER [TABLE ...]
 
-Writes <table>.json with every sample, and <table>.md; those that are there already stay, so that a
-run that was stopped goes on where it was.
+Writes <table>.json with every sample, and <table>.md; existing tables stay, so that a stopped run
+resumes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyflow.cli.spec_tables import as_markdown
+from summaries import as_markdown
 
+MEASURE = Path(__file__).with_name("measure.py")
 QWEN = ["-m", "qwen2.5-coder-1.5b", "-t", "2"]
-CODE = str(Path(__file__).parent / "data" / "code_prompts.jsonl")
+CODE = str(Path(__file__).parents[1] / "data" / "code_prompts.jsonl")
 LOOKAHEADS = [
     "lookahead:15/5/15",
     "lookahead:10/5/10",
@@ -31,7 +32,7 @@ LOOKAHEADS = [
 
 
 def tables(questions: str, folder: Path) -> dict[str, list[str]]:
-    """The options of `pyflow bench spec` by the name of the table."""
+    """The options of measure.py by the name of the table."""
     spec_bench = ["--prompts", questions]
     auto = ["--methods", "auto"]
     return {
@@ -64,14 +65,14 @@ def tables(questions: str, folder: Path) -> dict[str, list[str]]:
 
 
 def main(questions: str, folder: Path, wanted: list[str]) -> int:
-    """Makes the tables that are wanted, all where none is named."""
+    """Makes the named tables, by default all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, options in tables(questions, folder).items():
         target = folder / f"{name}.json"
         if (wanted and name not in wanted) or target.exists():
             continue
-        print(f"{name}: pyflow bench spec {' '.join(options)}", file=sys.stderr)
-        command = [sys.executable, "-P", "-m", "pyflow", "bench", "spec", *options, "-o", "json"]
+        print(f"{name}: {MEASURE} {' '.join(options)}", file=sys.stderr)
+        command = [sys.executable, str(MEASURE), *options, "-o", "json"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             return done.returncode

@@ -1,18 +1,26 @@
-"""The chart of `pyflow eval compare`: what bits per weight bring in perplexity and in speed."""
+"""Draw what bits per weight bring in perplexity and in speed of decoding.
+
+    pyflow eval compare BASE --types TYPE,... -f TEXT -o json > compare.json
+    python bench/quality/front_chart.py compare.json front.png
+
+The base model is a dashed line, each other model a point; filled points are on the front.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
+import json
 import math
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyflow.cli import chart
-from pyflow.cli.chart import Point
+from labels import Point, name_points
 
 _WIDTH, _HEIGHT = 5.0, 5.2
 """Of a panel in inches, of which two are to be read at 1000 pixels."""
@@ -26,8 +34,8 @@ _LOG_FROM = 3.0
 class Panel:
     """What is drawn over bits per weight.
 
-    value, bars: of a row; a bar is an error and what it is. more_is_better: then bits are too, for
-    with fewer of them nearly everything is faster, and the front would be a single point.
+    value, bars: of a row; a bar is an error and its name. more_is_better: the front then also
+    prefers more bits, since with fewer bits nearly everything is faster.
     """
 
     label: str
@@ -40,12 +48,12 @@ class Panel:
 
 
 def _paired(row: dict[str, Any]) -> float:
-    """The error of a perplexity beside that of the base, which counts as known."""
+    """The error of a perplexity if the base's perplexity is exact."""
     change = row["ppl_change"]
     return float(row["ppl"] / (1 + change["mean"]) * change["stderr"])
 
 
-# Two models read the same text, so their perplexities differ by far less than each is uncertain.
+# Models read the same text, so a difference of perplexities is more certain than either.
 _PERPLEXITY = Panel(
     "perplexity (less is better)",
     "front: none has fewer bits and less perplexity",
@@ -71,35 +79,37 @@ _BAR_STYLES: Sequence[dict[str, Any]] = (
 
 
 def _finite(error: float) -> float:
-    """None for that of a single prediction, which is infinite."""
+    """0 for the infinite error of a single prediction."""
     return error if math.isfinite(error) else 0.0
 
 
 def front(points: Sequence[Point]) -> list[bool]:
-    """Which points no other one is at or below in both numbers, and below in one."""
+    """For each point whether no other is at or below it in both numbers and below in one."""
     return [not any(x <= a and y <= b and (x, y) != (a, b) for x, y in points) for a, b in points]
 
 
 def draw(rows: Sequence[dict[str, Any]], told: str) -> Any:
-    """A figure. rows: as in JSON, the base first, which is a dashed line; the others are points.
-    told: how they were measured. Without speeds there is one panel."""
+    """A figure with a panel of perplexities, and one of speeds if the rows have them.
+
+    rows: the models of the JSON, the base first. told: how they were measured.
+    """
     panels = [_PERPLEXITY, *([_DECODING] if "tg_per_second" in rows[0] else [])]
-    figure = chart.figure(_WIDTH * len(panels), _HEIGHT)
+    figure = _figure(_WIDTH * len(panels), _HEIGHT)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     drawn = [_draw(axis, panel, rows) for axis, panel in zip(axes, panels, strict=True)]
     width = round(_CHARS_PER_INCH * _WIDTH * len(panels))
     figure.supxlabel(textwrap.fill(told, width), fontsize=8, color="0.35")
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # names are placed for what it is now
+    figure.set_layout_engine("none")  # names are placed for this layout
     for axis, (named, lines) in zip(axes, drawn, strict=True):
-        chart.name_points(axis, named, lines)
+        name_points(axis, named, lines)
     return figure
 
 
 def _draw(
     axis: Any, panel: Panel, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[tuple[str, Point]], list[list[Point]]]:
-    """Points with their names, and all lines, in data."""
+    """The points with their names, and all lines, in data coordinates."""
     base, *others = rows
     points = [(row["bits_per_weight"], panel.value(row)) for row in others]
     sign = -1 if panel.more_is_better else 1
@@ -134,8 +144,10 @@ def _draw(
 
 
 def _stairs(best: Sequence[Point], sign: int) -> list[Point]:
-    """The border of what is no better than these: where bits cost (1) what the point to the left
-    has counts up to the next one, where they are wanted (-1) what the point to the right has."""
+    """The border of the region that these points dominate.
+
+    sign 1: a point holds to its right up to the next one. -1: to its left.
+    """
     ordered = sorted(set(best))
     line = ordered[:1]
     for (x0, y0), (x1, y1) in itertools.pairwise(ordered):
@@ -144,5 +156,45 @@ def _stairs(best: Sequence[Point], sign: int) -> list[Point]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    """A type, or a file without its folder; a dollar would begin a formula."""
+    """A type, or a file's name; a dollar is escaped, as it would begin a formula."""
     return Path(row["model"]).name.removesuffix(".gguf").replace("$", r"\$")
+
+
+def _figure(width: float, height: float) -> Any:
+    """A matplotlib Figure, in inches, without pyplot's global state."""
+    agg = importlib.import_module("matplotlib.backends.backend_agg")
+    module = importlib.import_module("matplotlib.figure")
+    return agg.FigureCanvas(
+        module.Figure(figsize=(width, height), dpi=100, layout="constrained")
+    ).figure
+
+
+def caption(compared: dict[str, Any]) -> str:
+    """How the models of `eval compare -o json` were measured."""
+    stride = f", stride {compared['stride']}" if "stride" in compared else ""
+    return (
+        f"{compared['chunks']} chunks of {compared['n_ctx']} tokens ({compared['tokens']} scored, "
+        f"method {compared['method']}{stride}), {compared['seconds']:.1f} s; {compared['cpu']}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("compared", type=Path, help="JSON of 'pyflow eval compare -o json'")
+    parser.add_argument("chart", type=Path, help="the picture to write, such as front.png")
+    given = parser.parse_args(arguments)
+    try:
+        compared = json.loads(given.compared.read_text())
+        figure = draw(compared["models"], caption(compared))
+        figure.savefig(given.chart, dpi=150)
+    except ImportError:
+        parser.error("matplotlib is not installed; run 'pip install matplotlib'")
+    except (OSError, ValueError, LookupError) as error:
+        parser.error(f"{type(error).__name__}: {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,20 +1,16 @@
-"""What `pyflow bench spec` says of its samples: numbers with their uncertainty, tables, a chart."""
+"""Summaries of paired samples: numbers with their uncertainty, and Markdown tables."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from paired import Sample
 
-from pyflow.cli import chart
-from pyflow.cli.output import markdown_table
-from pyflow.cli.paired import Sample
 from pyflow.speculate import SpeculationStats
-from pyflow.text import counted
+from pyflow.text import counted, markdown_table
 
 ALL = "all"
 _RESAMPLES = 10_000
@@ -152,66 +148,3 @@ def _with_interval(value: float | None, ends: tuple[float, float] | None) -> str
 
 def _rate(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-def draw(run: dict[str, Any], target: Path) -> None:
-    """Tokens per step over the rows of a step, with a line through Lookahead's sizes; and the
-    speed-ups of every task. The first setting counts."""
-    first = (run["summaries"][0]["batch"], run["summaries"][0]["prompt_len"])
-    rows = [r for r in run["summaries"] if (r["batch"], r["prompt_len"]) == first]
-    figure = chart.figure(14, 5)
-    steps, speeds = figure.subplots(1, 2)
-    _draw_steps(steps, [r for r in rows if r["task"] == ALL and r["rows_per_step"]])
-    _draw_speeds(speeds, [r for r in rows if r["speedup_median"] is not None])
-    figure.suptitle(
-        f"{run['model']}, {run['cpu']}, {counted(run['n_threads'], 'thread')}", fontsize=9
-    )
-    chart.save(figure, target)
-
-
-def _draw_steps(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
-    for r in rows:
-        axis.plot(r["rows_per_step"], r["tokens_per_step"], "o")
-        axis.annotate(r["method"], (r["rows_per_step"], r["tokens_per_step"]), fontsize=7)
-    if fit := line(rows):
-        slope, base, at = fit
-        ends = np.array([min(at), max(at)])
-        label = f"{base:.2f} + {slope:.3f} log2(rows)"
-        axis.plot(2**ends, base + slope * ends, "--", color="black", linewidth=0.8, label=label)
-        axis.legend(fontsize=7)
-    axis.set_xscale("log", base=2)
-    axis.margins(x=0.2)
-    axis.set_xlabel("rows of a step")
-    axis.set_ylabel("tokens of a step")
-
-
-def line(rows: Sequence[dict[str, Any]]) -> tuple[float, float, list[float]] | None:
-    """Tokens per step as slope x log2(rows) + base, by least squares over the whole Lookaheads, and
-    their log2(rows); None where there are not two of them."""
-    whole = [r for r in rows if re.fullmatch(r"lookahead(:\d+/\d+/\d+)?", r["method"])]
-    at = [float(np.log2(r["rows_per_step"])) for r in whole]
-    if len(set(at)) < 2:
-        return None
-    slope, base = np.polyfit(at, [r["tokens_per_step"] for r in whole], 1)
-    return float(slope), float(base), at
-
-
-def _draw_speeds(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Medians with their intervals."""
-    methods = list(dict.fromkeys(r["method"] for r in rows))
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    width = 0.8 / max(1, len(methods))
-    for i, method in enumerate(methods):
-        of_method = [r for r in rows if r["method"] == method]
-        at = [tasks.index(r["task"]) + (i + 0.5) * width - 0.4 for r in of_method]
-        middles = [r["speedup_median"] for r in of_method]
-        # A median of resamples of an even number may lie beside the median itself, never past it.
-        spans = [
-            [max(0.0, r["speedup_median"] - r["speedup_median_95"][0]) for r in of_method],
-            [max(0.0, r["speedup_median_95"][1] - r["speedup_median"]) for r in of_method],
-        ]
-        axis.bar(at, middles, width, yerr=spans, capsize=2, label=method)
-    axis.set_xticks(range(len(tasks)), tasks, fontsize=7, rotation=20)
-    axis.axhline(1, color="black", linewidth=0.8)
-    axis.set_ylabel("times plain decoding, median")
-    axis.legend(fontsize=7)

@@ -1,4 +1,4 @@
-"""What `pyflow bench spec` times: ways to speculate, each beside plain decoding."""
+"""Paired runs: each speculation method right before or after plain decoding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyflow.sampling import SamplingParams
 
 PLAIN = -1
-# Cells for a tree at the very end of a text, beyond what the method says that a step takes: the
-# first trees of a small Lookahead window are larger.
+# Cells for a tree at the end of a text, beyond the method's n_max: the first trees of a small
+# Lookahead window are larger.
 _SPARE_CELLS = 32
 
 
@@ -26,12 +26,12 @@ class DifferenceError(PyflowError):
 
 
 class InterruptedRunError(Exception):
-    """Somebody asked to stop; the run under way does not count."""
+    """The measurement was cancelled; the current run does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Questions that are decoded together."""
+    """Questions decoded together."""
 
     task: str
     ids: list[str]
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How many sequences decode together, and how long their prompts may be."""
+    """The number of sequences decoded together, and the most tokens of a prompt."""
 
     n_batch: int
     prompt_len: int
