@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.quant import FORMATS
-from pyflow.specs.model_spec import Moe, name_of
+from pyflow.specs.blocks.moe import Moe
+from pyflow.specs.parts import name_of
 
 if TYPE_CHECKING:
     from pyflow.engine.context import CacheType, Context

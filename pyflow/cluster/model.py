@@ -28,7 +28,8 @@ from pyflow.generate import Completion, Options, Prompt
 from pyflow.generate.conversation import Question, View
 from pyflow.generate.prompts import check_fits, checked, is_one
 from pyflow.sampling import SamplingParams
-from pyflow.specs.model_spec import Attention, ModelSpec
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate

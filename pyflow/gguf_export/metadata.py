@@ -17,7 +17,7 @@ from pyflow.specs.document import Document
 from pyflow.specs.language.expression import UnresolvedError, Value
 from pyflow.specs.language.facts import STANDARD, Facts
 from pyflow.specs.language.values import Given, Key, Number
-from pyflow.specs.model_spec import Rope
+from pyflow.specs.parts import Rope
 
 Entry: TypeAlias = str | bool | int | float | list[str] | NDArray[np.int32] | NDArray[np.float32]
 Scalar: TypeAlias = str | bool | int | float

@@ -20,9 +20,11 @@ from pyflow.quant.plan import Recipe
 from pyflow.specs import describe
 from pyflow.specs.bind.binding import Place
 from pyflow.specs.bind.build import Built, build
+from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.document import architecture, family, label, load
 from pyflow.specs.language.facts import Facts, GgufSource
-from pyflow.specs.model_spec import Attention, ModelSpec, Ref
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.specs.parts import Ref
 from pyflow.tokenizer.ours.gguf import NO_VOCAB
 
 # Of the architectures with windows, those whose windows llama.cpp computes.

@@ -8,7 +8,8 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
-from pyflow.specs.model_spec import ModelSpec, Rope
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.specs.parts import Rope, tensor_fields
 
 _NEAR = 1e-6
 """GGUF keeps numbers in float32."""
@@ -35,7 +36,7 @@ def _parts(x: Any, y: Any, a: ModelSpec, b: ModelSpec, where: str) -> Iterator[s
     """Of blocks of one class."""
     for f in fields(x):
         wanted, found = getattr(x, f.name), getattr(y, f.name)
-        if "Ref" in str(f.type):  # annotations are kept as text
+        if f.name in tensor_fields(x.__class__):
             if (wanted is None) is not (found is None):
                 yield f"{where}: {f.name}: {_there(found)}, not {_there(wanted)}"
         elif f.name == "rope":

@@ -22,9 +22,11 @@ from pyflow.quant.mixes import is_matrix
 from pyflow.specs import Description
 from pyflow.specs.bind.binding import Asked, Binding, Bound, Place
 from pyflow.specs.bind.build import Built
+from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.document import Document
 from pyflow.specs.language.facts import Facts
-from pyflow.specs.model_spec import Attention, ModelSpec, Ref, Rope, Source, name_of
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.specs.parts import Ref, Rope, Source, name_of
 
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
 

@@ -9,25 +9,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pyflow.specs.language.tensors import Entry
-from pyflow.specs.language.values import Given, nearest
-
-from .._core import read_head
-from ..errors import SpecError, UnsupportedError
-from ..text import printable
-from .grammar import (
-    BLOCKS,
+from pyflow._core import read_head
+from pyflow.errors import SpecError, UnsupportedError
+from pyflow.specs.blocks import named_kinds
+from pyflow.specs.grammar import (
     COMMON,
-    REQUIRED,
     SPEC,
-    Named,
-    Param,
-    Shape,
+    STEP_NORMS,
     Step,
     below,
     check_keys,
+    check_literals,
     read,
 )
+from pyflow.specs.language.shapes import REQUIRED, BlockName, BlockTable, Named, Param, Shape
+from pyflow.specs.language.tensors import Entry
+from pyflow.specs.language.values import Given, nearest
+from pyflow.text import printable
 
 VERSION = 1
 FAMILIES = Path(__file__).parents[1] / "families"
@@ -211,16 +209,20 @@ def _check(tables: dict[str, Any], where: str) -> None:
 def _check_blocks(tables: dict[str, Any], where: str) -> None:
     for name, block in tables.setdefault("blocks", {}).items():
         at = f"{where}blocks.{name}"
-        kind = block.get("kind")
-        if kind not in BLOCKS:
+        kind, known = block.get("kind"), named_kinds()
+        if kind not in known:
             raise SpecError(
-                f"{at}.kind: expected one of {', '.join(BLOCKS)}, "
+                f"{at}.kind: expected one of {', '.join(known)}, "
                 f"found {'nothing' if kind is None else repr(kind)}"
             )
-        check_keys({k: v for k, v in block.items() if k != "kind"}, BLOCKS[kind], at)
-        norm = block.get("qk_norm")
-        if norm is not None:
-            _check_block(norm, "norm", tables["blocks"], f"{at}.qk_norm")
+        given, keys = {k: v for k, v in block.items() if k != "kind"}, known[kind].keys
+        check_keys(given, keys, at)
+        for key, value in given.items():
+            shape = keys[key]
+            if isinstance(shape, Param):
+                check_literals(shape, value)
+            elif isinstance(shape, BlockName):
+                _check_block(value, shape.kind, tables["blocks"], f"{at}.{key}")
 
 
 def _check_block(name: str, kind: str, blocks: Mapping[str, Any], where: str) -> None:
@@ -231,7 +233,7 @@ def _check_block(name: str, kind: str, blocks: Mapping[str, Any], where: str) ->
 
 
 def _check_step(step: Step, blocks: Mapping[str, Any], where: str) -> None:
-    for key in ("norm", "post_norm", "out_norm"):
+    for key in STEP_NORMS:
         if name := getattr(step, key):
             _check_block(name, "norm", blocks, f"{step.where}.{key}")
     if step.run:
@@ -261,6 +263,8 @@ def _check_patterns(entry: Entry, known: set[str]) -> None:
 
 def _complete(shape: Shape, given: Any, where: str) -> None:
     """SpecError where a key is missing that has no default."""
+    if isinstance(shape, BlockTable):
+        shape = named_kinds()[given["kind"]].keys
     if isinstance(shape, Named):
         for name, value in given.items():
             _complete(shape.shape, value, f"{where}.{name}")
@@ -270,11 +274,7 @@ def _complete(shape: Shape, given: Any, where: str) -> None:
     for key, inner in shape.items():
         at = below(where, key)
         if key in given:
-            if key == "blocks":
-                for name, block in given[key].items():
-                    _complete(BLOCKS[block["kind"]], block, f"{at}.{name}")
-            else:
-                _complete(inner, given[key], at)
+            _complete(inner, given[key], at)
         elif isinstance(inner, Param) and inner.default is REQUIRED:
             raise SpecError(f"{at}: expected {inner.kind.expected}, found nothing")
 

@@ -9,125 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from functools import cache
+from typing import Any
 
-from pyflow.specs.language.tensors import STACK_ROLES, STEP_ROLES, Entry, read_entries
+from pyflow.errors import SpecError
+from pyflow.specs.blocks import named_kinds
+from pyflow.specs.blocks.add import Add
+from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.language.shapes import (
+    BlockName,
+    BlockTable,
+    Named,
+    Param,
+    Shape,
+    Steps,
+    Table,
+    Tensors,
+    Word,
+    Words,
+)
+from pyflow.specs.language.tensors import Entry, read_entries, with_biases
 from pyflow.specs.language.values import (
     Anything,
     Choice,
     Flag,
     Given,
     Ids,
-    Kind,
     Number,
-    Text,
     Whole,
     nearest,
 )
+from pyflow.text import printable
 
-from ..errors import SpecError
-from ..text import printable
-
-REQUIRED: Final = object()
-
-ACTIVATIONS = Choice.of(
-    "silu",
-    "gelu",
-    "gelu_tanh",
-    "relu",
-    swish="silu",
-    gelu_new="gelu_tanh",
-    gelu_fast="gelu_tanh",
-    gelu_pytorch_tanh="gelu_tanh",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A key that holds a value: literal, ``$key``, ``=expression``, or alternatives of these."""
-
-    kind: Kind
-    default: object = REQUIRED
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A key that holds a text of the spec's own, such as the name of a block."""
-
-    expected: str = "a text"
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A key that holds a list of texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A table of tables or values under names of the writer's choice."""
-
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The steps of a layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensors:
-    """Names of tensors."""
-
-
-Table: TypeAlias = dict[str, "Shape"]
-Shape: TypeAlias = Param | Word | Words | Named | Steps | Tensors | Mapping[str, Any]
-
-NORM: Table = {
-    "type": Param(Choice.of("rms", "layer"), "rms"),
-    "eps": Param(Number(least=0)),
-    "weight": Param(Flag(auto=True), True),
-    "bias": Param(Flag(auto=True), None),  # None: a layer norm has one
-    "add": Param(Number(), 0.0),
-}
-RELATIVE: Table = {
-    "n_buckets": Param(Whole(most=1 << 16)),
-    "max_distance": Param(Whole()),
-    "bidirectional": Param(Flag(), False),
-}
-ATTENTION: Table = {
-    "n_heads": Param(Whole(most=1 << 16)),
-    "n_kv_heads": Param(Whole(most=1 << 16)),
-    "head_dim": Param(Whole(most=1 << 16)),
-    "scale": Param(Number()),
-    "mask": Param(Choice.of("causal", "full"), "causal"),
-    "window": Param(Whole(least=0, most=1 << 30), 0),
-    "softcap": Param(Number(least=0), 0.0),
-    "kv_from": Param(Choice.of("self", "encoder"), "self"),
-    "qkv_bias": Param(Flag(auto=True), False),
-    "o_bias": Param(Flag(auto=True), False),
-    "qk_norm": Word("the name of a norm among the blocks"),
-    "qk_norm_span": Param(Choice.of("head", "all"), "head"),
-    "rope": Param(Text("the name of a rope, or none"), "none"),
-    "alibi": Param(Number(least=0), 0.0),
-    "relative": RELATIVE,
-}
-FFN: Table = {
-    "n_ff": Param(Whole()),
-    "activation": Param(ACTIVATIONS),
-    "gated": Param(Flag(), True),
-    "bias": Param(Flag(auto=True), False),
-}
-MOE: Table = {
-    "n_experts": Param(Whole(most=1 << 12)),
-    "top_k": Param(Whole(most=1 << 12)),
-    "n_ff": Param(Whole()),
-    "activation": Param(ACTIVATIONS),
-    "normalize": Param(Flag(), True),
-    "scale": Param(Number(), 1.0),
-    "n_ff_shared": Param(Whole(least=0), 0),
-    "shared_router": Param(Flag(auto=True), False),
-}
-BLOCKS: dict[str, Table] = {"norm": NORM, "attention": ATTENTION, "ffn": FFN, "moe": MOE}
 ROPE: Table = {
     "base": Param(Number(above=0)),
     "n_dims": Param(Whole(least=2, most=1 << 16)),
@@ -139,15 +52,10 @@ ROPE: Table = {
     "short_divisors": Word("the name of a tensor"),
     "long_divisors": Word("the name of a tensor"),
 }
-POSITIONS: Table = {
-    "type": Param(Choice.of("learned", "sinusoidal"), "learned"),
-    "offset": Param(Whole(least=0), 0),
-    "n_positions": Param(Whole(most=1 << 30)),
-}
 EMBED: Table = {
     "scale": Param(Number(), 1.0),
-    "norm": Word("the name of a norm among the blocks"),
-    "positions": POSITIONS,
+    "norm": BlockName("norm"),
+    "positions": Positions.keys,
     "token_types": Param(Flag(), False),
     "shared_with": Word("the name of a stack"),
 }
@@ -155,7 +63,7 @@ STACK: Table = {
     "n_layers": Param(Whole(most=4096)),
     "embed": EMBED,
     "layer": Steps(),
-    "final_norm": Word("the name of a norm among the blocks"),
+    "final_norm": BlockName("norm"),
 }
 HEAD: Table = {
     "type": Param(Choice.of("lm", "none"), "lm"),
@@ -184,12 +92,12 @@ GENERATION: Table = {
     "frequency_penalty": Param(Number(), None),
     "n_predict": Param(Whole(most=(1 << 31) - 1), None),
 }
-STEP: Table = {"when": Param(Flag(), True), "scale": Param(Number(), 1.0)}
+STEP: Table = {"when": Param(Flag(), True), **Add.keys}
 REFUSAL: Table = {"when": Param(Flag(), False), "why": Word()}
 COMMON: Table = {
     "facts": Named(Param(Anything())),
     "refuse": Named(REFUSAL),
-    "blocks": Named({"kind": Word(), **NORM, **ATTENTION, **FFN, **MOE}),
+    "blocks": Named(BlockTable()),
     "ropes": Named(ROPE),
     "decoder": STACK,
     "encoder": STACK,
@@ -208,6 +116,30 @@ SPEC: Table = {
     "gguf": {"architecture": Words(), **COMMON},
 }
 STACKS = ("encoder", "decoder")
+STEP_NORMS = ("norm", "post_norm", "out_norm")
+STACK_ROLES = ("embed", "positions", "token_types", *with_biases("embed_norm", "final_norm"))
+
+
+@cache
+def step_roles() -> tuple[str, ...]:
+    """The roles of tensors in a step: of all kinds of blocks, and of its norms."""
+    roles = (role for kind in named_kinds().values() for role in kind.roles)
+    return with_biases(*dict.fromkeys((*roles, *STEP_NORMS)))
+
+
+@cache
+def block_keys() -> Table:
+    """The keys of all kinds of blocks together.
+
+    A block's kind may be in the file that this one extends, so a key that kinds use differently
+    holds anything here. `document` checks it by the block's own kind.
+    """
+    keys: Table = {"kind": Word()}
+    for kind in named_kinds().values():
+        for key, shape in kind.keys.items():
+            if keys.setdefault(key, shape) != shape:
+                keys[key] = Param(Anything())
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +160,7 @@ class Step:
     values: Mapping[str, Given] = field(default_factory=dict)
 
 
-_STEP_WORDS = ("name", "run", "norm", "post_norm", "out_norm")
+_STEP_WORDS = ("name", "run", *STEP_NORMS)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -241,9 +173,10 @@ def read(shape: Shape, raw: object, where: str) -> Any:
     """What TOML has, as the shape wants it; SpecError for what it does not want."""
     if isinstance(shape, Param):
         return _given(shape, raw, where)
-    if isinstance(shape, Word):
+    if isinstance(shape, Word | BlockName):
         if not isinstance(raw, str):
-            raise SpecError(f"{where}: expected {shape.expected}, found {raw!r:.60}")
+            what = shape.expected if isinstance(shape, Word) else f"the name of a {shape.kind}"
+            raise SpecError(f"{where}: expected {what}, found {raw!r:.60}")
         return raw
     if isinstance(shape, Words):
         if not isinstance(raw, list) or not all(isinstance(one, str) for one in raw):
@@ -261,6 +194,8 @@ def read(shape: Shape, raw: object, where: str) -> Any:
                     f"{where}: expected a name of letters, digits and _, found {name!r:.60}"
                 )
         return {name: read(shape.shape, value, below(where, name)) for name, value in table.items()}
+    if isinstance(shape, BlockTable):
+        shape = block_keys()
     check_keys(table, shape, where)
     return {key: read(shape[key], value, below(where, key)) for key, value in table.items()}
 
@@ -283,11 +218,15 @@ def _table(raw: object, where: str) -> dict[str, object]:
 
 def _given(param: Param, raw: object, where: str) -> Given:
     given = Given.of(raw, where)
-    for one in given.alternatives:
-        literal = isinstance(one, bool | int | float | str | list | dict)
-        if literal and param.kind.take(one) is None:  # type: ignore[arg-type]
-            raise SpecError(f"{where}: expected {param.kind.expected}, found {one!r:.60}")
+    check_literals(param, given)
     return given
+
+
+def check_literals(param: Param, given: Given) -> None:
+    """SpecError for a literal value of another kind."""
+    for one in given.literals:
+        if param.kind.take(one) is None:
+            raise SpecError(f"{given.where}: expected {param.kind.expected}, found {one!r:.60}")
 
 
 def _steps(raw: object, where: str, *, nested: bool = False) -> list[Step]:
@@ -337,5 +276,5 @@ def _tensors(raw: dict[str, object], where: str) -> dict[str, Any]:
             at = f"{where}.{stack}.{printable(step)}"
             if not isinstance(value, dict):  # no step, so it was meant as a role
                 check_keys({step: value}, dict.fromkeys(STACK_ROLES), f"{where}.{stack}")
-            places[stack, step] = read_entries(_table(value, at), at, STEP_ROLES)
+            places[stack, step] = read_entries(_table(value, at), at, step_roles())
     return found

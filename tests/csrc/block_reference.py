@@ -8,18 +8,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from pyflow.specs.model_spec import (
-    Add,
-    Attention,
-    Ffn,
-    ModelSpec,
-    Moe,
-    Norm,
-    Positions,
-    Ref,
-    Rope,
-    Source,
-)
+from pyflow.specs.blocks.add import Add
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.ffn import Ffn
+from pyflow.specs.blocks.moe import Moe
+from pyflow.specs.blocks.norm import Norm
+from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.specs.parts import Ref, Rope, Source
 
 Array = NDArray[np.float64]
 Vector = Ref | tuple[Ref, ...]

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.errors import ShapeError, UnsupportedError
-from pyflow.specs.model_spec import Attention, Block, ModelSpec, Moe, Source, tensors_of
+from pyflow.specs.block import Block
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.moe import Moe
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.specs.parts import Source, tensors_of
 
 from .block_reference import Reference
 from .tiny_models import N_EMBD, N_VOCAB, TINY, Draft, around, attention, everything, write

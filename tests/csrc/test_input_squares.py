@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.errors import ShapeError
-from pyflow.specs.model_spec import Attention, ModelSpec, Ref, Source
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.specs.parts import Ref, Source
 
 from .block_reference import Array, Reference
 from .test_blocks import TOKENS, built, context, one_by_one, run, same, stage

@@ -11,20 +11,15 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.specs.model_spec import (
-    Add,
-    Attention,
-    Block,
-    Embedding,
-    Ffn,
-    Head,
-    ModelSpec,
-    Moe,
-    Norm,
-    Positions,
-    Rope,
-    Source,
-)
+from pyflow.specs.block import Block
+from pyflow.specs.blocks.add import Add
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.ffn import Ffn
+from pyflow.specs.blocks.moe import Moe
+from pyflow.specs.blocks.norm import Norm
+from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.model_spec import Embedding, Head, ModelSpec
+from pyflow.specs.parts import Rope, Source
 
 N_EMBD, N_VOCAB, N_FF, EPS = 64, 97, 72, 1e-5
 HALF = Rope(tuple(0.7**i for i in range(8)))
@@ -150,7 +145,7 @@ def learned_positions(t: Draft) -> ModelSpec:
         bias=t("head.b", N_VOCAB),
     )
     first, *rest = (layer(i) for i in range(2))
-    positions = Positions("x", t("pos", 42, N_EMBD, size=1.0), n_positions=40, offset=2)
+    positions = Positions("x", "x", t("pos", 42, N_EMBD, size=1.0), n_positions=40, offset=2)
     return t.spec((positions, *first), *rest, head=head)
 
 

@@ -9,20 +9,18 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
 from pyflow.errors import SpecError
+from pyflow.specs.block import Want
 from pyflow.specs.language.expression import ExpressionError, UnresolvedError, Value
 from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.tensors import Entry, TensorSource
 from pyflow.specs.language.values import Whole, nearest
-from pyflow.specs.model_spec import Ref, Source
+from pyflow.specs.parts import Ref, Source
 from pyflow.text import printable
 
 _MAX_PROBLEMS = 200
 _MAX_HINTS = 4
 _MAX_GROUPS = 1 << 16
 _SHOWN = 200
-
-Need = bool | Literal["auto"]
-"""auto: if the checkpoint has it."""
 
 
 class Record(Protocol):
@@ -60,20 +58,6 @@ class Place:
 
     def role(self, name: str) -> str:
         return f"{self}.{name}" if self.stack else name
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a role must be: (rows, columns) or (values,). n_experts: for each of so many, all in one
-    tensor or each in its own. also: other shapes that will do. n_heads: or in so many tensors.
-    """
-
-    shape: tuple[int, ...]
-    need: Need = True
-    n_experts: int = 0
-    also: tuple[tuple[int, ...], ...] = ()
-    add: float = 0.0
-    n_heads: int = 0
 
 
 Bound = Ref | tuple[Ref, ...] | None

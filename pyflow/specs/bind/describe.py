@@ -10,10 +10,10 @@ from typing import Any
 from pyflow.errors import FormatError, ShapeError, SpecError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.formats.safetensors_writer import METHOD, VERSION
-from pyflow.specs.bind.blocks import Values
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
 from pyflow.specs.grammar import GENERATION, IDS
+from pyflow.specs.language.evaluator import Evaluator
 from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import (
     ConfigSource,
@@ -95,9 +95,9 @@ class Description:
     def generation(self) -> tuple[str, dict[str, Any]]:
         """What counts where nobody says otherwise: where it stands, and values of SamplingParams
         and n_predict, which may be out of range. FormatError, SpecError: of another type."""
-        table, values = self.document["generation"], Values(self.facts)
+        table, evaluator = self.document["generation"], Evaluator(self.facts)
         self.facts.layer = None
-        found = {key: values.of(GENERATION, table, key) for key in table}
+        found = {key: evaluator.value(GENERATION, table, key) for key in table}
         said = {key: value for key, value in found.items() if value is not None}
         return f"{label(self.document.path)}: generation", said
 

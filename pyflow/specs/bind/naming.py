@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
 from pyflow.quant.naming import Naming, Part
 from pyflow.specs.bind.binding import Asked, Place
 from pyflow.specs.bind.describe import Description
-from pyflow.specs.model_spec import Attention, Moe, Ref, Source, name_of
+from pyflow.specs.blocks import kinds
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.moe import Moe
+from pyflow.specs.parts import Ref, Source, name_of
 
-# The roles of matrices, as all families call them; the tests hold this against their files.
-_MATRICES = {
+# Tensors beside the blocks; those of the blocks are called as their kinds say.
+_STEMS = {
     "embed": "token_embd",
-    "positions": "position_embd",
     "token_types": "token_types",
     "head": "output",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "o": "attn_output",
-    "relative": "attn_rel_b",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-    "router": "ffn_gate_inp",
-    "shared_router": "ffn_gate_inp_shexp",
-    "shared_gate": "ffn_gate_shexp",
-    "shared_up": "ffn_up_shexp",
-    "shared_down": "ffn_down_shexp",
+    "final_norm": "output_norm",
+    "embed_norm": "token_embd_norm",
 }
-_VECTORS = {"final_norm": "output_norm", "embed_norm": "token_embd_norm"}
-_TRANSPOSED = "stored the other way round, so that blocks would lie across their rows"
+_TRANSPOSED = "stored transposed, so that blocks would lie across their rows"
 
 
 def naming(description: Description) -> Naming:
@@ -63,12 +56,19 @@ def naming(description: Description) -> Naming:
 def _name(place: Place, full_role: str, asked: Asked, ref: Ref) -> str:
     role = full_role.removesuffix("_bias")
     ending = "weight" if role == full_role else "bias"
-    if role not in _MATRICES:
-        name = _VECTORS.get(role) or f"{place.step}_{role}"
-    elif isinstance(ref, Source) and ref.rows:  # fused: gate and up are ffn_up
-        name = "attn_qkv" if role in {"q", "k", "v"} else "ffn_up"
-    else:
-        name = _MATRICES[role]
+    stems, fused = _stems()
+    is_fused = isinstance(ref, Source) and ref.rows
+    stem = (is_fused and fused.get(role)) or stems.get(role) or f"{place.step}_{role}"
     experts = "_exps" if asked.want.n_experts else ""
     layer = "" if place.layer is None else f"blk.{place.layer}."
-    return f"{layer}{name}{experts}.{ending}"
+    return f"{layer}{stem}{experts}.{ending}"
+
+
+@cache
+def _stems() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """By role, GGUF's name of a tensor, and of one that holds several roles."""
+    stems, fused = dict(_STEMS), dict[str, str]()
+    for kind in kinds().values():
+        stems |= kind.roles
+        fused |= dict.fromkeys(kind.roles, kind.fused) if kind.fused else {}
+    return stems, fused

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.specs.language.values import Number, Whole, nearest
-from pyflow.specs.model_spec import Rope
+from pyflow.specs.parts import Rope
 
 # Parameters by the names of either source; what stands for nothing is read elsewhere.
 _HF = {

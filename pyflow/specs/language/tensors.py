@@ -22,20 +22,13 @@ from pyflow.errors import SpecError
 from pyflow.specs.language.expression import Expression, ExpressionError, Scope, Value, parse
 from pyflow.specs.language.values import Given, nearest
 
-_ATTENTION = ("q", "k", "v", "o", "q_norm", "k_norm", "relative")
-_FFN = ("gate", "up", "down")
-_MOE = ("router", "shared_gate", "shared_up", "shared_down", "shared_router")
-_NORMS = ("norm", "post_norm", "out_norm")
-
-
-def _with_biases(*roles: str) -> tuple[str, ...]:
-    return (*roles, *(f"{role}_bias" for role in roles))
-
-
-STEP_ROLES = _with_biases(*_ATTENTION, *_FFN, *_MOE, *_NORMS)
-STACK_ROLES = ("embed", "positions", "token_types", *_with_biases("embed_norm", "final_norm"))
 _SOURCE_KEYS = ("from", "groups", "transposed", "experts")
 _MAX_NAME = 400
+
+
+def with_biases(*roles: str) -> tuple[str, ...]:
+    """The roles, and those of their biases."""
+    return (*roles, *(f"{role}_bias" for role in roles))
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,13 @@ class Given:
             if isinstance(one, Expression):
                 yield from one.names
 
+    @property
+    def literals(self) -> Iterable[Value]:
+        """The values that stand in the spec itself."""
+        for one in self.alternatives:
+            if not isinstance(one, Key | Expression):
+                yield one
+
     def resolve(self, scope: ConfigScope) -> Resolved:
         """The first alternative that resolves.
 

@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 
 from pyflow.specs import build_spec
-from pyflow.specs.model_spec import Attention, Ffn, Norm, Rope
+from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.ffn import Ffn
+from pyflow.specs.blocks.norm import Norm
+from pyflow.specs.parts import Rope
 
 CASES: dict[str, Any] = json.loads(
     lzma.decompress((Path(__file__).parent / "data/former_builders.json.xz").read_bytes())

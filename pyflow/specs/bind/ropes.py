@@ -1,0 +1,99 @@
+"""The ropes that a spec's blocks use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyflow.errors import FormatError, SpecError
+from pyflow.specs.bind.binding import Binding
+from pyflow.specs.bind.rope import RopeTable, make_rope
+from pyflow.specs.grammar import ROPE
+from pyflow.specs.language.evaluator import Evaluator
+from pyflow.specs.language.values import nearest
+from pyflow.specs.parts import Rope
+
+ReadTensor = Callable[[str, int], Sequence[float]]
+"""The values of a small vector by its name and their number; FormatError if it has another."""
+
+
+class Ropes:
+    """The ropes that blocks ask for, each made when the first one does.
+
+    tables: what they are made of, by name. n_ctx: positions that the model is good for, which
+    scaling may extend.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Any],
+        evaluator: Evaluator,
+        binding: Binding,
+        read_tensor: ReadTensor,
+        kind: str,
+    ) -> None:
+        self._given, self._evaluator, self._binding = tables, evaluator, binding
+        self._read_tensor, self._kind = read_tensor, kind
+        self.tables: dict[str, RopeTable] = {}
+        self._made: dict[str, Rope] = {}
+        self.n_ctx = 0
+
+    @property
+    def made(self) -> tuple[Rope, ...]:
+        return tuple(self._made.values())
+
+    def index(self, name: str, head_dim: int) -> int | None:
+        """The index of a rope, which is made when a block first asks for it."""
+        if name == "none":
+            return None
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        rope = self._made[name]
+        if 2 * len(rope.inv_freq) > head_dim:
+            raise FormatError(
+                f"{self._binding.where}: rope {name}: expected up to {head_dim} dimensions, those "
+                f"of a head, found {2 * len(rope.inv_freq)}"
+            )
+        return list(self._made).index(name)
+
+    def _make(self, name: str) -> Rope:
+        given = self._given
+        if name not in given:
+            raise SpecError(
+                f"{self._binding.where}: there is no rope {name!r:.60}{nearest(name, given)}"
+            )
+        table = given[name]
+
+        def value(key: str) -> Any:
+            return self._evaluator.value(ROPE, table, key)
+
+        n_dims, scaling, factor = value("n_dims"), value("scaling"), value("factor")
+        where = f"{self._binding.where}: rope {name}"
+        if scaling is not None:
+            where = table["scaling"].resolve(self._evaluator.facts).where
+            if not isinstance(scaling, dict):
+                raise FormatError(f"{where}: expected a table, found {scaling!r:.60}")
+        if factor is not None:
+            scaling = {"factor": factor} | (scaling or {})
+        self.tables[name] = RopeTable(
+            base=value("base"),
+            n_dims=n_dims,
+            interleaved=value("layout") == "interleaved",
+            n_ctx=self._evaluator.fact("n_ctx"),
+            n_ctx_original=value("n_ctx_original"),
+            scaling=scaling,
+            divisors=self._divisors(table.get("divisors"), n_dims),
+            short_divisors=self._divisors(table.get("short_divisors"), n_dims),
+            long_divisors=self._divisors(table.get("long_divisors"), n_dims),
+            kind=self._kind,
+            where=where,
+        )
+        rope, n_ctx = make_rope(self.tables[name])
+        self.n_ctx = max(self.n_ctx, n_ctx)
+        return rope
+
+    def _divisors(self, name: str | None, n_dims: int) -> Sequence[float]:
+        if name is None or name not in self._binding.tensors:
+            return ()
+        self._binding.used.add(name)
+        return self._read_tensor(name, n_dims // 2)

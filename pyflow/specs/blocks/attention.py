@@ -1,0 +1,171 @@
+"""Grouped-query attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+from pyflow.errors import FormatError
+from pyflow.specs.block import Block, BlockContext, Want
+from pyflow.specs.blocks.norm import NormValues
+from pyflow.specs.language.shapes import BlockName, Param
+from pyflow.specs.language.values import Choice, Flag, Number, Text, Whole
+from pyflow.specs.parts import NormType, Ref, Register, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Block):
+    """Grouped-query attention over the KV cache; rope is an index into `ModelSpec.ropes`.
+
+    q, o: (n_heads * head_dim, n_embd) and back; k, v: (n_kv_heads * head_dim, n_embd).
+    window: a position sees the `window` newest positions, itself included; 0 = all of them.
+    softcap: scores s become softcap * tanh(s / softcap); 0 = none.
+    alibi: one slope per query head, or none; scores (scaled, capped) get slope * -distance.
+    q_norm, k_norm: after the biases, before the rope. norm_span ``head``: over each head; of
+    head_dim weights for all heads or of head_dim for each, which may lie in a tensor for each.
+    ``all``: over all heads together.
+    """
+
+    q: Ref
+    k: Ref
+    v: Ref
+    o: Ref
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: int | None
+    window: int = 0
+    softcap: float = 0.0
+    q_bias: Ref | None = None
+    k_bias: Ref | None = None
+    v_bias: Ref | None = None
+    q_norm: Ref | tuple[Ref, ...] | None = None
+    k_norm: Ref | tuple[Ref, ...] | None = None
+    norm_eps: float = 0.0
+    o_bias: Ref | None = None
+    q_norm_bias: Ref | tuple[Ref, ...] | None = None
+    k_norm_bias: Ref | tuple[Ref, ...] | None = None
+    norm_type: NormType = "rms"
+    norm_span: Literal["head", "all"] = "head"
+    alibi: tuple[float, ...] = ()
+
+    kind: ClassVar = "attention"
+    keys: ClassVar = {
+        "n_heads": Param(Whole(most=1 << 16)),
+        "n_kv_heads": Param(Whole(most=1 << 16)),
+        "head_dim": Param(Whole(most=1 << 16)),
+        "scale": Param(Number()),
+        "mask": Param(Choice.of("causal", "full"), "causal"),
+        "window": Param(Whole(least=0, most=1 << 30), 0),
+        "softcap": Param(Number(least=0), 0.0),
+        "kv_from": Param(Choice.of("self", "encoder"), "self"),
+        "qkv_bias": Param(Flag(auto=True), False),
+        "o_bias": Param(Flag(auto=True), False),
+        "qk_norm": BlockName("norm"),
+        "qk_norm_span": Param(Choice.of("head", "all"), "head"),
+        "rope": Param(Text("the name of a rope, or none"), "none"),
+        "alibi": Param(Number(least=0), 0.0),
+        "relative": {
+            "n_buckets": Param(Whole(most=1 << 16)),
+            "max_distance": Param(Whole()),
+            "bidirectional": Param(Flag(), False),
+        },
+    }
+    roles: ClassVar = {
+        "q": "attn_q",
+        "k": "attn_k",
+        "v": "attn_v",
+        "o": "attn_output",
+        "q_norm": "attn_q_norm",
+        "k_norm": "attn_k_norm",
+        "relative": "attn_rel_b",
+    }
+    fused: ClassVar = "attn_qkv"
+
+    @classmethod
+    def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
+        n_heads, n_kv_heads = at.value("n_heads"), at.value("n_kv_heads")
+        if n_heads % n_kv_heads:
+            raise FormatError(
+                f"{at.where}: expected queries of a multiple of {n_kv_heads} heads, those of keys, "
+                f"found {n_heads}"
+            )
+        if at.value("mask") != "causal" or at.value("kv_from") != "self":
+            at.cannot_run("attention to what comes later, or to an encoder, cannot run yet")
+        head_dim = at.value("head_dim")
+        wants = _wants(at, n_heads * head_dim, n_kv_heads * head_dim)
+        norm = _add_norms(wants, at, {"q_norm": n_heads, "k_norm": n_kv_heads}, head_dim)
+        if (relative := at.inner("relative")) is not None:
+            at.cannot_run("relative position biases cannot run yet")
+            at.bind({"relative": Want((relative.value("n_buckets"), n_heads))})
+        return cls(
+            source,
+            to,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            scale=at.value("scale"),
+            rope=at.rope(at.value("rope"), head_dim),
+            window=at.value("window"),
+            softcap=at.value("softcap"),
+            norm_eps=norm.eps if norm else 0.0,
+            norm_type=norm.type if norm else "rms",
+            norm_span=at.value("qk_norm_span"),
+            alibi=_slopes(n_heads, at.value("alibi")),
+            **at.bind(wants),
+        )
+
+    def words(self, ropes: Sequence[Rope], /) -> Iterator[str]:
+        yield f"attention: {self.n_heads} heads of {self.head_dim}, {self.n_kv_heads} of keys"
+        if self.rope is not None:
+            rope = ropes[self.rope]
+            n, order = 2 * len(rope.inv_freq), "interleaved" if rope.interleaved else "halves"
+            yield f"rope {self.rope} of {n} ({order})"
+        yield from ["ALiBi"] if self.alibi else []
+        yield from [f"window {self.window}"] if self.window else []
+        yield from [f"capped at {self.softcap:g}"] if self.softcap else []
+        if self.q_norm or self.k_norm:
+            yield f"{self.norm_type} norms of {'all heads' if self.norm_span == 'all' else 'heads'}"
+        yield from ["biases"] if self.q_bias or self.o_bias else []
+
+
+def _wants(at: BlockContext, n_q: int, n_kv: int) -> dict[str, Want]:
+    """Matrices and biases of n_q rows for queries, n_kv for keys and values."""
+    bias = at.value("qkv_bias")
+    return {
+        "q": Want((n_q, at.n_embd)),
+        "k": Want((n_kv, at.n_embd)),
+        "v": Want((n_kv, at.n_embd)),
+        "o": Want((at.n_embd, n_q)),
+        "q_bias": Want((n_q,), bias),
+        "k_bias": Want((n_kv,), bias),
+        "v_bias": Want((n_kv,), bias),
+        "o_bias": Want((at.n_embd,), at.value("o_bias")),
+    }
+
+
+def _add_norms(
+    wants: dict[str, Want], at: BlockContext, heads: dict[str, int], head_dim: int
+) -> NormValues | None:
+    """Adds the norms of queries and keys, by their roles and numbers of heads; gives the last."""
+    norm_at, is_per_head = at.other("qk_norm"), at.value("qk_norm_span") == "head"
+    if norm_at is None:
+        return None
+    for role, n in heads.items():
+        sizes = (head_dim, n * head_dim) if is_per_head else (n * head_dim,)
+        norm = NormValues.of(norm_at, *sizes)
+        n_heads = n if is_per_head else 0
+        wants[role] = replace(norm.weight, n_heads=n_heads)
+        wants[f"{role}_bias"] = replace(norm.bias, n_heads=n_heads)
+    return norm
+
+
+def _slopes(n_heads: int, max_bias: float) -> tuple[float, ...]:
+    """ALiBi's slope of each head (Press et al. 2022); those past a power of two lie between."""
+    if not max_bias:
+        return ()
+    n = 1 << (n_heads.bit_length() - 1)
+    even, odd = 2.0 ** (-max_bias / n), 2.0 ** (-max_bias / 2 / n)
+    return tuple(even ** (h + 1) if h < n else odd ** (2 * (h - n) + 1) for h in range(n_heads))

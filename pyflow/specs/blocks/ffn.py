@@ -1,0 +1,54 @@
+"""A feed-forward network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from pyflow.specs.block import ACTIVATIONS, Block, BlockContext, Want
+from pyflow.specs.language.shapes import Param
+from pyflow.specs.language.values import Flag, Whole
+from pyflow.specs.parts import Activation, Ref, Register, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Ffn(Block):
+    """out = down(act(gate(in)) * up(in)); without a gate down(act(up(in))). Biases where given."""
+
+    gate: Ref | None
+    up: Ref
+    down: Ref
+    n_ff: int
+    activation: Activation
+    gate_bias: Ref | None = None
+    up_bias: Ref | None = None
+    down_bias: Ref | None = None
+
+    kind: ClassVar = "ffn"
+    keys: ClassVar = {
+        "n_ff": Param(Whole()),
+        "activation": Param(ACTIVATIONS),
+        "gated": Param(Flag(), True),
+        "bias": Param(Flag(auto=True), False),
+    }
+    roles: ClassVar = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+    fused: ClassVar = "ffn_up"
+
+    @classmethod
+    def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
+        n_ff, bias, gated = at.value("n_ff"), at.value("bias"), at.value("gated")
+        wants = {
+            "gate": Want((n_ff, at.n_embd), gated),
+            "up": Want((n_ff, at.n_embd)),
+            "down": Want((at.n_embd, n_ff)),
+            "gate_bias": Want((n_ff,), bias if gated else False),
+            "up_bias": Want((n_ff,), bias),
+            "down_bias": Want((at.n_embd,), bias),
+        }
+        return cls(source, to, n_ff=n_ff, activation=at.value("activation"), **at.bind(wants))
+
+    def words(self, _: Sequence[Rope], /) -> Iterator[str]:
+        yield f"ffn: {self.n_ff} {self.activation}"
+        yield from ["gated"] if self.gate else []
+        yield from ["biases"] if self.up_bias else []

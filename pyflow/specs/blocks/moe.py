@@ -1,0 +1,101 @@
+"""A mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from pyflow.errors import FormatError
+from pyflow.specs.block import ACTIVATIONS, Block, BlockContext, Want
+from pyflow.specs.language.shapes import Param
+from pyflow.specs.language.values import Flag, Number, Whole
+from pyflow.specs.parts import Activation, Ref, Register, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Moe(Block):
+    """out = sum over the top_k likeliest experts of p * expert(in), + the shared expert of (in).
+
+    p = softmax(router(in)) over all n_experts; the top_k of them, of equal ones the first, count.
+    normalize: these are made to sum to one. scale: they are multiplied by this. An expert is a
+    gated `Ffn` of n_ff. gate, up, down: one tensor for all experts, (n_experts, n_ff, n_embd) and
+    (n_experts, n_embd, n_ff), or one per expert. shared_*: a gated Ffn of n_ff_shared for every
+    token; shared_router (1, n_embd): it is multiplied by sigmoid(shared_router(in)).
+    """
+
+    router: Ref
+    gate: Ref | tuple[Ref, ...]
+    up: Ref | tuple[Ref, ...]
+    down: Ref | tuple[Ref, ...]
+    n_experts: int
+    top_k: int
+    n_ff: int
+    activation: Activation
+    normalize: bool = True
+    scale: float = 1.0
+    shared_gate: Ref | None = None
+    shared_up: Ref | None = None
+    shared_down: Ref | None = None
+    n_ff_shared: int = 0
+    shared_router: Ref | None = None
+
+    kind: ClassVar = "moe"
+    keys: ClassVar = {
+        "n_experts": Param(Whole(most=1 << 12)),
+        "top_k": Param(Whole(most=1 << 12)),
+        "n_ff": Param(Whole()),
+        "activation": Param(ACTIVATIONS),
+        "normalize": Param(Flag(), True),
+        "scale": Param(Number(), 1.0),
+        "n_ff_shared": Param(Whole(least=0), 0),
+        "shared_router": Param(Flag(auto=True), False),
+    }
+    roles: ClassVar = {
+        "router": "ffn_gate_inp",
+        "gate": "ffn_gate",
+        "up": "ffn_up",
+        "down": "ffn_down",
+        "shared_gate": "ffn_gate_shexp",
+        "shared_up": "ffn_up_shexp",
+        "shared_down": "ffn_down_shexp",
+        "shared_router": "ffn_gate_inp_shexp",
+    }
+    fused: ClassVar = "ffn_up"
+
+    @classmethod
+    def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
+        n, top_k = at.value("n_experts"), at.value("top_k")
+        n_ff, n_shared = at.value("n_ff"), at.value("n_ff_shared")
+        if top_k > n:
+            raise FormatError(f"{at.where}: expected up to {n} experts, found top {top_k}")
+        shared = n_shared > 0
+        router = at.value("shared_router") if shared else False
+        wants = {
+            "router": Want((n, at.n_embd)),
+            "gate": Want((n_ff, at.n_embd), n_experts=n),
+            "up": Want((n_ff, at.n_embd), n_experts=n),
+            "down": Want((at.n_embd, n_ff), n_experts=n),
+            "shared_gate": Want((n_shared, at.n_embd), shared),
+            "shared_up": Want((n_shared, at.n_embd), shared),
+            "shared_down": Want((at.n_embd, n_shared), shared),
+            "shared_router": Want((1, at.n_embd), router, also=((at.n_embd,),)),
+        }
+        return cls(
+            source,
+            to,
+            n_experts=n,
+            top_k=top_k,
+            n_ff=n_ff,
+            activation=at.value("activation"),
+            normalize=at.value("normalize"),
+            scale=at.value("scale"),
+            n_ff_shared=n_shared,
+            **at.bind(wants),
+        )
+
+    def words(self, _: Sequence[Rope], /) -> Iterator[str]:
+        yield f"experts: {self.top_k} of {self.n_experts}, {self.n_ff} {self.activation}"
+        yield from ["weights sum to one"] if self.normalize else []
+        yield from [f"x {self.scale:g}"] if self.scale != 1 else []
+        yield from [f"a shared one of {self.n_ff_shared}"] if self.n_ff_shared else []

@@ -1,0 +1,63 @@
+"""RMS and layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from pyflow.specs.block import Block, BlockContext, Want
+from pyflow.specs.language.shapes import Param
+from pyflow.specs.language.values import Choice, Flag, Number
+from pyflow.specs.parts import NormType, Ref, Register, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Block):
+    """out = in / sqrt(mean(in^2) + eps) * weight + bias; ``layer``: of `in` less its mean."""
+
+    weight: Ref | None
+    eps: float
+    type: NormType = "rms"
+    bias: Ref | None = None
+
+    kind: ClassVar = "norm"
+    keys: ClassVar = {
+        "type": Param(Choice.of("rms", "layer"), "rms"),
+        "eps": Param(Number(least=0)),
+        "weight": Param(Flag(auto=True), True),
+        "bias": Param(Flag(auto=True), None),  # None: a layer norm has one
+        "add": Param(Number(), 0.0),
+    }
+
+    @classmethod
+    def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
+        norm = NormValues.of(at, at.n_embd)
+        bound = at.bind({at.role: norm.weight, f"{at.role}_bias": norm.bias})
+        return cls(source, to, bound[at.role], norm.eps, norm.type, bound[f"{at.role}_bias"])
+
+    def words(self, _: Sequence[Rope], /) -> Iterator[str]:
+        yield f"{self.type} norm"
+        yield from ["bias"] if self.bias else []
+
+
+@dataclass(frozen=True, slots=True)
+class NormValues:
+    """A norm's table: its values, and the shapes of its tensors."""
+
+    type: NormType
+    eps: float
+    weight: Want
+    bias: Want
+
+    @classmethod
+    def of(cls, at: BlockContext, n: int, *also: int) -> Self:
+        """Of a norm over n values; also: other sizes that its tensors may have."""
+        kind, bias = at.value("type"), at.value("bias")
+        other = tuple((m,) for m in also)
+        return cls(
+            kind,
+            at.value("eps"),
+            Want((n,), at.value("weight"), add=at.value("add"), also=other),
+            Want((n,), kind == "layer" if bias is None else bias, also=other),
+        )
