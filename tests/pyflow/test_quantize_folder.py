@@ -84,13 +84,13 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
     assert np.abs(found - want).max() < 0.1 * np.abs(want).max()
 
 
-def test_matrices_that_are_stored_the_other_way_round_stay(tmp_path: Path) -> None:
+def test_transposed_matrices_stay(tmp_path: Path) -> None:
     source, target = tiny.write(tmp_path / "source", fixture("hf_gpt2")), tmp_path / "target"
     told: list[Step] = []
     convert_to(source, target, Recipe("Q8_0"), told=told.extend)
     kept = {step.role for step in told if step.kept_for is not None}
     assert kept == {"attn_qkv", "attn_output", "ffn_up", "ffn_down"}
-    assert all("other way round" in (step.kept_for or "other way round") for step in told)
+    assert all("transposed" in (step.kept_for or "transposed") for step in told)
     made = {t.name: t.dtype for t in pyflow.formats.open(target).tensors}
     assert made["transformer.wte.weight"] == "Q8_0"
     assert made["transformer.h.0.attn.c_attn.weight"] == made["transformer.wpe.weight"] == "F32"

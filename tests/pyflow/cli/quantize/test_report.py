@@ -17,14 +17,14 @@ from pyflow.cli.quantize_report import fallbacks, lost
             1,
             [
                 "1 matrix gets Q8_0 instead of Q6_K: rows of 32 are no multiple of 256",
-                "1 matrix stays as it is: stored the other way round",
+                "1 matrix stays as it is: stored transposed",
             ],
         ),
         (
             2,
             [
                 "2 matrices get Q8_0 instead of Q6_K: rows of 32 are no multiple of 256",
-                "2 matrices stay as they are: stored the other way round",
+                "2 matrices stay as they are: stored transposed",
             ],
         ),
     ],
@@ -32,7 +32,7 @@ from pyflow.cli.quantize_report import fallbacks, lost
 def test_matrices_are_counted(n: int, told: list[str]) -> None:
     tensor: Any = SimpleNamespace(name="blk.0.attn_v.weight", dtype="F16", shape=(8, 32))
     other = Step(tensor, "Q8_0", 272, "attn_v", instead_of="Q6_K")
-    kept = Step(tensor, "F16", 512, "attn_v", kept_for="stored the other way round")
+    kept = Step(tensor, "F16", 512, "attn_v", kept_for="stored transposed")
     assert fallbacks([other, kept] * n, weighed=False) == told
 
 
