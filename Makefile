@@ -12,7 +12,7 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools dev chat test accept lint format docs warnings sanitize sanitize-threads fuzz clean
+.PHONY: help venv wheel install tools testing dev chat test accept lint format docs warnings sanitize sanitize-threads fuzz clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -57,8 +57,18 @@ $(TOOLS): $(VENV)/.installed
 	$(PIP) install "$$(echo dist/*.whl)[$(TEST_EXTRAS)]" </dev/null
 	touch $@
 
+# What only tests and benchmarks use of the core, beside the wheel that users get: tests/conftest.py finds
+# it there. The objects are those of the wheel's build.
+TREE_TAG := import sys, sysconfig; cp = "cp%d%d" % sys.version_info[:2]; \
+            print(cp, cp, sysconfig.get_platform().replace("-", "_").replace(".", "_"), sep="-")
+testing: build/testing/.built
+build/testing/.built: dist/.built
+	@$(BIN)/cmake --build build/$$($(BIN)/python -c '$(TREE_TAG)') --target pyflow_testing >build/testing.log || { cat build/testing.log; exit 1; }
+	@rm -rf build/testing && cp -r build/$$($(BIN)/python -c '$(TREE_TAG)')/testing build/testing
+	@touch $@
+
 # Python sources are then read from the clone; run it again after a change to C++. `make install` goes back.
-dev: $(TOOLS)
+dev: $(TOOLS) testing
 	$(PIP) install --no-build-isolation --no-deps -e . </dev/null
 	rm -f $(VENV)/.installed $(VENV)/.tools*
 
@@ -66,11 +76,11 @@ chat: install
 	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null >/dev/null
 	@$(SAFE) $(BIN)/pyflow chat -m smollm2
 
-test: $(TOOLS)
+test: $(TOOLS) testing
 	$(SAFE) $(BIN)/pytest -m 'not accept' $(ARGS)
 
 # One long check after the other; what passed on these very sources is not run again (AGAIN=1 runs it).
-accept: $(TOOLS)
+accept: $(TOOLS) testing
 	$(SAFE) $(BIN)/python tests/accept.py $(if $(AGAIN),--again) $(ARGS)
 
 # mypy reads the installed package, where pyflow.quant and pyflow.formats have their places.
@@ -116,10 +126,10 @@ sanitize: LIBASAN = $(or $(wildcard $(call asan_of,$(SANITIZE_CXX))),\
 sanitize: $(TOOLS)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
 	  -C build-dir=$(ASAN)/$(notdir $(SANITIZE_CXX)) -C cmake.define.CMAKE_CXX_COMPILER=$(SANITIZE_CXX) \
-	  -C cmake.define.PYFLOW_SANITIZE=address,undefined . </dev/null
+	  -C cmake.define.PYFLOW_SANITIZE=address,undefined -C cmake.define.PYFLOW_TESTING=ON . </dev/null
 	LD_PRELOAD="$(LIBASAN) $$($(SANITIZE_CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(SAFE) PYTHONPATH=$(ASAN)/site \
+	  $(SAFE) PYTHONPATH=$(ASAN)/site PYFLOW_TESTING=$(ASAN)/$(notdir $(SANITIZE_CXX))/testing \
 	  $(BIN)/pytest -m 'not accept and not model' $(NOT_SANITIZED) $(SANITIZED_TESTS) $(ARGS)
 
 # The same with ThreadSanitizer, on whole steps of a real model: races between the threads of a step.

@@ -28,6 +28,10 @@ from rich.progress import Progress
 
 from pyflow import _core
 
+# The kernels one by one; `make testing` builds them.
+sys.path.append(os.environ.get("PYFLOW_TESTING", str(Path(__file__).parents[1] / "build/testing")))
+import pyflow_testing
+
 N_COLS = 2048
 # Rows of the matrices that come from memory: long enough for a call to cost nothing beside them.
 N_ROWS = 4096
@@ -69,14 +73,14 @@ def packed(name: str, nbytes: int, most_rows: int = N_ROWS) -> list[Any]:
         data = rng.integers(0, 256, n_rows * row_bytes, dtype=np.uint8)
     data = data.reshape(n_rows, row_bytes)
     n = max(1, round(nbytes / (n_rows * row_bytes)))
-    return [_core.testing.PackedTensor(name, data, n_rows, N_COLS) for _ in range(n)]
+    return [pyflow_testing.PackedTensor(name, data, n_rows, N_COLS) for _ in range(n)]
 
 
 def seconds_each(
     isa: str, matrices: list[Any], x: NDArray[np.float32], seconds: float
 ) -> list[float]:
     """Seconds of a product with one matrix, by samples of about `seconds` in all."""
-    acts = _core.testing.Activations(isa, x)
+    acts = pyflow_testing.Activations(isa, x)
     tiles = matrices[0].tiles
     y = np.empty((len(x), 16 * tiles), np.float32)
     around = itertools.cycle(matrices)
@@ -84,10 +88,10 @@ def seconds_each(
     def run(n: int) -> float:
         start = time.monotonic()
         if len(matrices) == 1:
-            _core.testing.matmul(isa, matrices[0], acts, y, 0, tiles, n)
+            pyflow_testing.matmul(isa, matrices[0], acts, y, 0, tiles, n)
         else:
             for matrix in itertools.islice(around, n):
-                _core.testing.matmul(isa, matrix, acts, y, 0, tiles)
+                pyflow_testing.matmul(isa, matrix, acts, y, 0, tiles)
         return (time.monotonic() - start) / n
 
     run(1)
@@ -139,14 +143,14 @@ def decode_cell(isa: str, n_rows: int, large: Any, small: Any) -> dict[str, Any]
     are medians of those of single turns.
     """
     x = np.random.default_rng(2).standard_normal((n_rows, N_COLS)).astype(np.float32)
-    acts = _core.testing.Activations(isa, x)
+    acts = pyflow_testing.Activations(isa, x)
     y = np.empty((n_rows, 16 * large.tiles), np.float32)
     reader = _core.cpu_info()["isa"]  # the widest table reads at the machine's limit
     repeats = large.tiles // small.tiles
     turns = (
-        lambda: _core.testing.matmul(isa, large, acts, y, 0, large.tiles),
-        lambda: _core.testing.matmul(isa, small, acts, y, 0, small.tiles, repeats),
-        lambda: _core.testing.read(reader, large),
+        lambda: pyflow_testing.matmul(isa, large, acts, y, 0, large.tiles),
+        lambda: pyflow_testing.matmul(isa, small, acts, y, 0, small.tiles, repeats),
+        lambda: pyflow_testing.read(reader, large),
     )
     for work in turns:
         work()
@@ -191,7 +195,7 @@ def dot_peak(isa: str) -> float:
     rates = []
     for _ in range(N_SAMPLES):
         start = time.monotonic()
-        done, _ = _core.testing.dot_peak(isa, 1 << 27, weights, acts)
+        done, _ = pyflow_testing.dot_peak(isa, 1 << 27, weights, acts)
         rates.append(done / (time.monotonic() - start) / 1e9)
     return max(rates)
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 os.environ["PYTHONSAFEPATH"] = "1"
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).parents[1]]
 
+# pyflow_testing, the bindings that only tests use, lies beside the wheel: `make testing` builds it.
+sys.path.append(os.environ.get("PYFLOW_TESTING", str(Path(__file__).parents[1] / "build/testing")))
+
 # What a shell starts in the background may ignore Ctrl-C, and so would the programs that tests
 # interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,10 +5,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <string>
-
-#include "core/dtype.h"
-
 namespace pyflow {
 namespace py = pybind11;
 
@@ -19,18 +15,12 @@ inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// A weight format by its name. Throws UnsupportedError, naming those that there are.
-DType dtype_of(const std::string& name);
-
 void register_errors(py::module_& m);
 void register_cpu(py::module_& m);
 void register_formats(py::module_& m);
 void register_quant(py::module_& m);
-void register_kernels(py::module_& m);
-void register_kv(py::module_& m);
 void register_sampler(py::module_& m);
 void register_model(py::module_& m);
 void register_speculate(py::module_& m);
-void register_testing(py::module_& m);
 
 }  // namespace pyflow

@@ -8,7 +8,8 @@
 #include <tuple>
 
 #include "bench/probe.h"
-#include "bindings/bind_run.h"
+#include "bindings/convert.h"
+#include "bindings/run.h"
 #include "files/checkpoint.h"
 #include "kernels/dispatch.h"
 #include "model/input_squares.h"
@@ -119,12 +120,6 @@ std::shared_ptr<Placement> make_placement(const std::string& mode, const std::ve
   return std::make_shared<Placement>(static_cast<Numa>(found - kModes.begin()), std::move(parsed));
 }
 
-CacheType cache_type(const std::string& name) {
-  if (name == "f16") return CacheType::F16;
-  if (name == "q8_0") return CacheType::Q8_0;
-  throw UnsupportedError("cache type '" + name + "': expected f16 or q8_0");
-}
-
 Regime regime_of(const std::string& name) {
   if (name == "prefill") return Regime::Prefill;
   if (name == "decode") return Regime::Decode;
@@ -147,10 +142,7 @@ std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
       throw ShapeError("seqs: expected numbers of sequences, found " +
                        py::repr(given).cast<std::string>());
     }
-    if (id < 0 || id >= kMaxSequences)
-      throw ShapeError("sequence " + std::to_string(id) + ": expected 0 to " +
-                       std::to_string(kMaxSequences - 1));
-    row.sequences.add(id);
+    row.sequences.add(checked_sequence(id));
   };
   const bool one = py::isinstance<py::int_>(seqs);
   const auto list = one ? py::list() : py::list(seqs);

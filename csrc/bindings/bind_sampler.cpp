@@ -1,24 +1,18 @@
 // The sampler and its noise: conversion only.
-#include "bindings/bind_law.h"
+#include "bindings/convert.h"
 #include "sample/noise.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
 namespace {
 
-using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
-using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-
 Sampled sample(const Sampler& sampler, const FloatArray& logits, int64_t position,
                const IntArray& path) {
-  return sampler.sample({logits.data(), static_cast<size_t>(logits.size())}, position,
-                        {path.data(), static_cast<size_t>(path.size())});
+  return sampler.sample(floats(logits), position, ints(path));
 }
 
 Pairs law(const Sampler& sampler, const FloatArray& logits, const IntArray& path) {
-  return pairs_of(sampler.law({logits.data(), static_cast<size_t>(logits.size())},
-                              {path.data(), static_cast<size_t>(path.size())}),
-                  &Weighted::weight);
+  return pairs_of(sampler.law(floats(logits), ints(path)), &Weighted::weight);
 }
 
 py::array_t<double> gumbel(uint64_t seed, uint32_t stream, int64_t position,

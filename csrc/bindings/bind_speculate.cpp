@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "bindings/bind_law.h"
-#include "bindings/bind_run.h"
+#include "bindings/convert.h"
+#include "bindings/run.h"
 #include "model/verification.h"
 
 namespace pyflow {
@@ -36,9 +36,7 @@ void grow(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
   if (tokens.size() != parents.size())
     throw ShapeError("parents: expected one per token, found " + std::to_string(parents.size()) +
                      " for " + std::to_string(tokens.size()) + " tokens");
-  if (seq < 0 || seq >= kMaxSequences)
-    throw ShapeError("sequence " + std::to_string(seq) + ": expected 0 to " +
-                     std::to_string(kMaxSequences - 1));
+  checked_sequence(seq);
   run_released(c, [&](const std::function<bool()>& poll) {
     const auto before = c.kv().pending();
     for (const int32_t parent : ints(parents)) {
@@ -105,12 +103,6 @@ py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray
   return out;
 }
 
-void commit(Context& c, const std::vector<std::pair<int32_t, int>>& accepted) {
-  std::vector<kv::Accepted> rows;
-  for (const auto& [row, seq] : accepted) rows.push_back({row, seq});
-  c.kv().commit(rows);
-}
-
 }  // namespace
 
 void register_speculate(py::module_& m) {
@@ -143,11 +135,11 @@ void register_speculate(py::module_& m) {
         py::arg("law") = false);
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),
         py::arg("seq"), py::arg("layer"));
-  m.def("commit", &commit, py::arg("context"), py::arg("accepted"));
+  m.def(
+      "commit",
+      [](Context& c, const AcceptedRows& accepted) { c.kv().commit(accepted_rows(accepted)); },
+      py::arg("context"), py::arg("accepted"));
   m.def("abort", &Context::abort, py::arg("context"));
-  // For tests: what lies in a context's cells.
-  m.attr("testing").attr("context_kv") = py::cpp_function(
-      [](Context& c) -> KvCache& { return c.kv(); }, py::return_value_policy::reference_internal);
 }
 
 }  // namespace pyflow

@@ -6,10 +6,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_cpu(m);
   pyflow::register_formats(m);
   pyflow::register_quant(m);
-  pyflow::register_kernels(m);
-  pyflow::register_kv(m);
   pyflow::register_sampler(m);
   pyflow::register_model(m);
   pyflow::register_speculate(m);
-  pyflow::register_testing(m);
 }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyflow import _core
+import pyflow_testing as kernels
 
-kernels = _core.testing
 LAYER = (2, 32)  # heads, head_dim
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyflow_testing as kernels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow import _core
 
-kernels = _core.testing
 TABLES: list[str] = _core.cpu_info()["tables"]
 BEST = TABLES[-1]
 KINDS = ["f16", "q8_0"]
@@ -76,11 +76,12 @@ def attend(
     """All rows and heads, the rows cut into several calls; outputs start as nan between guards."""
     n_heads = q.shape[1] // cache.head_dim
     out = np.full((len(rows), q.shape[1] + 3), np.nan, np.float32)
-    given = table, cache.cells, q, out, rows, n_heads, cache.head_dim**-0.5, softcap
+    scale = cache.head_dim**-0.5
+    attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, softcap, slopes)
     edges = [0, *cuts, len(rows)]
     for begin, end in itertools.pairwise(edges):
         for kv_head in range(cache.n_kv_heads):
-            kernels.attend(*given, begin, end, kv_head, slopes)
+            attention.attend(out, begin, end, kv_head)
     assert np.isnan(out[:, q.shape[1] :]).all()
     return out[:, : q.shape[1]].copy()
 
@@ -303,14 +304,13 @@ def by_spans(
     slopes: np.ndarray | None = None,
 ) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
-    given = table, cache.cells, q, rows, n_heads, cache.head_dim**-0.5, 0.0
+    scale = cache.head_dim**-0.5
+    attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, 0.0, slopes)
     out = np.full_like(q, np.nan)
     for r in range(len(rows)):
         for kv_head in range(cache.n_kv_heads):
-            partials = [kernels.attend_span(*given, r, kv_head, s, slopes) for s in range(n_spans)]
-            kernels.attend_merge(
-                table, cache.cells, q, out, rows, n_heads, r, kv_head, np.concatenate(partials)
-            )
+            partials = [attention.span(r, kv_head, s) for s in range(n_spans)]
+            attention.merge(out, r, kv_head, np.concatenate(partials))
     return out
 
 

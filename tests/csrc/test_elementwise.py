@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyflow_testing as kernels
 import pytest
 
 from pyflow import _core
 
-kernels = _core.testing
 TABLES: list[str] = _core.cpu_info()["tables"]
 SIZES = [1, 15, 16, 17, 63, 64, 65, 576, 4099]
 GUARD = 64

@@ -170,9 +170,10 @@ def test_attention_over_a_ring_equals_a_full_cache_under_a_mask() -> None:
         for table in TABLES:
             out = np.full((2, len(rows), q.shape[1]), np.nan, np.float32)
             for layer, views in enumerate((masked, ring)):
-                args = (cells[layer], q[rows.start : rows.stop], out[layer], views, heads)
+                args = (cells[layer], q[rows.start : rows.stop], views, heads, 0.1, 0.0)
+                attention = kernels.Attention(table, *args)
                 for head in range(LAYER[0]):
-                    kernels.attend(table, *args, 0.1, 0.0, 0, len(rows), head)
+                    attention.attend(out[layer], 0, len(rows), head)
             assert np.isfinite(out).all()
             assert (out[0].view(np.uint32) == out[1].view(np.uint32)).all()
         cache.commit()

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyflow_testing
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyflow import _core
 from pyflow.errors import ShapeError
 
 from .kv_reference import END, Reference, Row
@@ -53,7 +53,7 @@ class Store:
 
 def make(windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int, **kwargs: Any) -> Any:
     layers = [(HEADS, DIM, w) for w in windows]
-    return _core.testing.KvCache(layers, "f16", n_ctx, n_seq_max, n_batch, **kwargs)
+    return pyflow_testing.KvCache(layers, "f16", n_ctx, n_seq_max, n_batch, **kwargs)
 
 
 SEQUENCES = {1: [0], 3: [0, 1, 2], 256: [0, 255, 63, 64]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyflow_testing
 import pytest
 from numpy.typing import NDArray
 
@@ -67,13 +68,13 @@ def multiply(isa: str, w: object, x: NDArray[np.float32], rows: int) -> NDArray[
     """Runs into a poisoned output inside guards, and checks the guards, and that nothing depends on
     who prefetches."""
     tiles = (rows + 15) // 16
-    acts = _core.testing.Activations(isa, x)
+    acts = pyflow_testing.Activations(isa, x)
     found = []
     for prefetch in ("none", "near", "far"):
         whole = np.full((len(x) + 2, 16 * tiles + 16), GUARD, np.float32)
         y = whole[1:-1, 8:-8]
         y[...] = np.nan
-        _core.testing.matmul(isa, w, acts, y, 0, tiles, prefetch=prefetch)
+        pyflow_testing.matmul(isa, w, acts, y, 0, tiles, prefetch=prefetch)
         found.append(y.copy())
         y[...] = GUARD
         assert (whole == GUARD).all(), "wrote outside of its output"
@@ -85,7 +86,7 @@ def multiply(isa: str, w: object, x: NDArray[np.float32], rows: int) -> NDArray[
 
 
 def blocks_of(isa: str, x: NDArray[np.float32]) -> NDArray[np.void]:
-    acts = _core.testing.Activations(isa, x)
+    acts = pyflow_testing.Activations(isa, x)
     n_kb = (x.shape[1] + 63) // 64
     raw = [[acts.block(r, kb) for kb in range(n_kb)] for r in range(len(x))]
     return np.array(raw, np.uint8).view(ACT_BLOCK).reshape(len(x), n_kb)
@@ -103,7 +104,7 @@ def sizes(name: str) -> list[tuple[int, int, int]]:
 def test_every_table_gives_the_scalar_bits(name: str) -> None:
     rng = np.random.default_rng(10)
     for rows, cols, n_rows in sizes(name):
-        w = _core.testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
+        w = pyflow_testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
         x = random_rows(rng, n_rows, cols)
         expected = multiply("scalar", w, x, rows)
         for isa in ISAS[1:]:
@@ -115,7 +116,7 @@ def test_every_table_gives_the_scalar_bits(name: str) -> None:
 def test_a_row_does_not_depend_on_its_batch(isa: str, name: str) -> None:
     rng = np.random.default_rng(11)
     rows, cols = 33, 256 if isa == "scalar" else 768
-    w = _core.testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
+    w = pyflow_testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
     x = random_rows(rng, 85, cols)
     alone = np.concatenate([multiply(isa, w, x[r : r + 1], rows) for r in range(85)])
     for n_rows in (2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 64, 85):
@@ -127,7 +128,7 @@ def test_products_are_within_rounding_of_the_exact_ones(name: str) -> None:
     rng = np.random.default_rng(12)
     for rows, cols, n_rows in sizes(name):
         data = random_weights(rng, name, rows, cols)
-        w = _core.testing.PackedTensor(name, data, rows, cols)
+        w = pyflow_testing.PackedTensor(name, data, rows, cols)
         x = random_rows(rng, n_rows, cols)
         values = _core.dequantize(name, data, (rows, cols)).astype(np.float64)
         acts = x.astype(np.float64)
@@ -152,11 +153,11 @@ def test_products_are_within_rounding_of_the_exact_ones(name: str) -> None:
 def test_a_range_of_tiles_writes_only_its_own_columns(isa: str) -> None:
     rng = np.random.default_rng(13)
     for name in ("Q4_1", "F16"):
-        w = _core.testing.PackedTensor(name, random_weights(rng, name, 160, 128), 160, 128)
+        w = pyflow_testing.PackedTensor(name, random_weights(rng, name, 160, 128), 160, 128)
         x = random_rows(rng, 3, 128)
         whole = multiply(isa, w, x, 160)
         y = np.full((3, 160), GUARD, np.float32)
-        _core.testing.matmul(isa, w, _core.testing.Activations(isa, x), y, 2, 7)
+        pyflow_testing.matmul(isa, w, pyflow_testing.Activations(isa, x), y, 2, 7)
         np.testing.assert_array_equal(y[:, 32:112], whole[:, 32:112])
         assert (y[:, :32] == GUARD).all()
         assert (y[:, 112:] == GUARD).all()
@@ -172,7 +173,7 @@ def test_extreme_integers_do_not_overflow(isa: str) -> None:
             data = np.full((16 * 256 // fmt["block"], fmt["block_bytes"]), byte, np.uint8)
             for at in HALVES[name]:
                 data[:, at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
-            w = _core.testing.PackedTensor(name, data, 16, 256)
+            w = pyflow_testing.PackedTensor(name, data, 16, 256)
             values = _core.dequantize(name, data, (16, 256)).astype(np.float64)
             for sign in (1, -1):
                 x = np.full((5, 256), 127.0 * sign, np.float32)  # few rows may go another way
@@ -210,12 +211,12 @@ def test_activations_are_quantized_as_defined(isa: str) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_cannot_be_quantized_is_not_a_number_in_every_output(isa: str, bad: float) -> None:
     rng = np.random.default_rng(15)
-    w = _core.testing.PackedTensor("Q8_0", random_weights(rng, "Q8_0", 20, 128), 20, 128)
+    w = pyflow_testing.PackedTensor("Q8_0", random_weights(rng, "Q8_0", 20, 128), 20, 128)
     x = random_rows(rng, 2, 128)
     x[1, 70] = bad
     clean = multiply(isa, w, x[:1], 20)
     y = np.zeros((2, 32), np.float32)
-    _core.testing.matmul(isa, w, _core.testing.Activations(isa, x), y, 0, 2)
+    pyflow_testing.matmul(isa, w, pyflow_testing.Activations(isa, x), y, 0, 2)
     np.testing.assert_array_equal(y[:1, :20], clean)
     assert np.isnan(y[1, :20]).all()
     blocks = blocks_of(isa, x)

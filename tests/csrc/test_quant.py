@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import pyflow_testing
 import pytest
 from numpy.typing import NDArray
 from pyflow.quant.blocks import FIRST_OWN_ID
@@ -113,7 +114,7 @@ def test_packing_keeps_every_byte(name: str, rows: int) -> None:
         else:
             size = rows * cols // fmt["block"] * fmt["block_bytes"]
             data = rng.integers(0, 256, size, dtype=np.uint8).reshape(rows, -1)
-        tensor = _core.testing.PackedTensor(name, data, rows, cols)
+        tensor = pyflow_testing.PackedTensor(name, data, rows, cols)
         for row in range(rows):
             np.testing.assert_array_equal(tensor.unpack_row(row), data[row])
 
@@ -125,7 +126,7 @@ def test_a_packed_row_dequantizes_to_its_own_values(name: str) -> None:
         if cols % FORMATS[name]["block"]:
             continue
         data = random_weights(rng, name, 33, cols)
-        tensor = _core.testing.PackedTensor(name, data, 33, cols)
+        tensor = pyflow_testing.PackedTensor(name, data, 33, cols)
         values = _core.dequantize(name, data, (33, cols))
         for row in (0, 15, 16, 32):
             assert_same_bits(tensor.dequantize_row(row), values[row])
@@ -134,7 +135,7 @@ def test_a_packed_row_dequantizes_to_its_own_values(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_tensors_take_at_most_two_percent_more_than_in_the_file(name: str) -> None:
     data = random_weights(np.random.default_rng(5), name, 64, 1536)
-    tensor = _core.testing.PackedTensor(name, data, 64, 1536)
+    tensor = pyflow_testing.PackedTensor(name, data, 64, 1536)
     assert data.nbytes <= tensor.nbytes <= 1.02 * data.nbytes
 
 
@@ -145,7 +146,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match="expected 36 bytes, found 18"):
         _core.dequantize("Q4_0", data, (2, 32))
     with pytest.raises(ShapeError):
-        _core.testing.PackedTensor("Q4_K", data, 1, 128)
+        pyflow_testing.PackedTensor("Q4_K", data, 1, 128)
     with pytest.raises(UnsupportedError, match="weight format Q9_9"):
         _core.dequantize("Q9_9", data, (1, 32))
 
@@ -166,7 +167,7 @@ def test_one_tensor_of_each_type_of_a_real_model(model: str) -> None:
         data = np.array(tensor.data[:rows]).view(np.uint8)
         values = _core.dequantize(name, data, (rows, cols))
         assert_same_bits(values, by_gguf(name, data))
-        packed = _core.testing.PackedTensor(name, data, rows, cols)
+        packed = pyflow_testing.PackedTensor(name, data, rows, cols)
         for row in (0, 17, 47):
             assert_same_bits(packed.dequantize_row(row), values[row])
     assert seen

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pyflow_testing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -433,7 +434,7 @@ def test_drafts_are_drawn_from_the_law_that_is_told_by_noise_of_their_own() -> N
     counts = np.zeros(300)
     same = 0
     for at in range(n):
-        guesses, law_of = _core.testing.guess(s, x, at, 3, True)
+        guesses, law_of = pyflow_testing.guess(s, x, at, 3, True)
         assert len({t for t, _ in guesses}) == 3
         assert all(p == pytest.approx(dict(law_of)[t], rel=1e-6) for t, p in guesses)
         counts[guesses[0][0]] += 1
@@ -446,5 +447,5 @@ def test_drafts_are_drawn_from_the_law_that_is_told_by_noise_of_their_own() -> N
     # As often as two draws agree that know nothing of each other.
     p = np.array([dict(s.law(x))[t] for t in range(300)])
     assert same / n == pytest.approx((p * q).sum(), abs=5 * 0.5 / np.sqrt(n))
-    assert _core.testing.guess(s, x, 0, 1, False)[1] == []
-    assert _core.testing.guess(_core.Sampler(temperature=0), x, 0, 3, True)[1] == []
+    assert pyflow_testing.guess(s, x, 0, 1, False)[1] == []
+    assert pyflow_testing.guess(_core.Sampler(temperature=0), x, 0, 3, True)[1] == []

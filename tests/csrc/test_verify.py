@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyflow_testing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def weights(p: Law) -> list[tuple[int, float]]:
 def native(policy: str, tree: Tree, target: Sequence[Law], chance: Branch) -> Walked:
     laws = [weights(q) for q in tree.laws]
     tokens, parents = list(tree.tokens), list(tree.parents)
-    nodes, last = _core.testing.walk(
+    nodes, last = pyflow_testing.walk(
         policy, tokens, parents, laws, [weights(p) for p in target], chance
     )
     return tuple(nodes), last
@@ -240,7 +241,7 @@ def test_counts_of_two_tokens(
 ) -> None:
     target, draft = random_logits(1), random_logits(2)
     s = _core.Sampler(**(OFF | sampler), seed=11)
-    counts = _core.testing.count_pairs(policy, target, draft, s, n_children, n)
+    counts = pyflow_testing.count_pairs(policy, target, draft, s, n_children, n)
     laws = np.array([[p for _, p in s.law(row)] for row in target])
     found = chi_square(counts, laws[0][:, None] * laws[1:])
     assert (found < CHI_SQUARE_63) == (_core.POLICIES[policy] != "lossy"), found
@@ -263,12 +264,12 @@ def test_greedy_decoding_is_the_same_under_all_policies(policy: str) -> None:
     s = _core.Sampler(temperature=0)
     for seed in range(50):
         args = random_logits(seed), random_logits(seed // 2), s, (3, 2), 1
-        plain = _core.testing.count_pairs("exact", *args)
-        assert (_core.testing.count_pairs(policy, *args) == plain).all()
+        plain = pyflow_testing.count_pairs("exact", *args)
+        assert (pyflow_testing.count_pairs(policy, *args) == plain).all()
 
 
 def test_chance_in_use_keeps_its_odds() -> None:
-    chances = [_core.testing.keyed_chance(1, 0, at) for at in range(20_000)]
+    chances = [pyflow_testing.keyed_chance(1, 0, at) for at in range(20_000)]
     assert np.mean([c.accept(1, 4) for c in chances]) == pytest.approx(0.25, abs=0.015)
     assert all(c.accept(3, 3) and not c.accept(0, 3) for c in chances)
     drawn = np.bincount([c.draw([0, 3, 0, 1, 0]) for c in chances], minlength=5) / len(chances)
@@ -278,7 +279,7 @@ def test_chance_in_use_keeps_its_odds() -> None:
 def test_laws_that_do_not_fit_the_tree_are_refused() -> None:
     def walk(tokens: list[int], laws: list[list[tuple[int, float]]], policy: str) -> None:
         parents = [-1] * len(tokens)
-        _core.testing.walk(
+        pyflow_testing.walk(
             policy, tokens, parents, laws, [[(0, 1.0)]] * (len(tokens) + 1), Branch()
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
 
-from pyflow import _core
+import pyflow_testing
 
 Law = dict[int, Fraction]
 LawAfter = Callable[[tuple[int, ...]], Law]
@@ -31,7 +31,7 @@ def distance(p: Law, q: Law) -> Fraction:
     return sum((abs(p.get(x, 0) - q.get(x, 0)) for x in {*p, *q}), Fraction()) / 2
 
 
-class Branch(_core.testing.Chance):
+class Branch(pyflow_testing.Chance):
     """Falls as told, then always by the first choice that there is."""
 
     def __init__(self, choices: Sequence[int] = ()) -> None:

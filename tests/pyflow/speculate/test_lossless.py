@@ -10,6 +10,7 @@ from typing import Any
 
 import adversaries as bad
 import numpy as np
+import pyflow_testing
 import pytest
 
 import pyflow
@@ -327,7 +328,7 @@ def _decode_by_trees(
 
 
 def _same_cells(a: pyflow.Context, b: pyflow.Context, model: pyflow.Model) -> None:
-    caches = [_core.testing.context_kv(c.native) for c in (a, b)]
+    caches = [pyflow_testing.context_kv(c.native) for c in (a, b)]
     for cache in caches:
         cache.check()
     for layer in range(len(model.spec.layers)):

@@ -1,15 +1,14 @@
-// The KV cache by itself, for tests: _core.testing.KvCache. A model's own cache stays inside of
-// C++.
+// The KV cache by itself, and the one of a context.
 #include <limits>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "bindings/bind.h"
-#include "core/errors.h"
+#include "bindings/testing/testing.h"
 #include "kernels/dispatch.h"
 #include "kv/kv_cache.h"
+#include "model/context.h"
 
 namespace pyflow {
 namespace {
@@ -23,9 +22,7 @@ KvConfig config_from(const std::vector<Layer>& layers, const std::string& type, 
   KvConfig config;
   for (const auto& [n_kv_heads, head_dim, window] : layers)
     config.layers.push_back({n_kv_heads, head_dim, window});
-  if (type != "f16" && type != "q8_0")
-    throw UnsupportedError("cache type " + type + ": expected f16 or q8_0");
-  config.type = type == "f16" ? CacheType::F16 : CacheType::Q8_0;
+  config.type = cache_type(type);
   config.n_ctx = n_ctx;
   config.n_seq_max = n_seq_max;
   config.n_batch = n_batch;
@@ -41,12 +38,7 @@ std::vector<KvRow> rows_from(const std::vector<Row>& rows) {
   std::vector<KvRow> result;
   for (const auto& [position, sequences] : rows) {
     KvRow row{position, {}};
-    for (int s : sequences) {
-      if (s < 0 || s >= kMaxSequences)
-        throw ShapeError("sequence " + std::to_string(s) + " does not fit a set of " +
-                         std::to_string(kMaxSequences));
-      row.sequences.add(s);
-    }
+    for (const int s : sequences) row.sequences.add(checked_sequence(s));
     result.push_back(row);
   }
   return result;
@@ -64,8 +56,7 @@ py::array_t<uint8_t> bytes(KvCache& cache, size_t layer, bool keys, const py::ob
 }  // namespace
 
 void register_kv(py::module_& m) {
-  py::module_ testing = m.def_submodule("testing");
-  testing.def(
+  m.def(
       "kv_nbytes",
       [](const std::vector<Layer>& layers, const std::string& type, int64_t n_ctx, int n_seq_max,
          int64_t n_batch) {
@@ -73,7 +64,7 @@ void register_kv(py::module_& m) {
       },
       py::arg("layers"), py::arg("type"), py::arg("n_ctx"), py::arg("n_seq_max"),
       py::arg("n_batch"));
-  py::class_<KvCache>(testing, "KvCache")
+  py::class_<KvCache>(m, "KvCache")
       .def(py::init([](const std::vector<Layer>& layers, const std::string& type, int64_t n_ctx,
                        int n_seq_max, int64_t n_batch, const py::object& rotate) {
              return std::make_unique<KvCache>(
@@ -98,11 +89,7 @@ void register_kv(py::module_& m) {
            })
       .def("commit", [](KvCache& c) { c.commit(); })
       .def("commit",
-           [](KvCache& c, const std::vector<std::pair<int32_t, int>>& accepted) {
-             std::vector<kv::Accepted> rows;
-             for (const auto& [row, seq] : accepted) rows.push_back({row, seq});
-             c.commit(rows);
-           })
+           [](KvCache& c, const AcceptedRows& accepted) { c.commit(accepted_rows(accepted)); })
       .def("abort", &KvCache::abort)
       .def("seq_cp", &KvCache::seq_cp)
       .def("seq_rm", &KvCache::seq_rm)
@@ -126,6 +113,9 @@ void register_kv(py::module_& m) {
            [](py::object c, size_t layer) { return bytes(c.cast<KvCache&>(), layer, true, c); })
       .def("values",
            [](py::object c, size_t layer) { return bytes(c.cast<KvCache&>(), layer, false, c); });
+  m.def(
+      "context_kv", [](Context& c) -> KvCache& { return c.kv(); },
+      py::return_value_policy::reference_internal, py::arg("context"));
 }
 
 }  // namespace pyflow

@@ -10,16 +10,6 @@
 
 namespace pyflow {
 
-using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
-
-inline std::span<const int32_t> ints(const IntArray& a) {
-  return {a.data(), static_cast<size_t>(a.size())};
-}
-inline std::span<const float> floats(const FloatArray& a) {
-  return {a.data(), static_cast<size_t>(a.size())};
-}
-
 // Calls body(poll) with the GIL released, and stops it at Ctrl-C. ResourceError while the context
 // runs for another thread.
 template <class Body>

@@ -1,0 +1,192 @@
+"""Parts of pyflow's arithmetic one by one, for tests and benchmarks. It is not in the wheel.
+
+`isa` names a kernel table (`_core.runnable_isas`). Arrays are used in place and never converted;
+ShapeError where they do not fit together.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow._core import Context, Sampler
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+Law = Sequence[tuple[int, float]]
+"""Tokens and their probabilities."""
+
+# ---- elementwise.cpp
+
+def rms_norm(isa: str, x: Floats, weight: Floats, eps: float, y: Floats) -> None: ...
+def layer_norm(isa: str, x: Floats, weight: Floats, eps: float, y: Floats) -> None: ...
+def add(isa: str, x: Floats, y: Floats) -> None: ...
+def add_scaled(isa: str, x: Floats, y: Floats, s: float) -> None: ...
+def scale(isa: str, x: Floats, s: float) -> None: ...
+def softcap(isa: str, x: Floats, cap: float) -> None: ...
+def log_sum_exp(isa: str, x: Floats) -> float: ...
+def activate(isa: str, activation: str, x: Floats) -> None: ...
+def gate(isa: str, activation: str, gate: Floats, up: Floats) -> None:
+    """gate = activation(gate) * up"""
+
+def rope(isa: str, head: Floats, cos_sin: Floats, interleaved: bool) -> None: ...
+def read_bytes(isa: str, p: Bytes, prefetch: bool) -> int:
+    """A checksum of all bytes."""
+
+def dot_peak(isa: str, n: int, weights: Bytes, acts: NDArray[np.int8]) -> tuple[int, Ints]:
+    """How many multiply-adds were done, at least n, and their sums."""
+
+# ---- attention.cpp
+
+class Cells:
+    """One layer's KV cells over two byte arrays."""
+
+    def __init__(self, k: Bytes, v: Bytes, type: str, n_kv_heads: int, head_dim: int) -> None: ...
+    def store_kv(self, isa: str, slot: int, k: Floats, v: Floats) -> None: ...
+    def store_k(self, isa: str, slot: int, k: Floats) -> None: ...
+    def load_k(self, isa: str, slot: int) -> Floats: ...
+
+class Attention:
+    """Attention of rows over cells. q: (n_rows, n_heads * head_dim or more); rows: slots and
+    positions that each row sees, positions ascending."""
+
+    def __init__(
+        self,
+        isa: str,
+        cells: Cells,
+        q: Floats,
+        rows: Sequence[tuple[Ints, Ints]],
+        n_heads: int,
+        scale: float,
+        softcap: float,
+        slopes: Floats | None = None,
+    ) -> None: ...
+    def attend(self, out: Floats, row_begin: int, row_end: int, kv_head: int) -> None: ...
+    def span(self, row: int, kv_head: int, number: int) -> Floats:
+        """A partial result, of one span of positions."""
+    def merge(self, out: Floats, row: int, kv_head: int, partials: Floats) -> None: ...
+
+# ---- matmul.cpp
+
+class PackedTensor:
+    """A weight matrix in tiles, packed from rows of a format's bytes."""
+
+    def __init__(self, dtype: str, data: Bytes, rows: int, cols: int) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def tiles(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def dequantize_row(self, row: int) -> Floats: ...
+    def unpack_row(self, row: int) -> Bytes:
+        """The row as it was in the file."""
+
+class Activations:
+    """Rows of floats (n_rows, k), and the same quantized as a table multiplies them."""
+
+    def __init__(self, isa: str, x: Floats) -> None: ...
+    def block(self, row: int, kb: int) -> Bytes: ...
+
+def matmul(
+    isa: str,
+    weights: PackedTensor,
+    activations: Activations,
+    y: Floats,
+    tile_begin: int,
+    tile_end: int,
+    repeats: int = 1,
+    prefetch: str | None = None,
+) -> None:
+    """y: (n_rows, 16 * tiles or more), which gets the columns of the tiles."""
+
+def read(isa: str, weights: PackedTensor) -> int:
+    """Reads all tiles once; a checksum."""
+
+# ---- kv.cpp
+
+Layer = tuple[int, int, int]
+"""n_kv_heads, head_dim, window."""
+Row = tuple[int, Sequence[int]]
+"""A position, and the sequences that the row belongs to."""
+
+def kv_nbytes(
+    layers: Sequence[Layer], type: str, n_ctx: int, n_seq_max: int, n_batch: int
+) -> int: ...
+
+class KvCache:
+    """csrc/kv/kv_cache.h describes the methods."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        type: str,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        rotate: Callable[[int, Floats, int], object] | None = None,
+    ) -> None: ...
+    def begin(self, rows: Sequence[Row], /) -> None: ...
+    def grow(self, rows: Sequence[Row], parents: Sequence[int], /) -> None: ...
+    def slots(self, layer: int, /) -> list[int]: ...
+    def views(self, layer: int, /) -> list[tuple[list[int], list[int]]]:
+        """Positions and slots that each row sees."""
+    def commit(self, accepted: Sequence[tuple[int, int]] = ..., /) -> None: ...
+    def abort(self) -> None: ...
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int, /) -> None: ...
+    def seq_rm(self, seq: int, p0: int, p1: int, /) -> None: ...
+    def seq_keep(self, seq: int, /) -> None: ...
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int, /) -> None: ...
+    def clear(self) -> None: ...
+    def seq_pos_min(self, seq: int, /) -> int: ...
+    def seq_pos_max(self, seq: int, /) -> int: ...
+    def seq_reusable(self, seq: int, n: int = ...) -> int: ...
+    def groups(self) -> list[tuple[int, int, int]]:
+        """Window, capacity and used cells of each."""
+    def group_of(self, layer: int, /) -> int: ...
+    def cells(self, group: int, seq: int, /) -> list[tuple[int, int]]: ...
+    def check(self) -> None: ...
+    def keys(self, layer: int, /) -> Bytes: ...
+    def values(self, layer: int, /) -> Bytes: ...
+
+def context_kv(context: Context) -> KvCache: ...
+
+# ---- verify.cpp, tests/csrc/count_pairs.cpp
+
+class Chance:
+    """A policy's random decisions; tests derive from it."""
+
+    def __init__(self) -> None: ...
+    def accept(self, numerator: float, denominator: float) -> bool: ...
+    def draw(self, weights: Sequence[float]) -> int: ...
+
+def keyed_chance(seed: int, stream: int, position: int) -> Chance:
+    """What policies decide by below the root at a position."""
+
+def walk(
+    policy: str,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    laws: Sequence[Law],
+    target: Sequence[Law],
+    chance: Chance,
+) -> tuple[list[int], int]:
+    """The accepted nodes, and the token drawn after them; target: a law per row."""
+
+def guess(
+    sampler: Sampler, logits: Floats, position: int, n: int, law: bool
+) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+    """The guesses for a position, and the law that they were drawn from."""
+
+def count_pairs(
+    policy: str,
+    target: Floats,
+    draft: Floats,
+    sampler: Sampler,
+    n_children: Sequence[int],
+    n: int,
+) -> NDArray[np.int64]:
+    """(n_vocab, n_vocab): how often two tokens followed each other, in n runs."""
