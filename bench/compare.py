@@ -1,6 +1,7 @@
 """pyflow beside other runtimes: prefill and decode, the same tokens and threads, in one run.
 
     python bench/compare.py -m smollm2 -t 1,2 --peer-python PYTHON
+    python bench/compare.py -m smollm2 -t 1,2 --only pyflow,before --before-python PYTHON
 
 Each side is one child process that stays loaded; they work in turn, never together, and the order
 is mirrored from one repeat to the next (ABBA), so that a machine that slows down or speeds up does
@@ -118,16 +119,13 @@ def mirrored(turns: list[tuple[Child, str]], repeats: int) -> Iterator[tuple[Chi
         yield from turns if repeat % 2 == 0 else reversed(turns)
 
 
-def measure(
-    children: list[tuple[Child, tuple[str, ...]]],
-    path: Path,
-    n_threads: int,
-    options: argparse.Namespace,
-) -> list[dict[str, Any]]:
-    """Prefill and decode of one model at one thread count; a row each."""
-    n_prompt, n_generate = options.n_prompt, options.n_generate
-    n_before = max(1, DECODE_CONTEXT - n_generate // 2)
-    n_ctx = -(-max(n_prompt, n_before + n_generate) // 256) * 256
+def load_sides(
+    children: list[tuple[Child, tuple[str, ...]]], path: Path, n_threads: int, n_ctx: int
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What each side answers to the model: those that loaded it, and the words of those that can't.
+
+    Ends the program if pyflow or every side refuses, or if vocabularies differ.
+    """
     loads = {
         child.side: child.try_to("load", path=str(path), n_threads=n_threads, n_ctx=n_ctx)
         for child, _ in children
@@ -141,8 +139,22 @@ def measure(
     sizes = {reply["n_vocab"] for reply in loads.values()} - {None}
     if len(sizes) > 1:
         raise SystemExit(f"{path}: the sides disagree on the vocabulary's size: {sorted(sizes)}")
+    return loads, refused
+
+
+def measure(
+    children: list[tuple[Child, tuple[str, ...]]],
+    path: Path,
+    n_threads: int,
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Prefill and decode of one model at one thread count; a row each."""
+    n_prompt, n_generate = options.n_prompt, options.n_generate
+    n_before = max(1, DECODE_CONTEXT - n_generate // 2)
+    n_ctx = -(-max(n_prompt, n_before + n_generate) // 256) * 256
+    loads, refused = load_sides(children, path, n_threads, n_ctx)
     # A side that does not tell the size gets ids that every model has.
-    n_vocab = sizes.pop() if sizes else 1000
+    n_vocab = next((n for reply in loads.values() if (n := reply["n_vocab"])), 1000)
     ids = np.random.default_rng(1).integers(0, n_vocab, max(n_prompt, DECODE_CONTEXT * 2))
     tokens: list[int] = ids.tolist()
     requests = {
@@ -205,8 +217,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--openvino-python", metavar="PYTHON", help="also measure openvino-genai, in this Python"
     )
+    parser.add_argument(
+        "--before-python", metavar="PYTHON", help="also measure the pyflow of this Python"
+    )
     parser.add_argument("--isa", help="kernel table that pyflow must use, e.g. avx2")
-    parser.add_argument("--only", choices=SIDES, help="measure one side alone")
+    parser.add_argument(
+        "--only", metavar="SIDES", help=f"of {','.join(SIDES)}, measure these alone"
+    )
     parser.add_argument("-o", "--output", choices=["md", "json"], default="md")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the ratios")
     options = parser.parse_args(arguments)
@@ -214,16 +231,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         options.threads = [int(count) for count in options.threads.split(",")]
     except ValueError:
         parser.error(f"-t {options.threads}: expected numbers with commas between them")
-    options.pythons = {
-        side: python
-        for side, python in zip(
-            SIDES, (sys.executable, options.peer_python, options.openvino_python), strict=True
-        )
-        if python is not None and options.only in (None, side)
+    pythons = {
+        "pyflow": sys.executable,
+        "before": options.before_python,
+        "llama.cpp": options.peer_python,
+        "openvino": options.openvino_python,
     }
-    if not options.pythons:
-        parser.error(f"--only {options.only}: give its Python, --{options.only}-python")
-    if options.plot and options.only:
+    only = options.only.split(",") if options.only else [s for s in SIDES if pythons[s]]
+    for side in only:
+        if side not in SIDES:
+            parser.error(f"--only {side}: expected one of {', '.join(SIDES)}")
+        if pythons[side] is None:
+            parser.error(f"--only {side}: give its Python, --{side}-python")
+    options.pythons = {side: pythons[side] for side in SIDES if side in only}
+    if options.plot and len(only) == 1:
         parser.error("--plot: a ratio needs two sides; leave --only out")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not here; run 'pip install matplotlib'")

@@ -1,6 +1,6 @@
 """One side of a comparison: a child process that loads a model once and times what it is asked to.
 
-    python bench/sides.py pyflow|llama.cpp|openvino
+    python bench/sides.py pyflow|before|llama.cpp|openvino
 
 Requests and answers are single lines of JSON on stdin and stdout. An answer to a request that fails
 is {"error": "..."}; the child ends when its stdin does. Only the work itself is timed, by
@@ -221,6 +221,7 @@ class OpenVinoSide:
 
 SIDES: dict[str, Callable[[], Side]] = {
     "pyflow": PyflowSide,
+    "before": PyflowSide,  # another build of pyflow, in an environment of its own
     "llama.cpp": LlamaSide,
     "openvino": OpenVinoSide,
 }

@@ -94,6 +94,8 @@ def test_sides_have_the_python_that_was_given(bench: Callable[[str], ModuleType]
     parse = bench("compare").parse
     assert parse(["--peer-python", "a"]).pythons == {"pyflow": sys.executable, "llama.cpp": "a"}
     assert parse(["--only", "openvino", "--openvino-python", "b"]).pythons == {"openvino": "b"}
+    two = parse(["--only", "pyflow,before", "--before-python", "b"]).pythons
+    assert two == {"pyflow": sys.executable, "before": "b"}
 
 
 def test_one_side_alone_has_neither_ratio_nor_limit(bench: Callable[[str], ModuleType]) -> None:
@@ -109,6 +111,8 @@ def test_one_side_alone_has_neither_ratio_nor_limit(bench: Callable[[str], Modul
         ["-r", "0"],
         ["-n", "-1"],
         ["--only", "openvino"],
+        ["--only", "pyflow,before"],
+        ["--only", "nobody"],
         ["--plot", "a.png", "--only", "pyflow"],
     ],
 )
