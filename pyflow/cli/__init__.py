@@ -16,8 +16,15 @@ from typing import Any
 
 import click
 
-from pyflow.cli.output import Told, asks_for_json, describe, error_object, print_error, print_json
-from pyflow.cli.signals import exit_code
+from pyflow.cli.terminal.output import (
+    Told,
+    asks_for_json,
+    describe,
+    error_object,
+    print_error,
+    print_json,
+)
+from pyflow.cli.terminal.signals import exit_code
 from pyflow.errors import (
     FormatError,
     LostRankError,
@@ -162,7 +169,7 @@ def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:
 
 def _is_silent(args: Sequence[str]) -> bool:
     """Whether rank 0 tells the same."""
-    from pyflow.cli.pipeline import is_silent
+    from pyflow.cli.options.pipeline import is_silent
 
     return is_silent(args)
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from pyflow.cli import inputs, options
-from pyflow.cli.pipeline import pipelines
-from pyflow.cli.pipeline_choice import PipelineChoice
-from pyflow.cli.speculation import SpecChoice, speculation
-from pyflow.cli.terminal import reading_progress, show
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.options.pipeline import pipelines
+from pyflow.cli.options.pipeline_choice import PipelineChoice
+from pyflow.cli.options.speculation import SpecChoice, speculation
+from pyflow.cli.terminal.progress import reading_progress, show
 from pyflow.generate.session import ChatSession
 from pyflow.sampling import SamplingParams
 
@@ -91,7 +92,7 @@ def command(
             with reading_progress() as progress:
                 done = show(session.ask(question, progress=progress))
             return 130 if done.stop_reason == "cancelled" else 0
-        from pyflow.cli.repl import Repl
+        from pyflow.cli.terminal.repl import Repl
 
         Repl(session, loaded.name).run()
     return 0

@@ -10,8 +10,8 @@ import click
 import psutil
 
 from pyflow import _core, catalogue
-from pyflow.cli import options
-from pyflow.cli.output import print_json
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import print_json
 from pyflow.engine import topology
 from pyflow.engine.memory import available_nbytes
 from pyflow.text import counted

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pyflow.cli import inputs, options
-from pyflow.cli.output import print_json
-from pyflow.cli.pipeline import pipelines
-from pyflow.cli.pipeline_choice import PipelineChoice
-from pyflow.cli.speculation import SpecChoice, speculation
-from pyflow.cli.terminal import on_interrupt, reading_progress
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.options.pipeline import pipelines
+from pyflow.cli.options.pipeline_choice import PipelineChoice
+from pyflow.cli.options.speculation import SpecChoice, speculation
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.progress import on_interrupt, reading_progress
 from pyflow.generate import Completion, Options, StopReason
 from pyflow.generate.session import chat_template
 from pyflow.sampling import SamplingParams

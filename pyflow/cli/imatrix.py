@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pyflow import _core, catalogue
-from pyflow.cli import inputs, options
-from pyflow.cli.output import print_json
-from pyflow.cli.signals import like_ctrl_c
-from pyflow.cli.target import Name
-from pyflow.cli.target import check as check_target
-from pyflow.cli.terminal import progress
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.options.target import Name
+from pyflow.cli.options.target import check as check_target
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.progress import progress
+from pyflow.cli.terminal.signals import like_ctrl_c
 from pyflow.errors import FormatError, ShapeError
 from pyflow.text import counted
 

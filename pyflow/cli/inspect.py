@@ -12,8 +12,8 @@ import click
 import numpy as np
 
 from pyflow import _core, catalogue, formats
-from pyflow.cli import options
-from pyflow.cli.output import describe, error_object, print_json
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import describe, error_object, print_json
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.text import printable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pyflow import catalogue
-from pyflow.cli.output import print_json
+from pyflow.cli.terminal.output import print_json
 
 
 @click.command("list")

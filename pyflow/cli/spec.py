@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import catalogue, formats
-from pyflow.cli import Group, options
-from pyflow.cli.output import print_json
+from pyflow.cli import Group
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import print_json
 from pyflow.errors import PyflowError
 from pyflow.text import printable
 

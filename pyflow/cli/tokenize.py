@@ -7,8 +7,9 @@ import json
 import click
 
 from pyflow import catalogue, formats
-from pyflow.cli import inputs, options
-from pyflow.cli.output import print_json
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import print_json
 from pyflow.text import printable
 from pyflow.tokenizer import from_checkpoint
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyflow.cli import main, options
+from pyflow.cli import main
+from pyflow.cli.options import model as options
 from pyflow.engine.context import Context
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, ResourceError, ShapeError

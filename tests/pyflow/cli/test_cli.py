@@ -16,9 +16,10 @@ import click
 import pytest
 
 from pyflow import _core, catalogue
-from pyflow.cli import COMMANDS, bench, cli, main, options, timing
-from pyflow.cli.bench import _range
-from pyflow.cli.output import asks_for_json, print_json
+from pyflow.cli import COMMANDS, bench, cli, main
+from pyflow.cli.bench import _range, timing
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import asks_for_json, print_json
 from pyflow.cluster.supervise.lifeline import Loss
 from pyflow.cluster.supervise.verdict import LossError
 from pyflow.engine.topology import NUMA_MODES
@@ -126,10 +127,9 @@ def test_every_command_has_help(run: Run, name: str) -> None:
             ["bench", "--pipeline", "speculative", "--stages", "2", "--spec", "pool"],
             "--spec pool needs --spec-pool FILE",
         ),
-        (["bench", "spec"], "Missing option '--prompts'"),
         (["bench", "-o", "md", "--json"], "--json and -o md ask for two forms"),
         (["bench", "--json", "-omd"], "--json and -o md ask for two forms"),
-        (["bench", "spec", "--prompts", "x", "-o", "md", "--json"], "ask for two forms"),
+        (["bench", "spec", "-o", "md", "--json"], "ask for two forms"),
         (["eval", "compare", "x", "-f", "-", "-o", "csv", "--json"], "--json and -o csv ask"),
         (["cluster", "check", "-o", "md", "--json"], "ask for two forms"),
         (
@@ -194,7 +194,7 @@ def test_errors_end_in_their_exit_code(
         (["eval", "ppl", "-f", "/no/such", "--json"], 2, "UsageError"),
         (["eval", "kld", "--json"], 2, "UsageError"),
         (["bench", "-o", "json", "-p", "0", "-n", "0"], 2, "UsageError"),
-        (["bench", "spec", "--output=json"], 2, "UsageError"),
+        (["bench", "spec", "--output=json", "-n", "1"], 2, "UsageError"),
         (["cluster", "run", "-n", "2", "--", "list", "--json"], 2, "UsageError"),
     ],
 )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pyflow.quant.measure import kld, perplexity
 
-from pyflow.cli import main, timing
+from pyflow.cli import main
+from pyflow.cli.bench import timing
 
 from ..tiny_folders import CONFIG, write, write_folder
 from ..tiny_models import write_model

@@ -13,7 +13,7 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from pyflow.cli import repl
+from pyflow.cli.terminal import repl
 from pyflow.generate.session import ChatSession
 from pyflow.sampling import SamplingParams
 

@@ -10,7 +10,7 @@ import pytest
 
 import pyflow
 from pyflow import _core
-from pyflow.cli import speculation
+from pyflow.cli.options import speculation
 from pyflow.engine.context import POLICIES
 from pyflow.errors import ShapeError
 

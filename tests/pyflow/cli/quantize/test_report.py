@@ -7,7 +7,7 @@ import pytest
 from pyflow.quant.convert import Share
 from pyflow.quant.plan import Step
 
-from pyflow.cli.quantize_report import fallbacks, lost
+from pyflow.cli.quantize.report import fallbacks, lost
 
 
 @pytest.mark.parametrize(

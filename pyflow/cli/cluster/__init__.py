@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from pyflow.cli import Group, cluster_check, ranks
-from pyflow.cli.finite import Finite
+from pyflow.cli import Group
+from pyflow.cli.cluster import check as cluster_check
+from pyflow.cli.options import ranks
+from pyflow.cli.options.finite import Finite
 
 # Commands that know what ranks are.
 _COMMANDS = ("generate", "chat", "bench")

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pyflow.cli import options, ranks
-from pyflow.cli.speculation import check_layers
+from pyflow.cli.options import model as options
+from pyflow.cli.options import ranks
+from pyflow.cli.options.speculation import check_layers
 from pyflow.cluster.mpi.layers import by_count, given
 from pyflow.cluster.run.drafts import MethodDrafter, PipelineLookupDrafter, by_models
 from pyflow.cluster.run.strategy import named
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 
 if TYPE_CHECKING:
-    from pyflow.cli.speculation import SpecChoice
+    from pyflow.cli.options.speculation import SpecChoice
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.mpi.endpoint import World

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli import options, ranks
-from pyflow.cli.finite import Finite
-from pyflow.cli.options import F
-from pyflow.cli.pipeline_choice import (
+from pyflow.cli.options import model as options
+from pyflow.cli.options import ranks
+from pyflow.cli.options.finite import Finite
+from pyflow.cli.options.model import F
+from pyflow.cli.options.pipeline_choice import (
     AUTO,
     EVEN,
     PipelineChoice,
@@ -27,7 +28,7 @@ from pyflow.cluster.supervise.lifeline import Numbers, here
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
-    from pyflow.cli.speculation import SpecChoice
+    from pyflow.cli.options.speculation import SpecChoice
     from pyflow.model import Model
 
 _MAX_STAGES = 256

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli.options import telling_warnings
-from pyflow.cli.terminal import progress
+from pyflow.cli.options.model import telling_warnings
+from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _check_may_go(path: Path, said: dict[str, Any], compared: Sequence[Path]) ->
 
 def _told(recipe: Recipe, lines: list[str], weighed: bool, steps: list[Step]) -> None:
     """Adds to the lines what the plan has of note, and tells all."""
-    from pyflow.cli.quantize_report import fallbacks
+    from pyflow.cli.quantize.report import fallbacks
 
     lines += fallbacks(steps, weighed)
     _tell(recipe, lines)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli import inputs, options
-from pyflow.cli.finite import Finite
-from pyflow.cli.options import F, is_given
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.options.finite import Finite
+from pyflow.cli.options.model import F, is_given
 
 if TYPE_CHECKING:
     from pyflow.engine.context import Policy

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from pyflow import catalogue
-from pyflow.cli import options
-from pyflow.cli import quantize_report as report
-from pyflow.cli.output import print_json
-from pyflow.cli.signals import like_ctrl_c
-from pyflow.cli.target import check as check_target
-from pyflow.cli.target import named
-from pyflow.cli.terminal import progress
+from pyflow.cli.options import model as options
+from pyflow.cli.options.target import check as check_target
+from pyflow.cli.options.target import named
+from pyflow.cli.quantize import report
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.progress import progress
+from pyflow.cli.terminal.signals import like_ctrl_c
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.quant import FORMATS
 from pyflow.quant.mixes import TYPES

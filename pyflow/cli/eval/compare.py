@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import catalogue
-from pyflow.cli import options
-from pyflow.cli.eval_kld import as_figures, diverge, percent
-from pyflow.cli.eval_text import Run, TextOptions, end, of_text
-from pyflow.cli.eval_types import quantize
-from pyflow.cli.output import print_json
-from pyflow.cli.signals import EndedError, like_ctrl_c
-from pyflow.cli.target import Name
+from pyflow.cli.eval.kld import as_figures, diverge, percent
+from pyflow.cli.eval.text import Run, TextOptions, end, of_text
+from pyflow.cli.eval.types import quantize
+from pyflow.cli.options import model as options
+from pyflow.cli.options.target import Name
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.signals import EndedError, like_ctrl_c
 from pyflow.quant.mixes import TYPES
 from pyflow.text import counted, markdown_table
 
@@ -181,7 +181,7 @@ def _speeds(models: Sequence[Model], repetitions: int, run: Run) -> list[dict[st
 
 def _speed(model: Model) -> tuple[float, float]:
     """Tokens a second of reading and of writing, once and warm."""
-    from pyflow.cli.timing import Test, measure
+    from pyflow.cli.bench.timing import Test, measure
 
     n_prompt = min(_N_PROMPT, model.spec.n_ctx_train)
     tests = [Test(0, n_prompt=n_prompt), Test(0, n_gen=min(_N_GEN, n_prompt))]
@@ -190,7 +190,7 @@ def _speed(model: Model) -> tuple[float, float]:
 
 
 def _told(speeds: list[float]) -> dict[str, float]:
-    from pyflow.cli.timing import spread
+    from pyflow.cli.bench.timing import spread
 
     return {"mean": statistics.fmean(speeds), "stddev": spread(speeds)}
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.cli.output import print_json
-from pyflow.cli.terminal import progress
-from pyflow.cli.timing import Test, setting, speeds
+from pyflow.cli.bench.timing import Test, setting, speeds
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.progress import progress
 from pyflow.cluster.model import N_BATCH
 from pyflow.cluster.mpi.pipeline import MpiPipeline
 from pyflow.cluster.run.runner import Span

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from pyflow.cli import inputs, options
-from pyflow.cli.eval_types import stamp
-from pyflow.cli.signals import EndedError
-from pyflow.cli.target import Name
-from pyflow.cli.terminal import progress
+from pyflow.cli.eval.types import stamp
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.options.target import Name
+from pyflow.cli.terminal.progress import progress
+from pyflow.cli.terminal.signals import EndedError
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.quant.measure.journal import Journal
 from pyflow.quant.measure.windows import METHODS, Cut, Method, Window

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from pyflow.cli import Group, bench_pipeline, bench_spec, inputs, options
-from pyflow.cli.output import print_json
-from pyflow.cli.pipeline import pipelines
-from pyflow.cli.pipeline_choice import PipelineChoice
-from pyflow.cli.speculation import SpecChoice, pipeline_speculation
-from pyflow.cli.terminal import progress
-from pyflow.cli.timing import N_BATCH, Test, measure
+from pyflow.cli import Group
+from pyflow.cli.bench import spec as bench_spec
+from pyflow.cli.bench import stages as bench_pipeline
+from pyflow.cli.bench.timing import N_BATCH, Test, measure
+from pyflow.cli.options import inputs
+from pyflow.cli.options import model as options
+from pyflow.cli.options.pipeline import pipelines
+from pyflow.cli.options.pipeline_choice import PipelineChoice
+from pyflow.cli.options.speculation import SpecChoice, pipeline_speculation
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.progress import progress
 from pyflow.text import markdown_table
 
 if TYPE_CHECKING:

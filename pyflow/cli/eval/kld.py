@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli import options
-from pyflow.cli.eval_text import Run, TextOptions, end, measuring, of_text
-from pyflow.cli.output import print_json
+from pyflow.cli.eval.text import Run, TextOptions, end, measuring, of_text
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import print_json
 from pyflow.text import markdown_table
 
 if TYPE_CHECKING:

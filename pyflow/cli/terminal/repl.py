@@ -17,8 +17,8 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from pyflow.cli.output import describe, print_error
-from pyflow.cli.terminal import reading_progress, show
+from pyflow.cli.terminal.output import describe, print_error
+from pyflow.cli.terminal.progress import reading_progress, show
 from pyflow.errors import PyflowError
 from pyflow.generate.session import ChatSession
 from pyflow.text import printable

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli import Group, eval_compare, eval_kld, options
-from pyflow.cli.eval_text import TextOptions, end, measuring, of_text
-from pyflow.cli.output import print_json
+from pyflow.cli import Group
+from pyflow.cli.eval import compare as eval_compare
+from pyflow.cli.eval import kld as eval_kld
+from pyflow.cli.eval.text import TextOptions, end, measuring, of_text
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from pyflow.engine.topology import NumaMode

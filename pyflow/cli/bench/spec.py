@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import _core
-from pyflow.cli import inputs, options, speculation
 from pyflow.cli.generate import encode
-from pyflow.cli.output import print_json
-from pyflow.cli.terminal import progress
+from pyflow.cli.options import inputs, speculation
+from pyflow.cli.options import model as options
+from pyflow.cli.terminal.output import print_json
+from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
 from pyflow.generate import stream
 from pyflow.sampling import SamplingParams

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pyflow.cli import options, ranks
-from pyflow.cli.finite import Finite
-from pyflow.cli.output import print_json
-from pyflow.cli.speculation import check_layers, draft_layers_option, model_names
+from pyflow.cli.options import model as options
+from pyflow.cli.options import ranks
+from pyflow.cli.options.finite import Finite
+from pyflow.cli.options.speculation import check_layers, draft_layers_option, model_names
+from pyflow.cli.terminal.output import print_json
 from pyflow.cluster.supervise.lifeline import TIMEOUT_S
 from pyflow.text import markdown_table
 
@@ -75,7 +76,7 @@ def command(
     if n_ranks is not None or hosts is not None:
         return _start(ctx, ranks.places(n_ranks, hosts))
     from pyflow import _core
-    from pyflow.cli.pipeline_choice import drafting_models, threads_of_each
+    from pyflow.cli.options.pipeline_choice import drafting_models, threads_of_each
     from pyflow.cluster.mpi.endpoint import world
     from pyflow.cluster.mpi.survey import survey
     from pyflow.cluster.planning.predict import choose, predictions
