@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,62 +69,7 @@ class Tree:
 
 # ---- a block: its C++, its description, and its name in the list
 
-GAIN_CPP = """\
-#include "model/blocks/blocks.h"
-
-namespace pyflow {
-namespace {
-
-class Gain final : public Block {
- public:
-  Gain(const BlockSpec& spec, BlockContext& c)
-      : weight_(c.weights.vector(spec.tensor("gain"), c.stage.n_embd)) {}
-  ScratchNeeds needs() const override { return {}; }
-  void forward(Step& s, Team&) const override { s.kernels.add(s.row_output(0), weight_, 1); }
-
- private:
-  const float* weight_;
-};
-
-}  // namespace
-
-std::unique_ptr<Block> make_gain(const BlockSpec& spec, BlockContext& c) {
-  return std::make_unique<Gain>(spec, c);
-}
-
-}  // namespace pyflow
-"""
-GAIN_PY = '''\
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Self
-
-from pyflow.specs.block import Block, BlockContext, Want
-from pyflow.specs.language.shapes import Param
-from pyflow.specs.language.values import Choice
-from pyflow.specs.parts import Ref, Register, Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Gain(Block):
-    """output = gain * input."""
-
-    gain: Ref
-    type: str
-
-    kind: ClassVar = "gain"
-    keys: ClassVar = {"type": Param(Choice.of("plain", "squared"))}
-    roles: ClassVar = {"gain": "layer_gain"}
-
-    @classmethod
-    def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
-        return cls(source, to, type=at.value("type"), **at.bind({"gain": Want((at.n_embd,))}))
-
-    def words(self, _: Sequence[Rope], /) -> Iterator[str]:
-        yield f"{self.type} gain"
-'''
+DOC = (ROOT / "docs/add-a-block.md").read_text()
 GAIN_SPEC = """\
 spec = 1
 name = "gained"
@@ -141,27 +87,26 @@ layer = [{ name = "mix", run = "gain" }]
 kind = "norm"
 eps = 1e-6
 
-[blocks.gain]
-kind = "gain"
-type = "squared"
-
 [head]
 tied = true
 
 [tensors.decoder]
 embed = "words"
 final_norm = "norm"
-
-[tensors.decoder.mix]
-gain = "gains.{i}"
 """
+
+
+def example(language: str) -> str:
+    """The only example of this language in docs/add-a-block.md."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", DOC, re.M | re.S)
+    return str(found)
 
 
 @pytest.fixture
 def with_gain(tmp_path: Path) -> Tree:
     tree = Tree(tmp_path / "tree", "csrc/model")
-    tree.add("csrc/model/blocks/gain.cpp", GAIN_CPP)
-    tree.add("pyflow/specs/blocks/gain.py", GAIN_PY)
+    tree.add("csrc/model/blocks/gain.cpp", example("cpp"))
+    tree.add("pyflow/specs/blocks/gain.py", example("python"))
     tree.add_line("csrc/model/blocks/blocks.def", "PYFLOW_BLOCK(gain)", after="PYFLOW_BLOCK(ffn)")
     return tree
 
@@ -173,11 +118,11 @@ def test_a_block_takes_three_places_to_be_described_checked_and_named(
     model = tmp_path / "model.safetensors"
     shapes = {"words": (12, 8), "norm": (8,), "gains.0": (8,), "gains.1": (8,)}
     save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, model)
-    (tmp_path / "pyflow.toml").write_text(GAIN_SPEC)
+    (tmp_path / "pyflow.toml").write_text(GAIN_SPEC + example("toml"))
 
     checked = json.loads(with_gain.pyflow("spec", "check", str(model), "--json"))
     assert checked["fits"]
-    assert "squared gain  (x -> h)" in checked["layers"][0]["blocks"]
+    assert "learned gain  (x -> h)" in checked["layers"][0]["blocks"]
 
     code = (
         "import sys; from pyflow import formats; from pyflow.specs import describe, naming;"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.model_spec import Embedding, Head, ModelSpec
-from pyflow.specs.parts import Rope, Source
+from pyflow.specs.parts import Rope, Source, tensor_fields
 
 N_EMBD, N_VOCAB, N_FF, EPS = 64, 97, 72, 1e-5
 HALF = Rope(tuple(0.7**i for i in range(8)))
@@ -360,12 +360,7 @@ def renamed(spec: ModelSpec, prefix: str) -> list[tuple[Block, ...]]:
         return prefix + value if isinstance(value, str) else value
 
     return [
-        tuple(
-            replace(
-                b, **{f.name: name(getattr(b, f.name)) for f in fields(b) if "Ref" in str(f.type)}
-            )
-            for b in layer
-        )
+        tuple(replace(b, **{f: name(getattr(b, f)) for f in tensor_fields(type(b))}) for b in layer)
         for layer in spec.layers
     ]
 
