@@ -28,8 +28,6 @@ from pyflow.generate import Completion, Options, Prompt
 from pyflow.generate.conversation import Question, View
 from pyflow.generate.prompts import check_fits, checked, is_one
 from pyflow.sampling import SamplingParams
-from pyflow.specs.blocks.attention import Attention
-from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
@@ -98,7 +96,7 @@ class PipelinedModel(Closing):
                 n_ctx=self.n_ctx,
                 n_batch=N_BATCH,
                 n_partitions=N_PARTITIONS,
-                window=least_window(self.spec),
+                window=self.spec.window,
                 shifts=self._shifts(),
             )
         except BaseException:
@@ -198,12 +196,6 @@ class PipelinedModel(Closing):
     def close(self) -> None:
         """Ends the stages, wherever they are; idempotent."""
         self.pipeline.close()
-
-
-def least_window(spec: ModelSpec) -> int | None:
-    """The positions that the layer sees that sees the fewest; None: all see all of them."""
-    windows = (block.window for block in spec.blocks() if isinstance(block, Attention))
-    return min((window for window in windows if window), default=None)
 
 
 class PipelinedConversation(Closing):

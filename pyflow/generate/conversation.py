@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from pyflow import _core
 from pyflow.closing import Closing
+from pyflow.engine.cached_text import reusable
 from pyflow.engine.defaults import Defaults
 from pyflow.generate.completion import Chunk, Completion
 from pyflow.generate.stream import Feed, Request, Stream
 from pyflow.sampling import SamplingParams
-from pyflow.speculate.tree import common_prefix
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,14 +185,3 @@ class LocalConversation(Closing):
         context.seq_rm(0, keep)
         del self._cached[keep:]
         return keep
-
-
-def reusable(cached: list[int], target: list[int], n_dropped: int) -> tuple[int | None, int]:
-    """Where n_dropped tokens should leave the cache, so that more of the target is there, or None;
-    and how many tokens of the target need not be computed then. The last one must be."""
-    same = common_prefix(cached, target)
-    if n_dropped > 0:
-        moved = common_prefix(cached[same + n_dropped :], target[same:])
-        if moved > 0:
-            return same, min(same + moved, len(target) - 1)
-    return None, min(same, len(target) - 1)

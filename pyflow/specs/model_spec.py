@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from pyflow.errors import ShapeError
 from pyflow.specs.block import Block
+from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.parts import NormType, Ref, Rope, Source, tensors_of
 
 
@@ -62,6 +63,12 @@ class ModelSpec:
     def blocks(self) -> Iterator[Block]:
         for layer in self.layers:
             yield from layer
+
+    @property
+    def window(self) -> int | None:
+        """The shortest attention window of a layer; None if all layers see the whole text."""
+        windows = (block.window for block in self.blocks() if isinstance(block, Attention))
+        return min((window for window in windows if window), default=None)
 
     def tensors(self) -> set[str]:
         """Names of all tensors that the model uses."""

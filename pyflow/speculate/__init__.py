@@ -4,13 +4,13 @@ from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.methods import Speculation, speculator
 from pyflow.speculate.speculator import Root, Speculator
 from pyflow.speculate.stats import SpeculationStats
-from pyflow.speculate.tree import DraftTree, Law
+from pyflow.speculate.tree import Distribution, DraftTree
 
 __all__ = [
     "Budget",
+    "Distribution",
     "DraftTree",
     "Drafter",
-    "Law",
     "Method",
     "Observed",
     "Root",

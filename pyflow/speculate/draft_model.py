@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyflow.engine.cached_text import CachedText
 from pyflow.errors import UnsupportedError
-from pyflow.speculate.drafter import Budget, Drafter, Observed, Start
-from pyflow.speculate.tree import DraftTree, Law, common_prefix
+from pyflow.speculate.drafter import Budget, Chain, Drafter, Method, Observed, Start
+from pyflow.speculate.tree import Distribution, DraftTree
 
 if TYPE_CHECKING:
+    from pyflow import _core
     from pyflow.engine.context import Context
     from pyflow.engine.loaded import LoadedModel
     from pyflow.engine.model_files import ModelFiles
 
+# Rows of a draft model's step at most: a tree and the tokens that the model has missed.
+_N_BATCH = 512
+# If more tokens are missing, they are read by a step of their own; fewer run as rows before the
+# root's row, in the same pass over the weights.
+_MOST_MISSING = 16
+# Children of a node at most, where a tree may branch.
+_BRANCHES = 4
+
 
 def check_vocabulary(target: ModelFiles, draft: ModelFiles) -> None:
-    """UnsupportedError unless a token's number means the same text to both models.
+    """UnsupportedError unless each token id means the same text to both models.
 
     Rows of the embedding beyond the tokenizer's tokens, which pad some models, may differ.
     """
@@ -35,26 +45,17 @@ def check_vocabulary(target: ModelFiles, draft: ModelFiles) -> None:
             )
 
 
-class _Guess(NamedTuple):
-    token: int
-    probability: float
-
-
 class DraftModel:
     """The method "draft": a model of the same vocabulary guesses one token after the other.
 
-    Draws like the target, noise included, so that under the policy `exact` sampled drafts are
-    accepted wherever the two models agree well enough. With `filler`, a still smaller model guesses
-    ahead and this one corrects it, several tokens in one of its steps.
+    It draws like the target, noise included: under the policy `exact`, sampled drafts are accepted
+    wherever the two models agree well enough. With a `filler`, another method guesses ahead and
+    this model corrects it, several tokens per step.
     """
 
     name = "draft"
     wants_hidden = False
     n_asked = 0
-    # Rows of the draft model's steps: what a tree of drafts and the tokens it has missed may take.
-    _N_BATCH = 512
-    # Of a text; a tree takes the rest as rows before its root.
-    _MOST_MISSING = 16
 
     def __init__(
         self,
@@ -63,11 +64,11 @@ class DraftModel:
         layers: Sequence[int] = (),
         p_min: float = 0.3,
         p_split: float = 1.0,
-        filler: DraftModel | None = None,
+        filler: Method | None = None,
     ) -> None:
-        """layers: those that run, if not all. p_min: a chain ends where the likeliest next token is
-        less likely. p_split: tokens from this probability on get a branch of their own; 1 is a
-        chain."""
+        """layers: those that run; an empty list runs all. p_min: a path ends before a token that is
+        less likely; a pipeline's chain ends by Budget.least alone. p_split: tokens from this
+        probability on get a branch of their own; 1 is a chain."""
         self.model = model
         self.layers = layers
         self.p_min = p_min
@@ -75,196 +76,116 @@ class DraftModel:
         self.filler = filler
         self._context: Context | None = None
         self._target: ModelFiles | None = None  # whose vocabulary has been checked
-        self._held: dict[int, list[int]] = {}  # by sequence: the tokens in the context
-        # Rows of the pending trees, which are those of all sequences that draft.
-        self._n_rows = 0
-        self._accepted: list[tuple[int, int]] = []
-        self._observed = False
-        self._drafters: list[_DraftModelDrafter] = []
+        self._cached: dict[int, CachedText] = {}  # by sequence
 
     def start(self, sequence: Start) -> Drafter:
-        """Keeps what its context has of the text; the rest is read when there is to be a draft."""
-        target = sequence.context
-        if target is None:
-            raise UnsupportedError(
-                f"{self.model.name}: in a pipeline it drafts by a PipelineModelDrafter"
-            )
-        if self._target is not target.model:
+        """Keeps what its context has of the text; the rest is read when a draft is wanted."""
+        if sequence.context is not None and sequence.context.model is not self._target:
             self.close()
-            check_vocabulary(target.model, self.model)
-            self._target = target.model
-        if self._context is None:
-            self._context = self.model.context(
-                min(target.n_ctx, self.model.spec.n_ctx_train * target.n_seq_max),
-                n_seq_max=target.n_seq_max,
-                n_batch=min(self._N_BATCH, target.n_ctx),
-                layers=self.layers,
-            )
-        elif target.n_ctx > self._context.n_ctx or target.n_seq_max > self._context.n_seq_max:
-            self.close()
-            return self.start(sequence)
-        self.settle()
-        held = self._held.setdefault(sequence.seq, [])
-        same = common_prefix(held, sequence.tokens[:-1])
-        keep = self._context.seq_reusable(sequence.seq, same)
-        self._context.seq_rm(sequence.seq, keep)
-        del held[keep:]
+            check_vocabulary(sequence.context.model, self.model)
+            self._target = sequence.context.model
+        context = self._sized(sequence)
+        cached = self._cached.setdefault(sequence.seq, CachedText(context, sequence.seq))
+        cached.reuse(sequence.tokens)
         inner = self.filler.start(sequence) if self.filler is not None else None
-        drafter = _DraftModelDrafter(self, sequence, inner)
-        self._drafters.append(drafter)
-        return drafter
+        return _ModelDrafter(self, cached, sequence, inner)
 
     def close(self) -> None:
         """Frees its context, not its model."""
         if self._context is not None:
             self._context.close()
         self._context = None
-        self._held.clear()
-        self._n_rows, self._accepted, self._observed = 0, [], False
+        self._cached.clear()
         if self.filler is not None:
             self.filler.close()
 
-    # What the drafters of its sequences share: a context, whose pending trees end together.
-
-    def held(self, seq: int) -> list[int]:
-        return self._held[seq]
-
-    def settle(self) -> None:
-        """Ends the pending trees: what has been accepted of them stays."""
-        if self._n_rows > 0 and self._context is not None:
-            self._context.commit(self._accepted)
-        self._n_rows, self._accepted, self._observed = 0, [], False
-
-    def begin(self) -> None:
-        """A drafter begins a tree: if what became of the last trees is known, they end.
-
-        Before the first tree of a step, texts are read of which much is missing: a prompt, or what
-        was written while this method was off. One that does not fit any more is left alone.
-        """
-        if self._observed:
-            self.settle()
-        if self._n_rows > 0:
-            return
-        assert self._context is not None
-        for drafter in self._drafters:
-            seq = drafter.start.seq
-            missing = drafter.text[len(self._held[seq]) : -1]
-            if self._MOST_MISSING < len(missing) < self._context.n_free:
-                self._context.forward(missing, None, seq, logits="none", regime="prefill")
-                self._held[seq] += missing
-
-    def end(self, drafter: _DraftModelDrafter) -> None:
-        """Its sequence has ended."""
-        if drafter in self._drafters:
-            self._drafters.remove(drafter)
-
-    def accept(self, seq: int, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """These rows of the pending tree were right."""
-        self._observed = True
-        self._accepted += [(row, seq) for row in rows]
-        self._held[seq] += tokens
-
-    def guess(
-        self,
-        start: Start,
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        wanted: Sequence[int],
-        paths: Sequence[Sequence[int]],
-        n: int,
-        law: bool,
-    ) -> tuple[list[list[_Guess]], Sequence[Law]]:
-        """Runs rows of a tree; see Context.guess."""
-        assert self._context is not None
-        self._n_rows += len(tokens)
-        try:
-            found, laws = self._context.guess(
-                tokens, parents, start.seq, wanted, paths, start.sampler, n, law=law
+    def _sized(self, sequence: Start) -> Context:
+        """A context with room for the texts of the target's."""
+        target, context = sequence.context, self._context
+        n_ctx = sequence.n_ctx if target is None else target.n_ctx
+        n_seq_max = 1 if target is None else target.n_seq_max
+        n_ctx = min(n_ctx, self.model.spec.n_ctx_train * n_seq_max)
+        if context is None or n_ctx > context.n_ctx or n_seq_max > context.n_seq_max:
+            self.close()
+            context = self._context = self.model.context(
+                n_ctx, n_seq_max=n_seq_max, n_batch=min(_N_BATCH, n_ctx), layers=self.layers
             )
-            return [[_Guess(*guess) for guess in row] for row in found], laws
-        except BaseException:
-            # The pending trees are gone.
-            self._n_rows, self._accepted = 0, []
-            raise
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of the pending trees so far."""
-        return self._n_rows
-
-    @property
-    def n_free(self) -> int:
-        assert self._context is not None
-        return min(self._context.n_free, self._context.n_batch - self._n_rows)
+        return context
 
 
-@dataclass(slots=True, eq=False)
-class _DraftModelDrafter:
-    method: DraftModel
-    start: Start
-    inner: Drafter | None
-    text: list[int] = field(default_factory=list)
-    """Of which the method holds all but the end."""
-    tree: DraftTree = field(default_factory=DraftTree)
-    missing: list[int] = field(default_factory=list)
-    """The end of the text that the method did not hold when the tree began, the root included."""
-    missing_rows: list[int] = field(default_factory=list)
-    node_rows: dict[int, int] = field(default_factory=dict)
-    """The pending rows of the missing tokens, and of those nodes that have been run."""
+class _Guess(NamedTuple):
+    token: int
+    probability: float
 
-    def __post_init__(self) -> None:
-        self.text = list(self.start.tokens)
+
+class _ModelDrafter:
+    """Drafts for one sequence. Between drafts all that it keeps are the cells of a text."""
+
+    def __init__(
+        self, method: DraftModel, cached: CachedText, start: Start, inner: Drafter | None
+    ) -> None:
+        self._method = method
+        self._cached = cached
+        self._sampler = start.sampler
+        self._inner = inner
+        self._text = list(start.tokens)
+        # Cells that a window has evicted do not come back when guesses are taken back.
+        self._keeps_guesses = method.model.spec.window is None
 
     def propose(self, budget: Budget) -> DraftTree:
-        method, seq = self.method, self.start.seq
-        method.begin()
-        self._forget()
-        self.missing = self.text[len(method.held(seq)) :]
-        if len(self.missing) + 2 * budget.n_nodes > method.n_free:
-            # Too little room, or a long text while others of the step have drafted already.
-            self.missing = []
-        elif budget.laws:
-            self._draw(budget)
-        elif self.inner is not None:
-            self._refine(budget, self.inner)
-        else:
-            self._expand(budget)
-        return self.tree
+        chain = budget.chain
+        ahead = [*chain.ahead] if chain else []
+        n_new = max(0, min(chain.n, budget.depth - len(ahead))) if chain else budget.n_nodes
+        missing = self._read([*self._text, *ahead], 2 * n_new)
+        if n_new == 0 or not missing:
+            return DraftTree()
+        growth = _Growth(self._cached, self._sampler, missing)
+        for token in ahead:
+            growth.top = growth.tree.add(token, growth.top, 1.0)
+        try:
+            if budget.laws:
+                self._draw(growth, budget)
+            elif chain or self._inner is not None:
+                self._extend(growth, budget)
+            else:
+                self._expand(growth, budget)
+            growth.finish(keeps_guesses=self._keeps_guesses)
+        except BaseException:
+            self._cached.context.abort()
+            raise
+        return growth.tree
 
     def observe(self, observed: Observed) -> None:
-        if self.missing_rows:
-            rows, tokens, node = list(self.missing_rows), list(self.missing), -1
-            for token in observed.tokens[:-1]:
-                node = self.tree.child(node, token)
-                if node not in self.node_rows:
-                    break
-                rows.append(self.node_rows[node])
-                tokens.append(token)
-            self.method.accept(self.start.seq, rows, tokens)
-        self._forget()
-        self.text += observed.tokens
-        if self.inner is not None:
-            self.inner.observe(observed)
+        self._text += observed.tokens
+        if self._inner is not None:
+            self._inner.observe(observed)
 
     def close(self) -> None:
-        self._forget()
-        self.method.end(self)
-        if self.inner is not None:
-            self.inner.close()
+        if self._inner is not None:
+            self._inner.close()
 
-    def _forget(self) -> None:
-        self.tree = DraftTree()
-        self.missing, self.missing_rows, self.node_rows = [], [], {}
+    def _read(self, text: list[int], n_rows: int) -> list[int]:
+        """The end of the text that the model has not read; empty if there is no room for it and
+        n_rows more. A long end is read here, but for its last token."""
+        cached, context = self._cached, self._cached.context
+        missing = text[cached.reuse(text) :]
+        if len(missing) + n_rows > context.n_free:
+            return []
+        if len(missing) > _MOST_MISSING:
+            context.forward(missing[:-1], None, cached.seq, logits="none", regime="prefill")
+            cached.tokens += missing[:-1]
+            missing = missing[-1:]
+        return missing if len(missing) + n_rows <= context.n_batch else []
 
-    def _expand(self, budget: Budget) -> None:
-        """Level by level, the nodes that are likely enough to be reached."""
-        tree, method = self.tree, self.method
-        branches = 1 if method.p_split >= 1 else 4
+    def _expand(self, growth: _Growth, budget: Budget) -> None:
+        """Grows the tree level by level, by nodes that are likely enough to be reached."""
+        tree, method = growth.tree, self._method
+        branches = 1 if method.p_split >= 1 else _BRANCHES
         reach = {-1: 1.0}
         level = [-1]
         for depth in range(1, budget.depth + 1):
             following = []
-            for node, found in zip(level, self._run(level, branches)[0], strict=True):
+            for node, found in zip(level, growth.run(level, branches)[0], strict=True):
                 for rank, guess in enumerate(found):
                     path = reach[node] * guess.probability
                     if (
@@ -273,86 +194,136 @@ class _DraftModelDrafter:
                         or len(tree) == budget.n_nodes
                     ):
                         break
-                    new = tree.add(guess.token, node, guess.probability, _bucket(guess, rank))
+                    new = growth.add(node, guess, rank)
                     reach[new] = path
                     following.append(new)
             if not following or len(tree) == budget.n_nodes or depth == budget.depth:
                 return
             level = following
 
-    def _draw(self, budget: Budget) -> None:
-        """A chain, each node drawn from the law that the tree tells.
+    def _draw(self, growth: _Growth, budget: Budget) -> None:
+        """Draws a chain, each node from the distribution that the tree reports.
 
-        What has been drawn stays, however unlikely it is: else the laws would not be those of the
-        drafts. How likely it is may only decide whether the chain goes on.
+        A node stays however unlikely it is: else the reported distributions would not be those of
+        the drafts. Its probability only decides whether the chain goes on.
         """
-        tree = self.tree
+        tree = growth.tree
         node, path = -1, 1.0
         while True:
-            ((guess,),), laws = self._run([node], 1, law=True)
+            ((guess,),), laws = growth.run([node], 1, law=True)
             tree.laws += laws
             path *= guess.probability
-            node = tree.add(guess.token, node, guess.probability, _bucket(guess, 0))
+            node = growth.add(node, guess)
             if (
                 len(tree) == min(budget.n_nodes, budget.depth)
-                or guess.probability < self.method.p_min
+                or guess.probability < self._method.p_min
                 or path < budget.least
             ):
                 tree.laws.append([])
                 return
 
-    def _refine(self, budget: Budget, filler: Drafter) -> None:
-        """The filler's chain, as far as this model agrees; then what it says itself."""
-        tree, method = self.tree, self.method
-        chain = _first_path(filler.propose(budget))[: budget.n_nodes - 1]
-        node, path = -1, 1.0
-        while True:
-            for i, found in enumerate(self._run([node], 1, chain)[0]):
-                guess = found[0]
+    def _extend(self, growth: _Growth, budget: Budget) -> None:
+        """Extends a chain by this model's own guesses. Where the filler has guessed the same, one
+        step brings several."""
+        tree, chain = growth.tree, budget.chain
+        n_before = len(tree)
+        end = min(n_before + chain.n if chain else budget.n_nodes, budget.depth)
+        p_min = budget.least if chain else self._method.p_min
+        least = 0.0 if chain else budget.least
+        node, path = growth.top, 1.0
+        while chain is None or chain.wanted():
+            filled = self._filled(tree.tokens, end - len(tree) - 1, budget)
+            found, _ = growth.run([node], 1, filled)
+            for i, (guess,) in enumerate(found):
                 path *= guess.probability
-                if guess.probability < method.p_min or path < budget.least:
+                if guess.probability < p_min or path < least:
                     return
-                row = self._row(node)
-                node = tree.add(guess.token, node, guess.probability, _bucket(guess, 0))
-                if len(tree) == min(budget.n_nodes, budget.depth):
+                node = growth.add(node, guess)
+                if len(tree) == end:
                     return
-                if chain[i : i + 1] != [guess.token]:
+                if filled[i : i + 1] != [guess.token]:
                     break
-                self.node_rows[node] = row + 1
-            chain = []
+                growth.ran(node)
 
-    def _row(self, node: int) -> int:
-        """The row of a node, or of the root."""
-        return self.missing_rows[-1] if node < 0 else self.node_rows[node]
+    def _filled(self, guesses: Sequence[int], n: int, budget: Budget) -> list[int]:
+        """Up to n guesses of the filler, after these."""
+        if self._inner is None or n < 1:
+            return []
+        guesses, room = [*guesses], len(guesses) + n
+        chain = replace(budget.chain or Chain([], 0), ahead=guesses, n=n)
+        least = 0.0 if budget.chain else self._method.p_min
+        asked = replace(budget, n_nodes=room, depth=room, least=least, chain=chain)
+        path = _first_path(self._inner.propose(asked))
+        return path[len(guesses) : room] if path[: len(guesses)] == guesses else []
 
-    def _run(
+
+class _Growth:
+    """A tree while it grows, and the pending rows of its nodes."""
+
+    def __init__(self, cached: CachedText, sampler: _core.Sampler, missing: list[int]) -> None:
+        """missing: the end of the text that the cells lack, the last guess ahead included."""
+        self.tree = DraftTree()
+        self.top = -1
+        """The root, or the last guess ahead: it has the row of the last missing token."""
+        self._cached = cached
+        self._sampler = sampler
+        self._missing = missing
+        self._rows: dict[int, int] = {}  # by node, of those that have run
+        self._n_rows = 0
+
+    def add(self, parent: int, guess: _Guess, rank: int = 0) -> int:
+        """A new node. Its evidence: the probability in tenths, and whether it has rivals."""
+        evidence = min(int(10 * guess.probability), 9) + (10 if rank > 0 else 0)
+        return self.tree.add(guess.token, parent, min(1.0, guess.probability), evidence)
+
+    def run(
         self, nodes: Sequence[int], n: int, chain: Sequence[int] = (), *, law: bool = False
-    ) -> tuple[list[list[_Guess]], Sequence[Law]]:
-        """The n best guesses after each of these nodes, of one level, whose rows run for it.
+    ) -> tuple[list[list[_Guess]], Sequence[Distribution]]:
+        """Runs the rows of these nodes, of one level; the n best guesses after each of them.
 
         A chain may follow a single node: then also after each token of it.
         """
-        base = self.method.n_rows
+        base, tree = self._n_rows, self.tree
         tokens: list[int] = []
         parents: list[int] = []
-        if list(nodes) == [-1]:
-            # The root, and before it what this model has missed.
-            tokens += self.missing
-            parents += [-1, *range(base, base + len(tokens) - 1)]
-            self.missing_rows = list(range(base, base + len(tokens)))
+        if list(nodes) == [self.top]:
+            tokens += self._missing
+            parents += range(-1, len(tokens) - 1)
+            self._rows[self.top] = len(tokens) - 1
         else:
             for node in nodes:
-                parents.append(self._row(self.tree.parents[node]))
-                self.node_rows[node] = base + len(tokens)
-                tokens.append(self.tree.tokens[node])
+                parents.append(self._rows[tree.parents[node]])
+                self._rows[node] = base + len(tokens)
+                tokens.append(tree.tokens[node])
         first = len(tokens) - len(nodes)
-        for token in chain:
-            parents.append(base + len(tokens) - 1)
-            tokens.append(token)
-        paths = [self.tree.path(node) for node in nodes]
+        parents += range(base + len(tokens) - 1, base + len(tokens) + len(chain) - 1)
+        tokens += chain
+        paths = [tree.path(node) for node in nodes]
         paths += [[*paths[-1], *chain[: i + 1]] for i in range(len(chain))]
+        self._n_rows += len(tokens)
         wanted = range(first, len(tokens))
-        return self.method.guess(self.start, tokens, parents, wanted, paths, n, law)
+        found, laws = self._cached.context.guess(
+            tokens, parents, self._cached.seq, wanted, paths, self._sampler, n, law=law
+        )
+        return [[_Guess(*guess) for guess in row] for row in found], laws
+
+    def ran(self, node: int) -> None:
+        """The node is the token after its parent's in the chain that `run` was given."""
+        self._rows[node] = self._rows[self.tree.parents[node]] + 1
+
+    def finish(self, *, keeps_guesses: bool) -> None:
+        """Ends the pending rows: the text's become cells, and those of the first path if wanted."""
+        if self._n_rows == 0:
+            return
+        tokens, rows, node = [*self._missing], [*range(len(self._missing))], self.top
+        if keeps_guesses:
+            for i, parent in enumerate(self.tree.parents):
+                if parent == node and i > node and i in self._rows:
+                    tokens.append(self.tree.tokens[i])
+                    rows.append(self._rows[i])
+                    node = i
+        self._cached.context.commit([(row, self._cached.seq) for row in rows])
+        self._cached.tokens += tokens
 
 
 def _first_path(tree: DraftTree) -> list[int]:
@@ -363,8 +334,3 @@ def _first_path(tree: DraftTree) -> list[int]:
             path.append(tree.tokens[i])
             node = i
     return path
-
-
-def _bucket(guess: _Guess, rank: int) -> int:
-    """How sure the draft model is, in tenths, and whether it is its first choice."""
-    return min(int(10 * guess.probability), 9) + (10 if rank > 0 else 0)

@@ -1,12 +1,12 @@
-"""What every drafter is: a method, which makes one drafter for each sequence.
+"""The seam of drafters: a `Method` makes one `Drafter` for each sequence.
 
-Drafts are hints. A drafter may be wrong or late: output does not change, only speed does. One that
-is broken ends the generation with an error that names it.
+Drafts are hints. A wrong or late draft costs time and never changes the output. A broken drafter
+ends the generation with an error that names its method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,18 +22,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A sequence whose prompt has been read, and whose first token has been drawn."""
+    """A sequence whose prompt has been read."""
 
     tokens: Sequence[int]
-    """The prompt and that token, which is the first root."""
+    """The prompt and the first token drawn, which is the first root. In a pipeline a drafter may
+    start with the prompt alone."""
     sampler: _core.Sampler
-    """How the target draws: a drafter that draws like it, noise included, is right more often. Not
-    to be changed."""
+    """The target's sampler, read-only: a drafter that draws with the same noise is right more
+    often."""
     context: Context | None = None
-    """Of the target; only for drafters that run layers of it (`Context.exit_layer`), and not to be
-    changed otherwise. None in a pipeline, whose layers are elsewhere."""
+    """The target's context, read-only but for `Context.exit_layer`. None in a pipeline, whose
+    layers are elsewhere."""
     seq: int = 0
     """The sequence in that context."""
+    n_ctx: int = 0
+    """Positions of the text at most, where there is no context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a pipeline runs of a tree: one path of it, behind guesses that are on their way."""
+
+    ahead: Sequence[int]
+    """These guesses: the path leads through them. A drafter may put them into its tree, with
+    score 1, and go on below; the path ends early in a tree that lacks them."""
+    n: int
+    """Tokens wanted after them; 0: the drafter only gets ready for its next draft."""
+    wanted: Callable[[], bool] = lambda: True
+    """Asked between the steps of a slow drafter: false ends the draft early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +61,46 @@ class Budget:
     depth: int
     """Longest path at most."""
     least: float = 0.0
-    """A node pays for its row from this probability of its whole path on."""
+    """A node pays for its row if its whole path has this probability. For a draft model's chain:
+    if the node has it."""
     exits: bool = False
-    """Layers of the target may be run for the draft: no other sequence is in the step."""
+    """The drafter may run layers of the target: no other sequence is in the step."""
     laws: bool = False
-    """The drafter must draw at random, not take the likeliest, and give the laws it drew from."""
+    """The drafter must draw at random instead of taking the likeliest, and give the distributions
+    that it drew from."""
+    chain: Chain | None = None
+    """In a pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a step brought."""
+    """The result of a step."""
 
     tokens: Sequence[int]
-    """All tokens that it emitted: the accepted ones, and one more, which is the next root."""
+    """All tokens that the step emitted: the accepted ones and one more, the next root."""
     accepted: int
-    """How many nodes of the drafter's own tree, if that ran."""
+    """How many nodes of the drafter's own tree were accepted, if that tree ran."""
     answers: Sequence[int] = ()
     """The likeliest token after each node that was asked, if the drafter's own tree ran."""
     hidden: NDArray[np.float32] | None = None
-    """n_embd floats: the input of the head in the row that gave the last token, where a method
-    wants it."""
+    """n_embd floats, if a method wants them: the head's input in the row of the last token."""
 
 
 class Drafter(Protocol):
     """Guesses how one sequence goes on."""
 
     def propose(self, budget: Budget) -> DraftTree:
-        """A tree within the budget, which may be empty. Only part of it may be run."""
+        """A tree within the budget, or an empty one. Possibly only part of it will run.
+
+        May be called again before the next `observe`.
+        """
         ...
 
     def observe(self, observed: Observed) -> None:
-        """Called after every step, whoever drafted in it, or nobody.
+        """Called after every step, whether this drafter, another one or none drafted for it.
 
-        In a pipeline text may have come since `propose`, and been observed without answers: what
-        was asked was then asked below the token that was the latest before this call.
+        In a pipeline text may have been observed since `propose`, without answers: then the
+        answers are those after the token that was the newest before this call.
         """
         ...
 
@@ -102,8 +124,8 @@ class Method(Protocol):
 
     @property
     def n_asked(self) -> int:
-        """Rows of a step that its drafters have run only to ask, once they have begun; what a
-        pipeline's speed is predicted by."""
+        """Rows per step that only ask the model something; a pipeline's predicted speed counts
+        them."""
         ...
 
     def start(self, sequence: Start) -> Drafter:

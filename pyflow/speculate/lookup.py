@@ -6,18 +6,15 @@ No weights and no training. Pays on text that repeats itself: summaries, code, q
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pyflow.arguments import whole
+from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.tree import DraftTree
 from pyflow.speculate.trie import Trie
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyflow.speculate.drafter import Budget, Observed, Start
-    from pyflow.speculate.tree import DraftTree
 
 # Matches are told apart by length: 1, 2, 3, 4, 5 to 7, 8 to 15, and 16 tokens or more. A draft that
 # was right so far makes its match longer.
@@ -88,33 +85,45 @@ class LookupDrafter:
 
     def propose(self, budget: Budget) -> DraftTree:
         """The continuations as a trie, those after the longest matches first; empty without any."""
+        if budget.chain is None:
+            return self._continued(budget, (), self._method.branches)
+        ahead, n = budget.chain.ahead, len(self._tokens)
+        if budget.depth <= len(ahead):
+            return DraftTree()
+        self.observe(Observed(tokens=ahead, accepted=0))
+        try:
+            return self._continued(budget, ahead, 1)
+        finally:
+            self._retract(n)
+
+    def _continued(self, budget: Budget, ahead: Sequence[int], n_branches: int) -> DraftTree:
+        """Up to n_branches continuations of the text, which ends in the tokens `ahead`."""
         tokens = self._tokens
-        matches = self._matches()
+        matches = self._matches(n_branches)
         often: dict[int, int] = {}
         for at in matches:
             often[tokens[at]] = often.get(tokens[at], 0) + 1
         trie = Trie()
-        n_branches = 0
         for at in sorted(matches, key=lambda at: (-matches[at], -often[tokens[at]], -at)):
             length = matches[at]
-            limit = min(self._method.length, budget.depth, 2 * length)
+            limit = min(self._method.length, budget.depth - len(ahead), 2 * length)
             draft = tokens[at : at + limit]
             if len(draft) < limit:
                 # It runs into the end of the text, and goes on with its own beginning.
                 draft = (draft * (limit // len(draft) + 1))[:limit]
             before = len(trie.tree)
             trie.insert(
-                draft,
-                beliefs=chain(_BELIEFS[length:], repeat(_BELIEFS[-1])),
-                evidence=chain(_EVIDENCE[length:], repeat(_EVIDENCE[-1])),
+                [*ahead, *draft],
+                beliefs=chain(repeat(1.0, len(ahead)), _BELIEFS[length:], repeat(_BELIEFS[-1])),
+                evidence=chain(repeat(0, len(ahead)), _EVIDENCE[length:], repeat(_EVIDENCE[-1])),
                 least=budget.least,
             )
-            n_branches += len(trie.tree) > before
-            if n_branches == self._method.branches:
+            n_branches -= len(trie.tree) > before
+            if n_branches == 0:
                 break
         return trie.likeliest(budget.n_nodes)
 
-    def _matches(self) -> dict[int, int]:
+    def _matches(self, n_branches: int) -> dict[int, int]:
         """Where the text went like at its end: the position after it, and how many tokens match."""
         tokens = self._tokens
         end = len(tokens)
@@ -133,7 +142,7 @@ class LookupDrafter:
                     matches[at] = length
                     firsts.add(tokens[at])
                 at = earlier[at]
-            if len(firsts) >= self._method.branches:
+            if len(firsts) >= n_branches:
                 break
         return matches
 
@@ -151,8 +160,8 @@ class LookupDrafter:
                 latest[ngram] = at
             tokens.append(token)
 
-    def retract(self, n_tokens: int) -> None:
-        """Forgets all but the first n_tokens of the text, as if they had never been observed."""
+    def _retract(self, n_tokens: int) -> None:
+        """Forgets all but the first n_tokens of the text, as if the others had never come."""
         tokens = self._tokens
         while len(tokens) > n_tokens:
             tokens.pop()

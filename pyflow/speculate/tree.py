@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Law: TypeAlias = Sequence[tuple[int, float]]
+Distribution: TypeAlias = Sequence[tuple[int, float]]
 """Tokens and their probabilities, which add up to 1; all other tokens have none."""
 
 
@@ -34,7 +34,7 @@ class DraftTree:
     the model something, and are never cut off from the tree."""
     asked: list[int] = field(default_factory=list)
     """Nodes, -1 for the root, after which the drafter wants to know the likeliest token."""
-    laws: list[Law] = field(default_factory=list)
+    laws: list[Distribution] = field(default_factory=list)
     """For the policy `rejection`: the distribution from which the children of the root, of node 0,
     of node 1 ... were drawn, in the order of the nodes and without replacement; empty where they
     were not drawn at random. The policy stays true to the model only if no node is left out because
@@ -110,13 +110,3 @@ class DraftTree:
             asked=[number[n] for n in self.asked if n in number],
             laws=[self.laws[n + 1] for n in (-1, *nodes)] if self.laws else [],
         )
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

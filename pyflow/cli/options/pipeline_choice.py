@@ -13,7 +13,7 @@ from pyflow.cli.options import model as options
 from pyflow.cli.options import ranks
 from pyflow.cli.options.speculation import check_layers
 from pyflow.cluster.mpi.layers import by_count, given
-from pyflow.cluster.run.drafts import MethodDrafter, PipelineLookupDrafter, by_models
+from pyflow.cluster.run.drafts import MethodDrafter, by_lookup, by_models
 from pyflow.cluster.run.strategy import named
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 
@@ -222,7 +222,9 @@ class PipelineChoice:
         if made is not None:
             method, n_nodes = made
             return MethodDrafter(method, n_nodes, n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
-        return by_models(models, n_ctx) if models else PipelineLookupDrafter()
+        if models:
+            return by_models(models, n_ctx=n_ctx)
+        return by_lookup(n_ctx=n_ctx, n_vocab=model.spec.n_vocab)
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 from pyflow import _core, formats
 from pyflow.closing import Closing
@@ -77,7 +77,11 @@ def serve(
     rank = endpoint.rank
     before, after = _beside(rank, drafters)
     worker = Worker(rank, here.host, 0, endpoint.send)
-    filler = None if before is None else RemoteDrafter(partial(endpoint.send, before))
+
+    def ask(request: DraftRequest) -> None:
+        endpoint.send(cast(int, before), replace(request, epoch=worker.epoch))
+
+    filler = None if before is None else RemoteDrafter(ask)
     endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
         here.at("opening the model")
@@ -93,7 +97,7 @@ def serve(
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the head goes without this rank
         elif models:
-            with closing(by_models(models, setup.n_ctx, filler)) as drafter:
+            with closing(by_models(models, n_ctx=setup.n_ctx, filler=filler)) as drafter:
                 worker.at = _telling(f"draft model {' and '.join(m.path.name for m in models)}")
                 worker.at("waiting for a job")
                 worker.draft(drafter, after)

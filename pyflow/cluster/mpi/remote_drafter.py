@@ -3,75 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from pyflow.cluster.run.drafts import IsWanted, always_wanted
+from pyflow.cluster.run.drafts import IsWanted
 from pyflow.cluster.wire.messages import Drafted, DraftRequest
-from pyflow.sampling import SamplingParams
-from pyflow.speculate.tree import common_prefix
+from pyflow.engine.cached_text import common_prefix
+from pyflow.speculate.drafter import Budget, Chain, Observed, Start
+from pyflow.speculate.tree import DraftTree
 
-# Between looks whether an answer is still wanted.
+# How often a wait looks whether its answer is still wanted.
 _PAUSE_S = 0.002
 
 
 class RemoteDrafter:
-    """Asks the other rank, and once more as soon as it has answered: that goes on guessing after
-    its guesses while these are looked at here, and where they were right its next ones are there.
+    """A method of speculation, and its only drafter: asks another rank.
 
-    The head begins the jobs of both ranks. One thread asks, any thread delivers.
+    Keeps one request ahead: after each answer it asks the other rank to continue, so that its next
+    draft is ready if the current one is accepted. The driver begins the jobs of both ranks. One
+    thread asks, any thread delivers.
     """
 
+    name = "remote"
+    wants_hidden = False
+    n_asked = 0
+
     def __init__(self, send: Callable[[DraftRequest], None]) -> None:
+        """send: fills in the epoch."""
         self._send = send
         self._inbox: SimpleQueue[Drafted] = SimpleQueue()
-        self._text: list[int] = []  # what was asked about last
-        self._told: list[int] = []  # the text that the other rank knows
-        self._same = 0  # so far both are alike
         self._number = 0
-        # What it guesses after that, and how likely each guess is; None: not yet known.
+        self.start(None)
+
+    def start(self, sequence: Start | None) -> RemoteDrafter:
+        self._text = [*sequence.tokens] if sequence is not None else []
+        self._n_before = 0  # length of the text in the last draft
+        self._told: list[int] = []  # the text and guesses that the other rank knows
+        self._same = 0  # so far they are those of the last draft
+        # What the other rank guesses after that, with probabilities; None: not yet known.
         self._ahead: list[tuple[int, float]] | None = []
+        return self
 
     def deliver(self, drafted: Drafted) -> None:
-        """What the other rank has answered."""
+        """Takes an answer of the other rank."""
         self._inbox.put(drafted)
 
-    def begin(self, _sampling: SamplingParams, _stream: int, /) -> None:
-        """The other rank has been told by the head; of its old guesses none are wanted."""
-        self._ahead = []
-
-    def answer(self, request: DraftRequest, is_wanted: IsWanted = always_wanted, /) -> Drafted:
-        """The other rank's guesses; none once nobody wants them."""
-        self._text = text = self._text[: request.keep] + list(request.tokens)
-        same = min(self._same, request.keep)
+    def propose(self, budget: Budget) -> DraftTree:
+        """The other rank's chain; none once it is not wanted."""
+        chain = budget.chain or Chain([], budget.n_nodes)
+        text, wanted = [*self._text, *chain.ahead], chain.wanted
+        same = min(self._same, self._n_before)
         self._same = same = same + common_prefix(text[same:], self._told[same:])
+        self._n_before = len(self._text)
         guesses: list[tuple[int, float]] = []
-        if same == len(self._told) and (ahead := self._guessed(is_wanted)):
+        if same == len(self._told) and (ahead := self._guessed(wanted)):
             begun = text[same:]
             if [token for token, _ in ahead[: len(begun)]] == begun:
-                guesses = ahead[len(begun) :][: request.n]
-        if not guesses and request.n and is_wanted():
-            self._ask(request, text, request.n)
-            guesses = self._guessed(is_wanted)
-        tokens = tuple(token for token, _ in guesses)
-        if tokens and is_wanted():
-            # Whoever looks at them adds a token of its own.
-            self._ask(request, [*text, *tokens], request.n + 1)
-        chances = tuple(chance for _, chance in guesses)
-        return Drafted(request.epoch, request.number, tokens, chances)
+                guesses = ahead[len(begun) :][: chain.n]
+        if not guesses and chain.n and wanted():
+            self._ask(text, [], chain.n, budget.least)
+            guesses = self._guessed(wanted)
+        if guesses and wanted():
+            # The verifying step adds a token of its own to these.
+            self._ask(text, [token for token, _ in guesses], chain.n + 1, budget.least)
+        tree, node = DraftTree(), -1
+        for token, probability in [*((token, 1.0) for token in chain.ahead), *guesses]:
+            node = tree.add(token, node, probability)
+        return tree
+
+    def observe(self, observed: Observed) -> None:
+        self._text += observed.tokens
 
     def close(self) -> None:
         """The other rank ends by itself."""
 
-    def _ask(self, request: DraftRequest, text: list[int], n: int) -> None:
-        keep = self._same + common_prefix(text[self._same :], self._told[self._same :])
-        self._number, self._told, self._ahead = self._number + 1, text, None
-        self._same = len(self._text)
-        asked = replace(request, number=self._number, keep=keep, tokens=tuple(text[keep:]), n=n)
-        self._send(asked)
+    def _ask(self, text: list[int], guesses: list[int], n: int, least: float) -> None:
+        told = text + guesses
+        keep = self._same + common_prefix(told[self._same :], self._told[self._same :])
+        self._number, self._told, self._ahead = self._number + 1, told, None
+        self._same = len(text)
+        n_ahead = len(told) - len(self._text)
+        self._send(DraftRequest(0, self._number, keep, tuple(told[keep:]), n, least, n_ahead))
 
     def _guessed(self, is_wanted: IsWanted) -> list[tuple[int, float]]:
-        """What it guesses after the text that it knows; nothing if that comes too late."""
+        """The other rank's answer to the last request; empty if it comes too late."""
         while self._ahead is None and is_wanted():
             try:
                 drafted = self._inbox.get(timeout=_PAUSE_S)

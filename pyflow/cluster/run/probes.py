@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyflow.cluster.wire.messages import Answers, Questions, Result, Run
-from pyflow.speculate.tree import common_prefix
+from pyflow.engine.cached_text import common_prefix
 
 
 class Inquiry:

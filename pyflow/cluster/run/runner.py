@@ -14,8 +14,8 @@ from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.supervise.journal import Journal
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Result
+from pyflow.engine.cached_text import reusable
 from pyflow.errors import CancelledError, PyflowError
-from pyflow.generate.conversation import reusable
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 

@@ -43,6 +43,8 @@ class Worker:
         self.onward = onward
         self.at: Callable[[str], None] = lambda _: None
         """Is told what is done."""
+        self.epoch = _NO_EPOCH
+        """Of the job that drafts are made for."""
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
         self._stage: Stage | None = None
         self._epoch = _NO_EPOCH
@@ -112,6 +114,7 @@ class Worker:
             match message:
                 case Begin():
                     self.at("beginning a job")
+                    self.epoch = message.epoch
                     drafter.begin(message.sampling, message.stream)
                     self._send(0, Begun(message.epoch, message.keep, resident_nbytes()))
                 case DraftRequest():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from oracle import Oracle
 
 from pyflow import SamplingParams
-from pyflow.cluster.run.drafts import PipelineDrafter, PipelineLookupDrafter
+from pyflow.cluster.run.drafts import PipelineDrafter, by_lookup
 from pyflow.cluster.run.driver import DraftThread, Pipeline, write
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
@@ -171,7 +171,7 @@ def check(
     )
     scheduler = Scheduler(job, case.strategy)
     if drafter is None and case.guesses == LOOKUP:
-        drafter = PipelineLookupDrafter()
+        drafter = by_lookup(n_ctx=n_ctx, n_vocab=n_vocab)
     elif drafter is None:
         drafter = Oracle([*prompt, *plain], float(case.guesses), n_vocab)
     with closing(drafter), DraftThread(drafter, pipeline) as channel:

@@ -16,7 +16,7 @@ from pyflow.cluster.mpi.layers import Ranks, by_count, given
 from pyflow.cluster.mpi.survey import Survey
 from pyflow.cluster.planning.plan import LayerCosts, Pipeline
 from pyflow.cluster.planning.predict import Drafts, choose, predictions
-from pyflow.cluster.run.drafts import PipelineLookupDrafter
+from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.job import Counts
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer
 from pyflow.cluster.wire.messages import Link, RankProfile
@@ -204,7 +204,7 @@ def test_texts_are_the_same_while_strategies_change(rigs: Callable[[str], Rig]) 
         layers=wish.layers,
         n_stages=3,
         n_ctx=256,
-        drafter=PipelineLookupDrafter(),
+        drafter=by_lookup(n_ctx=256, n_vocab=rig.model.spec.n_vocab),
     ) as model:
         assert model.n_stages == 2
         found = model.generate(prompts, **how)

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pyflow.cluster.model import least_window
-from pyflow.cluster.run.drafts import PipelineModelDrafter
+from pyflow.cluster.run.drafts import by_models
 from pyflow.cluster.run.threads import ThreadPipeline
 
 from .conftest import Rig
@@ -80,7 +79,7 @@ def test_stages_in_threads_write_what_one_place_writes(
             prompt=prompt,
             plain=plain,
             n_vocab=rig.model.spec.n_vocab,
-            window=least_window(rig.model.spec),
+            window=rig.model.spec.window,
         )
         assert pipeline.reset(how, keep=done.n_past) == done.n_past
     if case.model == "smollm2":  # without windows
@@ -98,7 +97,8 @@ def test_a_model_that_guesses_for_itself_is_always_right(
     case = Case("smollm2", mode, "1.0", 4, is_greedy, 2, "threads", 1)
     prompt, plain = texts(case, N_PREDICT)
     how = sampling(is_greedy, rig.model.tokenizer.stop_ids)
-    drafter = PipelineModelDrafter(rig.model, how, len(prompt) + len(plain) + 16)
+    drafter = by_models([rig.model], n_ctx=len(prompt) + len(plain) + 16)
+    drafter.begin(how, 0)
     with ThreadPipeline(rig.stages(2, True)) as pipeline:
         check(case, pipeline, how, prompt=prompt, plain=plain, n_vocab=0, drafter=drafter)
 
@@ -121,7 +121,7 @@ def over_ranks(
                 "path": str(rig.model.path),
                 "n_vocab": rig.model.spec.n_vocab,
                 "n_embd": rig.model.spec.n_embd,
-                "window": least_window(rig.model.spec),
+                "window": rig.model.spec.window,
                 "stops": sorted(rig.model.tokenizer.stop_ids),
                 "jobs": [
                     {"case": asdict(case), "prompt": prompt, "text": text}

@@ -11,7 +11,7 @@ import pytest
 from pyflow import ChatSession, PyflowError, SamplingParams
 from pyflow.cluster.model import PipelinedModel, in_threads
 from pyflow.cluster.mpi.layers import given
-from pyflow.cluster.run.drafts import MethodDrafter, PipelineLookupDrafter
+from pyflow.cluster.run.drafts import MethodDrafter, by_lookup
 from pyflow.cluster.run.strategy import NAMES, named
 from pyflow.cluster.supervise.journal import Journal
 from pyflow.errors import ShapeError
@@ -36,12 +36,16 @@ def rig(rigs: Callable[[str], Rig]) -> Rig:
     return rigs("smollm2")
 
 
+def lookup(rig: Rig) -> MethodDrafter:
+    return by_lookup(n_ctx=4096, n_vocab=rig.model.spec.n_vocab)
+
+
 def pipelined(rig: Rig, strategy: str, n_stages: int, **options: Any) -> PipelinedModel:
     return in_threads(
         rig.model,
         strategy=named(strategy, n_stages),
         n_stages=n_stages,
-        drafter=None if strategy == "iterative" else PipelineLookupDrafter(),
+        drafter=None if strategy == "iterative" else lookup(rig),
         **options,
     )
 

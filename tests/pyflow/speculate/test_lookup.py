@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.errors import ShapeError
-from pyflow.speculate.drafter import Budget, Observed
+from pyflow.speculate.drafter import Budget, Chain, Observed
 from pyflow.speculate.lookup import PromptLookup
 from pyflow.speculate.tree import DraftTree
 
@@ -51,6 +52,26 @@ def test_an_index_that_grew_is_the_index_of_the_whole(
         drafter.observe(Observed(step, 0))
     whole = prompt + [token for step in steps for token in step]
     assert drafter.propose(budget) == bench.start(PromptLookup(), whole).propose(budget)
+
+
+@given(TEXT, st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=5), BUDGETS)
+@settings(max_examples=50)
+def test_guesses_ahead_count_as_text_and_leave_no_trace(
+    bench: Any, text: list[int], guesses: list[list[int]], budget: Budget
+) -> None:
+    drafter = bench.start(PromptLookup(), text)
+    before = drafter.propose(budget)
+    for ahead in guesses:
+        n_nodes, depth = budget.n_nodes + len(ahead), budget.depth + len(ahead)
+        chain = Chain(ahead, budget.n_nodes)
+        tree = drafter.propose(replace(budget, n_nodes=n_nodes, depth=depth, chain=chain))
+        alone = bench.start(PromptLookup(branches=1), text + ahead).propose(budget)
+        n = len(ahead) if len(alone) else 0
+        assert tree.tokens[:n] == ahead[:n]
+        assert tree.tokens[len(ahead) :] == alone.tokens
+        assert tree.scores[len(ahead) :] == alone.scores
+        assert tree.evidence[len(ahead) :] == alone.evidence
+        assert drafter.propose(budget) == before
 
 
 @given(TEXT, BUDGETS)

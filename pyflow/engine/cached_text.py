@@ -1,0 +1,65 @@
+"""Texts in a cache: a text that goes on is not computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyflow.engine.context import Context
+
+
+class CachedText:
+    """One sequence of a context, and the tokens whose cells it holds."""
+
+    def __init__(self, context: Context, seq: int = 0) -> None:
+        self.context = context
+        self.seq = seq
+        self.tokens: list[int] = []
+
+    def reuse(self, target: Sequence[int], n_dropped: int = 0) -> int:
+        """Cuts the cells to the longest usable prefix of the target; returns its length.
+
+        At least the target's last token remains to be computed. n_dropped: so many tokens have
+        left the text, all in one place; if the cells hold what follows them, it moves up.
+        """
+        try:
+            return self._cut_and_move(target, n_dropped)
+        except BaseException:
+            # Ctrl-C can come anywhere; what the cells then hold is unknown.
+            self.tokens = []
+            self.context.seq_rm(self.seq, 0)
+            raise
+
+    def _cut_and_move(self, target: Sequence[int], n_dropped: int) -> int:
+        context, seq = self.context, self.seq
+        first, same = reusable(self.tokens, target, n_dropped if context.shifts else 0)
+        if first is not None:
+            context.seq_rm(seq, first, first + n_dropped)
+            context.seq_add(seq, first + n_dropped, -1, -n_dropped)
+            del self.tokens[first : first + n_dropped]
+        keep = context.seq_reusable(seq, same)
+        context.seq_rm(seq, keep)
+        del self.tokens[keep:]
+        return keep
+
+
+def reusable(
+    cached: Sequence[int], target: Sequence[int], n_dropped: int = 0
+) -> tuple[int | None, int]:
+    """Where n_dropped tokens should leave the cache so that more of the target is in it, or None;
+    and how many tokens of the target need no computation then. The last token always does."""
+    same = common_prefix(cached, target)
+    if n_dropped > 0:
+        moved = common_prefix(cached[same + n_dropped :], target[same:])
+        if moved > 0:
+            return same, min(same + moved, len(target) - 1)
+    return None, min(same, len(target) - 1)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
