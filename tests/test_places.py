@@ -135,7 +135,7 @@ def test_a_block_takes_three_places_to_be_described_checked_and_named(
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_a_block_takes_three_places_to_be_made(with_gain: Tree) -> None:
     both = with_gain.root / "both.cpp"
-    both.write_text('#include "model/block.cpp"\n#include "model/blocks/gain.cpp"\n')
+    both.write_text('#include "model/blocks/block.cpp"\n#include "model/blocks/gain.cpp"\n')
     # -Wmissing-declarations: make_gain must have been declared by the list.
     command = ["c++", "-std=c++20", "-fsyntax-only", "-Wmissing-declarations", "-Werror"]
     for folder in (with_gain.root, ROOT):  # the copy first
@@ -144,7 +144,7 @@ def test_a_block_takes_three_places_to_be_made(with_gain: Tree) -> None:
     assert (
         "make_gain"
         in subprocess.run(
-            [*command, "-E", str(with_gain.root / "csrc/model/block.cpp")],
+            [*command, "-E", str(with_gain.root / "csrc/model/blocks/block.cpp")],
             check=True,
             capture_output=True,
             text=True,

@@ -7,8 +7,8 @@
 
 #include "core/thread_pool.h"
 #include "kernels/table.h"
-#include "model/block.h"
-#include "model/row_norm.h"
+#include "model/blocks/block.h"
+#include "model/blocks/row_norm.h"
 #include "model/spec.h"
 #include "model/weights.h"
 

@@ -4,7 +4,7 @@
 
 #include "bindings/testing/testing.h"
 #include "kernels/dispatch.h"
-#include "model/activation.h"
+#include "model/blocks/activation.h"
 
 namespace pyflow {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "model/blocks/blocks.h"
+#include "model/blocks/row_norm.h"
 #include "model/input_squares.h"
-#include "model/row_norm.h"
 
 namespace pyflow {
 namespace {

@@ -1,7 +1,7 @@
 // The factories of the blocks in this folder: make_<kind> for each line of blocks.def.
 #pragma once
 
-#include "model/block.h"
+#include "model/blocks/block.h"
 
 namespace pyflow {
 

@@ -2,7 +2,7 @@
 // where the model has them.
 #include <array>
 
-#include "model/activation.h"
+#include "model/blocks/activation.h"
 #include "model/blocks/blocks.h"
 
 namespace pyflow {

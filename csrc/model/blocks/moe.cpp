@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/activation.h"
+#include "model/blocks/activation.h"
 #include "model/blocks/blocks.h"
 #include "model/input_squares.h"
 #include "sample/portable_math.h"

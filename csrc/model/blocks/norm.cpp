@@ -1,6 +1,6 @@
 // y = norm(x) * weight + bias
 #include "model/blocks/blocks.h"
-#include "model/row_norm.h"
+#include "model/blocks/row_norm.h"
 
 namespace pyflow {
 namespace {

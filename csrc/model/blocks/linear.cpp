@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "kernels/dispatch.h"
-#include "model/block.h"
+#include "model/blocks/block.h"
 #include "model/input_squares.h"
 
 namespace pyflow {

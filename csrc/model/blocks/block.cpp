@@ -1,4 +1,4 @@
-#include "model/block.h"
+#include "model/blocks/block.h"
 
 #include "model/blocks/blocks.h"
 
