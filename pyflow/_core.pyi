@@ -328,17 +328,17 @@ class Stage:
     @property
     def used_tensors(self) -> set[str]: ...
 
-class InputSquares:
-    """Sums of squares of what each matrix of a stage was multiplied by, column by column; with
-    moments also of the products of its columns."""
+class InputMoments:
+    """Sums of squares of the inputs of each matrix of a stage, column by column; with moments also
+    of the products of columns."""
 
     def __init__(self, stage: Stage, moments: bool = False) -> None: ...
     def sums(self) -> list[tuple[str, int, int, NDArray[np.float64]]]:
-        """For each matrix its tensor, the first row of that which it has, how many rows were added,
-        and the sums (columns,)."""
+        """For each matrix its tensor, its first row there, how many rows were added, and the sums
+        (columns,)."""
     def moments(self) -> list[tuple[list[tuple[str, int]], int, NDArray[np.float32]]]:
-        """For each input of matrices, but of experts: the tensors and first rows of these, its
-        columns, and the sums as Feedback takes them, a view."""
+        """For each input of matrices, experts excepted: their tensors and first rows, its columns,
+        and the sums in the form that Feedback takes, a view."""
 
 class Context:
     """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""
@@ -402,9 +402,9 @@ class Context:
         regime: str = "decode",
     ) -> NDArray[np.float64]:
         """log p(targets[i]) after wanted row i."""
-    def observe(self, squares: InputSquares | None) -> None:
-        """From now on steps add the inputs of their matrices to these; None: no more. ShapeError
-        for those of another stage."""
+    def observe(self, moments: InputMoments | None) -> None:
+        """From now on steps add the inputs of their matrices to these; None: no more. ShapeError if
+        they belong to another stage."""
     def interrupt(self) -> None: ...
     def clear(self) -> None: ...
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...

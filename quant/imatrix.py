@@ -241,7 +241,7 @@ def by_tensor(
     shapes: Mapping[str, tuple[int, ...]],
     naming: Naming,
 ) -> dict[str, Squares]:
-    """The sums of a model's matrices (`_core.InputSquares.sums`) by the tensors of its GGUF file.
+    """The sums of a model's matrices (`_core.InputMoments.sums`) by the tensors of its GGUF file.
 
     shapes: of all tensors of its own file, and naming theirs. Matrices that were never multiplied
     are left out, experts among others kept. Cuts of one matrix have one input; that of the first
@@ -282,7 +282,7 @@ Products = list[tuple[list[str], NDArray[np.float32]]]
 def moments_by_tensor(
     measured: Iterable[tuple[list[tuple[str, int]], int, NDArray[np.float32]]], naming: Naming
 ) -> Products:
-    """A model's moments (`_core.InputSquares.moments`) by the tensors of its GGUF file."""
+    """A model's moments (`_core.InputMoments.moments`) by the tensors of its GGUF file."""
     found: Products = []
     for matrices, _, sums in measured:
         parts = [naming.parts.get(name) for name, _ in matrices]

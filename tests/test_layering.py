@@ -25,7 +25,19 @@ CPP: dict[str, set[str]] = {
     "bench": {"core", "kernels"},
     "kv": {"core", "kernels"},
     "model": {"core", "quant", "kernels", "encode", "kv", "sample"},
-    "bindings": {"core", "quant", "files", "sample", "kernels", "encode", "bench", "kv", "model"},
+    "calibrate": {"core", "quant", "kernels", "encode", "kv", "model"},
+    "bindings": {
+        "core",
+        "quant",
+        "files",
+        "sample",
+        "kernels",
+        "encode",
+        "bench",
+        "kv",
+        "model",
+        "calibrate",
+    },
 }
 # The list of formats is data, generated into the dtypes of core.
 CPP_EXCEPTIONS = {("csrc/core/dtype.h", "quant/formats.def")}

@@ -10,9 +10,9 @@
 #include "bench/probe.h"
 #include "bindings/convert.h"
 #include "bindings/run.h"
+#include "calibrate/input_moments.h"
 #include "files/checkpoint.h"
 #include "kernels/dispatch.h"
-#include "model/input_squares.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
@@ -246,13 +246,13 @@ py::array_t<double> score(Context& c, const py::object& input, const IntArray& p
 // For each input the tensors multiplied by it, their first rows, its columns, and the sums, which
 // are those of `self`.
 py::list moments(const py::object& self) {
-  auto& squares = self.cast<InputSquares&>();
+  auto& observer = self.cast<InputMoments&>();
   std::unordered_map<const PackedTensor*, py::tuple> names;
-  squares.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
+  observer.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
     names[&w] = py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first);
   });
   py::list out;
-  for (const InputSquares::Moments& m : squares.moments()) {
+  for (const InputMoments::Moments& m : observer.moments()) {
     if (!m.sums.data())
       throw ResourceError("second moments of inputs: expected " +
                           std::to_string(m.shape.size() * int64_t{sizeof(float)}) +
@@ -266,10 +266,10 @@ py::list moments(const py::object& self) {
 }
 
 // Name of the tensor, its first row that the matrix has, rows added, and the sums.
-py::list sums(const InputSquares& squares) {
+py::list sums(const InputMoments& observer) {
   py::list out;
-  squares.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
-    const InputSquares::Sums& s = squares.of(w);
+  observer.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
+    const InputMoments::Sums& s = observer.of(w);
     py::array_t<double> columns(static_cast<py::ssize_t>(s.columns.size()), s.columns.data());
     out.append(py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first, s.n_rows,
                               std::move(columns)));
@@ -324,9 +324,9 @@ void register_model(py::module_& m) {
       .def_property_readonly("shifts", &Stage::shifts)
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 
-  py::class_<InputSquares, std::shared_ptr<InputSquares>>(m, "InputSquares")
+  py::class_<InputMoments, std::shared_ptr<InputMoments>>(m, "InputMoments")
       .def(py::init([](std::shared_ptr<Stage> stage, bool moments) {
-             return std::make_shared<InputSquares>(std::move(stage), moments);
+             return std::make_shared<InputMoments>(std::move(stage), moments);
            }),
            py::arg("stage"), py::arg("moments") = false)
       .def("sums", &sums)
@@ -359,7 +359,10 @@ void register_model(py::module_& m) {
            py::arg("wanted"), py::arg("samplers"), py::arg("regime") = "decode")
       .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("targets"), py::arg("regime") = "decode")
-      .def("observe", &Context::observe, py::arg("squares"))
+      .def(
+          "observe",
+          [](Context& c, std::shared_ptr<InputMoments> moments) { c.observe(std::move(moments)); },
+          py::arg("moments"))
       .def("interrupt", &Context::interrupt)
       .def("seq_cp", [](Context& c, int src, int dst, int32_t p0,
                         int32_t p1) { c.kv().seq_cp(src, dst, p0, p1); })

@@ -9,8 +9,9 @@
 #include <span>
 #include <vector>
 
-#include "core/buffer.h"
 #include "kv/kv_cache.h"
+#include "model/observer.h"
+#include "model/scratch.h"
 #include "model/stage.h"
 
 namespace pyflow {
@@ -22,7 +23,7 @@ struct ContextConfig {
   int n_seq_max = 1;
   int64_t n_batch = 512;  // rows of one step at most, up to kMaxBatch
   CacheType cache_type = CacheType::F16;
-  std::vector<int64_t> layers;  // those that run; none: all
+  std::vector<int64_t> layers;  // the only layers to run; empty: all
 };
 
 class Context {
@@ -43,9 +44,9 @@ class Context {
   struct Input {
     std::span<const int32_t> tokens;
     std::span<const float> hidden;
-    // None: the rows that are pending, whose further layers are to run.
+    // Empty: run further layers of the pending rows.
     std::span<const KvRow> rows;
-    std::span<const int32_t> parents;  // of a tree, see KvCache::grow; else none
+    std::span<const int32_t> parents;  // of a tree, see KvCache::grow; else empty
     std::span<const int32_t> wanted;   // ascending row indices whose logits are consumed
     Regime regime = Regime::Decode;
     int64_t first_layer = 0, end_layer = kLastLayer;
@@ -54,7 +55,7 @@ class Context {
   // throw.
   using Consume = std::function<void(int64_t i, std::span<const float> logits)>;
 
-  // Runs the rows and commits their cells, but for those of a tree: they stay pending. `poll` is
+  // Runs the rows and commits their cells; those of a tree stay pending. `poll` is
   // called between layers, at most every 50 ms, by the calling thread; true asks to stop. Throws
   // CancelledError when stopped; whatever it throws, the cache is as it was before, and no row is
   // pending.
@@ -65,15 +66,15 @@ class Context {
 
   // Hidden states of the last run, n_embd floats per row; for the next stage or layer.
   void copy_hidden(float* out) const;
-  // The same of one row, as the head takes it.
+  // The same of one row, normed as the head takes it.
   void copy_normed(int64_t row, float* out) const;
 
   // Stops the run in progress, if any; safe from any thread and from signal handlers.
   void interrupt() noexcept { cancel_.store(true, std::memory_order_relaxed); }
 
-  // From now on steps add the inputs of their matrices to `squares`; null: no more. Throws
-  // ShapeError for those of another stage.
-  void observe(std::shared_ptr<InputSquares> squares);
+  // From now on `observer` sees the inputs of matrices; null: none does. Throws as its attach()
+  // does.
+  void observe(std::shared_ptr<Observer> observer);
 
   KvCache& kv() { return kv_; }
   const Stage& stage() const { return *stage_; }
@@ -81,22 +82,24 @@ class Context {
   std::mutex& busy() { return busy_; }
 
  private:
-  struct Layout;
   void check(const Input& input, int64_t n) const;
   int64_t end_layer(const Input& input) const;
-  const float* hidden_of(int64_t row) const;
+  // What a thread of the team works with, the only place that fills it.
+  Step step(const Team&, const StepRows&, Regime);
+  void fill_ropes(const Step&, Team&);
   void forward(Step&, Team&, const Input&);
-  void fill_ropes(Step&, Team&, std::span<const KvRow> rows);
+  void head(Step&, Team&, std::span<const int32_t> wanted, const Consume&);
   bool should_stop();
+  bool stopped() const { return stop_[0] || stop_[1]; }
 
   std::shared_ptr<const Stage> stage_;
   ContextConfig config_;
   std::vector<uint8_t> runs_layer_;
   KvCache kv_;
-  Buffer scratch_;
+  Scratch scratch_;
   int64_t last_rows_ = 0;
-  std::shared_ptr<InputSquares> input_squares_;
-  std::shared_ptr<const void> observing_;  // that these are taken
+  std::shared_ptr<Observer> observer_;
+  std::shared_ptr<const void> observing_;  // what its attach() returned
   std::atomic<bool> cancel_{false};
   bool stop_[2] = {false, false};
   const std::function<bool()>* poll_ = nullptr;

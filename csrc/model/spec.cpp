@@ -1,6 +1,7 @@
 #include "model/spec.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace pyflow {
 
@@ -23,6 +24,15 @@ std::string TensorRef::text() const {
   text += " [" + std::to_string(rows[0].first);
   text += " to " + std::to_string(rows.back().first + rows.back().second) + ")";
   return text;
+}
+
+void RopeSpec::angles(int32_t position, int64_t n_ctx, double magnitude, float* cos_sin) const {
+  const std::vector<double>& frequencies = inv_freq_at(n_ctx);
+  for (size_t i = 0; i < pairs(); ++i) {
+    const double angle = position * frequencies[i];
+    cos_sin[i] = static_cast<float>(std::cos(angle) * magnitude);
+    cos_sin[pairs() + i] = static_cast<float>(std::sin(angle) * magnitude);
+  }
 }
 
 }  // namespace pyflow

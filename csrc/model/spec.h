@@ -83,9 +83,9 @@ class BlockSpec {
   }
 };
 
-// Rotary embedding: pair i of a head turns by position * inv_freq[i]. Every scaling law (linear,
-// YaRN, Llama 3) is folded into inv_freq and magnitude by whoever writes the spec; LongRoPE has
-// others of them for contexts of more than n_ctx_original cells.
+// Rotary embedding: pair i of a head turns by position * inv_freq[i]. The spec has every scaling
+// law (linear, YaRN, Llama 3) folded into inv_freq and magnitude; LongRoPE has another pair of
+// these for contexts of more than n_ctx_original cells.
 struct RopeSpec {
   std::vector<double> inv_freq;
   double magnitude = 1.0;
@@ -100,6 +100,8 @@ struct RopeSpec {
     return is_long(n_ctx) ? long_inv_freq : inv_freq;
   }
   double magnitude_at(int64_t n_ctx) const { return is_long(n_ctx) ? long_magnitude : magnitude; }
+  // Cosines and sines, pairs() of each, of the angles that the pairs turn by at `position`.
+  void angles(int32_t position, int64_t n_ctx, double magnitude, float* cos_sin) const;
 };
 
 struct StageSpec {

@@ -1,8 +1,8 @@
 #include "model/stage.h"
 
-#include <algorithm>
 #include <array>
-#include <cstring>
+
+#include "model/blocks/linear.h"
 
 namespace pyflow {
 
@@ -27,13 +27,12 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
       throw ShapeError("rope: expected as many frequencies for long contexts as for others, " +
                        std::to_string(rope.pairs()) + ", found " +
                        std::to_string(rope.long_inv_freq.size()));
-  BlockContext context{spec_, weights_, facts_};
+  BlockContext context{spec_, weights_, facts_, embedding_ != nullptr};
   for (const auto& layer : spec_.layers) {
     layers_.emplace_back();
     for (const BlockSpec& block : layer) {
-      if (block.kind == "positions" && (!embedding_ || &block != &spec_.layers[0][0]))
-        throw ShapeError("block 'positions': expected at the start of the first layer");
       layers_.back().push_back(make_block(block, context));
+      context.is_first = false;
       needs_.at_least(layers_.back().back()->needs());
       for (const char* name : {"input", "output"})
         if (block.has(name)) needs_.at_least({.n_registers = register_index(block.text(name)) + 1});

@@ -16,10 +16,9 @@ namespace pyflow {
 
 class Stage {
  public:
-  // Binds, checks and packs the weights, float matrices as pack_as where there is one; without
-  // `load` only binds and checks, to plan memory. Throws ShapeError for a missing tensor or a wrong
-  // shape, UnsupportedError for what there is not in this build, and what `poll` does: see
-  // Weights::pack.
+  // Binds, checks and packs the weights, float matrices as pack_as if given; without `load` only
+  // binds and checks, to plan memory. Throws ShapeError for a missing tensor or a wrong shape,
+  // UnsupportedError for what this build lacks, and what `poll` throws (Weights::pack).
   Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
         const KernelTable& kernels, std::optional<DType> pack_as, bool load,
         const std::function<void()>& poll);
@@ -29,25 +28,27 @@ class Stage {
   ThreadPool& pool() const { return *pool_; }
   const std::set<std::string>& used_tensors() const { return weights_.used(); }
   size_t weight_bytes() const { return weights_.nbytes(pool_->placement().n_copies()); }
-  // What every token needs: all weights, but no tables that are not also the head, of which a token
-  // takes one row, and of experts as many as it takes.
+  // Weights read per decoded token: every matrix except lookup tables (unless tied to the head);
+  // for MoE only top_k experts are read.
   std::vector<std::span<const uint8_t>> token_weights(size_t copy = 0) const;
   // f(ref, matrix) for each matrix; a cut of a tensor has a ref of its own.
   template <class F>
   void for_matrices(F&& f) const {
     weights_.for_matrices(f);
   }
+  // Matrices W_v whose inputs attention shows to observers.
+  const std::set<const PackedTensor*>& value_weights() const { return facts_.values; }
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
-  // The rope that layer's keys carry, or null.
+  // The rope of that layer's keys, or null.
   const RopeSpec* kv_rope(size_t layer) const {
     const std::optional<size_t> rope = facts_.kv_ropes[layer];
     return rope ? &spec_.ropes[*rope] : nullptr;
   }
-  // Whether cells may move to other positions; not where these are part of what was computed.
+  // Whether cells may move to other positions: only if scores depend on distances alone.
   bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
-  int64_t n_positions() const { return facts_.n_positions; }  // beyond them no token may lie
+  int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
   const ScratchNeeds& needs() const { return needs_; }
-  bool fine_inputs() const;  // of any matrix
+  bool fine_inputs() const;  // whether any matrix has them
 
   bool first() const { return embedding_ != nullptr; }
   bool last() const { return head_ != nullptr; }
@@ -55,10 +56,10 @@ class Stage {
   // x = rows of the embedding matrix. Called by every thread.
   void embed(Step&, Team&) const;
   const std::vector<std::vector<std::unique_ptr<Block>>>& layers() const { return layers_; }
-  // A row of x as the head takes it, n_embd floats.
+  // The head's input for a row of x, n_embd floats.
   void final_norm(const float* x, float* out) const;
-  // logits[i] for the rows of x that are listed; n_vocab floats each, `stride` apart. `gathered`
-  // holds rows.size() x step.stride floats, for shared rows. Called by every thread.
+  // logits[i] for the listed rows of x: n_vocab floats each, `stride` apart. `gathered` holds
+  // rows.size() x step.stride floats, for shared rows. Called by every thread.
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,
               int64_t stride) const;
 

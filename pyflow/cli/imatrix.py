@@ -106,7 +106,7 @@ def command(
             progress("reading") as show,
             loaded.context(ctx_size, n_batch=ctx_size) as context,
         ):
-            squares = _core.InputSquares(loaded.stage, moments)
+            squares = _core.InputMoments(loaded.stage, moments)
             context.observe(squares)
             for done, window in enumerate(windows, start=1):
                 _read(context, window, loaded.spec.n_vocab if process_output else None)
@@ -202,7 +202,7 @@ def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[tuple[str,
     return windows
 
 
-def _nbytes(squares: _core.InputSquares) -> int:
+def _nbytes(squares: _core.InputMoments) -> int:
     """Of a file of them, at least."""
     return sum(4 * s.size for *_, s in squares.sums()) + sum(
         s.nbytes for *_, s in squares.moments()

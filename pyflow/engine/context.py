@@ -259,14 +259,14 @@ class Context(Closing):
         if native is not None:
             native.interrupt()
 
-    def observe(self, squares: _core.InputSquares | None) -> None:
+    def observe(self, moments: _core.InputMoments | None) -> None:
         """From now on steps add the inputs of their matrices to these; None: no more.
 
         Where these want second moments, it takes an empty context (ShapeError), which is the only
         one to observe them (ShapeError). What attention mixes is then known by cell, so cells must
         stay where they are written: no copies that are written on, no trees.
         """
-        self.native.observe(squares)
+        self.native.observe(moments)
 
     def clear(self) -> None:
         """Forgets all sequences."""

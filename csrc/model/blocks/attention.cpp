@@ -3,23 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "model/blocks/blocks.h"
+#include "model/blocks/linear.h"
 #include "model/blocks/row_norm.h"
-#include "model/input_squares.h"
+#include "model/observer.h"
 
 namespace pyflow {
 namespace {
 
-// From this many rows on, rows alone keep all threads busy; below, one row is cut at spans.
-constexpr int64_t kManyRows = 8;
 constexpr int64_t kRowTile = 16;
-// Of rows that are observed, sixteen at this distance from each other are mixed: neighbours mix
-// nearly the same.
-constexpr int64_t kMixedRows = 16, kMixedStep = 64;
-// From this many on, attention by more threads saves more than the barrier costs that it takes.
+// From so many cells on, splitting attention over more threads saves more than its barrier costs.
 constexpr int64_t kCellsWorthABarrier = 64;
 
 class Attention final : public Block {
@@ -53,8 +48,9 @@ class Attention final : public Block {
     q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
     k_ = &w.matrix(spec.tensor("k"), kv_dim(), n_embd_, Weights::Loop::Continued);
     v_ = &w.matrix(spec.tensor("v"), kv_dim(), n_embd_, Weights::Loop::Continued);
-    joined_ = spec.tensor("v").name == spec.tensor("q").name ||
-              spec.tensor("v").name == spec.tensor("k").name;
+    values_apart_ = spec.tensor("v").name != spec.tensor("q").name &&
+                    spec.tensor("v").name != spec.tensor("k").name;
+    if (values_apart_) c.facts.values.insert(v_);
     o_ = &w.matrix(spec.tensor("o"), n_embd_, q_dim());
     q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
     k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), kv_dim());
@@ -87,15 +83,7 @@ class Attention final : public Block {
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
     const std::array products = {Product{q_, q, padded(q_dim())}, Product{k_, k, padded(kv_dim())},
                                  Product{v_, v, padded(kv_dim())}};
-    const bool mixes = prepare_mixing(s, team);
-    if (mixes) {
-      multiply(s, team, std::span(products).first(2), in, s.stride, s.n_rows);
-      InputSquares* const observer = std::exchange(s.input_squares, nullptr);
-      multiply(s, team, std::span(products).last(1), in, s.stride, s.n_rows);
-      s.input_squares = observer;
-    } else {
-      multiply(s, team, products, in, s.stride, s.n_rows);
-    }
+    multiply(s, team, products, in, s.stride, s.n_rows);
     if (norms_all_ && (q_norm_ || k_norm_))
       team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
@@ -145,7 +133,7 @@ class Attention final : public Block {
                     });
       attend(s, team, args, cut);
     }
-    if (mixes) observe_mixed(s, team, args, in);
+    if (s.observer && values_apart_) observe(s, team, args, in);
     quantize_rows(s, team, mixed, padded(q_dim()), s.n_rows, q_dim());
     multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_, mixed,
              padded(q_dim()), s.n_rows);
@@ -190,8 +178,8 @@ class Attention final : public Block {
       float* head = heads + h * head_dim_;
       if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, h * norm.step);
       if (!rope_) continue;
-      const int64_t pairs = s.rope_pairs[*rope_];
-      s.kernels.rope(head, s.ropes[*rope_] + r * 2 * pairs, pairs, s.rope_interleaved[*rope_] != 0);
+      const RopeTable& rope = s.ropes[*rope_];
+      s.kernels.rope(head, rope.row(r), rope.n_pairs, rope.interleaved);
     }
   }
 
@@ -208,7 +196,7 @@ class Attention final : public Block {
 
   Cut cut_for(const Step& s, const Team& team, const AttendArgs& args) const {
     Cut cut = {1, 1};
-    if (s.n_rows >= kManyRows || team.size() == 1) return cut;
+    if (s.n_rows >= kSplitRows || team.size() == 1) return cut;
     int64_t cells = 0;
     for (int64_t r = 0; r < s.n_rows; ++r) {
       cut.spans = std::max(cut.spans, spans(args.views[r]));
@@ -252,100 +240,16 @@ class Attention final : public Block {
     });
   }
 
-  // What matters of the values is what attention makes of them. A mix of values, sum p_c W_v x_c
-  // over cells c, is W_v times the inputs mixed alike, so these are what W_v is observed to be
-  // multiplied by: one for each query head. A cell that many rows attend to, as most do to the
-  // first, counts by that, and an error in what it says of many others is seen as the sum it is.
-  //
-  // Attention does it, over the same keys, with n_slices() slices of the inputs for values. Inputs
-  // are kept by slot as long as their cells may be seen. A tensor of which only some rows are the
-  // values' has the inputs that it is multiplied by, as any other.
-  int64_t n_slices() const { return (n_embd_ + head_dim_ - 1) / head_dim_; }
-  int64_t slices_dim() const { return n_slices() * head_dim_; }
-  int64_t n_slots(const Step& s) const {
-    return (s.kv->groups()[s.kv->group_of(layer_)].capacity + 15) / 16 * 16;
-  }
-
-  bool prepare_mixing(const Step& s, Team& team) const {
-    if (!s.input_squares || joined_) return false;
-    if (team.rank() == 0) {
-      InputSquares& squares = *s.input_squares;
-      squares.prepare_moments(1, [&](size_t) { return v_; });
-      if (squares.moments_of(*v_) >= 0)
-        squares.prepare_mixing(*v_, n_slots(s) * slices_dim(), Mixing::floats(*this, s));
-    }
-    team.barrier();
-    return s.input_squares->moments_of(*v_) >= 0;
-  }
-
-  // Of the memory that layers share: keys that nobody reads and a slice for values, as caches hold
-  // them; a slice of the mixes, by row; and the mixes themselves, by row and query head.
-  struct Mixing {
-    float *keys, *values, *slice, *mixes;
-
-    Mixing(const Attention& a, const Step& s, float* memory)
-        : keys(memory),
-          values(keys + a.n_slots(s) * a.kv_dim()),
-          slice(values + a.n_slots(s) * a.kv_dim()),
-          mixes(slice + s.n_rows * a.q_dim()) {}
-    static int64_t floats(const Attention& a, const Step& s) {
-      return 2 * a.n_slots(s) * a.kv_dim() + s.n_rows * (a.q_dim() + a.n_heads_ * a.slices_dim());
-    }
-  };
-
-  void observe_mixed(Step& s, Team& team, const AttendArgs& args, const float* in) const {
-    float* const inputs = s.input_squares->own_mixing(*v_);
-    const Mixing m(*this, s, s.input_squares->shared_mixing());
-    const auto slots = s.kv->slots(layer_);
-    team.for_each(s.n_rows, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        std::copy_n(in + r * s.stride, n_embd_,
-                    inputs + slots[static_cast<size_t>(s.first_row + r)] * slices_dim());
-    });
-    struct Run {
-      int64_t row, n, number;  // the first, how many follow one another, and its number among all
-    };
-    std::vector<Run> runs;
-    int64_t n_mixed = 0;
-    for (int64_t r = 0; r < s.n_rows; ++r) {
-      if (s.rows[static_cast<size_t>(r)].position % kMixedStep >= kMixedRows) continue;
-      if (runs.empty() || runs.back().row + runs.back().n < r || runs.back().n == kRowTile)
-        runs.push_back({r, 0, n_mixed});
-      ++runs.back().n;
-      ++n_mixed;
-    }
-    AttendArgs mixing = args;
-    mixing.kv.v = reinterpret_cast<uint8_t*>(m.values);
-    KvView writing = mixing.kv;
-    writing.k = reinterpret_cast<uint8_t*>(m.keys);
-    for (int64_t i = 0; i < n_slices(); ++i) {
-      team.for_each(n_slots(s) / 16, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t slot = 16 * begin; slot < 16 * end; ++slot)
-          for (int64_t h = 0; h < n_kv_heads_; ++h) {
-            const float* slice = inputs + slot * slices_dim() + i * head_dim_;
-            s.kernels.store_kv(writing, slot, h, slice, slice);
-          }
-      });
-      team.for_each(std::ssize(runs) * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t at = begin; at < end; ++at) {
-          const Run& run = runs[static_cast<size_t>(at / n_kv_heads_)];
-          const int64_t head = at % n_kv_heads_;
-          AttendArgs part = mixing;
-          part.q += run.row * args.q_stride;
-          part.views += run.row;
-          part.out = m.slice + run.number * q_dim();
-          part.out_stride = q_dim();
-          s.kernels.attend(part, 0, run.n, head);
-          for (int64_t r = 0; r < run.n; ++r)
-            for (int64_t h = head * group(); h < (head + 1) * group(); ++h)
-              std::copy_n(
-                  part.out + r * q_dim() + h * head_dim_, head_dim_,
-                  m.mixes + ((run.number + r) * n_heads_ + h) * slices_dim() + i * head_dim_);
-        }
-      });
-    }
-    observe(s, team, std::array{Product{v_, nullptr, 0}}, m.mixes, slices_dim(),
-            n_mixed * n_heads_);
+  void observe(const Step& s, Team& team, const AttendArgs& args, const float* in) const {
+    s.observer->attention(
+        team,
+        {.values = *v_,
+         .x = in,
+         .x_stride = s.stride,
+         .rows = s.rows,
+         .slots = s.kv->slots(layer_).subspan(static_cast<size_t>(s.first_row), s.rows.size()),
+         .n_slots = (s.kv->groups()[s.kv->group_of(layer_)].capacity + 15) / 16 * 16,
+         .attended = args});
   }
 
   // The same with only query heads [first, last) of those that share `kv_head`.
@@ -369,7 +273,7 @@ class Attention final : public Block {
   size_t layer_;
   std::vector<float> slopes_;
   const PackedTensor *q_, *k_, *v_, *o_;
-  bool joined_;  // the values' matrix is part of another one's tensor
+  bool values_apart_;  // v_ shares no tensor with q_ or k_
   const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
   HeadNorm q_norm_, k_norm_;
   bool norms_all_ = false;

@@ -4,6 +4,7 @@
 
 #include "model/blocks/activation.h"
 #include "model/blocks/blocks.h"
+#include "model/blocks/linear.h"
 
 namespace pyflow {
 namespace {

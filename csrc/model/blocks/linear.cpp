@@ -1,8 +1,10 @@
+#include "model/blocks/linear.h"
+
 #include <algorithm>
 
 #include "kernels/dispatch.h"
-#include "model/blocks/block.h"
-#include "model/input_squares.h"
+#include "model/observer.h"
+#include "model/weights.h"
 
 namespace pyflow {
 namespace {
@@ -10,7 +12,7 @@ namespace {
 // Activations of one pass over the weights: half of a 1 MiB second-level cache.
 constexpr int64_t kChunkBytes = 512 << 10;
 
-// Pairs of rows whose halves of a tile lie on the stack; whole panels.
+// Pairs of rows whose halves of a tile are held on the stack; whole panels.
 constexpr int64_t kPairsAtOnce = 4 * kPanelRows;
 
 // Rows whose activations stay in the second-level cache while a group of tiles passes over them; a
@@ -21,23 +23,51 @@ int64_t chunk_rows(int64_t k) {
   return std::max<int64_t>(2 * kPanelRows, rows);
 }
 
-// Tiles [first, last) of one product for rows [row, row + n_rows) of the step's pairs.
-void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_rows, int64_t first,
-                    int64_t last) {
-  const PackedTensor& w = *p.weight;
-  const auto format = static_cast<size_t>(w.dtype());
+// Rows [first, first + n) of an input.
+struct Rows {
+  const float* x;
+  int64_t x_stride;
+  const ActBlock* acts;
+  int64_t first, n;
+};
+
+auto matmul_for(const Step& step, DType dtype) {
+  const auto format = static_cast<size_t>(dtype);
   const auto prefill =
       step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
-  const auto matmul = prefill ? prefill : step.kernels.matmul[format];
+  return prefill ? prefill : step.kernels.matmul[format];
+}
+
+// Tiles [begin, end) of one product.
+void multiply_tiles(const Step& step, const Product& p, const Rows& rows, int64_t begin,
+                    int64_t end) {
+  const PackedTensor& w = *p.weight;
+  matmul_for(step, w.dtype())({.tiles = w.data(step.copy),
+                               .k = w.cols(),
+                               .acts = rows.acts + rows.first * act_blocks(w.cols()),
+                               .x = rows.x + rows.first * rows.x_stride,
+                               .x_stride = rows.x_stride,
+                               .n_rows = rows.n,
+                               .y = p.y + rows.first * p.y_stride,
+                               .y_stride = p.y_stride,
+                               .prefetch = prefetches()},
+                              begin, end);
+}
+
+// The same from the step's pairs of rows: the two halves of each are multiplied and added.
+void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_t begin,
+                    int64_t end) {
+  const PackedTensor& w = *p.weight;
+  const auto matmul = matmul_for(step, w.dtype());
   const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
   const Prefetch prefetch = prefetches();
   alignas(64) float halves[2 * kPairsAtOnce * kTileRows];
-  for (int64_t t = first; t < last; ++t)
-    for (int64_t r = 0; r < n_rows; r += kPairsAtOnce) {
-      const int64_t n = std::min(kPairsAtOnce, n_rows - r);
+  for (int64_t t = begin; t < end; ++t)
+    for (int64_t r = 0; r < rows.n; r += kPairsAtOnce) {
+      const int64_t n = std::min(kPairsAtOnce, rows.n - r);
       matmul({.tiles = w.data(step.copy) + static_cast<size_t>(t) * tile_bytes,
               .k = w.cols(),
-              .acts = step.pairs + 2 * (row + r) * act_blocks(w.cols()),
+              .acts = step.pairs + 2 * (rows.first + r) * act_blocks(w.cols()),
               .x = nullptr,
               .x_stride = 0,
               .n_rows = 2 * n,
@@ -46,7 +76,7 @@ void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_r
               .prefetch = prefetch},
              0, 1);
       for (int64_t i = 0; i < n; ++i) {
-        float* y = p.y + (row + r + i) * p.y_stride + t * kTileRows;
+        float* y = p.y + (rows.first + r + i) * p.y_stride + t * kTileRows;
         const float* half = halves + 2 * i * kTileRows;
         for (int64_t lane = 0; lane < kTileRows; ++lane)
           y[lane] = half[lane] + half[kTileRows + lane];
@@ -54,36 +84,16 @@ void multiply_pairs(const Step& step, const Product& p, int64_t row, int64_t n_r
     }
 }
 
-// Tiles [first, last) of one product for rows [row, row + n_rows) of x, or of acts.
-void multiply_tiles(const Step& step, const Product& p, const ActBlock* acts, const float* x,
-                    int64_t x_stride, int64_t row, int64_t n_rows, int64_t first, int64_t last) {
-  const PackedTensor& w = *p.weight;
-  const auto format = static_cast<size_t>(w.dtype());
-  const auto prefill =
-      step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
-  const auto matmul = prefill ? prefill : step.kernels.matmul[format];
-  const MatmulArgs args = {.tiles = w.data(step.copy),
-                           .k = w.cols(),
-                           .acts = acts + row * act_blocks(w.cols()),
-                           .x = x + row * x_stride,
-                           .x_stride = x_stride,
-                           .n_rows = n_rows,
-                           .y = p.y + row * p.y_stride,
-                           .y_stride = p.y_stride,
-                           .prefetch = prefetches()};
-  matmul(args, first, last);
-}
-
-// The same by pairs where the weights take them.
-void multiply_tiles(const Step& step, const Product& p, const float* x, int64_t x_stride,
-                    int64_t row, int64_t n_rows, int64_t first, int64_t last) {
+// By pairs if the weights have fine inputs.
+void multiply_step_tiles(const Step& step, const Product& p, const Rows& rows, int64_t begin,
+                         int64_t end) {
   if (step.pairs && fine_inputs(p.weight->dtype()))
-    multiply_pairs(step, p, row, n_rows, first, last);
+    multiply_pairs(step, p, rows, begin, end);
   else
-    multiply_tiles(step, p, step.acts, x, x_stride, row, n_rows, first, last);
+    multiply_tiles(step, p, rows, begin, end);
 }
 
-// Row r of n_rows, which is quantized already, as the r-th pair: itself, and what it leaves of x.
+// Writes pair r of n_rows: the quantized row r, and what is left of x after it, quantized too.
 void make_pair(const Step& step, const float* x, int64_t k, int64_t r, int64_t n_rows) {
   const int64_t n_kb = act_blocks(k);
   for (int64_t kb = 0; kb < n_kb; ++kb) {
@@ -97,7 +107,7 @@ void make_pair(const Step& step, const float* x, int64_t k, int64_t r, int64_t n
   }
 }
 
-// The pairs of all rows, if any of the products takes them.
+// The pairs of all rows, if any product has fine inputs.
 void pair_up(Step& step, Team& team, std::span<const Product> products, const float* x,
              int64_t stride, int64_t n_rows) {
   const auto takes = [](const Product& p) { return fine_inputs(p.weight->dtype()); };
@@ -108,29 +118,23 @@ void pair_up(Step& step, Team& team, std::span<const Product> products, const fl
   });
 }
 
-}  // namespace
-
-// Threads share the columns, so that each sum takes its rows in order.
-void observe(Step& step, Team& team, std::span<const Product> products, const float* x,
-             int64_t x_stride, int64_t n_rows) {
-  if (!step.input_squares) return;
-  team.for_each(products[0].weight->cols(), kActBlock, [&](int64_t begin, int64_t end) {
-    for (const Product& p : products)
-      for (int64_t r = 0; r < n_rows; ++r)
-        step.input_squares->add(*p.weight, x + r * x_stride, begin, end);
-  });
-  if (team.rank() == 0)
-    step.input_squares->prepare_moments(products.size(),
-                                        [&](size_t i) { return products[i].weight; });
-  team.barrier();
-  const int64_t moments = step.input_squares->moments_of(*products[0].weight);
-  if (moments < 0) return;
-  team.for_each(step.input_squares->moment_steps(moments), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      step.input_squares->add_moments(moments, x, x_stride, n_rows, i);
-  });
-  if (team.rank() == 0) step.input_squares->end_moments(moments, n_rows);
+// Shows the input to the observer, if there is one.
+void observe(const Step& step, Team& team, std::span<const Product> products, MatrixInput input) {
+  std::vector<const PackedTensor*> weights;
+  for (const Product& p : products) weights.push_back(p.weight);
+  input.weights = weights;
+  step.observer->input(team, input);
 }
+
+// What precedes the shared loop of a product.
+void prepare(Step& step, Team& team, std::span<const Product> products, const float* x,
+             int64_t x_stride, int64_t n_rows) {
+  if (step.observer)
+    observe(step, team, products, {.weights = {}, .x = x, .x_stride = x_stride, .n_rows = n_rows});
+  pair_up(step, team, products, x, x_stride, n_rows);
+}
+
+}  // namespace
 
 void quantize_rows(Step& step, Team& team, const float* x, int64_t stride, int64_t n_rows,
                    int64_t k) {
@@ -149,8 +153,7 @@ void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, i
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
               int64_t x_stride, int64_t n_rows) {
-  observe(step, team, products, x, x_stride, n_rows);
-  pair_up(step, team, products, x, x_stride, n_rows);
+  prepare(step, team, products, x, x_stride, n_rows);
   int64_t tiles = 0;
   for (const Product& p : products) tiles += p.weight->tiles();
   const int64_t chunk = chunk_rows(products[0].weight->cols());
@@ -162,15 +165,15 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
       base += p.weight->tiles();
       if (first >= last) continue;
       for (int64_t r = 0; r < n_rows; r += chunk)
-        multiply_tiles(step, p, x, x_stride, r, std::min(chunk, n_rows - r), first, last);
+        multiply_step_tiles(step, p, {x, x_stride, step.acts, r, std::min(chunk, n_rows - r)},
+                            first, last);
     }
   });
 }
 
 void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
               int64_t x_stride, int64_t n_rows, const AfterTiles& after) {
-  observe(step, team, products, x, x_stride, n_rows);
-  pair_up(step, team, products, x, x_stride, n_rows);
+  prepare(step, team, products, x, x_stride, n_rows);
   const PackedTensor& w = *products[0].weight;
   const int64_t chunk = chunk_rows(w.cols());
   team.for_each(w.tiles(), tile_grain(w.tiles(), team.size()), [&](int64_t begin, int64_t end) {
@@ -178,7 +181,8 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const f
                   columns = std::min(end * kTileRows, w.rows()) - column;
     for (int64_t r = 0; r < n_rows; r += chunk) {
       const int64_t n = std::min(chunk, n_rows - r);
-      for (const Product& p : products) multiply_tiles(step, p, x, x_stride, r, n, begin, end);
+      for (const Product& p : products)
+        multiply_step_tiles(step, p, {x, x_stride, step.acts, r, n}, begin, end);
       for (int64_t i = r; i < r + n; ++i) after(i, column, columns);
     }
   });
@@ -196,7 +200,13 @@ void multiply(Step& step, Team& team, const Product& product, const float* bias,
 
 void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const AfterJobTiles& after) {
   int64_t tiles = 0;
-  for (size_t i = 0; i < n_jobs; ++i) tiles += at(i).products[0].weight->tiles();
+  for (size_t i = 0; i < n_jobs; ++i) {
+    const Job job = at(i);
+    tiles += job.products[0].weight->tiles();
+    if (step.observer)
+      observe(step, team, std::span(job.products).first(job.n_products),
+              {{}, job.x, job.x_stride, job.n_rows, job.rows, true});
+  }
   team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
     int64_t base = 0;
     for (size_t i = 0; i < n_jobs && base < end; ++i) {
@@ -211,7 +221,7 @@ void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const Afte
       for (int64_t r = 0; r < job.n_rows; r += chunk) {
         const int64_t n = std::min(chunk, job.n_rows - r);
         for (size_t p = 0; p < job.n_products; ++p)
-          multiply_tiles(step, job.products[p], job.acts, job.x, job.x_stride, r, n, first, last);
+          multiply_tiles(step, job.products[p], {job.x, job.x_stride, job.acts, r, n}, first, last);
         for (int64_t row = r; after && row < r + n; ++row) after(i, row, column, columns);
       }
     }

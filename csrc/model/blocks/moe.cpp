@@ -13,7 +13,7 @@
 
 #include "model/blocks/activation.h"
 #include "model/blocks/blocks.h"
-#include "model/input_squares.h"
+#include "model/blocks/linear.h"
 #include "sample/portable_math.h"
 
 namespace pyflow {
@@ -120,7 +120,8 @@ class Moe final : public Block {
               moved ? b.gathered + first * padded(n_embd_) : in,
               moved ? padded(n_embd_) : s.stride,
               all ? s.acts : s.acts + (s.n_rows + first) * act_blocks(n_embd_),
-              n};
+              n,
+              moved ? nullptr : b.row + first};
     };
     const auto activate = [&](size_t i, int64_t row, int64_t column, int64_t columns) {
       const bool shared = i == n_active;
@@ -129,9 +130,7 @@ class Moe final : public Block {
       s.kernels.gate(act_, (shared ? b.shared_gate : b.gate) + at,
                      (shared ? b.shared_up : b.up) + at, columns);
     };
-    if (s.input_squares) observe_inner(s, team, b, in);
     multiply(s, team, n_jobs, std::cref(inner_job), std::cref(activate));
-    if (s.input_squares) observe_outer(s, team, b);
 
     ActBlock* shared_acts = s.acts + s.n_rows * top_k_ * act_blocks(n_ff_);
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
@@ -181,6 +180,7 @@ class Moe final : public Block {
     float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
     float *p, *shared_p, *gathered;  // row_temp, as the following
     int32_t *chosen, *slot;          // n_rows x top_k
+    int32_t* row;                    // of each slot
     int32_t* first;                  // of an expert's slots; the end
     int32_t *active, *n_active;      // experts that have slots
 
@@ -202,6 +202,7 @@ class Moe final : public Block {
       shared_p = take(s.n_rows);
       chosen = take_ints(slots);
       slot = take_ints(slots);
+      row = take_ints(slots);
       first = take_ints(moe.n_experts_ + 1);
       active = take_ints(moe.n_experts_);
       n_active = take_ints(1);
@@ -247,7 +248,10 @@ class Moe final : public Block {
       b.first[e + 1] += b.first[e];
     }
     // Each beginning moves on to its end, which is where the next one's was.
-    for (int64_t i = 0; i < n_rows * top_k_; ++i) b.slot[i] = b.first[b.chosen[i]]++;
+    for (int64_t i = 0; i < n_rows * top_k_; ++i) {
+      b.slot[i] = b.first[b.chosen[i]]++;
+      b.row[b.slot[i]] = static_cast<int32_t>(i / top_k_);
+    }
     std::copy_backward(b.first, b.first + n_experts_, b.first + n_experts_ + 1);
     b.first[0] = 0;
   }
@@ -281,40 +285,6 @@ class Moe final : public Block {
     }
     if (n_shared())
       s.kernels.add_scaled(to, b.shared_y + r * padded(n_embd_) + column, b.shared_p[r], n);
-  }
-
-  // Adds to the step's input squares what the experts' first matrices are multiplied by, of each
-  // expert the rows that chose it.
-  void observe_inner(const Step& s, Team& team, const Buffers& b, const float* in) const {
-    team.for_each(n_embd_, kActBlock, [&](int64_t begin, int64_t end) {
-      for (int64_t r = 0; r < s.n_rows; ++r) {
-        const float* x = in + r * s.stride;
-        const auto add = [&](const PackedTensor* w) { s.input_squares->add(*w, x, begin, end); };
-        for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
-          const auto e = static_cast<size_t>(b.chosen[i]);
-          add(gate_[e]);
-          add(up_[e]);
-        }
-        if (n_shared()) {
-          add(shared_gate_);
-          add(shared_up_);
-        }
-      }
-    });
-  }
-
-  // The same of their second ones.
-  void observe_outer(const Step& s, Team& team, const Buffers& b) const {
-    team.for_each(n_ff_, kActBlock, [&](int64_t begin, int64_t end) {
-      for (int64_t i = 0; i < s.n_rows * top_k_; ++i)
-        s.input_squares->add(*down_[static_cast<size_t>(b.chosen[i])],
-                             b.gate + b.slot[i] * padded(n_ff_), begin, end);
-    });
-    if (!n_shared()) return;
-    team.for_each(n_ff_shared_, kActBlock, [&](int64_t begin, int64_t end) {
-      for (int64_t r = 0; r < s.n_rows; ++r)
-        s.input_squares->add(*shared_down_, b.shared_gate + r * padded(n_ff_shared_), begin, end);
-    });
   }
 
   size_t in_, out_;

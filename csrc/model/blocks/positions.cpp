@@ -12,6 +12,8 @@ class Positions final : public Block {
   Positions(const BlockSpec& spec, BlockContext& c)
       : n_(c.stage.n_embd), offset_(spec.integer("offset")) {
     const int64_t n_positions = spec.integer("n_positions");
+    if (!c.is_first)
+      throw ShapeError("block 'positions': expected at the start of the first layer");
     if (spec.text("output") != "x") throw ShapeError("positions: expected output x");
     if (n_positions < 1 || n_positions > kv::kMaxPositions || offset_ < 0 ||
         offset_ > kv::kMaxPositions)

@@ -83,7 +83,7 @@ def measured(name: str, checkpoint: formats.Checkpoint, names: Naming) -> dict[s
     """What the matrices of a fixture were multiplied by when its tokens were read."""
     stage = _core.Stage(checkpoint.native, describe(checkpoint).spec.stage(), POOL)
     context = _core.Context(stage, n_ctx=64, n_seq_max=1, n_batch=64, cache_type="f16")
-    squares = _core.InputSquares(stage)
+    squares = _core.InputMoments(stage)
     context.observe(squares)
     tokens = np.array(fixture(name)["tokens"], np.int32)
     at = np.arange(len(tokens), dtype=np.int32)

@@ -1,0 +1,54 @@
+// Products of matrices: what the blocks with weights share.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <span>
+
+#include "core/thread_pool.h"
+#include "model/step.h"
+#include "quant/packed_tensor.h"
+
+namespace pyflow {
+
+struct Product {
+  const PackedTensor* weight;
+  float* y;
+  int64_t y_stride;
+};
+
+// Quantizes n_rows of x for the products that follow; needed once per input.
+void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows, int64_t k);
+// Quantizes one row into row r of n_rows at `acts`.
+void quantize_row(const Step&, const float* x, int64_t k, ActBlock* acts, int64_t r,
+                  int64_t n_rows);
+
+// y = W x for several matrices over the same input, in one shared loop; by pairs of rows for
+// weights with fine inputs. All of these functions show the input to the step's observer.
+void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
+              int64_t n_rows);
+// The same for matrices of one height, whose tiles are computed side by side: once those of some
+// rows are complete, after(row, column, columns) may work on each row's new values.
+using AfterTiles = std::function<void(int64_t row, int64_t column, int64_t columns)>;
+void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
+              int64_t n_rows, const AfterTiles& after);
+// y = W x + bias; null: no bias.
+void multiply(Step&, Team&, const Product&, const float* bias, const float* x, int64_t x_stride,
+              int64_t n_rows);
+
+// Rows of an input with matrices of their own, at most two, of one height: an expert.
+struct Job {
+  std::array<Product, 2> products;
+  size_t n_products;
+  const float* x;
+  int64_t x_stride;
+  const ActBlock* acts;  // of these rows alone
+  int64_t n_rows;
+  const int32_t* rows = nullptr;  // their numbers in x, for observers; null: 0, 1, ...
+};
+using JobAt = std::function<Job(size_t)>;
+using AfterJobTiles = std::function<void(size_t job, int64_t row, int64_t column, int64_t columns)>;
+// All jobs in one shared loop; `after` as above, or null.
+void multiply(Step&, Team&, size_t n_jobs, const JobAt& at, const AfterJobTiles& after);
+
+}  // namespace pyflow

@@ -1,0 +1,82 @@
+#include "model/scratch.h"
+
+#include "model/stage.h"
+
+namespace pyflow {
+namespace {
+
+// Rows whose logits are held at once: one pass over the head serves them, and a vocabulary of
+// 262144 takes 32 MiB.
+constexpr int64_t kHeadRows = 32;
+
+constexpr int64_t kFloat = sizeof(float), kAct = sizeof(ActBlock);
+
+}  // namespace
+
+ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx) {
+  const ScratchNeeds& needs = stage.needs();
+  stride = padded(stage.spec().n_embd);
+  head_stride = padded(stage.spec().n_vocab);
+  head_rows = stage.last() ? std::min(kHeadRows, n_batch) : 0;
+  partial_floats =
+      needs.partial_floats * std::min(kSplitRows, n_batch) * (n_ctx / kLogicalSpan + 2);
+  row_floats = needs.row_floats_per_row;
+  acts_per_row = needs.act_blocks_per_row;
+  has_pairs = stage.fine_inputs();
+  n_registers = needs.n_registers;
+  const int64_t pairs_per_row = has_pairs ? 2 * acts_per_row : 0;
+  int64_t angles_per_row = 0;
+  for (const RopeSpec& r : stage.spec().ropes)
+    angles_per_row += 2 * static_cast<int64_t>(r.pairs());
+
+  for (size_t r = 0; r < n_registers; ++r) registers[r] = take(n_batch * stride * kFloat);
+  temp = take(n_batch * needs.floats_per_row * kFloat);
+  row_temp = take(n_batch * row_floats * kFloat);
+  acts = take(n_batch * acts_per_row * kAct);
+  pairs = take(n_batch * pairs_per_row * kAct);
+  partials = take(partial_floats * kFloat);
+  gathered = take(head_rows * stride * kFloat);
+  logits = take(head_rows * head_stride * kFloat);
+  angles = take(n_batch * angles_per_row * kFloat);
+  const int64_t own_rows = kOwnRows * stage.pool().size();
+  for (size_t r = 0; r < n_registers; ++r) own_registers[r] = take(own_rows * stride * kFloat);
+  own_row_temp = take(own_rows * row_floats * kFloat);
+  own_acts = take(own_rows * acts_per_row * kAct);
+  own_pairs = take(own_rows * pairs_per_row * kAct);
+}
+
+size_t ScratchLayout::take(int64_t size) {
+  const size_t at = nbytes;
+  nbytes += (static_cast<size_t>(size) + 63) / 64 * 64;
+  return at;
+}
+
+StepMemory Scratch::step(const Team& team, int64_t n_rows) const {
+  const int64_t first = kOwnRows * team.rank();  // of this thread's own rows
+  const bool own_rows = n_rows <= kOwnRows;
+  StepMemory m{.stride = at_.stride,
+               .own_rows = own_rows,
+               .registers = {},
+               .shared = {},
+               .own = {},
+               .temp = at<float>(at_.temp),
+               .row_temp = own_rows ? at<float>(at_.own_row_temp) + first * at_.row_floats
+                                    : at<float>(at_.row_temp),
+               .acts = own_rows ? at<ActBlock>(at_.own_acts) + first * at_.acts_per_row
+                                : at<ActBlock>(at_.acts),
+               .pairs = own_rows ? at<ActBlock>(at_.own_pairs) + first * 2 * at_.acts_per_row
+                                 : at<ActBlock>(at_.pairs),
+               .partials = at<float>(at_.partials),
+               .partial_capacity = at_.partial_floats,
+               .angles = at<float>(at_.angles)};
+  if (!at_.has_pairs) m.pairs = nullptr;
+  for (size_t r = 0; r < at_.n_registers; ++r) {
+    m.shared[r] = at<float>(at_.registers[r]);
+    m.own[r] = at<float>(at_.own_registers[r]) + first * at_.stride;
+  }
+  if (team.rank() == 0) m.own[0] = m.shared[0];  // so that hidden() finds x
+  m.registers = m.shared;
+  return m;
+}
+
+}  // namespace pyflow

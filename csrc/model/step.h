@@ -1,0 +1,88 @@
+// One step as the blocks of one thread see it: rows, memory, the rest. A context fills it
+// (Context::step); all memory belongs to the context's Scratch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "kernels/table.h"
+#include "kv/kv_cache.h"
+
+namespace pyflow {
+
+class Observer;
+
+// Registers hold a row of n_embd floats per token: 0 is x, 1 is h, 2 is a (model/spec.h).
+inline constexpr size_t kRegisters = 3;
+
+// Steps of at most so many rows are not shared row by row: each thread computes norms, sums and
+// rounding for itself, because a norm of a row costs less than a barrier.
+inline constexpr int64_t kOwnRows = 4;
+
+// Attention of fewer rows than this is split at spans of positions; this many rows alone keep all
+// threads busy.
+inline constexpr int64_t kSplitRows = 8;
+
+inline int64_t padded(int64_t n) { return (n + kTileRows - 1) / kTileRows * kTileRows; }
+inline int64_t act_blocks(int64_t k) { return (k + kActBlock - 1) / kActBlock; }
+
+// The tokens of a step.
+struct StepRows {
+  int64_t n_rows;
+  int64_t first_row;                // number of row 0 among the pending rows of the cache
+  std::span<const int32_t> tokens;  // empty on a stage without embedding
+  std::span<const KvRow> rows;
+};
+
+// Where a step computes.
+struct StepMemory {
+  int64_t stride;                            // floats between rows of a register
+  bool own_rows;                             // at most kOwnRows rows: each thread has its own
+  std::array<float*, kRegisters> registers;  // where each register is now
+  std::array<float*, kRegisters> shared;     // written by products, and by rows that are shared
+  std::array<float*, kRegisters> own;        // written by rows of this thread alone
+  float* temp;                               // n_batch x floats_per_row of ScratchNeeds
+  float* row_temp;                           // n_batch x row_floats_per_row; own or shared
+  ActBlock* acts;                            // n_batch x act_blocks_per_row; own or shared
+  ActBlock* pairs;           // 2 n_batch rows, for fine inputs (quant/packed_tensor.h); or null
+  float* partials;           // of attention that is split at spans
+  int64_t partial_capacity;  // floats
+  float* angles;             // of all RopeTables
+
+  // Where a product, or row-wise work, is to write a register; reads then find it there.
+  float* product_output(size_t r) { return registers[r] = shared[r]; }
+  float* row_output(size_t r) { return registers[r] = own_rows ? own[r] : shared[r]; }
+};
+
+// The angles of one RopeSpec: for each row n_pairs cosines, then n_pairs sines.
+struct RopeTable {
+  float* values;
+  int64_t n_pairs;
+  bool interleaved;
+  float* row(int64_t r) const { return values + r * 2 * n_pairs; }
+};
+
+struct Step : StepRows, StepMemory {
+  const KernelTable& kernels;
+  Regime regime;
+  size_t copy;  // of the weights, near this thread
+  KvCache* kv;
+  Observer* observer;  // null: none
+  std::vector<RopeTable> ropes;
+};
+
+// body(begin, end) over all rows: shared by the team, with a barrier at the end, or by each thread
+// for itself.
+template <class Body>
+void each_row(const Step& s, Team& team, int64_t n_rows, Body&& body) {
+  if (s.own_rows)
+    body(int64_t{0}, n_rows);
+  else
+    team.for_each(n_rows, std::max<int64_t>(1, n_rows / (4 * team.size())), body);
+}
+
+}  // namespace pyflow
