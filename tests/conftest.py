@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from . import programs
 
 if TYPE_CHECKING:
     from pyflow.tokenizer import Tokenizer
@@ -29,7 +32,31 @@ sys.path.append(os.environ.get("PYFLOW_TESTING", str(Path(__file__).parents[1] /
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What a test needs besides the package, by the fixture that gives it.
+MARKERS = {
+    "build_program": "compiles",
+    "mpiexec": "mpi",
+    "model_path": "model",
+    "oracle": "oracle",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by their fixtures, and as `model` also those with a model's name as parameter."""
+    from pyflow import catalogue
+
+    models = {entry.name for entry in catalogue.models()}
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in MARKERS:
+                item.add_marker(MARKERS[fixture])
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(value, str) and value in models for value in parameters):
+            item.add_marker("model")
+
+
 Oracle = Callable[[str], Any]
+Build = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +74,22 @@ def oracle() -> Oracle:
             pytest.skip(reason)
 
     return load
+
+
+@pytest.fixture(scope="session")
+def build_program() -> Build:
+    """`programs.build`: a program of C++ sources."""
+    return programs.build
+
+
+@pytest.fixture(scope="session")
+def mpiexec() -> str:
+    """The path of the mpiexec that belongs to mpi4py. A test that starts ranks by other means, as
+    through `pyflow cluster run`, names this fixture too, to be marked."""
+    beside = Path(sys.executable).parent
+    found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    assert found, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"
+    return found
 
 
 @pytest.fixture(scope="session")

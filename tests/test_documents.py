@@ -40,7 +40,6 @@ def test_commands_and_flags_exist(line: str) -> None:
     assert flags <= known
 
 
-@pytest.mark.model
 def test_the_python_of_the_readme_runs(
     model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

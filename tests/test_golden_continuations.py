@@ -52,7 +52,6 @@ def test_the_golden_continuations_are_many_and_mostly_sure(name: str) -> None:
     assert sure.mean() > 0.7
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 def test_the_next_token_is_llama_cpps_wherever_it_was_sure(
     model_path: Callable[[str], Path], name: str
@@ -73,7 +72,6 @@ def test_the_next_token_is_llama_cpps_wherever_it_was_sure(
     assert wrong == LLAMA_CPP_ROUNDS_AWAY.get(name, [])
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 def test_the_prompts_tokenize_as_llama_cpp_does(
     tokenizer_of: Callable[[str], Tokenizer], name: str

@@ -21,8 +21,6 @@ TOLERANCE = 0.005
 # square, measured): 0.2 % over the 6,120 predictions of 24 chunks, but 0.5 % over those of 3.
 SHORT_TOLERANCE = 0.015
 
-pytestmark = pytest.mark.model
-
 
 @dataclass(frozen=True, slots=True)
 class Case:

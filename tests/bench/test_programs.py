@@ -54,7 +54,6 @@ def test_what_cannot_be_measured_is_told_in_a_line(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.model
 def test_a_peer_that_is_not_there_is_told(model_path: Callable[[str], Path]) -> None:
     done = run("compare.py", "-m", str(model_path("smollm2")), "--peer-python", "/no/such/python")
     assert done.returncode == 1
@@ -62,7 +61,6 @@ def test_a_peer_that_is_not_there_is_told(model_path: Callable[[str], Path]) -> 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.model
 def test_an_interruption_is_quiet(model_path: Callable[[str], Path]) -> None:
     model = str(model_path("smollm2"))
     command = [sys.executable, str(BENCH / "load.py"), "-m", model, "-r", "1000"]

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/thread_pool.h"
+#include "encode/table.h"
 #include "model/weights.h"
 
 namespace {
@@ -57,9 +58,12 @@ extern "C" long syscall(long number, ...) {
   return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+// The tables of all instruction sets are left out of this program: nothing is encoded here.
+const pyflow::EncodeTable& pyflow::encode_table(const KernelTable&) { std::abort(); }
+
 namespace {
 
-const KernelTable kernels = {};  // nothing is encoded here
+const KernelTable kernels = {};
 constexpr size_t kPage = 4096;
 constexpr int64_t kCols = 256;  // a tile of floats is four pages
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from pyflow import _core
 from pyflow.errors import ResourceError, ShapeError
 
+from .. import programs
 from .kv_caches import LAYER, feed, kernels, make
 
 ROOT = Path(__file__).parents[2]
@@ -305,15 +305,10 @@ def test_positions_reach_to_the_last() -> None:
     cache.check()
 
 
-def test_a_steady_step_allocates_nothing(tmp_path: Path) -> None:
+def test_a_steady_step_allocates_nothing(build_program: Callable[..., Path]) -> None:
     sources = [Path(__file__).with_name("kv_cache_driver.cpp"), ROOT / "csrc/core/buffer.cpp"]
     sources += sorted((ROOT / "csrc/kv").glob("*.cpp"))
-    # A sanitizer preloaded for the extension brings an allocator of its own.
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    compiler = [os.environ.get("CXX", "g++"), "-std=c++20", f"-I{ROOT / 'csrc'}"]
-    command = [*compiler, *map(str, sources), "-o", str(tmp_path / "driver")]
-    subprocess.run(command, env=environment, check=True)
-    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, check=False)
+    done = programs.run(build_program(sources))
     assert done.returncode == 0, done.stdout
     assert re.fullmatch(r"allocations: .*\n", done.stdout)
 

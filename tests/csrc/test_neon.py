@@ -9,18 +9,25 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from .. import programs
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("kernels_driver.cpp")
 BUILD = ROOT / "build/aarch64"
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
-# cmake and ninja come from the package index; another sanitizer, preloaded, would go into them too.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-ENVIRONMENT["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+# cmake and ninja come from the package index.
+ENVIRONMENT = programs.ENVIRONMENT | {
+    "PATH": sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+}
+FLAGS = ["-O1", "-ffp-contract=off"]
+
+pytestmark = pytest.mark.aarch64
 
 
 def run(*command: str | Path) -> str:
@@ -29,12 +36,6 @@ def run(*command: str | Path) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def link_driver(compiler: str, core: Path, out: Path) -> Path:
-    flags = ["-std=c++20", "-O1", "-ffp-contract=off", f"-I{ROOT / 'csrc'}", "-pthread"]
-    run(compiler, *flags, DRIVER, core, "-o", out)
-    return out
 
 
 def emulate(driver: Path, cpu: str) -> list[str]:
@@ -71,7 +72,9 @@ def core() -> Path:
 
 @pytest.fixture(scope="module")
 def driver(core: Path) -> Path:
-    return link_driver(COMPILER, core, BUILD / "kernels_driver")
+    out = BUILD / "kernels_driver"
+    run(COMPILER, "-std=c++20", *FLAGS, f"-I{ROOT / 'csrc'}", "-pthread", DRIVER, core, "-o", out)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +91,13 @@ def test_a_cpu_without_dot_products_is_not_given_neon(driver: Path, output: list
     assert emulate(driver, "cortex-a72") == ["tables: scalar", *output[1:]]
 
 
-def test_both_architectures_write_the_same_bits(output: list[str], tmp_path: Path) -> None:
+def test_both_architectures_write_the_same_bits(
+    output: list[str], build_program: Callable[..., Path]
+) -> None:
     built = sorted((ROOT / "build").glob("cp*/libpyflow_core.a"), key=lambda p: p.stat().st_mtime)
     if not built:
         pytest.skip("no build tree of this machine's own core")
-    native = link_driver(os.environ.get("CXX", "g++"), built[-1], tmp_path / "driver")
+    native = build_program([DRIVER], FLAGS, [built[-1]])
     assert run(native).splitlines()[1:] == output[1:]
 
 

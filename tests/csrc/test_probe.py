@@ -11,8 +11,6 @@ import pytest
 from pyflow import _core, formats
 from pyflow.specs import build_spec
 
-pytestmark = pytest.mark.model
-
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_an_embedding_is_read_by_every_token_only_where_it_is_the_head(

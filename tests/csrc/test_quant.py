@@ -151,7 +151,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         _core.dequantize("Q9_9", data, (1, 32))
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("model", ["smollm2", "gemma3", "qwen2.5-coder-1.5b"])
 def test_one_tensor_of_each_type_of_a_real_model(model: str) -> None:
     path = MODELS / f"{model}.gguf"

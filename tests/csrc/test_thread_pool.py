@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ..programs import ENVIRONMENT, BuildError
+
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("thread_pool_driver.cpp")
 PROPERTIES = re.findall(r"^ +PYFLOW_PROPERTY\((\w+)\)", DRIVER.read_text(), re.MULTILINE)
-# Another sanitizer, preloaded for the extension, does not go together with this one.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-
-
-def compile_with_tsan(sources: list[Path], out: Path) -> subprocess.CompletedProcess[str]:
-    compiler = os.environ.get("CXX", "g++")
-    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}"]
-    return subprocess.run(
-        [compiler, *flags, *map(str, sources), "-o", str(out)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+FLAGS = ["-O1", "-g1", "-fsanitize=thread"]
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("thread_pool")
-    probe = folder / "probe.cpp"
+def driver(build_program: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    probe = tmp_path_factory.mktemp("thread_pool") / "probe.cpp"
     probe.write_text("int main() {}")
-    if compile_with_tsan([probe], folder / "probe").returncode:
+    try:
+        build_program([probe], FLAGS)
+    except BuildError:
         pytest.skip("the compiler cannot link -fsanitize=thread: install its libtsan")
-    core = sorted((ROOT / "csrc/core").glob("*.cpp"))
-    built = compile_with_tsan([DRIVER, *core], folder / "driver")
-    assert built.returncode == 0, built.stderr
-    return folder / "driver"
+    return build_program([DRIVER, *sorted((ROOT / "csrc/core").glob("*.cpp"))], FLAGS)
 
 
 @pytest.mark.parametrize("prop", PROPERTIES)

@@ -91,7 +91,6 @@ def test_a_broken_gguf_file_is_refused_as_one(corpus: ModuleType, tmp_path: Path
         pyflow.formats.open(path)
 
 
-@pytest.mark.model
 def test_a_real_model_opens(model_path: Callable[[str], Path]) -> None:
     checkpoint = pyflow.formats.open(model_path("smollm2"))
     assert checkpoint.metadata["general.architecture"] == "llama"

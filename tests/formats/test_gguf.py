@@ -59,7 +59,6 @@ def assert_same_as_peer(path: Path) -> gguf.GGUFReader:
     return peer
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 def test_real_models_read_as_by_the_peer(name: str, model_path: Callable[[str], Path]) -> None:
     assert_same_as_peer(model_path(name))

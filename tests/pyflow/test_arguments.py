@@ -13,8 +13,6 @@ import pyflow
 from pyflow import Context, Model, PyflowError, SamplingParams
 from pyflow.arguments import whole_numbers
 
-pytestmark = pytest.mark.model
-
 
 @pytest.fixture(scope="module")
 def model(model_path: Callable[[str], Path]) -> Iterator[Model]:

@@ -32,7 +32,6 @@ from pyflow.model import load
 from pyflow.sampling import SamplingParams
 from pyflow.tokenizer import from_checkpoint
 
-from .cluster.ranks import mpiexec
 from .tiny_folders import CONFIG, N_EMBD, N_FF, N_LAYERS, N_VOCAB, write, write_folder
 
 TOKENS = [1, 2, 3, 200, 7]
@@ -122,7 +121,7 @@ def test_what_does_not_fit_is_told_to_be_quantized(
 
 
 def test_floats_of_a_folder_may_be_quantized_on_one_or_several_ranks(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, mpiexec: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [
         "generate",
@@ -141,7 +140,7 @@ def test_floats_of_a_folder_may_be_quantized_on_one_or_several_ranks(
     want = json.loads(capsys.readouterr().out)["tokens"]
     pipeline = ["--pipeline", "iterative", "--layers", "even"]
     ran = subprocess.run(
-        [mpiexec(), "-n", "2", sys.executable, "-m", "pyflow", *command, *pipeline],
+        [mpiexec, "-n", "2", sys.executable, "-m", "pyflow", *command, *pipeline],
         capture_output=True,
         text=True,
         check=True,
@@ -158,7 +157,6 @@ def test_a_quantized_model_takes_the_memory_that_was_planned(folder: Path, form:
         assert np.isfinite(model.logits([1, 2, 3])).all()
 
 
-@pytest.mark.model
 def test_what_cannot_be_quantized_is_refused(
     folder: Path, model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,6 @@ import pytest
 import pyflow
 from pyflow import CancelledError, Model, SamplingParams, _core
 
-pytestmark = pytest.mark.model
-
 
 @pytest.fixture(scope="module")
 def model(model_path: Callable[[str], Path]) -> Iterator[Model]:

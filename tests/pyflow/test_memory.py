@@ -13,8 +13,6 @@ import pytest
 
 from pyflow.engine.memory import available_nbytes, resident_nbytes
 
-pytestmark = pytest.mark.model
-
 # In a process of its own: allocations of other tests must not count. Modules are imported before
 # the first reading, numpy.random too, which NumPy puts off, so that only the model's part is seen.
 MEASURE = r"""

@@ -17,8 +17,6 @@ import pyflow
 from pyflow import Placement, PlacementWarning
 from pyflow.engine.topology import NUMA_MODES, Node, NumaMode
 
-pytestmark = pytest.mark.model
-
 # One thread next to each of two memory nodes that are both the machine's first one, so that all
 # that is done for two nodes is done.
 NODES = (Node(0, (0,), 1), Node(0, (0, 1), 1))

@@ -31,8 +31,6 @@ from pyflow.sampling import SamplingParams
 
 from .tiny_models import write_model
 
-pytestmark = pytest.mark.model
-
 TOKENS = np.random.default_rng(5).integers(0, 49152, 24).tolist()
 GREEDY = SamplingParams(temperature=0)
 PROMPT = "The capital of France is"

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 import pyflow
 from pyflow import _core
 
-pytestmark = pytest.mark.model
-
 Logits = NDArray[np.float32]
 Load = Callable[..., pyflow.Model]
 

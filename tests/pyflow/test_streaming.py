@@ -11,7 +11,7 @@ import pytest
 
 import pyflow
 
-pytestmark = [pytest.mark.model, pytest.mark.accept]
+pytestmark = pytest.mark.accept
 
 
 def test_64k_tokens_stream_through_gemma3(model_path: Callable[[str], Path]) -> None:

@@ -12,8 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from pyflow.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.model
-
 
 def off(
     bench: Callable[[str], ModuleType],

@@ -90,7 +90,6 @@ def test_models_that_cannot_be_rotated_are_refused(
     assert not (tmp_path / "rotated.gguf").exists()
 
 
-@pytest.mark.model
 @pytest.mark.accept
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder-1.5b"])
 def test_logits_of_real_models_stay_the_same_in_f32(

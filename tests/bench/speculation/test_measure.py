@@ -228,7 +228,6 @@ def run(measure: Measure, model_path: Callable[[str], Path]) -> Measure:
     )
 
 
-@pytest.mark.model
 def test_json_has_every_sample_and_the_summaries(
     run: Measure, two_tasks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,7 +264,6 @@ def test_json_has_every_sample_and_the_summaries(
     assert found[2, "raw", "lookahead:2/3/2/noprompt"]["explored"] > 0
 
 
-@pytest.mark.model
 def test_markdown_has_a_table_for_every_setting_and_the_chart_is_drawn(
     run: Measure, two_tasks: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -290,7 +288,6 @@ def test_markdown_has_a_table_for_every_setting_and_the_chart_is_drawn(
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.model
 def test_prompts_are_cut_within_the_chat_template(
     bench: Bench,
     run: Measure,
@@ -326,7 +323,6 @@ class Wrong(Speculator):
         ]
 
 
-@pytest.mark.model
 def test_other_tokens_than_those_of_plain_decoding_fail(
     bench: Bench,
     run: Measure,
@@ -345,7 +341,6 @@ def test_other_tokens_than_those_of_plain_decoding_fail(
     assert err.count("\n") == 1
 
 
-@pytest.mark.model
 def test_interruption_prints_what_was_measured_so_far(
     bench: Bench,
     run: Measure,

@@ -109,13 +109,13 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def rigs(model_path: Callable[[str], Path], tiny_path: Path) -> Iterator[Callable[[str], Rig]]:
+def rigs(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[Callable[[str], Rig]]:
     """Rigs by the names of models; "tiny" is made here."""
     with ExitStack() as opened:
 
         @cache
         def rig(name: str) -> Rig:
-            path = tiny_path if name == "tiny" else model_path(name)
+            path = tiny_path if name == "tiny" else request.getfixturevalue("model_path")(name)
             model = opened.enter_context(pyflow.load(path, n_threads=2))
 
             @cache
@@ -140,6 +140,6 @@ def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(mpiexec: str, tmp_path: Path) -> Start:
     """Runs a program of this folder on n ranks, which must name tmp_path; leaves none behind."""
-    return lambda n, *args: run_ranks(n, *args, known_by=str(tmp_path))
+    return lambda n, *args: run_ranks(mpiexec, n, *args, known_by=str(tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,14 +17,6 @@ BENCH = HERE.parents[2] / "bench/cluster"
 LIMIT_S = 120  # a start takes a few seconds; one that hangs takes this long
 
 Start: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def mpiexec() -> str:
-    """The one of the MPI that mpi4py finds."""
-    beside = Path(sys.executable).parent
-    found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-    assert found, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"
-    return found
 
 
 def left(argument: str) -> list[psutil.Process]:
@@ -44,11 +35,13 @@ def left(argument: str) -> list[psutil.Process]:
     return found
 
 
-def run_ranks(n: int, program: str, *args: str, known_by: str) -> subprocess.CompletedProcess[str]:
+def run_ranks(
+    mpiexec: str, n: int, program: str, *args: str, known_by: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder on n ranks. known_by: one of args, which nobody else has."""
     searched = filter(None, [str(HERE), str(BENCH), os.getenv("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(searched)}
-    command = [mpiexec(), "-n", str(n), sys.executable, str(HERE / program), *args]
+    command = [mpiexec, "-n", str(n), sys.executable, str(HERE / program), *args]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
         try:

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .ranks import mpiexec
-
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.usefixtures("mpiexec")
 
 CHECK = [sys.executable, "-m", "pyflow", "cluster", "check"]
 SSH = """#!/bin/sh
@@ -56,9 +54,11 @@ def test_a_machine_that_cannot_be_reached_is_told_with_what_ssh_said(
     assert done.stderr.count("\n") == 1
 
 
-def test_ranks_with_other_models_are_refused(model_path: Callable[[str], Path]) -> None:
+def test_ranks_with_other_models_are_refused(
+    mpiexec: str, model_path: Callable[[str], Path]
+) -> None:
     one, other = (["-n", "1", *CHECK, "-m", str(model_path(m))] for m in ("smollm2", "gemma3"))
-    done = run(mpiexec(), *one, ":", *other)
+    done = run(mpiexec, *one, ":", *other)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ranks differ from rank 0 (")
     assert "model: expected" in done.stderr

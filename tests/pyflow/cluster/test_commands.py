@@ -16,7 +16,7 @@ import pytest
 
 from pyflow.cli import main
 
-from .ranks import left, mpiexec
+from .ranks import left
 
 pytestmark = pytest.mark.model
 
@@ -50,7 +50,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def start(smollm2: str) -> Start:
+def start(mpiexec: str, smollm2: str) -> Start:
     """Runs a command on n ranks, on 0 by itself, and leaves no process behind.
 
     interrupt: what it must have written when it gets SIGINT. supervised: by `cluster run`.
@@ -59,7 +59,7 @@ def start(smollm2: str) -> Start:
     def start_(
         n: int, *args: str, stdin: str = "", interrupt: str = "", supervised: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        command = [*([mpiexec(), "-n", str(n)] if n else []), *PYFLOW, *args]
+        command = [*([mpiexec, "-n", str(n)] if n else []), *PYFLOW, *args]
         if supervised:
             command = [*PYFLOW, "cluster", "run", "-n", str(n), "--", *args]
         pipe = subprocess.PIPE

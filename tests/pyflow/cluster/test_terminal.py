@@ -13,7 +13,7 @@ import pytest
 
 from ..cli.terminal import ANSWERING, EDITING, Terminal
 
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.usefixtures("mpiexec")
 
 Start = Callable[..., Terminal]
 

@@ -56,15 +56,17 @@ def hostile() -> str:
 
 @pytest.fixture(scope="session")
 def folder_of(
-    metadata_of: Callable[[str], dict[str, Any]],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """A folder with a tokenizer.json by the name of a real model or of a way to train one."""
 
     @cache
     def folder(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        tokenizer = _real(name, metadata_of(name)) if name in REAL else _trained(name)
+        if name in REAL:
+            tokenizer = _real(name, request.getfixturevalue("metadata_of")(name))
+        else:
+            tokenizer = _trained(name)
         tokenizer.save(str(path / "tokenizer.json"))
         config = {"eos_token": "<eos>", "bos_token": "<bos>"}
         if name in TRAINED:

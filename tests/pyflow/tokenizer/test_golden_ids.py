@@ -17,7 +17,6 @@ WIKI = Path(__file__).parents[4] / "shared" / "data" / "wiki.test.raw.xz"
 MODELS = ["smollm2", "gemma3", "qwen2.5-coder-1.5b"]
 
 Tokenizers = Callable[[str], Tokenizer]
-pytestmark = pytest.mark.model
 of_each_model = pytest.mark.parametrize("name", MODELS)
 
 

@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "add_dummy_prefix": False,
     },
 }
-NAMES = [*KINDS, pytest.param("gemma3", marks=pytest.mark.model)]
+NAMES = [*KINDS, "gemma3"]
 of_each = pytest.mark.parametrize("name", NAMES)
 TEXTS = ["", " ", "  a  b ", "x<tool>y ====== z", "▁", "a▁ ▁", "\x01", " \x01 ", "ﬁ ﬃ Å"]
 
@@ -63,9 +63,7 @@ def piece(text: str | bytes, score: float = 0.0, type_: int = 1) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def files(
-    tmp_path_factory: pytest.TempPathFactory, metadata_of: Callable[[str], dict[str, Any]]
-) -> Files:
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A folder with a tokenizer.model by the name of a kind, or of a model with its pieces."""
 
     @cache
@@ -84,7 +82,7 @@ def files(
             )
             raw = written.getvalue()
         else:
-            metadata = metadata_of(name)
+            metadata = request.getfixturevalue("metadata_of")(name)
             columns = (
                 metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")
             )

@@ -12,9 +12,15 @@ from pyflow.chat import ChatTemplate
 from pyflow.tokenizer import Tokenizer, from_folder
 
 Folders = Callable[[str], Path]
-NAMES = ["smollm2", "qwen2.5-coder-1.5b", "gemma3"]
-NAMES = [pytest.param(name, marks=pytest.mark.model) for name in NAMES]
-NAMES += ["wordpiece", "wordlevel", "unigram", "byte_fallback"]
+NAMES = [
+    "smollm2",
+    "qwen2.5-coder-1.5b",
+    "gemma3",
+    "wordpiece",
+    "wordlevel",
+    "unigram",
+    "byte_fallback",
+]
 of_each = pytest.mark.parametrize("name", NAMES)
 
 
@@ -140,7 +146,6 @@ def test_an_id_outside_the_vocabulary_is_refused(name: str, folder_of: Folders) 
     assert tokenizer.decode([past - 1]) == "" or past == tokenizer.n_vocab
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder-1.5b"])
 def test_a_conversation_has_the_tokens_that_it_has_from_gguf(
     name: str, folder_of: Folders, tokenizer_of: Any, metadata_of: Any

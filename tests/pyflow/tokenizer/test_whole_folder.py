@@ -15,8 +15,6 @@ from pyflow import cli, formats
 from ..specs import exports
 from ..test_memory import measured
 
-pytestmark = pytest.mark.model
-
 
 @pytest.fixture(scope="module")
 def both(

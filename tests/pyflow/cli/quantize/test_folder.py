@@ -19,7 +19,6 @@ import pytest
 from pyflow.quant.imatrix import read_imatrix
 from safetensors.numpy import load_file, save_file
 
-from ...cluster.ranks import mpiexec
 from ...specs import tiny
 from ...specs.test_families import fixture
 from ...tiny_folders import CONFIG, write, write_folder
@@ -84,14 +83,14 @@ def test_every_command_takes_the_result(run: Run, quantized: Path, tmp_path: Pat
     assert run("spec", "check", str(quantized))[0] == 0
 
 
-def test_ranks_take_the_result(run: Run, quantized: Path) -> None:
+def test_ranks_take_the_result(run: Run, mpiexec: str, quantized: Path) -> None:
     command = ["generate", "-m", str(quantized), "--raw", "-p", "Hello", "-n", "8"]
     command += ["--temp", "0", "--json", "-t", "1"]
     code, out, _ = run(*command)
     assert code == 0
     pipeline = ["--pipeline", "iterative", "--layers", "even"]
     ran = subprocess.run(
-        [mpiexec(), "-n", "2", sys.executable, "-m", "pyflow", *command, *pipeline],
+        [mpiexec, "-n", "2", sys.executable, "-m", "pyflow", *command, *pipeline],
         capture_output=True,
         text=True,
         check=True,

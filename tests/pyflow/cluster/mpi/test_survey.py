@@ -14,15 +14,18 @@ from pyflow import _core, formats
 from pyflow.cluster.mpi.survey import Surveyor
 from pyflow.cluster.wire.messages import Goodbye, Measure, Measured, Message, Ping, Profile
 
-from ..ranks import mpiexec
-
-pytestmark = pytest.mark.model
+Ranks = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def ranks(n_ranks: int, *args: str) -> subprocess.CompletedProcess[str]:
-    """What they print, and how they end; args begin with the command."""
-    command = [mpiexec(), "-n", str(n_ranks), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def ranks(mpiexec: str) -> Ranks:
+    """What n ranks print, and how they end; args begin with the command."""
+
+    def run(n_ranks: int, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [mpiexec, "-n", str(n_ranks), *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
 
 
 def check(model: object, *more: str) -> list[str]:
@@ -30,6 +33,7 @@ def check(model: object, *more: str) -> list[str]:
 
 
 def test_the_check_of_a_cluster_tells_ranks_links_and_strategies(
+    ranks: Ranks,
     model_path: Callable[[str], Path],
 ) -> None:
     done = ranks(3, *check(model_path("smollm2"), "--acceptance", "0.9", "-o", "json"))
@@ -49,6 +53,7 @@ def test_the_check_of_a_cluster_tells_ranks_links_and_strategies(
     assert [each["chosen"] for each in strategies.values()].count(True) == 1
 
 
+@pytest.mark.usefixtures("mpiexec")
 def test_the_check_asks_the_rank_that_would_guess_how_long_that_takes(
     model_path: Callable[[str], Path],
 ) -> None:
@@ -64,6 +69,7 @@ def test_the_check_asks_the_rank_that_would_guess_how_long_that_takes(
     assert all(each["layers"] == [30, 0] for each in found["strategies"])
 
 
+@pytest.mark.usefixtures("mpiexec")
 def test_the_check_starts_ranks_by_itself_and_shows_tables(
     model_path: Callable[[str], Path],
 ) -> None:
@@ -76,6 +82,7 @@ def test_the_check_starts_ranks_by_itself_and_shows_tables(
 
 
 def test_a_rank_without_the_model_ends_all_with_one_message(
+    ranks: Ranks,
     model_path: Callable[[str], Path],
 ) -> None:
     there, elsewhere = check(model_path("smollm2")), check("/nowhere.gguf")

@@ -29,7 +29,7 @@ from .supervised import (
 )
 
 __all__ = ["start", "whole"]
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.usefixtures("mpiexec")
 
 ALONE = """
 import sys

@@ -24,7 +24,7 @@ from .supervised import (
 )
 
 __all__ = ["start", "whole"]
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.usefixtures("mpiexec")
 
 # A command on another machine: here, under its name.
 SSH = """#!/bin/sh
