@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from pyflow import _core
 
 ROOT = Path(__file__).parents[1]
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
 class Tree:
@@ -132,7 +133,7 @@ def test_a_block_takes_three_places_to_be_described_checked_and_named(
     assert "blk.1.layer_gain.weight" in with_gain.python("-c", code, str(model)).split()
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@NEEDS_COMPILER
 def test_a_block_takes_three_places_to_be_made(with_gain: Tree) -> None:
     both = with_gain.root / "both.cpp"
     both.write_text('#include "model/blocks/block.cpp"\n#include "model/blocks/gain.cpp"\n')
@@ -150,3 +151,82 @@ def test_a_block_takes_three_places_to_be_made(with_gain: Tree) -> None:
             text=True,
         ).stdout.partition("make_block")[2]
     )
+
+
+# ---- a weight format: its header, and two lines in one list
+
+Q6_B32_H = """\
+#pragma once
+
+#include "quant/linear_block.h"
+
+namespace pyflow::quant {
+
+using Q6_B32 = LinearBlock<6, 32>;
+
+}  // namespace pyflow::quant
+"""
+LIST_FORMATS_CPP = """\
+#include <cstdio>
+
+#include "encode/table.h"
+#include "kernels/table.h"
+
+namespace pyflow {
+extern const KernelTable* kernels_scalar();
+extern const EncodeTable* encode_scalar();
+}  // namespace pyflow
+
+int main() {
+  using namespace pyflow;
+  for (const DTypeInfo& d : kDTypes) {
+    const auto i = static_cast<size_t>(d.dtype);
+    std::printf("%s %d %d %d\\n", d.name.data(), d.block_bytes,
+                kernels_scalar()->matmul[i] != nullptr, encode_scalar()->search[i] != nullptr);
+  }
+}
+"""
+
+
+@NEEDS_COMPILER
+def test_a_weight_format_takes_a_header_and_two_lines(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "csrc")
+    tree.add("csrc/quant/formats/q6_b32.h", Q6_B32_H)
+    formats = "csrc/quant/formats.def"
+    tree.add_line(formats, "PYFLOW_FORMAT(Q6_B32, 0x50460100, 32, 28)", after="FORMAT(Q8_0,")
+    tree.add_line(formats, '#include "quant/formats/q6_b32.h"', after='"quant/formats/q8_0.h"')
+    assert len(tree.touched) == 2
+
+    (tmp_path / "main.cpp").write_text(LIST_FORMATS_CPP)
+    tables = ["main.cpp", "csrc/kernels/isa.cpp", "csrc/encode/isa.cpp"]
+    lanes = ["-DPYFLOW_ISA=scalar", '-DPYFLOW_SIMD="kernels/simd/scalar.h"']
+    command = ["c++", "-std=c++20", "-O0", *lanes, "-Icsrc", *tables, "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    listed = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True)
+    assert "Q6_B32 28 1 1" in listed.stdout.splitlines()
+
+
+# ---- a command: its file, and a line in the list
+
+HELLO_PY = '''\
+"""`pyflow hello`: greets."""
+
+import click
+
+
+@click.command()
+@click.argument("name")
+def command(name: str) -> None:
+    """Greet NAME."""
+    click.echo(f"Hello, {name}")
+'''
+
+
+def test_a_command_takes_a_file_and_a_line(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.add("pyflow/cli/hello.py", HELLO_PY)
+    tree.add_line("pyflow/cli/__init__.py", '    "hello": "Greet someone.",', after="COMMANDS = {")
+    assert len(tree.touched) == 2
+    assert "Greet someone." in tree.pyflow("--help")
+    assert "Greet NAME." in tree.pyflow("hello", "--help")
+    assert tree.pyflow("hello", "Ada") == "Hello, Ada\n"
