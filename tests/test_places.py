@@ -17,8 +17,9 @@ from safetensors.numpy import save_file
 
 from pyflow import _core
 
+from . import programs
+
 ROOT = Path(__file__).parents[1]
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
 class Tree:
@@ -66,6 +67,15 @@ class Tree:
 
     def pyflow(self, *args: str) -> str:
         return self.python("-m", "pyflow", *args)
+
+
+def compiled(source: Path, *flags: str, tree: Tree) -> str:
+    """What the compiler prints for a source, whose includes are the copy's where it has them."""
+    folders = [f"-I{root / 'csrc'}" for root in (tree.root, ROOT)]
+    command = [programs.compiler(), "-std=c++20", *folders, str(source), *flags]
+    done = programs.run(*command, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # ---- a block: its C++, its description, and its name in the list
@@ -133,24 +143,14 @@ def test_a_block_takes_three_places_to_be_described_checked_and_named(
     assert "blk.1.layer_gain.weight" in with_gain.python("-c", code, str(model)).split()
 
 
-@NEEDS_COMPILER
+@pytest.mark.compiles
 def test_a_block_takes_three_places_to_be_made(with_gain: Tree) -> None:
     both = with_gain.root / "both.cpp"
     both.write_text('#include "model/blocks/block.cpp"\n#include "model/blocks/gain.cpp"\n')
-    # -Wmissing-declarations: make_gain must have been declared by the list.
-    command = ["c++", "-std=c++20", "-fsyntax-only", "-Wmissing-declarations", "-Werror"]
-    for folder in (with_gain.root, ROOT):  # the copy first
-        command += ["-I", str(folder / "csrc")]
-    subprocess.run([*command, str(both)], check=True)
-    assert (
-        "make_gain"
-        in subprocess.run(
-            [*command, "-E", str(with_gain.root / "csrc/model/blocks/block.cpp")],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.partition("make_block")[2]
-    )
+    # The list must have declared make_gain, or -Wmissing-declarations speaks up.
+    compiled(both, "-fsyntax-only", "-Wmissing-declarations", "-Werror", tree=with_gain)
+    make_block = compiled(both, "-E", tree=with_gain).partition("make_block")[2]
+    assert "make_gain" in make_block
 
 
 # ---- a weight format: its header, and two lines in one list
@@ -188,7 +188,7 @@ int main() {
 """
 
 
-@NEEDS_COMPILER
+@pytest.mark.compiles
 def test_a_weight_format_takes_a_header_and_two_lines(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "csrc")
     tree.add("csrc/quant/formats/q6_b32.h", Q6_B32_H)
@@ -197,12 +197,12 @@ def test_a_weight_format_takes_a_header_and_two_lines(tmp_path: Path) -> None:
     tree.add_line(formats, '#include "quant/formats/q6_b32.h"', after='"quant/formats/q8_0.h"')
     assert len(tree.touched) == 2
 
-    (tmp_path / "main.cpp").write_text(LIST_FORMATS_CPP)
-    tables = ["main.cpp", "csrc/kernels/isa.cpp", "csrc/encode/isa.cpp"]
+    main, program = tmp_path / "main.cpp", tmp_path / "main"
+    main.write_text(LIST_FORMATS_CPP)
+    tables = [tmp_path / "csrc" / room / "isa.cpp" for room in ("kernels", "encode")]
     lanes = ["-DPYFLOW_ISA=scalar", '-DPYFLOW_SIMD="kernels/simd/scalar.h"']
-    command = ["c++", "-std=c++20", "-O0", *lanes, "-Icsrc", *tables, "-o", "main"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    listed = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True)
+    compiled(main, *map(str, tables), *lanes, "-O0", "-o", str(program), tree=tree)
+    listed = programs.run(program)
     assert "Q6_B32 28 1 1" in listed.stdout.splitlines()
 
 
