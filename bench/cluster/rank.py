@@ -7,7 +7,6 @@ leaves the times of all tokens, and each rank how long it was late.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from clusters import PAIRS
 from mpi4py import MPI
+from msgspec.structs import replace
 from oracle import Oracle
 from simulate import N_PARTITIONS, N_ROWS_PROMPT, N_SPARE
 from wall import places
@@ -60,8 +60,8 @@ class SlowStage(ModelStage):
             time.sleep(max(0.0, begun + seconds * layer / self._n - time.monotonic()))
             if self._is_left_out(frame.run.number):
                 if isinstance(out, Frame):
-                    return dataclasses.replace(out, hidden=None, skipped=True)
-                return dataclasses.replace(out, draws=(), skipped=True)
+                    return replace(out, hidden=None, skipped=True)
+                return replace(out, draws=(), skipped=True)
         return out
 
 

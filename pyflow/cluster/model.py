@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Unpack, overload
+
+from msgspec.structs import replace
 
 from pyflow import _core
 from pyflow.arguments import whole

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from msgspec import structs
 
 from pyflow.cli.options import model as options
 from pyflow.cli.options import ranks
@@ -211,7 +212,7 @@ def _as_json(
     return {
         "ranks": [
             {
-                **asdict(profile),
+                **structs.asdict(profile),
                 "read_bytes_per_s": read,
                 "version": hello.version,
                 "model": hello.model,
@@ -220,7 +221,8 @@ def _as_json(
             for profile, read, hello in zip(found.pipeline.ranks, reads, found.hellos, strict=True)
         ],
         "links": [
-            {"from": i, "to": j, **asdict(link)} for (i, j), link in found.pipeline.links.items()
+            {"from": i, "to": j, **structs.asdict(link)}
+            for (i, j), link in found.pipeline.links.items()
         ],
         "drafts": asdict(drafts) | who,
         "strategies": [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
+
+from msgspec.structs import replace
 
 from pyflow import _core, formats
 from pyflow.closing import Closing

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import numpy as np
+from msgspec import structs
 
 from pyflow import _core, catalogue, formats
 from pyflow.cluster.mpi.endpoint import Endpoint
@@ -138,7 +139,7 @@ class Surveyor:
         while True:
             match message := self.take():
                 case Ping(is_back=False):
-                    self.send(message.rank, replace(message, is_back=True))
+                    self.send(message.rank, structs.replace(message, is_back=True))
                 case Measure() if message.to == self.rank:
                     here.at("measuring")
                     spec = build_spec(self.checkpoint)
@@ -195,12 +196,12 @@ def survey_threads(
         )
     costs, n_scratch = layer_costs(checkpoint, spec, pools[0], sizes)
     times = zip(*(each.profile.layer_ms for each in found), strict=True)
-    typical = replace(
+    typical = structs.replace(
         found[0].profile,
         layer_ms=tuple(map(statistics.median, times)),
         head_ms=statistics.median(each.profile.head_ms for each in found),
     )
-    ranks = shared([replace(typical, rank=i) for i in range(n_stages)], n_scratch)
+    ranks = shared([structs.replace(typical, rank=i) for i in range(n_stages)], n_scratch)
     link = Link(_queue_s(), _BY_REFERENCE)
     links = {(i, i + 1): link for i in range(n_stages - 1)}
     read = statistics.median(each.read_bytes_per_s for each in found)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import get_args
 
+from msgspec import structs
+
 from pyflow.cluster.planning.plan import Pipeline, Split, split
 from pyflow.cluster.planning.plan import predict as predict_split
 from pyflow.cluster.planning.simulation import cluster_times, in_turns, simulate, typical_seeds
@@ -253,4 +255,4 @@ def _without_head(pipeline: Pipeline, drafts: Drafts) -> Pipeline:
     if not drafts.beside:
         return pipeline
     head, *others = pipeline.ranks
-    return replace(pipeline, ranks=(replace(head, max_nbytes=0), *others))
+    return replace(pipeline, ranks=(structs.replace(head, max_nbytes=0), *others))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from pyflow import _core
 from pyflow.cluster.planning.plan import LayerCosts

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
+from msgspec import structs
 
 from pyflow.cluster.planning.plan import Pipeline
 from pyflow.cluster.planning.plan import predict as predict_split
@@ -107,11 +108,11 @@ class _Onward:
         if frame.run is None or frame.skipped:
             return frame
         if skip:
-            return replace(frame, hidden=None, skipped=True)
+            return structs.replace(frame, hidden=None, skipped=True)
         if frame.hidden is None:
             asked = frame.run.questions.tokens if frame.run.questions else ()
             inputs = np.array(frame.run.tokens + asked, np.uint64)
-            return replace(frame, hidden=inputs[:, None])
+            return structs.replace(frame, hidden=inputs[:, None])
         return frame
 
 

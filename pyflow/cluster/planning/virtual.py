@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.job import Action, Done, Emit, EndReason

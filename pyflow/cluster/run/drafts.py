@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from msgspec.structs import replace
 
 from pyflow.cluster.wire.messages import Answers, Drafted, DraftRequest, Questions
 from pyflow.errors import PyflowError

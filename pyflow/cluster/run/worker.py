@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 from pyflow.cluster.run.drafts import PipelineDrafter, answer_latest
 from pyflow.cluster.run.threads import Stage
-from pyflow.cluster.wire.codec import MAX_TEXT_NBYTES
 from pyflow.cluster.wire.messages import (
+    MAX_TEXT,
     Begin,
     Begun,
     Cancel,
@@ -142,7 +142,7 @@ def failure(rank: int, host: str, error: BaseException) -> Failure:
     is_own = isinstance(error, PyflowError)
     kind = type(error).__name__
     data = f"{host}: {'' if is_own else f'{kind}: '}{error}".encode(errors="replace")
-    reason = data[:MAX_TEXT_NBYTES].decode(errors="ignore")
+    reason = data[:MAX_TEXT].decode(errors="ignore")  # bytes, so that it is short for all alphabets
     return Failure(0, rank, reason, kind if is_own else PyflowError.__name__)
 
 

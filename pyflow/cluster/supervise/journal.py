@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pyflow.cluster.supervise.lifeline import here
-from pyflow.cluster.wire.parameters import to_json
+from pyflow.cluster.wire.codec import encode
+from pyflow.cluster.wire.messages import Begin
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.sampling import SamplingParams
 
@@ -29,7 +30,7 @@ _DIGEST_NBYTES = hashlib.sha256().digest_size
 
 
 @dataclass(slots=True)
-class _Job:
+class _Entry:
     digest: bytes
     tokens: list[int] = field(default_factory=list)
 
@@ -45,14 +46,14 @@ class Journal:
                 f"journal: {MAX_NBYTES >> 20} MiB of tokens were kept, and more came: the text "
                 "cannot be taken up again"
             )
-        self._jobs: list[_Job] = []
+        self._jobs: list[_Entry] = []
         self._n_begun = 0
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
         data = os.pread(fd, MAX_NBYTES, 0)
         end = 0
         for kind, payload, end in _records(data):  # noqa: B007
             if kind == _JOB_KIND:
-                self._jobs.append(_Job(payload))
+                self._jobs.append(_Entry(payload))
             elif self._jobs:
                 self._jobs[-1].tokens += np.frombuffer(payload, "<i4").tolist()
         os.ftruncate(fd, end)
@@ -69,11 +70,11 @@ class Journal:
 
         PyflowError where it was another one, whose text would not be the same.
         """
-        said = f"{to_json(sampling)} {stream}".encode()
-        digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes() + said).digest()
+        drawing = encode(Begin(0, sampling, stream, keep=0))
+        digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes() + drawing).digest()
         self._n_begun += 1
         if self._n_begun > len(self._jobs):
-            self._jobs.append(_Job(digest))
+            self._jobs.append(_Entry(digest))
             self._append(_JOB_KIND, digest)
             return ()
         job = self._jobs[self._n_begun - 1]

@@ -1,225 +1,241 @@
-"""What ranks of a pipeline say to one another.
+"""The messages that ranks of a pipeline exchange, and the bounds of their fields.
 
-Frames run from the head through all stages, in order; so every stage makes the same changes to its
-cells in the same order, and a run finds those of all runs before it. Cancellations take a way of
-their own and may overtake frames.
+Frames run from the driver through all stages in order. So every stage makes the same changes to
+its cells in the same order, and each run finds the cells of all runs before it. Cancellations take
+a channel of their own and may overtake frames.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from pyflow.engine.context import CacheType
 from pyflow.sampling import SamplingParams
 
+MAX_TOKENS = 65_536  # of a run, a path, a text
+MAX_ITEMS = 4_096  # ops of a frame, runs of a cancellation
+MAX_PROFILED = 64  # rows of a run
+MAX_TEXT = 4_096  # characters
+I32_MAX = (1 << 31) - 1
+
 Regime: TypeAlias = Literal["prefill", "decode"]
 
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Sequence dst comes to hold the cells of src at positions [p0, p1) too."""
-
-    src: int
-    dst: int
-    p0: int
-    p1: int
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """The sequence no longer holds positions [p0, p1); p1 < 0 is the end."""
-
-    seq: int
-    p0: int
-    p1: int
+_U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+_I32: TypeAlias = Annotated[int, Meta(ge=0, le=I32_MAX)]
+_Size: TypeAlias = Annotated[int, Meta(ge=1, le=I32_MAX)]
+_Number: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+_Tokens: TypeAlias = Annotated[tuple[_I32, ...], Meta(max_length=MAX_TOKENS)]
+_Row: TypeAlias = Annotated[int, Meta(ge=-1, lt=MAX_TOKENS)]
+_Rows: TypeAlias = Annotated[tuple[_Row, ...], Meta(max_length=MAX_TOKENS)]
+_Probability: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+_Name: TypeAlias = Annotated[str, Meta(max_length=255)]
+# Measured values are finite, and divisors are not 0.
+_Ms: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+_LayerMs: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e12)]
+_Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e30)]
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """These tokens follow in the text: what samplers look back on."""
+class _Part(Struct, frozen=True, forbid_unknown_fields=True):
+    """Part of a message."""
 
-    tokens: tuple[int, ...]
+
+class _Tagged(_Part, frozen=True, tag=True):
+    """A message, or one of several kinds of parts: its class name travels as "type"."""
+
+
+class Share(_Tagged, frozen=True):
+    """Sequence dst also gets the cells of src at positions [p0, p1)."""
+
+    src: _I32
+    dst: _I32
+    p0: _I32
+    p1: _I32
+
+
+class Remove(_Tagged, frozen=True):
+    """The sequence loses positions [p0, p1); p1 < 0 is the end."""
+
+    seq: _I32
+    p0: _I32
+    p1: Annotated[int, Meta(ge=-1 - I32_MAX, le=I32_MAX)]
+
+
+class Accept(_Tagged, frozen=True):
+    """The text goes on with these tokens: samplers look back on them."""
+
+    tokens: _Tokens
 
 
 Op: TypeAlias = Share | Remove | Accept
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """Rows that a drafter has the model compute beside a run, and what it wants to know of them.
+class Questions(_Part, frozen=True):
+    """Rows that a drafter has the model compute beside a run, and which of them it asks about.
 
-    Row i is tokens[i] after row parents[i], which is one before it, or after the run's first token
-    where that is -1; it sees the text and the rows that it goes on from. Its cells are gone when
-    the run has been computed. asked: rows, or -1, after which the likeliest token is the answer.
+    Row i is tokens[i] after row parents[i], an earlier row, or after the run's first token if that
+    is -1. It sees the text and its ancestors. Its cells are freed when the run has been computed.
+    asked: rows, or -1; the answer is the likeliest token after each.
     """
 
-    number: int
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    asked: tuple[int, ...]
+    number: _Number
+    tokens: _Tokens
+    parents: _Rows
+    asked: _Rows
 
     @property
     def depth(self) -> int:
-        """So many positions after the run's first one are reached."""
+        """How many positions after the run's first one the rows reach."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return max(depths, default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(_Part, frozen=True):
     """To questions, in their order, that were asked below the text's token at a position."""
 
-    number: int
-    position: int
-    tokens: tuple[int, ...]
+    number: _Number
+    position: _I32
+    tokens: _Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(_Part, frozen=True):
     """Tokens at consecutive positions of a sequence, to be computed by all stages.
 
-    path: the tokens between the text accepted so far and the first of these.
-    n_draws: after so many of the last rows a token is drawn.
-    questions: computed with them, in rows after theirs.
+    path: the tokens between the accepted text and the first of these.
+    n_draws: a token is drawn after each of the last n_draws rows.
+    questions: computed in rows after the run's own.
     """
 
-    number: int
-    seq: int
-    position: int
-    tokens: tuple[int, ...]
-    path: tuple[int, ...] = ()
-    n_draws: int = 1
+    number: _Number
+    seq: _I32
+    position: _I32
+    tokens: Annotated[tuple[_I32, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
+    path: _Tokens = ()
+    n_draws: _Count = 1
     regime: Regime = "decode"
     questions: Questions | None = None
 
     @property
     def n_rows(self) -> int:
-        """What stages compute."""
+        """Rows that stages compute, those of questions included."""
         return len(self.tokens) + (len(self.questions.tokens) if self.questions else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(_Tagged, frozen=True):
     """Changes to cells, then perhaps a run; from one stage to the next.
 
-    hidden: (n, n_embd) f32, what the stage before made of the run's rows. None from the head, and
-    where a stage has left the run out.
+    hidden: (n_rows, n_embd) f32, the previous stage's output. None from the driver, and if a stage
+    has skipped the run.
     """
 
-    epoch: int
-    number: int
-    ops: tuple[Op, ...] = ()
+    epoch: _U32
+    number: _Number
+    ops: Annotated[tuple[Op, ...], Meta(max_length=MAX_ITEMS)] = ()
     run: Run | None = None
     hidden: NDArray[Any] | None = None
     skipped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The tokens drawn after a run's rows, and the answers to its questions; none if it was left
-    out somewhere."""
+class Result(_Tagged, frozen=True):
+    """The tokens drawn after a run's rows, and the answers to its questions.
 
-    epoch: int
-    run: int
-    draws: tuple[int, ...]
-    skipped: bool = False
-    answers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Nobody waits for these runs, nor for one that reads their cells: leave them out."""
-
-    epoch: int
-    runs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """Guess up to n tokens after the text whose first `keep` tokens you know, then `tokens`.
-
-    A chain ends where its next token is less likely than `least`. The last n_ahead tokens of that
-    text are guesses themselves. answers: to the latest of the drafter's questions.
+    Both are empty if a stage has skipped the run.
     """
 
-    epoch: int
-    number: int
-    keep: int
-    tokens: tuple[int, ...]
-    n: int
-    least: float
-    n_ahead: int = 0
+    epoch: _U32
+    run: _Number
+    draws: _Tokens
+    skipped: bool = False
+    answers: _Tokens = ()
+
+
+class Cancel(_Tagged, frozen=True):
+    """Skip these runs: neither their results nor their cells are needed any more."""
+
+    epoch: _U32
+    runs: Annotated[tuple[_Number, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class DraftRequest(_Tagged, frozen=True):
+    """Draft up to n tokens after the text: the first `keep` tokens of the last one, then `tokens`.
+
+    A chain ends before a token less likely than `least`. The last n_ahead tokens of the text are
+    drafts themselves. answers: to the latest of the drafter's questions.
+    """
+
+    epoch: _U32
+    number: _Number
+    keep: _I32
+    tokens: _Tokens
+    n: _Count
+    least: _Probability
+    n_ahead: _Count = 0
     answers: Answers | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """What was guessed for a request, and how likely each guess is by who made it.
+class Drafted(_Tagged, frozen=True):
+    """The draft for a request, with the drafter's own probability of each token.
 
-    questions: for the next run that begins with the text's newest token. They may wait for it, so
-    that they are asked some tokens later in the text.
+    questions: for the next run that begins with the text's newest token. They may have to wait for
+    one, and are then asked some tokens later in the text.
     """
 
-    epoch: int
-    request: int
-    tokens: tuple[int, ...]
-    probabilities: tuple[float, ...]
+    epoch: _U32
+    request: _Number
+    tokens: _Tokens
+    probabilities: Annotated[tuple[_Probability, ...], Meta(max_length=MAX_TOKENS)]
     questions: Questions | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(_Tagged, frozen=True):
     """The job is over: finish what was sent before, and leave."""
 
-    epoch: int
+    epoch: _U32
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A rank cannot go on: why, in a line for people, and the name of the error's class."""
+class Failure(_Tagged, frozen=True):
+    """A rank cannot go on. reason: one line for people. kind: the name of the error's class."""
 
-    epoch: int
-    rank: int
-    reason: str
-    kind: str = "PyflowError"
+    epoch: _U32
+    rank: _I32
+    reason: Annotated[str, Meta(max_length=MAX_TEXT)]
+    kind: _Name = "PyflowError"
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Who a rank is, before anything else.
+class Hello(_Tagged, frozen=True):
+    """A rank's identity, its first message.
 
     version: of pyflow. model: sha256 of what identifies its file, in hex. isa: its kernels, which
-    may be others on each rank.
+    may differ between ranks.
     """
 
-    epoch: int
-    rank: int
-    host: str
-    pid: int
-    version: str
-    model: str
-    isa: str
+    epoch: _U32
+    rank: _I32
+    host: _Name
+    pid: _I32
+    version: _Name
+    model: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+    isa: _Name
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What the head has decided, once it knows all ranks.
+class Setup(_Tagged, frozen=True):
+    """The driver's decision, once it knows all ranks.
 
-    Rank r holds the layers [cuts[r], cuts[r + 1]), none where these are the same. The others are
-    the sizes of each stage's context.
+    Rank r holds the layers [cuts[r], cuts[r + 1]), none if these are equal. The other fields size
+    each stage's context.
     """
 
-    epoch: int
-    cuts: tuple[int, ...]
-    n_ctx: int
-    n_seq_max: int
-    n_batch: int
+    epoch: _U32
+    cuts: Annotated[tuple[_I32, ...], Meta(min_length=2, max_length=MAX_ITEMS)]
+    n_ctx: _Size
+    n_seq_max: _Size
+    n_batch: _Size
     cache_type: CacheType
 
     @property
@@ -228,114 +244,104 @@ class Setup:
         return [range(first, last) for first, last in pairwise(self.cuts)]
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(_Part, frozen=True):
     """Positions [first, first + n) leave sequence 0, and all after them move up by n."""
 
-    first: int
-    n: int
+    first: _I32
+    n: _I32
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """A new job: nothing of those before is wanted any more.
+class Begin(_Tagged, frozen=True):
+    """A new job; results of earlier ones are no longer needed.
 
-    Of sequence 0 the first `keep` positions stay, once the cut has been made; the last stage draws
-    by sampling and stream.
+    The first `keep` positions of sequence 0 stay, counted after the cut. The last stage draws by
+    sampling and stream.
     """
 
-    epoch: int
+    epoch: _U32
     sampling: SamplingParams
-    stream: int
-    keep: int
+    stream: _U32
+    keep: _I32
     cut: Cut | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A stage is ready for the job, and has kept so many positions of sequence 0.
+class Begun(_Tagged, frozen=True):
+    """A stage is ready for the job and has kept `keep` positions of sequence 0.
 
     resident_nbytes: of its process, weights and cells included.
     """
 
-    epoch: int
-    keep: int
-    resident_nbytes: int
+    epoch: _U32
+    keep: _I32
+    resident_nbytes: _Number
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """The sender lives, and this is what it does, in words for people."""
+class Pulse(_Tagged, frozen=True):
+    """The sender's heartbeat. phase: what it does, in words for people."""
 
-    epoch: int
-    phase: str
+    epoch: _U32
+    phase: _Name
 
 
-@dataclass(frozen=True, slots=True)
-class RankProfile:
-    """What a rank was measured to take, and the bytes of memory that it may use.
+class RankProfile(_Part, frozen=True):
+    """A rank's measured times, and the bytes of memory that it may use.
 
     layer_ms: of a layer of relative time 1, for a run of 1, 2, ... rows.
-    embedding_ms, head_ms: of one row; those of more rows grow as the layers' do.
+    embedding_ms, head_ms: of one row; more rows take longer in proportion to layer_ms.
     """
 
-    rank: int
-    host: str
-    layer_ms: tuple[float, ...]
-    max_nbytes: int
-    embedding_ms: float = 0.0
-    head_ms: float = 0.0
+    rank: _I32
+    host: _Name
+    layer_ms: Annotated[tuple[_LayerMs, ...], Meta(min_length=1, max_length=MAX_PROFILED)]
+    max_nbytes: _Number
+    embedding_ms: _Ms = 0.0
+    head_ms: _Ms = 0.0
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host})"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(_Part, frozen=True):
     """Between two ranks, either way."""
 
-    latency_s: float
-    bytes_per_s: float
+    latency_s: Annotated[float, Meta(ge=0, le=1e6)]
+    bytes_per_s: _Rate
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What a rank has measured of itself; read_bytes_per_s: of its weights, by all its threads.
+class Profile(_Tagged, frozen=True):
+    """A rank's measurement of itself. read_bytes_per_s: of its weights, by all its threads.
 
-    draft_ms: of a guess, where it has a draft model and so no room for layers.
+    draft_ms: of one drafted token, if the rank has a draft model and so no room for layers.
     """
 
-    epoch: int
+    epoch: _U32
     profile: RankProfile
-    read_bytes_per_s: float
-    draft_ms: float = 0.0
+    read_bytes_per_s: _Rate
+    draft_ms: _Ms = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """Measure the way to rank `to`, or yourself; a Measured or a Profile is the answer."""
+class Measure(_Tagged, frozen=True):
+    """Measure the link to rank `to`, or yourself; a Measured or a Profile is the answer."""
 
-    epoch: int
-    to: int
+    epoch: _U32
+    to: _I32
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Comes back to its rank as it is, but for `is_back`. rows: as the hidden states of a frame."""
+class Ping(_Tagged, frozen=True):
+    """Comes back to its rank with is_back set. rows: as the hidden states of a frame."""
 
-    epoch: int
-    rank: int
-    rows: NDArray[Any]
+    epoch: _U32
+    rank: _I32
+    rows: NDArray[Any] | None
     is_back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a way takes from one rank to another one."""
+class Measured(_Tagged, frozen=True):
+    """The measured link from one rank to another."""
 
-    epoch: int
-    rank: int
-    to: int
+    epoch: _U32
+    rank: _I32
+    to: _I32
     link: Link
 
 

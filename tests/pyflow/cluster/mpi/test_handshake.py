@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pyflow import PyflowError
 from pyflow.cluster.mpi.handshake import check, check_ranges

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from pyflow.cluster.planning.plan import LayerCosts, Pipeline, split
 from pyflow.cluster.planning.predict import (
@@ -119,7 +118,7 @@ def test_the_same_profiles_give_the_same_choice() -> None:
 
 def test_links_are_those_of_the_ranks_that_are_stages() -> None:
     found = ranks(1, 1, 1, 1)
-    links = {(0, 1): FAST, (1, 2): LAN, (2, 3): replace(LAN, latency_s=0.005)}
+    links = {(0, 1): FAST, (1, 2): LAN, (2, 3): structs.replace(LAN, latency_s=0.005)}
     cluster = Pipeline(found, links, LAYERS)
     times = cluster_times(cluster, [range(0), range(20), range(0), range(20, 40)], draft_ms=0)
     # 40 layers, to the first stage and back from the last, and between them over the skipped rank.
@@ -145,5 +144,5 @@ def test_candidates_are_strategies_of_every_kind_each_once() -> None:
 
 def test_a_head_of_its_own_is_split_off_by_taking_its_memory() -> None:
     head, *others = ranks(1, 1)
-    cluster = Pipeline((replace(head, max_nbytes=0), *others), {(0, 1): FAST}, LAYERS)
+    cluster = Pipeline((structs.replace(head, max_nbytes=0), *others), {(0, 1): FAST}, LAYERS)
     assert [len(part.layers) for part in split(cluster).parts] == [0, 40]

@@ -6,12 +6,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 import pyflow
 from pyflow.cluster.run.drafts import IsWanted, always_wanted, by_lookup, by_models

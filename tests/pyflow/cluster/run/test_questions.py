@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
+from msgspec.structs import replace
 
 from pyflow import SamplingParams
 from pyflow.cluster.planning.simulation import simulate

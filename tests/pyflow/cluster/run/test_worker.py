@@ -11,8 +11,9 @@ import pytest
 from pyflow import PyflowError, SamplingParams, UnsupportedError
 from pyflow.cluster.run.drafts import IsWanted, always_wanted
 from pyflow.cluster.run.worker import Worker, failure, raised
-from pyflow.cluster.wire.codec import MAX_TEXT_NBYTES, WireError, decode, encode
+from pyflow.cluster.wire.codec import WireError, decode, encode
 from pyflow.cluster.wire.messages import (
+    MAX_TEXT,
     Begin,
     Begun,
     Cancel,
@@ -261,5 +262,5 @@ def test_a_reason_is_cut_to_what_a_message_can_hold(reason: str) -> None:
     message = failure(2, "hostc", PyflowError(reason))
     assert message.rank == 2
     assert message.reason.startswith("hostc: ")
-    assert len(message.reason.encode()) <= MAX_TEXT_NBYTES
+    assert len(message.reason.encode()) <= MAX_TEXT
     assert encode(message)

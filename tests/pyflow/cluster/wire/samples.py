@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
+from msgspec.structs import replace
 
 from pyflow.cluster.wire import codec as wire
+from pyflow.cluster.wire.codec import encode
 from pyflow.cluster.wire.messages import (
+    MAX_TOKENS,
     Accept,
     Answers,
     Begin,
@@ -44,9 +46,7 @@ from pyflow.cluster.wire.messages import (
 from pyflow.sampling import SamplingParams
 
 I32_MAX = 2**31 - 1
-FRAME, RESULT, CANCEL, DRAFT_REQUEST, DRAFTED, GOODBYE, FAILURE, HELLO, SETUP, BEGIN = range(10)
-PROFILE, MEASURE, PING, MEASURED = range(12, 16)
-
+START = 20  # bytes of the header
 HIDDEN = np.linspace(-3, 3, 10, dtype=np.float32).reshape(2, 5)
 RUN = Run(7, 3, 100, (5, 6), path=(8, 9, 10), n_draws=2, regime="prefill")
 QUESTIONS = Questions(3, (7, 8, 9), (-1, 0, -1), (2, -1, 2))
@@ -95,7 +95,7 @@ def tuples_of(item: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy
 
 
 EPOCHS, I32, NUMBERS = up_to(2**32 - 1), up_to(I32_MAX), up_to(2**63 - 1)
-SIZES, COUNTS = st.integers(1, I32_MAX), up_to(wire.MAX_TOKENS)
+SIZES, COUNTS = st.integers(1, I32_MAX), up_to(MAX_TOKENS)
 TOKENS = tuples_of(I32)
 CHANCES = st.floats(0, 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -230,11 +230,22 @@ def assert_same(found: Message, expected: Message) -> None:
     assert repr(found) == repr(expected)
 
 
-def sealed(place: int, payload: bytes, *, epoch: int = 0, version: int = wire.VERSION) -> bytes:
-    """What a peer sends who knows the format and may lie in the payload."""
-    start = struct.pack("<4sHHIQ", b"PFWM", version, place, epoch, len(payload))
-    return start + struct.pack("<I", zlib.crc32(start + payload)) + payload
+def packed(message: Message) -> bytes:
+    """The MessagePack part of an encoded message."""
+    data = bytes(encode(message))
+    return data[START : START + struct.unpack_from("<I", data, 12)[0]]
 
 
-def words(*values: int) -> bytes:
-    return struct.pack(f"<{len(values)}I", *values)
+def sealed(
+    message: bytes,
+    rows: bytes = b"",
+    shape: tuple[int, int] = (0, 0),
+    *,
+    pad: bytes | None = None,
+    version: int = wire.VERSION,
+) -> bytes:
+    """What a peer sends who knows the format and may lie in all but the checksum."""
+    pad = bytes(-len(message) % 4) if pad is None else pad
+    start = struct.pack("<4sHHII", b"PFWM", version, shape[1], shape[0], len(message))
+    rest = message + pad + rows
+    return start + struct.pack("<I", zlib.crc32(start + rest)) + rest

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-import zlib
-from dataclasses import replace
+import tracemalloc
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pyflow.cluster.wire import codec as wire
 from pyflow.cluster.wire.codec import WireError, decode, encode
@@ -20,145 +21,201 @@ from pyflow.cluster.wire.messages import (
     Frame,
     Goodbye,
     Hello,
+    Ping,
     Questions,
     Result,
     Share,
 )
-from pyflow.cluster.wire.parameters import to_json
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 
 from .samples import (
-    BEGIN,
-    CANCEL,
-    DRAFT_REQUEST,
-    DRAFTED,
-    FAILURE,
-    FRAME,
-    GOODBYE,
-    HELLO,
     HIDDEN,
     I32_MAX,
-    MEASURE,
-    MEASURED,
     OPS,
-    PING,
-    PROFILE,
-    RESULT,
     RUN,
     SAMPLES,
     SAMPLING,
-    SETUP,
+    START,
+    packed,
     sealed,
-    words,
 )
 
-ZERO = struct.pack("<q", 0)  # a number of a frame, run or request
-RUN_OF_ONE = ZERO + words(0, 0) + words(1, 5) + words(0) + words(1, 1) + words(0)
-ASKING = ZERO + words(0, 0, 1) + ZERO
-WITH_ROWS = ZERO + words(0) + words(1) + RUN_OF_ONE + words(0) + words(1)
+NAN, INF = float("nan"), float("inf")
+BIASES = ("sampling", "logit_bias")
 
 
-def hello(model: str) -> bytes:
-    names = [struct.pack("<I", len(name)) + name.encode() for name in ("h", "0.1", model, "avx2")]
-    return words(1) + names[0] + words(9) + b"".join(names[1:])
+def changed(sample: str, path: tuple[Any, ...], value: Any) -> bytes:
+    """A sample's fields as MessagePack, one of them changed or added."""
+    plain = inner = msgspec.msgpack.decode(packed(SAMPLES[sample]))
+    *before, last = path
+    for key in before:
+        inner = inner[key]
+    inner[last] = value
+    return msgspec.msgpack.encode(plain)
 
 
-def begin(json: str) -> tuple[int, bytes, str]:
-    return BEGIN, words(len(json)) + json.encode() + words(0, 0), "sampling: "
-
-
-JSON = to_json(SAMPLING)
-LIES: dict[str, tuple[int, bytes, str]] = {
-    "ops": (FRAME, ZERO + words(2**32 - 1), "length of Frame.ops: expected 0 to 4096, found 42949"),
-    "op": (FRAME, ZERO + words(1, 3), "Frame.ops: expected 0 to 2, found 3"),
-    "accepted": (FRAME, ZERO + words(1, 2, 65537), "Accept.tokens: expected 0 to 65536, found 655"),
-    "flag": (FRAME, ZERO + words(0, 2), "Frame.run: expected 0 to 1, found 2"),
-    "none": (FRAME, ZERO + words(0, 1) + ZERO + words(0, 0, 0), "Run.tokens: expected 1 to 65536"),
-    "many": (FRAME, ZERO + words(0, 1) + ZERO + words(0, 0, 65537), "Run.tokens: .* found 65537"),
-    "no rows": (FRAME, WITH_ROWS + words(0, 5), "rows of Frame.hidden: expected 1 to .* found 0"),
-    "rows": (FRAME, WITH_ROWS + words(65537, 1), "rows of Frame.hidden: expected 1 to 65536"),
-    "columns": (FRAME, WITH_ROWS + words(1, 65537), "columns of Frame.hidden: expected 1 to"),
-    "16 GiB": (FRAME, WITH_ROWS + words(65536, 65536), "expected 17179869184 more bytes, found 0"),
-    "other rows": (FRAME, WITH_ROWS + words(2, 1, 0, 0), "its run's: expected 1, found 2"),
-    "no run": (FRAME, ZERO + words(0, 0, 0, 1, 1, 1, 0), "its run's: expected 0, found 1"),
-    "token": (RESULT, ZERO + words(1, 2**31) + words(0), "Result.draws: expected 0 to .* found -2"),
-    "draws": (RESULT, ZERO + words(65536), "Result.draws: expected 4 more bytes, found 0"),
-    "run": (CANCEL, words(1) + b"\xff" * 8, "Cancel.runs: expected 0 to .* found -1"),
-    "runs": (CANCEL, words(4097), "length of Cancel.runs: expected 0 to 4096, found 4097"),
-    "nan": (DRAFT_REQUEST, ZERO + words(0, 0, 0) + struct.pack("<d", np.nan), "found nan"),
-    "inf": (DRAFT_REQUEST, ZERO + words(0, 0, 0) + struct.pack("<d", np.inf), "found inf"),
-    "-inf": (DRAFT_REQUEST, ZERO + words(0, 0, 0) + struct.pack("<d", -np.inf), "found -inf"),
-    "surely": (DRAFTED, ZERO + words(1, 0, 1) + struct.pack("<d", 1.5), "0 to 1, found 1.5"),
-    "uneven": (DRAFTED, ZERO + words(1, 0, 0, 0), "probabilities: expected 1, found 0"),
-    "parents": (DRAFTED, ASKING + words(1, 5, 0, 0), "parents: expected 1, found 0"),
-    "itself": (DRAFTED, ASKING + words(1, 5, 1, 0, 0), "are rows before: expected -1, found 0"),
-    "asked": (
-        DRAFTED,
-        ASKING + words(1, 5, 1, 2**32 - 1, 1, 1),
-        "asked: expected -1 to 0, found 1",
+# A sample, a field of it, a value that it must not have, and words of the refusal.
+LIES: dict[str, tuple[str, tuple[Any, ...], Any, list[str]]] = {
+    "epoch": ("goodbye", ("epoch",), 2**32, ["Goodbye.epoch", "4294967295", "4294967296"]),
+    "ops": ("frame, empty", ("ops",), [None] * 4097, ["Frame.ops", "4096", "4097"]),
+    "op": ("frame", ("ops", 1), {"type": "Swap"}, ["Frame.ops[1].type", "Swap"]),
+    "no op": ("frame", ("ops", 1), None, ["Frame.ops[1]", "None"]),
+    "accepted": ("frame", ("ops", 2, "tokens"), [0] * 65537, ["ops[2].tokens", "65536", "65537"]),
+    "flag": ("frame", ("skipped",), 2, ["Frame.skipped", "bool", "2"]),
+    "none": ("frame", ("run", "tokens"), [], ["Frame.run.tokens", ">= 1", "found 0"]),
+    "many": ("frame", ("run", "tokens"), [0] * 65537, ["Frame.run.tokens", "65536", "65537"]),
+    "draws of a run": ("frame", ("run", "n_draws"), 3, ["Frame.run.n_draws", "0 to 2", "found 3"]),
+    "position": ("frame", ("run", "position"), I32_MAX, ["Frame.run.position", str(I32_MAX - 2)]),
+    "regime": ("frame", ("run", "regime"), "x", ["Frame.run.regime", "'x'"]),
+    "rows inside": ("frame", ("hidden",), [[0.0]], ["Frame.hidden", "array"]),
+    "token": ("result", ("draws", 1), 2**31, ["Result.draws[1]", str(I32_MAX), str(2**31)]),
+    "negative": ("result", ("draws", 0), -1, ["Result.draws[0]", ">= 0", "found -1"]),
+    "a word": ("result", ("draws", 0), "a", ["Result.draws[0]", "int", "'a'"]),
+    "a float": ("result", ("draws", 0), 1.5, ["Result.draws[0]", "int", "1.5"]),
+    "run": ("cancel", ("runs", 0), -1, ["Cancel.runs[0]", ">= 0", "found -1"]),
+    "runs": ("cancel", ("runs",), [0] * 4097, ["Cancel.runs", "4096", "4097"]),
+    "nan": ("draft request", ("least",), NAN, ["DraftRequest.least", "0.0", "nan"]),
+    "inf": ("draft request", ("least",), INF, ["DraftRequest.least", "1.0", "inf"]),
+    "-inf": ("draft request", ("least",), -INF, ["DraftRequest.least", "0.0", "-inf"]),
+    "surely": ("drafted", ("probabilities", 1), 1.5, ["Drafted.probabilities[1]", "1.0", "1.5"]),
+    "uneven": ("drafted", ("tokens",), [4], ["Drafted.probabilities", "expected 1, found 2"]),
+    "parents": ("drafted, asking", ("questions", "parents"), [], ["questions.parents", "found 0"]),
+    "itself": (
+        "drafted, asking",
+        ("questions", "parents", 1),
+        1,
+        ["parents", "-1 to 0", "found 1"],
     ),
-    "text": (FAILURE, words(0, 4097) + b"x" * 4097, "bytes of Failure.reason: expected 0 to 4096"),
-    "half a character": (FAILURE, words(0, 1) + b"\xc3", "Failure.reason: expected UTF-8"),
-    "surrogate": (FAILURE, words(0, 3) + b"\xed\xa0\x80", "Failure.reason: expected UTF-8"),
-    "digest": (HELLO, hello("0" * 63), "Hello.model: expected a sha256 in hex, found '000"),
-    "cuts": (SETUP, words(2, 3, 2, 1, 1, 1, 0), "Setup.cuts: expected 3 to 2147483647, found 2"),
-    "cache": (SETUP, words(2, 0, 9, 1, 1, 1, 2), "Setup.cache_type: expected 0 to 1, found 2"),
-    "no json": begin("{"),
-    "no parameters": begin("[1,2]"),
-    "deep": begin("[" * 100_000),
-    "a word": begin(JSON.replace('"top_k":40', '"top_k":"40"')),
-    "a flag": begin(JSON.replace('"top_k":40', '"top_k":true')),
-    "a biased word": begin(JSON.replace("-0.25", '"-0.25"')),
-    "biases of no token": begin(JSON.replace('"7":', '"7.5":')),
-    "biases without names": begin(JSON.replace('{"3":-1e999,"7":-0.25}', "[1]")),
-    "no seed": begin(JSON.replace(f"{2**64 - 1}", "null")),
-    "seed": begin(JSON.replace(f"{2**64 - 1}", f"{2**64}")),
-    "digits": begin(JSON.replace(f"{2**64 - 1}", "1" * 5000)),
-    "constant": begin(JSON.replace("-1e999", "-Infinity")),
-    "other name": begin(JSON.replace("top_k", "top_q")),
-    "twice": begin(JSON.replace("{", '{"top_k":40,', 1)),
-    "spaces": begin(JSON.replace(",", ", ")),
-    "out of range": begin(JSON.replace('"top_p":0.1', '"top_p":1.1')),
-    "rank": (MEASURE, words(2**31), "Measure.to: expected 0 to"),
-    "no layer": (
-        PROFILE,
-        words(1, 0, 0),
-        "length of RankProfile.layer_ms: expected 1 to 64, found",
+    "asked": ("drafted, asking", ("questions", "asked", 0), 3, ["asked", "-1 to 2", "found 3"]),
+    "text": ("failure", ("reason",), "x" * 4097, ["Failure.reason", "4096", "4097"]),
+    "digest": ("hello", ("model",), "0" * 63, ["Hello.model", "[0-9a-f]{64}", "000"]),
+    "digest and a line": ("hello", ("model",), "0" * 64 + "\n", ["Hello.model", "64", "65"]),
+    "cuts": ("setup", ("cuts", 1), 31, ["Setup.cuts", "31", "found 10"]),
+    "one cut": ("setup", ("cuts",), [0], ["Setup.cuts", ">= 2", "found 1"]),
+    "cache": ("setup", ("cache_type",), "f32", ["Setup.cache_type", "'f32'"]),
+    "no sampling": ("begin", ("sampling",), [1, 2], ["Begin.sampling", "object", "[1, 2]"]),
+    "top_k": ("begin", ("sampling", "top_k"), "40", ["Begin.sampling.top_k", "int", "'40'"]),
+    "top_k, a flag": ("begin", ("sampling", "top_k"), True, ["Begin.sampling.top_k", "True"]),
+    "a biased word": ("begin", (*BIASES, 7), "-0.25", ["logit_bias", "float"]),
+    "a word's bias": ("begin", (*BIASES, "7"), 0.5, ["Begin.sampling.logit_bias", "key", "int"]),
+    "biases without tokens": ("begin", BIASES, [1], ["Begin.sampling.logit_bias", "[1]"]),
+    "no seed": ("begin", ("sampling", "seed"), None, ["Begin.sampling.seed", "None"]),
+    "out of range": ("begin", ("sampling", "top_p"), 1.1, ["Begin.sampling", "top_p", "1.1"]),
+    "other parameter": ("begin", ("sampling", "top_q"), 0.5, ["Begin", "encoding"]),
+    "whole": ("begin", ("sampling", "top_p"), 1, ["Begin", "encoding"]),
+    "rank": ("measure", ("to",), 2**31, ["Measure.to", str(I32_MAX), str(2**31)]),
+    "no layer": ("profile", ("profile", "layer_ms"), [], ["Profile.profile.layer_ms", "found 0"]),
+    "no time": (
+        "profile",
+        ("profile", "layer_ms", 0),
+        0.0,
+        ["layer_ms[0]", "1e-06", "0.0"],
     ),
-    "no time": (PROFILE, words(1, 0, 1) + bytes(8), "RankProfile.layer_ms: expected 1e-06 to"),
-    "never": (MEASURED, words(1, 2) + struct.pack("<d", np.inf), "Link.latency_s: .* found inf"),
-    "stopped": (MEASURED, words(1, 2) + bytes(16), "Link.bytes_per_s: expected 1 to .* found 0.0"),
-    "echo": (PING, words(1, 0, 65537, 1), "rows of Ping.rows: expected 1 to 65536, found 65537"),
-    "type": (16, b"", "type of message: expected 0 to 15, found 16"),
+    "never": ("measured", ("link", "latency_s"), INF, ["Measured.link.latency_s", "inf"]),
+    "stopped": ("measured", ("link", "bytes_per_s"), 0.0, ["Measured.link.bytes_per_s", "1.0"]),
+    "type": ("goodbye", ("type",), "Hallo", ["type", "'Hallo'"]),
+    "a number as type": ("goodbye", ("type",), 5, ["type", "5"]),
+    "unknown field": ("goodbye", ("why",), 1, ["why"]),
 }
 
 
-@pytest.mark.parametrize(("place", "payload", "says"), LIES.values(), ids=LIES.keys())
-def test_a_size_or_value_that_lies_is_refused_by_its_name(
-    place: int, payload: bytes, says: str
+@pytest.mark.parametrize(("sample", "path", "value", "words"), LIES.values(), ids=LIES.keys())
+def test_a_field_that_lies_is_refused_by_its_name(
+    sample: str, path: tuple[Any, ...], value: Any, words: list[str]
 ) -> None:
-    with pytest.raises(WireError, match=says):
-        decode(sealed(place, payload))
+    data = encode(SAMPLES[sample])
+    rows = bytes(data[START + -(-len(packed(SAMPLES[sample])) // 4) * 4 :])
+    shape = struct.unpack_from("<I", data, 8) + struct.unpack_from("<H", data, 6)
+    with pytest.raises(WireError) as caught:
+        decode(sealed(changed(sample, path, value), rows, shape))
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
 
 
-def test_a_length_that_is_not_the_messages_is_refused() -> None:
-    payload = ZERO + words(0, 0)
-    for n in (0, 15, 17, 2**32, 2**64 - 1):
-        start = struct.pack("<4sHHIQ", b"PFWM", wire.VERSION, RESULT, 0, n)
-        data = start + struct.pack("<I", zlib.crc32(start + payload)) + payload
-        with pytest.raises(WireError, match=f"bytes of payload: expected {n}, found 16"):
+def test_a_field_that_is_missing_is_refused_by_its_name() -> None:
+    for message in SAMPLES.values():
+        plain = msgspec.msgpack.decode(packed(message))
+        for field in plain:
+            rest = {name: value for name, value in plain.items() if name != field}
+            with pytest.raises(WireError):
+                decode(sealed(msgspec.msgpack.encode(rest)))
+    with pytest.raises(WireError, match=r"Goodbye.*epoch"):
+        decode(sealed(msgspec.msgpack.encode({"type": "Goodbye"})))
+
+
+ASKING = packed(SAMPLES["ping"])
+ROWS: dict[str, tuple[str, tuple[int, int], list[str]]] = {
+    "none": ("ping", (0, 0), ["Ping.rows", "found 0"]),
+    "many": ("ping", (65537, 1), ["Ping.rows", "65536", "65537"]),
+    "no columns": ("ping", (2, 0), ["columns of Ping.rows", "found 0"]),
+    "columns alone": ("ping", (0, 3), ["Ping.rows", "found 0"]),
+    "other rows": ("frame", (3, 5), ["Frame.hidden", "expected 2, found 3"]),
+    "no run": ("frame, empty", (1, 1), ["Frame.hidden", "expected 0, found 1"]),
+    "columns of no run": ("frame, empty", (0, 1), ["Frame", "columns", "found 1"]),
+    "of a result": ("result", (1, 1), ["Result", "expected 0, found 1"]),
+}
+
+
+@pytest.mark.parametrize(("sample", "shape", "words"), ROWS.values(), ids=ROWS.keys())
+def test_rows_that_contradict_the_message_are_refused(
+    sample: str, shape: tuple[int, int], words: list[str]
+) -> None:
+    data = sealed(packed(SAMPLES[sample]), bytes(4 * shape[0] * shape[1]), shape)
+    with pytest.raises(WireError) as caught:
+        decode(data)
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
+HUGE = [b"\xdd" + b"\xff" * 4, b"\xdf" + b"\xff" * 4, b"\xdb" + b"\xff" * 4, b"\xc6" + b"\xff" * 4]
+GOODBYE = b"\x82\xa4type\xa7Goodbye"
+HOLLOW = [
+    *HUGE,
+    *(GOODBYE + b"\xa5epoch" + huge for huge in HUGE),
+    *(GOODBYE + b"\xa3why" + huge for huge in HUGE),
+    *(b"\x82\xa4type\xa6Result\xa5draws" + huge for huge in HUGE),
+    b"\x82\xa4type\xa6Result\xa5draws\xdd\x00\x01\x00\x00",  # as many as may be, and none there
+    b"\x82\xa4type\xa5Frame\xa3ops\xdc\x10\x00\x82\xa4type\xa6Accept\xa6tokens\xdd\x00\x01\x00\x00",
+    b"\x91" * 100_000,
+    GOODBYE + b"\xa3why" + b"\x91" * 100_000,
+    GOODBYE + b"\xa5epoch\xa1\xff",
+    b"\x82\xa4type\xa1\xff\xa5epoch\x00",
+    b"\xc1",
+]
+
+
+@pytest.mark.parametrize("message", HOLLOW, ids=lambda data: data[:40].hex())
+def test_what_is_claimed_and_not_there_takes_no_memory(message: bytes) -> None:
+    data = sealed(message)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
             decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000 + 10 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_size_that_is_not_that_of_what_came_is_refused() -> None:
+    message = packed(SAMPLES["result"])
+    right = sealed(message)
+    for at, form, value in ((12, "<I", 0), (12, "<I", 2**32 - 1), (8, "<I", 1), (6, "<H", 1)):
+        data = bytearray(right)
+        struct.pack_into(form, data, at, value)
+        with pytest.raises(WireError):
+            decode(data)
+    with pytest.raises(WireError, match=rf"bytes after the header.*found {len(right)}"):
+        decode(sealed(message, b"", (2**32 - 1, 65535)))
 
 
 def test_another_version_another_protocol_and_damage_are_told_apart() -> None:
-    with pytest.raises(WireError, match="version: expected 9, found 3: run the same pyflow"):
-        decode(sealed(GOODBYE, b"", version=3))
-    with pytest.raises(WireError, match="magic: expected b'PFWM', found b'GET '"):
+    goodbye = packed(SAMPLES["goodbye"])
+    with pytest.raises(WireError, match=rf"version.*{wire.VERSION}.*found 3.*pyflow"):
+        decode(sealed(goodbye, version=3))
+    with pytest.raises(WireError, match=r"magic.*b'PFWM'.*b'GET '"):
         decode(b"GET / HTTP/1.1\r\nHost: 10.0.0.2\r\n\r\n")
-    with pytest.raises(WireError, match=r"crc32: expected 0x\w+, found 0x"):
-        decode(sealed(GOODBYE, b"")[:-1] + b"\xaa")
-    with pytest.raises(WireError, match="header: expected 24 bytes, found 0"):
+    with pytest.raises(WireError, match=r"crc32.*0x\w+.*0x"):
+        decode(sealed(goodbye)[:-1] + b"\xaa")
+    with pytest.raises(WireError, match=rf"header.*{START}.*0"):
         decode(b"")
 
 
@@ -175,55 +232,59 @@ def rows(hidden: Any) -> Frame:
 
 ASKS = Questions(1, (5,), (-1,), (0,))
 LONG = Questions(1, (5,) * 65536, (-1,) * 65536, ())
-NO_MATRIX = "Frame.hidden: expected 2 dimensions of float32, found "
-BAD: dict[str, tuple[Any, str]] = {
-    "epoch": (Goodbye(-1), "epoch: expected 0 to 4294967295, found -1"),
-    "late epoch": (Goodbye(2**32), "epoch: expected 0 to 4294967295, found 4294967296"),
-    "number": (Frame(0, -1), "Frame.number: expected 0 to"),
-    "large number": (Frame(0, 2**63), "Frame.number: expected a number .* found 9223372036854"),
-    "share": (Frame(0, 0, ops=(Share(0, -1, 0, 0),)), "Share.dst: expected 0 to .* found -1"),
-    "end": (Frame(0, 0, ops=(Share(0, 1, 0, -1),)), "Share.p1: expected 0 to .* found -1"),
-    "ops": (Frame(0, 0, ops=OPS[:1] * 4097), "length of Frame.ops: expected 0 to 4096"),
-    "op": (Frame(0, 0, ops=(cast(Any, RUN),)), "Frame.ops: expected one of .*'Share'.* .*Run"),
-    "no op": (Frame(0, 0, ops=(cast(Any, None),)), "Frame.ops: expected a number .* found None"),
-    "tokens": (run(tokens=(0,) * 65537), "length of Run.tokens: expected 1 to 65536, found 65537"),
-    "no tokens": (run(tokens=(), n_draws=0), "length of Run.tokens: expected 1 to 65536, found 0"),
-    "token": (run(tokens=(1, -1)), "Run.tokens: expected 0 to 2147483647, found -1"),
-    "draws": (run(n_draws=3), "Run.n_draws: expected 0 to 2, found 3"),
-    "last position": (run(position=I32_MAX - 1), "Run.position: expected 0 to 2147483645"),
-    "rows of a run": (run(questions=LONG), "rows of a Run: expected 1 to 65536, found 65538"),
-    "parent": (run(questions=replace(ASKS, parents=(0,))), "which are rows before: expected -1"),
-    "asked": (run(questions=replace(ASKS, asked=(1,))), "Questions.asked: expected -1 to 0"),
-    "regime": (run(regime="x"), "Run.regime: expected one of .*'prefill', 'decode'.* found 'x'"),
-    "half": (rows(HIDDEN.astype(np.float16)), NO_MATRIX + "2 of float16"),
-    "double": (rows(HIDDEN.astype(np.float64)), NO_MATRIX + "2 of float64"),
-    "one row": (rows(HIDDEN[0]), NO_MATRIX + "1 of float32"),
-    "rows": (rows(HIDDEN[:1]), "rows of Frame.hidden, .*: expected 2, found 1"),
-    "no columns": (rows(HIDDEN[:, :0]), "columns of Frame.hidden: expected 1 to 65536, found 0"),
-    "no run": (Frame(0, 0, hidden=HIDDEN), "rows of Frame.hidden, .*: expected 0, found 2"),
-    "least": (DraftRequest(0, 0, 0, (), 1, float("nan")), "DraftRequest.least: .* found nan"),
-    "unlikely": (DraftRequest(0, 0, 0, (), 1, -0.1), "least: expected 0 to 1, found -0.1"),
-    "huge": (DraftRequest(0, 0, 0, (), 1, 10**400), "DraftRequest.least: expected a number"),
-    "surely": (Drafted(0, 0, (1,), (1.01,)), "Drafted.probabilities: expected 0 to 1, found 1.01"),
-    "nan": (Drafted(0, 0, (1,), (float("nan"),)), "Drafted.probabilities: .* found nan"),
-    "inf": (Drafted(0, 0, (1,), (float("inf"),)), "Drafted.probabilities: .* found inf"),
-    "uneven": (Drafted(0, 0, (1, 2), (0.5,)), "Drafted.probabilities: expected 2, found 1"),
-    "reason": (Failure(0, 0, "x" * 4097), "bytes of Failure.reason: expected 0 to 4096"),
-    "surrogate": (Failure(0, 0, "\ud800"), "Failure.reason: expected UTF-8"),
-    "word": (Result(0, 0, (cast(Any, "a"),)), "Result.draws: expected a number .* found 'a'"),
-    "none": (Failure(0, cast(Any, None), ""), "Failure.rank: expected a number .* found None"),
-    "no seed": (Begin(0, SamplingParams(), 0, 0), "sampling.seed: expected a number, found None"),
-    "stream": (Begin(0, SAMPLING, 2**32, 0), "Begin.stream: expected a number .* found 4294967296"),
+BAD: dict[str, tuple[Any, list[str]]] = {
+    "epoch": (Goodbye(-1), ["Goodbye.epoch", ">= 0", "-1"]),
+    "late epoch": (Goodbye(2**32), ["Goodbye.epoch", "4294967295", "4294967296"]),
+    "number": (Frame(0, -1), ["Frame.number", ">= 0", "-1"]),
+    "large number": (Frame(0, 2**63), ["Frame.number", str(2**63 - 1), str(2**63)]),
+    "huge number": (Frame(0, 2**64), ["Frame", "2**64"]),
+    "share": (Frame(0, 0, ops=(Share(0, -1, 0, 0),)), ["Frame.ops[0].dst", ">= 0", "-1"]),
+    "end": (Frame(0, 0, ops=(Share(0, 1, 0, -1),)), ["Frame.ops[0].p1", ">= 0", "-1"]),
+    "ops": (Frame(0, 0, ops=OPS[:1] * 4097), ["Frame.ops", "4096", "4097"]),
+    "op": (Frame(0, 0, ops=(cast(Any, RUN),)), ["Frame.ops[0]", "type"]),
+    "no op": (Frame(0, 0, ops=(cast(Any, None),)), ["Frame.ops[0]", "None"]),
+    "tokens": (run(tokens=(0,) * 65537), ["Frame.run.tokens", "65536", "65537"]),
+    "no tokens": (run(tokens=(), n_draws=0), ["Frame.run.tokens", ">= 1", "found 0"]),
+    "token": (run(tokens=(1, -1)), ["Frame.run.tokens[1]", ">= 0", "-1"]),
+    "draws": (run(n_draws=3), ["Frame.run.n_draws", "0 to 2", "found 3"]),
+    "last position": (run(position=I32_MAX - 1), ["Frame.run.position", f"0 to {I32_MAX - 2}"]),
+    "rows of a run": (run(questions=LONG), ["rows of Frame.run", "1 to 65536", "65538"]),
+    "parent": (run(questions=replace(ASKS, parents=(0,))), ["parents", "expected -1", "found 0"]),
+    "asked": (run(questions=replace(ASKS, asked=(1,))), ["asked", "-1 to 0", "found 1"]),
+    "regime": (run(regime="x"), ["Frame.run.regime", "'x'"]),
+    "half": (rows(HIDDEN.astype(np.float16)), ["Frame.hidden", "float32", "float16"]),
+    "double": (rows(HIDDEN.astype(np.float64)), ["Frame.hidden", "float32", "float64"]),
+    "one row": (rows(HIDDEN[0]), ["Frame.hidden", "2 dimensions", "found 1"]),
+    "rows": (rows(HIDDEN[:1]), ["Frame.hidden", "expected 2, found 1"]),
+    "no columns": (rows(HIDDEN[:, :0]), ["columns of Frame.hidden", "1 to 65535", "found 0"]),
+    "columns": (rows(np.zeros((2, 65536), np.float32)), ["columns of Frame.hidden", "65536"]),
+    "no run": (Frame(0, 0, hidden=HIDDEN), ["Frame.hidden", "expected 0, found 2"]),
+    "no rows": (Ping(0, 2, None), ["Ping.rows", "found 0"]),
+    "least": (DraftRequest(0, 0, 0, (), 1, NAN), ["DraftRequest.least", "nan"]),
+    "unlikely": (DraftRequest(0, 0, 0, (), 1, -0.1), ["DraftRequest.least", "0.0", "-0.1"]),
+    "huge": (DraftRequest(0, 0, 0, (), 1, 10**400), ["DraftRequest"]),
+    "surely": (Drafted(0, 0, (1,), (1.01,)), ["Drafted.probabilities[0]", "1.0", "1.01"]),
+    "nan": (Drafted(0, 0, (1,), (NAN,)), ["Drafted.probabilities[0]", "nan"]),
+    "inf": (Drafted(0, 0, (1,), (INF,)), ["Drafted.probabilities[0]", "inf"]),
+    "uneven": (Drafted(0, 0, (1, 2), (0.5,)), ["Drafted.probabilities", "expected 2, found 1"]),
+    "reason": (Failure(0, 0, "x" * 4097), ["Failure.reason", "4096", "4097"]),
+    "surrogate": (Failure(0, 0, "\ud800"), ["Failure", "surrogates"]),
+    "word": (Result(0, 0, (cast(Any, "a"),)), ["Result.draws[0]", "int", "'a'"]),
+    "none": (Failure(0, cast(Any, None), ""), ["Failure.rank", "int", "None"]),
+    "no seed": (Begin(0, SamplingParams(), 0, 0), ["Begin.sampling.seed", "None"]),
+    "stream": (Begin(0, SAMPLING, 2**32, 0), ["Begin.stream", "4294967296"]),
     "model": (
         replace(cast(Hello, SAMPLES["hello"]), model="A" * 64),
-        "Hello.model: expected a sha",
+        ["Hello.model", "[0-9a-f]", "AAA"],
     ),
-    "no message": (Share(0, 0, 0, 0), "message: expected one of .*'Frame'.*, found Share"),
+    "no message": (Share(0, 0, 0, 0), ["Share"]),
+    "no struct": (object(), ["object"]),
 }
 
 
-@pytest.mark.parametrize(("message", "says"), BAD.values(), ids=BAD.keys())
-def test_a_message_that_would_be_refused_is_not_sent(message: Any, says: str) -> None:
-    with pytest.raises(WireError, match=says) as caught:
+@pytest.mark.parametrize(("message", "words"), BAD.values(), ids=BAD.keys())
+def test_a_message_that_would_be_refused_is_not_sent(message: Any, words: list[str]) -> None:
+    with pytest.raises(WireError) as caught:
         encode(message)
     assert isinstance(caught.value, PyflowError)
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
