@@ -124,14 +124,13 @@ py::tuple requantize_array(const std::string& from_name, const ByteArray& data, 
   std::optional<BlockFactors> blocks;
   if (feedback) blocks.emplace(*feedback, info(to).block);
   const auto convert = [&](int64_t begin, int64_t end) {
-    const uint8_t* from_rows = src + begin * from_bytes;
+    const SourceRows part = {from, src + begin * from_bytes, end - begin, first_row + begin};
     uint8_t* to_rows = dst + static_cast<size_t>(begin) * encoder.row_bytes();
     RowLoss* lost = losses.data() + static_cast<size_t>(begin);
     if (feedback)
-      recode(from, from_rows, end - begin, first_row + begin, encoder, *feedback, *blocks, to_rows,
-             lost);
+      recode(part, encoder, *feedback, *blocks, to_rows, lost);
     else
-      recode(from, from_rows, end - begin, first_row + begin, encoder, to_rows, lost);
+      recode(part, encoder, to_rows, lost);
   };
   for_rows(pool, rows, feedback ? 256 : cols, convert);
   RowLoss all;  // rows in order, so that threads change nothing

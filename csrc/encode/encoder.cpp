@@ -54,7 +54,7 @@ constexpr Entry kEntries[] = {
 #undef PYFLOW_FORMAT
 };
 
-// The shortest text that is x again: a limit and what is just beyond it differ.
+// The shortest text that parses as x, so that a limit and the next float beyond it look different.
 std::string number(float x) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, x).ptr};
@@ -78,7 +78,7 @@ void Encoder::check(const float* x, int64_t n_rows, int64_t first_row) const {
   const float most = kEntries[static_cast<size_t>(dtype_)].largest;
   const int64_t n = n_rows * n_cols_;
   bool fit = true;
-  for (int64_t i = 0; i < n; ++i) fit &= std::fabs(x[i]) <= most;  // not so for a NaN
+  for (int64_t i = 0; i < n; ++i) fit &= std::fabs(x[i]) <= most;  // false for a NaN
   if (fit) return;
   int64_t i = 0;
   while (std::fabs(x[i]) <= most) ++i;
@@ -94,14 +94,12 @@ void Encoder::encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t*
                                                n_rows * n_cols_ / info(dtype_).block, out);
 }
 
-void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
-            uint8_t* out, RowLoss* losses) {
+void recode(const SourceRows& from, const Encoder& to, uint8_t* out, RowLoss* losses) {
   const int64_t n = to.n_cols();
-  const size_t from_bytes = row_bytes(from, n);
   std::vector<float> x(static_cast<size_t>(n)), y(static_cast<size_t>(n));
-  for (int64_t r = 0; r < n_rows; ++r, rows += from_bytes, out += to.row_bytes()) {
-    dequantize(from, rows, n, x.data());
-    to.encode(x.data(), 1, first_row + r, out);
+  for (int64_t r = 0; r < from.n_rows; ++r, out += to.row_bytes()) {
+    dequantize(from.dtype, from.row(r, n), n, x.data());
+    to.encode(x.data(), 1, from.first_row + r, out);
     dequantize(to.dtype(), out, n, y.data());
     RowLoss loss;
     for (int64_t i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-// Weights into the blocks of a format.
+// Encodes weights as blocks of a format.
 #pragma once
 
 #include <cstddef>
@@ -8,27 +8,39 @@
 #include "encode/feedback.h"
 #include "encode/table.h"
 #include "kernels/dispatch.h"
+#include "quant/packed_tensor.h"
 
 namespace pyflow {
 
-inline constexpr float kLargestHalf = 65504.0f;  // of a weight, where it goes into a block
+inline constexpr float kLargestHalf = 65504.0f;  // the largest weight of a block
 
-// What is left of a row after encoding, of which d is the difference: sums over its weights, those
-// of squares weighed by the importance of their columns.
+// The loss of a row by encoding: sums over its weights w and their errors d, weighed by the
+// importance of the columns if squared.
 struct RowLoss {
-  double squared = 0.0;   // of d^2
-  double power = 0.0;     // of the squares of the weights themselves
-  double absolute = 0.0;  // of |d|
-  double largest = 0.0;   // |d|
+  double squared = 0.0;   // sum of d^2
+  double power = 0.0;     // sum of w^2
+  double absolute = 0.0;  // sum of |d|
+  double largest = 0.0;   // largest |d|
 };
 
-// Encodes rows of floats. The same weights give the same bytes on every instruction set, in
-// whatever pieces and by whichever thread they are encoded.
+// Rows of a format, one after the other.
+struct SourceRows {
+  DType dtype;
+  const uint8_t* data;
+  int64_t n_rows;
+  int64_t first_row;  // number of the first one, for errors
+  const uint8_t* row(int64_t r, int64_t n_cols) const {
+    return data + static_cast<size_t>(r) * row_bytes(dtype, n_cols);
+  }
+};
+
+// Encodes rows of floats. The same weights give the same bytes with every instruction set, however
+// the rows are split and whichever threads encode them.
 class Encoder {
  public:
-  // Rows have n_cols weights, a positive multiple of the format's block. importance: by how much a
-  // squared error in each column counts, n_cols numbers from 0 to 1e30 that outlive the encoder;
-  // null: all alike. Throws ShapeError, UnsupportedError.
+  // n_cols: weights of a row, a positive multiple of the format's block. importance: n_cols factors
+  // of squared errors, 0 to 1e30, which outlive the encoder; null: 1 for each. Throws ShapeError,
+  // UnsupportedError.
   Encoder(DType dtype, int64_t n_cols, const float* importance = nullptr,
           const EncodeTable& table = encode_table(kernel_table()));
 
@@ -37,14 +49,14 @@ class Encoder {
   const float* importance() const { return importance_; }
   size_t row_bytes() const { return row_bytes_; }
 
-  // n_rows rows one after the other, into n_rows * row_bytes() bytes. Throws UnsupportedError for a
-  // weight that is not finite, or too large for the format's f16 (65504), naming its row, of which
-  // the first is `first_row`, and its column. Threads may encode different rows at the same time.
+  // n_rows rows one after the other, into n_rows * row_bytes() bytes. Throws UnsupportedError,
+  // naming row and column, for a weight that is not finite or too large for the format's f16
+  // (65504); first_row is the first row's number there. Threads may encode different rows at once.
   void encode(const float* x, int64_t n_rows, int64_t first_row, uint8_t* out) const;
 
  private:
-  friend void recode(DType, const uint8_t*, int64_t, int64_t, const Encoder&, const Feedback&,
-                     const BlockFactors&, uint8_t*, RowLoss*);
+  friend void recode(const SourceRows&, const Encoder&, const Feedback&, const BlockFactors&,
+                     uint8_t*, RowLoss*);
   // Throws as encode does.
   void check(const float* x, int64_t n_rows, int64_t first_row) const;
 
@@ -55,15 +67,14 @@ class Encoder {
   size_t row_bytes_;
 };
 
-// n_rows rows of a format as those of the encoder's, at `out`, and what each of them lost. Throws
-// as Encoder::encode does.
-void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
-            uint8_t* out, RowLoss* losses);
+// Encodes rows again, at `out`, and measures what each of them loses. Throws as Encoder::encode
+// does.
+void recode(const SourceRows& from, const Encoder& to, uint8_t* out, RowLoss* losses);
 
-// The same of blocks, where columns make up for the errors of others; the encoder's importance is
-// not looked at. blocks: of the format's. A row's squared loss is d^T H d, its power that of H's
-// diagonal. Rows that lose less when encoded by the importance of H's diagonal alone are.
-void recode(DType from, const uint8_t* rows, int64_t n_rows, int64_t first_row, const Encoder& to,
-            const Feedback& feedback, const BlockFactors& blocks, uint8_t* out, RowLoss* losses);
+// The same by GPTQ; the encoder's importance is ignored. blocks: those of the encoder's format. A
+// row's squared loss is d^T H d, its power is that of H's diagonal. Rows that lose less when
+// encoded by the importance of H's diagonal alone are encoded so.
+void recode(const SourceRows& from, const Encoder& to, const Feedback& feedback,
+            const BlockFactors& blocks, uint8_t* out, RowLoss* losses);
 
 }  // namespace pyflow

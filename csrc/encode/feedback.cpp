@@ -10,13 +10,13 @@
 namespace pyflow {
 namespace {
 
-// Of the mean diagonal: as GPTQ has it. With a tenth of that, smollm2 in Q6_B64 diverges by 0.00843
-// instead of 0.00801.
+// Added to the diagonal, in units of its mean, as in GPTQ. With a tenth of it smollm2 in Q6_B64
+// diverges by 0.00843 instead of 0.00801.
 constexpr float kDamping = 0.01f;
-// Mean diagonals beyond which they are no sums of inputs, and below which no input was ever met.
+// Mean diagonals above kLargest are not sums of inputs; below kLeast no input was seen.
 constexpr double kLargest = 1e30, kLeast = 1e-30;
 constexpr double kLeastPivot = 1e-6;
-constexpr int64_t kPanel = 64;  // columns that are factored before the rest hears of them
+constexpr int64_t kPanel = 64;  // columns factored before the rest is updated
 
 constexpr const char* kWhat = "error feedback";
 
@@ -48,7 +48,7 @@ class Square {
     }
     return true;
   }
-  // Column j of rows [first, last), columns from `begin` before it being done.
+  // Column j of rows [first, last); columns begin .. j - 1 are done.
   void solve(int64_t first, int64_t last, int64_t begin, int64_t j) {
     const float *own = row(j), inverse = 1.0f / own[j];
     for (int64_t i = first; i < last; ++i) {
@@ -64,6 +64,10 @@ class Square {
   int64_t n_;
 };
 
+Square square(const Buffer& squares, int64_t group, int64_t n) {
+  return {squares.as<float>() + group * Triangles::kWidth * Triangles::kWidth, n};
+}
+
 }  // namespace
 
 Feedback::Feedback(const float* moments, const Triangles& shape, ThreadPool* pool,
@@ -77,10 +81,9 @@ Feedback::Feedback(const float* moments, const Triangles& shape, ThreadPool* poo
   for (int64_t g = 0; g < shape.n_groups(); ++g) factor(g, moments + shape.begin(g), pool, table);
 }
 
-void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
-                      const EncodeTable& table) {
+void Feedback::load(int64_t group, const float* moments) {
   const int64_t n = shape_.width(group), first = group * Triangles::kWidth;
-  Square h(factors_.as<float>() + group * Triangles::kWidth * Triangles::kWidth, n);
+  Square h = square(factors_, group, n), whole = square(squares_, group, n);
   double mean = 0.0;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t step = i / Triangles::kStep, stride = Triangles::kStep * (step + 1);
@@ -90,19 +93,25 @@ void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
     mean += static_cast<double>(from[i]) / static_cast<double>(n);
   }
   if (!(mean <= kLargest)) refuse(first);
-  // What never met an input: all columns alike, and on their own. Otherwise of size one, so that
-  // nothing overflows.
+  // Without any input all columns count alike and do not correlate. Otherwise scale to mean 1, so
+  // that nothing overflows.
   if (mean < kLeast) mean = 0.0;
   const float scale = mean > 0.0 ? static_cast<float>(1.0 / mean) : 0.0f,
               unit = mean > 0.0 ? static_cast<float>(mean) : 1.0f;
   units_[static_cast<size_t>(group)] = unit;
-  Square whole(squares_.as<float>() + group * Triangles::kWidth * Triangles::kWidth, n);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j <= i; ++j) h.row(i)[j] *= scale;
     h.row(i)[i] += mean > 0.0 ? kDamping : 1.0f;
     diagonal_.as<float>()[first + i] = h.row(i)[i] * unit;
     for (int64_t j = 0; j <= i; ++j) whole.row(i)[j] = whole.row(j)[i] = h.row(i)[j];
   }
+}
+
+void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
+                      const EncodeTable& table) {
+  load(group, moments);
+  const int64_t n = shape_.width(group), first = group * Triangles::kWidth;
+  Square h = square(factors_, group, n);
   std::vector<float> down(static_cast<size_t>(kPanel * n)), up(down.size());
   for (int64_t begin = 0; begin < n; begin += kPanel) {
     const int64_t end = std::min(begin + kPanel, n);
@@ -139,6 +148,7 @@ void Feedback::factor(int64_t group, const float* moments, ThreadPool* pool,
                     [&](int64_t from, int64_t to) { trail(end + from, end + to); });
     });
   }
+  const float unit = units_[static_cast<size_t>(group)];
   std::vector<float> inverse(static_cast<size_t>(n));
   for (int64_t k = 0; k < n; ++k) {
     const float pivot = h.row(k)[k];
@@ -163,7 +173,7 @@ BlockFactors::BlockFactors(const Feedback& feedback, int64_t block)
       for (size_t j = 0; j <= i; ++j) {
         double sum = static_cast<double>(h[j]);
         for (size_t k = 0; k < j; ++k) sum -= l[i * size + k] * l[j * size + k];
-        // Positive, for the whole of H is definite beyond what floats round.
+        // Positive: H is positive definite by more than floats round.
         l[i * size + j] = i == j ? std::sqrt(std::max(sum, kLeastPivot)) : sum / l[j * size + j];
       }
     }
