@@ -246,7 +246,7 @@ class Sampler:
         path: Sequence[int] | NDArray[np.int32] = ...,
     ) -> Sampled:
         """The token for `position`; `path` are the tokens between the accepted ones and it."""
-    def law(
+    def distribution(
         self, logits: ArrayLike, path: Sequence[int] | NDArray[np.int32] = ...
     ) -> list[tuple[int, float]]:
         """The distribution that `sample` draws from, by token; a certainty at temperature 0."""
@@ -420,7 +420,7 @@ class Context:
 # --- speculation (bind_speculate.cpp) ---
 
 POLICIES: dict[str, str]
-"""Names of policies, each with its promise: exact, law or lossy."""
+"""Names of policies, each with its promise: exact, distribution or lossy."""
 
 class Draft:
     """A sequence's newest token and what may follow it: see pyflow.speculate.DraftTree."""
@@ -434,7 +434,7 @@ class Draft:
         n_verified: int,
         asked: Sequence[int],
         sampler: Sampler,
-        laws: Sequence[Sequence[tuple[int, float]]] = (),
+        distributions: Sequence[Sequence[tuple[int, float]]] = (),
     ) -> None: ...
 
 class Verified:
@@ -471,7 +471,7 @@ def guess(
     paths: Sequence[Sequence[int]],
     sampler: Sampler,
     n: int,
-    law: bool = False,
+    distribution: bool = False,
 ) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]: ...
 def exit_layer(
     context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int

@@ -11,8 +11,8 @@ Sampled sample(const Sampler& sampler, const FloatArray& logits, int64_t positio
   return sampler.sample(floats(logits), position, ints(path));
 }
 
-Pairs law(const Sampler& sampler, const FloatArray& logits, const IntArray& path) {
-  return pairs_of(sampler.law(floats(logits), ints(path)), &Weighted::weight);
+Pairs distribution(const Sampler& sampler, const FloatArray& logits, const IntArray& path) {
+  return pairs_of(sampler.distribution(floats(logits), ints(path)), &Weighted::weight);
 }
 
 py::array_t<double> gumbel(uint64_t seed, uint32_t stream, int64_t position,
@@ -53,7 +53,8 @@ void register_sampler(py::module_& m) {
            py::arg("n_logprobs") = d.n_logprobs)
       .def("sample", &sample, py::arg("logits"), py::arg("position"),
            py::arg("path") = IntArray(py::ssize_t{0}))
-      .def("law", &law, py::arg("logits"), py::arg("path") = IntArray(py::ssize_t{0}))
+      .def("distribution", &distribution, py::arg("logits"),
+           py::arg("path") = IntArray(py::ssize_t{0}))
       .def_property(
           "stream", [](const Sampler& s) { return s.params().stream; }, &Sampler::set_stream)
       .def("accept", &Sampler::accept, py::arg("token"))

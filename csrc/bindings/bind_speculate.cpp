@@ -80,17 +80,19 @@ std::vector<Guesses> guess(Context& c, const IntArray& tokens, const IntArray& p
   return out;
 }
 
-// Per wanted row its guesses, and the law that they were drawn from: an empty one without `law`.
+// Per wanted row its guesses, and the distribution that they were drawn from: an empty one without
+// `distribution`.
 std::pair<std::vector<Pairs>, std::vector<Pairs>> guess_drawn(
     Context& c, const IntArray& tokens, const IntArray& parents, int seq, const IntArray& wanted,
-    const std::vector<std::vector<int32_t>>& paths, const Sampler& sampler, int n, bool law) {
-  std::vector<Pairs> guessed, laws;
-  const Purpose purpose = law ? Purpose::Draft : Purpose::Sample;
+    const std::vector<std::vector<int32_t>>& paths, const Sampler& sampler, int n,
+    bool distribution) {
+  std::vector<Pairs> guessed, distributions;
+  const Purpose purpose = distribution ? Purpose::Draft : Purpose::Sample;
   for (const Guesses& g : guess(c, tokens, parents, seq, wanted, paths, sampler, n, purpose)) {
     guessed.push_back(pairs_of(g.tokens, &Guess::probability));
-    laws.push_back(pairs_of(g.law, &Weighted::weight));
+    distributions.push_back(pairs_of(g.distribution, &Weighted::weight));
   }
-  return {std::move(guessed), std::move(laws)};
+  return {std::move(guessed), std::move(distributions)};
 }
 
 py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
@@ -112,13 +114,19 @@ void register_speculate(py::module_& m) {
   py::class_<Draft>(m, "Draft")
       .def(py::init([](int seq, int32_t root, std::vector<int32_t> tokens,
                        std::vector<int32_t> parents, int64_t n_verified, std::vector<int32_t> asked,
-                       Sampler& sampler, const std::vector<Pairs>& laws) {
-             return Draft{seq,           root,       std::move(tokens), std::move(parents),
-                          laws_of(laws), n_verified, std::move(asked),  &sampler};
+                       Sampler& sampler, const std::vector<Pairs>& distributions) {
+             return Draft{seq,
+                          root,
+                          std::move(tokens),
+                          std::move(parents),
+                          distributions_of(distributions),
+                          n_verified,
+                          std::move(asked),
+                          &sampler};
            }),
            py::arg("seq"), py::arg("root"), py::arg("tokens"), py::arg("parents"),
            py::arg("n_verified"), py::arg("asked"), py::arg("sampler"),
-           py::arg("laws") = std::vector<Pairs>(), py::keep_alive<1, 8>());
+           py::arg("distributions") = std::vector<Pairs>(), py::keep_alive<1, 8>());
   py::class_<Verified>(m, "Verified")
       .def_property_readonly("nodes", [](const Verified& v) { return v.verdict.nodes; })
       .def_property_readonly("drawn", [](const Verified& v) { return v.verdict.drawn; })
@@ -132,7 +140,7 @@ void register_speculate(py::module_& m) {
         py::arg("features") = FloatArray(0));
   m.def("guess", &guess_drawn, py::arg("context"), py::arg("tokens"), py::arg("parents"),
         py::arg("seq"), py::arg("wanted"), py::arg("paths"), py::arg("sampler"), py::arg("n"),
-        py::arg("law") = false);
+        py::arg("distribution") = false);
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),
         py::arg("seq"), py::arg("layer"));
   m.def(

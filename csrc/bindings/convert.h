@@ -11,7 +11,7 @@
 #include "core/errors.h"
 #include "kv/kv_cache.h"
 #include "quant/packed_tensor.h"
-#include "sample/law.h"
+#include "sample/distribution.h"
 
 namespace pyflow {
 
@@ -74,14 +74,14 @@ inline std::vector<kv::Accepted> accepted_rows(const AcceptedRows& given) {
 // Laws are lists of (token, probability).
 using Pairs = std::vector<std::pair<int32_t, double>>;
 
-inline std::vector<Law> laws_of(const std::vector<Pairs>& given) {
-  std::vector<Law> laws;
+inline std::vector<Distribution> distributions_of(const std::vector<Pairs>& given) {
+  std::vector<Distribution> distributions;
   for (const Pairs& pairs : given) {
     std::vector<Weighted> weights;
     for (const auto& [token, weight] : pairs) weights.push_back({token, weight});
-    laws.push_back(make_law(std::move(weights)));
+    distributions.push_back(make_distribution(std::move(weights)));
   }
-  return laws;
+  return distributions;
 }
 
 template <class T, class Number>

@@ -10,14 +10,15 @@ namespace {
 // The part of a draft that may be accepted.
 TreeView verified(const Draft& draft) {
   const auto n = static_cast<size_t>(draft.n_verified);
-  const std::span<const Law> laws(draft.laws);
+  const std::span<const Distribution> distributions(draft.distributions);
   return {.tokens = std::span(draft.tokens).first(n),
           .parents = std::span(draft.parents).first(n),
-          .laws = laws.empty() ? laws : laws.first(n + 1)};
+          .distributions = distributions.empty() ? distributions : distributions.first(n + 1)};
 }
 
 void check(const Draft& draft) {
-  check_tree({.tokens = draft.tokens, .parents = draft.parents, .laws = draft.laws});
+  check_tree(
+      {.tokens = draft.tokens, .parents = draft.parents, .distributions = draft.distributions});
   const auto n = static_cast<int64_t>(draft.tokens.size());
   if (draft.n_verified < 0 || draft.n_verified > n)
     throw ShapeError("draft: n_verified: expected 0 to " + std::to_string(n) + ", found " +

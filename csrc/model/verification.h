@@ -16,11 +16,11 @@ namespace pyflow {
 // A sequence's newest token and what may follow it.
 struct Draft {
   int seq;
-  int32_t root;                          // the next position of the sequence is its
-  std::vector<int32_t> tokens, parents;  // see TreeView
-  std::vector<Law> laws;                 // see TreeView
-  int64_t n_verified;                    // nodes from here on are run, but cannot be accepted
-  std::vector<int32_t> asked;            // nodes, -1 the root, whose likeliest next token is wanted
+  int32_t root;                             // the next position of the sequence is its
+  std::vector<int32_t> tokens, parents;     // see TreeView
+  std::vector<Distribution> distributions;  // see TreeView
+  int64_t n_verified;                       // nodes from here on are run, but cannot be accepted
+  std::vector<int32_t> asked;  // nodes, -1 the root, whose likeliest next token is wanted
   Sampler* sampler;
 };
 

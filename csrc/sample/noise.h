@@ -1,11 +1,11 @@
-// Gumbel noise that depends on (seed, stream, position, token) and on nothing else.
+// Gumbel noise as a function of (seed, stream, position, token).
 //
 // The next token is argmax over the candidates of (logit / temperature + noise), which draws from
-// their softmax (the Gumbel-max trick). As the noise of a token at a position is a fixed number, a
-// draft verified later, in any batch or order, meets the very draw that plain decoding makes.
+// their softmax (the Gumbel-max trick). Since the noise of a token at a position is a fixed number,
+// verifying a draft later, in any batch or order, repeats the draw of plain decoding.
 //
-// Drafting at random and deciding on such drafts need numbers that have nothing to do with those of
-// sampling: they count elsewhere in the same generator.
+// Drawing drafts and verifying them need numbers independent of those of sampling: they use other
+// counters of the same generator.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
   return c;
 }
 
-// What numbers are for. Pairs of tokens take 30 bits of a counter, this the other two.
+// Who uses the numbers. Pairs of tokens take 30 bits of a counter, the purpose the other two.
 enum class Purpose : uint32_t { Sample = 0, Draft = 1, Verify = 2 };
 
 class Noise {

@@ -159,7 +159,8 @@ Sampled Sampler::report(const Logits& given, std::span<const float> row, int32_t
   return out;
 }
 
-Law Sampler::law(std::span<const float> row, std::span<const int32_t> path) const {
+Distribution Sampler::distribution(std::span<const float> row,
+                                   std::span<const int32_t> path) const {
   require(!row.empty(), "logits", "at least one", row.size());
   const Logits logits(row, changes(row, path));
   if (params_.temperature == 0) return {{logits.argmax(), 1.0}};
@@ -167,17 +168,17 @@ Law Sampler::law(std::span<const float> row, std::span<const int32_t> path) cons
 }
 
 // By token, without those whose weight is too small for a double.
-Law Sampler::softmax(std::span<const Candidate> kept, float max) const {
+Distribution Sampler::softmax(std::span<const Candidate> kept, float max) const {
   const double temperature = params_.temperature == 0 ? 1 : params_.temperature;
-  Law law;
-  law.reserve(kept.size());
+  Distribution distribution;
+  distribution.reserve(kept.size());
   for (const Candidate& c : kept)
     if (const double w = portable::exp((static_cast<double>(c.logit) - max) / temperature); w > 0)
-      law.push_back({c.token, w});
-  std::ranges::sort(law, {}, &Weighted::token);
-  const double sum = total(law);
-  for (Weighted& w : law) w.weight /= sum;
-  return law;
+      distribution.push_back({c.token, w});
+  std::ranges::sort(distribution, {}, &Weighted::token);
+  const double sum = total(distribution);
+  for (Weighted& w : distribution) w.weight /= sum;
+  return distribution;
 }
 
 Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<const int32_t> path,
@@ -195,7 +196,7 @@ Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<c
     kept.resize(most);
   }
   Guesses out;
-  Law law = softmax(kept, logits.max());
+  Distribution distribution = softmax(kept, logits.max());
   const bool drawn = purpose == Purpose::Draft && !greedy;
   const Noise noise(params_.seed, params_.stream, position, purpose);
   struct Scored {
@@ -206,8 +207,8 @@ Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<c
   for (const Candidate& c : kept) {
     const double score =
         greedy ? c.logit : c.logit / double{params_.temperature} + noise.gumbel(c.token);
-    const double probability = weight_of(law, c.token);
-    // What the law does not hold cannot have been drawn from it.
+    const double probability = weight_of(distribution, c.token);
+    // What the distribution does not hold cannot have been drawn from it.
     if (!drawn || probability > 0) scored.push_back({score, probability, c.token});
   }
   const auto count = std::min(scored.size(), static_cast<size_t>(n));
@@ -217,7 +218,7 @@ Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<c
                     });
   for (const Scored& s : std::span(scored).first(count))
     out.tokens.push_back({s.token, static_cast<float>(s.probability)});
-  if (drawn) out.law = std::move(law);
+  if (drawn) out.distribution = std::move(distribution);
   return out;
 }
 

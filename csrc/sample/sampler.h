@@ -1,18 +1,14 @@
-// From a row of logits to the next token.
-//
-// The stages and their order are llama.cpp's:
+// From a row of logits to the next token, by llama.cpp's stages in its order:
 //   1. logit bias: added.
 //   2. penalties over the last repeat_last_n tokens, prompt included: a logit above 0 is divided by
 //      repeat_penalty, any other multiplied; then count * frequency_penalty + presence_penalty is
-//      taken off.
-//   3. top-k: the k likeliest stay.
-//   4. top-p: of these the shortest prefix, likeliest first, whose probabilities reach top_p. They
-//   are the
-//      softmax over what stage 3 left, at temperature 1.
-//   5. min-p: what has less than min_p times the likeliest's probability goes (again at temperature
-//   1).
+//      subtracted.
+//   3. top-k: keep the k likeliest.
+//   4. top-p: keep the shortest prefix, likeliest first, whose probabilities reach top_p: those of
+//      the softmax over stage 3's tokens at temperature 1.
+//   5. min-p: drop tokens of less than min_p times the likeliest's probability, at temperature 1.
 //   6. temperature, then the draw: argmax of logit / temperature + noise (noise.h).
-// Temperature 0 takes the likeliest after stage 2. Equal logits rank by token, the lowest first.
+// Temperature 0 takes the likeliest after stage 2. Of equal logits the lower token ranks first.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "sample/law.h"
+#include "sample/distribution.h"
 #include "sample/logits.h"
 #include "sample/noise.h"
 
@@ -44,20 +40,20 @@ struct SamplerParams {
 
 struct Sampled {
   int32_t token = -1;
-  // Of the token, by the softmax of the row as the model gave it; NaN unless n_logprobs > 0.
+  // Of the token, by the softmax of the model's own row; NaN unless n_logprobs > 0.
   float logprob = std::numeric_limits<float>::quiet_NaN();
   std::vector<std::pair<int32_t, float>> top;  // the n_logprobs likeliest and their logprobs
 };
 
-// What a drafter expects to be drawn.
+// A token that a drafter expects to be drawn.
 struct Guess {
   int32_t token;
-  float probability;  // among those that were candidates
+  float probability;  // among the candidates
 };
 
 struct Guesses {
   std::vector<Guess> tokens;
-  Law law;  // what they were drawn from, if they were
+  Distribution distribution;  // what they were drawn from, if they were
 };
 
 class Sampler {
@@ -65,31 +61,32 @@ class Sampler {
   // Throws Error for a parameter out of its range.
   explicit Sampler(SamplerParams params);
 
-  // Draws the token for `position`. `path` holds tokens that lie between the accepted ones and that
-  // position, where a draft is verified before it is accepted. Throws Error for broken logits.
-  // May run in several threads at once, but not while accept() does.
+  // Draws the token for `position`. `path`: tokens between the accepted ones and that position,
+  // when a draft is verified before it is accepted. Throws Error for broken logits. Several threads
+  // may call it at once, but not during accept().
   Sampled sample(std::span<const float> logits, int64_t position,
                  std::span<const int32_t> path = {}) const;
 
-  // The distribution that sample() draws from, which is a certainty at temperature 0. Throws Error
-  // for broken logits.
-  Law law(std::span<const float> logits, std::span<const int32_t> path = {}) const;
+  // The distribution that sample() draws from: at temperature 0 a single token. Throws Error for
+  // broken logits.
+  Distribution distribution(std::span<const float> logits,
+                            std::span<const int32_t> path = {}) const;
 
-  // What sample() tells about a token that something else has drawn from the row.
+  // The result of sample() for a token that was drawn elsewhere from the row.
   Sampled report(std::span<const float> logits, int32_t token) const;
 
-  // The n tokens that sample() would draw for `position`, were these the logits: what it draws,
-  // what it would draw if that were forbidden, and so on. For Purpose::Sample their noise is
-  // sample()'s, so another model's logits lead to the same token wherever the two models agree
-  // well enough. For Purpose::Draft they are drawn by noise of their own, without replacement, from
-  // `law`; at temperature 0 they are no draw, and the law is empty.
+  // The first n tokens that sample() would draw for `position` from these logits: the drawn one,
+  // the one drawn if that were forbidden, and so on. Purpose::Sample uses the noise of sample(), so
+  // another model's logits lead to the same token wherever the models agree well enough.
+  // Purpose::Draft draws without replacement from `distribution`, by noise of its own; at
+  // temperature 0 nothing is drawn, and the distribution is empty.
   Guesses guess(std::span<const float> logits, int64_t position, std::span<const int32_t> path,
                 int n, Purpose purpose = Purpose::Sample) const;
 
-  // Adds a token of the text, prompt or generated, to what penalties look back on.
+  // Adds a token, of the prompt or generated, to the history that penalties use.
   void accept(int32_t token);
 
-  // Further draws take another stream of noise; the history stays.
+  // Switches to another stream of noise; the history stays.
   void set_stream(uint32_t stream) { params_.stream = stream; }
 
   const SamplerParams& params() const { return params_; }
@@ -100,7 +97,7 @@ class Sampler {
   std::vector<Candidate> changes(std::span<const float> row, std::span<const int32_t> path) const;
   int32_t draw(const Logits& logits, int64_t position) const;
   std::vector<Candidate> truncate(const Logits& logits) const;
-  Law softmax(std::span<const Candidate> kept, float max) const;
+  Distribution softmax(std::span<const Candidate> kept, float max) const;
   Sampled report(const Logits& given, std::span<const float> row, int32_t token) const;
 
   SamplerParams params_;

@@ -7,9 +7,9 @@ namespace {
 
 constexpr Policy kPolicies[] = {
     {"exact", "exact", nullptr},
-    {"rejection", "law", walk_rejection},
-    {"flexible", "lossy", walk_flexible},
-    {"typical", "lossy", walk_typical},
+    {"rejection", "distribution", verify_rejection},
+    {"flexible", "lossy", verify_flexible},
+    {"typical", "lossy", verify_typical},
 };
 
 class Exact final : public Verifier {
@@ -40,38 +40,41 @@ class Exact final : public Verifier {
   std::vector<Sampled> drawn_;  // by row
 };
 
-// Decides at random, by the laws of all rows.
-class ByLaw final : public Verifier {
+// Decides at random, by the distributions of all rows.
+class ByDistribution final : public Verifier {
  public:
-  ByLaw(Walk walk, const DraftView& draft)
-      : walk_(walk), draft_(draft), target_(draft.tree.n_rows()), logits_(draft.tree.n_rows()) {}
+  ByDistribution(Verify verify, const DraftView& draft)
+      : verify_(verify),
+        draft_(draft),
+        target_(draft.tree.n_rows()),
+        logits_(draft.tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
-    target_[row] = draft_.sampler.law(logits, draft_.tree.path(row));
+    target_[row] = draft_.sampler.distribution(logits, draft_.tree.path(row));
     // Logprobs are those of a token that is not known yet.
     if (draft_.sampler.params().n_logprobs > 0) logits_[row].assign(logits.begin(), logits.end());
   }
 
   Verdict walk() override {
     const SamplerParams& params = draft_.sampler.params();
-    KeyedChance chance(params.seed, params.stream, draft_.position);
-    Walked walked = walk_(draft_.tree, target_, chance);
+    KeyedRng rng(params.seed, params.stream, draft_.position);
+    Outcome outcome = verify_(draft_.tree, target_, rng);
     Verdict verdict;
     size_t row = 0;
-    for (const int32_t node : walked.nodes) {
+    for (const int32_t node : outcome.nodes) {
       verdict.drawn.push_back(
           draft_.sampler.report(logits_[row], draft_.tree.tokens[static_cast<size_t>(node)]));
       row = static_cast<size_t>(node + 1);
     }
-    verdict.drawn.push_back(draft_.sampler.report(logits_[row], walked.last));
-    verdict.nodes = std::move(walked.nodes);
+    verdict.drawn.push_back(draft_.sampler.report(logits_[row], outcome.last));
+    verdict.nodes = std::move(outcome.nodes);
     return verdict;
   }
 
  private:
-  Walk walk_;
+  Verify verify_;
   DraftView draft_;
-  std::vector<Law> target_;                 // by row
+  std::vector<Distribution> target_;        // by row
   std::vector<std::vector<float>> logits_;  // by row, if logprobs are wanted
 };
 
@@ -90,9 +93,9 @@ const Policy& policy_named(const std::string& name) {
 
 std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftView& draft) {
   check_tree(draft.tree);
-  if (policy.walk == nullptr) return std::make_unique<Exact>(draft);
-  check_laws(draft.tree);
-  return std::make_unique<ByLaw>(policy.walk, draft);
+  if (policy.verify == nullptr) return std::make_unique<Exact>(draft);
+  check_distributions(draft.tree);
+  return std::make_unique<ByDistribution>(policy.verify, draft);
 }
 
 }  // namespace pyflow

@@ -1,10 +1,10 @@
-// Which drafted tokens stand: a walk from the root of a tree down to the first token that the model
-// itself draws and nobody guessed.
+// Verification: which drafted tokens are accepted. It walks from the root of a tree down to the
+// first token that the model draws and nobody drafted.
 //
 // A policy first looks at the logits of every row that may be accepted, in any order and in several
-// threads, and then walks. `exact` draws at every row what plain decoding would draw there: the
+// threads, and then decides. `exact` draws at every row what plain decoding would draw there: the
 // noise of a draw depends on its position alone (noise.h), so the tokens are those of plain
-// decoding, greedy or sampled, whatever the tree is. The others are in policies/, a file each; at
+// decoding, greedy or sampled, for any tree. The others are in policies/, a file each; at
 // temperature 0 all do what `exact` does.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "sample/policies/walk.h"
+#include "sample/policies/policies.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
@@ -42,18 +42,17 @@ class Verifier {
 
 struct Policy {
   const char* name;
-  // What the output has in common with that of plain decoding: exact, the very tokens; law, their
+  // What the output shares with that of plain decoding: exact, the tokens; distribution, their
   // distribution; lossy, neither.
   const char* promise;
-  Walk walk;  // null: draws what plain decoding draws
+  Verify verify;  // null: draws what plain decoding draws
 };
 
-// All there are.
 std::span<const Policy> policies();
-// Throws UnsupportedError for a policy that there is not.
+// Throws UnsupportedError for an unknown policy.
 const Policy& policy_named(const std::string& name);
 
-// Throws ShapeError for a tree that is none. The view's data must outlive the verifier.
+// Throws ShapeError for an invalid tree. The view's data must outlive the verifier.
 std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftView& draft);
 
 }  // namespace pyflow

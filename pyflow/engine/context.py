@@ -28,7 +28,7 @@ Policy: TypeAlias = str
 
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 POLICIES: dict[Policy, str] = _core.POLICIES
-"""What each policy of verification promises: `exact`, the tokens of plain decoding; `law`, their
+"""What each policy of verification keeps of plain decoding: `exact`, tokens; `distribution`, their
 distribution; `lossy`, neither."""
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
@@ -157,7 +157,7 @@ class Context(Closing):
         sampler: _core.Sampler,
         n: int = 1,
         *,
-        law: bool = False,
+        distribution: bool = False,
     ) -> tuple[list[Guesses], list[Guesses]]:
         """Grows the pending tree of a sequence, or begins one: see `commit`.
 
@@ -166,13 +166,12 @@ class Context(Closing):
         n tokens that the sampler would draw after it, likeliest first, and their probabilities;
         paths holds the tokens between what the sampler has accepted and that place.
 
-        law: draw them at random instead, by noise that has nothing to do with the sampler's own.
-        What comes second is, per wanted row, the distribution that they were drawn from without
-        replacement: DraftTree.laws. It is empty without `law`, and at temperature 0, where nothing
-        is drawn.
+        distribution: draw them at random instead, by noise independent of the sampler's. The second
+        result is, per wanted row, the distribution that they were drawn from without replacement
+        (DraftTree.distributions); empty without `distribution`, and at temperature 0.
         """
         return _core.guess(
-            self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n, law
+            self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n, distribution
         )
 
     def exit_layer(

@@ -109,7 +109,7 @@ class Controller:
         what came out would change the distribution: these two show their worth in the whole
         (`wants`).
         """
-        if self.fixed or tree.asked or tree.laws:
+        if self.fixed or tree.asked or tree.distributions:
             return True
         tokens, paths = 1.0, self.path_probabilities(method, tree)
         if tree.whole:

@@ -143,7 +143,7 @@ class _ModelDrafter:
         for token in ahead:
             growth.top = growth.tree.add(token, growth.top, 1.0)
         try:
-            if budget.laws:
+            if budget.distributions:
                 self._draw(growth, budget)
             elif chain or self._inner is not None:
                 self._extend(growth, budget)
@@ -210,8 +210,8 @@ class _ModelDrafter:
         tree = growth.tree
         node, path = -1, 1.0
         while True:
-            ((guess,),), laws = growth.run([node], 1, law=True)
-            tree.laws += laws
+            ((guess,),), distributions = growth.run([node], 1, distribution=True)
+            tree.distributions += distributions
             path *= guess.probability
             node = growth.add(node, guess)
             if (
@@ -219,7 +219,7 @@ class _ModelDrafter:
                 or guess.probability < self._method.p_min
                 or path < budget.least
             ):
-                tree.laws.append([])
+                tree.distributions.append([])
                 return
 
     def _extend(self, growth: _Growth, budget: Budget) -> None:
@@ -277,7 +277,7 @@ class _Growth:
         return self.tree.add(guess.token, parent, min(1.0, guess.probability), evidence)
 
     def run(
-        self, nodes: Sequence[int], n: int, chain: Sequence[int] = (), *, law: bool = False
+        self, nodes: Sequence[int], n: int, chain: Sequence[int] = (), *, distribution: bool = False
     ) -> tuple[list[list[_Guess]], Sequence[Distribution]]:
         """Runs the rows of these nodes, of one level; the n best guesses after each of them.
 
@@ -302,10 +302,17 @@ class _Growth:
         paths += [[*paths[-1], *chain[: i + 1]] for i in range(len(chain))]
         self._n_rows += len(tokens)
         wanted = range(first, len(tokens))
-        found, laws = self._cached.context.guess(
-            tokens, parents, self._cached.seq, wanted, paths, self._sampler, n, law=law
+        found, distributions = self._cached.context.guess(
+            tokens,
+            parents,
+            self._cached.seq,
+            wanted,
+            paths,
+            self._sampler,
+            n,
+            distribution=distribution,
         )
-        return [[_Guess(*guess) for guess in row] for row in found], laws
+        return [[_Guess(*guess) for guess in row] for row in found], distributions
 
     def ran(self, node: int) -> None:
         """The node is the token after its parent's in the chain that `run` was given."""

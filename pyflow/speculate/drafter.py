@@ -65,7 +65,7 @@ class Budget:
     if the node has it."""
     exits: bool = False
     """The drafter may run layers of the target: no other sequence is in the step."""
-    laws: bool = False
+    distributions: bool = False
     """The drafter must draw at random instead of taking the likeliest, and give the distributions
     that it drew from."""
     chain: Chain | None = None

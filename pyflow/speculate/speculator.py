@@ -156,7 +156,14 @@ class Speculator(Closing):
             found = context.verify(
                 [
                     _core.Draft(
-                        r.seq, r.token, t.tokens, t.parents, t.verified, t.asked, r.sampler, t.laws
+                        r.seq,
+                        r.token,
+                        t.tokens,
+                        t.parents,
+                        t.verified,
+                        t.asked,
+                        r.sampler,
+                        t.distributions,
                     )
                     for r, t in zip(roots, ran, strict=True)
                 ],
@@ -223,7 +230,7 @@ class Speculator(Closing):
                 depth=root.depth,
                 least=self.controller.least(len(roots)),
                 exits=len(roots) == 1,
-                laws=self.policy == "rejection",
+                distributions=self.policy == "rejection",
             )
             best = (
                 self._best(context, root, budget, wanted)

@@ -34,7 +34,7 @@ class DraftTree:
     the model something, and are never cut off from the tree."""
     asked: list[int] = field(default_factory=list)
     """Nodes, -1 for the root, after which the drafter wants to know the likeliest token."""
-    laws: list[Distribution] = field(default_factory=list)
+    distributions: list[Distribution] = field(default_factory=list)
     """For the policy `rejection`: the distribution from which the children of the root, of node 0,
     of node 1 ... were drawn, in the order of the nodes and without replacement; empty where they
     were not drawn at random. The policy stays true to the model only if no node is left out because
@@ -52,7 +52,7 @@ class DraftTree:
     @property
     def whole(self) -> bool:
         """Whether it must be run as it is or not at all."""
-        return bool(self.asked or self.laws) or self.features is not None
+        return bool(self.asked or self.distributions) or self.features is not None
 
     @property
     def verified(self) -> int:
@@ -108,5 +108,7 @@ class DraftTree:
             evidence=[self.evidence[n] for n in nodes] if self.evidence else [],
             n_verified=sum(n < verified for n in nodes),
             asked=[number[n] for n in self.asked if n in number],
-            laws=[self.laws[n + 1] for n in (-1, *nodes)] if self.laws else [],
+            distributions=[self.distributions[n + 1] for n in (-1, *nodes)]
+            if self.distributions
+            else [],
         )

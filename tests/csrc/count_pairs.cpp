@@ -29,26 +29,27 @@ py::array_t<int64_t> count_pairs(const std::string& name, const FloatArray& targ
     while (emitted.size() < 3) {
       const auto position = 4 * pair + static_cast<int64_t>(emitted.size());
       std::vector<int32_t> tokens, parents;
-      std::vector<Law> laws;
+      std::vector<Distribution> distributions;
       std::vector<size_t> depths;
       for (size_t node = 0; node <= tokens.size(); ++node) {
         const size_t depth = node == 0 ? 0 : depths[node - 1];
-        laws.emplace_back();
+        distributions.emplace_back();
         if (depth == n_children.size()) continue;
         const int32_t token = node == 0 ? emitted.back() : tokens[node - 1];
         Guesses guesses =
             sampler.guess(row(draft, token), position + static_cast<int64_t>(depth) + 1, {},
                           n_children[depth], Purpose::Draft);
-        laws.back() = std::move(guesses.law);
+        distributions.back() = std::move(guesses.distribution);
         for (const Guess& g : guesses.tokens) {
           tokens.push_back(g.token);
           parents.push_back(static_cast<int32_t>(node) - 1);
           depths.push_back(depth + 1);
         }
       }
-      const DraftView view{.tree = {.tokens = tokens, .parents = parents, .laws = laws},
-                           .sampler = sampler,
-                           .position = position};
+      const DraftView view{
+          .tree = {.tokens = tokens, .parents = parents, .distributions = distributions},
+          .sampler = sampler,
+          .position = position};
       const auto verifier = make_verifier(policy, view);
       for (size_t r = 0; r <= tokens.size(); ++r)
         verifier->look(r, row(target, r == 0 ? emitted.back() : tokens[r - 1]));

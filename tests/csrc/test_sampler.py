@@ -419,12 +419,12 @@ def test_law_is_what_sample_draws_from(params: dict[str, Any]) -> None:
     s = _core.Sampler(**(OFF | params), seed=5)
     s.accept_all([1, 2, 2])
     path = np.array([2, 6], np.int32)
-    law_of = dict(s.law(x, path))
-    assert sum(law_of.values()) == pytest.approx(1, abs=1e-12)
-    assert list(law_of) == sorted(law_of)
+    distribution_of = dict(s.distribution(x, path))
+    assert sum(distribution_of.values()) == pytest.approx(1, abs=1e-12)
+    assert list(distribution_of) == sorted(distribution_of)
     drawn = np.bincount([s.sample(x, at, path).token for at in range(n)], minlength=8)
-    assert set(np.flatnonzero(drawn)) == set(law_of)
-    expected = np.array([law_of.get(t, 0.0) for t in range(8)])
+    assert set(np.flatnonzero(drawn)) == set(distribution_of)
+    expected = np.array([distribution_of.get(t, 0.0) for t in range(8)])
     np.testing.assert_allclose(drawn / n, expected, atol=5 * 0.5 / np.sqrt(n))
 
 
@@ -434,18 +434,18 @@ def test_drafts_are_drawn_from_the_law_that_is_told_by_noise_of_their_own() -> N
     counts = np.zeros(300)
     same = 0
     for at in range(n):
-        guesses, law_of = pyflow_testing.guess(s, x, at, 3, True)
+        guesses, distribution_of = pyflow_testing.guess(s, x, at, 3, True)
         assert len({t for t, _ in guesses}) == 3
-        assert all(p == pytest.approx(dict(law_of)[t], rel=1e-6) for t, p in guesses)
+        assert all(p == pytest.approx(dict(distribution_of)[t], rel=1e-6) for t, p in guesses)
         counts[guesses[0][0]] += 1
         same += guesses[0][0] == s.sample(x, at).token
-    assert len(law_of) == 64
+    assert len(distribution_of) == 64
     q = np.zeros(300)
-    for t, p in law_of:
+    for t, p in distribution_of:
         q[t] = p
     assert np.abs(counts / n - q).sum() / 2 < 0.06
     # As often as two draws agree that know nothing of each other.
-    p = np.array([dict(s.law(x))[t] for t in range(300)])
+    p = np.array([dict(s.distribution(x))[t] for t in range(300)])
     assert same / n == pytest.approx((p * q).sum(), abs=5 * 0.5 / np.sqrt(n))
     assert pyflow_testing.guess(s, x, 0, 1, False)[1] == []
     assert pyflow_testing.guess(_core.Sampler(temperature=0), x, 0, 3, True)[1] == []

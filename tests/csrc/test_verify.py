@@ -1,4 +1,4 @@
-"""Policies of verification: the laws of what they emit, as exact fractions and as counts."""
+"""Policies of verification: the distribution of their output, as exact fractions and as counts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ try:
         Q1,
         Q2,
         Branch,
-        Law,
-        LawAfter,
+        Distribution,
+        DistributionAfter,
+        Outcome,
         Tree,
-        Walked,
-        law,
+        distribution,
         mistaken,
     )
 finally:
@@ -48,22 +48,24 @@ REFERENCES = {
 CHI_SQUARE_63 = 113.505
 
 
-def weights(p: Law) -> list[tuple[int, float]]:
+def weights(p: Distribution) -> list[tuple[int, float]]:
     """Whole numbers, as floats: everything that the walk computes of them is exact."""
     common = np.lcm.reduce([w.denominator for w in p.values()]) if p else 1
     return [(x, float(w * int(common))) for x, w in p.items()]
 
 
-def native(policy: str, tree: Tree, target: Sequence[Law], chance: Branch) -> Walked:
-    laws = [weights(q) for q in tree.laws]
+def native(policy: str, tree: Tree, target: Sequence[Distribution], rng: Branch) -> Outcome:
+    distributions = [weights(q) for q in tree.distributions]
     tokens, parents = list(tree.tokens), list(tree.parents)
     nodes, last = pyflow_testing.walk(
-        policy, tokens, parents, laws, [weights(p) for p in target], chance
+        policy, tokens, parents, distributions, [weights(p) for p in target], rng
     )
     return tuple(nodes), last
 
 
-def check(policy: str, model: LawAfter, drafted: LawAfter, n_children: Sequence[int]) -> None:
+def check(
+    policy: str, model: DistributionAfter, drafted: DistributionAfter, n_children: Sequence[int]
+) -> None:
     """Branch by branch as the reference; and if the policy promises it, true to the model."""
     all_trees = list(reference.trees(drafted, n_children))
     assert sum(p for p, _ in all_trees) == 1
@@ -76,15 +78,15 @@ def check(policy: str, model: LawAfter, drafted: LawAfter, n_children: Sequence[
         found = outcomes(native, policy, tree, target)
         assert found == outcomes(REFERENCES[policy], tree, target)
         assert sum(p for _, p in found) == 1
-    if _core.POLICIES[policy] == "law":
+    if _core.POLICIES[policy] == "distribution":
         law_of_two = reference.emitted(model, all_trees, lambda t, m, c: native(policy, t, m, c))
         assert law_of_two == reference.pairs(model)
 
 
-def table(*rows: Sequence[int]) -> LawAfter:
-    """The first row is the law at first, row 1 + t that after token t."""
-    laws = [law(*row) for row in rows]
-    return lambda path: laws[path[-1] + 1 if path else 0]
+def table(*rows: Sequence[int]) -> DistributionAfter:
+    """The first row is the distribution at first, row 1 + t that after token t."""
+    distributions = [distribution(*row) for row in rows]
+    return lambda path: distributions[path[-1] + 1 if path else 0]
 
 
 THREE = {
@@ -125,7 +127,7 @@ def test_children_that_were_not_drawn_are_accepted_as_often_as_the_model_draws_t
     model = table((8, 5, 3, 0), *[(1, 2, 3, 2)] * 4)
     tree = Tree(tokens, (-1,) * len(tokens), ({},) * (len(tokens) + 1), (1,) * len(tokens))
 
-    def walk(t: Tree, m: list[Law], c: Branch) -> Walked:
+    def walk(t: Tree, m: list[Distribution], c: Branch) -> Outcome:
         return native("rejection", t, m, c)
 
     assert reference.emitted(model, [(F(1), tree)], walk) == reference.pairs(model)
@@ -137,7 +139,7 @@ def test_children_that_were_not_drawn_are_accepted_as_often_as_the_model_draws_t
 
 
 def test_more_children_are_accepted_more_often_and_one_as_often_as_the_laws_overlap() -> None:
-    p, q = law(10, 6, 3, 1), law(1, 6, 2, 1)
+    p, q = distribution(10, 6, 3, 1), distribution(1, 6, 2, 1)
 
     def accepted(n: int) -> F:
         return sum(
@@ -177,7 +179,7 @@ def test_reference_is_true_to_the_model_with_replacement_too() -> None:
             assert joint == {(x, y): p[x] * p[y] for x in p for y in p}
 
 
-def first_token(policy: str, p: Law, q: Law) -> Law:
+def first_token(policy: str, p: Distribution, q: Distribution) -> Distribution:
     out: dict[int, F] = dict.fromkeys(q, F())
     for weight, tree in reference.trees(lambda _: q, (1,)):
         for b, (nodes, last) in reference.branches(
@@ -188,7 +190,7 @@ def first_token(policy: str, p: Law, q: Law) -> Law:
 
 
 def test_flexible_has_the_law_that_its_rule_implies() -> None:
-    p = law(10, 6)  # the likeliest two of P1
+    p = distribution(10, 6)  # the likeliest two of P1
     found = first_token("flexible", p, Q1)
     inside = sum(Q1[x] for x in p)
     assert found == {x: (x in p) * Q1[x] + (1 - inside) * p.get(x, 0) for x in Q1}
@@ -203,17 +205,17 @@ def test_typical_has_the_law_that_its_rule_implies() -> None:
     expected = {x: (x in likely) * Q1[x] + (1 - inside) * P1[x] for x in Q1}
     assert first_token("typical", P1, Q1) == expected
     # Of sixteen equally likely tokens each is typical, as e^-H is a sixteenth.
-    flat = law(*[1] * 16)
+    flat = distribution(*[1] * 16)
     assert native("typical", Tree((5,), (-1,), ({}, {})), [flat, flat], Branch())[0] == (0,)
 
 
 def test_typical_takes_the_longest_path_and_of_equals_the_likeliest() -> None:
-    p = law(4, 3, 2, 0)
+    p = distribution(4, 3, 2, 0)
     #      0 -> 0, 2     1 -> 0, 1     2      3 -> 0 -> 0
     tree = Tree((0, 1, 2, 3, 0, 2, 1, 0, 0, 0), (-1, -1, -1, -1, 0, 0, 1, 1, 3, 8), ({},) * 11)
     assert native("typical", tree, [p] * 11, Branch())[0] == (0, 4)
     unlikely = [p] * 11
-    unlikely[1] = law(0, 8, 0, 0)  # after the first 0
+    unlikely[1] = distribution(0, 8, 0, 0)  # after the first 0
     assert native("typical", tree, unlikely, Branch())[0] == (1, 7)
 
 
@@ -242,14 +244,14 @@ def test_counts_of_two_tokens(
     target, draft = random_logits(1), random_logits(2)
     s = _core.Sampler(**(OFF | sampler), seed=11)
     counts = pyflow_testing.count_pairs(policy, target, draft, s, n_children, n)
-    laws = np.array([[p for _, p in s.law(row)] for row in target])
-    found = chi_square(counts, laws[0][:, None] * laws[1:])
+    distributions = np.array([[p for _, p in s.distribution(row)] for row in target])
+    found = chi_square(counts, distributions[0][:, None] * distributions[1:])
     assert (found < CHI_SQUARE_63) == (_core.POLICIES[policy] != "lossy"), found
 
 
 @pytest.mark.parametrize("mistake", [m for m in MISTAKES if "," not in m])
 def test_counts_would_tell_mistakes(mistake: str) -> None:
-    p, q = law(8, 7, 1, 4, 6, 3, 2, 5), law(1, 1, 5, 3, 2, 8, 2, 1)
+    p, q = distribution(8, 7, 1, 4, 6, 3, 2, 5), distribution(1, 1, 5, 3, 2, 8, 2, 1)
     found = mistaken(mistake, p, q, MISTAKES[mistake][2])
     first, second = (np.array([float(r[x]) for x in p]) for r in (found, p))
     rng = np.random.default_rng(0)
@@ -269,30 +271,30 @@ def test_greedy_decoding_is_the_same_under_all_policies(policy: str) -> None:
 
 
 def test_chance_in_use_keeps_its_odds() -> None:
-    chances = [pyflow_testing.keyed_chance(1, 0, at) for at in range(20_000)]
-    assert np.mean([c.accept(1, 4) for c in chances]) == pytest.approx(0.25, abs=0.015)
-    assert all(c.accept(3, 3) and not c.accept(0, 3) for c in chances)
-    drawn = np.bincount([c.draw([0, 3, 0, 1, 0]) for c in chances], minlength=5) / len(chances)
+    rngs = [pyflow_testing.keyed_rng(1, 0, at) for at in range(20_000)]
+    assert np.mean([c.accept(1, 4) for c in rngs]) == pytest.approx(0.25, abs=0.015)
+    assert all(c.accept(3, 3) and not c.accept(0, 3) for c in rngs)
+    drawn = np.bincount([c.draw([0, 3, 0, 1, 0]) for c in rngs], minlength=5) / len(rngs)
     assert drawn == pytest.approx([0, 0.75, 0, 0.25, 0], abs=0.015)
 
 
 def test_laws_that_do_not_fit_the_tree_are_refused() -> None:
-    def walk(tokens: list[int], laws: list[list[tuple[int, float]]], policy: str) -> None:
+    def walk(tokens: list[int], distributions: list[list[tuple[int, float]]], policy: str) -> None:
         parents = [-1] * len(tokens)
         pyflow_testing.walk(
-            policy, tokens, parents, laws, [[(0, 1.0)]] * (len(tokens) + 1), Branch()
+            policy, tokens, parents, distributions, [[(0, 1.0)]] * (len(tokens) + 1), Branch()
         )
 
-    for tokens, laws, said in [
+    for tokens, distributions, said in [
         ([1], [[(0, 1.0)], []], "node 0, token 1: impossible"),
         ([1], [[(0, 1.0), (1, 0.0)], []], "node 0, token 1: impossible"),
         ([1, 1], [[(0, 0.5), (1, 0.5)], [], []], "drawn a second time as node 1"),
-        ([1], [[(1, 1.0)]], "laws: expected 2"),
+        ([1], [[(1, 1.0)]], "distributions: expected 2"),
         ([1], [[(1, float("nan"))], []], "expected a probability"),
         ([1], [[(1, 0.5), (1, 0.5)], []], "found twice"),
         ([1], [[(1, 0.0)], []], "found none"),
     ]:
         with pytest.raises(ShapeError, match=said):
-            walk(tokens, laws, "rejection")
+            walk(tokens, distributions, "rejection")
     with pytest.raises(UnsupportedError, match="expected one of exact, rejection"):
         walk([0], [], "none such")

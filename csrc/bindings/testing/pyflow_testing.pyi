@@ -14,7 +14,7 @@ from pyflow._core import Context, Sampler
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
-Law = Sequence[tuple[int, float]]
+Distribution = Sequence[tuple[int, float]]
 """Tokens and their probabilities."""
 
 # ---- elementwise.cpp
@@ -156,30 +156,30 @@ def context_kv(context: Context) -> KvCache: ...
 
 # ---- verify.cpp, tests/csrc/count_pairs.cpp
 
-class Chance:
+class Rng:
     """A policy's random decisions; tests derive from it."""
 
     def __init__(self) -> None: ...
     def accept(self, numerator: float, denominator: float) -> bool: ...
     def draw(self, weights: Sequence[float]) -> int: ...
 
-def keyed_chance(seed: int, stream: int, position: int) -> Chance:
+def keyed_rng(seed: int, stream: int, position: int) -> Rng:
     """What policies decide by below the root at a position."""
 
 def walk(
     policy: str,
     tokens: Sequence[int],
     parents: Sequence[int],
-    laws: Sequence[Law],
-    target: Sequence[Law],
-    chance: Chance,
+    distributions: Sequence[Distribution],
+    target: Sequence[Distribution],
+    rng: Rng,
 ) -> tuple[list[int], int]:
-    """The accepted nodes, and the token drawn after them; target: a law per row."""
+    """The accepted nodes, and the token drawn after them; target: a distribution per row."""
 
 def guess(
-    sampler: Sampler, logits: Floats, position: int, n: int, law: bool
+    sampler: Sampler, logits: Floats, position: int, n: int, distribution: bool
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """The guesses for a position, and the law that they were drawn from."""
+    """The guesses for a position, and the distribution that they were drawn from."""
 
 def count_pairs(
     policy: str,

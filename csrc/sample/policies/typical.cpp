@@ -1,10 +1,10 @@
-// Medusa's typical acceptance (Cai et al., 2024, section 2.3.1): a drafted token stands if its
-// probability is above min(eps, delta e^-H), with the entropy H of the model's law: where much is
-// possible, less likely tokens will do. The longest path that stands is taken, of equally long ones
-// the likeliest, and then a token is drawn from the law at its end. Lossy.
+// Medusa's typical acceptance (Cai et al., 2024, section 2.3.1): accept a drafted token if its
+// probability is above min(eps, delta e^-H), where H is the entropy of the model's distribution: if
+// many tokens are possible, less likely ones are accepted. Takes the longest accepted path, of
+// equally long ones the likeliest, and draws one token after it. Lossy.
 #include <algorithm>
 
-#include "sample/policies/walk.h"
+#include "sample/policies/policies.h"
 #include "sample/portable_math.h"
 
 namespace pyflow {
@@ -14,9 +14,9 @@ namespace {
 constexpr double kEpsilon = 0.09, kDelta = 0.3;
 
 // A probability above this is typical.
-double threshold(const Law& law, double sum) {
+double threshold(const Distribution& distribution, double sum) {
   double minus_entropy = 0;
-  for (const Weighted& w : law)
+  for (const Weighted& w : distribution)
     if (const double p = w.weight / sum; p > 0) minus_entropy += p * portable::log(p);
   return std::min(kEpsilon, kDelta * portable::exp(std::min(minus_entropy, 0.0)));
 }
@@ -29,7 +29,7 @@ struct Row {
 
 }  // namespace
 
-Walked walk_typical(const TreeView& tree, std::span<const Law> target, Chance& chance) {
+Outcome verify_typical(const TreeView& tree, std::span<const Distribution> target, Rng& rng) {
   std::vector<Row> rows(tree.n_rows());
   rows[0].stands = true;
   size_t best = 0;
@@ -47,12 +47,12 @@ Walked walk_typical(const TreeView& tree, std::span<const Law> target, Chance& c
       rows[child + 1] = {p > least, rows[row].depth + 1, rows[row].probability * p};
     }
   }
-  Walked out;
+  Outcome out;
   for (auto node = static_cast<int32_t>(best) - 1; node >= 0;
        node = tree.parents[static_cast<size_t>(node)])
     out.nodes.push_back(node);
   std::ranges::reverse(out.nodes);
-  out.last = draw(target[best], chance);
+  out.last = draw(target[best], rng);
   return out;
 }
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyflow.speculate.pool import NgramPool
 
 _NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
-_EXACT, _LAW, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
+_EXACT, _DISTRIBUTION, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
 # What drafts in a pipeline besides draft models and lookup, which have ways of their own there.
 _ASKING = ["pool", "lookahead", "jacobi"]
 _WINDOWED = ["lookahead", "jacobi"]
@@ -117,7 +117,7 @@ _OPTIONS = (
     _LOOKAHEAD_OPTION,
     click.option(
         "--spec-policy",
-        type=click.Choice([*_EXACT, *_LAW, *_LOSSY]),
+        type=click.Choice([*_EXACT, *_DISTRIBUTION, *_LOSSY]),
         default="exact",
         help="How drafts are accepted: exact gives the tokens of plain decoding, rejection others "
         "of the same distribution; flexible and typical change it and need --lossy.",

@@ -31,7 +31,11 @@ def start(context: pyflow.Context, model: pyflow.Model) -> list[int]:
 
 
 def test_the_command_line_says_of_policies_what_the_core_says() -> None:
-    told = {"exact": speculation._EXACT, "law": speculation._LAW, "lossy": speculation._LOSSY}
+    told = {
+        "exact": speculation._EXACT,
+        "distribution": speculation._DISTRIBUTION,
+        "lossy": speculation._LOSSY,
+    }
     assert {name: promise for promise, names in told.items() for name in names} == POLICIES
 
 
@@ -42,7 +46,7 @@ def test_drafts_from_the_models_own_law_are_always_accepted(model: pyflow.Model)
             start(drafting, model)
             root = start(context, model)[-1]
             tokens: list[int] = []
-            laws = []
+            distributions = []
             while len(tokens) < 4:
                 guesses, drawn_from = drafting.guess(
                     [tokens[-1] if tokens else root],
@@ -51,12 +55,14 @@ def test_drafts_from_the_models_own_law_are_always_accepted(model: pyflow.Model)
                     [0],
                     [tokens],
                     sampler,
-                    law=True,
+                    distribution=True,
                 )
                 tokens.append(guesses[0][0][0])
-                laws += drawn_from
+                distributions += drawn_from
             drafting.abort()
-            draft = _core.Draft(0, root, tokens, [-1, 0, 1, 2], 4, [], sampler, [*laws, []])
+            draft = _core.Draft(
+                0, root, tokens, [-1, 0, 1, 2], 4, [], sampler, [*distributions, []]
+            )
             (found,) = context.verify([draft], policy="rejection")
             assert found.nodes == [0, 1, 2, 3]
             assert [s.token for s in found.drawn[:-1]] == tokens
@@ -89,4 +95,4 @@ def test_a_law_that_does_not_fit_changes_nothing(model: pyflow.Model) -> None:
         with pytest.raises(ShapeError, match="node 0, token 5: impossible"):
             context.verify([draft], policy="rejection")
         assert context.seq_pos_max(0) == before
-        assert context.verify([draft])[0].drawn  # `exact` asks for no laws
+        assert context.verify([draft])[0].drawn  # `exact` asks for no distributions

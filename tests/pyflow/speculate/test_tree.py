@@ -50,7 +50,7 @@ def test_selected_nodes_keep_their_paths(paths: list[list[int]], data: st.DataOb
     tree = made_of(paths)
     tree.scores = [node / 100 for node in range(len(tree))]
     tree.evidence = list(range(len(tree)))
-    tree.laws = [[(node, 1.0)] for node in range(-1, len(tree))]
+    tree.distributions = [[(node, 1.0)] for node in range(-1, len(tree))]
     tree.asked = list(range(-1, len(tree)))
     tree.n_verified = data.draw(st.integers(0, len(tree)))
     kept: list[int] = []
@@ -61,7 +61,7 @@ def test_selected_nodes_keep_their_paths(paths: list[list[int]], data: st.DataOb
     assert [part.path(node) for node in range(len(part))] == [tree.path(node) for node in kept]
     assert part.evidence == kept
     assert part.scores == [node / 100 for node in kept]
-    assert part.laws == [[(node, 1.0)] for node in (-1, *kept)]
+    assert part.distributions == [[(node, 1.0)] for node in (-1, *kept)]
     assert part.verified == sum(node < tree.verified for node in kept)
     assert part.asked == list(range(-1, len(kept)))
 

@@ -1,5 +1,4 @@
-// Where a policy's random decisions come from. Tests put a chance in its place that goes through
-// all of them.
+// The random decisions of policies. Tests put in an Rng that enumerates all outcomes.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +8,23 @@
 
 namespace pyflow {
 
-struct Chance {
-  virtual ~Chance() = default;
+struct Rng {
+  virtual ~Rng() = default;
   // True with probability min(1, numerator / denominator).
   virtual bool accept(double numerator, double denominator) = 0;
-  // An index, with a probability proportional to its weight; one weight at least is above 0.
+  // An index, with probability proportional to its weight; at least one weight is above 0.
   virtual size_t draw(std::span<const double> weights) = 0;
 };
 
-// The decisions below the root at one position. Steps have different roots, so none meets the
-// numbers of another.
-class KeyedChance final : public Chance {
+// The decisions below the root at one position. Steps have different roots, so no two use the same
+// numbers.
+class KeyedRng final : public Rng {
  public:
-  KeyedChance(uint64_t seed, uint32_t stream, int64_t position)
+  KeyedRng(uint64_t seed, uint32_t stream, int64_t position)
       : noise_(seed, stream, position, Purpose::Verify) {}
 
-  // The product stays below the denominator, rounded too, as u is at most 1 - 2^-53: a ratio of 1
-  // is always accepted.
+  // A ratio of 1 is always accepted: u is at most 1 - 2^-53, so the product, even rounded, stays
+  // below the denominator.
   bool accept(double numerator, double denominator) override {
     return uniform() * denominator < numerator;
   }

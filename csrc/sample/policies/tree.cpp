@@ -1,4 +1,4 @@
-#include "sample/policies/walk.h"
+#include "sample/policies/policies.h"
 
 #include <algorithm>
 #include <string>
@@ -30,34 +30,34 @@ void check_tree(const TreeView& tree) {
     if (tree.parents[i] < -1 || tree.parents[i] >= static_cast<int32_t>(i))
       throw ShapeError("draft: parent " + std::to_string(tree.parents[i]) + " of node " +
                        std::to_string(i) + ": expected a node before it, or -1");
-  if (!tree.laws.empty() && tree.laws.size() != tree.n_rows())
-    throw ShapeError("draft: laws: expected " + std::to_string(tree.n_rows()) +
+  if (!tree.distributions.empty() && tree.distributions.size() != tree.n_rows())
+    throw ShapeError("draft: distributions: expected " + std::to_string(tree.n_rows()) +
                      ", the root's and one per node, or none; found " +
-                     std::to_string(tree.laws.size()));
+                     std::to_string(tree.distributions.size()));
 }
 
-void check_laws(const TreeView& tree) {
-  if (tree.laws.empty()) return;
+void check_distributions(const TreeView& tree) {
+  if (tree.distributions.empty()) return;
   for (size_t i = 0; i < tree.tokens.size(); ++i) {
-    const Law& law = tree.laws[static_cast<size_t>(tree.parents[i] + 1)];
-    if (law.empty()) continue;
+    const Distribution& distribution = tree.distributions[static_cast<size_t>(tree.parents[i] + 1)];
+    if (distribution.empty()) continue;
     const auto node = [&] {
       return std::string("draft: node ") + std::to_string(i) + ", token " +
              std::to_string(tree.tokens[i]);
     };
-    if (weight_of(law, tree.tokens[i]) == 0)
-      throw ShapeError(node() + ": impossible by the law that it was drawn from");
+    if (weight_of(distribution, tree.tokens[i]) == 0)
+      throw ShapeError(node() + ": impossible by the distribution that it was drawn from");
     for (int32_t s = tree.next_sibling(static_cast<int32_t>(i)); s >= 0; s = tree.next_sibling(s))
       if (tree.tokens[static_cast<size_t>(s)] == tree.tokens[i])
         throw ShapeError(node() + ": drawn a second time as node " + std::to_string(s));
   }
 }
 
-int32_t draw(const Law& law, Chance& chance) {
+int32_t draw(const Distribution& distribution, Rng& rng) {
   std::vector<double> weights;
-  weights.reserve(law.size());
-  for (const Weighted& w : law) weights.push_back(w.weight);
-  return law[chance.draw(weights)].token;
+  weights.reserve(distribution.size());
+  for (const Weighted& w : distribution) weights.push_back(w.weight);
+  return distribution[rng.draw(weights)].token;
 }
 
 }  // namespace pyflow
