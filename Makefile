@@ -1,5 +1,6 @@
 # Everything from a fresh clone with Python >= 3.11, a C++20 compiler and make:
 #   make chat    a virtual environment, the package, a small model, and a chat with it
+#   make quick   a virtual environment, the package, and the tests of a minute
 #   make test    a virtual environment, the package, and every test but the long ones
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,11 +13,11 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools testing dev chat test accept lint format docs warnings sanitize sanitize-threads fuzz clean
+.PHONY: help venv wheel install tools testing dev chat quick test oracles accept lint format docs warnings sanitize sanitize-threads fuzz clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
-	@echo "also: wheel install dev accept lint format docs warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
+	@echo "also: wheel install dev oracles accept lint format docs warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
 
 # What of pyproject.toml's extras `make test` and `make lint` have; with oracles (torch, transformers)
 # nothing is skipped for want of them.
@@ -76,8 +77,13 @@ chat: install
 	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null >/dev/null
 	@$(SAFE) $(BIN)/pyflow chat -m smollm2
 
-test: $(TOOLS) testing
-	$(SAFE) $(BIN)/pytest -m 'not accept' $(ARGS)
+quick test: $(TOOLS) testing
+	@$(SAFE) $(BIN)/python tests/run.py $@ $(ARGS)
+
+# With torch, transformers and the tools that build for AArch64 and run that, the tests that are skipped
+# without: make oracles TEST_EXTRAS=test,lint,oracles
+oracles: $(TOOLS) testing
+	@$(SAFE) PYFLOW_TEST_REQUIRES=aarch64,oracles $(BIN)/python tests/run.py $@ $(ARGS)
 
 # One long check after the other; what passed on these very sources is not run again (AGAIN=1 runs it).
 accept: $(TOOLS) testing

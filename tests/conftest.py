@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import programs
+from . import programs, rings
 
 if TYPE_CHECKING:
     from pyflow.tokenizer import Tokenizer
@@ -53,6 +53,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(isinstance(value, str) and value in models for value in parameters):
             item.add_marker("model")
+        if rings.is_in(rings.SLOW, item.nodeid):
+            item.add_marker("slow")
+        if rings.is_in(rings.QUICK, item.nodeid):
+            item.add_marker("quick")
 
 
 Oracle = Callable[[str], Any]
