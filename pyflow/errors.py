@@ -13,7 +13,7 @@ class FormatError(PyflowError, ValueError):
 
 
 class SpecError(FormatError):
-    """A file that describes a model breaks the grammar of such files, or says what cannot be."""
+    """A model description breaks the grammar of such files, or contradicts itself."""
 
 
 class ShapeError(PyflowError, ValueError):
@@ -22,6 +22,10 @@ class ShapeError(PyflowError, ValueError):
 
 class UnsupportedError(PyflowError, NotImplementedError):
     """Well formed, but this build cannot do it."""
+
+
+class VariableError(UnsupportedError):
+    """An environment variable has a value that does not exist or that this CPU cannot run."""
 
 
 class ResourceError(PyflowError, RuntimeError):
@@ -37,8 +41,8 @@ class LostRankError(PyflowError):
 
 
 class GenerationWarning(UserWarning):
-    """A model's files ask for a way of drawing tokens that is not supported, or for tokens that
-    there are not."""
+    """A model's files ask for a sampling method that is not supported, or for tokens that the
+    vocabulary lacks."""
 
 
 class PlacementWarning(UserWarning):

@@ -30,7 +30,7 @@ from pyflow.quant.plan import Recipe, Step, plan
 from pyflow.quant.weights import Tensor, Weights
 
 from pyflow import _core, formats
-from pyflow.errors import PyflowError, ResourceError, UnsupportedError
+from pyflow.errors import PyflowError, ResourceError, UnsupportedError, VariableError
 
 # Weights at once: enough to keep threads busy, 16 MB of the largest format.
 _PIECE = 1 << 22
@@ -178,7 +178,6 @@ def write_tensors(
     progress: called with weights done and in all. UnsupportedError: weights that a type cannot
     hold.
     """
-    _core.cpu_info()  # refuses a PYFLOW_ISA that cannot be, for which no tensor is to blame
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     shares: dict[str, Share] = {}
     feedbacks = _Feedbacks(pool)
@@ -302,5 +301,7 @@ def _pieces(
 def _naming(tensor: Tensor) -> Iterator[None]:
     try:
         yield
+    except VariableError:  # no tensor is to blame
+        raise
     except PyflowError as error:
         raise type(error)(f"{tensor.source}: tensor {tensor.name!r}: {error}") from None

@@ -15,6 +15,8 @@ void register_errors(py::module_&) {
       raise("FormatError", e.what());
     } catch (const ShapeError& e) {
       raise("ShapeError", e.what());
+    } catch (const VariableError& e) {
+      raise("VariableError", e.what());
     } catch (const UnsupportedError& e) {
       raise("UnsupportedError", e.what());
     } catch (const ResourceError& e) {

@@ -25,6 +25,11 @@ struct UnsupportedError : Error {
   using Error::Error;
 };
 
+// An environment variable has a value that does not exist or that this CPU cannot run.
+struct VariableError : UnsupportedError {
+  using UnsupportedError::UnsupportedError;
+};
+
 // Memory, cells or threads have run out; nothing has been changed.
 struct ResourceError : Error {
   using Error::Error;

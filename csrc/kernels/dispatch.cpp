@@ -113,8 +113,8 @@ Prefetch chosen_prefetches() {
   const std::string_view value = forced ? forced : "";
   if (value.empty()) return measured_prefetches();
   if (value.size() != 1 || value[0] < '0' || value[0] > '2')
-    throw UnsupportedError("PYFLOW_PREFETCH=" + printable(value) +
-                           ": expected 0 (none), 1 (near) or 2 (far)");
+    throw VariableError("PYFLOW_PREFETCH=" + printable(value) +
+                        ": expected 0 (none), 1 (near) or 2 (far)");
   return static_cast<Prefetch>(value[0] - '0');
 }
 
@@ -139,13 +139,13 @@ const KernelTable& kernel_table(std::string_view name) {
   for (const Entry& e : entries()) {
     if (name == e.name) {
       if (runnable(e)) return *e.table();
-      throw UnsupportedError("PYFLOW_ISA=" + printable(name) +
-                             ": this CPU lacks the instructions; unset it or choose another");
+      throw VariableError("PYFLOW_ISA=" + printable(name) +
+                          ": this CPU lacks the instructions; unset it or choose another");
     }
     if (runnable(e)) known += std::string(known.empty() ? "" : ", ") + e.name;
   }
-  throw UnsupportedError("PYFLOW_ISA=" + printable(name) +
-                         ": no such kernel table; this CPU runs " + known);
+  throw VariableError("PYFLOW_ISA=" + printable(name) + ": no such kernel table; this CPU runs " +
+                      known);
 }
 
 const KernelTable& kernel_table() {

@@ -31,6 +31,7 @@ from pyflow.errors import (
     ResourceError,
     ShapeError,
     UnsupportedError,
+    VariableError,
 )
 
 # The order of `pyflow --help`.
@@ -214,6 +215,6 @@ def _exit_code(error: Exception) -> int:
         return 4
     if isinstance(error, LostRankError):
         return 5
-    if str(error).startswith(("PYFLOW_ISA=", "PYFLOW_PREFETCH=")):
-        return 2  # unsupported, but by who set the variable and not by the model
+    if isinstance(error, VariableError):
+        return 2  # a usage error: the model is not to blame
     return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1

@@ -19,7 +19,14 @@ from pyflow.quant.imatrix import read_imatrix
 from pyflow.quant.plan import Recipe
 
 from pyflow import formats
-from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
+from pyflow.errors import (
+    FormatError,
+    PyflowError,
+    ResourceError,
+    ShapeError,
+    UnsupportedError,
+    VariableError,
+)
 
 from ..golden.mix_models import MODELS, write_model
 
@@ -306,10 +313,10 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
             writer.end_tensor()
 
 
-def test_instructions_that_cannot_be_are_told_without_blaming_a_tensor(
+def test_a_wrong_variable_is_reported_without_blaming_a_tensor(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYFLOW_ISA", "bogus")
-    with pytest.raises(UnsupportedError, match=r"^PYFLOW_ISA=bogus: "):
+    with pytest.raises(VariableError, match=r"^PYFLOW_ISA=bogus: "):
         convert.convert(source, tmp_path / "q.gguf", Recipe("Q8_0"))
     assert not list(tmp_path.iterdir())

@@ -23,7 +23,7 @@ from pyflow.cli.terminal.output import asks_for_json, print_json
 from pyflow.cluster.supervise.lifeline import Loss
 from pyflow.cluster.supervise.verdict import LossError
 from pyflow.engine.topology import NUMA_MODES
-from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError
+from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError, VariableError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -159,8 +159,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, args: list[str], mess
         (MemoryError(), 4),
         (OSError(5, "a b"), 1),
         (RuntimeError("a b"), 1),
-        (UnsupportedError("PYFLOW_ISA=x: no such kernel table"), 2),
-        (UnsupportedError("PYFLOW_PREFETCH=x: expected 0 or 1"), 2),
+        (UnsupportedError("a b"), 3),
+        (VariableError("PYFLOW_ISA=x: no such kernel table"), 2),
         (PyflowError("\x1b[2Jx\x9b"), 1),
     ],
 )
