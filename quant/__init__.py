@@ -1,4 +1,4 @@
-"""Quantization: weights into blocks, what they lose by it, and perplexity.
+"""Quantization: weights to blocks, the error of that, and perplexity.
 
 import pyflow.quant
 

@@ -1,12 +1,12 @@
-"""Weights into the blocks of a format and back, and what that costs in accuracy.
+"""Weights to the blocks of a format and back, and the error that this causes.
 
-    blocks = quantize(weights, "q4_k")         # uint8 (rows, bytes of a row), as a file holds them
+    blocks = quantize(weights, "q4_k")         # uint8 (rows, bytes of a row), as in a file
     values = dequantize(blocks, "q4_k")          # float32 (rows, columns)
     distortion(weights, "q4_k").snr_db
 
-Formats are those of csrc/quant/formats.def, by their names in any case. Each block gets the scales
-of least squared error (csrc/encode/search), weighed by the importance of columns if it is given.
-The same weights give the same bytes on every CPU and with any number of threads.
+Formats are those of csrc/quant/formats.def, with names in any case. Each block gets the scales of
+least squared error (csrc/encode/search), weighed by the importance of columns if it is given. The
+same weights give the same bytes on every CPU and with any number of threads.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pyflow.arguments import whole
 from pyflow.errors import ShapeError, UnsupportedError
 
 FIRST_OWN_ID = 0x50460000
-"""From here on GGUF type numbers are our own (csrc/quant/formats.def)."""
+"""The first of our own GGUF type numbers (csrc/quant/formats.def)."""
 
 LARGEST_IMPORTANCE = 1e30
-"""Of a column; the encoder's bound (csrc/encode/encoder.cpp)."""
+"""The encoder's bound on a column's importance (csrc/encode/encoder.cpp)."""
 
-# Fewer weights than these are done before threads have started.
+# Below this many weights, starting threads takes longer than encoding.
 _WORTH_THREADS = 1 << 18
 
 
@@ -40,7 +40,7 @@ class Format:
     """As in formats.def and in GGUF: "Q4_K"."""
     gguf_id: int
     block: int
-    """Weights of a block; rows have a multiple of them."""
+    """Weights per block; must divide the length of rows."""
     block_bytes: int
 
     @property
@@ -56,8 +56,8 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(name: str) -> Format:
-    """The format of that name, in any case; UnsupportedError when there is none."""
-    found = FORMATS.get(str(name).upper())  # None and numbers are refused as names
+    """The format of that name, in any case; UnsupportedError if there is none."""
+    found = FORMATS.get(str(name).upper())
     if found is None:
         raise UnsupportedError(
             f"weight format {name!r}: expected one of {', '.join(FORMATS)}, in any case"
@@ -74,13 +74,11 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """The blocks of weights (..., columns): uint8 (..., bytes of a row).
 
-    Encoded are the weights as float32. importance: by how much a squared error in each column
-    counts, (columns,) numbers from 0 on, of any scale. n_threads: None for one per CPU that this
-    process may use.
+    Weights are converted to float32 first. importance: weight of the squared error in each column,
+    (columns,) numbers of any scale, at least 0. n_threads: None for one per CPU of this process.
 
-    ShapeError: columns that are no multiple of the format's block. UnsupportedError: no such
-    format, or a weight that it cannot hold, which is none that is finite and up to 65504.
-    ShapeError: fewer than one thread.
+    ShapeError: the format's block does not divide columns, or fewer than one thread.
+    UnsupportedError: no such format, or a weight that it cannot hold; all hold up to +-65504.
     """
     rows = np.ascontiguousarray(weights, np.float32)
     by = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -106,13 +104,13 @@ def dequantize(blocks: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Distortion:
-    """How far values are from the weights that they stand for; d is their difference, w the
-    importance, normalized to an average of 1."""
+    """The error of values against weights x: d is the difference, w the importance, normalized to
+    a mean of 1."""
 
     mse: float
     """Mean of w d^2."""
     relative: float
-    """Sum of w d^2 by sum of w x^2; 0 where there is no difference."""
+    """Sum of w d^2 / sum of w x^2; 0 if there is no difference."""
     mean_error: float
     """Mean of |d|."""
     max_error: float
@@ -120,28 +118,28 @@ class Distortion:
 
     @property
     def snr_db(self) -> float:
-        """Signal to noise in decibels: infinite where there is no difference."""
+        """Signal to noise ratio in decibels; infinite if there is no difference."""
         return -10 * math.log10(self.relative) if self.relative else math.inf
 
 
 def distortion(weights: ArrayLike, type: str, importance: ArrayLike | None = None) -> Distortion:
-    """What quantizing weights (..., columns) to a format costs."""
+    """The error of quantizing weights (..., columns) to a format."""
     return difference(weights, dequantize(quantize(weights, type, importance), type), importance)
 
 
 def minmax(weights: ArrayLike, levels: int) -> NDArray[np.float32]:
-    """Values of weights (..., columns) on `levels` even steps from the least to the largest of each
+    """Rounds weights (..., columns) to `levels` even steps from the minimum to the maximum of each
     row: linear quantization without a search (Inferflow, Shi et al., 2024, equations 1 to 3).
 
-    ValueError: fewer than two levels, or no whole number of them. ShapeError: rows without columns.
-    UnsupportedError: a weight that is no finite float32.
+    ValueError: levels is not a whole number of at least 2. ShapeError: rows without columns.
+    UnsupportedError: a weight that is not a finite float32.
     """
     if not (levels >= 2 and levels % 1 == 0):
-        raise ValueError(f"levels: expected a whole number from 2 on, found {levels!r}")
+        raise ValueError(f"levels: expected a whole number of at least 2, found {levels!r}")
     x = np.asarray(weights, np.float64)
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ShapeError(f"weights: expected rows of one column or more, found shape {x.shape}")
-    if not (np.abs(x) <= np.finfo(np.float32).max).all():  # nor are NaNs
+    if not (np.abs(x) <= np.finfo(np.float32).max).all():  # catches NaN too
         raise UnsupportedError("weights: expected finite float32, found NaN, infinity or more")
     low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
     step = (high - low) / (levels - 1)
@@ -152,10 +150,10 @@ def minmax(weights: ArrayLike, levels: int) -> NDArray[np.float32]:
 def difference(
     weights: ArrayLike, values: ArrayLike, importance: ArrayLike | None = None
 ) -> Distortion:
-    """How far values are from weights of the same shape (..., columns), by any scheme.
+    """The error of values against weights of the same shape (..., columns), by any scheme.
 
-    ShapeError: other shapes, or nothing in them. UnsupportedError: weights or values that are NaN
-    or infinite, or importance that is no number from 0 to 1e30.
+    ShapeError: shapes differ or are empty. UnsupportedError: weights or values that are NaN or
+    infinite, or importance outside 0 to 1e30.
     """
     x = np.asarray(weights, np.float32)
     y = np.asarray(values, np.float32)
@@ -169,7 +167,7 @@ def difference(
     by = np.ones(x.shape[-1:]) if importance is None else np.asarray(importance, np.float64)
     if by.shape != x.shape[-1:]:
         raise ShapeError(f"importance: expected shape {x.shape[-1:]}, found {by.shape}")
-    if not ((by >= 0) & (by <= LARGEST_IMPORTANCE)).all():  # nor are NaNs
+    if not ((by >= 0) & (by <= LARGEST_IMPORTANCE)).all():  # catches NaN too
         raise UnsupportedError(
             f"importance: expected numbers from 0 to {LARGEST_IMPORTANCE:g}, found "
             f"{by.min():g} to {by.max():g}"

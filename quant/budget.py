@@ -1,12 +1,11 @@
-"""Formats by role within a number of bytes, so that the model changes least.
+"""Choose a format per role within a budget of bytes, so that the model changes least.
 
     share_out({"ffn_up": Matrices(26_542_080, 576), ...}, nbytes=107_649_792)
 
-For errors as small as those of 3 to 6 bits, what a model loses is a sum over its matrices: of each
-the relative squared error of its weights times how much that matrix matters ("Pushing the Limits of
-Large Language Model Quantization via the Linearity Theorem", Malinovskii et al., 2024). So, from
-the fewest bits for all roles on, the bytes go one step after the other to where a byte takes most
-off that sum.
+At 3 to 6 bits, a model's loss is a sum over its matrices: the relative squared error of a matrix
+times the model's sensitivity to it ("Pushing the Limits of Large Language Model Quantization via
+the Linearity Theorem", Malinovskii et al., 2024). The search is greedy: it starts with the fewest
+bits for all roles, and each step goes to the role whose next byte reduces the sum most.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ERRORS = {
     "Q6_B64": 0.00037,
     "Q8_0": 0.00002,
 }
-"""The formats to choose from, and their relative squared errors: of normally distributed weights,
+"""The formats to choose from, and their relative squared error on normally distributed weights:
 `distortion(rng.standard_normal((64, 3072)), name).relative`."""
 
 SENSITIVITIES = {
@@ -43,30 +42,28 @@ SENSITIVITIES = {
     "ffn_up": 14.2,
     "ffn_down": 16.7,
 }
-"""Mean KL divergence by relative squared error, when all matrices of the role have it: what each
-role of smollm2 in Q3H_B64 did to 20 chunks of Spec-Bench's questions, by 0.0142. The residual
-stream was turned by an orthogonal matrix, so that no weight lies on the grid of the file that it
-came from:
+"""Mean KL divergence per unit of relative squared error, if all matrices of the role have it.
+Measured on smollm2: each role in Q3H_B64 (error 0.0142), 20 chunks of Spec-Bench's questions. The
+residual stream was rotated first, so that weights do not lie on the grid of their original format:
 
     python bench/requantize/requantize.py smollm2 base.gguf --rotate 1
     pyflow quantize base.gguf ROLE.gguf --type F16 --pure --tensor-type '\\bROLE.weight=q3h_b64'
     pyflow eval kld base.gguf ROLE.gguf ... -f questions.txt --chunks 20
 
-On WikiText-2 they are some 20 % less, all alike. Models differ in how sensitive they are as a
-whole, which changes no choice."""
+On WikiText-2 all are some 20 % lower. A factor common to all roles changes no choice."""
 
-_OTHERS = 7.0  # roles that were not measured
+_OTHERS = 7.0  # for roles that were not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """All that get the same format."""
+    """The matrices of one role, which get the same format."""
 
     n_weights: int
     n_cols: int
-    """The greatest common divisor of their rows' lengths."""
+    """The greatest common divisor of their row lengths."""
     tied: bool = False
-    """Token embeddings that are the output matrix too."""
+    """They are token embeddings and the output matrix in one."""
 
 
 def sensitivity(role: str, tied: bool = False) -> float:
@@ -76,9 +73,9 @@ def sensitivity(role: str, tied: bool = False) -> float:
 
 
 def share_out(roles: Mapping[str, Matrices], nbytes: int) -> dict[str, str]:
-    """The format of each role, of `nbytes` together at most where the least ones allow it.
+    """The format of each role, within `nbytes` in all; the smallest ones if that is too little.
 
-    A role whose rows no format's blocks divide has none.
+    Leaves out roles whose rows no format's blocks divide.
     """
     steps = {role: _steps(role, matrices) for role, matrices in roles.items()}
     steps = {role: found for role, found in steps.items() if found}
@@ -104,11 +101,11 @@ class _Step:
     nbytes: int
     loss: float
     gain: float
-    """By how much the loss is less than one step before, by byte."""
+    """Reduction of the loss per byte, against the step before."""
 
 
 def _steps(role: str, matrices: Matrices) -> list[_Step]:
-    """The formats that the role may have, each step's gain less than that of the one before."""
+    """The role's formats by size, as a convex hull: the gain falls from step to step."""
     steps: list[_Step] = []
     by_size = sorted(ERRORS, key=lambda name: (FORMATS[name].bits_per_weight, ERRORS[name]))
     for name in by_size:

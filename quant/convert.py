@@ -1,10 +1,11 @@
-"""A whole model into a GGUF file of another type, tensor by tensor; `folder` writes folders.
+"""Quantize a whole model into a GGUF file, tensor by tensor; `folder` writes folders.
 
     convert("f16.gguf", "q4.gguf", Recipe("Q4_K_M"))
     to_gguf(formats.open("folder")).write("q4.gguf", Recipe("Q4_K_M"))     # of pyflow.gguf_export
 
-The tensors go through memory in pieces of some megabytes, whatever the size of the model; `plan`
-says which tensor gets which format. Metadata is kept byte for byte, but for what tells the types.
+Tensors pass through memory in pieces of some megabytes, whatever the size of the model; `plan`
+decides which tensor gets which format. Metadata is copied byte for byte, except the keys that
+describe tensor types.
 """
 
 from __future__ import annotations
@@ -32,36 +33,40 @@ from pyflow.quant.weights import Tensor, Weights
 from pyflow import _core, formats
 from pyflow.errors import PyflowError, ResourceError, UnsupportedError, VariableError
 
-# Weights at once: enough to keep threads busy, 16 MB of the largest format.
+# Weights per piece: enough to keep all threads busy; 16 MB of F32.
 _PIECE = 1 << 22
-_ALL = 0.8  # of the squares of weights; two bits lose an eighth of normal ones
-_LATEST = 3  # inputs whose feedback is kept, of some ten megabytes each
+# A tensor is lost if its squared error exceeds this part of its squared weights. Two bits lose an
+# eighth of normally distributed weights.
+_LOST = 0.8
+_MAX_FEEDBACKS = 3  # kept at a time; some ten megabytes each
 _QUANTIZATION_VERSION = 2  # of GGML's blocks
-# Names the formats of ours that a file holds, which other programs refuse by their numbers.
+# Lists our own formats in a file; other programs refuse them by their type numbers.
 _FORMATS_KEY = "pyflow.formats"
 _SPLIT = ("split.no", "split.count", "split.tensors.count")
 
 
 @dataclass(slots=True)
 class Share:
-    """All tensors of one role. Errors are of those that were converted, d their differences."""
+    """Size and error of all tensors of one role. Errors cover converted tensors only: w is a
+    weight's importance (1 without an imatrix), x its value before, d its change."""
 
     n_tensors: int = 0
     n_weights: int = 0
     nbytes: int = 0
     types: dict[str, int] = field(default_factory=dict)
-    """Tensors by the type they have now."""
+    """Number of tensors by their new type."""
     squared: float = 0.0
-    """Sum of w d^2, w the importance or 1."""
+    """Sum of w d^2."""
     power: float = 0.0
-    """Sum of w x^2 of the weights before."""
+    """Sum of w x^2."""
     absolute: float = 0.0
+    """Sum of |d|."""
     largest: float = 0.0
+    """Largest |d|."""
     n_converted: int = 0
-    """Weights."""
+    """Weights that were converted."""
     lost: list[str] = field(default_factory=list)
-    """Tensors whose errors are as large as what they had: their values are below all that scales
-    of the type can say."""
+    """Tensors lost entirely: their values underflow the format's f16 scale."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -88,16 +93,17 @@ class Share:
 
 
 class Options(TypedDict, total=False):
-    """What `convert` can be told besides."""
+    """Optional arguments of everything that writes a model."""
 
     imatrix: Imatrix | None
     n_threads: int
+    """1 by default."""
     progress: Callable[[int, int], None] | None
-    """Called with weights done and in all."""
-    told: Callable[[list[Step]], None] | None
+    """Called with the number of weights done and the total."""
+    on_plan: Callable[[list[Step]], None] | None
     """Called with the plan before anything is written."""
     replace: bool
-    """Whether what is there as the target may go, as it does by default."""
+    """Replace the target if it exists; True by default."""
 
 
 def convert(
@@ -106,14 +112,14 @@ def convert(
     recipe: Recipe,
     **options: Unpack[Options],
 ) -> dict[str, Share]:
-    """Writes source, a GGUF file or the first of a split one, as `target`; what each role came to.
+    """Quantizes source, a GGUF file or the first part of a split one, into the GGUF file `target`.
 
-    target is written beside itself and takes its place at the end, so whatever was there stays if
-    anything goes wrong, and so does what has come there meanwhile, which is a PyflowError.
+    Returns a Share per role (`mixes.role_of`). The file is written under a temporary name and
+    renamed at the end; on any error an existing target stays untouched.
 
-    FormatError: no GGUF file. UnsupportedError: weights that are quantized already, or that the
-    type cannot hold. ShapeError: an override whose blocks do not fit. ResourceError: the disk is
-    too full.
+    FormatError: source is not a GGUF file. UnsupportedError: weights are quantized already, or the
+    type cannot hold them. ShapeError: an override's blocks do not divide the rows. ResourceError:
+    too little disk space. PyflowError: target is the source, or appeared or changed meanwhile.
     """
     checkpoint = formats.open(source)
     if checkpoint.format != "GGUF":
@@ -142,57 +148,58 @@ def write_gguf(
     recipe: Recipe,
     *,
     alignment: int = gguf_writer.DEFAULT_ALIGNMENT,
-    imatrix: Imatrix | None = None,
-    n_threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-    told: Callable[[list[Step]], None] | None = None,
-    replace: bool = True,
+    **options: Unpack[Options],
 ) -> dict[str, Share]:
-    """Writes a model whose tensors are those of a GGUF file as `target`, with metadata as of
-    gguf_writer.entry, to which what tells the types is added. Otherwise as `convert`."""
+    """Quantizes a model with GGUF's tensors into the GGUF file `target`, like `convert`.
+
+    entries: metadata as `gguf_writer.entry` encodes it; keys that describe types are added.
+    """
     target = Path(target)
-    steps = plan(model, recipe, imatrix)
-    if told is not None:
-        told(steps)
-    check_disk(target, sum(step.nbytes for step in steps))
-    entries = _entries(entries, steps, recipe, imatrix)
+    steps = plan(model, recipe, options.get("imatrix"))
+    announce(steps, target, options)
+    entries = _entries(entries, steps, recipe, options.get("imatrix"))
     tensors = [
         gguf_writer.NewTensor(step.tensor.name, step.tensor.shape, _type_id(step), step.nbytes)
         for step in steps
     ]
-    with replacing(target, replace=replace) as file:
+    with replacing(target, replace=options.get("replace", True)) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=alignment)
-        return write_tensors(model, steps, writer, n_threads=n_threads, progress=progress)
+        return write_tensors(model, steps, writer, options)
+
+
+def announce(steps: list[Step], target: Path, options: Options) -> None:
+    """Calls on_plan; ResourceError if the disk of `target` has no room for the result."""
+    if on_plan := options.get("on_plan"):
+        on_plan(steps)
+    check_disk(target, sum(step.nbytes for step in steps))
 
 
 def write_tensors(
     model: Weights,
     steps: Sequence[Step],
     writer: TensorWriter,
-    *,
-    n_threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    options: Options,
 ) -> dict[str, Share]:
-    """Gives the writer all tensors as planned, in the order of the steps; what each role came to.
+    """Writes all tensors as planned, in the order of the steps; returns a Share per role.
 
-    progress: called with weights done and in all. UnsupportedError: weights that a type cannot
-    hold.
+    UnsupportedError: a type cannot hold the weights.
     """
+    n_threads, progress = options.get("n_threads", 1), options.get("progress")
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     shares: dict[str, Share] = {}
     feedbacks = _Feedbacks(pool)
     done, total = 0, sum(math.prod(step.tensor.shape) for step in steps)
     for step in steps:
         share = shares.setdefault(step.role, Share())
-        own = _counted(step)
-        for data, n_weights, lost in _pieces(step, model, pool, feedbacks):
+        own = Share(1, math.prod(step.tensor.shape), step.nbytes, {step.to: 1})
+        for data, n_weights, errors in _pieces(step, model, pool, feedbacks):
             writer.write(data)
-            own.add(lost)
+            own.add(errors)
             done += n_weights
             if progress is not None:
                 progress(done, total)
         writer.end_tensor()
-        if own.power > 0.0 and own.squared > _ALL * own.power:
+        if own.power > 0.0 and own.squared > _LOST * own.power:
             own.lost.append(step.tensor.name)
         share.add(own)
     writer.close()
@@ -200,7 +207,7 @@ def write_tensors(
 
 
 class _Feedbacks:
-    """Those of a layer's matrices, of which several have one input."""
+    """The feedback of recent inputs: q, k and v of a layer share one, and so do gate and up."""
 
     def __init__(self, pool: _core.ThreadPool | None) -> None:
         self._pool = pool
@@ -210,7 +217,7 @@ class _Feedbacks:
         if moments is None:
             return None
         if moments.name not in self._latest:
-            while len(self._latest) >= _LATEST:
+            while len(self._latest) >= _MAX_FEEDBACKS:
                 del self._latest[next(iter(self._latest))]
             self._latest[moments.name] = moments.feedback(self._pool)
         else:
@@ -219,16 +226,19 @@ class _Feedbacks:
 
 
 def check_disk(target: Path, nbytes: int) -> None:
-    """ResourceError where the disk of a file that is to be written has less than nbytes free."""
+    """ResourceError if the disk of `target` has fewer than nbytes free."""
     free = shutil.disk_usage(target.parent).free
     if nbytes > free:
-        raise ResourceError(f"{target}: expected {nbytes:,} free bytes on its disk, found {free:,}")
+        raise ResourceError(
+            f"{target}: expected {nbytes:,} free bytes on its disk, found {free:,}; delete files "
+            "or choose another disk"
+        )
 
 
 def _type_id(step: Step) -> int:
     """The type's number in GGUF."""
     if step.copied:
-        assert step.tensor.type_id is not None  # as in every GGUF file, and what will be one
+        assert step.tensor.type_id is not None  # GGUF's tensors have one
         return step.tensor.type_id
     return FORMATS[step.to].gguf_id
 
@@ -236,7 +246,7 @@ def _type_id(step: Step) -> int:
 def _entries(
     given: Mapping[str, bytes], steps: list[Step], recipe: Recipe, imatrix: Imatrix | None
 ) -> dict[str, bytes]:
-    """The metadata: as given, but for what tells the types."""
+    """The metadata: as given, except the keys that describe types and importance."""
     entries = dict(given)
     entries["general.file_type"] = gguf_writer.entry(mixes.TYPES[recipe.type].file_type)
     if any(FORMATS[step.to].block > 1 for step in steps if step.to in FORMATS):
@@ -258,24 +268,19 @@ def _entries(
     return entries
 
 
-def _counted(step: Step) -> Share:
-    n_weights = math.prod(step.tensor.shape)
-    return Share(1, n_weights, step.nbytes, {step.to: 1})
-
-
 def _pieces(
     step: Step, model: Weights, pool: _core.ThreadPool | None, feedbacks: _Feedbacks
 ) -> Iterator[tuple[NDArray[np.uint8], int, Share]]:
-    """The tensor's new bytes, how many weights they are, and what was lost of these.
+    """Yields the tensor's new bytes in pieces, with the number of weights and their errors.
 
-    Pages of files that have been read are given back, so that they do not add up.
+    Pages of the source are released after each piece, so that memory does not grow.
     """
     tensor = step.tensor
     if not tensor.nbytes:
         return
     rows = model.rows(tensor.name)
     n_cols = math.prod(tensor.shape) // len(rows)
-    # Where importance differs from matrix to matrix, pieces end with a matrix.
+    # Each expert's matrix has its own importance, so a piece never crosses into the next matrix.
     n_own = len(rows) // len(step.importance) if step.importance is not None else len(rows)
     at_once = max(1, _PIECE // n_cols)
     feedback = feedbacks.of(step.moments)

@@ -1,10 +1,10 @@
-"""A model's folder as hubs lay them out into the same with other weights.
+"""Quantize a folder in Hugging Face's layout into another such folder.
 
     convert_folder(formats.open("model"), "model-q4", Recipe("Q4_K_M"), naming)
 
-The weights become one safetensors file, whatever they were in;
-csrc/files/safetensors/safetensors.h says how it holds blocks. What lies beside them is copied, and
-config.json says who quantized the model, so that other programs refuse it by name.
+All weights go into one safetensors file; csrc/files/safetensors/safetensors.h describes how it
+holds blocks. The other files are copied. config.json gets a quantization_config that names pyflow,
+so that other programs refuse the folder by name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
+from typing import Unpack
 
 from pyflow.formats import safetensors_writer, side_files
 from pyflow.formats.replacing import replacing_folder
 from pyflow.formats.safetensors_writer import METHOD, VERSION, NewTensor, SafetensorsWriter
 from pyflow.quant.blocks import FORMATS
-from pyflow.quant.convert import Share, check_disk, write_tensors
+from pyflow.quant.convert import Options, Share, announce, write_tensors
 from pyflow.quant.imatrix import Imatrix
 from pyflow.quant.naming import Naming
 from pyflow.quant.plan import Recipe, Step, plan
@@ -33,15 +34,15 @@ from pyflow.errors import PyflowError, UnsupportedError
 WEIGHTS = "model.safetensors"
 _CONFIG, _QUANTIZATION = "config.json", "quantization_config"
 _MAX_CONFIG = 4 << 20
-_TORCH = {"format": "pt"}  # what transformers wants to read
-# In metadata of the weights, of any type: such a folder may be replaced, while the files beside
-# them, by name the SHA-256 of each as JSON, are as they were written.
+_TORCH = {"format": "pt"}  # transformers requires this key
+# Metadata of the weights file. A folder may be replaced if it has these, and if the files beside
+# the weights still have the SHA-256 that _HASHES lists as JSON {name: hash}.
 _MADE_BY = ("made_by", "pyflow quantize")
 _HASHES = "made_files"
-# What config.json calls them; newer ones have the second key.
+# Names of types in config.json, and the keys that hold them (older, newer).
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _FLOAT_KEYS = ("torch_dtype", "dtype")
-# What lies beside weights and belongs to them: other files may be anything.
+# Files that belong to a model and are copied; other files may be anything.
 _SIDE = (
     *("*config.json", "*.toml", "*.jinja", "chat_template.json", "tokenizer*", "vocab*"),
     *("merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json"),
@@ -54,34 +55,30 @@ def convert_folder(
     target: str | PathLike[str],
     recipe: Recipe,
     naming: Naming,
-    *,
-    imatrix: Imatrix | None = None,
-    n_threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-    told: Callable[[list[Step]], None] | None = None,
-    replace: bool = True,
+    **options: Unpack[Options],
 ) -> dict[str, Share]:
-    """Writes a checkpoint and the files beside it as the folder `target`; what each role came to.
+    """Quantizes a checkpoint into the folder `target`, with the files beside it, like `convert`.
 
-    Otherwise as `convert`. Of folders that are there only those of `own_files` are replaced.
-    UnsupportedError also: types and names that safetensors cannot hold.
+    An existing folder is replaced only if it passes `own_files`. UnsupportedError also: types and
+    names that safetensors cannot hold.
     """
     target, source = Path(target), checkpoint.path.parent
     if target.exists() and target.samefile(source):
         raise PyflowError(f"{target}: expected a folder other than the source; give another name")
     if os.path.lexists(target):
         own_files(target)
+    imatrix = options.get("imatrix")
     steps = plan(checkpoint, recipe, imatrix, naming)
     for step in steps:
         _check_type(checkpoint, step)
-    if told is not None:
-        told(steps)
-    check_disk(target, sum(step.nbytes for step in steps))
+    announce(steps, target, options)
     ordered = sorted(steps, key=lambda step: -safetensors_writer.alignment(step.to))
     tensors = [NewTensor(s.tensor.name, s.tensor.shape, s.to, s.nbytes) for s in ordered]
     metadata = dict(checkpoint.metadata) if checkpoint.format == "safetensors" else _TORCH
     has_blocks = any(step.to in FORMATS and FORMATS[step.to].block > 1 for step in steps)
-    with replacing_folder(target, known=own_files if replace else None) as made:
+    with replacing_folder(
+        target, known=own_files if options.get("replace", True) else None
+    ) as made:
         for path in _side_files(source):
             if path.name != _CONFIG:
                 shutil.copyfile(path, made / path.name)
@@ -92,9 +89,7 @@ def convert_folder(
         with (made / WEIGHTS).open("xb") as file:
             own = dict([_MADE_BY]) | {_HASHES: json.dumps(hashes)}
             writer = SafetensorsWriter(file, tensors, metadata | own)
-            shares = write_tensors(
-                checkpoint, ordered, writer, n_threads=n_threads, progress=progress
-            )
+            shares = write_tensors(checkpoint, ordered, writer, options)
             file.flush()
             os.fsync(file.fileno())
     return {step.role: shares[step.role] for step in steps}
@@ -103,23 +98,23 @@ def convert_folder(
 def own_files(folder: Path) -> list[str]:
     """The names of all files in a folder that `convert_folder` wrote, or in an empty one.
 
-    PyflowError, which says what, where anything else is there, or is no longer as it was written.
+    PyflowError, which names the file, if it holds another file, or one that has been changed.
     """
     if folder.is_symlink() or not folder.is_dir():
-        raise _not_ours(folder, "it is none")
+        raise _not_ours(folder, "it is not a folder")
     names = sorted(path.name for path in folder.iterdir())
     hashes = _hashes(folder) if names else {}
     for name in names:
         path = folder / name
         if path.is_symlink() or not path.is_file() or name not in {WEIGHTS, *hashes}:
-            raise _not_ours(folder, f"{name!r:.100} is not of its making")
+            raise _not_ours(folder, f"{name!r:.100} is another file")
         if name != WEIGHTS and _hash(path) != hashes[name]:
             raise _not_ours(folder, f"{name!r:.100} has been changed")
     return names
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Those of the files beside the weights when they were written."""
+    """The SHA-256 of each file beside the weights, as `convert_folder` recorded it."""
     try:
         metadata = _core.SafetensorsFile(folder / WEIGHTS).metadata
         if metadata.get(_MADE_BY[0]) == _MADE_BY[1]:
@@ -128,7 +123,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     except PyflowError:
         pass
     some = next(path.name for path in sorted(folder.iterdir()))
-    raise _not_ours(folder, f"{some!r:.100} is not of its making")
+    raise _not_ours(folder, f"{some!r:.100} is another file")
 
 
 def _hash(path: Path) -> str:
@@ -138,14 +133,14 @@ def _hash(path: Path) -> str:
 
 def _not_ours(folder: Path, found: str) -> PyflowError:
     return PyflowError(
-        f"{folder}: is there, and no folder of what quantize writes alone: {found}; give another "
-        "name"
+        f"{folder}: expected a folder that 'pyflow quantize' wrote, unchanged; {found}; give "
+        "another name"
     )
 
 
 def _side_files(folder: Path) -> Iterator[Path]:
-    """Those that models are read from, by links too, and texts that lie in the folder itself or,
-    as in a hub's cache, in the blobs that its links lead to."""
+    """Files that loading a model reads, through links too; and texts such as a licence, if they lie
+    in the folder itself or, as in a hub's cache, in the blobs that its links lead to."""
     folder = folder.resolve()
     places = (folder, folder.parent.parent / "blobs")
     for path in sorted(folder.iterdir()):
@@ -171,12 +166,12 @@ def _write_config(
     if quantization is not None:
         config[_QUANTIZATION] = quantization
     if type_name in _FLOATS:
-        _say_floats(config, _FLOATS[type_name])
+        _set_float_keys(config, _FLOATS[type_name])
     target.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _say_floats(config: dict[str, object], name: str) -> None:
-    """Models of several parts have a configuration for each."""
+def _set_float_keys(config: dict[str, object], name: str) -> None:
+    """Sets the type in the configuration and in those of its parts, such as text_config."""
     if not any(key in config for key in _FLOAT_KEYS):
         config[_FLOAT_KEYS[0]] = name
     parts = [value for value in config.values() if isinstance(value, dict)]

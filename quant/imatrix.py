@@ -1,13 +1,13 @@
-"""Importance of columns, as llama.cpp's llama-imatrix measures it.
+"""Importance matrices: how much an error in each column of a matrix matters.
 
-Such a file is GGUF with two tensors for each matrix: NAME.in_sum2, float32 (experts, columns), the
-sums of the squares of what the matrix was multiplied by, and NAME.counts, float32 (experts, 1),
-over how many rows these go.
+A file is GGUF with two tensors per matrix, as llama.cpp's llama-imatrix writes it:
 
-Files of ours may also have NAME.in_moments, float32: the sums of the products of these columns, in
-triangles as csrc/encode/feedback.h draws them. Matrices that are multiplied by the same share
-one; the metadata say which: imatrix.moments, strings "MATRIX=NAME". And imatrix.moved says whether
-the model was shuffled or rotated. llama.cpp passes over all of this.
+    NAME.in_sum2   F32 (experts, columns)  sums of the squared inputs
+    NAME.counts    F32 (experts, 1)        number of input rows
+
+pyflow adds what llama.cpp ignores: NAME.in_moments, F32, sums of products of inputs, the triangles
+of csrc/encode/feedback.h; imatrix.moments, strings "MATRIX=NAME", since matrices with the same
+input share one tensor; imatrix.moved, whether the model's columns were permuted or rotated.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from pyflow.errors import FormatError
 _SUMS, _COUNTS, _MOMENTS = ".in_sum2", ".counts", ".in_moments"
 _HOLDERS = "imatrix.moments"
 _MOVED = "imatrix.moved"
-_TOLERANCE = 1e-2  # of sums in float32, by the largest
+_TOLERANCE = 1e-2  # relative to the largest sum in float32
 WIDTH = 2048
-"""Columns whose products moments have, by csrc/encode/feedback.h."""
+"""Moments hold the products of columns within groups of this many: csrc/encode/feedback.h."""
 ENOUGH = 4
-"""Rows per column, of which moments of fewer are of that text more than of any."""
+"""Minimum rows per column; with fewer, the moments overfit the calibration text."""
 _F32 = 0  # in GGUF
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The sums of products of the columns that matrices are multiplied by, in a file."""
+    """Second moments of the inputs of matrices, in an imatrix file."""
 
     checkpoint: formats.Checkpoint
     name: str
-    """The tensor's."""
+    """The tensor's name."""
     squares: NDArray[np.float32]
-    """The sums of squares of the same, (columns,)."""
+    """Sums of the squared inputs, (columns,)."""
     n_rows: int
-    """Over so many rows."""
+    """Input rows that were added up."""
 
     @property
     def sums(self) -> NDArray[np.float32]:
-        """As `_core.Feedback` takes them; a view of the file."""
+        """Sums of products in the layout of `_core.Feedback`; a view of the file."""
         return np.asarray(self.checkpoint.array(self.name), np.float32)
 
     @property
@@ -62,7 +62,7 @@ class Moments:
         return len(self.squares)
 
     def feedback(self, pool: _core.ThreadPool | None = None) -> _core.Feedback:
-        """FormatError where no inputs have such products, or others had these."""
+        """What GPTQ needs of the moments. FormatError if no inputs can have such moments."""
         self.check()
         try:
             return _core.Feedback(self.sums, self.n_cols, pool)
@@ -72,13 +72,13 @@ class Moments:
             self.checkpoint.native.release(self.name)
 
     def check(self) -> None:
-        """FormatError where they are not of the inputs that the squares are of."""
+        """FormatError if the diagonal differs from the sums of squares."""
         diagonal = self.sums[_diagonal(self.n_cols)]
         tolerance = _TOLERANCE * max(float(self.squares.max()), 0.0)
         if not (np.abs(diagonal - self.squares) <= tolerance).all():
             raise FormatError(
-                f"{self._where}: expected a diagonal that is the sums of squares of the same "
-                "inputs, found another; measure both anew"
+                f"{self._where}: expected a diagonal equal to the sums of squares, found another; "
+                "measure again with 'pyflow imatrix --moments'"
             )
 
     @property
@@ -88,32 +88,34 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    """How much errors in the columns of matrices count."""
+    """How much an error in each column of each matrix matters."""
 
     path: Path
     columns: dict[str, NDArray[np.float32]]
-    """By the matrix's name: (experts, columns), the mean square of what each is multiplied by."""
+    """By the matrix's name: (experts, columns), the mean squared input."""
     n_chunks: int
     datasets: tuple[str, ...]
     moments: dict[str, Moments] = field(default_factory=dict)
-    """By the matrix's name, of those that have any."""
+    """By the matrix's name; not every matrix has them."""
     moved: str | None = None
-    """As `weights.moved` says it of the model that was measured; None where nobody knows."""
+    """`weights.moved` of the model that was measured; None if the file does not say."""
 
     def check(self, metadata: Mapping[str, Any]) -> None:
-        """FormatError where a model's columns are not in the order or the basis of these."""
+        """FormatError if the model's columns were permuted or rotated in another way."""
         if self.moved is not None and self.moved != (of_model := moved(metadata)):
             want, found = (names or "columns in place" for names in (of_model, self.moved))
             raise FormatError(
-                f"{self.path}: expected importance of a model with {want}, found that of one with "
-                f"{found}; measure it on the model that is quantized"
+                f"{self.path}: expected importance of a model with {want}, found one with {found}; "
+                "measure it on the model that you quantize"
             )
 
     def of(
         self, name: str, n_matrices: int, n_cols: int, expert: int | None = None
     ) -> NDArray[np.float32] | None:
-        """(n_matrices, n_cols) of a tensor, None where nothing was measured of it; FormatError
-        where it was of another shape. expert: (1, n_cols), its share of the tensor."""
+        """Importance (n_matrices, n_cols) of a tensor; None if it was not measured.
+
+        expert: one of its matrices, (1, n_cols). FormatError: it was measured in another shape.
+        """
         found = self.columns.get(name)
         if found is None:
             return None
@@ -122,55 +124,29 @@ class Imatrix:
         if found.shape != (n_matrices, n_cols):
             raise FormatError(
                 f"{self.path}: importance of {name!r}: expected {n_matrices} x {n_cols} columns, "
-                f"as the model has, found {found.shape[0]} x {found.shape[1]}; measure it on the "
-                "model that is quantized"
+                f"found {found.shape[0]} x {found.shape[1]}; measure it on the model that you "
+                "quantize"
             )
         return found
 
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:
-    """FormatError: no GGUF file, or one that holds no importance, or another than can be."""
+    """FormatError: not a GGUF file, no importance in it, or values that are not sums of squares."""
     if not Path(path).is_file():
-        raise FormatError(f"{path}: is no file; 'pyflow imatrix' writes one")
+        raise FormatError(f"{path}: expected a file, found none; 'pyflow imatrix' writes one")
     try:
         checkpoint = formats.open(path)
-    except FormatError as error:  # whose advice is for models
-        raise FormatError(f"{error}; importance is measured again by 'pyflow imatrix'") from None
-    columns: dict[str, NDArray[np.float32]] = {}
-    tensors = {t.name: t for t in checkpoint.tensors}
-    for name in tensors:
-        matrix = name.removesuffix(_SUMS)
-        if matrix == name:
-            continue
-        if matrix + _COUNTS not in tensors:
-            raise FormatError(f"{path}: tensor {name!r}: expected {matrix + _COUNTS!r} with it")
-        sums = np.asarray(checkpoint.array(name), np.float32)
-        counts = np.asarray(checkpoint.array(matrix + _COUNTS), np.float32).reshape(-1, 1)
-        sums = sums.reshape(-1, sums.shape[-1] if sums.ndim else 1)
-        if len(counts) != len(sums):
-            raise FormatError(
-                f"{path}: tensor {matrix + _COUNTS!r}: expected {len(sums)} counts, found "
-                f"{len(counts)}"
-            )
-        if not ((counts >= 0) & (counts < np.inf)).all() or not counts.any():
-            raise FormatError(
-                f"{path}: tensor {matrix + _COUNTS!r}: expected numbers of rows, found "
-                f"{counts.min():g}; measure it again"
-            )
-        # Experts that no text came to: all columns alike. Of what is no number more is said below.
-        with np.errstate(invalid="ignore", over="ignore"):
-            means = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
-        if not ((means >= 0) & (means <= LARGEST_IMPORTANCE)).all():
-            raise FormatError(
-                f"{path}: tensor {name!r}: expected sums of squares, by a row from 0 to "
-                f"{LARGEST_IMPORTANCE:g}, found {means.min():g} to {means.max():g}; measure it "
-                "again"
-            )
-        columns[matrix] = means
+    except FormatError as error:
+        raise FormatError(f"{error}; measure importance again with 'pyflow imatrix'") from None
+    columns = {
+        t.name.removesuffix(_SUMS): _read_means(checkpoint, t.name.removesuffix(_SUMS))
+        for t in checkpoint.tensors
+        if t.name.endswith(_SUMS)
+    }
     if not columns:
         raise FormatError(
-            f"{path}: expected an importance matrix (tensors NAME{_SUMS}), found none; "
-            "llama-imatrix writes one with --output-format gguf"
+            f"{path}: expected an importance matrix (tensors NAME{_SUMS}), found none; write one "
+            "with 'pyflow imatrix' or 'llama-imatrix --output-format gguf'"
         )
     metadata = checkpoint.metadata
     datasets = metadata.get("imatrix.datasets", [])
@@ -185,8 +161,36 @@ def read_imatrix(path: str | PathLike[str]) -> Imatrix:
     )
 
 
+def _read_means(checkpoint: formats.Checkpoint, matrix: str) -> NDArray[np.float32]:
+    """The mean squared input of each column, (experts, columns)."""
+    path = checkpoint.path
+    if not any(t.name == matrix + _COUNTS for t in checkpoint.tensors):
+        raise FormatError(f"{path}: expected tensor {matrix + _COUNTS!r}, found {_SUMS} alone")
+    sums = np.asarray(checkpoint.array(matrix + _SUMS), np.float32)
+    counts = np.asarray(checkpoint.array(matrix + _COUNTS), np.float32).reshape(-1, 1)
+    sums = sums.reshape(-1, sums.shape[-1] if sums.ndim else 1)
+    if len(counts) != len(sums):
+        raise FormatError(
+            f"{path}: tensor {matrix + _COUNTS!r}: expected {len(sums)} counts, found {len(counts)}"
+        )
+    if not ((counts >= 0) & (counts < np.inf)).all() or not counts.any():
+        raise FormatError(
+            f"{path}: tensor {matrix + _COUNTS!r}: expected numbers of rows, found "
+            f"{counts.min():g}; measure it again"
+        )
+    # Experts that saw no token get equal weights. NaN and infinity are refused below.
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+    if not ((means >= 0) & (means <= LARGEST_IMPORTANCE)).all():
+        raise FormatError(
+            f"{path}: tensor {matrix + _SUMS!r}: expected mean squares from 0 to "
+            f"{LARGEST_IMPORTANCE:g}, found {means.min():g} to {means.max():g}; measure it again"
+        )
+    return means
+
+
 def _diagonal(n_cols: int) -> NDArray[np.int64]:
-    """Where the diagonal is in moments."""
+    """Indices of the diagonal in the layout of moments."""
     column: NDArray[np.int64] = np.arange(n_cols, dtype=np.int64)
     own = column % WIDTH
     step = own // 16  # before it rows of 16, 32, ... floats, sixteen of each
@@ -206,8 +210,7 @@ def _read_moments(
         name = holder + _MOMENTS
         if matrix not in columns or name not in tensors:
             raise FormatError(
-                f"{path}: {_HOLDERS}: expected a matrix and whose moments it has, both in the "
-                f"file, found {entry!r}"
+                f"{path}: {_HOLDERS}: expected MATRIX=NAME, both in the file, found {entry!r}"
             )
         n_cols, tensor = columns[matrix].shape[-1], tensors[name]
         if len(columns[matrix]) > 1 or n_cols % 16:
@@ -228,7 +231,7 @@ def _read_moments(
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """What one matrix, or each of an expert's, was multiplied by."""
+    """Sums of the squared inputs of a tensor's matrices."""
 
     sums: NDArray[np.float64]
     """(experts, columns)"""
@@ -241,11 +244,13 @@ def by_tensor(
     shapes: Mapping[str, tuple[int, ...]],
     naming: Naming,
 ) -> dict[str, Squares]:
-    """The sums of a model's matrices (`_core.InputMoments.sums`) by the tensors of its GGUF file.
+    """Groups the measured sums of a model's matrices by the names of GGUF files.
 
-    shapes: of all tensors of its own file, and naming theirs. Matrices that were never multiplied
-    are left out, experts among others kept. Cuts of one matrix have one input; that of the first
-    counts. FormatError: sums that are not finite, or too large to be importance; or none at all.
+    measured: (tensor, first row, rows seen, sums (columns,)), see `_core.pyi`. shapes, naming: of
+    the model's own tensors. Tensors that saw no token are left out; an expert that saw none is kept
+    if others did. Slices of one matrix have the same input; the first slice counts.
+
+    FormatError: sums that are not finite or exceed LARGEST_IMPORTANCE; or no named matrix at all.
     """
     found: dict[str, Squares] = {}
     for name, first_row, n_rows, sums in measured:
@@ -254,11 +259,11 @@ def by_tensor(
             continue
         if not (sums <= LARGEST_IMPORTANCE * n_rows).all():  # nor are NaNs
             raise FormatError(
-                f"tensor {name!r}: expected inputs of finite size, found NaN, infinity or more; "
-                "the weights before it are damaged, or too large"
+                f"tensor {name!r}: expected finite inputs, found NaN, infinity or squares over "
+                f"{LARGEST_IMPORTANCE:g}; the weights before it are damaged or too large"
             )
-        # GGUF has a matrix of one row as a vector; the rows of an expert's follow one another. What
-        # is stored the other way round is one matrix, cut by its columns.
+        # (experts, rows, columns): the first row says which expert. A matrix of one row is a vector
+        # in GGUF. A transposed matrix is sliced by columns, so it counts as one.
         n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
         matrix = first_row // shape[-2] if n_matrices > 1 else 0
         if part.expert is not None:
@@ -276,13 +281,13 @@ def by_tensor(
 
 
 Products = list[tuple[list[str], NDArray[np.float32]]]
-"""Matrices that are multiplied by the same, by their names in GGUF files, and its moments."""
+"""(names in GGUF files of the matrices that share an input, its moments)."""
 
 
 def moments_by_tensor(
     measured: Iterable[tuple[list[tuple[str, int]], int, NDArray[np.float32]]], naming: Naming
 ) -> Products:
-    """A model's moments (`_core.InputMoments.moments`) by the tensors of its GGUF file."""
+    """The measured moments of a model's inputs, by the names of GGUF files."""
     found: Products = []
     for matrices, _, sums in measured:
         parts = [naming.parts.get(name) for name, _ in matrices]
@@ -303,9 +308,11 @@ def write_imatrix(
     moved: str | None = None,
     replace: bool = True,
 ) -> None:
-    """Writes what `read_imatrix` and llama.cpp read. moments: those of matrices that squares has.
-    datasets: names of the texts; chunk_size: in tokens; moved: as `Imatrix` has it. replace: a file
-    that is there goes; else it is a PyflowError."""
+    """Writes a file that `read_imatrix` and llama.cpp read.
+
+    moments: of matrices in squares. datasets: names of the texts. chunk_size: in tokens. moved: as
+    in `Imatrix`. PyflowError: the file exists and replace is False.
+    """
     entries = {
         "general.type": gguf_writer.entry("imatrix"),
         "imatrix.datasets": gguf_writer.entry([*datasets]),

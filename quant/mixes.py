@@ -1,9 +1,9 @@
 """Which format each tensor of a model gets: one for all, or a mix by the tensor's role.
 
-But for Q3H_M the mixes are those of llama.cpp, and so are the numbers in general.file_type: attn_v
-and ffn_down lose most by coarse weights, the more so in the first and the last layers, and the
-output matrix has a say in every token. (What llama.cpp does otherwise for Falcon and 70B models is
-left out.) A role is a tensor's name without layer and ".weight".
+All mixes but Q3H_M, and the numbers in general.file_type, are llama.cpp's, without its exceptions
+for Falcon and 70B models. attn_v and ffn_down suffer most from coarse weights, most of all in the
+first and last layers; the output matrix affects every token. A role is a tensor's name without
+layer and ".weight".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pyflow.quant.blocks import FORMATS
 
-# Layer i of the n that have the role, and query heads per key head.
+# Arguments: layer i of the n layers with the role, and query heads per key head.
 _When = Callable[[int, int, int], bool]
 
 
@@ -36,20 +36,20 @@ def _first(count: int) -> _When:
 
 
 def _shared(i: int, n: int, gqa: int) -> bool:  # noqa: ARG001
-    """Keys and values that many queries share are few, and matter more."""
+    """Four or more query heads share a key head: keys and values are few and matter more."""
     return gqa >= 4
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A format for most matrices, and what some roles get instead: the first rule that holds."""
+    """A format for most matrices, and rules for some roles: the first rule that holds wins."""
 
     base: str
     file_type: int
-    """For general.file_type."""
+    """The value of general.file_type."""
     rules: Mapping[str, tuple[tuple[_When, str], ...]] = field(default_factory=dict)
     within: str | None = None
-    """No rules: the bytes of this mix, shared out by role (budget.py)."""
+    """Instead of rules: spend as many bytes as this mix takes, see budget.py."""
 
 
 _FILE_TYPES = {
@@ -75,7 +75,7 @@ _IQ4 = {
 }
 
 TYPES: dict[str, Mix] = {
-    # Formats that GGUF has no file type for are known by their own number.
+    # Formats without a GGUF file type use their own type number.
     **{name: Mix(name, _FILE_TYPES.get(name, f.gguf_id)) for name, f in FORMATS.items()},
     "Q2_K": Mix(
         "Q2_K",
@@ -129,12 +129,12 @@ TYPES: dict[str, Mix] = {
     ),
     "IQ4_NL": Mix("IQ4_NL", 25, _IQ4),
     "IQ4_XS": Mix("IQ4_XS", 30, _IQ4),
-    # Our own: pairs of weights in 7 bits where that is enough.
+    # Ours: stores pairs of weights in 7 bits where the budget allows no more.
     "Q3H_M": Mix("Q3H_K", 0x50460100, within="Q3_K_M"),
 }
-"""What `pyflow quantize --type` takes, by names in upper case."""
+"""The types of `pyflow quantize --type`, in upper case."""
 
-# For rows that are no whole blocks of 256 or 64; they cost a little more and lose no more.
+# Replacements for rows that blocks of 256 or 64 do not divide: slightly larger, no less accurate.
 _SMALLER = {
     "Q2_K": "IQ4_NL",
     "Q3_K": "IQ4_NL",
@@ -150,10 +150,10 @@ _SMALLER = {
     "Q8_B64": "Q8_B32",
 }
 
-# File types that give attn_output of models with eight experts Q5_K.
+# File types that use Q5_K for attn_output of models with eight experts.
 _FINER_FOR_EXPERTS = {10, 11, 12, 14, 15, 25, 30}
 
-# Matrices that are small and delicate, or looked up by position.
+# Matrices that are small and sensitive, or looked up by position.
 _NEVER = re.compile(
     r"_norm\.weight$|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv|altup|"
     r"laurel|per_layer_model_proj|attn_rel_b|time_mix_"
@@ -161,7 +161,7 @@ _NEVER = re.compile(
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is one that gets quantized."""
+    """Whether a tensor of GGUF's name and shape is quantized at all."""
     rows = [n for n in shape[:-1] if n != 1]
     return name.endswith("weight") and bool(rows) and not _NEVER.search(name)
 
@@ -178,10 +178,10 @@ def role_of(name: str) -> str:
 
 
 def choose(mix: Mix, role: str, place: tuple[int, int], *, gqa: int, n_experts: int) -> str:
-    """The format that a mix gives to layer place[0] of the place[1] that have the role.
+    """The format that a mix gives to layer place[0] of place[1] layers with the role.
 
-    gqa: query heads per key head. Of models with eight experts, attention is so small a part that
-    more bits for it cost next to nothing.
+    gqa: query heads per key head. With eight experts attention is a small part of the model, so
+    that more bits for it cost little.
     """
     if role == "attn_qkv":
         role = "attn_v"
@@ -199,12 +199,12 @@ def choose(mix: Mix, role: str, place: tuple[int, int], *, gqa: int, n_experts: 
 
 
 def of_output(base: str) -> str:
-    """The format of the output matrix, which is the token embedding too where they are one."""
+    """The format of the output matrix (the token embedding, if tied): Q6_K or better."""
     return "Q6_K" if FORMATS[base].bits_per_weight < FORMATS["Q6_K"].bits_per_weight else base
 
 
 def fitting(name: str, n_cols: int) -> str:
-    """The format, or the one to take instead for rows that are no whole blocks of it."""
+    """The format, or its replacement if its blocks do not divide rows of n_cols."""
     while n_cols % FORMATS[name].block:
         name = _SMALLER.get(name, "F16")
     return name

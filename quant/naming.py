@@ -1,6 +1,4 @@
-"""What tensors are called in GGUF files: by these names the rules for types and importance go,
-whatever files the tensors are in.
-"""
+"""Names of tensors in GGUF files; the rules for types and importance use them for all files."""
 
 from __future__ import annotations
 
@@ -14,28 +12,28 @@ from pyflow.quant.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a tensor is: all of one of GGUF's, or what of it belongs to one expert."""
+    """The GGUF tensor that a tensor is, or is one expert's part of."""
 
     name: str
-    """GGUF's: "blk.3.ffn_up_exps.weight"."""
+    """In GGUF: "blk.3.ffn_up_exps.weight"."""
     expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What the rules ask of a model."""
+    """What the rules need to know of a model."""
 
     parts: Mapping[str, Part]
-    """By the names of tensors. Those that are not there stay as they are."""
+    """By the names of tensors; other tensors stay as they are."""
     gqa: int
     """Query heads per key head."""
     n_experts: int
     kept: Mapping[str, str] = field(default_factory=dict)
-    """Why matrices stay as they are, by the names of tensors."""
+    """By the names of tensors: why a matrix stays as it is."""
 
 
 def of_gguf(model: Weights) -> Naming:
-    """The naming of a GGUF file, or of what will be one, by its metadata."""
+    """The naming of a model with GGUF's own names, by its metadata."""
     family = model.metadata.get("general.architecture")
     heads = _number(model.metadata.get(f"{family}.attention.head_count"))
     key_heads = _number(model.metadata.get(f"{family}.attention.head_count_kv")) or heads
@@ -47,7 +45,7 @@ def of_gguf(model: Weights) -> Naming:
 
 
 def _number(value: Any) -> int:
-    """A count of the metadata; of one for each layer the largest; 0 where there is none."""
+    """A count in the metadata: the largest of an array with one per layer, 0 if absent."""
     if isinstance(value, np.ndarray) and value.size:
         value = int(value.max())
     return value if isinstance(value, int) else 0

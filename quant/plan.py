@@ -1,8 +1,8 @@
-"""What becomes of each tensor of a model, before any is touched.
+"""Decide the format of each tensor of a model before any tensor is read.
 
     steps = plan(checkpoint, Recipe("Q4_K_M"), None)
 
-The rules (`mixes`) go by the names that tensors have in GGUF files, which a `Naming` tells.
+The rules (`mixes`) use the names of GGUF files; a `Naming` maps a folder's names to them.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ from pyflow.quant.weights import Tensor, Weights
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
 
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
-"""The matrix that gives the logits: OUTPUT, or where there is none, EMBEDDING."""
+"""The output matrix, which gives the logits, is OUTPUT, or EMBEDDING if a model has no OUTPUT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to make of a model."""
+    """How to quantize a model."""
 
     type: str
-    """A name of mixes.TYPES."""
+    """A key of mixes.TYPES."""
     overrides: tuple[tuple[str, str], ...] = ()
-    """Regular expressions that are searched for in tensor names, and the format of those matrices;
-    the first that is found counts."""
+    """(regular expression, format): the format of matrices whose name contains a match. The first
+    expression that matches wins."""
     pure: bool = False
-    """The type's main format for all matrices, whatever their role."""
+    """Use the type's main format for all matrices, whatever their role."""
     keep_output: bool = False
     """Leave the output matrix as it is."""
     allow_requantize: bool = False
-    """Take weights that are quantized already, whose errors then add up."""
+    """Accept weights that are quantized already; the errors add up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one tensor."""
+    """The plan for one tensor."""
 
     tensor: Tensor
     to: str
-    """The name of its type afterwards."""
+    """The name of its new type."""
     nbytes: int
+    """Size in the new type."""
     role: str
-    """As of `mixes.role_of`; "" of what is no part of the model."""
+    """As `mixes.role_of` returns it; "" for a tensor that is no part of the model."""
     instead_of: str | None = None
-    """The format that its rows, no whole blocks of it, ruled out."""
+    """The format that the rules chose, but whose blocks do not divide the rows."""
     kept_for: str | None = None
     """Why a matrix stays as it is."""
     importance: NDArray[np.float32] | None = None
     """(matrices, columns)"""
     moments: Moments | None = None
-    """With them columns make up for each other's errors."""
+    """Second moments of the inputs, for GPTQ."""
 
     @property
     def copied(self) -> bool:
@@ -72,82 +73,49 @@ def plan(
     imatrix: Imatrix | None,
     naming: Naming | None = None,
 ) -> list[Step]:
-    """What would become of each tensor, in the file's order. naming: None for that of GGUF files.
+    """A step for each tensor, in the file's order. naming: None for GGUF's own names.
 
-    FormatError: an importance matrix, or options that no matrix goes with. PyflowError: importance
-    where nothing is put into blocks. UnsupportedError:
-    weights that are quantized already, or of a type that cannot be read. ShapeError: an override
-    whose blocks do not fit.
+    FormatError: model is an importance matrix, an override matches no matrix, or the imatrix has
+    none of the matrices. PyflowError: an imatrix, but nothing becomes blocks. UnsupportedError:
+    weights are quantized already, or of a type that cannot be read. ShapeError: an override's
+    blocks do not divide the rows.
     """
     if model.metadata.get("general.type") == "imatrix":
         raise FormatError(
-            f"{model.path}: expected a model, found an importance matrix; it goes with --imatrix"
+            f"{model.path}: expected a model, found an importance matrix; pass it with --imatrix"
         )
     if imatrix is not None:
         imatrix.check(model.metadata)
-    naming = naming or of_gguf(model)
-    rules = _Rules(model, recipe, naming)
-    shared_out = rules.shared_out()
-    steps = []
-    for tensor in model.tensors:
-        part = naming.parts.get(tensor.name)
-        role = "" if part is None else mixes.role_of(part.name)
-        if not tensor.nbytes and 0 not in tensor.shape:  # nobody knows how many bytes it has
-            raise _unreadable(model, tensor)
-        if part is None or rules.stays(tensor):
-            reason = naming.kept.get(tensor.name)
-            steps.append(Step(tensor, tensor.dtype, tensor.nbytes, role, kept_for=reason))
-            continue
-        asked = rules.asked_for(tensor)
-        name = asked or shared_out.get(role) or rules.choice(mixes.TYPES[recipe.type], tensor)
-        fitting = mixes.fitting(name, tensor.shape[-1])
-        if asked and fitting != name:
-            raise ShapeError(
-                f"{model.path}: tensor {tensor.name!r}: expected rows of a multiple of "
-                f"{FORMATS[name].block} weights for {name}, found {tensor.shape[-1]}; "
-                f"{fitting} would fit"
-            )
-        instead_of = name if fitting != name else None
-        if fitting == tensor.dtype:
-            steps.append(Step(tensor, fitting, tensor.nbytes, role, instead_of=instead_of))
-            continue
-        _check_source(model, tensor, recipe)
-        by = imatrix if FORMATS[fitting].block > 1 else None
-        steps.append(
-            Step(
-                tensor,
-                fitting,
-                _nbytes(tensor, fitting),
-                role,
-                instead_of=instead_of,
-                importance=None if by is None else _importance(by, tensor, part),
-                moments=None if by is None else by.moments.get(part.name),
-            )
-        )
-    if rules.unused:
-        raise rules.without_use(min(rules.unused))
-    into_blocks = [step for step in steps if not step.copied and FORMATS[step.to].block > 1]
-    if imatrix is not None and not into_blocks:
-        raise PyflowError(
-            f"{imatrix.path}: expected matrices that are put into blocks, for these alone have a "
-            f"use for importance, found none of {model.path} for {recipe.type}; leave --imatrix out"
-        )
-    if imatrix is not None and all(step.importance is None for step in into_blocks):
-        raise FormatError(
-            f"{imatrix.path}: expected importance of what is put into blocks of {model.path}, such "
-            f"as {into_blocks[0].tensor.name!r}, found that of "
-            f"{', '.join(sorted(imatrix.columns)[:2])} and the like"
-        )
+    rules = _Rules(model, recipe, naming or of_gguf(model))
+    steps = [rules.step(tensor, imatrix) for tensor in model.tensors]
+    rules.check_overrides()
+    if imatrix is not None:
+        _check_importance(model, recipe, imatrix, steps)
     return steps
 
 
+def _check_importance(model: Weights, recipe: Recipe, imatrix: Imatrix, steps: list[Step]) -> None:
+    """Raises as `plan` does if no matrix uses the importance."""
+    into_blocks = [step for step in steps if not step.copied and FORMATS[step.to].block > 1]
+    if not into_blocks:
+        raise PyflowError(
+            f"{imatrix.path}: expected matrices that become blocks, found none of {model.path} for "
+            f"{recipe.type}; leave --imatrix out"
+        )
+    if all(step.importance is None for step in into_blocks):
+        raise FormatError(
+            f"{imatrix.path}: expected importance of matrices of {model.path}, such as "
+            f"{into_blocks[0].tensor.name!r}, found {', '.join(sorted(imatrix.columns)[:2])}"
+        )
+
+
 class _Rules:
-    """Which matrices stay, and what format the others get."""
+    """Which matrices stay as they are, and the formats of the others."""
 
     def __init__(self, model: Weights, recipe: Recipe, naming: Naming) -> None:
         self._model, self._recipe, self._naming = model, recipe, naming
-        self.unused = set(range(len(recipe.overrides)))
-        """Overrides that have given no matrix its format yet."""
+        self._unused = set(range(len(recipe.overrides)))
+        """Overrides that have decided no matrix yet."""
         names = {part.name for part in naming.parts.values()}
         self._output = OUTPUT if OUTPUT in names else EMBEDDING
         layers: dict[str, set[int]] = {}
@@ -155,9 +123,43 @@ class _Rules:
             if (layer := mixes.layer_of(name)) is not None:
                 layers.setdefault(mixes.role_of(name), set()).add(layer)
         self._layers = {role: sorted(found) for role, found in layers.items()}
+        self._by_budget = self._within_budget()
+
+    def step(self, tensor: Tensor, imatrix: Imatrix | None) -> Step:
+        """The plan for one tensor. Raises as `plan` does."""
+        part = self._naming.parts.get(tensor.name)
+        role = "" if part is None else mixes.role_of(part.name)
+        if not tensor.nbytes and 0 not in tensor.shape:  # a type of unknown size
+            raise _unreadable(self._model, tensor)
+        if part is None or self._stays(tensor):
+            reason = self._naming.kept.get(tensor.name)
+            return Step(tensor, tensor.dtype, tensor.nbytes, role, kept_for=reason)
+        asked = self._override(tensor)
+        mix = mixes.TYPES[self._recipe.type]
+        name = asked or self._by_budget.get(role) or self._choice(mix, tensor)
+        fitting = mixes.fitting(name, tensor.shape[-1])
+        if asked and fitting != name:
+            raise ShapeError(
+                f"{self._model.path}: tensor {tensor.name!r}: expected rows of a multiple of "
+                f"{FORMATS[name].block} weights for {name}, found {tensor.shape[-1]}; use {fitting}"
+            )
+        instead_of = name if fitting != name else None
+        if fitting == tensor.dtype:
+            return Step(tensor, fitting, tensor.nbytes, role, instead_of=instead_of)
+        _check_source(self._model, tensor, self._recipe)
+        used = imatrix if FORMATS[fitting].block > 1 else None
+        return Step(
+            tensor,
+            fitting,
+            _nbytes(tensor, fitting),
+            role,
+            instead_of=instead_of,
+            importance=None if used is None else _importance(used, tensor, part),
+            moments=None if used is None else used.moments.get(part.name),
+        )
 
     def _name(self, tensor: Tensor) -> str:
-        """GGUF's."""
+        """Its name in a GGUF file."""
         return self._naming.parts[tensor.name].name
 
     def _is_matrix(self, tensor: Tensor) -> bool:
@@ -167,24 +169,24 @@ class _Rules:
             and mixes.is_matrix(self._name(tensor), tensor.shape)
         )
 
-    def stays(self, tensor: Tensor) -> bool:
+    def _stays(self, tensor: Tensor) -> bool:
         return not self._is_matrix(tensor) or (
             self._recipe.keep_output and self._name(tensor) == self._output
         )
 
-    def asked_for(self, tensor: Tensor) -> str | None:
-        """The format that an override names."""
+    def _override(self, tensor: Tensor) -> str | None:
+        """The format that the first matching override names."""
         for i, (pattern, name) in enumerate(self._recipe.overrides):
             if self._matches(pattern, tensor):
-                self.unused.discard(i)
+                self._unused.discard(i)
                 return name
         return None
 
     def _matches(self, pattern: str, tensor: Tensor) -> bool:
         return bool(re.search(pattern, tensor.name) or re.search(pattern, self._name(tensor)))
 
-    def choice(self, mix: mixes.Mix, tensor: Tensor) -> str:
-        """The format by the tensor's role."""
+    def _choice(self, mix: mixes.Mix, tensor: Tensor) -> str:
+        """The format that the mix gives to the tensor's role."""
         name = self._name(tensor)
         role, layer = mixes.role_of(name), mixes.layer_of(name)
         if self._recipe.pure or FORMATS[mix.base].block == 1:
@@ -196,15 +198,15 @@ class _Rules:
         gqa, n_experts = self._naming.gqa, self._naming.n_experts
         return mixes.choose(mix, role, place, gqa=gqa, n_experts=n_experts)
 
-    def shared_out(self) -> dict[str, str]:
-        """Formats by role, where the mix shares bytes out."""
+    def _within_budget(self) -> dict[str, str]:
+        """Formats by role if the mix has a budget of bytes, else none."""
         mix = mixes.TYPES[self._recipe.type]
         if mix.within is None or self._recipe.pure:
             return {}
-        matrices = [t for t in self._model.tensors if not self.stays(t)]
-        free = [t for t in matrices if self.asked_for(t) is None]
+        matrices = [t for t in self._model.tensors if not self._stays(t)]
+        free = [t for t in matrices if self._override(t) is None]
         same = mixes.TYPES[mix.within]
-        names = [mixes.fitting(self.choice(same, t), t.shape[-1]) for t in free]
+        names = [mixes.fitting(self._choice(same, t), t.shape[-1]) for t in free]
         return budget.share_out(self._by_role(free), sum(map(_nbytes, free, names)))
 
     def _by_role(self, tensors: list[Tensor]) -> dict[str, budget.Matrices]:
@@ -219,8 +221,11 @@ class _Rules:
             )
         return found
 
-    def without_use(self, i: int) -> FormatError:
-        """Of the override of that number, which gave no matrix its format."""
+    def check_overrides(self) -> None:
+        """FormatError if an override decided no matrix."""
+        if not self._unused:
+            return
+        i = min(self._unused)
         overrides = self._recipe.overrides
         pattern = overrides[i][0]
         matches = [
@@ -229,14 +234,14 @@ class _Rules:
         wanted = f"{self._model.path}: expected matrices whose names match {pattern!r}, found"
         if not matches:
             some = next((t.name for t in self._model.tensors if self._is_matrix(t)), "")
-            return FormatError(f"{wanted} none, but such as {some!r}; 'pyflow inspect' lists all")
+            raise FormatError(f"{wanted} none, only {some!r} etc.; 'pyflow inspect' lists all")
         for earlier, _ in overrides[:i]:
             if taken := [t.name for t in matches if self._matches(earlier, t)]:
-                return FormatError(
-                    f"{wanted} only such as {taken[0]!r}, which the earlier {earlier!r} takes; "
-                    "give the one that matches less first"
+                raise FormatError(
+                    f"{wanted} only {taken[0]!r}, which the earlier {earlier!r} matches too; put "
+                    "the narrower pattern first"
                 )
-        return FormatError(
+        raise FormatError(
             f"{wanted} only {matches[0].name!r}, which --keep-output keeps; leave one out"
         )
 
@@ -247,7 +252,7 @@ def _importance(imatrix: Imatrix, tensor: Tensor, part: Part) -> NDArray[np.floa
 
 
 def _nbytes(tensor: Tensor, name: str) -> int:
-    """Of the tensor in that format."""
+    """The tensor's size in the format."""
     return math.prod(tensor.shape) // FORMATS[name].block * FORMATS[name].block_bytes
 
 
@@ -257,14 +262,13 @@ def _check_source(model: Weights, tensor: Tensor, recipe: Recipe) -> None:
         raise _unreadable(model, tensor)
     if form.block > 1 and not recipe.allow_requantize:
         raise UnsupportedError(
-            f"{model.path}: tensor {tensor.name!r}: expected weights that have not been "
-            f"quantized, found {form.name}, whose errors would add up; take a file in F16, or add "
-            "--allow-requantize"
+            f"{model.path}: tensor {tensor.name!r}: expected F32, F16 or BF16, found {form.name}: "
+            "errors would add up; use an F16 file or --allow-requantize"
         )
 
 
 def _unreadable(model: Weights, tensor: Tensor) -> UnsupportedError:
     return UnsupportedError(
         f"{model.path}: tensor {tensor.name!r}: expected a type that this build can read, found "
-        f"{tensor.dtype}; take a file in F16"
+        f"{tensor.dtype}; use an F16 file"
     )

@@ -1,6 +1,5 @@
-"""What quantization asks of a model, wherever its weights lie: an open checkpoint, or a folder as a
-GGUF file would have it (pyflow.gguf_export).
-"""
+"""The interface to a model's weights: an open checkpoint, or a folder presented with GGUF's names
+and metadata (pyflow.gguf_export)."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def moved(metadata: Mapping[str, Any]) -> str:
 
 
 class Tensor(Protocol):
-    """A line of a model's tensor table, as _core.TensorRecord says."""
+    """A row of a model's tensor table; `_core.TensorRecord` documents the fields."""
 
     @property
     def name(self) -> str: ...
@@ -39,14 +38,14 @@ class Tensor(Protocol):
 
 
 class Rows(Protocol):
-    """The bytes of a tensor by rows, which are read when they are asked for."""
+    """The bytes of a tensor by rows; a slice reads its rows only."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: slice, /) -> NDArray[np.generic]: ...
 
 
 class Weights(Protocol):
-    """A model's tensors, and what is said of them."""
+    """A model's tensors and metadata."""
 
     @property
     def path(self) -> Path: ...
@@ -56,10 +55,10 @@ class Weights(Protocol):
     def tensors(self) -> Sequence[Tensor]: ...
 
     def rows(self, name: str) -> Rows:
-        """Those of a tensor that has some. Where it has fewer bytes than values, a row may be
-        several."""
+        """The rows of a tensor that is not empty. A row of fewer than 8 bits per value may hold
+        several of the tensor's rows."""
         ...
 
     def release(self, name: str, begin: int, end: int) -> None:
-        """Gives the pages of such rows back to the system; they may be read again."""
+        """Releases the memory of these rows; they can be read again."""
         ...

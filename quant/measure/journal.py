@@ -1,10 +1,10 @@
-"""What has been measured, window by window, in a file if one is given, so that it can go on there.
+"""A journal of measurements per window, optionally in a file, so that a run can be resumed.
 
-The file begins with a line: a word, the crc32 of the rest, and JSON that says what is measured.
-Then come the records, each of a head (number of its window, crc32 of all else in the record) and
-of little-endian float64, as many as the window's predictions times the number of figures for each.
-The first record that does not fit, as the one that was being written when the program ended, and
-all behind it are dropped.
+    line     magic word, crc32 of the JSON in hex, JSON with what is measured
+    records  <II: window number, crc32 of number and data; then <f8 (figures, predictions)
+
+Reading stops at the first incomplete or damaged record, such as one that was being written when the
+program was killed; it and everything after it are dropped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from pyflow.formats.replacing import naming
 from pyflow.closing import Closing
 from pyflow.errors import FormatError, PyflowError
 
-_MOST = 1 << 20
-"""Bytes of the first line."""
+_MAX_LINE = 1 << 20
 _WORD = b"pyflow-measured-2"
-_TOLD = 3
-"""Differences of two measurements that a message names."""
+_MAX_DIFFERENCES = 3  # named in a message
 _HEAD = struct.Struct("<II")
 
 
 class Journal(Closing):
     """The records so far: `records[i]` is float64 (figures, predictions) of window i.
 
-    Its file belongs to it alone until it is closed; the records stay.
+    The file is locked until `close`; the records stay available after it.
     """
 
     def __init__(
@@ -45,11 +43,11 @@ class Journal(Closing):
         n_scored: Sequence[int],
         n_figures: int,
     ) -> None:
-        """facts: what is measured, by names that a message may use: numbers or texts, or lists of
-        a text to tell and of what else must be the same. n_scored: predictions of each window.
+        """facts: what is measured, {name: value}; a value is a number, a text, or a list of a text
+        to show and of further values to compare. n_scored: predictions of each window. path: None
+        for no file.
 
-        FormatError: a file that is no journal. PyflowError: one of another measurement, or one that
-        another command has open.
+        FormatError: not a journal. PyflowError: a journal of another measurement, or locked.
         """
         self.path = None if path is None else Path(path)
         self.records: list[NDArray[np.float64]] = []
@@ -59,8 +57,8 @@ class Journal(Closing):
             return
         if self.path.exists() and not self.path.is_file():
             raise PyflowError(
-                f"{self.path}: expected a file to keep measurements in, found a folder, a device "
-                "or a pipe; give another name"
+                f"{self.path}: expected a plain file, found a folder, a device or a pipe; give "
+                "another name"
             )
         self._file = cast("BinaryIO", self.path.open("a+b"))
         try:
@@ -71,12 +69,12 @@ class Journal(Closing):
             raise
 
     def close(self) -> None:
-        """Lets others have the file."""
+        """Closes and unlocks the file."""
         if self._file is not None:
             self._file.close()
 
     def add(self, record: NDArray[np.float64]) -> None:
-        """The record of the next window; it is in the file when this returns."""
+        """Appends the record of the next window and flushes it to the file."""
         assert record.shape == self._shapes[len(self.records)]
         if self._file is not None and self.path is not None:
             raw = np.ascontiguousarray(record, "<f8").tobytes()
@@ -90,17 +88,17 @@ class Journal(Closing):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PyflowError(
-                f"{self.path}: another command is writing it; wait for its end or name another file"
+                f"{self.path}: locked by another command; wait for it or name another file"
             ) from None
         said = json.dumps(facts, sort_keys=True).encode()
         line = b"%s %08x %s\n" % (_WORD, zlib.crc32(said), said)
         file.seek(0)
-        found = file.readline(_MOST)
+        found = file.readline(_MAX_LINE)
         if not found:
             file.write(line)
             file.flush()
         elif found != line:
-            raise self._other(found, json.loads(said))
+            raise self._refusal(found, json.loads(said))
         end = len(line)
         for i, (n, m) in enumerate(self._shapes):
             head, raw = file.read(_HEAD.size), file.read(8 * n * m)
@@ -110,23 +108,23 @@ class Journal(Closing):
             end += len(head) + len(raw)
         file.truncate(end)
 
-    def _other(self, found: bytes, facts: dict[str, object]) -> PyflowError:
+    def _refusal(self, found: bytes, facts: dict[str, object]) -> PyflowError:
         word, _, rest = found.partition(b" ")
         crc, _, said = rest.rstrip(b"\n").partition(b" ")
         if word == _WORD and found.endswith(b"\n") and crc == b"%08x" % zlib.crc32(said):
             differ = "; ".join(_differences(json.loads(said), facts))
             return PyflowError(
                 f"{self.path}: expected the same measurement, found another ({differ}); name "
-                "another file to begin anew"
+                "another file to start again"
             )
         if found.startswith(b"{") and b'"ids_sha256"' in found:
             return FormatError(
-                f"{self.path}: an earlier version of pyflow wrote it, without checksums; delete it "
-                "to measure anew"
+                f"{self.path}: expected a journal with checksums, found one of an earlier pyflow; "
+                "delete it to measure again"
             )
         return FormatError(
-            f"{self.path}: expected a file that an evaluation began, found another or a damaged "
-            "one; name one that is not there yet, or delete it"
+            f"{self.path}: expected a journal of 'pyflow eval', found another file or a damaged "
+            "one; delete it or name a new file"
         )
 
 
@@ -135,12 +133,13 @@ def _head(number: int, raw: bytes) -> bytes:
 
 
 def _differences(there: dict[str, object], here: dict[str, object]) -> list[str]:
-    told = [
+    found = [
         f"{key}: {_difference(there.get(key), here.get(key))}"
         for key in sorted({*there, *here})
         if there.get(key) != here.get(key)
     ]
-    return told if len(told) <= _TOLD else [*told[:_TOLD], f"{len(told) - _TOLD} more"]
+    more = len(found) - _MAX_DIFFERENCES
+    return found if more <= 0 else [*found[:_MAX_DIFFERENCES], f"{more} more"]
 
 
 def _difference(there: object, here: object) -> str:

@@ -1,16 +1,15 @@
-"""How far a model's predictions are from those of another: KL divergence and what goes with it.
+"""KL divergence and related measures between the predictions of a base model and of others.
 
-The base and any number of others read the same windows in lockstep, some rows at a time, and each
-row of logits is reduced to three numbers at once. So nothing is stored but these, and memory does
-not grow with the text:
+All models read the same windows in lockstep, some rows at a time. Each row of logits is reduced at
+once to three numbers, so that memory does not grow with the text:
 
     nll      -log q(right token)
     kl       sum over the vocabulary of p (log p - log q), p the base's probabilities
-    same     1 where the likeliest token is that of the base
+    same     1 if the most likely token is the base's, else 0
 
-All else follows from them (`compare`). Errors are of means over predictions that are taken as
-independent, as in llama.cpp; for the ratio of perplexities they are those of the paired
-differences, which are much less than those of either perplexity.
+`compare` derives everything else from them. Standard errors assume independent predictions, as in
+llama.cpp; for the ratio of perplexities they are those of the paired differences, which are much
+smaller than those of either perplexity.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from pyflow.quant.measure.windows import Window
 from pyflow.errors import PyflowError
 
 QUANTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
-# Of one model's logits at a time: 32 rows of 262,144 tokens, 170 of 49,152.
+# One model's logits at a time: 32 rows of 262,144 tokens, 170 of 49,152.
 _LOGITS_NBYTES = 32 << 20
-_MOST_ROWS = 256
+_MAX_ROWS = 256
 
 
 class LogitSource(Protocol):
-    """What can say how likely every token is next: a context."""
+    """Anything that computes logits of the next token: a context."""
 
     def forward(
         self,
@@ -45,10 +44,10 @@ class LogitSource(Protocol):
         logits: Literal["last", "all", "none"],
         regime: Regime,
     ) -> NDArray[np.float32]:
-        """Appends tokens and returns logits (n, n_vocab) after each ("all"), or none."""
+        """Appends tokens; returns logits (n, n_vocab) after each of them ("all"), or none."""
 
     def clear(self) -> None:
-        """Forgets what was appended."""
+        """Removes all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What a model says differently from the base."""
+    """How a model's predictions differ from the base's."""
 
     tokens: int
     ppl: Estimate
@@ -71,14 +70,14 @@ class Divergence:
     kl: Estimate
     """In nats."""
     kl_quantiles: tuple[float, ...]
-    """At QUANTILES per cent."""
+    """At QUANTILES percent."""
     kl_max: float
     same_top: Estimate
-    """The part of predictions whose likeliest token is that of the base."""
+    """Fraction of predictions whose most likely token is the base's."""
     rms_dp: Estimate
-    """Root mean square of the change of the right token's probability."""
+    """Root mean square change of the right token's probability."""
     mean_dp: Estimate
-    """Its mean: above zero where the right token became likelier."""
+    """Mean change of it; positive if the right token became more likely."""
 
     @property
     def ppl_change(self) -> Estimate:
@@ -88,7 +87,7 @@ class Divergence:
 
 
 def n_figures(n_others: int) -> int:
-    """Rows of a window's record: the base's nll, and three of each other."""
+    """Rows of a window's record: the base's nll, then three per other model."""
     return 1 + 3 * n_others
 
 
@@ -103,13 +102,13 @@ def diverge(
     n_threads: int = 1,
     progress: Progress | None = None,
 ) -> None:
-    """Adds to the journal, for the windows that it lacks, (n_figures, n): the base's nll, then nll,
-    kl and same of each other.
+    """Appends (n_figures, n) for each window that the journal lacks: the base's nll, then nll, kl
+    and same of each other model.
 
-    The same to the last bit with any number of threads. PyflowError: a logit that is no number.
+    Bit-identical for any number of threads. PyflowError: logits that are not finite.
     """
     done = min(len(journal.records), len(windows))
-    n_rows = max(8, min(_MOST_ROWS, _LOGITS_NBYTES // (4 * n_vocab)))
+    n_rows = max(8, min(_MAX_ROWS, _LOGITS_NBYTES // (4 * n_vocab)))
     if progress is not None:
         progress(done, len(windows))
     with ThreadPoolExecutor(n_threads) as threads:
@@ -133,10 +132,10 @@ def diverge(
             bad = np.argwhere(~np.isfinite(record))
             if bad.size:
                 row, column = bad[0]
-                whose = "the base's" if row == 0 else f"those of model {(row - 1) // 3 + 2}"
                 raise PyflowError(
-                    f"chunk {i}, position {window.first + column}: expected logits that are finite "
-                    f"numbers, found others; of {1 + len(others)} models {whose} are broken"
+                    f"chunk {i}, position {window.first + column}: model {(row + 2) // 3 + 1} of "
+                    f"{1 + len(others)}: expected finite logits, found NaN or infinity; its "
+                    "weights are damaged"
                 )
             journal.add(record)
             if progress is not None:
@@ -144,8 +143,8 @@ def diverge(
 
 
 class _Reducer:
-    """Rows of logits to numbers, float32 within a row: its sums are pairwise, so that errors are
-    some 1e-7 of the largest term. A row at a time stays in a core's cache."""
+    """Reduces rows of logits to numbers. float32 suffices within a row: numpy adds pairwise, with
+    errors of some 1e-7 of the largest term. One row at a time stays in a core's cache."""
 
     def __init__(
         self, threads: ThreadPoolExecutor, n_threads: int, n_rows: int, n_vocab: int
@@ -158,7 +157,7 @@ class _Reducer:
         self._tops = np.empty(n_rows, np.int64)
 
     def begin(self, logits: NDArray[np.float32], targets: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Takes the base's logits (n, n_vocab), which are overwritten; nll (n,)."""
+        """nll (n,) of the base. Keeps and overwrites its logits (n, n_vocab)."""
         self._logits = logits
         nll = np.empty(len(logits))
 
@@ -176,7 +175,7 @@ class _Reducer:
     def reduce(
         self, logits: NDArray[np.float32], targets: NDArray[np.int32]
     ) -> NDArray[np.float64]:
-        """nll, kl and same (3, n) of another's logits for the same rows, which are overwritten."""
+        """nll, kl and same (3, n) of another model for the same rows. Overwrites its logits."""
         out = np.empty((3, len(logits)))
 
         def rows(first: int, last: int) -> None:
@@ -198,19 +197,19 @@ class _Reducer:
 
     def _share(self, n: int, rows: Callable[[int, int], None]) -> None:
         cuts = [n * i // self._n_threads for i in range(self._n_threads + 1)]
-        # list() raises what a thread raised.
+        # list() re-raises a thread's exception.
         list(self._threads.map(rows, cuts[:-1], cuts[1:]))
 
 
 def _shift(row: NDArray[np.float32]) -> int:
-    """Takes the largest off a row; which it was."""
+    """Subtracts the maximum from a row; returns its index."""
     top = int(row.argmax())
     np.subtract(row, row[top], out=row)
     return top
 
 
 def compare(records: Sequence[NDArray[np.float64]], k: int) -> Divergence:
-    """What the records of `diverge` say of other number k."""
+    """The divergence of other model k from the base, from the records of `diverge`."""
     base_nll = np.concatenate([r[0] for r in records])
     nll, kl, same = (
         np.concatenate([r[row] for r in records]) for row in range(1 + 3 * k, 4 + 3 * k)
@@ -235,6 +234,6 @@ def compare(records: Sequence[NDArray[np.float64]], k: int) -> Divergence:
 
 
 def estimate(x: NDArray[np.float64]) -> Estimate:
-    """The mean of independent values, and its standard error: infinity for a single one."""
+    """The mean of independent values and its standard error; infinity for one value."""
     error = math.sqrt(float(x.var()) / (x.size - 1)) if x.size > 1 else math.inf
     return Estimate(float(x.mean()), error)

@@ -1,5 +1,5 @@
-"""Perplexity of a text; `windows` says which predictions count, by the method of llama.cpp's
-llama-perplexity where nothing else is asked for, so that figures compare."""
+"""Perplexity of a text; `windows` defines which predictions count. The default is the method of
+llama.cpp's llama-perplexity, so that figures are comparable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 class LogprobSource(Protocol):
-    """What can say how likely each token of a text was."""
+    """Anything that computes log-probabilities of a text's tokens."""
 
     def score(self, tokens: NDArray[np.int32], first: int) -> NDArray[np.float64]:
         """float64[n - 1 - first]: log p(tokens[i + 1] | tokens[..i]) for i = first .. n - 2.
@@ -35,14 +35,14 @@ class SpecialTokenizer(Protocol):
 
     @property
     def add_bos(self) -> bool:
-        """True where the model wants BOS in front of every text."""
+        """Whether texts begin with BOS."""
 
     @property
     def bos_id(self) -> int | None:
         """The BOS token, if the vocabulary has one."""
 
     def encode(self, text: str, *, add_special: bool) -> Sequence[int]:
-        """Token ids of the text, with BOS where add_special and the model ask for it."""
+        """Token ids of the text; add_special adds BOS if add_bos is true."""
 
 
 class ScoredModel(Protocol):
@@ -53,12 +53,12 @@ class ScoredModel(Protocol):
         """The model's own tokenizer."""
 
     def scorer(self, *, n_ctx: int, regime: Regime) -> AbstractContextManager[LogprobSource]:
-        """A context of n_ctx positions whose every row is computed in the given regime."""
+        """A context of n_ctx positions that computes all rows in the given regime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """ppl +- stderr over `tokens` scored predictions; chunks[c] is the estimate after chunk c."""
+    """ppl +- stderr over `tokens` predictions; chunks[c] is the estimate after chunk c."""
 
     ppl: float
     stderr: float
@@ -77,11 +77,10 @@ def perplexity(
     regime: Regime = "prefill",
     progress: Progress | None = None,
 ) -> Perplexity:
-    """Perplexity of a text, or of token ids that were made with special tokens added.
+    """Perplexity of a text, or of token ids (n,) that include special tokens.
 
-    n_chunks: at most this many windows from the start; None takes all.
-    progress: called after each window with windows done and in all.
-    Errors: ShapeError where the text has fewer than 2 * n_ctx tokens.
+    n_chunks: measure only the first n_chunks windows; None for all. progress: called after each
+    window with the number done and the total. ShapeError: fewer than 2 * n_ctx tokens.
     """
     whole = cut_text(model.tokenizer, text, n_ctx, method=method, stride=stride)
     journal = Journal(None, {}, [w.n_scored for w in whole.windows], 1)
@@ -98,14 +97,14 @@ def cut_text(
     method: Method = "llama.cpp",
     stride: int | None = None,
 ) -> Cut:
-    """The windows of a text, or of token ids, as the model wants them: see `windows.cut`."""
+    """The windows of a text or of token ids, with the model's BOS; see `windows.cut`."""
     ids = tokenizer.encode(text, add_special=True) if isinstance(text, str) else text
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     return cut(np.asarray(ids), n_ctx, method=method, stride=stride, bos=bos)
 
 
 def limited(whole: Cut, n_chunks: int | None) -> Sequence[Window]:
-    """The first n_chunks windows, all where it is None."""
+    """The first n_chunks windows; all if it is None."""
     if n_chunks is not None and n_chunks < 1:
         raise ValueError(f"n_chunks: expected at least 1, found {n_chunks}")
     return whole.windows[:n_chunks]
@@ -118,7 +117,7 @@ def score(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Adds to the journal, for the windows that it lacks, (1, n) negative log-probabilities."""
+    """Appends (1, n) negative log-probabilities for each window that the journal lacks."""
     done = min(len(journal.records), len(windows))
     if progress is not None:
         progress(done, len(windows))
@@ -128,12 +127,12 @@ def score(
             raise ShapeError(
                 f"chunk {i}: expected {window.n_scored} scores, found {logprobs.shape}"
             )
-        # A probability is never above one; half a float32 ulp of a log-softmax may be.
+        # Rounding of a float32 log-softmax may exceed 0 by half an ulp.
         bad = np.flatnonzero(~(np.isfinite(logprobs) & (logprobs <= 1e-4)))
         if bad.size:
             raise PyflowError(
                 f"chunk {i}, position {window.first + bad[0]}: expected a finite log-probability, "
-                f"found {logprobs[bad[0]]}; the model's numbers are broken"
+                f"found {logprobs[bad[0]]}; the model's weights are damaged"
             )
         journal.add(-logprobs[np.newaxis])
         if progress is not None:
@@ -141,7 +140,7 @@ def score(
 
 
 def summary(records: Sequence[NDArray[np.float64]]) -> Perplexity:
-    """Perplexity of negative log-probabilities, the first row of each window's record."""
+    """Perplexity from the first row of each record: negative log-probabilities."""
     nll_sum, square_sum, count = 0.0, 0.0, 0
     estimates: list[float] = []
     for record in records:
@@ -160,9 +159,8 @@ def summary(records: Sequence[NDArray[np.float64]]) -> Perplexity:
 def standard_error(nll_sum: float, square_sum: float, count: int) -> float:
     """llama.cpp's error of the estimate: ppl * sqrt((E[nll^2] - E[nll]^2) / (count - 1)).
 
-    The delta method on exp(mean nll), with predictions taken as independent. Rounding may leave
-    the variance of equal scores just below zero: that is an error of zero. One prediction has no
-    spread to judge by: infinity.
+    The delta method on exp(mean nll), assuming independent predictions. A variance below zero by
+    rounding counts as zero. Infinity for one prediction, which has no spread.
     """
     if count < 2:
         return math.inf

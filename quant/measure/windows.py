@@ -1,7 +1,7 @@
-"""How a text is cut for measuring: windows of tokens, and which predictions of each count.
+"""How a text is divided for measuring: windows of tokens, and which predictions of each count.
 
-llama.cpp (its llama-perplexity): independent chunks of n_ctx tokens; what is left over is dropped.
-Only the second half of a chunk counts, so that every prediction has some context:
+llama.cpp (llama-perplexity): independent chunks of n_ctx tokens; a shorter rest is dropped. Only
+the second half of a chunk counts, so that every prediction has some context:
 
     chunk of 512   0 ........ 255 | 256 ......... 510   511
                    context only     row i predicts i+1   predicts the next chunk: not scored
@@ -9,11 +9,11 @@ Only the second half of a chunk counts, so that every prediction has some contex
 That is n_ctx - n_ctx/2 - 1 = 255 predictions a chunk, not 256. Where the model adds BOS, BOS
 replaces the chunk's first token (it is not inserted).
 
-strided (the documentation of Hugging Face's transformers): windows of n_ctx tokens that begin
-`stride` tokens apart, the last one short. Every token of the text counts once, in the first window
-that has it, so all but the first n_ctx have a context of at least n_ctx - stride tokens.
+strided (documentation of Hugging Face's transformers): windows of n_ctx tokens that begin `stride`
+tokens apart; the last one is shorter. Every token counts once, in the first window that contains
+it, so all but the first n_ctx have a context of at least n_ctx - stride tokens.
 
-Figures of the two methods do not compare, nor do those of different n_ctx or stride.
+Figures of different methods, n_ctx or stride are not comparable.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that are run from an empty cache."""
+    """Tokens that a model reads from an empty cache."""
 
     tokens: NDArray[np.int32]
     first: int
-    """The first row that counts: rows first .. n - 2 predict tokens first + 1 .. n - 1."""
+    """The first row that counts; rows first .. n - 2 predict tokens first + 1 .. n - 1."""
 
     @property
     def n_scored(self) -> int:
@@ -47,20 +47,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A text in windows, all of them."""
+    """All windows of a text."""
 
     method: Method
     n_ctx: int
     stride: int
     bos: int | None
-    """What replaces the first token of each chunk (llama.cpp)."""
+    """Replaces the first token of each chunk (llama.cpp only)."""
     ids_sha256: str
-    """Of all the text's ids, int32 little-endian."""
+    """SHA-256 of all token ids as little-endian int32."""
     windows: tuple[Window, ...]
 
     @property
     def facts(self) -> dict[str, object]:
-        """What figures must have in common to be comparable."""
+        """Values that must be equal for figures to be comparable."""
         return {
             "method": self.method,
             "n_ctx": self.n_ctx,
@@ -78,10 +78,10 @@ def cut(
     stride: int | None = None,
     bos: int | None = None,
 ) -> Cut:
-    """The windows of tokens (n,).
+    """The windows of token ids (n,).
 
-    stride: strided only, from 1 to n_ctx, by default n_ctx / 2. bos: llama.cpp only.
-    ShapeError: a text of fewer than 2 n_ctx tokens. ValueError: sizes that make no sense.
+    stride: strided only, 1 to n_ctx, n_ctx / 2 by default. bos: llama.cpp only.
+    ShapeError: fewer than 2 n_ctx tokens. ValueError: n_ctx below 4, or stride out of range.
     """
     if n_ctx < 4:
         raise ValueError(f"n_ctx: expected at least 4, found {n_ctx}")
@@ -89,8 +89,8 @@ def cut(
         raise ValueError(f"stride: expected 1 to {n_ctx} with the method strided, found {stride}")
     if tokens.ndim != 1 or len(tokens) < 2 * n_ctx:
         raise ShapeError(
-            f"expected a text of at least {2 * n_ctx:,} tokens (two contexts of "
-            f"{n_ctx:,}), found {tokens.size:,}; give a longer text or a smaller context"
+            f"expected a text of at least {2 * n_ctx:,} tokens (two contexts of {n_ctx:,}), "
+            f"found {tokens.size:,}; use a longer text or a smaller context"
         )
     ids = np.ascontiguousarray(tokens, "<i4")
     strided = method == "strided"

@@ -5,6 +5,7 @@ GGUF file that the same weights make.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +75,7 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
     golden = fixture(name)
     source, target = tiny.write(tmp_path / "source", golden), tmp_path / "target"
     told: list[Step] = []
-    shares = convert_to(source, target, Recipe("Q8_0", pure=True), told=told.extend)
+    shares = convert_to(source, target, Recipe("Q8_0", pure=True), on_plan=told.extend)
     found = logits(target, golden["tokens"])
     assert sum(share.n_converted for share in shares.values()) > 0
     assert {step.kept_for is None for step in told} == {True, False} or name != "hf_gpt2"
@@ -87,7 +88,7 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
 def test_transposed_matrices_stay(tmp_path: Path) -> None:
     source, target = tiny.write(tmp_path / "source", fixture("hf_gpt2")), tmp_path / "target"
     told: list[Step] = []
-    convert_to(source, target, Recipe("Q8_0"), told=told.extend)
+    convert_to(source, target, Recipe("Q8_0"), on_plan=told.extend)
     kept = {step.role for step in told if step.kept_for is not None}
     assert kept == {"attn_qkv", "attn_output", "ffn_up", "ffn_down"}
     assert all("transposed" in (step.kept_for or "transposed") for step in told)
@@ -193,7 +194,7 @@ def test_a_quantized_folder_is_quantized_again_only_when_asked_to(
 ) -> None:
     first, target = tmp_path / "q8", tmp_path / "target"
     convert_to(source, first, Recipe("Q8_0"))
-    with pytest.raises(UnsupportedError, match="found Q8_0, whose errors would add up"):
+    with pytest.raises(UnsupportedError, match=r"Q8_0.*--allow-requantize"):
         convert_to(first, target, Recipe("Q4_0"))
     convert_to(first, target, Recipe("Q4_0", pure=True, allow_requantize=True))
     assert {t.dtype for t in pyflow.formats.open(target).tensors} == {"Q4_0", "F32"}
@@ -291,10 +292,10 @@ def test_nothing_is_left_of_what_fails(
     recipe = Recipe("Q4_0")
     with pytest.raises(UnsupportedError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight': row 3"):
         convert_to(source, target, recipe)
-    with pytest.raises(ShapeError, match="expected rows of a multiple of 256 weights"):
+    with pytest.raises(ShapeError, match="256"):
         convert_to(source, target, Recipe("Q4_0", (("up_proj", "Q4_K"),)))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=9))
-    with pytest.raises(ResourceError, match=r"expected [\d,]+ free bytes on its disk"):
+    with pytest.raises(ResourceError, match="found 9"):
         convert_to(source, target, recipe)
     assert [*tmp_path.iterdir()] == [source]
 
@@ -312,15 +313,13 @@ def test_only_folders_of_its_own_are_replaced(source: Path, tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     other = write_folder(tmp_path / "other")  # whose weights nothing else may have
     for there in (target, link, file, other):
-        with pytest.raises(
-            PyflowError, match="is there, and no folder of what quantize writes alone"
-        ):
+        with pytest.raises(PyflowError, match=re.escape(str(there))):
             convert_to(source, there, Recipe("Q4_0"))
     (target / "thesis.doc").unlink()
-    with pytest.raises(PyflowError, match="is there already, and is not to be replaced"):
+    with pytest.raises(PyflowError, match=re.escape(str(target))):
         convert_to(source, target, Recipe("Q4_0"), replace=False)
     assert {path: path.read_bytes() for path in target.iterdir()} == before
-    with pytest.raises(PyflowError, match="expected a folder other than the source"):
+    with pytest.raises(PyflowError):
         convert_to(source, source / ".." / "source", Recipe("Q4_0"))
     convert_to(source, empty, Recipe("Q4_0"))
     assert {p.name for p in empty.iterdir()} == {p.name for p in before}
@@ -335,7 +334,7 @@ def test_types_that_safetensors_have_no_place_for_are_refused(
     values["a.rotary_emb.inv_freq"] = torch.zeros(3, dtype=torch.complex128)
     (source / "model.safetensors").unlink()
     torch.save(values, source / "pytorch_model.bin")
-    with pytest.raises(UnsupportedError, match=r"'a\.rotary_emb\.inv_freq': C128: expected a type"):
+    with pytest.raises(UnsupportedError, match=r"'a\.rotary_emb\.inv_freq': C128"):
         convert_to(source, tmp_path / "target", Recipe("Q4_0"))
     assert [*tmp_path.iterdir()] == [source]
 

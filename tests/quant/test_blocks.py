@@ -231,21 +231,21 @@ def test_every_level_of_a_width_is_used(name: str) -> None:
 
 @pytest.mark.parametrize("levels", [0, -3, 1, 2.5])
 def test_linear_levels_are_two_or_more(levels: int) -> None:
-    with pytest.raises(ValueError, match="levels: expected a whole number from 2 on"):
+    with pytest.raises(ValueError, match=r"^levels: "):
         minmax([0, 0.3, 1], levels)
 
 
 def test_linear_levels_are_of_finite_weights() -> None:
     for x in (np.nan, -np.inf, 1e39):
-        with pytest.raises(UnsupportedError, match="expected finite float32"):
+        with pytest.raises(UnsupportedError):
             minmax([0, x], 4)
     for weights in ([], 1.0, np.zeros((2, 0))):
-        with pytest.raises(ShapeError, match="one column or more"):
+        with pytest.raises(ShapeError):
             minmax(weights, 4)
 
 
 def test_nothing_has_no_distortion() -> None:
-    with pytest.raises(ShapeError, match=r"one weight or more, found shape \(0, 32\)"):
+    with pytest.raises(ShapeError, match=r"\(0, 32\)"):
         distortion(np.zeros((0, 32)), "q8_0")
 
 
@@ -257,17 +257,15 @@ def test_a_distortion_is_what_its_fields_say() -> None:
     assert (found.mean_error, found.max_error) == (0.375, 1.0)
     assert found.snr_db == pytest.approx(-10 * np.log10(found.relative))
     assert difference(x, x).snr_db == np.inf
-    with pytest.raises(ShapeError, match="two equal shapes"):
+    with pytest.raises(ShapeError):
         difference(x, y[0])
     with pytest.raises(ShapeError, match="importance"):
         difference(x, y, [1, 2, 3])
     for place, pair in (("weights", (y * np.nan, y)), ("values", (y, y * np.inf))):
-        with pytest.raises(UnsupportedError, match=f"expected finite {place}, found NaN"):
+        with pytest.raises(UnsupportedError, match=place):
             difference(*pair)
     for no_importance in (np.nan, np.inf, -1.0):
-        with pytest.raises(
-            UnsupportedError, match=r"importance: expected numbers from 0 to 1e\+30"
-        ):
+        with pytest.raises(UnsupportedError, match=r"^importance: .*1e\+30"):
             difference(x, y, [1, no_importance])
 
 
@@ -278,14 +276,14 @@ def test_names_come_in_any_case_and_wrong_ones_are_refused() -> None:
     assert dequantize(blocks, "Q4_k").shape == x.shape
     assert format_of("q3_k").bits_per_weight == 3.4375
     assert set(BOUNDS) < set(FORMATS)
-    with pytest.raises(UnsupportedError, match="expected one of F32, F16"):
+    with pytest.raises(UnsupportedError, match="F32, F16"):
         quantize(x, "q4")
-    with pytest.raises(ValueError, match="n_threads: expected 1 to"):
+    with pytest.raises(ValueError, match=r"^n_threads: "):
         quantize(x, "q4_k", n_threads=0)
-    with pytest.raises(ShapeError, match="n_threads: expected a whole number"):
+    with pytest.raises(ShapeError, match=r"^n_threads: "):
         quantize(x, "q4_k", n_threads=1.5)  # type: ignore[arg-type]
     for no_name in (None, 5, b"q4_k"):
-        with pytest.raises(UnsupportedError, match="expected one of F32, F16"):
+        with pytest.raises(UnsupportedError, match="F32, F16"):
             format_of(no_name)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match="multiple of 144 each"):
+    with pytest.raises(ShapeError, match="144"):
         dequantize(blocks[..., :143], "q4_k")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_a_split_file_becomes_one(source: Path, tmp_path: Path) -> None:
     made = formats.open(target)
     assert len(made.tensors) == len(whole.tensors)
     assert not any(key.startswith("split.") for key in made.metadata)
-    with pytest.raises(PyflowError, match="other than the source"):
+    with pytest.raises(PyflowError, match=re.escape(str(others[0]))):
         convert.convert(first, others[0], Recipe("Q8_0"))
 
 
@@ -189,12 +190,12 @@ def test_importance_is_that_of_each_expert(write: Write, tmp_path: Path) -> None
     assert made.metadata["quantize.imatrix.file"] == "imatrix.gguf"
     assert made.metadata["quantize.imatrix.entries_count"] == 1
     other = write(blk__0__ffn_up_exps__weight=x[:2])
-    with pytest.raises(FormatError, match="expected 2 x 256 columns, as the model has, found 3"):
+    with pytest.raises(FormatError, match=r"2 x 256 .* 3 x 256"):
         convert.convert(other, target, Recipe("Q4_K"), imatrix=imatrix)
     other = write(blk__0__ffn_up__weight=x[0])
-    with pytest.raises(FormatError, match="expected importance of what is put into blocks of"):
+    with pytest.raises(FormatError, match=r"imatrix\.gguf: .*'blk\.0\.ffn_up\.weight'"):
         convert.convert(other, target, Recipe("Q4_K"), imatrix=imatrix)
-    with pytest.raises(FormatError, match=r"expected an importance matrix .* found none"):
+    with pytest.raises(FormatError, match=r"in_sum2.*pyflow imatrix"):
         read_imatrix(other)
 
 
@@ -203,7 +204,7 @@ def test_quantized_weights_are_taken_only_when_asked_to(write: Write, tmp_path: 
     once = tmp_path / "once.gguf"
     convert.convert(write(blk__0__ffn_up__weight=x), once, Recipe("Q8_0"))
     twice = tmp_path / "twice.gguf"
-    with pytest.raises(UnsupportedError, match="found Q8_0, whose errors would add up"):
+    with pytest.raises(UnsupportedError, match=r"Q8_0.*--allow-requantize"):
         convert.convert(once, twice, Recipe("Q4_0"))
     assert not twice.exists()
     convert.convert(once, twice, Recipe("Q8_0"))  # nothing to do to it
@@ -247,12 +248,12 @@ def test_weights_that_cannot_be_are_named(write: Write, tmp_path: Path, n_thread
 def test_what_cannot_be_done_is_said(write: Write, tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target.gguf"
     odd = write(blk__0__ffn_up__weight=normal(32, 96))
-    with pytest.raises(ShapeError, match="multiple of 256 weights for Q6_K, found 96; Q8_0 would"):
+    with pytest.raises(ShapeError, match=r"256 .* Q6_K, found 96; use Q8_0"):
         convert.convert(odd, target, Recipe("Q4_0", (("ffn", "Q6_K"),)))
-    with pytest.raises(FormatError, match="whose names match 'attn', found none"):
+    with pytest.raises(FormatError, match="'attn'"):
         convert.convert(odd, target, Recipe("Q4_0", (("attn", "Q8_0"),)))
     whole = write(blk__0__ffn_up__weight=np.ones((32, 32), np.int32))
-    with pytest.raises(UnsupportedError, match="expected a type that this build can read"):
+    with pytest.raises(UnsupportedError, match=r"ffn_up\.weight'.* I32"):
         convert.convert(whole, target, Recipe("Q4_0"))
     # Nor is a vector kept whose size nobody knows.
     vector = write(blk__0__ffn_norm__weight=np.ones(32, np.float32))
@@ -263,13 +264,13 @@ def test_what_cannot_be_done_is_said(write: Write, tmp_path: Path, source: Path)
             file.write(type_id.to_bytes(4, "little"))
             file.flush()
             file.seek(-4, os.SEEK_CUR)
-            with pytest.raises(UnsupportedError, match=r"ffn_norm.* a type that this build can"):
+            with pytest.raises(UnsupportedError, match="ffn_norm"):
                 convert.convert(vector, target, Recipe("Q4_0"))
     assert not target.exists()
-    with pytest.raises(PyflowError, match="other than the source"):
+    with pytest.raises(PyflowError, match=re.escape(str(source))):
         convert.convert(source, source, Recipe("Q4_0"))
     torch = Path(__file__).parents[1] / "formats/fixtures/types.safetensors"
-    with pytest.raises(UnsupportedError, match="expected a GGUF file, found safetensors"):
+    with pytest.raises(UnsupportedError, match=r"GGUF .* safetensors"):
         convert.convert(torch, target, Recipe("Q4_0"))
 
 
@@ -278,7 +279,7 @@ def test_a_full_disk_is_seen_before(
 ) -> None:
     usage: Any = lambda _: type("usage", (), {"free": 1000})  # noqa: E731
     monkeypatch.setattr(convert.shutil, "disk_usage", usage)
-    with pytest.raises(ResourceError, match="free bytes on its disk, found 1,000"):
+    with pytest.raises(ResourceError, match="1,000"):
         convert.convert(source, tmp_path / "x.gguf", Recipe("Q4_0"))
 
 
@@ -294,7 +295,7 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "made.gguf"
     with replacing(path) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=64)
-        with pytest.raises(ShapeError, match="'a': expected its bytes, found an end"):
+        with pytest.raises(ShapeError, match="'a'"):
             writer.close()
         writer.write(np.arange(4, dtype=np.uint8))
         writer.write(np.arange(4, 6, dtype=np.uint8))
@@ -309,7 +310,7 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
     with replacing(path) as file:
         writer = gguf_writer.GgufWriter(file, {}, tensors)
         writer.write(np.arange(4, dtype=np.uint8))
-        with pytest.raises(ShapeError, match="'a': expected 6 bytes to write, found 4"):
+        with pytest.raises(ShapeError, match=r"'a'.* 6 bytes.* 4$"):
             writer.end_tensor()
 
 

@@ -187,34 +187,34 @@ def test_blocks_of_one_value_stay_sane(type: str, fill: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("h", "message"),
+    "h",
     [
-        (np.full((64, 64), np.nan), "positive definite"),
-        (np.diag([1.0] * 63 + [np.inf]), "positive definite"),
-        (np.diag([1.0] * 63 + [-1.0]), "positive definite matrix, found one that is not so from"),
-        (np.eye(64) + 2 * np.eye(64, k=-1), "positive definite"),
-        (-np.eye(64), "positive definite"),
-        (np.diag([-1.0, 1.0] * 32), "positive definite"),
-        (3e38 * np.eye(64), "positive definite"),
+        np.full((64, 64), np.nan),
+        np.diag([1.0] * 63 + [np.inf]),
+        np.diag([1.0] * 63 + [-1.0]),
+        np.eye(64) + 2 * np.eye(64, k=-1),
+        -np.eye(64),
+        np.diag([-1.0, 1.0] * 32),
+        3e38 * np.eye(64),
     ],
 )
-def test_what_no_inputs_have_in_common_is_refused(h: NDArray[np.float64], message: str) -> None:
-    with pytest.raises(FormatError, match=message):
+def test_a_matrix_that_is_not_positive_definite_is_rejected(h: NDArray[np.float64]) -> None:
+    with pytest.raises(FormatError, match="positive definite"):
         _core.Feedback(triangles(h), 64)
 
 
 def test_other_sizes_are_refused() -> None:
     assert _core.Feedback.size(32) == 256 + 512
     for columns in (0, -16, 8, 2**62):
-        with pytest.raises(ShapeError, match="a multiple of 16 columns"):
+        with pytest.raises(ShapeError, match="multiple of 16"):
             _core.Feedback.size(columns)
-    with pytest.raises(ShapeError, match="64 columns: expected 2560 numbers, found 3"):
+    with pytest.raises(ShapeError, match=r"64 columns.* 2560 .* 3$"):
         _core.Feedback(np.zeros(3, np.float32), 64)
     feedback = _core.Feedback(triangles(np.eye(64)), 64)
     for columns, type in ((128, "Q4_B64"), (64, "F16")):
-        with pytest.raises(ShapeError, match="error feedback: expected"):
+        with pytest.raises(ShapeError):
             encoded(rows(1, columns), type, feedback)
     w = rows(2, 64)
     w[1, 5] = np.inf
-    with pytest.raises(UnsupportedError, match="row 1, column 5: expected weights that Q4_B64"):
+    with pytest.raises(UnsupportedError, match=r"row 1, column 5: .*Q4_B64"):
         encoded(w, "Q4_B64", feedback)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -81,15 +82,13 @@ def test_what_is_stored_the_other_way_round_has_the_columns_of_its_inputs() -> N
 
 def test_no_matrix_at_all_is_an_error() -> None:
     for measured in ([], [("unknown", 0, 4, ONE)], [("blk.0.attn_q.weight", 0, 0, 0 * ONE)]):
-        with pytest.raises(FormatError, match="expected matrices that have names in GGUF files"):
+        with pytest.raises(FormatError):
             by_tensor(measured, SHAPES | {"unknown": (4, 8)}, NAMING)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 6e30])
 def test_sums_that_are_no_importance_are_refused(value: float) -> None:
-    with pytest.raises(
-        FormatError, match=r"'blk\.0\.attn_q\.weight': expected inputs of finite size"
-    ):
+    with pytest.raises(FormatError, match=r"'blk\.0\.attn_q\.weight'"):
         by_tensor([("blk.0.attn_q.weight", 0, 5, np.append(ONE[1:], value))], SHAPES, NAMING)
 
 
@@ -113,11 +112,11 @@ def test_what_is_written_is_read_again(path: Path) -> None:
 @pytest.mark.parametrize(
     ("n_rows", "largest", "message"),
     [
-        (0, 1, "'a.counts': expected numbers of rows, found 0"),
-        (-1, 1, "'a.counts': expected numbers of rows, found -1"),
-        (1, 2e30, "'a.in_sum2': expected sums of squares, by a row from 0 to 1e[+]30, found 0"),
-        (1, -1, "'a.in_sum2': expected sums of squares, by a row from 0 to 1e[+]30, found -1"),
-        (1, np.nan, "'a.in_sum2': expected sums of squares, by a row from 0 to 1e[+]30, found nan"),
+        (0, 1, "'a.counts': .*found 0"),
+        (-1, 1, "'a.counts': .*found -1"),
+        (1, 2e30, "'a.in_sum2': .*1e[+]30, found 0"),
+        (1, -1, "'a.in_sum2': .*1e[+]30, found -1"),
+        (1, np.nan, "'a.in_sum2': .*1e[+]30, found nan"),
     ],
 )
 def test_what_is_no_importance_is_refused_when_it_is_read(
@@ -177,7 +176,7 @@ def test_matrices_of_one_input_share_its_moments(tmp_path: Path) -> None:
     assert len(found.moments) == 2
     assert q.n_cols == 32
     q.feedback()
-    with pytest.raises(FormatError, match="expected a diagonal that is the sums of squares"):
+    with pytest.raises(FormatError, match="diagonal"):
         replace(k, squares=2 * k.squares).check()
     assert read_imatrix(moments_file(tmp_path / "i.gguf", [])).moments == {}
 
@@ -185,15 +184,15 @@ def test_matrices_of_one_input_share_its_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("holders", "size", "message"),
     [
-        (["blk.0.attn_q.weight"], None, "imatrix.moments: expected a matrix and whose moments"),
-        (["blk.0.attn_q.weight=up"], None, "expected a matrix and whose moments it has"),
-        (["x=blk.0.attn_q.weight"], None, "expected a matrix and whose moments it has"),
+        (["blk.0.attn_q.weight"], None, "imatrix.moments: "),
+        (["blk.0.attn_q.weight=up"], None, "'blk.0.attn_q.weight=up'"),
+        (["x=blk.0.attn_q.weight"], None, "'x=blk.0.attn_q.weight'"),
         (
             ["up=blk.0.attn_q.weight"],
             None,
-            "expected moments of one matrix .* found 'up' to have 4",
+            "'up' .* 4 x",
         ),
-        (None, 700, r"expected F32 \(768,\) for the 32 columns of .* found F32 \(700,\)"),
+        (None, 700, r"F32 \(768,\) .* F32 \(700,\)"),
     ],
 )
 def test_moments_that_are_not_of_the_matrices_are_refused(
@@ -206,7 +205,7 @@ def test_moments_that_are_not_of_the_matrices_are_refused(
 def test_moments_that_no_inputs_have_are_refused_by_the_file_and_tensor(tmp_path: Path) -> None:
     for diagonal in (0, -1, 2, np.inf):
         other = read_imatrix(moments_file(tmp_path / "o.gguf", diagonal=diagonal))
-        with pytest.raises(FormatError, match="expected a diagonal that is the sums of squares"):
+        with pytest.raises(FormatError, match="diagonal"):
             other.moments["blk.0.attn_q.weight"].feedback()
     target = moments_file(tmp_path / "i.gguf")
     with target.open("r+b") as file:
@@ -217,13 +216,13 @@ def test_moments_that_no_inputs_have_are_refused_by_the_file_and_tensor(tmp_path
         file.write(data)
     found = read_imatrix(target).moments["blk.0.attn_k.weight"]
     with pytest.raises(
-        FormatError, match=r"i.gguf: tensor 'blk.0.attn_q.weight.in_moments': expected a diagonal"
+        FormatError, match=r"i.gguf: tensor 'blk.0.attn_q.weight.in_moments': .*diagonal"
     ):
         found.feedback()
 
 
 def test_it_is_no_model(path: Path) -> None:
-    with pytest.raises(FormatError, match="expected a model, found an importance matrix"):
+    with pytest.raises(FormatError, match="--imatrix"):
         convert(path, path.with_name("out"), Recipe("Q8_0"))
 
 
@@ -246,7 +245,7 @@ def test_what_has_come_meanwhile_is_not_replaced_unless_that_is_wanted(tmp_path:
     target = tmp_path / "i.gguf"
     target.write_text("mine")
     how: dict[str, Any] = {"datasets": ["a"], "n_chunks": 7, "chunk_size": 512}
-    with pytest.raises(PyflowError, match="is there already"):
+    with pytest.raises(PyflowError, match=re.escape(str(target))):
         write_imatrix(target, squares(), **how, replace=False)
     assert target.read_text() == "mine"
     write_imatrix(target, squares(), **how)

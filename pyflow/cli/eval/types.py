@@ -81,7 +81,7 @@ def quantize(
             told = partial(_told, recipe, lines, importance is not None)
             _write(note, facts)  # before, so that what is made is never without
             try:
-                write(path, recipe, imatrix=importance, n_threads=n_threads, told=told)
+                write(path, recipe, imatrix=importance, n_threads=n_threads, on_plan=told)
             finally:
                 if not path.exists():
                     note.unlink()

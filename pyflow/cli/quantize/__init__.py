@@ -160,7 +160,7 @@ def command(
             progress=None
             if show is None
             else lambda done, total: show(done // _MILLION, total // _MILLION),
-            told=told,
+            on_plan=told,
             replace=force,
         )
     seconds = time.monotonic() - begin

@@ -142,9 +142,9 @@ def test_a_broken_logit_is_named_by_chunk_and_position() -> None:
     broken = table(1, 0)
     broken[WINDOWS[1].tokens[20], 7] = np.nan
     others = [Source(table(8, 0)), Source(broken)]
-    with pytest.raises(PyflowError, match=r"chunk \d, position \d+: .* those of model 3 are"):
+    with pytest.raises(PyflowError, match=r"chunk \d, position \d+: model 3 of 3"):
         diverge(Source(table(9, 0)), others, WINDOWS, journal(2), n_vocab=N_VOCAB)
-    with pytest.raises(PyflowError, match=r"of 2 models the base's are broken"):
+    with pytest.raises(PyflowError, match="model 1 of 2"):
         diverge(Source(broken), [Source(table(9, 0))], WINDOWS, journal(1), n_vocab=N_VOCAB)
 
 

