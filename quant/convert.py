@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,25 +91,28 @@ class Share:
         self.lost += other.lost
 
 
-class Options(TypedDict, total=False):
-    """Optional arguments of everything that writes a model."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is written, apart from what the recipe says."""
 
-    imatrix: Imatrix | None
-    n_threads: int
-    """1 by default."""
-    progress: Callable[[int, int], None] | None
+    imatrix: Imatrix | None = None
+    n_threads: int = 1
+    progress: Callable[[int, int], None] | None = None
     """Called with the number of weights done and the total."""
-    on_plan: Callable[[list[Step]], None] | None
+    on_plan: Callable[[list[Step]], None] | None = None
     """Called with the plan before anything is written."""
-    replace: bool
-    """Replace the target if it exists; True by default."""
+    replace: bool = True
+    """Replace the target if it exists; otherwise that is a PyflowError."""
+
+
+DEFAULTS = Options()
 
 
 def convert(
     source: str | PathLike[str],
     target: str | PathLike[str],
     recipe: Recipe,
-    **options: Unpack[Options],
+    options: Options = DEFAULTS,
 ) -> dict[str, Share]:
     """Quantizes source, a GGUF file or the first part of a split one, into the GGUF file `target`.
 
@@ -136,8 +138,8 @@ def convert(
         {key: value for key, value in first.entries if key not in _SPLIT},
         target,
         recipe,
+        options,
         alignment=first.alignment,
-        **options,
     )
 
 
@@ -146,31 +148,31 @@ def write_gguf(
     entries: Mapping[str, bytes],
     target: str | PathLike[str],
     recipe: Recipe,
+    options: Options = DEFAULTS,
     *,
     alignment: int = gguf_writer.DEFAULT_ALIGNMENT,
-    **options: Unpack[Options],
 ) -> dict[str, Share]:
     """Quantizes a model with GGUF's tensors into the GGUF file `target`, like `convert`.
 
     entries: metadata as `gguf_writer.entry` encodes it; keys that describe types are added.
     """
     target = Path(target)
-    steps = plan(model, recipe, options.get("imatrix"))
+    steps = plan(model, recipe, options.imatrix)
     announce(steps, target, options)
-    entries = _entries(entries, steps, recipe, options.get("imatrix"))
+    entries = _entries(entries, steps, recipe, options.imatrix)
     tensors = [
         gguf_writer.NewTensor(step.tensor.name, step.tensor.shape, _type_id(step), step.nbytes)
         for step in steps
     ]
-    with replacing(target, replace=options.get("replace", True)) as file:
+    with replacing(target, replace=options.replace) as file:
         writer = gguf_writer.GgufWriter(file, entries, tensors, alignment=alignment)
         return write_tensors(model, steps, writer, options)
 
 
 def announce(steps: list[Step], target: Path, options: Options) -> None:
     """Calls on_plan; ResourceError if the disk of `target` has no room for the result."""
-    if on_plan := options.get("on_plan"):
-        on_plan(steps)
+    if options.on_plan is not None:
+        options.on_plan(steps)
     check_disk(target, sum(step.nbytes for step in steps))
 
 
@@ -184,8 +186,7 @@ def write_tensors(
 
     UnsupportedError: a type cannot hold the weights.
     """
-    n_threads, progress = options.get("n_threads", 1), options.get("progress")
-    pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
+    pool = _core.ThreadPool(options.n_threads) if options.n_threads > 1 else None
     shares: dict[str, Share] = {}
     feedbacks = _Feedbacks(pool)
     done, total = 0, sum(math.prod(step.tensor.shape) for step in steps)
@@ -196,8 +197,8 @@ def write_tensors(
             writer.write(data)
             own.add(errors)
             done += n_weights
-            if progress is not None:
-                progress(done, total)
+            if options.progress is not None:
+                options.progress(done, total)
         writer.end_tensor()
         if own.power > 0.0 and own.squared > _LOST * own.power:
             own.lost.append(step.tensor.name)

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
-from typing import Unpack
 
 from pyflow.formats import safetensors_writer, side_files
 from pyflow.formats.replacing import replacing_folder
 from pyflow.formats.safetensors_writer import METHOD, VERSION, NewTensor, SafetensorsWriter
 from pyflow.quant.blocks import FORMATS
-from pyflow.quant.convert import Options, Share, announce, write_tensors
+from pyflow.quant.convert import DEFAULTS, Options, Share, announce, write_tensors
 from pyflow.quant.imatrix import Imatrix
 from pyflow.quant.naming import Naming
 from pyflow.quant.plan import Recipe, Step, plan
@@ -55,7 +54,7 @@ def convert_folder(
     target: str | PathLike[str],
     recipe: Recipe,
     naming: Naming,
-    **options: Unpack[Options],
+    options: Options = DEFAULTS,
 ) -> dict[str, Share]:
     """Quantizes a checkpoint into the folder `target`, with the files beside it, like `convert`.
 
@@ -67,8 +66,7 @@ def convert_folder(
         raise PyflowError(f"{target}: expected a folder other than the source; give another name")
     if os.path.lexists(target):
         own_files(target)
-    imatrix = options.get("imatrix")
-    steps = plan(checkpoint, recipe, imatrix, naming)
+    steps = plan(checkpoint, recipe, options.imatrix, naming)
     for step in steps:
         _check_type(checkpoint, step)
     announce(steps, target, options)
@@ -76,14 +74,12 @@ def convert_folder(
     tensors = [NewTensor(s.tensor.name, s.tensor.shape, s.to, s.nbytes) for s in ordered]
     metadata = dict(checkpoint.metadata) if checkpoint.format == "safetensors" else _TORCH
     has_blocks = any(step.to in FORMATS and FORMATS[step.to].block > 1 for step in steps)
-    with replacing_folder(
-        target, known=own_files if options.get("replace", True) else None
-    ) as made:
+    with replacing_folder(target, known=own_files if options.replace else None) as made:
         for path in _side_files(source):
             if path.name != _CONFIG:
                 shutil.copyfile(path, made / path.name)
         if (source / _CONFIG).is_file():
-            quantization = _quantization(recipe, imatrix) if has_blocks else None
+            quantization = _quantization(recipe, options.imatrix) if has_blocks else None
             _write_config(source / _CONFIG, made / _CONFIG, quantization, recipe.type)
         hashes = {path.name: _hash(path) for path in sorted(made.iterdir())}
         with (made / WEIGHTS).open("xb") as file:

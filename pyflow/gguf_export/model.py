@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Unpack
 
 from pyflow.errors import FormatError, PyflowError, UnsupportedError
 from pyflow.formats import Checkpoint, gguf_writer
@@ -15,7 +14,7 @@ from pyflow.gguf_export.same_model import differences
 from pyflow.gguf_export.tensor import GgufTensor
 from pyflow.gguf_export.tensors import Planned, fill, plan
 from pyflow.gguf_export.tokenizer import tokenizer_metadata
-from pyflow.quant.convert import Options, Share, write_gguf
+from pyflow.quant.convert import DEFAULTS, Options, Share, write_gguf
 from pyflow.quant.plan import Recipe
 from pyflow.specs import describe
 from pyflow.specs.bind.binding import Place
@@ -51,11 +50,11 @@ class GgufModel:
         self.rows(name).release(begin, end)
 
     def write(
-        self, target: str | PathLike[str], recipe: Recipe, **options: Unpack[Options]
+        self, target: str | PathLike[str], recipe: Recipe, options: Options = DEFAULTS
     ) -> dict[str, Share]:
-        """Writes it as `target`. Otherwise as pyflow.quant.convert.convert."""
+        """Writes the GGUF file `target`, like pyflow.quant.convert.convert."""
         entries = {key: gguf_writer.entry(value) for key, value in self.metadata.items()}
-        return write_gguf(self, entries, target, recipe, **options)
+        return write_gguf(self, entries, target, recipe, options)
 
 
 def to_gguf(checkpoint: Checkpoint) -> GgufModel:

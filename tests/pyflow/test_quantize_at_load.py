@@ -17,7 +17,7 @@ import pyflow.formats
 import pytest
 from numpy.typing import NDArray
 from pyflow.quant import FORMATS
-from pyflow.quant.convert import convert
+from pyflow.quant.convert import Options, convert
 from pyflow.quant.plan import Recipe
 
 from pyflow.cli import main
@@ -60,7 +60,7 @@ with load(path, n_threads=2, quantize=quantize) as model:
 def write_as(path: Path, source: Path, form: str) -> Path:
     """The model at source with its matrices in another format, as `pyflow quantize` writes it."""
     recipe = Recipe(form, pure=True, allow_requantize=True)
-    convert(source, path, recipe, n_threads=2)
+    convert(source, path, recipe, Options(n_threads=2))
     return path
 
 

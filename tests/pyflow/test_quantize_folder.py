@@ -16,7 +16,7 @@ import pyflow.formats
 import pytest
 from numpy.typing import NDArray
 from pyflow.quant import FORMATS, mixes, quantize
-from pyflow.quant.convert import Share, convert
+from pyflow.quant.convert import Options, Share, convert
 from pyflow.quant.folder import convert_folder
 from pyflow.quant.imatrix import Squares, read_imatrix, write_imatrix
 from pyflow.quant.plan import Recipe, Step, plan
@@ -43,7 +43,7 @@ UNEQUAL = {"hf_gpt2", "hf_qwen2moe", "hf_falcon11b"}
 
 def convert_to(source: Path, target: Path, recipe: Recipe, **how: Any) -> dict[str, Share]:
     checkpoint = pyflow.formats.open(source)
-    return convert_folder(checkpoint, target, recipe, naming(describe(checkpoint)), **how)
+    return convert_folder(checkpoint, target, recipe, naming(describe(checkpoint)), Options(**how))
 
 
 def logits(path: Path, tokens: list[int], pack_as: str | None = None) -> NDArray[np.float32]:
@@ -361,7 +361,7 @@ def test_smollm2_in_a_folder_is_smollm2_in_a_gguf_file(
         assert found == {step.tensor.name: step.to for step in wanted}
     target = tmp_path / "q4_k_m"
     convert_to(source, target, Recipe("Q4_K_M"), n_threads=2)
-    convert(floats, blocks, Recipe("Q4_K_M"), n_threads=2)
+    convert(floats, blocks, Recipe("Q4_K_M"), Options(n_threads=2))
     assert logits(target, tokens).tobytes() == logits(blocks, tokens).tobytes()
     target = tmp_path / "q8_0"
     convert_to(source, target, Recipe("Q8_0", pure=True), n_threads=2)

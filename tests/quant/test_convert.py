@@ -82,7 +82,7 @@ def test_files_of_every_type_hold_what_quantize_makes_of_the_weights(
     source: Path, tmp_path: Path, type_name: str
 ) -> None:
     target = tmp_path / "target.gguf"
-    shares = convert.convert(source, target, Recipe(type_name), n_threads=2)
+    shares = convert.convert(source, target, Recipe(type_name), convert.Options(n_threads=2))
     before, after = formats.open(source), formats.open(target)
     assert {t.name: t.shape for t in after.tensors} == {t.name: t.shape for t in before.tensors}
     assert sum(share.nbytes for share in shares.values()) == sum(t.nbytes for t in after.tensors)
@@ -133,7 +133,7 @@ def test_bytes_depend_neither_on_threads_nor_on_pieces(
 ) -> None:
     convert.convert(source, tmp_path / "1.gguf", Recipe("Q4_K_M"))
     monkeypatch.setattr(convert, "_PIECE", 5 * 256)
-    convert.convert(source, tmp_path / "2.gguf", Recipe("Q4_K_M"), n_threads=3)
+    convert.convert(source, tmp_path / "2.gguf", Recipe("Q4_K_M"), convert.Options(n_threads=3))
     assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
 
 
@@ -175,7 +175,7 @@ def test_importance_is_that_of_each_expert(write: Write, tmp_path: Path) -> None
     imatrix = read_imatrix(data)
     assert (imatrix.n_chunks, imatrix.datasets) == (7, ("a.txt",))
     target = tmp_path / "target.gguf"
-    convert.convert(source, target, Recipe("Q4_K"), imatrix=imatrix, n_threads=2)
+    convert.convert(source, target, Recipe("Q4_K"), convert.Options(imatrix=imatrix, n_threads=2))
     made = formats.open(target)
     expected = [
         quantize(x[0], "Q4_K", sums[0] / 2),
@@ -191,10 +191,10 @@ def test_importance_is_that_of_each_expert(write: Write, tmp_path: Path) -> None
     assert made.metadata["quantize.imatrix.entries_count"] == 1
     other = write(blk__0__ffn_up_exps__weight=x[:2])
     with pytest.raises(FormatError, match=r"2 x 256 .* 3 x 256"):
-        convert.convert(other, target, Recipe("Q4_K"), imatrix=imatrix)
+        convert.convert(other, target, Recipe("Q4_K"), convert.Options(imatrix=imatrix))
     other = write(blk__0__ffn_up__weight=x[0])
     with pytest.raises(FormatError, match=r"imatrix\.gguf: .*'blk\.0\.ffn_up\.weight'"):
-        convert.convert(other, target, Recipe("Q4_K"), imatrix=imatrix)
+        convert.convert(other, target, Recipe("Q4_K"), convert.Options(imatrix=imatrix))
     with pytest.raises(FormatError, match=r"in_sum2.*pyflow imatrix"):
         read_imatrix(other)
 
@@ -225,7 +225,7 @@ def test_nothing_is_left_of_what_fails(source: Path, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert.convert(source, target, Recipe("Q4_0"), progress=stop)
+        convert.convert(source, target, Recipe("Q4_0"), convert.Options(progress=stop))
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"what was there"]
     convert.convert(source, target, Recipe("Q4_0"))
     assert [*tmp_path.iterdir()] == [target]
@@ -241,7 +241,9 @@ def test_weights_that_cannot_be_are_named(write: Write, tmp_path: Path, n_thread
     source = write(blk__0__ffn_up__weight=x)
     for _ in range(3):  # a pool that a thread was lost from would hang
         with pytest.raises(UnsupportedError, match=r"ffn_up.weight': row 2222, column 5: .* nan"):
-            convert.convert(source, tmp_path / "x.gguf", Recipe("Q4_0"), n_threads=n_threads)
+            convert.convert(
+                source, tmp_path / "x.gguf", Recipe("Q4_0"), convert.Options(n_threads=n_threads)
+            )
     assert [*tmp_path.iterdir()] == [source]
 
 

@@ -38,7 +38,7 @@ def quantize(
     from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
     from pyflow.gguf_export import to_gguf
     from pyflow.quant.blocks import FORMATS
-    from pyflow.quant.convert import convert
+    from pyflow.quant.convert import Options, convert
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.mixes import TYPES
 
@@ -81,7 +81,7 @@ def quantize(
             told = partial(_told, recipe, lines, importance is not None)
             _write(note, facts)  # before, so that what is made is never without
             try:
-                write(path, recipe, imatrix=importance, n_threads=n_threads, on_plan=told)
+                write(path, recipe, Options(importance, n_threads, on_plan=told))
             finally:
                 if not path.exists():
                     note.unlink()

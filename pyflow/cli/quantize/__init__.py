@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -121,6 +121,7 @@ def command(
     from pyflow import formats
     from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
     from pyflow.gguf_export import GgufModel
+    from pyflow.quant.convert import Options
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.plan import Recipe
 
@@ -151,18 +152,8 @@ def command(
             click.echo(line, err=True)
 
     with progress("quantizing, millions of weights") as show:
-        shares = _convert(
-            model,
-            target,
-            recipe,
-            imatrix=imatrix,
-            n_threads=n_threads,
-            progress=None
-            if show is None
-            else lambda done, total: show(done // _MILLION, total // _MILLION),
-            on_plan=told,
-            replace=force,
-        )
+        each = show and (lambda done, total: show(done // _MILLION, total // _MILLION))
+        shares = _convert(model, target, recipe, Options(imatrix, n_threads, each, told, force))
     seconds = time.monotonic() - begin
     for line in report.lost(shares):
         click.echo(line, err=True)
@@ -221,7 +212,7 @@ def _is_gguf(target: Path) -> bool:
 
 
 def _convert(
-    model: Checkpoint | GgufModel, target: Path, recipe: Recipe, **options: Unpack[Options]
+    model: Checkpoint | GgufModel, target: Path, recipe: Recipe, options: Options
 ) -> dict[str, Share]:
     """By what it is and becomes."""
     from pyflow.gguf_export import GgufModel
@@ -230,7 +221,7 @@ def _convert(
     from pyflow.specs import describe, naming
 
     if isinstance(model, GgufModel):
-        return model.write(target, recipe, **options)
+        return model.write(target, recipe, options)
     if model.format == "GGUF":
-        return convert(model.path, target, recipe, **options)
-    return convert_folder(model, target, recipe, naming(describe(model)), **options)
+        return convert(model.path, target, recipe, options)
+    return convert_folder(model, target, recipe, naming(describe(model)), options)

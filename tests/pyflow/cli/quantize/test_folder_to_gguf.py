@@ -209,7 +209,7 @@ def test_blocks_of_a_folder_are_taken_when_they_may_be(
         assert run("quantize", str(source), str(target), "--type", "q4_k_m")[0] == 0
     refused = run("quantize", str(folder), str(tmp_path / "r.gguf"), "--type", "q8_0")
     assert refused[0] == 3
-    assert "found Q6_K, whose errors would add up; take a file in F16, or add" in refused[2]
+    assert "found Q6_K" in refused[2]
     for name in ("q8_0", "f16", "q4_k_m", "iq4_nl"):
         made, wanted = tmp_path / "made.gguf", tmp_path / "wanted.gguf"
         for path, target in ((folder, made), (coarse, wanted)):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyflow.quant import mixes
+from pyflow.quant.convert import Options
 from pyflow.quant.imatrix import Squares, by_tensor, read_imatrix, write_imatrix
 from pyflow.quant.naming import Naming, Part, of_gguf
 from pyflow.quant.plan import Recipe, Step
@@ -106,8 +107,7 @@ def test_what_is_stored_the_other_way_round_is_measured_as_in_its_gguf_file(tmp_
     to_gguf(hub).write(
         tmp_path / "q.gguf",
         Recipe("Q8_0"),
-        imatrix=read_imatrix(tmp_path / "i.gguf"),
-        told=plan.extend,
+        Options(read_imatrix(tmp_path / "i.gguf"), on_plan=plan.extend),
     )
     assert {step.tensor.name for step in plan if step.importance is not None} == {*found}
 
