@@ -200,7 +200,7 @@ def test_importance_that_is_damaged_is_to_be_measured_again(
         assert main([*quantize, str(tmp_path / "damaged")]) == 3
         assert "'pyflow imatrix'" in capsys.readouterr().err
     assert main([*quantize, ""]) == 3
-    assert "is no file" in capsys.readouterr().err
+    assert "found none" in capsys.readouterr().err
 
 
 def test_importance_of_columns_that_were_moved_otherwise_is_refused(
