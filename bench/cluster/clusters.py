@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from pyflow.cluster.planning.plan import LayerCosts, Objective, Pipeline, split
+from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts, Objective, split
 from pyflow.cluster.planning.virtual import ClusterTimes
 from pyflow.cluster.wire.messages import Link, RankProfile
 
@@ -186,6 +186,6 @@ def exact(
     )
     costs = LayerCosts((int(target.nbytes(1, n_cells)),) * target.n_layers, 0, 0, 4 * target.n_embd)
     links = {(i, i + 1): link for i in range(len(nodes) - 1)}
-    found = split(Pipeline(profiles, links, costs), objective=objective)
+    found = split(ClusterProfile(profiles, links, costs), objective=objective)
     stages = [(nodes[p.profile.rank], len(p.layers)) for p in found.parts if p.layers]
     return Layout(tuple(stages), link, apart, f"for {objective}")

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyflow.cluster.mpi.layers import Ranks, Split
-from pyflow.cluster.planning.plan import Pipeline
-from pyflow.cluster.planning.plan import predict as predict_split
+from pyflow.cluster.mpi.layers import Ranks, Splitter
+from pyflow.cluster.planning.plan import ClusterProfile, evaluate_split
 from pyflow.cluster.planning.predict import (
     Drafts,
     Prediction,
@@ -29,7 +28,7 @@ from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.cluster.planning.plan import Split as Planned
+    from pyflow.cluster.planning.plan import SplitPlan
 
 # Of what was judged, half counts after one job more: texts differ, and what has been given up for
 # bad guesses gets another try when they are forgotten.
@@ -54,10 +53,10 @@ class Automatic:
     """
 
     make: Make | None
-    given: Split | None
+    given: Splitter | None
     drafts: Drafts | None
     tell: Tell
-    planned: Planned | None = field(default=None, init=False)
+    planned: SplitPlan | None = field(default=None, init=False)
     """What is expected of the layers; None until these have been decided."""
     _chooser: Chooser | None = field(default=None, init=False)
 
@@ -77,7 +76,7 @@ class Automatic:
         elif held is None:
             self.planned = best_split(pipeline, self.make, drafts).split
         else:
-            self.planned = predict_split(pipeline, held)
+            self.planned = evaluate_split(pipeline, held)
         self.tell(_placed(self.planned, spent))
         return [part.layers for part in self.planned.parts]
 
@@ -94,7 +93,7 @@ class Chooser:
     """The strategy of each job, on layers that stay where they are."""
 
     def __init__(
-        self, pipeline: Pipeline, first: Prediction, drafts: Drafts | None, tell: Tell
+        self, pipeline: ClusterProfile, first: Prediction, drafts: Drafts | None, tell: Tell
     ) -> None:
         """first: of the first job, by the drafts' own acceptance, which is what is believed before
         any guess has been judged."""
@@ -140,7 +139,7 @@ def _why(best: Prediction, found: Sequence[Prediction], drafts: Drafts | None) -
     return f"{best.strategy}: {best.tokens_per_s:.1f} tokens/s expected{others}{right}"
 
 
-def _placed(planned: Planned, spent: float) -> str:
+def _placed(planned: SplitPlan, spent: float) -> str:
     counts = ",".join(str(len(part.layers)) for part in planned.parts)
     return (
         f"layers {counts}, measured in {spent:.1f} s: {planned.token_ms:.2f} ms a token; the "

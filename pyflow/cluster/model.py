@@ -13,15 +13,16 @@ from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.handshake import check_ranges, hello
-from pyflow.cluster.mpi.layers import Ranks, Split, by_count
+from pyflow.cluster.mpi.layers import Ranks, Splitter, by_count
 from pyflow.cluster.mpi.pipeline import MpiPipeline, dismiss
 from pyflow.cluster.mpi.survey import Survey, survey_threads
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import Pipeline
 from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser
+from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.run.stream import PipelinedStream
-from pyflow.cluster.run.threads import Sizes, ThreadPipeline, local_stages
+from pyflow.cluster.run.threads import ThreadPipeline, local_stages
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
@@ -227,7 +228,7 @@ def in_threads(
     *,
     strategy: Strategy | Choose,
     n_stages: int = 2,
-    layers: Sequence[range] | Split = by_count,
+    layers: Sequence[range] | Splitter = by_count,
     n_threads: int = 1,
     drafter: PipelineDrafter | None = None,
     n_ctx: int | None = None,
@@ -276,7 +277,7 @@ def over_ranks(
     model: ModelFiles | str | Path,
     *,
     strategy: Strategy | Choose,
-    layers: Sequence[range] | Split = by_count,
+    layers: Sequence[range] | Splitter = by_count,
     n_threads: int = 1,
     drafter: PipelineDrafter | None = None,
     drafters: Sequence[int] = (),

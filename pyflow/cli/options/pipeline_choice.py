@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.mpi.endpoint import World
-    from pyflow.cluster.mpi.layers import Split
+    from pyflow.cluster.mpi.layers import Splitter
     from pyflow.cluster.run.drafts import PipelineDrafter
     from pyflow.cluster.run.strategy import Strategy
     from pyflow.cluster.supervise.lifeline import Numbers
@@ -185,7 +185,7 @@ class PipelineChoice:
     def _decided(self, models: Sequence[Model], n_asked: int) -> dict[str, Any]:
         """Strategy and layers, or who decides about them when all ranks are there."""
         layers = self.layers or (EVEN if self.stages else AUTO)
-        split: Split | None = by_count
+        split: Splitter | None = by_count
         if isinstance(layers, list):
             split = given(layers)
         elif layers == AUTO:

@@ -30,7 +30,7 @@ class Ranks:
 
 
 # The layers of each rank.
-Split: TypeAlias = Callable[[Ranks], Sequence[range]]
+Splitter: TypeAlias = Callable[[Ranks], Sequence[range]]
 
 
 def by_count(ranks: Ranks) -> list[range]:
@@ -46,7 +46,7 @@ def even(n_layers: int, n_ranks: int) -> list[range]:
     return _ranges([n_layers * i // n for i in range(n + 1)] + [n_layers] * (n_ranks - n))
 
 
-def given(counts: Sequence[int]) -> Split:
+def given(counts: Sequence[int]) -> Splitter:
     """So many layers for each rank, possibly none."""
 
     def split(ranks: Ranks) -> list[range]:

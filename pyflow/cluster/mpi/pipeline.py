@@ -17,13 +17,13 @@ from pyflow import _core, formats
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.endpoint import Deliver, Endpoint, Traffic
 from pyflow.cluster.mpi.handshake import check, check_ranges, hello
-from pyflow.cluster.mpi.layers import Ranks, Split
+from pyflow.cluster.mpi.layers import Ranks, Splitter
 from pyflow.cluster.mpi.remote_drafter import RemoteDrafter
 from pyflow.cluster.mpi.survey import Survey, Surveyor
 from pyflow.cluster.run.drafts import OpenDrafts, by_models
 from pyflow.cluster.run.driver import DraftChannel
-from pyflow.cluster.run.stage import ModelStage
-from pyflow.cluster.run.threads import Sizes, Stage
+from pyflow.cluster.run.stage import ModelStage, Sizes, context_sizes
+from pyflow.cluster.run.threads import Stage
 from pyflow.cluster.run.worker import Worker, raised
 from pyflow.cluster.supervise.lifeline import here
 from pyflow.cluster.wire.codec import WireError
@@ -42,7 +42,6 @@ from pyflow.cluster.wire.messages import (
     Result,
     Setup,
 )
-from pyflow.engine.context import DEFAULT_BATCH, context_args
 from pyflow.engine.memory import resident_nbytes
 from pyflow.engine.model_files import open_checkpoint
 from pyflow.errors import PyflowError
@@ -131,7 +130,7 @@ class MpiPipeline(Closing):
     def __init__(
         self,
         path: str | Path,
-        layers: Sequence[range] | Split,
+        layers: Sequence[range] | Splitter,
         *,
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
@@ -325,8 +324,7 @@ def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
 
 
 def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
-    given = {"n_ctx": None, "n_seq_max": 1, "n_batch": DEFAULT_BATCH, "cache_type": "f16"} | sizes
-    filled: Any = context_args(spec, **given)
+    filled: Any = context_sizes(spec, sizes)
     return Setup(0, tuple(accumulate(map(len, ranges), initial=0)), **filled)
 
 

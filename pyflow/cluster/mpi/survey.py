@@ -23,10 +23,10 @@ from msgspec import structs
 from pyflow import _core, catalogue, formats
 from pyflow.cluster.mpi.endpoint import Endpoint
 from pyflow.cluster.mpi.handshake import check, hello
-from pyflow.cluster.planning.plan import Pipeline
+from pyflow.cluster.planning.plan import ClusterProfile
 from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
 from pyflow.cluster.run.drafts import OpenDrafts, no_drafts
-from pyflow.cluster.run.threads import Sizes
+from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.worker import Worker, raised
 from pyflow.cluster.supervise.lifeline import here
 from pyflow.cluster.wire.messages import (
@@ -63,7 +63,7 @@ class Survey:
     draft_ms: of a guess, where another rank than 0 guesses.
     """
 
-    pipeline: Pipeline
+    pipeline: ClusterProfile
     read_bytes_per_s: tuple[float, ...]
     hellos: tuple[Hello, ...] = ()
     draft_ms: float | None = None
@@ -118,7 +118,7 @@ class Surveyor:
         costs, n_scratch = layer_costs(self.checkpoint, spec, self.pool, sizes)
         ranks = shared([profiles[i].profile for i in range(n_ranks)], n_scratch)
         reads = tuple(profiles[i].read_bytes_per_s for i in range(n_ranks))
-        pipeline = Pipeline(ranks, links, costs, drafter)
+        pipeline = ClusterProfile(ranks, links, costs, drafter)
         return Survey(pipeline, reads, draft_ms=profiles[drafter].draft_ms if drafter else None)
 
     def greet(self) -> tuple[Hello, ...]:
@@ -205,7 +205,7 @@ def survey_threads(
     link = Link(_queue_s(), _BY_REFERENCE)
     links = {(i, i + 1): link for i in range(n_stages - 1)}
     read = statistics.median(each.read_bytes_per_s for each in found)
-    return Survey(Pipeline(ranks, links, costs), (read,) * n_stages)
+    return Survey(ClusterProfile(ranks, links, costs), (read,) * n_stages)
 
 
 def _queue_s() -> float:

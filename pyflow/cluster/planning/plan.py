@@ -40,7 +40,7 @@ class LayerCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class ClusterProfile:
     """Ranks in the order of the pipeline, the links between them, and the model to split.
 
     Runs come from the first rank and draws go back to it, whether it holds layers or not.
@@ -99,7 +99,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitPlan:
     """The parts of all ranks, and what is expected of them.
 
     token_ms: from token to token in plain decoding, a row at a time.
@@ -113,7 +113,9 @@ class Split:
     slowest: str
 
 
-def split(pipeline: Pipeline, *, objective: Objective = "latency", n_rows: int = 1) -> Split:
+def split(
+    pipeline: ClusterProfile, *, objective: Objective = "latency", n_rows: int = 1
+) -> SplitPlan:
     """The best of all splits, to the nanosecond.
 
     latency: one row takes the least time through all stages and links and back, which is what
@@ -129,10 +131,12 @@ def split(pipeline: Pipeline, *, objective: Objective = "latency", n_rows: int =
         limit = _best(pipeline, n_rows, limit, sums=False)[0][2]
     stages = dict(_best(pipeline, n_rows, limit)[1])
     ranges = [stages.get(i, range(0)) for i in range(len(pipeline.ranks))]
-    return predict(pipeline, ranges, n_rows=n_rows)
+    return evaluate_split(pipeline, ranges, n_rows=n_rows)
 
 
-def predict(pipeline: Pipeline, ranges: Sequence[range], *, n_rows: int = 1) -> Split:
+def evaluate_split(
+    pipeline: ClusterProfile, ranges: Sequence[range], *, n_rows: int = 1
+) -> SplitPlan:
     """What is expected of a split, by the layers of each rank as parse_layers returns them.
 
     ResourceError names all ranks that have too little memory.
@@ -156,7 +160,7 @@ def predict(pipeline: Pipeline, ranges: Sequence[range], *, n_rows: int = 1) -> 
         costs[f"the link from {pipeline.ranks[i]} to {pipeline.ranks[j]}"] = hop(i, j)
     slowest = max(costs, key=lambda name: costs[name][2])
     token_ns, run_ns = sum(cost[1] for cost in costs.values()), costs[slowest][2]
-    return Split(tuple(parts), n_rows, token_ns / _NS, run_ns / _NS, slowest)
+    return SplitPlan(tuple(parts), n_rows, token_ns / _NS, run_ns / _NS, slowest)
 
 
 def parse_layers(text: str, n_layers: int, n_ranks: int) -> tuple[range, ...]:
@@ -178,7 +182,7 @@ def parse_layers(text: str, n_layers: int, n_ranks: int) -> tuple[range, ...]:
     return tuple(range(a, b) for a, b in pairwise(ends))
 
 
-def describe(split: Split) -> tuple[list[tuple[str, ...]], list[str]]:
+def describe(split: SplitPlan) -> tuple[list[tuple[str, ...]], list[str]]:
     """A table, its heading first and then a row for each rank; and lines to go below it."""
     table: list[tuple[str, ...]] = [("RANK", "HOST", "LAYERS", "MS", "MEMORY")]
     for part in split.parts:
@@ -204,7 +208,7 @@ _NS = 10**6  # in a ms
 
 
 def _costs(
-    pipeline: Pipeline, n_rows: int
+    pipeline: ClusterProfile, n_rows: int
 ) -> tuple[Callable[[int, range], _Cost], Callable[[int, int], _Cost]]:
     """Of the i-th rank as a stage with some layers, and of the way from the i-th rank to the j-th.
 
@@ -241,7 +245,7 @@ def _costs(
     return stage, hop
 
 
-def _best(pipeline: Pipeline, n_rows: int, limit: float, *, sums: bool = True) -> _Chain:
+def _best(pipeline: ClusterProfile, n_rows: int, limit: float, *, sums: bool = True) -> _Chain:
     """The chain of least cost without a stage or link slower than the limit.
 
     A dynamic programme over (rank, its first layer), from the last rank to the first. Exact, since

@@ -16,8 +16,7 @@ from typing import get_args
 
 from msgspec import structs
 
-from pyflow.cluster.planning.plan import Pipeline, Split, split
-from pyflow.cluster.planning.plan import predict as predict_split
+from pyflow.cluster.planning.plan import ClusterProfile, SplitPlan, evaluate_split, split
 from pyflow.cluster.planning.simulation import cluster_times, in_turns, simulate, typical_seeds
 from pyflow.cluster.run.strategy import Kind, Strategy, iterative, pipeinfer, speculative
 from pyflow.errors import ResourceError
@@ -62,7 +61,7 @@ class Prediction:
     """What is expected of a strategy on a split."""
 
     strategy: Strategy
-    split: Split
+    split: SplitPlan
     tokens_per_s: float
 
     @property
@@ -97,7 +96,7 @@ def candidates(n_nodes: int) -> Iterator[tuple[str, Strategy]]:
 
 
 def predictions(
-    pipeline: Pipeline,
+    pipeline: ClusterProfile,
     drafts: Drafts | None = None,
     *,
     layers: Sequence[range] | None = None,
@@ -120,7 +119,7 @@ def predictions(
 
 
 def best_split(
-    pipeline: Pipeline, make: Callable[[int], Strategy], drafts: Drafts | None = None
+    pipeline: ClusterProfile, make: Callable[[int], Strategy], drafts: Drafts | None = None
 ) -> Prediction:
     """The best split for a strategy, which is made for a number of stages.
 
@@ -135,7 +134,7 @@ def best_split(
 
 
 def expected(
-    pipeline: Pipeline, strategy: Strategy, layers: Sequence[range], drafts: Drafts
+    pipeline: ClusterProfile, strategy: Strategy, layers: Sequence[range], drafts: Drafts
 ) -> Prediction:
     """What is quickly expected of a strategy on a split that has been decided."""
     return _Trial(pipeline, drafts, layers, quickly=True).one(strategy)
@@ -153,7 +152,7 @@ class _Trial:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: ClusterProfile,
         drafts: Drafts | None,
         layers: Sequence[range] | None = None,
         quickly: bool = False,
@@ -162,7 +161,7 @@ class _Trial:
         self._drafts = drafts or Drafts(0.0, 0.0, beside=False)
         self._is_fixed = layers is not None
         self._fine = _ROUGH if quickly else _FINE
-        self._latency = split(pipeline) if layers is None else predict_split(pipeline, layers)
+        self._latency = split(pipeline) if layers is None else evaluate_split(pipeline, layers)
         # Else what is best for one row is so for several.
         self._is_uneven = len({profile.layer_ms for profile in pipeline.ranks}) > 1
         self._times = cache(partial(cluster_times, pipeline, draft_ms=self._drafts.ms))
@@ -208,7 +207,7 @@ class _Trial:
     def one(self, strategy: Strategy) -> Prediction:
         return self._try(strategy, self._latency, self._fine)
 
-    def _splits(self) -> Iterator[Split]:
+    def _splits(self) -> Iterator[SplitPlan]:
         """For few runs on their way, and for many, of one row or of several."""
         tried = {_ranges(self._latency)}
         yield self._latency
@@ -228,7 +227,7 @@ class _Trial:
         short = sorted(rough, key=_rate)[-3:]
         return max((self._try(p.strategy, p.split, _FINE) for p in short), key=_rate)
 
-    def _try(self, strategy: Strategy, found: Split, effort: tuple[int, int]) -> Prediction:
+    def _try(self, strategy: Strategy, found: SplitPlan, effort: tuple[int, int]) -> Prediction:
         times, right = self._times(_ranges(found)), self._drafts.acceptance
         n_asked = self._drafts.n_asked
         if self._drafts.beside and found.parts[0].layers and strategy.kind == "pipeinfer":
@@ -242,7 +241,7 @@ class _Trial:
         return Prediction(strategy, found, 1 / seconds)
 
 
-def _ranges(found: Split) -> tuple[range, ...]:
+def _ranges(found: SplitPlan) -> tuple[range, ...]:
     return tuple(part.layers for part in found.parts)
 
 
@@ -250,7 +249,7 @@ def _rate(prediction: Prediction) -> float:
     return prediction.tokens_per_s
 
 
-def _without_head(pipeline: Pipeline, drafts: Drafts) -> Pipeline:
+def _without_head(pipeline: ClusterProfile, drafts: Drafts) -> ClusterProfile:
     """Where the head is busy with guesses while stages compute, it should be no stage."""
     if not drafts.beside:
         return pipeline

@@ -19,10 +19,9 @@ from msgspec.structs import replace
 from pyflow import _core
 from pyflow.cluster.planning.plan import LayerCosts
 from pyflow.cluster.planning.predict import LOOKUP_MS, PRIORS, Drafts
-from pyflow.cluster.run.threads import Sizes
+from pyflow.cluster.run.stage import Sizes, context_sizes
 from pyflow.cluster.supervise.lifeline import here
 from pyflow.cluster.wire.messages import Profile, RankProfile
-from pyflow.engine.context import DEFAULT_BATCH, context_args
 from pyflow.engine.memory import available_nbytes
 from pyflow.formats import Checkpoint
 from pyflow.specs.model_spec import ModelSpec
@@ -130,13 +129,7 @@ def layer_costs(
     checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool, sizes: Sizes
 ) -> tuple[LayerCosts, int]:
     """What the model's layers need with caches of these sizes, and a rank's scratch besides."""
-    args = context_args(
-        spec,
-        sizes.get("n_ctx"),
-        sizes.get("n_seq_max", 1),
-        sizes.get("n_batch", DEFAULT_BATCH),
-        sizes.get("cache_type", "f16"),
-    )
+    args = context_sizes(spec, sizes)
     stages = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
     memory = [_core.Context.memory(stage, **args) for stage in stages]  # type: ignore[arg-type]
     embedding = _ends(checkpoint, spec, pool, embedding=True).weight_bytes

@@ -11,8 +11,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import structs
 
-from pyflow.cluster.planning.plan import Pipeline
-from pyflow.cluster.planning.plan import predict as predict_split
+from pyflow.cluster.planning.plan import ClusterProfile, evaluate_split
 from pyflow.cluster.planning.toy_model import Language, LanguageDrafter, LanguageStage, mix
 from pyflow.cluster.planning.virtual import (
     DRAFTER,
@@ -53,10 +52,12 @@ def simulate(
     return VirtualPipeline(Scheduler(job, strategy), stages, times, drafter).run()
 
 
-def cluster_times(pipeline: Pipeline, ranges: Sequence[range], *, draft_ms: float) -> ClusterTimes:
+def cluster_times(
+    pipeline: ClusterProfile, ranges: Sequence[range], *, draft_ms: float
+) -> ClusterTimes:
     """How long everything takes on these ranks. ResourceError names those that lack memory."""
     n_most = min(len(profile.layer_ms) for profile in pipeline.ranks)
-    splits = [predict_split(pipeline, ranges, n_rows=n) for n in range(1, n_most + 1)]
+    splits = [evaluate_split(pipeline, ranges, n_rows=n) for n in range(1, n_most + 1)]
     places = [i for i, part in enumerate(ranges) if part]
     links = {(i, i + 1): pipeline.link(a, b) for i, (a, b) in enumerate(pairwise(places))}
     # The head is on rank 0, and the drafter beside it or on a rank of its own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from threading import Lock
+from typing import TypedDict, Unpack
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,6 +17,21 @@ from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
+
+
+class Sizes(TypedDict, total=False):
+    """Of each stage's context."""
+
+    n_ctx: int | None
+    n_seq_max: int
+    n_batch: int
+    cache_type: CacheType
+
+
+def context_sizes(spec: ModelSpec, sizes: Sizes) -> dict[str, int | str]:
+    """All arguments of a stage's context; ShapeError for a size out of range."""
+    defaults: Sizes = {"n_ctx": None, "n_seq_max": 1, "n_batch": DEFAULT_BATCH, "cache_type": "f16"}
+    return context_args(spec, **(defaults | sizes))
 
 
 class ModelStage:
@@ -32,10 +48,7 @@ class ModelStage:
         layers: range,
         pool: _core.ThreadPool,
         sampling: SamplingParams,
-        n_ctx: int | None = None,
-        n_seq_max: int = 1,
-        n_batch: int = DEFAULT_BATCH,
-        cache_type: CacheType = "f16",
+        **sizes: Unpack[Sizes],
     ) -> None:
         """sampling: as every stage of the pipeline is told it, with a seed; the last one draws.
 
@@ -50,7 +63,7 @@ class ModelStage:
                 pool,
                 pack_as=checkpoint.pack_as,
             ),
-            **context_args(spec, n_ctx, n_seq_max, n_batch, cache_type),  # type: ignore[arg-type]
+            **context_sizes(spec, sizes),  # type: ignore[arg-type]
         )
         self._lock = Lock()
         self.reset(sampling)

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread, current_thread
-from typing import Protocol, TypeAlias, TypedDict, Unpack
+from typing import Protocol, TypeAlias, Unpack
 
 from pyflow import _core
 from pyflow.closing import Closing
-from pyflow.cluster.run.stage import ModelStage
+from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Result
-from pyflow.engine.context import CacheType
 from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import PyflowError
 from pyflow.formats import Checkpoint
@@ -32,17 +31,8 @@ class Stage(Protocol):
     ) -> int: ...
 
 
-class Sizes(TypedDict, total=False):
-    """Of each stage's context."""
-
-    n_ctx: int | None
-    n_seq_max: int
-    n_batch: int
-    cache_type: CacheType
-
-
 @dataclass(slots=True)
-class _Job:
+class _Reset:
     """A new job on its way through the stages."""
 
     sampling: SamplingParams
@@ -51,7 +41,7 @@ class _Job:
     cut: Cut | None
 
 
-_Item: TypeAlias = Frame | Result | Drafted | _Job | BaseException | None
+_Item: TypeAlias = Frame | Result | Drafted | _Reset | BaseException | None
 _Queue: TypeAlias = "SimpleQueue[_Item]"
 
 
@@ -150,14 +140,14 @@ class ThreadPipeline(Closing):
         for stage in self._stages:
             stage.stop()
         while True:
-            job = _Job(sampling, stream, keep, cut)
-            self._queues[0].put(job)
-            while self._next(None) is not job:
+            reset = _Reset(sampling, stream, keep, cut)
+            self._queues[0].put(reset)
+            while self._next(None) is not reset:
                 pass
-            if job.keep == keep:
+            if reset.keep == keep:
                 return keep
             cut = None
-            keep = job.keep  # which each stage must be able to go on from
+            keep = reset.keep  # which each stage must be able to go on from
 
     @property
     def resident_nbytes(self) -> Sequence[int | None]:
@@ -184,7 +174,7 @@ def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
                 out = stage.handle(item)
                 if out is not None:
                     onward.put(out)
-            elif isinstance(item, _Job):
+            elif isinstance(item, _Reset):
                 item.keep = stage.reset(
                     item.sampling, stream=item.stream, keep=item.keep, cut=item.cut
                 )

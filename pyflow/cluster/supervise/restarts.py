@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pyflow.cluster.supervise.launcher import Launcher, Place
 from pyflow.cluster.supervise.lifeline import Loss, Numbers
 from pyflow.cluster.supervise.signals import Signals
-from pyflow.cluster.supervise.supervisor import Attempt, Job
+from pyflow.cluster.supervise.supervisor import Attempt, Launch
 from pyflow.cluster.supervise.verdict import LossError
 from pyflow.text import counted
 
@@ -37,7 +37,7 @@ def supervise(
     """
     with Signals() as signals, _same_terminal():
         if not restart:
-            return Attempt(launcher, Job(arguments, places, timeout_s), signals).run()
+            return Attempt(launcher, Launch(arguments, places, timeout_s), signals).run()
         relay, places, in_vain = _Relay(), list(places), 0
         numbers = Numbers.all(sum(place.n for place in places))
         journal = os.memfd_create("pyflow-journal")
@@ -45,9 +45,9 @@ def supervise(
             while True:
                 before = os.fstat(journal).st_size
                 with relay:
-                    job = Job(arguments, places, timeout_s, [*relay.fds, journal], numbers)
+                    launch = Launch(arguments, places, timeout_s, [*relay.fds, journal], numbers)
                     try:
-                        return Attempt(launcher, job, signals).run(relay.register)
+                        return Attempt(launcher, launch, signals).run(relay.register)
                     except LossError as error:
                         loss = error.loss
                 in_vain = in_vain + 1 if os.fstat(journal).st_size == before else 0

@@ -43,7 +43,7 @@ _READ_NBYTES = 1 << 16
 
 
 @dataclass(slots=True)
-class Job:
+class Launch:
     """What is to be run: a module's name and its arguments.
 
     fds: standard input, output and error of rank 0, and its journal if it keeps one. numbers: of
@@ -60,12 +60,12 @@ class Job:
 class Attempt:
     """One start of all ranks, until its end."""
 
-    def __init__(self, launcher: Launcher, job: Job, signals: Signals) -> None:
-        self._launcher, self._job, self._signals = launcher, job, signals
+    def __init__(self, launcher: Launcher, launch: Launch, signals: Signals) -> None:
+        self._launcher, self._launch, self._signals = launcher, launch, signals
         self._host = socket.gethostname()
-        hosts = [place.host or self._host for place in job.places for _ in range(place.n)]
+        hosts = [place.host or self._host for place in launch.places for _ in range(place.n)]
         self._now = time.monotonic()
-        self._known = Known(self._host, hosts, job.timeout_s, self._now)
+        self._known = Known(self._host, hosts, launch.timeout_s, self._now)
         self._selector = selectors.PollSelector()
         self._guards: list[int] = []
         self._began = time.time()
@@ -89,11 +89,11 @@ class Attempt:
             if pump is not None:
                 pump(self._selector)
             program = [sys.executable, "-m", "pyflow.cluster.supervise.rank", name, self._host]
-            numbers = self._job.numbers or Numbers.all(len(self._known.hosts))
-            program += [str(self._job.timeout_s), str(numbers), str(Path.cwd())]
-            program += self._job.arguments
+            numbers = self._launch.numbers or Numbers.all(len(self._known.hosts))
+            program += [str(self._launch.timeout_s), str(numbers), str(Path.cwd())]
+            program += self._launch.arguments
             self._mpiexec = subprocess.Popen(
-                self._launcher.command(self._job.places, program),
+                self._launcher.command(self._launch.places, program),
                 env=self._launcher.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -121,7 +121,7 @@ class Attempt:
             key.data()
         for number in self._signals.take():
             self._signalled(number)
-        if self._now - before > self._job.timeout_s / 2:
+        if self._now - before > self._launch.timeout_s / 2:
             # This process was stopped itself, and may not have read all that came meanwhile.
             for rank in self._known.ranks:
                 rank.heard = self._now
@@ -179,7 +179,7 @@ class Attempt:
         match kind:
             case "joined":
                 rank.number = values[0]
-                fds = self._job.fds if rank.number == 0 else []
+                fds = self._launch.fds if rank.number == 0 else []
                 with suppress(OSError):
                     socket.send_fds(rank.socket, [b"welcome"], fds)
             case "pulse":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyflow.cluster.planning.plan import LayerCosts, Pipeline
+from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
 from pyflow.cluster.planning.predict import Drafts, candidates, choose, predictions
 from pyflow.cluster.planning.simulation import cluster_times, simulate
 from pyflow.cluster.run.strategy import Strategy
@@ -30,7 +30,7 @@ def of_the_best(pair: Any, node: Any, link: Any, n_nodes: int) -> float:
     ranks = tuple(RankProfile(i, f"node {i}", layer_ms, 10**15) for i in range(n_nodes))
     n_layers = pair.target.n_layers
     costs = LayerCosts((1,) * n_layers, 0, 0, 4 * pair.target.n_embd)
-    cluster = Pipeline(ranks, {(i, i + 1): link for i in range(n_nodes - 1)}, costs)
+    cluster = ClusterProfile(ranks, {(i, i + 1): link for i in range(n_nodes - 1)}, costs)
     draft_ms = 1e3 * node.layers_s(pair.draft, pair.draft.n_layers, 1)
 
     def speed(strategy: Strategy, ranges: Any, n_tokens: int, n_texts: int) -> float:

@@ -16,8 +16,8 @@ import pytest
 import pyflow
 from pyflow import SamplingParams
 from pyflow.cluster.mpi.layers import even
-from pyflow.cluster.run.stage import ModelStage
-from pyflow.cluster.run.threads import Sizes, local_stages
+from pyflow.cluster.run.stage import ModelStage, Sizes
+from pyflow.cluster.run.threads import local_stages
 from pyflow.cluster.wire.messages import Accept, Frame, Op, Result, Run
 
 from .. import tiny_models

@@ -18,8 +18,8 @@ from pyflow.cluster.run.drafts import PipelineDrafter, by_lookup
 from pyflow.cluster.run.driver import DraftThread, Pipeline, write
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
+from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.run.threads import Sizes
 
 MODES: dict[str, Callable[[int], Strategy]] = {
     "iterative": lambda _: iterative(),

@@ -31,9 +31,8 @@ from pyflow.cluster.run.drafts import MethodDrafter, PipelineDrafter
 from pyflow.cluster.run.driver import DraftThread, write
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
-from pyflow.cluster.run.stage import ModelStage
+from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
-from pyflow.cluster.run.threads import Sizes
 from pyflow.cluster.wire.messages import Frame, Result
 from pyflow.speculate.lookahead import Lookahead
 

@@ -14,7 +14,7 @@ from pyflow.cluster.model import in_threads
 from pyflow.cluster.mpi.handshake import check_ranges
 from pyflow.cluster.mpi.layers import Ranks, by_count, given
 from pyflow.cluster.mpi.survey import Survey
-from pyflow.cluster.planning.plan import LayerCosts, Pipeline
+from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
 from pyflow.cluster.planning.predict import Drafts, choose, predictions
 from pyflow.cluster.run.drafts import by_lookup
 from pyflow.cluster.run.job import Counts
@@ -41,7 +41,7 @@ def ranks(*ms: float, nbytes: Sequence[int] = (), growth: float = 0.05) -> Ranks
     links = {(i, i + 1): LINK for i in range(len(ms) - 1)}
     costs = LayerCosts((100,) * 40, 10, 10, row_nbytes=4096)
     spec: Any = type("Spec", (), {"n_layers": 40})
-    return Ranks([], spec, lambda: Survey(Pipeline(profiles, links, costs), ()))
+    return Ranks([], spec, lambda: Survey(ClusterProfile(profiles, links, costs), ()))
 
 
 def decided(wish: Automatic, ranks: Ranks) -> list[int]:

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.cluster.planning.plan import (
+    ClusterProfile,
     LayerCosts,
     Objective,
-    Pipeline,
-    Split,
-    describe,
+    SplitPlan,
+    evaluate_split,
     parse_layers,
-    predict,
     split,
 )
 from pyflow.cluster.wire.messages import Link, RankProfile
@@ -43,13 +42,13 @@ def plain_layers(n: int, *, row_nbytes: int = 4000) -> LayerCosts:
     return LayerCosts((100,) * n, embedding_nbytes=50, head_nbytes=70, row_nbytes=row_nbytes)
 
 
-def chain(*ranks: RankProfile, layers: LayerCosts, link: Link = INSTANT) -> Pipeline:
+def chain(*ranks: RankProfile, layers: LayerCosts, link: Link = INSTANT) -> ClusterProfile:
     """With the same link between all neighbours."""
     pairs = itertools.pairwise(profile.rank for profile in ranks)
-    return Pipeline(ranks, dict.fromkeys(pairs, link), layers)
+    return ClusterProfile(ranks, dict.fromkeys(pairs, link), layers)
 
 
-def counts(found: Split) -> list[int]:
+def counts(found: SplitPlan) -> list[int]:
     return [len(part.layers) for part in found.parts]
 
 
@@ -61,7 +60,7 @@ def all_counts(n_layers: int, n_ranks: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in itertools.pairwise((0, *ends, n_layers)))
 
 
-def link_ms(pipeline: Pipeline, i: int, j: int, n_rows: int) -> tuple[Fraction, Fraction]:
+def link_ms(pipeline: ClusterProfile, i: int, j: int, n_rows: int) -> tuple[Fraction, Fraction]:
     """Latency, and the time that the rows' bytes take, to the nanosecond."""
     a, b = sorted((i, j))
     numbers = [profile.rank for profile in pipeline.ranks]
@@ -74,7 +73,9 @@ def link_ms(pipeline: Pipeline, i: int, j: int, n_rows: int) -> tuple[Fraction, 
     return Fraction(round(1e9 * latency), 10**6), Fraction(bytes_ns, 10**6)
 
 
-def figures(pipeline: Pipeline, way: tuple[int, ...], n_rows: int) -> tuple[Fraction, Fraction]:
+def figures(
+    pipeline: ClusterProfile, way: tuple[int, ...], n_rows: int
+) -> tuple[Fraction, Fraction]:
     """ms of a token in plain decoding, ms of the slowest stage or link for a run."""
     layers, token, slowest = pipeline.layers, Fraction(), Fraction()
     held = [i for i, n in enumerate(way) if n]
@@ -97,7 +98,7 @@ def figures(pipeline: Pipeline, way: tuple[int, ...], n_rows: int) -> tuple[Frac
     return token, slowest
 
 
-def lacking(pipeline: Pipeline, way: tuple[int, ...]) -> dict[int, int]:
+def lacking(pipeline: ClusterProfile, way: tuple[int, ...]) -> dict[int, int]:
     """Bytes that are missing, by rank."""
     layers, lacks = pipeline.layers, {}
     for i, n in enumerate(way):
@@ -126,7 +127,7 @@ LINKS = st.builds(
 
 
 @st.composite
-def pipelines(draw: st.DrawFn) -> Pipeline:
+def pipelines(draw: st.DrawFn) -> ClusterProfile:
     n_ranks, n_layers = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     ends = st.sampled_from([0, 0, 1, 2, 8])
     numbers = draw(st.permutations(range(7)))[:n_ranks]
@@ -155,12 +156,12 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
         tied_nbytes=draw(st.integers(0, min(embedding, head))),
         relative=draw(st.sampled_from([(), tuple(draw(relative))])),
     )
-    return Pipeline(tuple(ranks), links, layers)
+    return ClusterProfile(tuple(ranks), links, layers)
 
 
 @settings(max_examples=400, deadline=None)
 @given(pipelines(), st.sampled_from(["latency", "throughput"]), st.integers(1, 3))
-def test_no_split_is_better(pipeline: Pipeline, objective: Objective, n_rows: int) -> None:
+def test_no_split_is_better(pipeline: ClusterProfile, objective: Objective, n_rows: int) -> None:
     n_layers = len(pipeline.layers.nbytes)
     ways = list(all_counts(n_layers, len(pipeline.ranks)))
     fitting = [way for way in ways if not lacking(pipeline, way)]
@@ -185,17 +186,19 @@ def test_no_split_is_better(pipeline: Pipeline, objective: Objective, n_rows: in
 
 @settings(max_examples=200, deadline=None)
 @given(pipelines(), st.integers(1, 3), st.data())
-def test_splits_by_hand_are_predicted(pipeline: Pipeline, n_rows: int, data: st.DataObject) -> None:
+def test_splits_by_hand_are_predicted(
+    pipeline: ClusterProfile, n_rows: int, data: st.DataObject
+) -> None:
     way = data.draw(
         st.sampled_from(list(all_counts(len(pipeline.layers.nbytes), len(pipeline.ranks))))
     )
     ranges = parse_layers(",".join(map(str, way)), sum(way), len(way))
     if lacks := lacking(pipeline, way):
         with pytest.raises(ResourceError) as caught:
-            predict(pipeline, ranges, n_rows=n_rows)
+            evaluate_split(pipeline, ranges, n_rows=n_rows)
         assert told_lacks(caught.value) == lacks
         return
-    found = predict(pipeline, ranges, n_rows=n_rows)
+    found = evaluate_split(pipeline, ranges, n_rows=n_rows)
     token, slowest = figures(pipeline, way, n_rows)
     assert found.token_ms == pytest.approx(float(token), abs=1e-9)
     assert found.run_ms == pytest.approx(float(slowest), abs=1e-9)
@@ -204,7 +207,7 @@ def test_splits_by_hand_are_predicted(pipeline: Pipeline, n_rows: int, data: st.
 
 @settings(max_examples=100, deadline=None)
 @given(pipelines())
-def test_what_is_missing_is_enough(pipeline: Pipeline) -> None:
+def test_what_is_missing_is_enough(pipeline: ClusterProfile) -> None:
     try:
         split(pipeline)
     except ResourceError as error:
@@ -213,7 +216,7 @@ def test_what_is_missing_is_enough(pipeline: Pipeline) -> None:
             RankProfile(p.rank, p.host, p.layer_ms, p.max_nbytes + lacks.get(p.rank, 0))
             for p in pipeline.ranks
         )
-        split(Pipeline(ranks, pipeline.links, pipeline.layers))
+        split(ClusterProfile(ranks, pipeline.links, pipeline.layers))
 
 
 def test_equal_ranks_share_evenly_though_plain_decoding_gains_nothing() -> None:
@@ -252,12 +255,12 @@ def test_latency_of_a_link_holds_up_tokens_and_bytes_hold_up_runs() -> None:
     layers = plain_layers(8, row_nbytes=10_000)
     far = chain(rank(0, 1, 1), rank(1, 1, 1), layers=layers, link=Link(0.5, 1e18))
     thin = chain(rank(0, 1, 1), rank(1, 1, 1), layers=layers, link=Link(0.0, 1e6))
-    assert predict(far, halves).run_ms == pytest.approx(4)
-    assert predict(far, halves).token_ms == pytest.approx(8 + 500 + 500)  # there and back
-    assert predict(thin, halves).run_ms == pytest.approx(10)
-    assert predict(thin, halves).token_ms == pytest.approx(8 + 10)
-    assert predict(thin, halves, n_rows=2).run_ms == pytest.approx(20)
-    assert predict(thin, halves).slowest == "the link from rank 0 (host0) to rank 1 (host1)"
+    assert evaluate_split(far, halves).run_ms == pytest.approx(4)
+    assert evaluate_split(far, halves).token_ms == pytest.approx(8 + 500 + 500)  # there and back
+    assert evaluate_split(thin, halves).run_ms == pytest.approx(10)
+    assert evaluate_split(thin, halves).token_ms == pytest.approx(8 + 10)
+    assert evaluate_split(thin, halves, n_rows=2).run_ms == pytest.approx(20)
+    assert evaluate_split(thin, halves).slowest == "the link from rank 0 (host0) to rank 1 (host1)"
 
 
 def test_a_slow_link_is_worth_a_slow_rank() -> None:
@@ -284,7 +287,7 @@ def test_embedding_and_head_count_as_time_and_memory_of_the_ends() -> None:
     assert counts(split(pipeline, objective="throughput")) == [6, 4]
     full = rank(0, 1, max_nbytes=549), rank(1, 1, max_nbytes=570)
     with pytest.raises(ResourceError, match=r"rank 0.*: 1 are missing"):
-        predict(chain(*full, layers=plain_layers(10)), [range(5), range(5, 10)])
+        evaluate_split(chain(*full, layers=plain_layers(10)), [range(5), range(5, 10)])
 
 
 def test_a_tied_head_is_held_once_by_a_rank_alone() -> None:
@@ -326,65 +329,18 @@ def test_where_nothing_fits_the_error_names_ranks_and_bytes() -> None:
         "use more ranks, less context or cache type q8_0"
     )
     with pytest.raises(ResourceError) as caught:
-        predict(chain(*ranks, layers=plain_layers(6)), parse_layers("2,4", 6, 2))
+        evaluate_split(chain(*ranks, layers=plain_layers(6)), parse_layers("2,4", 6, 2))
     assert told_lacks(caught.value) == {1: 120}
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(sum))
-def test_layers_by_hand_are_ranges_of_these_lengths(lengths: list[int]) -> None:
-    ranges = parse_layers(",".join(map(str, lengths)), sum(lengths), len(lengths))
-    assert [len(part) for part in ranges] == lengths
-    assert [k for part in ranges for k in part] == list(range(sum(lengths)))
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("10,8,6", "expected 4 numbers, one for each rank, found 3 in '10,8,6'; write 0 for"),
-        ("10,8,6,6,0", "expected 4 numbers, one for each rank, found 5"),
-        ("10,8,6,4", "expected 30 in all, those of the model, found 28 in '10,8,6,4'; add 2"),
-        ("10,8,6,9", "found 33 in '10,8,6,9'; take away 3"),
-        ("10,8,-6,6", "expected how many for each rank, as 10,8,6,6, found '10,8,-6,6'"),
-        ("10,8,6.0,6", "found '10,8,6.0,6'"),
-        ("10,8,,6", "found '10,8,,6'"),
-        ("", "found ''"),
-        ("10,8,٦,6", "expected how many"),
-        ("1" * 10_000, "expected how many"),
-    ],
-)
-def test_a_wrong_split_by_hand_is_refused(text: str, complaint: str) -> None:
-    with pytest.raises(ShapeError, match=re.escape(complaint)) as caught:
-        parse_layers(text, 30, 4)
-    assert len(str(caught.value)) < 200
-
-
-def test_a_split_is_told_to_people() -> None:
-    layers = LayerCosts((3 * 2**20,) * 10, 2**20, 2 * 2**20, row_nbytes=4000)
-    ranks = rank(0, 1, 1.5, embedding_ms=0.5), rank(3, 1, 2), rank(5, 2, 2, head_ms=1)
-    pipeline = chain(*ranks, layers=layers, link=Link(0.001, 4e6))
-    table, lines = describe(predict(pipeline, parse_layers("7,0,3", 10, 3), n_rows=2))
-    assert table == [
-        ("RANK", "HOST", "LAYERS", "MS", "MEMORY"),
-        ("0", "host0", "0-6", "11.25", "22.0 MiB"),
-        ("3", "host3", "none", "", ""),
-        ("5", "host5", "7-9", "7.00", "11.0 MiB"),
-    ]
-    # 7 + 0.5, a hop of 1 + 1, 3 x 2 + 1, and 1 back
-    assert lines == [
-        "17.50 ms per token where each waits for the one before",
-        "88.9 runs of 2 rows per second through a full pipeline; "
-        "the slowest is rank 0 (host0) with 11.25 ms",
-    ]
 
 
 def test_wrong_input_is_refused() -> None:
     two, layers = (rank(0, 1, 1), rank(1, 1)), plain_layers(4)
     with pytest.raises(ShapeError, match=r"all neighbours, found none of \(0, 1\)"):
-        Pipeline(two, {}, layers)
+        ClusterProfile(two, {}, layers)
     with pytest.raises(ShapeError, match="each of them once"):
         chain(rank(1, 1), rank(1, 1), layers=layers)
     with pytest.raises(ShapeError, match="one or more"):
-        Pipeline((), {}, layers)
+        ClusterProfile((), {}, layers)
     with pytest.raises(ShapeError, match="expected some with a time each, found 2, 1"):
         chain(*two, layers=LayerCosts((1, 1), 0, 0, 4, relative=(1,)))
     with pytest.raises(ShapeError, match="found 0, 0"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from pyflow.cluster.planning.plan import LayerCosts, Pipeline, split
+from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts, split
 from pyflow.cluster.planning.predict import (
     PRIORS,
     Drafts,
@@ -33,12 +33,12 @@ def ranks(*ms: float, max_nbytes: int = 10**6, beta: float = 0.05) -> tuple[Rank
     )
 
 
-def pipeline(*ms: float, link: Link = FAST, **how: float) -> Pipeline:
+def pipeline(*ms: float, link: Link = FAST, **how: float) -> ClusterProfile:
     found = ranks(*ms, **how)  # type: ignore[arg-type]
-    return Pipeline(found, {(i, i + 1): link for i in range(len(ms) - 1)}, LAYERS)
+    return ClusterProfile(found, {(i, i + 1): link for i in range(len(ms) - 1)}, LAYERS)
 
 
-def chosen(cluster: Pipeline, drafts: Drafts | None = None) -> Prediction:
+def chosen(cluster: ClusterProfile, drafts: Drafts | None = None) -> Prediction:
     return choose(predictions(cluster, drafts))
 
 
@@ -119,7 +119,7 @@ def test_the_same_profiles_give_the_same_choice() -> None:
 def test_links_are_those_of_the_ranks_that_are_stages() -> None:
     found = ranks(1, 1, 1, 1)
     links = {(0, 1): FAST, (1, 2): LAN, (2, 3): structs.replace(LAN, latency_s=0.005)}
-    cluster = Pipeline(found, links, LAYERS)
+    cluster = ClusterProfile(found, links, LAYERS)
     times = cluster_times(cluster, [range(0), range(20), range(0), range(20, 40)], draft_ms=0)
     # 40 layers, to the first stage and back from the last, and between them over the skipped rank.
     expected = 40 + 0.001 + 5 + 5 + 1e3 * 16_384 / 1e8
@@ -144,5 +144,5 @@ def test_candidates_are_strategies_of_every_kind_each_once() -> None:
 
 def test_a_head_of_its_own_is_split_off_by_taking_its_memory() -> None:
     head, *others = ranks(1, 1)
-    cluster = Pipeline((structs.replace(head, max_nbytes=0), *others), {(0, 1): FAST}, LAYERS)
+    cluster = ClusterProfile((structs.replace(head, max_nbytes=0), *others), {(0, 1): FAST}, LAYERS)
     assert [len(part.layers) for part in split(cluster).parts] == [0, 40]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import pyflow
 from pyflow import _core, formats
-from pyflow.cluster.planning.plan import LayerCosts, Pipeline, predict
+from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts, evaluate_split
 from pyflow.cluster.planning.profile import N_ROWS, layer_costs, profile_rank, shared
 from pyflow.cluster.wire.messages import RankProfile
 from pyflow.engine.loaded import plan
@@ -33,7 +33,7 @@ def test_layers_need_together_what_the_model_does(
         checkpoint, spec, pool, {"n_ctx": 2048, "n_seq_max": 4, "cache_type": cache_type}
     )
     whole = plan(model_path(name), n_ctx=2048, n_seq_max=4, cache_type=cache_type)
-    alone = Pipeline((RankProfile(0, "here", (1.0,), 2**60),), {}, costs)
+    alone = ClusterProfile((RankProfile(0, "here", (1.0,), 2**60),), {}, costs)
     assert alone.nbytes(range(spec.n_layers)) == whole.weights + whole.kv
     assert 0 < n_scratch <= whole.scratch
     assert sum(costs.relative) == pytest.approx(spec.n_layers)
@@ -59,7 +59,7 @@ def test_a_rank_measures_layers_for_one_to_eight_rows(
     assert found.read_bytes_per_s > 1e8
     costs, n_scratch = layer_costs(checkpoint, spec, pool, {"n_ctx": 512})
     (alone,) = shared([profile], n_scratch)
-    split = predict(Pipeline((alone,), {}, costs), [range(spec.n_layers)])
+    split = evaluate_split(ClusterProfile((alone,), {}, costs), [range(spec.n_layers)])
     assert split.token_ms == pytest.approx(30 * profile.layer_ms[0] + profile.head_ms, rel=1e-3)
 
 
@@ -82,5 +82,5 @@ def test_ranks_of_one_host_share_its_memory() -> None:
 
 def test_layers_of_one_model_may_differ() -> None:
     costs = LayerCosts((10, 30), 5, 7, row_nbytes=4, tied_nbytes=5, relative=(0.5, 1.5))
-    pipeline = Pipeline((RankProfile(0, "here", (2.0,), 100, head_ms=1),), {}, costs)
-    assert predict(pipeline, [range(2)]).token_ms == pytest.approx(0.5 * 2 + 1.5 * 2 + 1)
+    pipeline = ClusterProfile((RankProfile(0, "here", (2.0,), 100, head_ms=1),), {}, costs)
+    assert evaluate_split(pipeline, [range(2)]).token_ms == pytest.approx(0.5 * 2 + 1.5 * 2 + 1)

@@ -32,7 +32,7 @@ from pyflow.speculate.lookahead import Lookahead
 from pyflow.speculate.lookup import PromptLookup
 from pyflow.speculate.tree import DraftTree
 
-from .test_scheduler import EVENTS, NAMED, Hand, Run
+from .simulated import EVENTS, NAMED, Hand, Run
 
 TREE = Questions(1, (7, 8, 9), (-1, 0, -1), (1, -1, 2, 1))
 
