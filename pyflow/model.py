@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Unpack
 
 from pyflow.engine.context import CacheType
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.topology import NumaMode, Placement
-from pyflow.generate import Completion, Options, Prompt, Stream, generate, stream
-from pyflow.generate.conversation import LocalConversation
+from pyflow.generate import Generates, Options, Prompt, Stream, stream
+from pyflow.generate.conversation import Conversation
+from pyflow.generate.local_runner import LocalRunner
 from pyflow.speculate import Speculator
 
 
@@ -37,36 +38,17 @@ def load(
     return Model(path, n_threads=n_threads, numa=numa, quantize=quantize, layers=layers)
 
 
-class Model(LoadedModel):
+class Model(LoadedModel, Generates):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
     Also a context manager: leaving it frees the weights once no context uses them.
     """
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-        self, prompt: Prompt, **options: Unpack[Options]
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], **options: Unpack[Options]
-    ) -> list[Completion]: ...
-    def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> Completion | list[Completion]:
-        """What the model writes after the prompt; for several prompts a list.
-
-        A prompt is text, continued as it stands, or token ids; several run as one batch. Options:
-        n_predict, sampling, stop, n_ctx, cache_type, progress; see `generate.Options`.
-        PyflowError: an empty prompt, one too long for the context, an option out of range.
-        TypeError: an unknown option.
-        """
-        return generate(self, prompt, **options)
-
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
-        """The same as an iterator of chunks, each as soon as its token is drawn.
+        """What the model writes, chunk by chunk, each as soon as its token is drawn.
 
-        Also a context manager: leaving it ends the generation and frees its context.
+        Several prompts run as one batch. Also a context manager: leaving it ends the generation and
+        frees its context.
         """
         return stream(self, prompt, **options)
 
@@ -76,6 +58,7 @@ class Model(LoadedModel):
         *,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
-    ) -> LocalConversation:
+    ) -> Conversation:
         """The cache behind a `ChatSession`: a context of its own, sized as `context` says."""
-        return LocalConversation(self.context(n_ctx, cache_type=cache_type), speculator)
+        context = self.context(n_ctx, cache_type=cache_type)
+        return Conversation(LocalRunner(context, speculator), self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 from msgspec.structs import replace
 
@@ -21,19 +21,17 @@ from pyflow.cluster.run.driver import Pipeline
 from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser
 from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.strategy import Strategy
-from pyflow.cluster.run.stream import PipelinedStream
 from pyflow.cluster.run.threads import ThreadPipeline, local_stages
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
-from pyflow.generate import Completion, Options, Prompt
-from pyflow.generate.conversation import Question, View
-from pyflow.generate.prompts import check_fits, checked, is_one
+from pyflow.generate import Generates, Options, Prompt, Stream
+from pyflow.generate.conversation import Conversation
+from pyflow.generate.prompts import check_fits, checked
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
-    from pyflow.engine.context import Progress
     from pyflow.speculate import Speculator
 
 # Sequences of cells for guesses.
@@ -50,7 +48,7 @@ Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
 Choose: TypeAlias = Callable[["PipelinedModel"], Strategy | StrategyChooser]
 
 
-class PipelinedModel(Closing):
+class PipelinedModel(Generates, Closing):
     """Writes what `Model` writes, token for token, one prompt after the other.
 
     Here are tokenizer and chat template; weights are where the pipeline's stages are. Also a
@@ -59,7 +57,7 @@ class PipelinedModel(Closing):
 
     def __init__(
         self,
-        described: ModelFiles,
+        files: ModelFiles,
         connect: Connect,
         *,
         strategy: Strategy | Choose,
@@ -75,10 +73,10 @@ class PipelinedModel(Closing):
         Waits until all stages have loaded. Raises like `load`, and PyflowError for what stages say.
         """
         start = time.monotonic()
-        self.described = described
-        self.spec, self.tokenizer = described.spec, described.tokenizer
-        self.path, self.metadata = described.path, described.metadata
-        self.defaults = described.defaults
+        self.files = files
+        self.spec, self.tokenizer = files.spec, files.tokenizer
+        self.path, self.metadata = files.path, files.metadata
+        self.defaults = files.defaults
         self.n_ctx = int(context_args(self.spec, n_ctx, 1, N_BATCH, cache_type)["n_ctx"])
         self.cache_type, self.n_threads = cache_type, n_threads
         self.pipeline, self.layers = connect(
@@ -104,62 +102,38 @@ class PipelinedModel(Closing):
         except BaseException:
             self.close()
             raise
-        self.load_ms = described.load_ms + 1e3 * (time.monotonic() - start)
+        self.load_ms = files.load_ms + 1e3 * (time.monotonic() - start)
 
     @property
     def name(self) -> str:
-        return self.described.name
+        return self.files.name
 
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template; None where it has none."""
-        return self.described.chat_template
+        return self.files.chat_template
 
     @property
     def n_stages(self) -> int:
         """Ranks that hold layers."""
         return sum(1 for held in self.layers if held)
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-        self, prompt: Prompt, **options: Unpack[Options]
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], **options: Unpack[Options]
-    ) -> list[Completion]: ...
-    def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> Completion | list[Completion]:
-        """What the model writes after the prompt; a list of it for several prompts."""
-        with self.stream(prompt, **options) as chunks:
-            for _ in chunks:
-                pass
-            return chunks.completion if is_one(prompt) else chunks.completions
+    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
+        """What the model writes, chunk by chunk, as `Model.stream` does, one prompt after the
+        other.
 
-    def stream(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> PipelinedStream:
-        """What the model writes, chunk by chunk, as `Model.stream` does.
-
-        Options: n_predict, sampling, stop, progress. PyflowError also for the others, which the
-        stages have fixed, and for log-probabilities, which do not travel.
+        Options: n_predict, sampling, stop, progress. PyflowError also for the options that the
+        stages have fixed, and for log-probabilities: stages return tokens, not logits.
         """
         if wrong := next((name for name in _FIXED if options.get(name) is not None), None):
             raise PyflowError(f"{wrong}: a pipeline has its own since it was made; leave it out")
-        wish = checked(self.described, prompt, options)
+        wish = checked(self.files, prompt, options)
+        if wish.sampling.n_logprobs:
+            raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
         for tokens in wish.prompts:
             check_fits(len(tokens), self.n_ctx)
-        questions = [
-            Question(
-                view=View(tokens, noise),
-                sampling=wish.sampling,
-                n_predict=wish.n_predict,
-                stop=wish.stop,
-            )
-            for tokens, noise in zip(wish.prompts, wish.streams, strict=True)
-        ]
-        return self._stream(questions, options.get("progress"))
+        requests = wish.requests([self.n_ctx] * len(wish.prompts))
+        return Stream(self.runner, self, requests, progress=options.get("progress"))
 
     def conversation(
         self,
@@ -167,60 +141,26 @@ class PipelinedModel(Closing):
         *,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
-    ) -> PipelinedConversation:
-        """What `ChatSession` answers from. PyflowError for sizes that are not the pipeline's."""
+    ) -> Conversation:
+        """The cache behind a `ChatSession`: the stages keep what it shares with the last text.
+
+        PyflowError for sizes that are not the pipeline's.
+        """
         if n_ctx not in (None, self.n_ctx) or cache_type != self.cache_type or speculator:
             raise PyflowError(
                 f"chat: expected the pipeline's own n_ctx={self.n_ctx} and "
                 f"cache_type={self.cache_type!r}, and no speculator"
             )
-        return PipelinedConversation(self)
+        return Conversation(self.runner, self, owned=False)
 
     def _shifts(self) -> bool:
         """Whether cells may move: not where positions have been learned."""
-        native, whole_model = self.described.checkpoint.native, self.spec.stage()
+        native, whole_model = self.files.checkpoint.native, self.spec.stage()
         return _core.Stage(native, whole_model, _core.ThreadPool(1), load=False).shifts
-
-    def _stream(
-        self, questions: Sequence[Question], progress: Progress | None, *, reuse: bool = False
-    ) -> PipelinedStream:
-        if any(question.sampling.n_logprobs for question in questions):
-            raise PyflowError("n_logprobs: a pipeline tells tokens alone; leave it at 0")
-        return PipelinedStream(
-            self.runner,
-            self.tokenizer,
-            questions,
-            load_ms=self.load_ms,
-            reuse=reuse,
-            progress=progress,
-        )
 
     def close(self) -> None:
         """Ends the stages, wherever they are; idempotent."""
         self.pipeline.close()
-
-
-class PipelinedConversation(Closing):
-    """The answers of one conversation; the stages keep what it has in common with the last text."""
-
-    def __init__(self, model: PipelinedModel) -> None:
-        self._model = model
-        self._open: PipelinedStream | None = None
-
-    @property
-    def n_ctx(self) -> int:
-        return self._model.n_ctx
-
-    def answer(self, question: Question, progress: Progress | None = None) -> PipelinedStream:
-        """Ends the answer before it, if that goes on."""
-        self.close()
-        self._open = self._model._stream([question], progress, reuse=True)
-        return self._open
-
-    def close(self) -> None:
-        """Ends the answer that goes on; idempotent."""
-        if self._open is not None:
-            self._open.close()
 
 
 def in_threads(
@@ -239,22 +179,22 @@ def in_threads(
     layers: of each stage, or what decides about them.
     """
     whole("n_stages", n_stages, 1)
-    described = _described(model)
+    files = _files_of(model)
 
     def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
-        own = hello(0, described.checkpoint)
+        own = hello(0, files.checkpoint)
         hellos = [replace(own, rank=i) for i in range(n_stages)]
 
         def measure() -> Survey:
-            return survey_threads(described.checkpoint, n_stages, n_threads, sizes)
+            return survey_threads(files.checkpoint, n_stages, n_threads, sizes)
 
         ranges = layers
         if callable(ranges):
-            ranges = ranges(Ranks(hellos, described.spec, measure))
-        check_ranges(ranges, hellos, described.spec.n_layers)
+            ranges = ranges(Ranks(hellos, files.spec, measure))
+        check_ranges(ranges, hellos, files.spec.n_layers)
         stages = local_stages(
-            described.checkpoint,
-            described.spec,
+            files.checkpoint,
+            files.spec,
             layers=ranges,
             sampling=SamplingParams(seed=0),
             n_threads=n_threads,
@@ -263,7 +203,7 @@ def in_threads(
         return ThreadPipeline(stages), ranges
 
     return PipelinedModel(
-        described,
+        files,
         connect,
         strategy=strategy,
         n_threads=n_threads,
@@ -291,20 +231,20 @@ def over_ranks(
     """
     is_connected = False
     try:
-        described = _described(model)
+        files = _files_of(model)
 
         def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
             nonlocal is_connected
             is_connected = True
             pool = _core.ThreadPool(n_threads)
-            quantize = described.checkpoint.pack_as
+            quantize = files.checkpoint.pack_as
             pipeline = MpiPipeline(
-                described.path, layers, pool=pool, quantize=quantize, drafters=drafters, **sizes
+                files.path, layers, pool=pool, quantize=quantize, drafters=drafters, **sizes
             )
             return pipeline, pipeline.layers
 
         return PipelinedModel(
-            described,
+            files,
             connect,
             strategy=strategy,
             n_threads=n_threads,
@@ -318,5 +258,5 @@ def over_ranks(
         raise
 
 
-def _described(model: ModelFiles | str | Path) -> ModelFiles:
+def _files_of(model: ModelFiles | str | Path) -> ModelFiles:
     return model if isinstance(model, ModelFiles) else ModelFiles(model)

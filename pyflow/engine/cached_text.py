@@ -8,12 +8,13 @@ from pyflow.engine.context import Context
 
 
 class CachedText:
-    """One sequence of a context, and the tokens whose cells it holds."""
+    """One sequence of a context, and the text of its cells."""
 
     def __init__(self, context: Context, seq: int = 0) -> None:
         self.context = context
         self.seq = seq
         self.tokens: list[int] = []
+        """Begins with the tokens of the cells; further ones have no cells yet."""
 
     def reuse(self, target: Sequence[int], n_dropped: int = 0) -> int:
         """Cuts the cells to the longest usable prefix of the target; returns its length.
@@ -31,6 +32,7 @@ class CachedText:
 
     def _cut_and_move(self, target: Sequence[int], n_dropped: int) -> int:
         context, seq = self.context, self.seq
+        self.tokens = self.tokens[: context.seq_pos_max(seq) + 1]
         first, same = reusable(self.tokens, target, n_dropped if context.shifts else 0)
         if first is not None:
             context.seq_rm(seq, first, first + n_dropped)

@@ -1,13 +1,13 @@
 """Text from a model: one prompt or many, all at once or as it comes."""
 
 from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
-from pyflow.generate.prompts import Options, Prompt, generate, stream
-from pyflow.generate.stream import Feed, Request, Stream
+from pyflow.generate.prompts import Generates, Options, Prompt, stream
+from pyflow.generate.stream import Request, Stream, View
 
 __all__ = [
     "Chunk",
     "Completion",
-    "Feed",
+    "Generates",
     "Options",
     "Prompt",
     "Request",
@@ -15,6 +15,6 @@ __all__ = [
     "Stream",
     "Timings",
     "TokenLogprobs",
-    "generate",
+    "View",
     "stream",
 ]

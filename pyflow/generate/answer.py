@@ -24,23 +24,20 @@ class Answer:
         prompt: Sequence[int],
         *,
         number: int = 0,
-        n_past: int = 0,
         n_predict: int = -1,
         stop: Sequence[str] = (),
         seed: int,
         load_ms: float,
     ) -> None:
-        """number: of the prompt among several. n_past: tokens of it that need not be computed."""
+        """number: of the prompt among several."""
         self.number = number
         self.reason: StopReason | None = None
         """Why it has ended; None: it has not."""
         self.tokens: list[int] = []
         """Those drawn, without the one that ends the answer."""
         self.n_drawn = 0
-        self.n_past = n_past
-        self.n_again = 0
-        """Of those drawn, the first ones, which a start of this program that was lost had drawn:
-        now they are only read, and times count them so."""
+        self._n_past = 0
+        self._n_replayed = 0
         self._prompt = prompt
         self._n_predict = n_predict
         self._seed = seed
@@ -58,13 +55,22 @@ class Answer:
 
     def start(self) -> None:
         """The prompt begins to be read."""
-        self._started = time.monotonic()
+        if self.n_drawn == 0:
+            self._started = time.monotonic()
+
+    def begun(self, n_past: int, n_replayed: int) -> None:
+        """n_past: tokens of the text that need no computation. n_replayed: leading tokens replayed
+        after a restart; counted as prompt in the timings."""
+        if self.n_drawn == 0:
+            self._n_past = n_past
+        if self.n_drawn == self._n_replayed:
+            self._n_replayed += n_replayed
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> Chunk:
-        """Goes on by a token that was drawn at a time of the monotonic clock."""
+        """Goes on by a token that was drawn at this time of the monotonic clock."""
         self.n_drawn += 1
         self._last = now
-        if self.n_drawn <= self.n_again + 1:
+        if self.n_drawn <= self._n_replayed + 1:
             self._first = now
         if logprobs is not None:
             if self._logprobs is None:
@@ -92,11 +98,7 @@ class Answer:
         self._text.append(text)
         return text
 
-    def completion(
-        self,
-        speculation: SpeculationStats | None = None,
-        pipeline: PipelineStats | None = None,
-    ) -> Completion:
+    def completion(self, stats: SpeculationStats | PipelineStats | None = None) -> Completion:
         """PyflowError while it goes on."""
         if self.reason is None:
             raise PyflowError("the stream has not ended: read it to its end, or close it")
@@ -107,13 +109,13 @@ class Answer:
             stop_reason=self.reason,
             timings=Timings(
                 load_ms=self._load_ms,
-                prompt_n=len(self._prompt) - self.n_past + self.n_again if self.n_drawn else 0,
+                prompt_n=len(self._prompt) - self._n_past + self._n_replayed if self.n_drawn else 0,
                 prompt_ms=1e3 * max(0.0, self._first - self._started),
-                predicted_n=self.n_drawn - self.n_again,
+                predicted_n=self.n_drawn - self._n_replayed,
                 predicted_ms=1e3 * (self._last - self._first),
             ),
             seed=self._seed,
             logprobs=self._logprobs,
-            speculation=speculation,
-            pipeline=pipeline,
+            speculation=stats if isinstance(stats, SpeculationStats) else None,
+            pipeline=stats if isinstance(stats, PipelineStats) else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
-from pyflow.generate.stream import Request, Stream
+from pyflow.generate.local_runner import LocalRunner
+from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculator
 
@@ -50,22 +52,36 @@ class Options(TypedDict, total=False):
     """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
 
 
-@overload
-def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-    source: LoadedModel | Context, prompt: Prompt, **options: Unpack[Options]
-) -> Completion: ...
-@overload
-def generate(
-    source: LoadedModel | Context, prompt: Sequence[Prompt], **options: Unpack[Options]
-) -> list[Completion]: ...
-def generate(
-    source: LoadedModel | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-) -> Completion | list[Completion]:
-    """What the model writes after the prompt; a list of it for several prompts. See `stream`."""
-    with stream(source, prompt, **options) as chunks:
-        for _ in chunks:
-            pass
-        return chunks.completion if is_one(prompt) else chunks.completions
+class Generates(ABC):
+    """Writes text, by a stream."""
+
+    @abstractmethod
+    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
+        """What the model writes, chunk by chunk, each as soon as its token is drawn.
+
+        Also a context manager: leaving it ends the generation.
+        """
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], **options: Unpack[Options]
+    ) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> Completion | list[Completion]:
+        """What the model writes after the prompt; for several prompts a list.
+
+        A prompt is text, continued as it stands, or token ids. Options: n_predict, sampling, stop,
+        n_ctx, cache_type, progress; see `generate.Options`.
+        PyflowError: an empty prompt, one too long for the context, an option out of range.
+        TypeError: an unknown option.
+        """
+        done = self.stream(prompt, **options).read()
+        return done[0] if is_one(prompt) else done
 
 
 def stream(
@@ -80,95 +96,104 @@ def stream(
     copies of a prompt take further streams of noise.
 
     PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
-    TypeError: an option that there is not.
+    TypeError: an unknown option.
     """
-    context = source if isinstance(source, Context) else None
     model = source.model if isinstance(source, Context) else source
     _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
     wish = checked(model, prompt, options)
-    n_predict, sampling, stop = wish.n_predict, wish.sampling, wish.stop
-    n_ctx = options.get("n_ctx")
-    if n_ctx is not None:
-        n_ctx = whole("n_ctx", n_ctx, 0)
     speculator = options.get("speculator")
     if speculator is not None and not isinstance(speculator, Speculator):
         raise PyflowError(
             f"speculator: expected one of pyflow.speculate.speculator(...), found {speculator!r}"
         )
-    if context is not None and n_ctx is not None:
-        raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
-    limits = []
-    for tokens in wish.prompts:
-        wanted = len(tokens) + (n_predict if n_predict > 0 else OPEN_END)
-        if context is not None:
-            limit = context.n_ctx
-        else:
-            limit = n_ctx or min(model.spec.n_ctx_train, wanted)
-        check_fits(len(tokens), limit)
-        limits.append(min(limit, wanted) if n_predict > 0 else limit)
-
-    most_first = sorted(limits, reverse=True)
-    n_parallel = min(len(wish.prompts), N_PARALLEL)
-    owned = context is None
-    if not isinstance(source, Context):
-        if n_ctx is not None and n_ctx > model.spec.n_ctx_train:
+    n_ctx = options.get("n_ctx")
+    if n_ctx is not None:
+        n_ctx = whole("n_ctx", n_ctx, 0)
+        if isinstance(source, Context):
+            raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
+        if n_ctx > model.spec.n_ctx_train:
             raise ShapeError(
                 f"n_ctx: expected up to {model.spec.n_ctx_train:,}, the context that {model.name} "
                 f"was trained for; found {n_ctx:,}"
             )
-        n_cells = sum(most_first[:n_parallel])
-        if speculator is not None:
-            # Trees must fit in beside the text until its end.
-            most = n_parallel * model.spec.n_ctx_train
-            n_cells = min(n_cells + n_parallel * speculator.n_max, most)
-        context = source.context(
-            n_cells,
-            n_seq_max=n_parallel,
-            cache_type=options.get("cache_type", "f16"),
-        )
-    else:
-        context = source
-        context.clear()
-        n_parallel = min(n_parallel, context.n_seq_max)
-        while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:
-            n_parallel -= 1
-
-    requests = []
-    for tokens, noise, limit in zip(wish.prompts, wish.streams, limits, strict=True):
-        sampler = sampling.sampler(stream=noise)
-        sampler.accept_all(tokens)
-        requests.append(
-            Request(tokens=tokens, sampler=sampler, limit=limit, n_predict=n_predict, stop=stop)
-        )
-
+    limits = [_limit(source, len(tokens), wish.n_predict, n_ctx) for tokens in wish.prompts]
+    runner = _runner(source, limits, options.get("cache_type", "f16"), speculator)
     return Stream(
-        context,
-        requests,
-        seed=cast(int, sampling.seed),
-        n_parallel=n_parallel,
-        owned=owned,
+        runner,
+        model,
+        wish.requests(limits),
+        owned=not isinstance(source, Context),
         progress=options.get("progress"),
-        speculator=speculator,
     )
+
+
+def _limit(source: LoadedModel | Context, n_tokens: int, n_predict: int, n_ctx: int | None) -> int:
+    """Positions that a prompt of so many tokens and its answer may take; PyflowError for none."""
+    wanted = n_tokens + (n_predict if n_predict > 0 else OPEN_END)
+    if isinstance(source, Context):
+        limit = source.n_ctx
+    else:
+        limit = n_ctx or min(source.spec.n_ctx_train, wanted)
+    check_fits(n_tokens, limit)
+    return min(limit, wanted) if n_predict > 0 else limit
+
+
+def _runner(
+    source: LoadedModel | Context,
+    limits: Sequence[int],
+    cache_type: CacheType,
+    speculator: Speculator | None,
+) -> LocalRunner:
+    """A runner for as many texts at once as fit; a model gives it a context of its own."""
+    most_first = sorted(limits, reverse=True)
+    n_parallel = min(len(limits), N_PARALLEL)
+    if isinstance(source, Context):
+        source.clear()
+        n_parallel = min(n_parallel, source.n_seq_max)
+        while n_parallel > 1 and sum(most_first[:n_parallel]) > source.n_ctx:
+            n_parallel -= 1
+        return LocalRunner(source, speculator, n_parallel=n_parallel)
+    n_cells = sum(most_first[:n_parallel])
+    if speculator is not None:
+        # Trees must fit in beside the text until its end.
+        most = n_parallel * source.spec.n_ctx_train
+        n_cells = min(n_cells + n_parallel * speculator.n_max, most)
+    context = source.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
+    return LocalRunner(context, speculator, n_parallel=n_parallel)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Prompts as tokens, and what is wanted of them."""
+    """Prompts as tokens, and how to go on from them."""
 
     prompts: list[list[int]]
-    streams: list[int]
-    """Of noise, one per prompt."""
+    noise_streams: list[int]
+    """One per prompt."""
     n_predict: int
     sampling: SamplingParams
     """With a seed."""
     stop: Sequence[str]
 
+    def requests(self, limits: Sequence[int]) -> list[Request]:
+        """limits: positions that each text may take."""
+        return [
+            Request(
+                view=View(tokens, noise_stream),
+                sampling=self.sampling,
+                limit=limit,
+                n_predict=self.n_predict,
+                stop=self.stop,
+            )
+            for tokens, noise_stream, limit in zip(
+                self.prompts, self.noise_streams, limits, strict=True
+            )
+        ]
+
 
 def checked(
     model: ModelFiles, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]
 ) -> Wish:
-    """What prompts and options ask for; raises like `stream` where that cannot be."""
+    """Prompts and options, checked; raises like `stream`."""
     _check_names(options)
     n_predict = whole("n_predict", options.get("n_predict", model.defaults.n_predict))
     if n_predict < 1 and n_predict != -1:

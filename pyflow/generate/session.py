@@ -13,8 +13,9 @@ import msgspec
 from pyflow.closing import Closing
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.conversation import Answering, AnyModel, Question, View
+from pyflow.generate.conversation import AnyModel
 from pyflow.generate.prompts import check_fits
+from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -222,14 +223,15 @@ class ChatSession(Closing):
             if done.timings.predicted_n > 0:
                 self._messages = [*messages, ChatMessage("assistant", done.text)]
 
-        question = Question(
+        request = Request(
             view=seen,
             sampling=self._sampling,
+            limit=self.n_ctx,
             n_predict=self.n_predict,
             stop=self.stop,
             make_room=make_room,
         )
-        self._open = Turn(self._conversation.answer(question, progress), finish)
+        self._open = Turn(self._conversation.answer(request, progress), finish)
         return self._open
 
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -267,7 +269,7 @@ class ChatSession(Closing):
 class Turn(Closing):
     """An answer as it comes: an iterator of chunks. Leaving it as a context manager ends it."""
 
-    def __init__(self, stream: Answering, finish: Callable[[Completion], None]) -> None:
+    def __init__(self, stream: Stream, finish: Callable[[Completion], None]) -> None:
         self._stream = stream
         self._finish: Callable[[Completion], None] | None = finish
 

@@ -95,15 +95,18 @@ class Speculator(Closing):
                 "for each"
             )
         self._busy = True
+        self._sequences.clear()
 
-    def finish(self) -> dict[int, SpeculationStats]:
-        """The stream has ended: the statistics of its sequences by their numbers."""
-        stats = {number: sequence.stats for number, sequence in self._sequences.items()}
+    def finish(self) -> None:
+        """The stream has ended; its statistics stay until the next one begins."""
         for sequence in self._sequences.values():
             self._close(sequence)
-        self._sequences.clear()
         self._busy = False
-        return stats
+
+    def stats(self, number: int) -> SpeculationStats:
+        """The counts of a sequence."""
+        found = self._sequences.get(number)
+        return found.stats if found is not None else SpeculationStats()
 
     def start(self, number: int, start: Start) -> None:
         """A sequence begins; what it was before, if anything, is kept in its statistics."""

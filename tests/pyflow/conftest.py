@@ -19,8 +19,9 @@ from pyflow.cli.options import model as options
 from pyflow.engine.context import Context
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, ResourceError, ShapeError
-from pyflow.generate import Stream, stream
-from pyflow.generate.conversation import LocalConversation
+from pyflow.generate import Generates, Stream, stream
+from pyflow.generate.conversation import Conversation
+from pyflow.generate.local_runner import LocalRunner
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
@@ -150,7 +151,7 @@ class FakeContext(Context):
         self.closed = True
 
 
-class FakeModel:
+class FakeModel(Generates):
     def __init__(self, logits_of: Logits = hashed_logits, n_ctx_train: int = 8192) -> None:
         self.name, self.path, self.load_ms, self.n_threads = "fake", Path("fake.gguf"), 1.5, 1
         self.logits_of = logits_of
@@ -184,9 +185,9 @@ class FakeModel:
 
     def conversation(
         self, n_ctx: int | None = None, *, cache_type: str = "f16", speculator: Any = None
-    ) -> LocalConversation:
+    ) -> Conversation:
         context: Any = self.context(n_ctx, cache_type=cache_type)
-        return LocalConversation(context, speculator)
+        return Conversation(LocalRunner(context, speculator), self)
 
 
 @pytest.fixture

@@ -12,12 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyflow.errors import PyflowError, ResourceError, ShapeError
-from pyflow.generate import Completion, generate, stream
+from pyflow.generate import Completion, stream
+from pyflow.generate.prompts import is_one
 from pyflow.generate.stop import StopScanner
 from pyflow.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 EOS = 257
+
+
+def generate(source: Any, prompt: Any, **options: Any) -> Any:
+    """From a model or a context."""
+    done = stream(source, prompt, **options).read()
+    return done[0] if is_one(prompt) else done
 
 
 def pieces(chunks: Any) -> list[str]:
@@ -278,7 +285,7 @@ def test_what_cannot_be_is_said_at_once(
 
 def test_an_unknown_option_is_a_type_error_that_names_the_right_place(fake_model: Any) -> None:
     with pytest.raises(TypeError, match=r"'top_k'.*sampling=SamplingParams\(top_k=\.\.\.\)"):
-        generate(fake_model, "Hi", n_predict=3, top_k=1)  # type: ignore[call-overload]
+        generate(fake_model, "Hi", n_predict=3, top_k=1)
     with pytest.raises(TypeError, match="'foo': expected cache_type, n_ctx, n_predict, progress,"):
         stream(fake_model, "Hi", foo=1)  # type: ignore[call-arg]
     assert not fake_model.contexts

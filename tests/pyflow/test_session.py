@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow.errors import PyflowError, UnsupportedError
-from pyflow.generate import Completion, generate
+from pyflow.generate import Completion
 from pyflow.generate.session import ChatSession, Turn
 from pyflow.sampling import SamplingParams
 
@@ -32,7 +32,7 @@ def as_if_alone(model: Any, session: ChatSession, n_predict: int = -1) -> str:
     """The last answer of a session, by one fresh run over all messages before it."""
     messages = [{"role": m.role, "content": m.content} for m in session.messages[:-1]]
     ids = model.chat_template.encode(messages)
-    return generate(model, ids, n_ctx=8192, n_predict=n_predict, sampling=PARAMS).text
+    return model.generate(ids, n_ctx=8192, n_predict=n_predict, sampling=PARAMS).text
 
 
 def test_a_turn_gives_what_a_fresh_run_over_all_messages_gives(fake_model: Any) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -21,7 +19,7 @@ from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.cluster.model import N_BATCH
 from pyflow.cluster.mpi.pipeline import MpiPipeline
-from pyflow.cluster.run.runner import Span
+from pyflow.generate.runner import Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 from pyflow.text import markdown_table
@@ -64,7 +62,7 @@ def measure(
         n_tokens = repetitions * (test.n_gen or test.n_prompt)
         yield {
             **setting(
-                model.described,
+                model.files,
                 isa,
                 n_threads=model.n_threads,
                 numa="off",
@@ -150,28 +148,30 @@ def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> li
 
 def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample:
     """Reads tokens and writes more; the test ends, or begins, with the first one drawn."""
-    runner, stats = model.runner, PipelineStats()
+    runner, user, n_left = model.runner, object(), test.n_gen + 1
     # No token ends the text: each sample has as many. After a loss all is measured anew.
-    span = Span(tokens=tokens, n_predict=test.n_gen + 1, sampling=_GREEDY, goes_on=False)
+    span = Span(tokens=tokens, n_predict=n_left, sampling=_GREEDY, replay=False)
     sent: list[NDArray[np.int64]] = []
 
     def progress(done: int, total: int) -> None:
         if done == total:  # and nothing has been sent for the tokens to come
             sent.append(_sent(model))
 
-    runner.take(stats)
-    runner.forget()
+    runner.take(user, progress)
     try:
         sent.append(_sent(model))
         times = [time.monotonic_ns()]
-        with closing(runner.write(span, stats, progress=progress)) as written:
-            for _ in chain.from_iterable(written):
-                if len(times) == 1:
-                    times.append(time.monotonic_ns())
-            times.append(time.monotonic_ns())
-            sent.append(_sent(model))
+        runner.begin(0, span)
+        while n_left > 0:
+            n_left -= sum(len(drawn) for _, drawn in runner.step())
+            if len(times) == 1:
+                times.append(time.monotonic_ns())
+        runner.end(0)  # waits for what is on its way
+        times.append(time.monotonic_ns())
+        sent.append(_sent(model))
+        stats = runner.stats(0)
     finally:
-        runner.leave(stats)
+        runner.leave(user)
     i = int(test.n_gen > 0)
     frames, beside, nbytes = (sent[i + 1] - sent[i]).tolist()
     n_runs, n_rows = stats.runs, stats.rows

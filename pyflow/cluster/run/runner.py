@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, suppress
 from typing import Protocol
 
 from pyflow.cluster.run.drafts import PipelineDrafter
@@ -15,24 +15,10 @@ from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.supervise.journal import Journal
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Result
 from pyflow.engine.cached_text import reusable
+from pyflow.engine.context import Progress
 from pyflow.errors import CancelledError, PyflowError
-from pyflow.sampling import SamplingParams
+from pyflow.generate.runner import Begun, Draw, Span
 from pyflow.speculate.stats import PipelineStats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """What a job is to write: up to n_predict tokens after these."""
-
-    tokens: Sequence[int]
-    n_predict: int
-    sampling: SamplingParams
-    stream: int = 0
-    n_dropped: int = 0
-    """So many tokens have left the text of the job before, all in one place."""
-    stops: frozenset[int] = frozenset()
-    goes_on: bool = True
-    """After the loss of a rank from where it was, in a process that keeps a journal."""
 
 
 class StrategyChooser(Protocol):
@@ -43,11 +29,12 @@ class StrategyChooser(Protocol):
 
 
 class PipelineRunner:
-    """A pipeline with its strategy, who guesses for it, and what its sequence 0 holds.
+    """A pipeline with its strategy and drafter, as the `Runner` of one text at a time.
 
-    One user at a time, who takes it before the first job and leaves it after the last. One thread,
-    but for `cancel`.
+    The pipeline is the caller's, and is not closed with this.
     """
+
+    n_parallel = 1
 
     def __init__(
         self,
@@ -66,8 +53,8 @@ class PipelineRunner:
         window: as a job has it. shifts: cells may move to other positions.
         """
         self.pipeline = pipeline
-        self._strategy = strategy
         self.n_ctx = n_ctx
+        self._strategy = strategy
         self._drafter = drafter
         self._journal = Journal.of_process()
         self._n_batch = n_batch
@@ -76,65 +63,56 @@ class PipelineRunner:
         self._shifts = shifts
         self._held: list[int] = []  # the tokens in sequence 0, as far as they are known
         self._user: object | None = None
+        self._progress: Progress | None = None
         self._cancelled = False
+        self._number = 0
+        self._stats: dict[int, PipelineStats] = {}
+        self._scheduler: Scheduler | None = None  # of the job in progress
+        self._written: Generator[tuple[int, ...], None, None] | None = None
 
-    def take(self, user: object) -> None:
-        """PyflowError while it is somebody else's."""
+    def take(self, user: object, progress: Progress | None = None) -> None:
         if self._user is not None:
             raise PyflowError(
                 "the pipeline still serves another stream: read that to its end, or close it"
             )
-        self._user = user
+        self._user, self._progress = user, progress
         self._cancelled = False
+        self._stats.clear()
 
     def leave(self, user: object) -> None:
-        """For the next user; idempotent."""
         if self._user is user:
+            self._end_job()
             self._user = None
 
     def cancel(self, user: object) -> None:
-        """Has the job raise CancelledError soon; safe in signal handlers and other threads."""
         if self._user is user:
             self._cancelled = True
             self.pipeline.post(Drafted(self.pipeline.epoch, 0, (), ()))  # for nobody: it wakes
 
-    def forget(self) -> None:
-        """The next job computes all of its tokens."""
-        self._held = []
-
-    def write(
-        self,
-        span: Span,
-        stats: PipelineStats,
-        begun: Callable[[int, int], None] = lambda _, __: None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Generator[tuple[int, ...], None, None]:
-        """The tokens of a job as they become certain; the first few may be in the stages already.
-
-        begun: told how many of the job's are, and how many tokens had been drawn before a loss:
-        they are computed again. stats: added to. Closed early, or cancelled, it leaves no run on
-        its way.
-        """
+    def begin(self, number: int, span: Span) -> Begun:
+        """Begins a job; the stages keep what its text has in common with the one before, if that
+        may be reused."""
+        self._end_job()
+        if span.sampling.n_logprobs:
+            raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
         chooser: StrategyChooser | None = None
-        if isinstance(self._strategy, Strategy):
-            strategy = self._strategy
-        else:
-            chooser = self._strategy
+        strategy = self._strategy
+        if not isinstance(strategy, Strategy):
+            chooser = strategy
             strategy = chooser.next()
-        held, self._held = self._held, []  # not known, should anything go wrong
-        journal = self._journal if span.goes_on else None
+        held, self._held = self._held if span.reuse else [], []  # unknown if anything goes wrong
+        journal = self._journal if span.replay else None
         committed: Sequence[int] = ()
         if journal is not None:
-            committed = journal.begin(span.tokens, span.sampling, span.stream)
-        first, keep = reusable(held, [*span.tokens], span.n_dropped if self._shifts else 0)
+            committed = journal.begin(span.tokens, span.sampling, span.noise_stream)
+        first, keep = reusable(held, span.tokens, span.n_dropped if self._shifts else 0)
         cut = None if first is None else Cut(first, span.n_dropped)
-        keep = self.pipeline.reset(span.sampling, stream=span.stream, keep=keep, cut=cut)
-        begun(keep, len(committed))
+        keep = self.pipeline.reset(span.sampling, stream=span.noise_stream, keep=keep, cut=cut)
         job = Job(
             prompt=span.tokens,
             committed=committed,
             n_predict=span.n_predict,
-            n_ctx=self.n_ctx,
+            n_ctx=min(self.n_ctx, span.limit),
             n_past=keep,
             n_batch=self._n_batch,
             n_partitions=self._n_partitions,
@@ -142,18 +120,67 @@ class PipelineRunner:
             stops=span.stops,
             epoch=self.pipeline.epoch,
         )
-        scheduler = Scheduler(job, strategy)
-        n_held = 0
+        self._number = number
+        self._scheduler = Scheduler(job, strategy)
+        self._written = self._write(self._scheduler, span, journal, chooser)
+        return Begun(keep, len(committed))
+
+    def step(self) -> list[tuple[int, list[Draw]]]:
+        """The tokens that have become certain since the last step."""
+        tokens = None if self._written is None else next(self._written, None)
+        if tokens is None:
+            raise PyflowError("pipeline: the job has ended, but not its text")
+        return [(self._number, [Draw(token) for token in tokens])]
+
+    def end(self, _number: int, /) -> None:
+        self._end_job()
+
+    def stats(self, number: int) -> PipelineStats:
+        return self._stats.setdefault(number, PipelineStats())
+
+    def close(self) -> None:
+        """Ends the job in progress."""
+        self._end_job()
+
+    def check(self) -> None:
+        """Raises CancelledError if the user has cancelled."""
+        if self._cancelled:
+            raise CancelledError("stopped")
+
+    def _end_job(self) -> None:
+        """Leaves no run on its way: waits for the last ones of a text that has ended by itself,
+        and cancels those of any other."""
+        written, self._written = self._written, None
+        if written is None or self._scheduler is None:
+            return
+        if self._scheduler.ended:
+            with suppress(CancelledError):
+                deque(written, maxlen=0)
+        written.close()
+
+    def _write(
+        self,
+        scheduler: Scheduler,
+        span: Span,
+        journal: Journal | None,
+        chooser: StrategyChooser | None,
+    ) -> Generator[tuple[int, ...], None, None]:
+        """The tokens of a job as they become certain. Closed early, or cancelled, it leaves no run
+        on its way."""
+        stats, n_held = self.stats(self._number), 0
         try:
             with ExitStack() as stack:
                 drafts: DraftChannel | None = self.pipeline.draft_channel
-                if self._drafter is not None and strategy.n_draft:
-                    self._drafter.begin(span.sampling, span.stream)
+                if self._drafter is not None and scheduler.strategy.n_draft:
+                    self._drafter.begin(span.sampling, span.noise_stream)
                     drafts = stack.enter_context(DraftThread(self._drafter, self.pipeline))
-                yield from write(scheduler, _JobChannel(self, job, progress), drafts, journal)
+                channel = _JobChannel(self, scheduler.job, self._progress)
+                yield from write(scheduler, channel, drafts, journal)
             n_held = scheduler.n_past
         except (CancelledError, GeneratorExit):
-            n_held = self.pipeline.reset(span.sampling, stream=span.stream, keep=scheduler.n_past)
+            n_held = self.pipeline.reset(
+                span.sampling, stream=span.noise_stream, keep=scheduler.n_past
+            )
             raise
         finally:
             self._held = scheduler.text[:n_held]
@@ -161,18 +188,11 @@ class PipelineRunner:
             if chooser is not None:
                 chooser.learn(scheduler.counts)
 
-    def check(self) -> None:
-        """Raises CancelledError where that has been asked for."""
-        if self._cancelled:
-            raise CancelledError("stopped")
-
 
 class _JobChannel:
     """The stage channel of one job: checks for cancellation and reports progress of the prompt."""
 
-    def __init__(
-        self, runner: PipelineRunner, job: Job, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, runner: PipelineRunner, job: Job, progress: Progress | None) -> None:
         self._runner = runner
         self._progress = progress
         self._total = len(job.prompt) - job.n_past

@@ -88,6 +88,11 @@ class Scheduler:
         return len(self._flights)
 
     @property
+    def ended(self) -> bool:
+        """Whether the text is complete; runs may still be on their way."""
+        return self._ended is not None
+
+    @property
     def n_past(self) -> int:
         """Tokens of the text whose cells are in sequence 0, once nothing is on its way."""
         return self._n_zero

@@ -206,14 +206,14 @@ def test_layers_are_as_given_and_what_does_not_fit_is_refused(rig: Rig) -> None:
         assert model.n_stages == 2
         expected = rig.model.generate(PROMPTS[2], **how)
         assert model.generate(PROMPTS[2], **how).tokens == expected.tokens
-        refused: list[dict[str, Any]] = [
-            {"n_ctx": 64},
-            {"cache_type": "q8_0"},
-            {"sampling": SamplingParams(n_logprobs=2)},
-            {"n_predict": 0},
-        ]
-        for options in refused:
-            with pytest.raises(PyflowError, match=r"pipeline|n_predict"):
+        refused: dict[str, dict[str, Any]] = {
+            "n_ctx": {"n_ctx": 64},
+            "cache_type": {"cache_type": "q8_0"},
+            "n_logprobs": {"sampling": SamplingParams(n_logprobs=2)},
+            "n_predict": {"n_predict": 0},
+        }
+        for name, options in refused.items():
+            with pytest.raises(PyflowError, match=name):
                 model.stream("x", **options)
         with pytest.raises(PyflowError, match="expected the pipeline's own"):
             ChatSession(model, n_ctx=77)
