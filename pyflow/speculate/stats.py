@@ -5,27 +5,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 _DEPTHS = range(1, 7)
 
 
 @dataclass(slots=True)
-class SpeculationStats:
-    """Counts of one sequence, or of several added up. A step is a step of the target model."""
+class DraftStats:
+    """Counts of drafts in one text, or in several texts added up."""
+
+    drafted: int = 0
+    """Nodes that could be accepted: locally those that were run."""
+    explored: int = 0
+    """Rows that only asked the model something."""
+    accepted: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        total = cls()
+        for part in parts:
+            for each in fields(cls):
+                setattr(total, each.name, getattr(total, each.name) + getattr(part, each.name))
+        return total
+
+
+@dataclass(slots=True)
+class SpeculationStats(DraftStats):
+    """Counts over the steps of a local model, prompts left out."""
 
     steps: int = 0
     plain_steps: int = 0
-    """Of these, so many without a draft."""
-    drafted: int = 0
-    """Nodes that were run and could be accepted."""
-    explored: int = 0
-    """Nodes that were run and could not."""
-    accepted: int = 0
+    """Steps without a draft."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Steps by how many nodes they accepted."""
     methods: Counter[str] = field(default_factory=Counter)
-    """Steps by whose draft they ran."""
+    """Steps by the method whose draft they ran."""
     draft_s: float = 0.0
     verify_s: float = 0.0
     """Seconds in drafters, and in steps of the target model; of a batch, a sequence's share."""
@@ -60,21 +74,6 @@ class SpeculationStats:
         if method:
             self.methods[method] += 1
 
-    @classmethod
-    def total(cls, parts: Iterable[SpeculationStats]) -> SpeculationStats:
-        all_of = cls()
-        for s in parts:
-            all_of.steps += s.steps
-            all_of.plain_steps += s.plain_steps
-            all_of.drafted += s.drafted
-            all_of.explored += s.explored
-            all_of.accepted += s.accepted
-            all_of.lengths += s.lengths
-            all_of.methods += s.methods
-            all_of.draft_s += s.draft_s
-            all_of.verify_s += s.verify_s
-        return all_of
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
@@ -103,24 +102,20 @@ class SpeculationStats:
 
 
 @dataclass(slots=True)
-class PipelineStats:
-    """Counts of one sequence over several stages, or of several added up; prompts are left out."""
+class PipelineStats(DraftStats):
+    """Counts over the runs of a pipeline, prompts left out."""
 
     tokens: int = 0
-    """Drawn by these runs, which is all but the first one."""
+    """Drawn by these runs: all but the first one of each text."""
     runs: int = 0
     rows: int = 0
     """Tokens that were run, guesses and questions included."""
-    explored: int = 0
-    """Of these, questions: rows that only ask the model something."""
     cancelled: int = 0
-    """Runs that nobody waited for any more while they were on their way."""
-    drafted: int = 0
+    """Runs that were cancelled on their way."""
     decided: int = 0
-    """Guesses that the text has come to."""
-    accepted: int = 0
+    """Guesses whose place the text has reached."""
     strategies: Counter[str] = field(default_factory=Counter)
-    """Texts by the strategy that they were written by."""
+    """Texts by the strategy that they were written with."""
 
     @property
     def tokens_per_run(self) -> float:
@@ -128,20 +123,19 @@ class PipelineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Of the guesses that the text has come to; those after a wrong one are none of them."""
+        """Of the guesses decided; those after a wrong one never are."""
         return self.accepted / self.decided if self.decided else 0.0
-
-    @classmethod
-    def total(cls, parts: Iterable[PipelineStats]) -> PipelineStats:
-        all_of = cls()
-        for part in parts:
-            for each in fields(cls):
-                setattr(all_of, each.name, getattr(all_of, each.name) + getattr(part, each.name))
-        return all_of
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            **{each.name: getattr(self, each.name) for each in fields(self)},
+            "tokens": self.tokens,
+            "runs": self.runs,
+            "rows": self.rows,
+            "explored": self.explored,
+            "cancelled": self.cancelled,
+            "drafted": self.drafted,
+            "decided": self.decided,
+            "accepted": self.accepted,
             "strategies": dict(self.strategies),
             "tokens_per_run": self.tokens_per_run,
             "acceptance_rate": self.acceptance_rate,
