@@ -37,7 +37,7 @@ import pyflow
 from pyflow import SamplingParams, _core
 from pyflow.errors import PyflowError
 from pyflow.generate.prompts import N_PARALLEL
-from pyflow.speculate.pool import NgramPool
+from pyflow.speculate.drafters.pool import NgramPool
 
 PROMPT_LEN = 1024
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from pyflow import Model
 from pyflow.speculate import Speculator
-from pyflow.speculate.lookahead import Lookahead
+from pyflow.speculate.drafters.lookahead import Lookahead
+from pyflow.speculate.drafters.pool import NgramPool
 from pyflow.speculate.methods import Speculation, speculator
-from pyflow.speculate.pool import NgramPool
 
 _METHOD = re.compile(
     r"none|auto|draft|lookup|pool|jacobi(:\d+)?"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
-from pyflow.speculate.draft_model import DraftModel, check_vocabulary
 from pyflow.speculate.drafter import Method
-from pyflow.speculate.jacobi import Jacobi
-from pyflow.speculate.lookahead import Lookahead
-from pyflow.speculate.lookup import PromptLookup
-from pyflow.speculate.pool import NgramPool
+from pyflow.speculate.drafters.draft_model import DraftModel, check_vocabulary
+from pyflow.speculate.drafters.jacobi import Jacobi
+from pyflow.speculate.drafters.lookahead import Lookahead
+from pyflow.speculate.drafters.lookup import PromptLookup
+from pyflow.speculate.drafters.pool import NgramPool
 from pyflow.speculate.speculator import Speculator
 
 if TYPE_CHECKING:

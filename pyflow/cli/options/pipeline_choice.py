@@ -233,7 +233,7 @@ def drafting_models(
 ) -> Iterator[list[Model]]:
     """Those that --draft-model names, with what they need in this process; freed in the end."""
     from pyflow.model import load
-    from pyflow.speculate.draft_model import check_vocabulary
+    from pyflow.speculate.drafters.draft_model import check_vocabulary
 
     with ExitStack() as stack:
         models: list[Model] = []

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyflow.model import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method
+    from pyflow.speculate.drafters.pool import NgramPool
     from pyflow.speculate.methods import Speculation
-    from pyflow.speculate.pool import NgramPool
 
 _NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
 _EXACT, _DISTRIBUTION, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
@@ -241,7 +241,7 @@ def check_layers(model: ModelFiles, layers: Sequence[int]) -> None:
 
 def ngram_pool(model: ModelFiles, path: str) -> NgramPool:
     """The n-grams of the text that --spec-pool names."""
-    from pyflow.speculate.pool import NgramPool
+    from pyflow.speculate.drafters.pool import NgramPool
 
     tokens = model.tokenizer.encode(inputs.read(path))
     if not tokens:

@@ -12,9 +12,9 @@ from pyflow.cluster.wire.messages import Answers, Drafted, DraftRequest, Questio
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.check import checked, guarded
-from pyflow.speculate.draft_model import DraftModel
 from pyflow.speculate.drafter import Budget, Chain, Drafter, Method, Observed, Start
-from pyflow.speculate.lookup import PromptLookup
+from pyflow.speculate.drafters.draft_model import DraftModel
+from pyflow.speculate.drafters.lookup import PromptLookup
 from pyflow.speculate.tree import DraftTree
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 
 import pyflow
 from pyflow.speculate import Speculator
-from pyflow.speculate.lookup import PromptLookup
+from pyflow.speculate.drafters.lookup import PromptLookup
 
 CODE_PROMPTS = Path(__file__).parents[3] / "bench" / "data" / "code_prompts.jsonl"
 Bench = Callable[[str], ModuleType]

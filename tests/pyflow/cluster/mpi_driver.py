@@ -34,7 +34,7 @@ from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.wire.messages import Frame, Result
-from pyflow.speculate.lookahead import Lookahead
+from pyflow.speculate.drafters.lookahead import Lookahead
 
 N_PREDICT = 24
 SIZES: Sizes = {"n_ctx": 256, "n_seq_max": 6, "n_batch": 8}

@@ -18,11 +18,11 @@ from pyflow import _core
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Method, SpeculationStats, Speculator
 from pyflow.speculate.costs import StepCosts
-from pyflow.speculate.draft_model import DraftModel
-from pyflow.speculate.jacobi import Jacobi
-from pyflow.speculate.lookahead import Lookahead
-from pyflow.speculate.lookup import PromptLookup
-from pyflow.speculate.pool import NgramPool
+from pyflow.speculate.drafters.draft_model import DraftModel
+from pyflow.speculate.drafters.jacobi import Jacobi
+from pyflow.speculate.drafters.lookahead import Lookahead
+from pyflow.speculate.drafters.lookup import PromptLookup
+from pyflow.speculate.drafters.pool import NgramPool
 
 pytestmark = pytest.mark.model
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.speculate.drafter import Budget
+from pyflow.speculate.drafters.trie import Trie
 from pyflow.speculate.tree import DraftTree
-from pyflow.speculate.trie import Trie
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=12)
 

@@ -27,9 +27,9 @@ from pyflow.cluster.wire.messages import (
     Share,
 )
 from pyflow.errors import PyflowError
-from pyflow.speculate.jacobi import Jacobi
-from pyflow.speculate.lookahead import Lookahead
-from pyflow.speculate.lookup import PromptLookup
+from pyflow.speculate.drafters.jacobi import Jacobi
+from pyflow.speculate.drafters.lookahead import Lookahead
+from pyflow.speculate.drafters.lookup import PromptLookup
 from pyflow.speculate.tree import DraftTree
 
 from .simulated import EVENTS, NAMED, Hand, Run

@@ -13,8 +13,8 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, ClassVar
 
 from pyflow.arguments import whole
+from pyflow.speculate.drafters.trie import Trie
 from pyflow.speculate.tree import DraftTree
-from pyflow.speculate.trie import Trie
 
 if TYPE_CHECKING:
     from pyflow.speculate.drafter import Budget, Observed, Start

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from pyflow.arguments import whole
 from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.drafters.trie import Trie
 from pyflow.speculate.tree import DraftTree
-from pyflow.speculate.trie import Trie
 
 # Matches are told apart by length: 1, 2, 3, 4, 5 to 7, 8 to 15, and 16 tokens or more. A draft that
 # was right so far makes its match longer.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.speculate.drafter import Budget, Observed
-from pyflow.speculate.pool import NgramPool
+from pyflow.speculate.drafters.pool import NgramPool
 
 TEXT = st.lists(st.sampled_from([0, 1, 2, 255, 256, 70000]), max_size=50)
 ROOM = Budget(n_nodes=64, depth=32)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyflow.errors import ShapeError
 from pyflow.speculate.drafter import Budget, Chain, Observed
-from pyflow.speculate.lookup import PromptLookup
+from pyflow.speculate.drafters.lookup import PromptLookup
 from pyflow.speculate.tree import DraftTree
 
 TEXT = st.lists(st.integers(0, 4), min_size=1, max_size=60)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyflow.errors import ShapeError
 from pyflow.speculate.drafter import Budget, Observed
-from pyflow.speculate.lookahead import Lookahead
+from pyflow.speculate.drafters.lookahead import Lookahead
 
 ROOM = Budget(n_nodes=256, depth=64)
 METHODS = st.builds(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.speculate.drafter import Budget, Observed
-from pyflow.speculate.jacobi import Jacobi
+from pyflow.speculate.drafters.jacobi import Jacobi
 
 ROOM = Budget(n_nodes=64, depth=64)
 
