@@ -11,7 +11,8 @@ from pyflow import Model
 from pyflow.speculate import Speculator
 from pyflow.speculate.drafters.lookahead import Lookahead
 from pyflow.speculate.drafters.pool import NgramPool
-from pyflow.speculate.methods import Speculation, speculator
+from pyflow.speculate.entry import Speculation
+from pyflow.speculate.methods import speculator
 
 _METHOD = re.compile(
     r"none|auto|draft|lookup|pool|jacobi(:\d+)?"

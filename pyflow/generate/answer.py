@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pyflow.errors import PyflowError
 from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.generate.stop import StopScanner
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
-
-if TYPE_CHECKING:
-    from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import Tokenizer
 
 
 class Answer:

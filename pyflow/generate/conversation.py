@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
 from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.generate.runner import Runner
 from pyflow.generate.stream import Request, Stream, TextModel
-
-if TYPE_CHECKING:
-    from pyflow.chat import ChatTemplate
-    from pyflow.specs.model_spec import ModelSpec
-    from pyflow.speculate import Speculator
+from pyflow.specs.model_spec import ModelSpec
+from pyflow.speculate import Speculator
 
 
 class Conversation(Closing):

@@ -6,22 +6,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
+from pyflow.engine.context import CacheType, Progress
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate import Chunk, Completion
 from pyflow.generate.conversation import AnyModel
 from pyflow.generate.prompts import check_fits
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from pyflow.chat import ChatTemplate
-    from pyflow.engine.context import CacheType, Progress
-    from pyflow.speculate import Speculator
+from pyflow.speculate import Speculator
 
 Role = Literal["system", "user", "assistant"]
 _FORMAT = "pyflow-chat-1"

@@ -6,19 +6,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from pyflow.closing import Closing
+from pyflow.engine.context import Progress
 from pyflow.errors import CancelledError
 from pyflow.generate.answer import Answer
 from pyflow.generate.completion import Chunk, Completion
 from pyflow.generate.runner import Draw, Runner, Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
-
-if TYPE_CHECKING:
-    from pyflow.engine.context import Progress
-    from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import Tokenizer
 
 
 class TextModel(Protocol):

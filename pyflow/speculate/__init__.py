@@ -1,12 +1,14 @@
 """Speculative decoding: drafters guess, the model verifies many guesses in one step."""
 
 from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
-from pyflow.speculate.methods import Speculation, speculator
+from pyflow.speculate.entry import Speculation
+from pyflow.speculate.methods import METHODS, speculator
 from pyflow.speculate.speculator import Root, Speculator
 from pyflow.speculate.stats import SpeculationStats
 from pyflow.speculate.tree import Distribution, DraftTree
 
 __all__ = [
+    "METHODS",
     "Budget",
     "Distribution",
     "DraftTree",

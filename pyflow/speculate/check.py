@@ -1,22 +1,23 @@
-"""What a drafter hands over, checked before anything is done with it."""
+"""Checks of what drafters return."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.speculate.drafter import Budget
 from pyflow.speculate.tree import DraftTree
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def guarded(method: str, call: Callable[[], T]) -> T:
-    """What the call returns; an error that is none of ours becomes one that names the method."""
+def guarded(method: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """What the call returns. Errors other than pyflow's own become one that names the method."""
     try:
-        return call()
+        return call(*args, **kwargs)
     except (PyflowError, CancelledError):
         raise
     except Exception as error:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow import _core
+from pyflow.engine.context import Context
 from pyflow.speculate.tree import DraftTree
-
-if TYPE_CHECKING:
-    from pyflow import _core
-    from pyflow.engine.context import Context
 
 
 @dataclass(frozen=True, slots=True)

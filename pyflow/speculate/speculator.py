@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pyflow import _core
 from pyflow.arguments import one_of, whole
 from pyflow.closing import Closing
+from pyflow.engine.context import Context, Policy
 from pyflow.errors import PyflowError
 from pyflow.speculate.check import checked, guarded
 from pyflow.speculate.controller import Controller
@@ -19,9 +20,6 @@ from pyflow.speculate.costs import StepCosts
 from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.stats import SpeculationStats
 from pyflow.speculate.tree import DraftTree
-
-if TYPE_CHECKING:
-    from pyflow.engine.context import Context, Policy
 
 
 class Root(NamedTuple):
@@ -205,14 +203,14 @@ class Speculator(Closing):
                     answers=result.answers if result and own else (),
                     hidden=result.hidden if result else None,
                 )
-                guarded(self.methods[i].name, lambda d=drafter, o=seen: d.observe(o))  # type: ignore[misc]
+                guarded(self.methods[i].name, drafter.observe, seen)
         return drawn
 
     def note(self, number: int, token: int) -> None:
         """A sequence went on by one token in a step that was made elsewhere."""
         seen = Observed(tokens=[token], accepted=0)
         for method, drafter in zip(self.methods, self._sequences[number].drafters, strict=True):
-            guarded(method.name, lambda d=drafter: d.observe(seen))  # type: ignore[misc]
+            guarded(method.name, drafter.observe, seen)
 
     def close(self) -> None:
         """Frees what drafters and methods hold; idempotent."""
@@ -253,7 +251,7 @@ class Speculator(Closing):
                 continue
             begin = time.monotonic()
             name = self.methods[i].name
-            proposed = guarded(name, lambda drafter=drafter: drafter.propose(budget))  # type: ignore[misc]
+            proposed = guarded(name, drafter.propose, budget)
             seconds = time.monotonic() - begin
             tree = checked(name, proposed, budget, context.model.spec.n_vocab)
             if len(tree) and self.controller.promises(name, tree):

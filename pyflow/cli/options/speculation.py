@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method
     from pyflow.speculate.drafters.pool import NgramPool
-    from pyflow.speculate.methods import Speculation
+    from pyflow.speculate.entry import Speculation
 
 _NAMES = ["none", "auto", "draft", "lookup", "pool", "lookahead", "jacobi"]
 _EXACT, _DISTRIBUTION, _LOSSY = ["exact"], ["rejection"], ["flexible", "typical"]
@@ -197,7 +197,7 @@ class SpecChoice:
         return method, n_nodes
 
     def _options(self, model: ModelFiles) -> Speculation:
-        from pyflow.speculate.methods import Speculation
+        from pyflow.speculate.entry import Speculation
 
         w, n, g = self.lookahead
         return Speculation(

@@ -87,7 +87,7 @@ class MethodDrafter:
         n_text = len(self._text) - request.n_ahead
         if not n_text:
             return Drafted(request.epoch, request.number, (), ())
-        return guarded(self._method.name, lambda: self._answer(request, n_text, is_wanted))
+        return guarded(self._method.name, self._answer, request, n_text, is_wanted)
 
     def close(self) -> None:
         if self._drafter is not None:

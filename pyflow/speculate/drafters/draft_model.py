@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
 
 from pyflow.engine.cached_text import CachedText
+from pyflow.engine.context import Context
+from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import UnsupportedError
 from pyflow.speculate.drafter import Budget, Chain, Drafter, Method, Observed, Start
-from pyflow.speculate.tree import Distribution, DraftTree
-
-if TYPE_CHECKING:
-    from pyflow import _core
-    from pyflow.engine.context import Context
-    from pyflow.engine.loaded import LoadedModel
-    from pyflow.engine.model_files import ModelFiles
+from pyflow.speculate.drafters.growth import Growth, first_path
+from pyflow.speculate.entry import Entry, Made, Speculation
+from pyflow.speculate.tree import DraftTree
 
 # Rows of a draft model's step at most: a tree and the tokens that the model has missed.
 _N_BATCH = 512
@@ -113,11 +111,6 @@ class DraftModel:
         return context
 
 
-class _Guess(NamedTuple):
-    token: int
-    probability: float
-
-
 class _ModelDrafter:
     """Drafts for one sequence. Between drafts all that it keeps are the cells of a text."""
 
@@ -139,7 +132,7 @@ class _ModelDrafter:
         missing = self._read([*self._text, *ahead], 2 * n_new)
         if n_new == 0 or not missing:
             return DraftTree()
-        growth = _Growth(self._cached, self._sampler, missing)
+        growth = Growth(self._cached, self._sampler, missing)
         for token in ahead:
             growth.top = growth.tree.add(token, growth.top, 1.0)
         try:
@@ -177,7 +170,7 @@ class _ModelDrafter:
             missing = missing[-1:]
         return missing if len(missing) + n_rows <= context.n_batch else []
 
-    def _expand(self, growth: _Growth, budget: Budget) -> None:
+    def _expand(self, growth: Growth, budget: Budget) -> None:
         """Grows the tree level by level, by nodes that are likely enough to be reached."""
         tree, method = growth.tree, self._method
         branches = 1 if method.p_split >= 1 else _BRANCHES
@@ -201,7 +194,7 @@ class _ModelDrafter:
                 return
             level = following
 
-    def _draw(self, growth: _Growth, budget: Budget) -> None:
+    def _draw(self, growth: Growth, budget: Budget) -> None:
         """Draws a chain, each node from the distribution that the tree reports.
 
         A node stays however unlikely it is: else the reported distributions would not be those of
@@ -222,7 +215,7 @@ class _ModelDrafter:
                 tree.distributions.append([])
                 return
 
-    def _extend(self, growth: _Growth, budget: Budget) -> None:
+    def _extend(self, growth: Growth, budget: Budget) -> None:
         """Extends a chain by this model's own guesses. Where the filler has guessed the same, one
         step brings several."""
         tree, chain = growth.tree, budget.chain
@@ -253,91 +246,15 @@ class _ModelDrafter:
         chain = replace(budget.chain or Chain([], 0), ahead=guesses, n=n)
         least = 0.0 if budget.chain else self._method.p_min
         asked = replace(budget, n_nodes=room, depth=room, least=least, chain=chain)
-        path = _first_path(self._inner.propose(asked))
+        path = first_path(self._inner.propose(asked))
         return path[len(guesses) : room] if path[: len(guesses)] == guesses else []
 
 
-class _Growth:
-    """A tree while it grows, and the pending rows of its nodes."""
-
-    def __init__(self, cached: CachedText, sampler: _core.Sampler, missing: list[int]) -> None:
-        """missing: the end of the text that the cells lack, the last guess ahead included."""
-        self.tree = DraftTree()
-        self.top = -1
-        """The root, or the last guess ahead: it has the row of the last missing token."""
-        self._cached = cached
-        self._sampler = sampler
-        self._missing = missing
-        self._rows: dict[int, int] = {}  # by node, of those that have run
-        self._n_rows = 0
-
-    def add(self, parent: int, guess: _Guess, rank: int = 0) -> int:
-        """A new node. Its evidence: the probability in tenths, and whether it has rivals."""
-        evidence = min(int(10 * guess.probability), 9) + (10 if rank > 0 else 0)
-        return self.tree.add(guess.token, parent, min(1.0, guess.probability), evidence)
-
-    def run(
-        self, nodes: Sequence[int], n: int, chain: Sequence[int] = (), *, distribution: bool = False
-    ) -> tuple[list[list[_Guess]], Sequence[Distribution]]:
-        """Runs the rows of these nodes, of one level; the n best guesses after each of them.
-
-        A chain may follow a single node: then also after each token of it.
-        """
-        base, tree = self._n_rows, self.tree
-        tokens: list[int] = []
-        parents: list[int] = []
-        if list(nodes) == [self.top]:
-            tokens += self._missing
-            parents += range(-1, len(tokens) - 1)
-            self._rows[self.top] = len(tokens) - 1
-        else:
-            for node in nodes:
-                parents.append(self._rows[tree.parents[node]])
-                self._rows[node] = base + len(tokens)
-                tokens.append(tree.tokens[node])
-        first = len(tokens) - len(nodes)
-        parents += range(base + len(tokens) - 1, base + len(tokens) + len(chain) - 1)
-        tokens += chain
-        paths = [tree.path(node) for node in nodes]
-        paths += [[*paths[-1], *chain[: i + 1]] for i in range(len(chain))]
-        self._n_rows += len(tokens)
-        wanted = range(first, len(tokens))
-        found, distributions = self._cached.context.guess(
-            tokens,
-            parents,
-            self._cached.seq,
-            wanted,
-            paths,
-            self._sampler,
-            n,
-            distribution=distribution,
-        )
-        return [[_Guess(*guess) for guess in row] for row in found], distributions
-
-    def ran(self, node: int) -> None:
-        """The node is the token after its parent's in the chain that `run` was given."""
-        self._rows[node] = self._rows[self.tree.parents[node]] + 1
-
-    def finish(self, *, keeps_guesses: bool) -> None:
-        """Ends the pending rows: the text's become cells, and those of the first path if wanted."""
-        if self._n_rows == 0:
-            return
-        tokens, rows, node = [*self._missing], [*range(len(self._missing))], self.top
-        if keeps_guesses:
-            for i, parent in enumerate(self.tree.parents):
-                if parent == node and i > node and i in self._rows:
-                    tokens.append(self.tree.tokens[i])
-                    rows.append(self._rows[i])
-                    node = i
-        self._cached.context.commit([(row, self._cached.seq) for row in rows])
-        self._cached.tokens += tokens
+def _make(_model: ModelFiles, options: Speculation) -> Made:
+    made: DraftModel | None = None
+    for draft, layers in options.draft_models:
+        made = DraftModel(draft, layers=layers, p_split=options.p_split, filler=made)
+    return ([made] if made is not None else []), 8
 
 
-def _first_path(tree: DraftTree) -> list[int]:
-    """The tokens of the path that always takes the first child."""
-    path, node = [], -1
-    for i, parent in enumerate(tree.parents):
-        if parent == node:
-            path.append(tree.tokens[i])
-            node = i
-    return path
+ENTRY = Entry("draft", _make, needs=("draft_models",))

@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pyflow.arguments import whole
+from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.entry import Entry
 from pyflow.speculate.tree import DraftTree
-
-if TYPE_CHECKING:
-    from pyflow.speculate.drafter import Budget, Observed, Start
 
 # Before anything is learned, by evidence: random tokens, the model's, and those it said twice.
 _BELIEF = (0.05, 0.3, 0.6)
@@ -88,3 +87,8 @@ class JacobiDrafter:
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+ENTRY = Entry(
+    "jacobi", lambda _model, options: ([Jacobi(options.window)], options.window), sizes=("window",)
+)

@@ -14,6 +14,7 @@ from typing import ClassVar
 from pyflow.arguments import whole
 from pyflow.speculate.drafter import Budget, Observed, Start
 from pyflow.speculate.drafters.trie import Trie
+from pyflow.speculate.entry import Entry
 from pyflow.speculate.tree import DraftTree
 
 # Matches are told apart by length: 1, 2, 3, 4, 5 to 7, 8 to 15, and 16 tokens or more. A draft that
@@ -175,3 +176,6 @@ class LookupDrafter:
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+ENTRY = Entry("lookup", lambda _model, _options: ([PromptLookup()], 16))

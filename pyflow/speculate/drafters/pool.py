@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.arguments import whole, whole_numbers
+from pyflow.engine.model_files import ModelFiles
+from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.tree import DraftTree
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyflow.speculate.drafter import Budget, Observed, Start
 
 # So many occurrences say how often what follows; more would only take longer to count.
 _SAMPLE = 64
@@ -150,3 +149,10 @@ class PoolDrafter:
 
     def close(self) -> None:
         """There is nothing to free."""
+
+
+def _make(_model: ModelFiles, options: Speculation) -> Made:
+    return ([options.pool] if options.pool is not None else []), 16
+
+
+ENTRY = Entry("pool", _make, needs=("pool",))

@@ -16,7 +16,8 @@ from pyflow.cluster.run.strategy import NAMES, named
 from pyflow.cluster.supervise.journal import Journal
 from pyflow.errors import ShapeError
 from pyflow.generate.session import Turn
-from pyflow.speculate.methods import Speculation, made
+from pyflow.speculate.entry import Speculation
+from pyflow.speculate.methods import made
 
 from .conftest import Rig
 
