@@ -6,9 +6,11 @@ import dataclasses
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from pyflow import _core
+from pyflow.arguments import whole
 from pyflow.errors import PyflowError
 
 
@@ -44,19 +46,20 @@ class SamplingParams:
     """How many of the likeliest tokens to report with every drawn one."""
 
     def __post_init__(self) -> None:
-        # The extension knows the ranges; types, and sizes of integers, show in the conversion.
         for parameter in dataclasses.fields(self):
-            try:
-                _core.Sampler(**self._arguments(parameter.name))
-            except (TypeError, ValueError, AttributeError):
-                whole = isinstance(parameter.default, int)
-                expected = {"logit_bias": "numbers by token", "seed": "0 to 2^64 - 1 or None"}.get(
-                    parameter.name, "a whole number below 2^31" if whole else "a number"
-                )
-                raise PyflowError(
-                    f"{parameter.name}: expected {expected}, "
-                    f"found {getattr(self, parameter.name)!r}"
-                ) from None
+            name, value = parameter.name, getattr(self, parameter.name)
+            if isinstance(parameter.default, float):
+                _number(name, value)
+            elif isinstance(parameter.default, int):
+                whole(name, value)
+        if self.seed is not None:
+            whole("seed", self.seed, 0, (1 << 64) - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise PyflowError(f"logit_bias: expected numbers by token, found {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            whole("logit_bias", token)
+            _number("logit_bias", bias)
+        _core.Sampler(**self._arguments())  # which knows the ranges
 
     def seeded(self) -> SamplingParams:
         """These parameters with a seed, drawn where there is none: short enough to type again."""
@@ -68,13 +71,15 @@ class SamplingParams:
         """A sampler with an empty history. The same seed and another stream give other draws."""
         if self.seed is None:
             raise PyflowError("seed: expected a number, found None; call seeded() first")
-        names = [f.name for f in dataclasses.fields(self)]
-        return _core.Sampler(stream=stream, **self._arguments(*names))
+        return _core.Sampler(stream=stream, **self._arguments())
 
-    def _arguments(self, *names: str) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in names}
-        if "logit_bias" in values:
-            values["logit_bias"] = sorted(values["logit_bias"].items())
-        if values.get("seed", 0) is None:
-            del values["seed"]
+    def _arguments(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values["logit_bias"] = sorted(self.logit_bias.items())
+        values["seed"] = self.seed or 0
         return values
+
+
+def _number(name: str, value: object) -> None:
+    if not isinstance(value, Real):
+        raise PyflowError(f"{name}: expected a number, found {value!r}")
