@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
 from pyflow.engine.context import CacheType, Progress
 from pyflow.errors import PyflowError, UnsupportedError
+from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
 from pyflow.generate.conversation import AnyModel
 from pyflow.generate.prompts import check_fits
@@ -152,12 +152,10 @@ class ChatSession(Closing):
             raise PyflowError(f"{target}: is a folder, expected the name of a file")
         saved = _File(format=_FORMAT, model=self._model.name, messages=self._messages)
         text = msgspec.json.format(msgspec.json.encode(saved), indent=2)
-        beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
         try:
-            beside.write_bytes(text + b"\n")
-            beside.replace(target)
+            with replacing(target) as file:
+                file.write(text + b"\n")
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise PyflowError(f"{target}: cannot be written: {error.strerror}") from None
 
     def load(self, path: str | Path) -> None:
