@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
@@ -13,6 +13,16 @@ from pyflow.generate.runner import Runner
 from pyflow.generate.stream import Request, Stream, TextModel
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.speculate import Speculator
+
+
+class CacheOptions(TypedDict, total=False):
+    """Of the cache behind a conversation."""
+
+    n_ctx: int | None
+    """Tokens that it holds; None is 4096 or the model's limit, whichever is less."""
+    cache_type: CacheType
+    speculator: Speculator | None
+    """Drafts, for answers sooner; it is the caller's."""
 
 
 class Conversation(Closing):
@@ -63,10 +73,4 @@ class AnyModel(TextModel, Protocol):
     def defaults(self) -> Defaults: ...
     @property
     def n_threads(self) -> int: ...
-    def conversation(
-        self,
-        n_ctx: int | None = None,
-        *,
-        cache_type: CacheType = "f16",
-        speculator: Speculator | None = None,
-    ) -> Conversation: ...
+    def conversation(self, **cache: Unpack[CacheOptions]) -> Conversation: ...

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import msgspec
 
 from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
-from pyflow.engine.context import CacheType, Progress
+from pyflow.engine.context import Progress
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.conversation import AnyModel
+from pyflow.generate.conversation import AnyModel, CacheOptions
 from pyflow.generate.prompts import check_fits
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
-from pyflow.speculate import Speculator
 
 Role = Literal["system", "user", "assistant"]
 _FORMAT = "pyflow-chat-1"
@@ -66,20 +65,18 @@ class ChatSession(Closing):
         sampling: SamplingParams | None = None,
         n_predict: int | None = None,
         stop: Sequence[str] = (),
-        n_ctx: int | None = None,
-        cache_type: CacheType = "f16",
-        speculator: Speculator | None = None,
         notice: Callable[[str], None] = lambda _: None,
+        **cache: Unpack[CacheOptions],
     ) -> None:
-        """sampling, n_predict: None is what the model's files say.
-        speculator: drafts, for answers sooner; it is the caller's, and may serve other sessions.
+        """sampling, n_predict: None is what the model's files say. cache: n_ctx, cache_type and
+        speculator, as `Model.conversation` takes them; a speculator may serve other sessions too.
         notice: called with a sentence, once, when the model begins to forget turns.
 
         UnsupportedError: the model has no chat template.
         """
         self._model = model
         self._template = chat_template(model)
-        self._conversation = model.conversation(n_ctx, cache_type=cache_type, speculator=speculator)
+        self._conversation = model.conversation(**cache)
         self._sampling = (sampling or model.defaults.sampling).seeded()
         self._notice = notice
         self._noticed = False
