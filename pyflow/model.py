@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
 
 from pyflow.engine.context import CacheType
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.topology import NumaMode, Placement
-from pyflow.generate import Generates, Options, Prompt, Stream, stream
+from pyflow.generate import AnyModel, Options
 from pyflow.generate.conversation import Conversation
+from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
+from pyflow.generate.prompts import Run
 from pyflow.speculate import Speculator
 
 
@@ -38,19 +39,14 @@ def load(
     return Model(path, n_threads=n_threads, numa=numa, quantize=quantize, layers=layers)
 
 
-class Model(LoadedModel, Generates):
+class Model(LoadedModel, AnyModel):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
     Also a context manager: leaving it frees the weights once no context uses them.
     """
 
-    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
-        """What the model writes, chunk by chunk, each as soon as its token is drawn.
-
-        Several prompts run as one batch. Also a context manager: leaving it ends the generation and
-        frees its context.
-        """
-        return stream(self, prompt, **options)
+    def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:
+        return run_model(self, lengths, n_predict, options)
 
     def conversation(
         self,

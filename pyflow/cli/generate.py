@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
     from pyflow.engine.context import CacheType
     from pyflow.engine.topology import NumaMode
-    from pyflow.generate.conversation import AnyModel
+    from pyflow.generate.any_model import AnyModel
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Unpack
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
@@ -25,14 +25,15 @@ from pyflow.cluster.run.threads import ThreadPipeline, local_stages
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
-from pyflow.generate import Generates, Options, Prompt, Stream
+from pyflow.generate import AnyModel, Options
 from pyflow.generate.conversation import Conversation
-from pyflow.generate.prompts import check_fits, checked
+from pyflow.generate.prompts import Run, check_fits
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
     from pyflow.speculate import Speculator
+    from pyflow.tokenizer import Tokenizer
 
 # Sequences of cells for guesses.
 N_PARTITIONS = 8
@@ -48,7 +49,7 @@ Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
 Choose: TypeAlias = Callable[["PipelinedModel"], Strategy | StrategyChooser]
 
 
-class PipelinedModel(Generates, Closing):
+class PipelinedModel(AnyModel, Closing):
     """Writes what `Model` writes, token for token, one prompt after the other.
 
     Here are tokenizer and chat template; weights are where the pipeline's stages are. Also a
@@ -74,7 +75,7 @@ class PipelinedModel(Generates, Closing):
         """
         start = time.monotonic()
         self.files = files
-        self.spec, self.tokenizer = files.spec, files.tokenizer
+        self.spec = files.spec
         self.path, self.metadata = files.path, files.metadata
         self.defaults = files.defaults
         self.n_ctx = int(context_args(self.spec, n_ctx, 1, N_BATCH, cache_type)["n_ctx"])
@@ -109,6 +110,10 @@ class PipelinedModel(Generates, Closing):
         return self.files.name
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        return self.files.tokenizer
+
+    @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template; None where it has none."""
         return self.files.chat_template
@@ -118,22 +123,16 @@ class PipelinedModel(Generates, Closing):
         """Ranks that hold layers."""
         return sum(1 for held in self.layers if held)
 
-    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
-        """What the model writes, chunk by chunk, as `Model.stream` does, one prompt after the
-        other.
-
-        Options: n_predict, sampling, stop, progress. PyflowError also for the options that the
-        stages have fixed, and for log-probabilities: stages return tokens, not logits.
-        """
+    def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:  # noqa: ARG002
+        """PyflowError also for the options that the stages have fixed, and for log-probabilities:
+        stages return tokens, not logits."""
         if wrong := next((name for name in _FIXED if options.get(name) is not None), None):
             raise PyflowError(f"{wrong}: a pipeline has its own since it was made; leave it out")
-        wish = checked(self.files, prompt, options)
-        if wish.sampling.n_logprobs:
+        if options.get("sampling", self.defaults.sampling).n_logprobs:
             raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
-        for tokens in wish.prompts:
-            check_fits(len(tokens), self.n_ctx)
-        requests = wish.requests([self.n_ctx] * len(wish.prompts))
-        return Stream(self.runner, self, requests, progress=options.get("progress"))
+        for length in lengths:
+            check_fits(length, self.n_ctx)
+        return Run(self.runner, [self.n_ctx] * len(lengths))
 
     def conversation(
         self,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol, TypedDict, Unpack
+from typing import TypedDict
 
-from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
 from pyflow.engine.context import CacheType, Progress
-from pyflow.engine.defaults import Defaults
 from pyflow.generate.runner import Runner
 from pyflow.generate.stream import Request, Stream, TextModel
-from pyflow.specs.model_spec import ModelSpec
 from pyflow.speculate import Speculator
 
 
@@ -56,21 +52,3 @@ class Conversation(Closing):
     def _end(self) -> None:
         if self._open is not None:
             self._open.close()
-
-
-class AnyModel(TextModel, Protocol):
-    """A model that writes, in this process or as a pipeline over several stages."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def spec(self) -> ModelSpec: ...
-    @property
-    def chat_template(self) -> ChatTemplate | None: ...
-    @property
-    def defaults(self) -> Defaults: ...
-    @property
-    def n_threads(self) -> int: ...
-    def conversation(self, **cache: Unpack[CacheOptions]) -> Conversation: ...

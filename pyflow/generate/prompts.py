@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import Protocol, TypeAlias, TypedDict, cast
 
 import numpy as np
 
 from pyflow.arguments import whole, whole_numbers
-from pyflow.engine.context import CacheType, Context, Progress
-from pyflow.engine.loaded import LoadedModel
-from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.context import CacheType, Progress
+from pyflow.engine.defaults import Defaults
 from pyflow.errors import PyflowError, ShapeError
-from pyflow.generate.completion import Completion
-from pyflow.generate.local_runner import LocalRunner
-from pyflow.generate.stream import Request, Stream, View
+from pyflow.generate.runner import Runner
+from pyflow.generate.stream import Request, Stream, TextModel, View
 from pyflow.sampling import SamplingParams
+from pyflow.specs.model_spec import ModelSpec
 from pyflow.speculate import Speculator
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, which gets BOS where the model wants one, or token ids, which are taken as they are."""
-
-# One pass over the weights serves up to 16 rows: so many sequences cost little more than one.
-N_PARALLEL = 16
-# Room for an answer whose length is left open.
-OPEN_END = 4096
 
 
 class Options(TypedDict, total=False):
@@ -52,114 +45,25 @@ class Options(TypedDict, total=False):
     """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
 
 
-class Generates(ABC):
-    """Writes text, by a stream."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A runner, and the positions that each of its texts may take."""
 
-    @abstractmethod
-    def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
-        """What the model writes, chunk by chunk, each as soon as its token is drawn.
-
-        Also a context manager: leaving it ends the generation.
-        """
-
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
-        self, prompt: Prompt, **options: Unpack[Options]
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], **options: Unpack[Options]
-    ) -> list[Completion]: ...
-    def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> Completion | list[Completion]:
-        """What the model writes after the prompt; for several prompts a list.
-
-        A prompt is text, continued as it stands, or token ids. Options: n_predict, sampling, stop,
-        n_ctx, cache_type, progress; see `generate.Options`.
-        PyflowError: an empty prompt, one too long for the context, an option out of range.
-        TypeError: an unknown option.
-        """
-        done = self.stream(prompt, **options).read()
-        return done[0] if is_one(prompt) else done
+    runner: Runner
+    limits: Sequence[int]
+    owned: bool = False
+    """Whether the runner is closed at the end."""
 
 
-def stream(
-    source: LoadedModel | Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
-) -> Stream:
-    """What the model writes, chunk by chunk, each as soon as its token is drawn.
+class Prompted(TextModel, Protocol):
+    """What prompts are checked against."""
 
-    source: a model, which gets a context of the size that this call needs; or a context, whose
-        sequences are cleared and whose size counts.
-
-    Several prompts run as sequences of one batch. Each gives the text that it gives alone; further
-    copies of a prompt take further streams of noise.
-
-    PyflowError: an empty prompt, one that does not fit into the context, a parameter out of range.
-    TypeError: an unknown option.
-    """
-    model = source.model if isinstance(source, Context) else source
-    _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
-    wish = checked(model, prompt, options)
-    speculator = options.get("speculator")
-    if speculator is not None and not isinstance(speculator, Speculator):
-        raise PyflowError(
-            f"speculator: expected one of pyflow.speculate.speculator(...), found {speculator!r}"
-        )
-    n_ctx = options.get("n_ctx")
-    if n_ctx is not None:
-        n_ctx = whole("n_ctx", n_ctx, 0)
-        if isinstance(source, Context):
-            raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
-        if n_ctx > model.spec.n_ctx_train:
-            raise ShapeError(
-                f"n_ctx: expected up to {model.spec.n_ctx_train:,}, the context that {model.name} "
-                f"was trained for; found {n_ctx:,}"
-            )
-    limits = [_limit(source, len(tokens), wish.n_predict, n_ctx) for tokens in wish.prompts]
-    runner = _runner(source, limits, options.get("cache_type", "f16"), speculator)
-    return Stream(
-        runner,
-        model,
-        wish.requests(limits),
-        owned=not isinstance(source, Context),
-        progress=options.get("progress"),
-    )
-
-
-def _limit(source: LoadedModel | Context, n_tokens: int, n_predict: int, n_ctx: int | None) -> int:
-    """Positions that a prompt of so many tokens and its answer may take; PyflowError for none."""
-    wanted = n_tokens + (n_predict if n_predict > 0 else OPEN_END)
-    if isinstance(source, Context):
-        limit = source.n_ctx
-    else:
-        limit = n_ctx or min(source.spec.n_ctx_train, wanted)
-    check_fits(n_tokens, limit)
-    return min(limit, wanted) if n_predict > 0 else limit
-
-
-def _runner(
-    source: LoadedModel | Context,
-    limits: Sequence[int],
-    cache_type: CacheType,
-    speculator: Speculator | None,
-) -> LocalRunner:
-    """A runner for as many texts at once as fit; a model gives it a context of its own."""
-    most_first = sorted(limits, reverse=True)
-    n_parallel = min(len(limits), N_PARALLEL)
-    if isinstance(source, Context):
-        source.clear()
-        n_parallel = min(n_parallel, source.n_seq_max)
-        while n_parallel > 1 and sum(most_first[:n_parallel]) > source.n_ctx:
-            n_parallel -= 1
-        return LocalRunner(source, speculator, n_parallel=n_parallel)
-    n_cells = sum(most_first[:n_parallel])
-    if speculator is not None:
-        # Trees must fit in beside the text until its end.
-        most = n_parallel * source.spec.n_ctx_train
-        n_cells = min(n_cells + n_parallel * speculator.n_max, most)
-    context = source.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
-    return LocalRunner(context, speculator, n_parallel=n_parallel)
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def defaults(self) -> Defaults: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +78,14 @@ class Wish:
     """With a seed."""
     stop: Sequence[str]
 
-    def requests(self, limits: Sequence[int]) -> list[Request]:
-        """limits: positions that each text may take."""
-        return [
+    progress: Progress | None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.prompts]
+
+    def stream(self, model: TextModel, run: Run) -> Stream:
+        requests = [
             Request(
                 view=View(tokens, noise_stream),
                 sampling=self.sampling,
@@ -185,15 +94,15 @@ class Wish:
                 stop=self.stop,
             )
             for tokens, noise_stream, limit in zip(
-                self.prompts, self.noise_streams, limits, strict=True
+                self.prompts, self.noise_streams, run.limits, strict=True
             )
         ]
+        return Stream(run.runner, model, requests, owned=run.owned, progress=self.progress)
 
 
-def checked(
-    model: ModelFiles, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]
-) -> Wish:
-    """Prompts and options, checked; raises like `stream`."""
+def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options) -> Wish:
+    """Prompts and options, checked; raises like `AnyModel.stream`."""
+    _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
     _check_names(options)
     n_predict = whole("n_predict", options.get("n_predict", model.defaults.n_predict))
     if n_predict < 1 and n_predict != -1:
@@ -210,7 +119,7 @@ def checked(
     for tokens in prompts:
         streams.append(seen[tuple(tokens)])
         seen[tuple(tokens)] += 1
-    return Wish(prompts, streams, n_predict, sampling.seeded(), stop)
+    return Wish(prompts, streams, n_predict, sampling.seeded(), stop, options.get("progress"))
 
 
 def check_fits(n_tokens: int, n_ctx: int) -> None:
@@ -252,14 +161,14 @@ def is_one(prompt: object) -> bool:
     return len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence, np.ndarray))
 
 
-def _tokens(model: ModelFiles, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+def _tokens(model: Prompted, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
     given = cast("Sequence[Prompt]", [prompt] if is_one(prompt) else prompt)
     if len(given) == 0:
         raise PyflowError("prompts: expected at least one, found none")
     return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
 
 
-def _ids(model: ModelFiles, prompt: Sequence[int]) -> list[int]:
+def _ids(model: Prompted, prompt: Sequence[int]) -> list[int]:
     ids: list[int] = whole_numbers("prompt, unless it is text", prompt).tolist()
     for token in ids:
         if not 0 <= token < model.spec.n_vocab:

@@ -19,9 +19,11 @@ from pyflow.cli.options import model as options
 from pyflow.engine.context import Context
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, ResourceError, ShapeError
-from pyflow.generate import Generates, Stream, stream
+from pyflow.generate import AnyModel, Options
 from pyflow.generate.conversation import Conversation
+from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
+from pyflow.generate.prompts import Run
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
@@ -151,11 +153,12 @@ class FakeContext(Context):
         self.closed = True
 
 
-class FakeModel(Generates):
+class FakeModel(AnyModel):
+    name, tokenizer, chat_template = "fake", FakeTokenizer(), FakeTemplate()
+
     def __init__(self, logits_of: Logits = hashed_logits, n_ctx_train: int = 8192) -> None:
-        self.name, self.path, self.load_ms, self.n_threads = "fake", Path("fake.gguf"), 1.5, 1
+        self.path, self.load_ms, self.n_threads = Path("fake.gguf"), 1.5, 1
         self.logits_of = logits_of
-        self.tokenizer, self.chat_template = FakeTokenizer(), FakeTemplate()
         self.spec = SimpleNamespace(n_ctx_train=n_ctx_train, n_vocab=N_VOCAB)
         self.defaults = Defaults()
         self.contexts: list[FakeContext] = []
@@ -179,9 +182,9 @@ class FakeModel(Generates):
         self.contexts.append(FakeContext(self, n_ctx, n_seq_max, n_batch))
         return self.contexts[-1]
 
-    def stream(self, prompt: Any, **options: Any) -> Stream:
+    def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:
         model: Any = self
-        return stream(model, prompt, **options)
+        return run_model(model, lengths, n_predict, options)
 
     def conversation(
         self, n_ctx: int | None = None, *, cache_type: str = "f16", speculator: Any = None

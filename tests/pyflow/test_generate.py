@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyflow.engine.context import Context
 from pyflow.errors import PyflowError, ResourceError, ShapeError
-from pyflow.generate import Completion, stream
+from pyflow.generate import Completion
+from pyflow.generate import stream as stream_in
 from pyflow.generate.prompts import is_one
 from pyflow.generate.stop import StopScanner
 from pyflow.sampling import SamplingParams
@@ -21,8 +23,14 @@ GREEDY = SamplingParams(temperature=0)
 EOS = 257
 
 
-def generate(source: Any, prompt: Any, **options: Any) -> Any:
+def stream(source: Any, prompt: Any, **options: Any) -> Any:
     """From a model or a context."""
+    if isinstance(source, Context):
+        return stream_in(source, prompt, **options)
+    return source.stream(prompt, **options)
+
+
+def generate(source: Any, prompt: Any, **options: Any) -> Any:
     done = stream(source, prompt, **options).read()
     return done[0] if is_one(prompt) else done
 

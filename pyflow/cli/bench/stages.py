@@ -26,7 +26,7 @@ from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.generate.conversation import AnyModel
+    from pyflow.generate.any_model import AnyModel
 
 _GREEDY = SamplingParams(temperature=0, seed=0)
 

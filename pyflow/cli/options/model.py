@@ -20,7 +20,7 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.engine.topology import Placement
-    from pyflow.generate.conversation import AnyModel
+    from pyflow.generate.any_model import AnyModel
     from pyflow.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from pyflow.cli.options.model import F, is_given
 if TYPE_CHECKING:
     from pyflow.engine.context import Policy
     from pyflow.engine.model_files import ModelFiles
-    from pyflow.generate.conversation import AnyModel
+    from pyflow.generate.any_model import AnyModel
     from pyflow.model import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method

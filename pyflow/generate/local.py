@@ -1,0 +1,83 @@
+"""Contexts of this process, sized for prompts and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from pyflow.arguments import whole
+from pyflow.engine.context import Context
+from pyflow.engine.loaded import LoadedModel
+from pyflow.errors import PyflowError, ShapeError
+from pyflow.generate.local_runner import LocalRunner
+from pyflow.generate.prompts import Options, Prompt, Run, check_fits, checked
+from pyflow.generate.stream import Stream
+from pyflow.speculate import Speculator
+
+# One pass over the weights serves up to 16 rows: so many sequences cost little more than one.
+N_PARALLEL = 16
+# Room for an answer whose length is left open.
+OPEN_END = 4096
+
+
+def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, options: Options) -> Run:
+    """A runner with a context of its own, of the size that these prompts need.
+
+    Several prompts run as sequences of one batch. PyflowError: a prompt that does not fit.
+    """
+    speculator, n_ctx = _speculator(options), options.get("n_ctx")
+    most = model.spec.n_ctx_train
+    if n_ctx is not None and whole("n_ctx", n_ctx, 0) > most:
+        raise ShapeError(
+            f"n_ctx: expected up to {most:,}, the context that {model.name} was trained for; "
+            f"found {n_ctx:,}"
+        )
+    limits = [_limit(n_ctx or min(most, _wanted(n, n_predict)), n, n_predict) for n in lengths]
+    n_parallel = min(len(limits), N_PARALLEL)
+    n_cells = sum(sorted(limits, reverse=True)[:n_parallel])
+    if speculator is not None:
+        # Trees must fit in beside the text until its end.
+        n_cells = min(n_cells + n_parallel * speculator.n_max, n_parallel * most)
+    cache_type = options.get("cache_type", "f16")
+    context = model.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
+    return Run(LocalRunner(context, speculator, n_parallel=n_parallel), limits, owned=True)
+
+
+def stream(
+    context: Context, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
+) -> Stream:
+    """What a model writes in a context of the caller's, whose sequences are cleared.
+
+    The options are those of `AnyModel.stream`, but for n_ctx and cache_type, which the context has.
+    """
+    wish = checked(context.model, prompt, options)
+    speculator = _speculator(options)
+    if options.get("n_ctx") is not None:
+        raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
+    limits = [_limit(context.n_ctx, n, wish.n_predict) for n in wish.lengths]
+    most_first = sorted(limits, reverse=True)
+    n_parallel = min(len(limits), N_PARALLEL, context.n_seq_max)
+    while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:
+        n_parallel -= 1
+    context.clear()
+    runner = LocalRunner(context, speculator, n_parallel=n_parallel)
+    return wish.stream(context.model, Run(runner, limits))
+
+
+def _wanted(length: int, n_predict: int) -> int:
+    return length + (n_predict if n_predict > 0 else OPEN_END)
+
+
+def _limit(most: int, length: int, n_predict: int) -> int:
+    """Positions that a prompt and its answer may take; PyflowError if the prompt takes all."""
+    check_fits(length, most)
+    return min(most, _wanted(length, n_predict)) if n_predict > 0 else most
+
+
+def _speculator(options: Options) -> Speculator | None:
+    found = options.get("speculator")
+    if found is not None and not isinstance(found, Speculator):
+        raise PyflowError(
+            f"speculator: expected one of pyflow.speculate.speculator(...), found {found!r}"
+        )
+    return found
