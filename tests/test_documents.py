@@ -49,3 +49,10 @@ def test_the_python_of_the_readme_runs(
     exec(compile(code.replace("model.gguf", str(path)), "README.md", "exec"), names)
     assert "Paris" in capsys.readouterr().out
     assert getattr(names["logits"], "shape", ()) == (3, 49152)
+
+
+def test_the_changelog_is_short() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert text.count("\n") < 110
+    entries = re.findall(r"^- (.*(?:\n  .*)*)", text, re.MULTILINE)
+    assert not [entry for entry in entries if len(entry.split()) > 25]
