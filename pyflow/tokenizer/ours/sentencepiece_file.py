@@ -1,6 +1,6 @@
 """tokenizer.model or spiece.model: pieces, scores and settings of SentencePiece.
 
-The numbers of fields are those of sentencepiece_model.proto of github.com/google/sentencepiece.
+Field numbers are from sentencepiece_model.proto in github.com/google/sentencepiece.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from pyflow.tokenizer.ours.protobuf import Message, decoded, fields
 _MAX_NBYTES = 1 << 26
 _MAX_PIECES = 1 << 21
 _MAX_PIECE_NBYTES = 1 << 9
-# The largest of SentencePiece's own, nmt_nfkc_cf, takes 242 KB.
+# SentencePiece's largest built-in map, nmt_nfkc_cf, has 242 KB.
 _MAX_CHARSMAP_NBYTES = 1 << 22
+_PIECE, _TRAINER, _NORMALIZER, _DENORMALIZER = 1, 2, 3, 5  # fields of ModelProto
 _TYPES = range(TokenType.NORMAL, TokenType.BYTE + 1)
 _ALGORITHMS: dict[int, Literal["unigram", "bpe"]] = {1: "unigram", 2: "bpe"}
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceFile:
-    """What the file says. Pieces have ▁ in the place of spaces."""
+    """The contents of the file. Pieces contain ▁ instead of spaces."""
 
     texts: list[str]
     scores: array[float]
@@ -43,78 +44,91 @@ class SentencePieceFile:
 
 
 def read_file(path: Path) -> SentencePieceFile:
-    """FormatError, naming the piece or field, when the file is broken; UnsupportedError for
-    algorithms and options that no language model is known to use."""
+    """FormatError, naming the piece or field, if the file is broken; UnsupportedError for
+    algorithms and options that no known language model uses."""
     source = str(path)
-    raw = read_bytes(path, max_nbytes=_MAX_NBYTES)
-    texts: list[str] = []
-    scores = array("f")
-    types = bytearray()
-    parts: dict[int, bytes] = {}
-    for number, kind, value in fields(raw, where=source):
-        if number in (1, 2, 3, 5):
-            if not isinstance(value, bytes) or kind != "bytes":
-                raise FormatError(f"{source}: field {number}: expected a message, found {kind}")
-            if number > 1:
-                parts[number] = value
-                continue
-            if len(texts) == _MAX_PIECES:
-                raise FormatError(f"{source}: expected up to {_MAX_PIECES:,} pieces, found more")
-            text, score, type_ = _piece(value, where=f"{source}: piece {len(texts)}")
-            texts.append(text)
-            scores.append(score)
-            types.append(type_)
-    ids = {text: i for i, text in enumerate(texts)}
-    if len(ids) < len(texts):
-        i = next(i for i, text in enumerate(texts) if ids[text] != i)
-        raise FormatError(f"{source}: pieces {i} and {ids[texts[i]]} are both {texts[i]!r:.80}")
-    if types.count(TokenType.UNKNOWN) != 1:
-        raise FormatError(
-            f"{source}: expected one piece for what is unknown among {len(texts):,}, found "
-            f"{types.count(TokenType.UNKNOWN)}"
-        )
-    trainer = Message(parts.get(2, b""), where=f"{source}: trainer_spec")
-    normalizer = Message(parts.get(3, b""), where=f"{source}: normalizer_spec")
-    denormalizer = Message(parts.get(5, b""), where=f"{source}: denormalizer_spec")
-    algorithm = trainer.integer(3, "model_type", 1)
-    if algorithm not in _ALGORITHMS:
+    texts, scores, types, parts = _read_fields(path)
+    _check_pieces(texts, types, source=source)
+    trainer = Message(parts.get(_TRAINER, b""), where=f"{source}: trainer_spec")
+    normalizer = Message(parts.get(_NORMALIZER, b""), where=f"{source}: normalizer_spec")
+    denormalizer = Message(parts.get(_DENORMALIZER, b""), where=f"{source}: denormalizer_spec")
+    algorithm = _ALGORITHMS.get(number := trainer.integer(3, "model_type", 1))
+    if algorithm is None:
         raise UnsupportedError(
-            f"{source}: trainer_spec.model_type: {algorithm} is not supported; known: 1 (unigram), "
-            "2 (BPE)"
+            f"{source}: trainer_spec.model_type: expected 1 (unigram) or 2 (BPE), found {number}"
         )
-    for name, is_other in (
+    for name, is_set in (
         ("trainer_spec.treat_whitespace_as_suffix", trainer.boolean(24, "suffix", False)),
         ("normalizer_spec.escape_whitespaces", not normalizer.boolean(5, "escape", True)),
         ("denormalizer_spec", bool(denormalizer.blob(2, "precompiled_charsmap"))),
     ):
-        if is_other:
-            raise UnsupportedError(f"{source}: {name} is set otherwise than by default")
-    if _ALGORITHMS[algorithm] == "bpe" and TokenType.UNUSED in types:
-        raise UnsupportedError(f"{source}: piece {types.index(TokenType.UNUSED)} of BPE is unused")
+        if is_set:
+            raise UnsupportedError(f"{source}: {name}: expected the default value, found another")
+    if algorithm == "bpe" and TokenType.UNUSED in types:
+        raise UnsupportedError(
+            f"{source}: piece {types.index(TokenType.UNUSED)}: expected no unused pieces in BPE"
+        )
     charsmap = normalizer.blob(2, "precompiled_charsmap")
     if len(charsmap) > _MAX_CHARSMAP_NBYTES:
         raise FormatError(
             f"{source}: normalizer_spec.precompiled_charsmap: expected up to "
             f"{_MAX_CHARSMAP_NBYTES:,} bytes, found {len(charsmap):,}"
         )
-
-    def control(text: str) -> int | None:
-        i = ids.get(text)
-        return i if i is not None and types[i] == TokenType.CONTROL else None
-
+    controls = {
+        text: i
+        for i, (text, type_) in enumerate(zip(texts, types, strict=True))
+        if type_ == TokenType.CONTROL
+    }
     return SentencePieceFile(
         texts=texts,
         scores=scores,
         types=types,
-        algorithm=_ALGORITHMS[algorithm],
+        algorithm=algorithm,
         byte_fallback=trainer.boolean(35, "byte_fallback", False),
         unk_id=types.index(TokenType.UNKNOWN),
-        bos_id=control(trainer.text(46, "bos_piece", "<s>")),
-        eos_id=control(trainer.text(47, "eos_piece", "</s>")),
+        bos_id=controls.get(trainer.text(46, "bos_piece", "<s>")),
+        eos_id=controls.get(trainer.text(47, "eos_piece", "</s>")),
         charsmap=charsmap,
         add_dummy_prefix=normalizer.boolean(3, "add_dummy_prefix", True),
         remove_extra_whitespaces=normalizer.boolean(4, "remove_extra_whitespaces", True),
     )
+
+
+def _read_fields(path: Path) -> tuple[list[str], array[float], bytearray, dict[int, bytes]]:
+    """Texts, scores and types of all pieces, and the other messages by their field numbers."""
+    source = str(path)
+    texts: list[str] = []
+    scores = array("f")
+    types = bytearray()
+    parts: dict[int, bytes] = {}
+    for number, kind, value in fields(read_bytes(path, max_nbytes=_MAX_NBYTES), where=source):
+        if number not in (_PIECE, _TRAINER, _NORMALIZER, _DENORMALIZER):
+            continue
+        if not isinstance(value, bytes) or kind != "bytes":
+            raise FormatError(f"{source}: field {number}: expected a message, found {kind}")
+        if number != _PIECE:
+            parts[number] = value
+            continue
+        if len(texts) == _MAX_PIECES:
+            raise FormatError(f"{source}: expected up to {_MAX_PIECES:,} pieces, found more")
+        text, score, type_ = _piece(value, where=f"{source}: piece {len(texts)}")
+        texts.append(text)
+        scores.append(score)
+        types.append(type_)
+    return texts, scores, types, parts
+
+
+def _check_pieces(texts: list[str], types: bytearray, *, source: str) -> None:
+    """FormatError unless all texts differ and exactly one piece is the unknown one."""
+    ids = {text: i for i, text in enumerate(texts)}
+    if len(ids) < len(texts):
+        i = next(i for i, text in enumerate(texts) if ids[text] != i)
+        raise FormatError(f"{source}: pieces {i} and {ids[texts[i]]} are both {texts[i]!r:.80}")
+    if types.count(TokenType.UNKNOWN) != 1:
+        raise FormatError(
+            f"{source}: expected one unknown piece among {len(texts):,}, found "
+            f"{types.count(TokenType.UNKNOWN)}"
+        )
 
 
 def _piece(raw: bytes, *, where: str) -> tuple[str, float, int]:
