@@ -59,7 +59,11 @@ def assert_same_as_peer(path: Path) -> gguf.GGUFReader:
     return peer
 
 
-@pytest.mark.parametrize("name", MODELS)
+# The peer reads a vocabulary of 150,000 tokens in ten seconds and more.
+@pytest.mark.parametrize(
+    "name",
+    [MODELS[0], *(pytest.param(name, marks=pytest.mark.accept) for name in MODELS[1:])],
+)
 def test_real_models_read_as_by_the_peer(name: str, model_path: Callable[[str], Path]) -> None:
     assert_same_as_peer(model_path(name))
 

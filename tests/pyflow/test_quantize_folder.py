@@ -339,6 +339,7 @@ def test_types_that_safetensors_have_no_place_for_are_refused(
     assert [*tmp_path.iterdir()] == [source]
 
 
+@pytest.mark.accept
 def test_smollm2_in_a_folder_is_smollm2_in_a_gguf_file(
     model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:

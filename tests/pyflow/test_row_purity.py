@@ -44,7 +44,7 @@ def same(a: Logits, b: Logits) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("n_rows", [2, 3, 7, 8, 9, 16, 17, 33, 160])
+@pytest.mark.parametrize("n_rows", [2, 7, 9, 17, 160])
 def test_rows_do_not_see_their_batch(
     model: pyflow.Model, tokens: NDArray[np.int32], alone: Logits, n_rows: int
 ) -> None:
@@ -129,7 +129,8 @@ def test_two_stages_equal_one_wherever_they_are_cut(
     native = pyflow.formats.open(model.path).native
     spec, at = model.spec, np.arange(n, dtype=np.int32)
     size = {"n_ctx": 64, "n_seq_max": 1, "n_batch": 32, "cache_type": "f16"}
-    for cut in range(1, spec.n_layers):
+    # Every place of a small model is tested in tests/csrc/test_blocks.py.
+    for cut in (1, 5, 6, spec.n_layers // 2, spec.n_layers - 1):
         front = _core.Context(_core.Stage(native, spec.stage(0, cut), model.pool), **size)
         back = _core.Context(_core.Stage(native, spec.stage(cut), model.pool), **size)
         hidden = front.forward_hidden(tokens[:n], at, 0)
