@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -65,7 +65,8 @@ def test_an_interruption_is_quiet(model_path: Callable[[str], Path]) -> None:
     model = str(model_path("smollm2"))
     command = [sys.executable, str(BENCH / "load.py"), "-m", model, "-r", "1000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        time.sleep(2.5)
+        while not psutil.Process(process.pid).children():  # it measures a program of its own
+            assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 130

