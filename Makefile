@@ -13,11 +13,11 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools testing dev chat quick test oracles accept lint format docs warnings sanitize sanitize-threads fuzz clean
+.PHONY: help venv wheel install tools testing dev chat quick test oracles accept lint format docs count warnings sanitize sanitize-threads fuzz clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
-	@echo "also: wheel install dev oracles accept lint format docs warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
+	@echo "also: wheel install dev oracles accept lint format docs count warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
 
 # What of pyproject.toml's extras `make test` and `make lint` have; with oracles (torch, transformers)
 # nothing is skipped for want of them.
@@ -102,14 +102,21 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 	$(CPP) | sort | xargs $(BIN)/clang-format -i
 
+# Lines of what is installed, of both languages.
+count:
+	@echo "Python $$(find pyflow quant formats -name '*.py' -o -name '*.pyi' | xargs cat | wc -l)" \
+	  "C++ $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.def' | xargs cat | wc -l)"
+
 docs: $(TOOLS)
 	$(SAFE) $(BIN)/python docs/document_cli.py
 
-# Every C++ file with warnings as errors: make warnings CXX=clang++-16
+# Every C++ file with warnings as errors: make warnings CXX=clang++-16. Clang's do not depend on how much it
+# optimizes.
 WARNINGS := build/warnings-$(notdir $(CXX))
 warnings: $(TOOLS)
 	$(BIN)/cmake -S . -B $(WARNINGS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+	  -DPYFLOW_ISA_OPTIMIZATION=-O1 -DPYFLOW_TESTING=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >$(WARNINGS).log || { cat $(WARNINGS).log; exit 1; }
 	$(BIN)/cmake --build $(WARNINGS)
 
