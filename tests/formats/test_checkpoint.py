@@ -62,10 +62,10 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     for name, words in {
-        "none": "no such file",
-        "": "expected a folder with a checkpoint",
-        "pipe": "found a pipe",
-        "empty": "the file is empty",
+        "none": "none",
+        "": "checkpoint",
+        "pipe": "pipe: .* pipe",
+        "empty": r"empty.*0 bytes",
     }.items():
         with pytest.raises(errors.FormatError, match=words):
             pyflow.formats.open(tmp_path / name)
@@ -87,7 +87,7 @@ def test_a_gguf_file_is_a_checkpoint_whatever_its_name(corpus: ModuleType, tmp_p
 def test_a_broken_gguf_file_is_refused_as_one(corpus: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(corpus.VALID["version_3"][:100])
-    with pytest.raises(errors.FormatError, match="header: tensor count at offset 8"):
+    with pytest.raises(errors.FormatError, match=r"x\.gguf: header: .* offset 8"):
         pyflow.formats.open(path)
 
 

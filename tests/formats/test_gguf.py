@@ -147,9 +147,9 @@ def test_all_value_types_by_hand(corpus: ModuleType, tmp_path: Path) -> None:
     data = np.frombuffer(corpus.VALID["version_3"], np.uint8)
     for t in file.tensors[:4]:
         assert np.array_equal(file.data(t.name), data[t.offset : t.offset + t.nbytes])
-    with pytest.raises(errors.UnsupportedError, match="'unknown' is of type 77"):
+    with pytest.raises(errors.UnsupportedError, match=r"'unknown'.* 77"):
         file.data("unknown")
-    with pytest.raises(errors.FormatError, match=r"x\.gguf: there is no tensor 'none'"):
+    with pytest.raises(errors.FormatError, match=r"x\.gguf: .*'none'"):
         file.data("none")
 
 
@@ -220,7 +220,5 @@ def test_a_file_rewritten_while_open_is_not_followed_out_of_bounds(
         if length == 5:  # what was there
             assert file.metadata["tokens"] == ["first", "last!"]
         else:
-            with pytest.raises(
-                errors.FormatError, match=r"x\.gguf: metadata 'tokens': expected the"
-            ):
+            with pytest.raises(errors.FormatError, match=r"x\.gguf: metadata 'tokens'"):
                 _ = file.metadata

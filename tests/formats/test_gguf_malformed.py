@@ -91,9 +91,7 @@ def test_counts_are_bounded_however_large_the_file(
     path.write_bytes(builder.Gguf(**{counts[field]: count}).build())
     with path.open("r+b") as f:
         f.truncate(24 + count * entry_bytes)
-    with pytest.raises(
-        errors.FormatError, match=f"{field} at offset .*at most 1,048,576, found 1,048,577"
-    ):
+    with pytest.raises(errors.FormatError, match=f"{field} at offset .*1,048,576.* 1,048,577"):
         _core.GgufFile(path)
 
 
@@ -106,9 +104,7 @@ def test_arrays_in_arrays_are_bounded_however_large_the_file(
     value = builder.array(builder.ARRAY, 2, *head, empties, *head, empties)
     path = tmp_path / "nested.gguf"
     path.write_bytes(builder.Gguf([("k", value)]).build())
-    with pytest.raises(
-        errors.FormatError, match=r"metadata 'k': array count .* inner arrays in all"
-    ):
+    with pytest.raises(errors.FormatError, match=r"metadata 'k': array count"):
         _core.GgufFile(path)
 
 

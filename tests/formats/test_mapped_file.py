@@ -18,28 +18,24 @@ from pyflow import _core, errors
 
 def test_a_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none.gguf", Path(__file__) / "under-a-file"):
-        with pytest.raises(
-            errors.FormatError, match=f"{re.escape(str(path))}: no such file; check"
-        ):
+        with pytest.raises(errors.FormatError, match=re.escape(str(path))):
             _core.GgufFile(path)
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(
-        errors.FormatError, match="expected a file, found a directory; name the file"
-    ):
+    with pytest.raises(errors.FormatError, match="found a directory"):
         _core.GgufFile(tmp_path)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
-    with pytest.raises(errors.FormatError, match="x: the file is empty"):
+    with pytest.raises(errors.FormatError, match=r"x: .*0 bytes"):
         _core.GgufFile(tmp_path / "x")
 
 
 def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(errors.FormatError, match="expected a regular file, found a pipe; "):
+    with pytest.raises(errors.FormatError, match="found a pipe"):
         _core.GgufFile(tmp_path / "pipe")
 
 
@@ -47,12 +43,12 @@ def test_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the name of a socket must be short
     with socket.socket(socket.AF_UNIX) as s:
         s.bind("sock")
-        with pytest.raises(errors.FormatError, match="expected a regular file, found a socket; "):
+        with pytest.raises(errors.FormatError, match="found a socket"):
             _core.GgufFile("sock")
 
 
 def test_a_device() -> None:
-    with pytest.raises(errors.FormatError, match="expected a regular file, found a device; "):
+    with pytest.raises(errors.FormatError, match="found a device"):
         _core.GgufFile("/dev/zero")
 
 
@@ -61,7 +57,7 @@ def test_links_are_followed_and_loops_refused(corpus: ModuleType, tmp_path: Path
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "loop").symlink_to("loop")
     assert _core.GgufFile(tmp_path / "link").version == 3
-    with pytest.raises(errors.FormatError, match=r"loop: cannot be opened: .*; check the path"):
+    with pytest.raises(errors.FormatError, match=r"loop: .*symbolic links"):
         _core.GgufFile(tmp_path / "loop")
 
 
@@ -72,16 +68,14 @@ def test_an_unreadable_file(corpus: ModuleType, tmp_path: Path) -> None:
     if os.access(path, os.R_OK):
         assert _core.GgufFile(path).version == 3  # nothing is unreadable to root
     else:
-        with pytest.raises(
-            errors.FormatError, match=r"x: cannot be opened: .*; check the path and"
-        ):
+        with pytest.raises(errors.FormatError, match=r"x: .*Permission denied"):
             _core.GgufFile(path)
 
 
 def test_names_of_any_kind(corpus: ModuleType, tmp_path: Path) -> None:
     for name in ("ü 日本", b"\xff\xfe\n"):
         path = os.fsencode(tmp_path) + b"/" + os.fsencode(name)
-        with pytest.raises(errors.FormatError, match="no such file"):
+        with pytest.raises(errors.FormatError, match=r"(ü 日本|xff)"):
             _core.GgufFile(path)
         Path(os.fsdecode(path)).write_bytes(corpus.VALID["version_3"])
         assert _core.GgufFile(path).version == 3
@@ -91,7 +85,7 @@ def test_names_of_any_kind(corpus: ModuleType, tmp_path: Path) -> None:
 
 def test_a_zero_byte_in_a_path_does_not_shorten_it(corpus: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(corpus.VALID["version_3"])
-    with pytest.raises(errors.FormatError, match=r"x\\x00y: a path cannot hold a zero byte"):
+    with pytest.raises(errors.FormatError, match=r"x\\x00y"):
         _core.GgufFile(f"{tmp_path}/x\0y")
 
 
@@ -119,7 +113,7 @@ except errors.PyflowError as e:
 def test_no_descriptors_left(corpus: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(corpus.VALID["version_3"])
     said = limited("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", tmp_path / "x")
-    assert re.fullmatch(r"ResourceError .*/x: cannot be opened: .*; close other .*\n", said)
+    assert re.fullmatch(r"ResourceError .*/x: .*Too many open files.*\n", said)
 
 
 def test_no_address_space_left(tmp_path: Path) -> None:
@@ -130,9 +124,7 @@ def test_no_address_space_left(tmp_path: Path) -> None:
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), used + (1 << 26)))"""
     said = limited(limit, path)
-    assert re.fullmatch(
-        r"ResourceError .*/x: 1,099,511,627,776 bytes cannot be mapped: .*ulimit.*\n", said
-    )
+    assert re.fullmatch(r"ResourceError .*/x: 1,099,511,627,776 bytes.*ulimit.*\n", said)
 
 
 def resident_kib(path: Path) -> int:

@@ -103,9 +103,9 @@ def test_a_file_that_comes_meanwhile_stays(
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     path, nowhere = tmp_path / "a", tmp_path / "b"
-    with pytest.raises(PyflowError, match="a: something else is there already"):
+    with pytest.raises(PyflowError, match=str(path)):
         write_file(path, "ours", replace=replace, at_the_end=lambda: path.write_text("mine"))
-    with pytest.raises(PyflowError, match="b: something else is there already"):
+    with pytest.raises(PyflowError, match=str(nowhere)):
         write_file(nowhere, "", replace=replace, at_the_end=lambda: nowhere.symlink_to("no"))
     assert path.read_text() == "mine"
     assert {*tmp_path.iterdir()} == {path, nowhere}
@@ -134,9 +134,9 @@ def test_only_the_file_that_was_there_is_replaced(tmp_path: Path) -> None:
     for text in ("first", "second"):
         write_file(path, text)
         assert entries(tmp_path) == {"a": text}
-    with pytest.raises(PyflowError, match="is there already, and is not to be replaced"):
+    with pytest.raises(PyflowError, match=str(path)):
         write_file(path, "third", replace=False)
-    with pytest.raises(PyflowError, match="something else is there already"):
+    with pytest.raises(PyflowError, match=str(path)):
         write_file(path, "third", at_the_end=lambda: path.write_text("changed"))
     assert entries(tmp_path) == {"a": "changed"}
     write_file(path, "third", at_the_end=path.unlink)
@@ -153,7 +153,7 @@ def test_a_folder_that_gets_other_files_meanwhile_stays(there: bool, tmp_path: P
         target.mkdir(exist_ok=True)
         (target / "b").write_text("mine")
 
-    with pytest.raises(PyflowError, match=r"b: is none of ours|target: something else is there"):
+    with pytest.raises(PyflowError, match=str(target)):
         fill(target, "second", at_the_end=write_mine)
     assert entries(target) == {"b": "mine"} | ({"a": "first"} if there else {})
     assert {*tmp_path.iterdir()} == {target}
@@ -169,7 +169,7 @@ def test_what_comes_in_place_of_a_folder_stays(kind: str, tmp_path: Path) -> Non
         "link": lambda: target.symlink_to(other),
         "folder": lambda: fill(target, "first"),
     }
-    with pytest.raises(PyflowError, match="target: something else is there already"):
+    with pytest.raises(PyflowError, match=str(target)):
         fill(target, "second", at_the_end=comes[kind])
     assert {*tmp_path.iterdir()} == {target, other}
     assert target.is_symlink() == (kind == "link")
@@ -181,7 +181,7 @@ def test_nothing_is_replaced_without_a_word_but_an_empty_folder_that_comes(tmp_p
     target = tmp_path / "target"
     for there in (target.mkdir, lambda: (target / "a").write_text("first")):
         there()
-        with pytest.raises(PyflowError, match="is there already, and is not to be replaced"):
+        with pytest.raises(PyflowError, match=str(target)):
             replacing_folder(target).__enter__()
         assert {*tmp_path.iterdir()} == {target}
     (target / "a").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -105,9 +106,9 @@ def test_an_unknown_name_and_an_unreadable_type_are_refused(
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_corpus.VALID["packed"])
     checkpoint = pyflow.formats.open(path)
-    with pytest.raises(errors.FormatError, match="there is no tensor 'none'"):
+    with pytest.raises(errors.FormatError, match="'none'"):
         checkpoint.array("none")
-    with pytest.raises(errors.UnsupportedError, match=r"'a': expected a type .*, found F4"):
+    with pytest.raises(errors.UnsupportedError, match=r"'a': .* F4"):
         checkpoint.array("a")
 
 
@@ -140,7 +141,7 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
         for name, expected in tensors.items():
             assert np.array_equal(checkpoint.array(name), expected)
     (tmp_path / "model-00002.safetensors").unlink()
-    with pytest.raises(errors.FormatError, match=r"model-00002\.safetensors: no such file"):
+    with pytest.raises(errors.FormatError, match=r"model-00002\.safetensors"):
         pyflow.formats.open(tmp_path)
 
 
@@ -168,6 +169,6 @@ def test_a_folder_without_one_checkpoint_is_refused(kind: str, tmp_path: Path) -
     if kind == "two":
         for name in ("a.gguf", "b.gguf"):
             (tmp_path / name).touch()
-    words = "found none" if kind == "none" else r"found 2 files \*\.gguf \(a\.gguf, b\.gguf\)"
+    words = re.escape(str(tmp_path)) + ("" if kind == "none" else r".*a\.gguf, b\.gguf")
     with pytest.raises(errors.FormatError, match=words):
         pyflow.formats.open(tmp_path)

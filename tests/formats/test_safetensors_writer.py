@@ -132,11 +132,11 @@ def test_keys_of_our_own_are_written_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "message"),
     [
-        ("w", "C128", "C128: expected a type that safetensors"),
-        ("w", "MXFP4", "MXFP4: expected a type"),
-        ("__metadata__", "F32", "expected a name that safetensors files have free"),
-        ("\udc80", "F32", "expected names of tensors in UTF-8"),
-        pytest.param("w" * 50_000_001, "Q4_K", "at most 100,000,000 bytes", id="long"),
+        ("w", "C128", "C128"),
+        ("w", "MXFP4", "MXFP4"),
+        ("__metadata__", "F32", "__metadata__"),
+        ("\udc80", "F32", "UTF-8"),
+        pytest.param("w" * 50_000_001, "Q4_K", "100,000,000", id="long"),
     ],
 )
 def test_what_the_format_has_no_place_for_is_refused(
@@ -154,7 +154,7 @@ def test_a_writer_checks_what_it_is_given(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as file:
         writer = SafetensorsWriter(file, tensors, {})
         writer.write(np.zeros(4, np.uint8))
-        with pytest.raises(ShapeError, match="'a': expected 8 bytes to write, found 4"):
+        with pytest.raises(ShapeError, match=r"'a': .* 8 .* 4"):
             writer.end_tensor()
-        with pytest.raises(ShapeError, match="'b': expected its bytes, found an end"):
+        with pytest.raises(ShapeError, match="'b'"):
             writer.close()

@@ -66,7 +66,7 @@ def test_a_model_without_a_tokenizer_takes_token_ids(folder: Path) -> None:
     with load(folder, n_threads=1) as model:
         assert np.array_equal(model.logits(TOKENS), expected)
         for ask in (lambda: model.tokenizer, lambda: model.generate(TOKENS, n_predict=1)):
-            with pytest.raises(FormatError, match=r"expected a tokenizer .*token ids, but no text"):
+            with pytest.raises(FormatError, match="tokenizer"):
                 ask()
     assert main(["generate", "-m", str(folder), "-p", "Hi", "-n", "4", "-t", "1"]) == 3
 
@@ -83,12 +83,12 @@ def test_a_tokenizer_of_more_tokens_than_rows_does_not_fit(
     library = Library.from_file(str(folder / "tokenizer.json"))
     library.add_tokens([f"<{i}>" for i in range(N_VOCAB)])
     library.save(str(folder / "tokenizer.json"))
-    said = "the tokenizer has 578 tokens, the embedding only 320 rows"
-    with pytest.raises(ShapeError, match=said):
+    with pytest.raises(ShapeError, match=r"578 .* 320") as caught:
         load(folder, n_threads=1)
     code, found = check()
     assert (code, found["fits"]) == (3, False)
-    assert said in found["tokenizer"]["problem"]
+    said = str(caught.value)
+    assert found["tokenizer"]["problem"] == said
     assert main(["spec", "check", str(folder)]) == 3
     assert f"{said}\n\nit does not fit\n" in capsys.readouterr().out
     (folder / "tokenizer.json").unlink()
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_told_to_be_quantized(
         assert main(["inspect", str(folder), "--memory", "-c", "64", *more]) == 0
         out = capsys.readouterr().out
         assert f"does not fit, whatever the context: take {advice}a smaller model\n" in out
-    with pytest.raises(ResourceError, match="load it with quantize q8_0 or fewer bits"):
+    with pytest.raises(ResourceError, match="q8_0"):
         load(folder, n_threads=1)
 
 
@@ -160,7 +160,7 @@ def test_a_quantized_model_takes_the_memory_that_was_planned(folder: Path, form:
 def test_what_cannot_be_quantized_is_refused(
     folder: Path, model_path: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UnsupportedError, match="64 weights are no whole blocks of Q4_K, which has"):
+    with pytest.raises(UnsupportedError, match=r"64 .* Q4_K"):
         load(folder, quantize="q4_k")
     assert main(["generate", "-m", str(folder), "--quantize", "q9", "-p", "x"]) == 2
     assert "'q9': expected one of F32, F16, BF16, Q4_0" in capsys.readouterr().err

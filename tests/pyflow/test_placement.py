@@ -67,7 +67,7 @@ def test_a_node_that_is_refused_is_told_and_does_without(
 ) -> None:
     nodes = (NODES[0], Node(NO_NODE, (0, 1), 1))
     with (
-        pytest.warns(PlacementWarning, match=f"numa mirror: .* memory on node {NO_NODE}: Invalid"),
+        pytest.warns(PlacementWarning, match=f"numa mirror: .* node {NO_NODE}: Invalid"),
         pyflow.load(path, numa=Placement("mirror", nodes)) as model,
     ):
         assert logits(model).tobytes() == plain.tobytes()
@@ -83,16 +83,16 @@ def test_copies_are_in_the_plan_and_must_fit(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with pyflow.load(path, numa=Placement("local", NODES)):
         pass
-    with pytest.raises(pyflow.ResourceError, match=r"2 copies of the weights .* numa local"):
+    with pytest.raises(pyflow.ResourceError, match=r"2 copies .* numa local"):
         pyflow.load(path, numa=Placement("mirror", NODES))
 
 
 def test_placements_that_cannot_be_are_refused(path: Path) -> None:
-    with pytest.raises(pyflow.UnsupportedError, match=r"numa: expected off or .*, found 'near'"):
+    with pytest.raises(pyflow.UnsupportedError, match=r"numa: .* off .* 'near'"):
         pyflow.load(path, numa="near")  # type: ignore[arg-type]
-    with pytest.raises(pyflow.ShapeError, match="a placement of 2 threads, for a pool of 3"):
+    with pytest.raises(pyflow.ShapeError, match=r"2 threads.* 3"):
         pyflow.load(path, n_threads=3, numa=Placement("local", NODES))
-    with pytest.raises(pyflow.ShapeError, match="expected nodes for every mode but off, found 0"):
+    with pytest.raises(pyflow.ShapeError, match=r"nodes .* 0"):
         pyflow.load(path, numa=Placement("local"))
 
 

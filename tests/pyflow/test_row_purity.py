@@ -147,5 +147,5 @@ def test_layers_that_are_not_loaded_are_left_out_as_by_a_context(
         assert shallow.stage.weight_bytes < model.stage.weight_bytes
     with model.context(64, layers=some) as context:
         assert same(context.forward(tokens[:40], logits="all"), found)
-    with pytest.raises(pyflow.ShapeError, match=r"expected some of 0 to \d+, found \[99\]"):
+    with pytest.raises(pyflow.ShapeError, match=r"\[99\]"):
         pyflow.load(path, layers=[0, 99])
