@@ -117,10 +117,8 @@ void register_speculate(py::module_& m) {
                        Sampler& sampler, const std::vector<Pairs>& distributions) {
              return Draft{seq,
                           root,
-                          std::move(tokens),
-                          std::move(parents),
-                          distributions_of(distributions),
-                          n_verified,
+                          {std::move(tokens), std::move(parents), distributions_of(distributions),
+                           n_verified},
                           std::move(asked),
                           &sampler};
            }),

@@ -7,22 +7,8 @@
 namespace pyflow {
 namespace {
 
-// The part of a draft that may be accepted.
-TreeView verified(const Draft& draft) {
-  const auto n = static_cast<size_t>(draft.n_verified);
-  const std::span<const Distribution> distributions(draft.distributions);
-  return {.tokens = std::span(draft.tokens).first(n),
-          .parents = std::span(draft.parents).first(n),
-          .distributions = distributions.empty() ? distributions : distributions.first(n + 1)};
-}
-
-void check(const Draft& draft) {
-  check_tree(
-      {.tokens = draft.tokens, .parents = draft.parents, .distributions = draft.distributions});
-  const auto n = static_cast<int64_t>(draft.tokens.size());
-  if (draft.n_verified < 0 || draft.n_verified > n)
-    throw ShapeError("draft: n_verified: expected 0 to " + std::to_string(n) + ", found " +
-                     std::to_string(draft.n_verified));
+void check_asked(const Draft& draft) {
+  const auto n = static_cast<int64_t>(draft.tree.tokens.size());
   for (const int32_t node : draft.asked)
     if (node < -1 || node >= n)
       throw ShapeError("draft: asked for node " + std::to_string(node) + " of " +
@@ -59,9 +45,9 @@ struct Batch {
       tokens.push_back(draft.root);
       parents.push_back(kv::kNoParent);
       rows.push_back({position, {draft.seq}});
-      for (size_t i = 0; i < draft.tokens.size(); ++i) {
-        tokens.push_back(draft.tokens[i]);
-        parents.push_back(root + 1 + draft.parents[i]);
+      for (size_t i = 0; i < draft.tree.tokens.size(); ++i) {
+        tokens.push_back(draft.tree.tokens[i]);
+        parents.push_back(root + 1 + draft.tree.parents[i]);
         rows.push_back({rows[static_cast<size_t>(parents.back())].position + 1, {draft.seq}});
       }
       ask(d, draft);
@@ -72,8 +58,8 @@ struct Batch {
 
  private:
   void ask(size_t d, const Draft& draft) {
-    for (size_t row = 0; row <= draft.tokens.size(); ++row) {
-      Question question{d, row, static_cast<int64_t>(row) <= draft.n_verified, {}};
+    for (size_t row = 0; row <= draft.tree.tokens.size(); ++row) {
+      Question question{d, row, row < draft.tree.n_rows(), {}};
       for (size_t a = 0; a < draft.asked.size(); ++a)
         if (static_cast<size_t>(draft.asked[a] + 1) == row) question.answers.push_back(a);
       if (!question.verified && question.answers.empty()) continue;
@@ -107,11 +93,9 @@ std::vector<Verified> verify(Context& context, std::span<const Draft> drafts,
   const Policy& policy = policy_named(options.policy);
   std::vector<std::unique_ptr<Verifier>> verifiers;
   for (const Draft& draft : drafts) {
-    check(draft);
     verifiers.push_back(
-        make_verifier(policy, {.tree = verified(draft),
-                               .sampler = *draft.sampler,
-                               .position = context.kv().seq_pos_max(draft.seq) + 1}));
+        make_verifier(policy, draft.tree, *draft.sampler, context.kv().seq_pos_max(draft.seq) + 1));
+    check_asked(draft);
   }
   const Batch batch(context.kv(), drafts, resumed);
   std::vector<Verified> out(drafts.size());

@@ -16,10 +16,8 @@ namespace pyflow {
 // A sequence's newest token and what may follow it.
 struct Draft {
   int seq;
-  int32_t root;                             // the next position of the sequence is its
-  std::vector<int32_t> tokens, parents;     // see TreeView
-  std::vector<Distribution> distributions;  // see TreeView
-  int64_t n_verified;                       // nodes from here on are run, but cannot be accepted
+  int32_t root;  // takes the next position of the sequence
+  DraftTree tree;
   std::vector<int32_t> asked;  // nodes, -1 the root, whose likeliest next token is wanted
   Sampler* sampler;
 };

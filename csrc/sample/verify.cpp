@@ -14,12 +14,13 @@ constexpr Policy kPolicies[] = {
 
 class Exact final : public Verifier {
  public:
-  explicit Exact(const DraftView& draft) : draft_(draft), drawn_(draft.tree.n_rows()) {}
+  Exact(const DraftTree& tree, const Sampler& sampler, int64_t position)
+      : tree_(tree), sampler_(sampler), position_(position), drawn_(tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
-    const std::vector<int32_t> path = draft_.tree.path(row);
+    const std::vector<int32_t> path = tree_.path(row);
     const auto depth = static_cast<int64_t>(path.size());
-    drawn_[row] = draft_.sampler.sample(logits, draft_.position + depth + 1, path);
+    drawn_[row] = sampler_.sample(logits, position_ + depth + 1, path);
   }
 
   Verdict walk() override {
@@ -27,53 +28,59 @@ class Exact final : public Verifier {
     for (int32_t node = -1;;) {
       const Sampled& next =
           verdict.drawn.emplace_back(std::move(drawn_[static_cast<size_t>(node + 1)]));
-      node = draft_.tree.first_child(node);
-      while (node >= 0 && draft_.tree.tokens[static_cast<size_t>(node)] != next.token)
-        node = draft_.tree.next_sibling(node);
+      node = tree_.first_child(node);
+      while (node >= 0 && tree_.tokens[static_cast<size_t>(node)] != next.token)
+        node = tree_.next_sibling(node);
       if (node < 0) return verdict;
       verdict.nodes.push_back(node);
     }
   }
 
  private:
-  DraftView draft_;
+  const DraftTree& tree_;
+  const Sampler& sampler_;
+  const int64_t position_;
   std::vector<Sampled> drawn_;  // by row
 };
 
 // Decides at random, by the distributions of all rows.
 class ByDistribution final : public Verifier {
  public:
-  ByDistribution(Verify verify, const DraftView& draft)
+  ByDistribution(Verify verify, const DraftTree& tree, const Sampler& sampler, int64_t position)
       : verify_(verify),
-        draft_(draft),
-        target_(draft.tree.n_rows()),
-        logits_(draft.tree.n_rows()) {}
+        tree_(tree),
+        sampler_(sampler),
+        position_(position),
+        target_(tree.n_rows()),
+        logits_(tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
-    target_[row] = draft_.sampler.distribution(logits, draft_.tree.path(row));
+    target_[row] = sampler_.distribution(logits, tree_.path(row));
     // Logprobs are those of a token that is not known yet.
-    if (draft_.sampler.params().n_logprobs > 0) logits_[row].assign(logits.begin(), logits.end());
+    if (sampler_.params().n_logprobs > 0) logits_[row].assign(logits.begin(), logits.end());
   }
 
   Verdict walk() override {
-    const SamplerParams& params = draft_.sampler.params();
-    KeyedRng rng(params.seed, params.stream, draft_.position);
-    Outcome outcome = verify_(draft_.tree, target_, rng);
+    const SamplerParams& params = sampler_.params();
+    KeyedRng rng(params.seed, params.stream, position_);
+    Outcome outcome = verify_(tree_, target_, rng);
     Verdict verdict;
     size_t row = 0;
     for (const int32_t node : outcome.nodes) {
       verdict.drawn.push_back(
-          draft_.sampler.report(logits_[row], draft_.tree.tokens[static_cast<size_t>(node)]));
+          sampler_.report(logits_[row], tree_.tokens[static_cast<size_t>(node)]));
       row = static_cast<size_t>(node + 1);
     }
-    verdict.drawn.push_back(draft_.sampler.report(logits_[row], outcome.last));
+    verdict.drawn.push_back(sampler_.report(logits_[row], outcome.last));
     verdict.nodes = std::move(outcome.nodes);
     return verdict;
   }
 
  private:
   Verify verify_;
-  DraftView draft_;
+  const DraftTree& tree_;
+  const Sampler& sampler_;
+  const int64_t position_;
   std::vector<Distribution> target_;        // by row
   std::vector<std::vector<float>> logits_;  // by row, if logprobs are wanted
 };
@@ -91,11 +98,12 @@ const Policy& policy_named(const std::string& name) {
   throw UnsupportedError("policy '" + name + "': expected one of " + names);
 }
 
-std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftView& draft) {
-  check_tree(draft.tree);
-  if (policy.verify == nullptr) return std::make_unique<Exact>(draft);
-  check_distributions(draft.tree);
-  return std::make_unique<ByDistribution>(policy.verify, draft);
+std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftTree& tree,
+                                        const Sampler& sampler, int64_t position) {
+  check_tree(tree);
+  if (policy.verify == nullptr) return std::make_unique<Exact>(tree, sampler, position);
+  check_distributions(tree);
+  return std::make_unique<ByDistribution>(policy.verify, tree, sampler, position);
 }
 
 }  // namespace pyflow

@@ -20,12 +20,6 @@
 
 namespace pyflow {
 
-struct DraftView {
-  TreeView tree;
-  const Sampler& sampler;  // has accepted the text up to the root
-  int64_t position;        // of the root
-};
-
 struct Verdict {
   std::vector<int32_t> nodes;  // accepted, from the root on
   std::vector<Sampled> drawn;  // their tokens, and one more that was not drafted or ends the walk
@@ -52,7 +46,9 @@ std::span<const Policy> policies();
 // Throws UnsupportedError for an unknown policy.
 const Policy& policy_named(const std::string& name);
 
-// Throws ShapeError for an invalid tree. The view's data must outlive the verifier.
-std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftView& draft);
+// sampler: has accepted the text up to the root, which lies at the position. Throws ShapeError for
+// an invalid tree. Tree and sampler must outlive the verifier.
+std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftTree& tree,
+                                        const Sampler& sampler, int64_t position);
 
 }  // namespace pyflow

@@ -46,11 +46,11 @@ py::array_t<int64_t> count_pairs(const std::string& name, const FloatArray& targ
           depths.push_back(depth + 1);
         }
       }
-      const DraftView view{
-          .tree = {.tokens = tokens, .parents = parents, .distributions = distributions},
-          .sampler = sampler,
-          .position = position};
-      const auto verifier = make_verifier(policy, view);
+      const DraftTree tree{.tokens = tokens,
+                           .parents = parents,
+                           .distributions = distributions,
+                           .n_verified = static_cast<int64_t>(tokens.size())};
+      const auto verifier = make_verifier(policy, tree, sampler, position);
       for (size_t r = 0; r <= tokens.size(); ++r)
         verifier->look(r, row(target, r == 0 ? emitted.back() : tokens[r - 1]));
       for (const Sampled& s : verifier->walk().drawn) emitted.push_back(s.token);

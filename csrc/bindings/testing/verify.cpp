@@ -26,9 +26,11 @@ std::pair<std::vector<int32_t>, int32_t> walk(const std::string& policy,
                                               const std::vector<int32_t>& parents,
                                               const std::vector<Pairs>& distributions,
                                               const std::vector<Pairs>& target, Rng& rng) {
-  const std::vector<Distribution> drafted = distributions_of(distributions),
-                                  wanted = distributions_of(target);
-  const TreeView tree{.tokens = tokens, .parents = parents, .distributions = drafted};
+  const std::vector<Distribution> wanted = distributions_of(target);
+  const DraftTree tree{.tokens = tokens,
+                       .parents = parents,
+                       .distributions = distributions_of(distributions),
+                       .n_verified = static_cast<int64_t>(tokens.size())};
   check_tree(tree);
   check_distributions(tree);
   if (wanted.size() != tree.n_rows()) throw ShapeError("target: expected a distribution per row");

@@ -8,7 +8,7 @@
 
 namespace pyflow {
 
-Outcome verify_flexible(const TreeView& tree, std::span<const Distribution> target, Rng& rng) {
+Outcome verify_flexible(const DraftTree& tree, std::span<const Distribution> target, Rng& rng) {
   Outcome out;
   for (int32_t node = -1;;) {
     const Distribution& p = target[static_cast<size_t>(node + 1)];

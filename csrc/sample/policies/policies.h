@@ -14,16 +14,18 @@ namespace pyflow {
 
 // A tree of drafted tokens below a root: node i is tokens[i] after node parents[i], which is below
 // i, or after the root where it is -1. Row 0 is the root's, row i + 1 that of node i.
-struct TreeView {
-  std::span<const int32_t> tokens, parents;
+struct DraftTree {
+  std::vector<int32_t> tokens, parents;
   // Per row, or empty: the distribution that the row's children were drawn from, in the order of
   // the nodes and without replacement; an empty distribution if they were not drawn at random.
-  std::span<const Distribution> distributions;
+  std::vector<Distribution> distributions;
+  int64_t n_verified = 0;  // nodes from here on are run, but cannot be accepted
 
-  size_t n_rows() const { return tokens.size() + 1; }
+  // Rows of the root and of the nodes that may be accepted.
+  size_t n_rows() const { return static_cast<size_t>(n_verified) + 1; }
   // The tokens below the root on the way to a row, its own included.
   std::vector<int32_t> path(size_t row) const;
-  // Nodes, -1 for none.
+  // Nodes that may be accepted, -1 for none.
   int32_t first_child(int32_t parent) const { return child_from(parent + 1, parent); }
   int32_t next_sibling(int32_t node) const {
     return child_from(node + 1, parents[static_cast<size_t>(node)]);
@@ -33,11 +35,11 @@ struct TreeView {
   int32_t child_from(int32_t node, int32_t parent) const;
 };
 
-// Throws ShapeError unless every token has a parent before it and either all rows or none have
-// distributions.
-void check_tree(const TreeView& tree);
+// Throws ShapeError unless every token has a parent before it, either all rows or none have
+// distributions, and n_verified is a number of nodes.
+void check_tree(const DraftTree& tree);
 // Throws ShapeError if the nodes cannot have been drawn from their distributions.
-void check_distributions(const TreeView& tree);
+void check_distributions(const DraftTree& tree);
 
 struct Outcome {
   std::vector<int32_t> nodes;  // accepted, from the root on
@@ -45,11 +47,11 @@ struct Outcome {
 };
 
 // target: per row, the distribution that the model would draw from after it.
-using Verify = Outcome (*)(const TreeView& tree, std::span<const Distribution> target, Rng& rng);
+using Verify = Outcome (*)(const DraftTree& tree, std::span<const Distribution> target, Rng& rng);
 
-Outcome verify_rejection(const TreeView& tree, std::span<const Distribution> target, Rng& rng);
-Outcome verify_flexible(const TreeView& tree, std::span<const Distribution> target, Rng& rng);
-Outcome verify_typical(const TreeView& tree, std::span<const Distribution> target, Rng& rng);
+Outcome verify_rejection(const DraftTree& tree, std::span<const Distribution> target, Rng& rng);
+Outcome verify_flexible(const DraftTree& tree, std::span<const Distribution> target, Rng& rng);
+Outcome verify_typical(const DraftTree& tree, std::span<const Distribution> target, Rng& rng);
 
 int32_t draw(const Distribution& distribution, Rng& rng);
 

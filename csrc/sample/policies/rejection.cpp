@@ -36,7 +36,7 @@ Distribution residual(const Distribution& p, double sum_p, const Distribution& q
 
 }  // namespace
 
-Outcome verify_rejection(const TreeView& tree, std::span<const Distribution> target, Rng& rng) {
+Outcome verify_rejection(const DraftTree& tree, std::span<const Distribution> target, Rng& rng) {
   Outcome out;
   for (int32_t node = -1;;) {
     const auto row = static_cast<size_t>(node + 1);

@@ -7,7 +7,7 @@
 
 namespace pyflow {
 
-std::vector<int32_t> TreeView::path(size_t row) const {
+std::vector<int32_t> DraftTree::path(size_t row) const {
   std::vector<int32_t> out;
   for (auto node = static_cast<int32_t>(row) - 1; node >= 0;
        node = parents[static_cast<size_t>(node)])
@@ -16,13 +16,13 @@ std::vector<int32_t> TreeView::path(size_t row) const {
   return out;
 }
 
-int32_t TreeView::child_from(int32_t node, int32_t parent) const {
-  for (auto i = static_cast<size_t>(node); i < parents.size(); ++i)
+int32_t DraftTree::child_from(int32_t node, int32_t parent) const {
+  for (auto i = static_cast<size_t>(node); i + 1 < n_rows(); ++i)
     if (parents[i] == parent) return static_cast<int32_t>(i);
   return -1;
 }
 
-void check_tree(const TreeView& tree) {
+void check_tree(const DraftTree& tree) {
   if (tree.tokens.size() != tree.parents.size())
     throw ShapeError("draft: expected a parent for each of " + std::to_string(tree.tokens.size()) +
                      " tokens, found " + std::to_string(tree.parents.size()));
@@ -30,15 +30,19 @@ void check_tree(const TreeView& tree) {
     if (tree.parents[i] < -1 || tree.parents[i] >= static_cast<int32_t>(i))
       throw ShapeError("draft: parent " + std::to_string(tree.parents[i]) + " of node " +
                        std::to_string(i) + ": expected a node before it, or -1");
-  if (!tree.distributions.empty() && tree.distributions.size() != tree.n_rows())
-    throw ShapeError("draft: distributions: expected " + std::to_string(tree.n_rows()) +
+  const size_t n = tree.tokens.size();
+  if (!tree.distributions.empty() && tree.distributions.size() != n + 1)
+    throw ShapeError("draft: distributions: expected " + std::to_string(n + 1) +
                      ", the root's and one per node, or none; found " +
                      std::to_string(tree.distributions.size()));
+  if (tree.n_verified < 0 || tree.n_verified > static_cast<int64_t>(n))
+    throw ShapeError("draft: n_verified: expected 0 to " + std::to_string(n) + ", found " +
+                     std::to_string(tree.n_verified));
 }
 
-void check_distributions(const TreeView& tree) {
+void check_distributions(const DraftTree& tree) {
   if (tree.distributions.empty()) return;
-  for (size_t i = 0; i < tree.tokens.size(); ++i) {
+  for (size_t i = 0; i + 1 < tree.n_rows(); ++i) {
     const Distribution& distribution = tree.distributions[static_cast<size_t>(tree.parents[i] + 1)];
     if (distribution.empty()) continue;
     const auto node = [&] {

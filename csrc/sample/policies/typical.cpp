@@ -29,7 +29,7 @@ struct Row {
 
 }  // namespace
 
-Outcome verify_typical(const TreeView& tree, std::span<const Distribution> target, Rng& rng) {
+Outcome verify_typical(const DraftTree& tree, std::span<const Distribution> target, Rng& rng) {
   std::vector<Row> rows(tree.n_rows());
   rows[0].stands = true;
   size_t best = 0;
