@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pyflow.engine.context import Context
+if TYPE_CHECKING:
+    from pyflow.engine.context import Context
 
 
 class CachedText:

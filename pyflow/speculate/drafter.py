@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.engine.context import Context
 from pyflow.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyflow.engine.context import Context
 
 
 @dataclass(frozen=True, slots=True)

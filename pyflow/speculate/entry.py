@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pyflow.engine.context import Policy
-from pyflow.engine.loaded import LoadedModel
-from pyflow.engine.model_files import ModelFiles
 from pyflow.speculate.drafter import Method
+
+if TYPE_CHECKING:
+    from pyflow.engine.context import Policy
+    from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

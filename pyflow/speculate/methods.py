@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyflow.arguments import whole
-from pyflow.engine.loaded import LoadedModel
-from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
 from pyflow.speculate.drafters import draft_model, jacobi, lookahead, lookup, pool
 from pyflow.speculate.entry import Entry, Made, Source, Speculation
 from pyflow.speculate.speculator import Speculator
+
+if TYPE_CHECKING:
+    from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
+
 
 _SOURCES: dict[Source, str] = {
     "draft_models": "a draft model",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pyflow import _core
 from pyflow.arguments import one_of, whole
 from pyflow.closing import Closing
-from pyflow.engine.context import Context, Policy
 from pyflow.errors import PyflowError
 from pyflow.speculate.check import checked, guarded
 from pyflow.speculate.controller import Controller
@@ -20,6 +19,9 @@ from pyflow.speculate.costs import StepCosts
 from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.stats import SpeculationStats
 from pyflow.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyflow.engine.context import Context, Policy
 
 
 class Root(NamedTuple):

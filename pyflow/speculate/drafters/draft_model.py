@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pyflow.engine.cached_text import CachedText
-from pyflow.engine.context import Context
-from pyflow.engine.loaded import LoadedModel
-from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import UnsupportedError
 from pyflow.speculate.drafter import Budget, Chain, Drafter, Method, Observed, Start
 from pyflow.speculate.drafters.growth import Growth, first_path
 from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyflow.engine.context import Context
+    from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
+
 
 # Rows of a draft model's step at most: a tree and the tokens that the model has missed.
 _N_BATCH = 512

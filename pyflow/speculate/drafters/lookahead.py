@@ -10,14 +10,17 @@ import random
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyflow.arguments import whole
-from pyflow.engine.model_files import ModelFiles
 from pyflow.speculate.drafter import Budget, Observed, Start
 from pyflow.speculate.drafters.trie import Trie
 from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyflow.engine.model_files import ModelFiles
+
 
 # Before anything is learned. In this project's sources and documents, cut into words of up to 6
 # letters, the n-gram of them used last was right in its first token .24 and .20 of the time, and

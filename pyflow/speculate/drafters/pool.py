@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.arguments import whole, whole_numbers
-from pyflow.engine.model_files import ModelFiles
 from pyflow.speculate.drafter import Budget, Observed, Start
 from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.tree import DraftTree
+
+if TYPE_CHECKING:
+    from pyflow.engine.model_files import ModelFiles
+
 
 # So many occurrences say how often what follows; more would only take longer to count.
 _SAMPLE = 64
