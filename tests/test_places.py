@@ -230,3 +230,27 @@ def test_a_command_takes_a_file_and_a_line(tmp_path: Path) -> None:
     assert "Greet someone." in tree.pyflow("--help")
     assert "Greet NAME." in tree.pyflow("hello", "--help")
     assert tree.pyflow("hello", "Ada") == "Hello, Ada\n"
+
+
+# ---- a drafter: its file, and the list of methods
+
+DRAFT = """
+from pyflow.speculate import METHODS, Budget, Observed, Speculation, Start
+(method,), n_max = METHODS["echo"].make(None, Speculation(window=3))
+drafter = method.start(Start(tokens=[1, 2, 3, 4], sampler=None))
+drafter.observe(Observed(tokens=[5], accepted=0))
+print(n_max, drafter.propose(Budget(n_nodes=2, depth=9)).tokens)
+"""
+
+
+def test_a_drafter_takes_a_file_and_the_list_of_methods(tmp_path: Path) -> None:
+    page = (ROOT / "docs/add-a-drafter.md").read_text()
+    drafter, lines = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    first, _, entry = lines.rstrip("\n").split("\n")
+    tree = Tree(tmp_path)
+    tree.add("pyflow/speculate/drafters/echo.py", drafter)
+    methods = "pyflow/speculate/methods.py"
+    tree.add_line(methods, first, after="from pyflow.speculate.drafters import")
+    tree.add_line(methods, entry, after="jacobi.ENTRY,")
+    assert tree.python("-c", DRAFT) == "8 [3, 4]\n"
+    assert len(tree.touched) == 2
