@@ -34,7 +34,7 @@ SLOW = (
     "pyflow/cluster/test_automatic.py::test_a_job_learns_from_those_before_and_nothing_changes_while_guesses_do_not",
     "pyflow/cluster/test_automatic.py::test_what_was_given_up_is_tried_again_after_some_jobs_and_not_at_every_one",
     "pyflow/cluster/wire/test_codec.py::test_a_message_comes_back_as_it_was",
-    "pyflow/cluster/wire/test_codec.py::test_changed_words_are_refused_or_make_another_message",
+    "pyflow/cluster/wire/test_codec.py::test_changed_fields_are_refused_or_make_another_message",
     "pyflow/cluster/wire/test_codec.py::test_every_flipped_byte_is_refused",
     "pyflow/gguf_export/test_gguf_tokenizer.py",
     "pyflow/specs/test_check.py::test_the_proof_of_the_documentation",
