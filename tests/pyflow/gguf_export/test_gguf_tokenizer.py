@@ -167,7 +167,7 @@ def test_tokens_that_end_texts_are_named_where_their_texts_say_nothing(
         ).stop_ids
 
     assert stops([2, 40, 41]) == {2, 40, 41}
-    with pytest.raises(UnsupportedError, match="all end texts, more than GGUF has keys for"):
+    with pytest.raises(UnsupportedError, match="'F', 'G', 'H'"):
         stops([2, 40, 41, 42])
 
 
@@ -183,9 +183,9 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wordpiece", "model: WordPiece is not supported in GGUF"),
-        ("wordlevel", "model: WordLevel is not supported in GGUF"),
-        ("unigram", "model: Unigram is not supported in GGUF"),
+        ("wordpiece", "WordPiece"),
+        ("wordlevel", "WordLevel"),
+        ("unigram", "Unigram"),
     ],
 )
 def test_other_kinds_are_refused_by_name(
@@ -201,7 +201,9 @@ def test_pieces_that_llama_cpp_would_not_read_so_are_refused(
     name: str, files: Folders, tmp_path: Path
 ) -> None:
     # After a piece of the user's, llama.cpp has a word begin.
-    message = "would read .* as other tokens" if name == "bpe" else r"trainer_spec|normalizer_spec"
+    message = (
+        r"tokenizer: .*\[\d+.*\].*\[\d+.*\]" if name == "bpe" else r"trainer_spec|normalizer_spec"
+    )
     with pytest.raises(UnsupportedError, match=message):
         to_gguf(hub(tmp_path, files(name), {}, 1200))
 
@@ -239,7 +241,7 @@ def test_control_tokens_of_the_settings_are_in_the_vocabulary(wiki: str, tmp_pat
     # As Phi 3 has it.
     added["900"]["rstrip"] = True
     (from_file / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UnsupportedError, match="takes the spaces beside it"):
+    with pytest.raises(UnsupportedError, match=r"<\|end\|>"):
         to_gguf(checkpoint)
     made = vocab.of_sentencepiece(
         from_file / "tokenizer.model", read_settings(from_file), n_rows=910
@@ -275,12 +277,12 @@ def _doubled(whole: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_normalized, "normalizer, pre_tokenizer: BPE with byte_fallback that is prepared in"),
-        (_lowered, "normalizer, pre_tokenizer: BPE with byte_fallback that is prepared in"),
-        (_whole_word, "added token '</s>' takes the spaces beside it, or only whole words"),
-        (_suffix, "model.end_of_word_suffix: GGUF has no words for it"),
-        (_no_bytes, "BPE over characters, without a token for each byte"),
-        (_doubled, r"begin and end with tokens \[1, 1, 2\], where GGUF can say no more"),
+        (_normalized, "normalizer.*pre_tokenizer.*byte_fallback"),
+        (_lowered, "normalizer.*pre_tokenizer.*byte_fallback"),
+        (_whole_word, "</s>"),
+        (_suffix, r"model\.end_of_word_suffix"),
+        (_no_bytes, "model: BPE"),
+        (_doubled, r"\[1, 1, 2\]"),
     ],
 )
 def test_what_gguf_cannot_say_is_refused(
@@ -294,7 +296,7 @@ def test_what_gguf_cannot_say_is_refused(
 
 
 def test_more_tokens_than_rows_are_refused(folder_of: Folders, tmp_path: Path) -> None:
-    with pytest.raises(ShapeError, match="the embedding only 100 rows"):
+    with pytest.raises(ShapeError, match=r"\b100\b"):
         to_gguf(hub(tmp_path, folder_of("byte_fallback"), {}, 100))
 
 

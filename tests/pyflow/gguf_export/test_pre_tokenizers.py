@@ -47,7 +47,7 @@ def test_words_that_are_taken_whole_have_a_name_of_their_own() -> None:
     steps = next(steps for steps, name in _CUTS.items() if name == "dbrx")
     library = pre_tokenizers.Sequence([step(text) for text in steps])
     assert named(library, whole_words=True) == "llama-bpe"
-    with pytest.raises(UnsupportedError, match=r"model\.ignore_merges: GGUF has no name"):
+    with pytest.raises(UnsupportedError, match=r"model\.ignore_merges"):
         named(WORDS, whole_words=True)
 
 
@@ -55,14 +55,14 @@ def test_words_that_are_taken_whole_have_a_name_of_their_own() -> None:
     ("pre_tokenizer", "message"),
     [
         (pre_tokenizers.ByteLevel(add_prefix_space=True), "add_prefix_space True"),
-        (pre_tokenizers.Whitespace(), "type 'Whitespace'"),
-        (pre_tokenizers.Digits(False), "type 'Digits', individual_digits False"),
-        (pre_tokenizers.Split("a", "isolated"), "type 'Split', pattern {'String': 'a'}"),
+        (pre_tokenizers.Whitespace(), "'Whitespace'"),
+        (pre_tokenizers.Digits(False), "'Digits'.*individual_digits False"),
+        (pre_tokenizers.Split("a", "isolated"), "'Split'.*'String': 'a'"),
         (pre_tokenizers.Split(Regex(r"\p{L}+"), "removed"), "behavior 'Removed'"),
-        (BYTES, "'bytes' is no way to cut text that GGUF is known to have a name for"),
+        (BYTES, "'bytes'"),
         (
             pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"), BYTES]),
-            r"x.json: pre_tokenizer: .*p\{L\}.* then 'bytes' is no way",
+            r"x.json: pre_tokenizer\b.*p\{L\}.*'bytes'",
         ),
     ],
 )

@@ -58,103 +58,148 @@ def test_every_family_keeps_the_grammar(kind: str) -> None:
 HEAD = 'spec = 1\nname = "own"\nextends = "llama"\n'
 
 WRONG_SPECS = {
-    "no version": ('name = "own"', "spec: expected 1, the version of the grammar, found None"),
-    "version": ('spec = 2\nname = "own"', "spec: expected 1, the version of the grammar, found 2"),
-    "version of another type": ("spec = true", "found True"),
-    "no toml": ("spec = ", "expected TOML"),
-    "unknown table": (HEAD + "[decodr]\nn_layers = 2", "did you mean decoder"),
-    "unknown key": (HEAD + "[blocks.attention]\nn_head = 4", "did you mean n_heads"),
-    "a key of another block": (HEAD + "[blocks.norm]\nwindow = 4", "no key 'window'"),
+    "no version": ('name = "own"', ("spec:", "1", "None")),
+    "version": ('spec = 2\nname = "own"', ("spec:", "1", "2")),
+    "version of another type": ("spec = true", ("spec:", "True")),
+    "no toml": ("spec = ", ("TOML",)),
+    "unknown table": (HEAD + "[decodr]\nn_layers = 2", ("decodr", "decoder")),
+    "unknown key": (
+        HEAD + "[blocks.attention]\nn_head = 4",
+        ("blocks.attention", "n_head", "n_heads"),
+    ),
+    "a key of another block": (HEAD + "[blocks.norm]\nwindow = 4", ("blocks.norm", "window")),
     "a text for a number": (
         HEAD + '[blocks.norm]\neps = "1e-5"',
-        "blocks.norm.eps: expected a fin",
+        ("blocks.norm.eps", "number", "1e-5"),
     ),
-    "a negative number": (HEAD + "[blocks.norm]\neps = -1.0", "finite number from 0"),
-    "a number that is not finite": (HEAD + "[blocks.norm]\neps = inf", "finite number"),
-    "a flag for a number": (HEAD + "[decoder]\nn_layers = true", "an integer from 1 to 4096"),
-    "too many layers": (HEAD + "[decoder]\nn_layers = 100000000", "an integer from 1 to 4096"),
-    "half a layer": (HEAD + "[decoder]\nn_layers = 1.5", "an integer from 1 to 4096"),
-    "a word that is none": (HEAD + '[blocks.norm]\ntype = "batch"', "expected one of rms, layer"),
-    "activation": (HEAD + '[blocks.ffn]\nactivation = "sigmoid"', "expected one of silu, gelu"),
-    "an expression": (HEAD + '[decoder]\nn_layers = "=2 +"', "expected a value, found the end"),
-    "an unknown fact": (HEAD + '[decoder]\nn_layers = "=n_layer"', "did you mean n_layers"),
-    "an empty list": (HEAD + "[decoder]\nn_layers = []", "found an empty list"),
-    "a list for a value": (HEAD + "[facts]\npattern = [0, 0, 1]", "is written [[...]]"),
-    "a date": (HEAD + "[facts]\nday = 2020-01-01", "expected a value"),
+    "a negative number": (HEAD + "[blocks.norm]\neps = -1.0", ("blocks.norm.eps", "-1.0", "0")),
+    "a number that is not finite": (HEAD + "[blocks.norm]\neps = inf", ("blocks.norm.eps", "inf")),
+    "a flag for a number": (
+        HEAD + "[decoder]\nn_layers = true",
+        ("decoder.n_layers", "True", "integer", "4096"),
+    ),
+    "too many layers": (
+        HEAD + "[decoder]\nn_layers = 100000000",
+        ("decoder.n_layers", "100000000", "4096"),
+    ),
+    "half a layer": (HEAD + "[decoder]\nn_layers = 1.5", ("decoder.n_layers", "1.5", "integer")),
+    "a word that is none": (
+        HEAD + '[blocks.norm]\ntype = "batch"',
+        ("blocks.norm.type", "batch", "rms", "layer"),
+    ),
+    "activation": (
+        HEAD + '[blocks.ffn]\nactivation = "sigmoid"',
+        ("blocks.ffn.activation", "sigmoid", "silu", "gelu"),
+    ),
+    "an expression": (HEAD + '[decoder]\nn_layers = "=2 +"', ("decoder.n_layers", "2 +")),
+    "an unknown fact": (
+        HEAD + '[decoder]\nn_layers = "=n_layer"',
+        ("decoder.n_layers", "n_layer", "n_layers"),
+    ),
+    "an empty list": (HEAD + "[decoder]\nn_layers = []", ("decoder.n_layers", "empty list")),
+    "a list for a value": (HEAD + "[facts]\npattern = [0, 0, 1]", ("facts.pattern", "[[...]]")),
+    "a date": (HEAD + "[facts]\nday = 2020-01-01", ("facts.day", "2020")),
     "a block that there is not": (
         HEAD + '[decoder]\nlayer = [{ name = "a", run = "atention" }]',
-        "did you mean attention",
+        ("decoder.layer[0].run", "atention", "attention"),
     ),
     "a norm that is none": (
         HEAD + '[decoder]\nlayer = [{ name = "a", norm = "ffn", run = "ffn" }]',
-        "expected a norm, found the ffn ffn",
+        ("decoder.layer[0].norm", "norm", "ffn"),
     ),
     "a norm that is run": (
         HEAD + '[decoder]\nlayer = [{ name = "a", run = "norm" }]',
-        "expected a block that is no norm, found the norm",
+        ("decoder.layer[0].run", "norm"),
     ),
-    "a step with nothing to do": (HEAD + '[decoder]\nlayer = [{ name = "a" }]', "either run"),
-    "a step without a name": (HEAD + '[decoder]\nlayer = [{ run = "ffn" }]', "expected a name"),
+    "a step with nothing to do": (
+        HEAD + '[decoder]\nlayer = [{ name = "a" }]',
+        ("decoder.layer[0]", "run", "parallel"),
+    ),
+    "a step without a name": (
+        HEAD + '[decoder]\nlayer = [{ run = "ffn" }]',
+        ("decoder.layer[0].name",),
+    ),
     "an unknown key of a step": (
         HEAD + '[decoder]\nlayer = [{ name = "a", run = "ffn", nrom = "norm" }]',
-        "did you mean norm",
+        ("decoder.layer[0]", "nrom", "norm"),
     ),
     "steps of the same name": (
         HEAD + '[decoder]\nlayer = [{ name = "ffn", run = "ffn" }, { name = "ffn", run = "ffn" }]',
-        "steps of different names",
+        ("decoder.layer[1]",),
     ),
     "three branches": (
         HEAD
         + '[decoder]\nlayer = [{ name = "x", parallel = [{ name = "a", run = "ffn" }, '
         + '{ name = "b", run = "ffn" }, { name = "c", run = "ffn" }] }]',
-        "expected two steps, found 3",
+        ("decoder.layer[0].parallel", "3"),
     ),
     "too many steps": (
         HEAD
         + "[decoder]\nlayer = ["
         + ", ".join(f'{{ name = "s{i}", run = "ffn" }}' for i in range(20))
         + "]",
-        "at most 16 steps",
+        ("decoder.layer[0]", "16"),
     ),
-    "a rope that there is not": (HEAD + '[blocks.attention]\nrope = "mian"', "did you mean main"),
+    "a rope that there is not": (HEAD + '[blocks.attention]\nrope = "mian"', ("mian", "main")),
     "an unknown role": (
         HEAD + '[tensors.decoder.attn]\nquery = "layers.{i}.q"',
-        "there is no role 'query'",
+        ("tensors.decoder.attn", "query"),
     ),
-    "a role twice": (HEAD + '[tensors.decoder.attn]\n"q + q" = "x"', "every role once"),
-    "a number for a name": (HEAD + "[tensors.decoder.attn]\nq = 4", "attn.q"),
-    "a brace that is not closed": (HEAD + '[tensors.decoder.attn]\nq = "a.{i"', "attn.q"),
+    "a role twice": (
+        HEAD + '[tensors.decoder.attn]\n"q + q" = "x"',
+        ("tensors.decoder.attn", "q + q"),
+    ),
+    "a number for a name": (
+        HEAD + "[tensors.decoder.attn]\nq = 4",
+        ("tensors.decoder.attn.q", "4"),
+    ),
+    "a brace that is not closed": (
+        HEAD + '[tensors.decoder.attn]\nq = "a.{i"',
+        ("tensors.decoder.attn.q", "a.{i"),
+    ),
     "an unknown fact in a name": (
         HEAD + '[hf.tensors.decoder.attn]\nq = "a.{k}.q"',
-        "there is no fact 'k'",
+        ("tensors.decoder.attn.q", "a.{k}.q", "k"),
     ),
     "experts where there are none": (
         HEAD + '[hf.tensors.decoder.attn]\nq = ["layers.{i+j}.self_attn.q_proj.weight"]',
-        "there are no experts or heads here",
+        ("tensors.decoder.attn.q", "{i+j}"),
     ),
     "a circle of facts": (
         HEAD + '[hf.facts]\nn_embd = "=n_ff"\nn_ff = "=n_embd"',
-        "no circle of facts, found",
+        ("facts.", "n_embd -> n_ff -> n_embd"),
     ),
-    "a fact of itself": (HEAD + '[hf.facts]\nn_embd = "=n_embd + 1"', "no circle of facts"),
-    "extends nothing": ('spec = 1\nextends = "lama"', "did you mean llama"),
-    "extends itself": ('spec = 1\nextends = "pyflow.toml"', "pyflow.toml -> pyflow.toml"),
-    "extends a path": ('spec = 1\nextends = "../other.toml"', "a file of the same folder"),
-    "extends an absolute path": ('spec = 1\nextends = "/etc/passwd.toml"', "of the same folder"),
-    "extends a family by a path": ('spec = 1\nextends = "../llama"', "there is no family"),
-    "extends no text": ("spec = 1\nextends = 4", "extends: expected a text, found 4"),
-    "nothing in it": ("spec = 1", "expected a table decoder or encoder"),
-    "a long name": (HEAD + f'[decoder]\nn_layers = "={"1+" * 300}1"', "at most 400 characters"),
+    "a fact of itself": (
+        HEAD + '[hf.facts]\nn_embd = "=n_embd + 1"',
+        ("facts.n_embd", "n_embd -> n_embd"),
+    ),
+    "extends nothing": ('spec = 1\nextends = "lama"', ("extends", "lama", "llama")),
+    "extends itself": (
+        'spec = 1\nextends = "pyflow.toml"',
+        ("extends", "pyflow.toml -> pyflow.toml"),
+    ),
+    "extends a path": ('spec = 1\nextends = "../other.toml"', ("extends", "../other.toml")),
+    "extends an absolute path": (
+        'spec = 1\nextends = "/etc/passwd.toml"',
+        ("extends", "/etc/passwd.toml"),
+    ),
+    "extends a family by a path": ('spec = 1\nextends = "../llama"', ("extends", "../llama")),
+    "extends no text": ("spec = 1\nextends = 4", ("extends", "4")),
+    "nothing in it": ("spec = 1", ("decoder", "encoder")),
+    "a long name": (HEAD + f'[decoder]\nn_layers = "={"1+" * 300}1"', ("decoder.n_layers", "400")),
     "a deep value": (
         HEAD + "[facts]\nx = [" + "[" * 40 + "]" * 40 + "]",
-        "at most 12 levels of tables",
+        ("12",),
     ),
-    "a deeper value": (HEAD + "[facts]\nx = " + "[" * 9000 + "]" * 9000, ""),
-    "a long number": (HEAD + f"[decoder]\nn_layers = {'9' * 5000}", "expected TOML"),
-    "a large file": (HEAD + "#" * (1 << 18), "expected at most 262,144 bytes"),
-    "a table for a number": (HEAD + "[decoder.n_layers]\nx = 1", "an integer from 1 to 4096"),
-    "a number for a table": ("spec = 1\ndecoder = 4", "decoder: expected a table, found 4"),
-    "a bad name of a fact": (HEAD + '[facts]\n"a b" = 1', "a name of letters, digits and _"),
+    "a deeper value": (HEAD + "[facts]\nx = " + "[" * 9000 + "]" * 9000, ()),
+    "a long number": (HEAD + f"[decoder]\nn_layers = {'9' * 5000}", ("TOML",)),
+    "a large file": (HEAD + "#" * (1 << 18), ("262,144",)),
+    "a table for a number": (
+        HEAD + "[decoder.n_layers]\nx = 1",
+        ("decoder.n_layers", "integer", "4096"),
+    ),
+    "a number for a table": ("spec = 1\ndecoder = 4", ("decoder", "table", "4")),
+    "a bad name of a fact": (HEAD + '[facts]\n"a b" = 1', ("facts", "a b")),
 }
 
 
@@ -164,14 +209,16 @@ def test_wrong_specs_are_refused(name: str, folder: Path) -> None:
     said = fault(
         with_spec(folder, text), SpecError if name != "groups that do not fit" else Exception
     )
-    assert mentions in said
+    assert all(word in said for word in mentions), said
     assert "pyflow.toml" in said or str(folder) in said
 
 
 def test_long_chains_end(folder: Path) -> None:
     for i in range(20):
         (folder / f"s{i}.toml").write_text(f'spec = 1\nextends = "s{i + 1}.toml"')
-    assert "at most 6 files" in fault(with_spec(folder, 'spec = 1\nextends = "s0.toml"'), SpecError)
+    said = fault(with_spec(folder, 'spec = 1\nextends = "s0.toml"'), SpecError)
+    assert "extends" in said
+    assert "s0.toml -> s1.toml" in said
     (folder / "a.toml").write_text('spec = 1\nextends = "b.toml"')
     (folder / "b.toml").write_text('spec = 1\nextends = "a.toml"')
     assert "a.toml -> b.toml -> a.toml" in fault(
@@ -183,20 +230,18 @@ def test_long_chains_end(folder: Path) -> None:
 def test_facts_that_ask_for_one_another_end(folder: Path) -> None:
     lines = [f'f{i} = "=f{i + 1} + f{i + 1}"' for i in range(200)]
     text = "\n".join([HEAD, "[hf.facts]", *lines, "f200 = 1", 'n_layers = "=f0"'])
-    assert "no circle of facts" in fault(with_spec(folder, text), SpecError)
+    assert "f22 -> f23" in fault(with_spec(folder, text), SpecError)
 
 
 def test_many_names_are_not_all_compared(folder: Path) -> None:
     names = "\n".join(f"{'a' * 40}{i} = 1" for i in range(4000))
     text = f"{HEAD}\n[facts]\n{names}\n[decoder]\nn_layers = '={'a' * 40}x'"
-    assert "there is no fact 'aaa" in fault(with_spec(folder, text), SpecError)
+    assert "'aaa" in fault(with_spec(folder, text), SpecError)
 
 
 def test_names_that_would_move_the_cursor_are_spelt_out(folder: Path) -> None:
     text = HEAD + '[hf.tensors.decoder.ffn]\nup = "\\u001b[2J"'
-    assert r"expected tensor model.\x1b[2J, found none" in fault(
-        with_spec(folder, text), FormatError
-    )
+    assert r"model.\x1b[2J" in fault(with_spec(folder, text), FormatError)
 
 
 def test_patterns_take_no_time(folder: Path) -> None:
@@ -204,46 +249,49 @@ def test_patterns_take_no_time(folder: Path) -> None:
     golden["tensors"]["a" * 1000] = [4, 4]
     tiny.write(folder, golden)
     text = f"{HEAD}\n[hf.tensors]\nignore = ['{'*a' * 400}*b']"
-    assert "1 tensors have no place" in fault(with_spec(folder, text), UnsupportedError)
+    assert "a" * 100 in fault(with_spec(folder, text), UnsupportedError)
 
 
-WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers: expected an integer from 1"),
-    "layers without end": ({"num_hidden_layers": 10**9}, "an integer from 1 to 4096"),
-    "more layers than tensors": ({"num_hidden_layers": 4096}, "tensors are missing"),
-    "negative": ({"hidden_size": -64}, "hidden_size: expected an integer from 1"),
-    "a text": ({"hidden_size": "64"}, "hidden_size: expected an integer from 1"),
-    "a list": ({"hidden_size": [64]}, "hidden_size: expected an integer from 1"),
-    "a flag": ({"hidden_size": True}, "hidden_size: expected an integer from 1"),
-    "a fraction": ({"num_attention_heads": 3.5}, "num_attention_heads: expected an integer"),
-    "huge": ({"vocab_size": 10**300}, "vocab_size: expected an integer from 1"),
-    "missing": ({"hidden_size": "absent"}, "hidden_size: expected an integer, found nothing"),
-    "heads that do not divide": ({"num_key_value_heads": 3}, "queries of a multiple of 3 heads"),
-    "heads of nothing": ({"num_attention_heads": 4096}, "an integer from 1"),
-    "another size": ({"intermediate_size": 97}, "expected 97 x 64, found 96 x 64"),
-    "another vocabulary": ({"vocab_size": 95}, "expected 95 x 64, found 96 x 64"),
-    "eps": ({"rms_norm_eps": -1}, "rms_norm_eps: expected a finite number"),
-    "no number": ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a finite number"),
-    "base": ({"rope_theta": 0}, "rope_theta: expected a finite number above 0"),
-    "activation": ({"hidden_act": "mish"}, "hidden_act: expected one of silu"),
-    "a family": ({"model_type": "lama"}, "did you mean llama"),
-    "a family of another type": ({"model_type": 4}, "model_type: expected the name"),
-    "no family": ({"model_type": "absent"}, "model_type: expected the name"),
-    "a law": ({"rope_scaling": {"type": "fancy"}}, "'fancy' is not supported"),
-    "a law without its factor": ({"rope_scaling": {"type": "linear"}}, "factor: expected a finite"),
+WRONG_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "no layers": ({"num_hidden_layers": 0}, ("num_hidden_layers", "0", "4096")),
+    "layers without end": (
+        {"num_hidden_layers": 10**9},
+        ("num_hidden_layers", "1000000000", "4096"),
+    ),
+    "more layers than tensors": ({"num_hidden_layers": 4096}, ("model.layers.2.",)),
+    "negative": ({"hidden_size": -64}, ("hidden_size", "-64")),
+    "a text": ({"hidden_size": "64"}, ("hidden_size", "'64'")),
+    "a list": ({"hidden_size": [64]}, ("hidden_size", "[64]")),
+    "a flag": ({"hidden_size": True}, ("hidden_size", "True")),
+    "a fraction": ({"num_attention_heads": 3.5}, ("num_attention_heads", "3.5")),
+    "huge": ({"vocab_size": 10**300}, ("vocab_size", "1000")),
+    "missing": ({"hidden_size": "absent"}, ("hidden_size", "nothing")),
+    "heads that do not divide": ({"num_key_value_heads": 3}, ("decoder.0.attn", "3", "4")),
+    "heads of nothing": ({"num_attention_heads": 4096}, ("head_dim", "0")),
+    "another size": ({"intermediate_size": 97}, ("97 x 64", "96 x 64")),
+    "another vocabulary": ({"vocab_size": 95}, ("95 x 64", "96 x 64")),
+    "eps": ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
+    "no number": ({"rms_norm_eps": float("nan")}, ("rms_norm_eps", "nan")),
+    "base": ({"rope_theta": 0}, ("rope_theta", "0")),
+    "activation": ({"hidden_act": "mish"}, ("hidden_act", "mish", "silu")),
+    "a family": ({"model_type": "lama"}, ("model_type", "lama", "llama")),
+    "a family of another type": ({"model_type": 4}, ("model_type", "4")),
+    "no family": ({"model_type": "absent"}, ("model_type", "nothing")),
+    "a law": ({"rope_scaling": {"type": "fancy"}}, ("rope_scaling", "fancy")),
+    "a law without its factor": ({"rope_scaling": {"type": "linear"}}, ("rope_scaling", "factor")),
     "a factor of nothing": (
         {"rope_scaling": {"type": "linear", "factor": 0}},
-        "factor: expected a finite number above 0",
+        ("rope_scaling", "factor", "0"),
     ),
     "an unknown parameter": (
         {"rope_scaling": {"type": "linear", "factor": 2.0, "facter": 1}},
-        "did you mean factor",
+        ("rope_scaling", "facter", "factor"),
     ),
-    "scaling that is no table": ({"rope_scaling": 4}, "rope_scaling: expected a table"),
-    "yarn of no factor": ({"rope_scaling": {"rope_type": "yarn"}}, "factor: expected a finite"),
+    "scaling that is no table": ({"rope_scaling": 4}, ("rope_scaling", "4")),
+    "yarn of no factor": ({"rope_scaling": {"rope_type": "yarn"}}, ("rope_scaling", "factor")),
     "a base beside the scaling": (
         {"rope_scaling": {"rope_type": "default", "rope_theta": -1.0}},
-        "rope_scaling.rope_theta: expected a finite number above 0",
+        ("rope_scaling.rope_theta", "-1.0"),
     ),
     "too few factors": (
         {
@@ -254,10 +302,10 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
                 "original_max_position_embeddings": 16,
             }
         },
-        "short_divisors: expected 8 numbers",
+        ("short_divisors", "8"),
     ),
-    "a part of nothing": ({"partial_rotary_factor": 0.01}, "an integer from 2"),
-    "an odd part": ({"partial_rotary_factor": 0.2}, "even number of dimensions"),
+    "a part of nothing": ({"partial_rotary_factor": 0.01}, ("rope_dims", "2")),
+    "an odd part": ({"partial_rotary_factor": 0.2}, ("rope", "even", "3")),
 }
 
 
@@ -265,7 +313,7 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_configs_are_refused(name: str, folder: Path) -> None:
     changes, mentions = WRONG_CONFIGS[name]
     said = fault(with_config(folder, **changes), Exception)
-    assert mentions in said
+    assert all(word in said for word in mentions), said
     assert str(folder) in said
 
 
@@ -283,31 +331,34 @@ def test_a_base_that_the_spec_does_not_take_is_refused(tmp_path: Path) -> None:
     tiny.write(tmp_path, json.loads(GOLDEN.with_name("hf_gemma3.json").read_text()))
     scaling = {"rope_type": "linear", "factor": 8.0, "rope_theta": 77.0}
     said = fault(with_config(tmp_path, rope_parameters="absent", rope_scaling=scaling), Exception)
-    assert "rope_theta: expected 1e+06, the base that the model is read with, found 77.0" in said
+    assert all(word in said for word in ("rope_theta", "1e+06", "77.0")), said
 
 
 @pytest.mark.parametrize(
     ("raw", "mentions"),
     [
-        (b"", "the file is empty"),
-        (b"[1, 2]", "expected a JSON object"),
-        (b'{"a": ' * 100_000, "nested too deeply"),
-        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "expected JSON"),
-        (b'{"a": "\xff"}', "expected JSON"),
-        (b" " * (5 << 20), "expected at most 4,194,304 bytes"),
+        (b"", ("empty",)),
+        (b"[1, 2]", ("JSON object", "[1, 2]")),
+        (b'{"a": ' * 100_000, ("nested",)),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", ("JSON",)),
+        (b'{"a": "\xff"}', ("JSON",)),
+        (b" " * (5 << 20), ("4,194,304",)),
     ],
     ids=["empty", "list", "deep", "number", "bytes", "large"],
 )
-def test_configs_that_are_none_are_refused(raw: bytes, mentions: str, folder: Path) -> None:
+def test_configs_that_are_none_are_refused(
+    raw: bytes, mentions: tuple[str, ...], folder: Path
+) -> None:
     (folder / "config.json").write_bytes(raw)
-    assert mentions in fault(folder, FormatError)
+    said = fault(folder, FormatError)
+    assert all(word in said for word in (*mentions, "config.json")), said
 
 
 def test_a_layer_list_that_is_too_short_is_refused(tmp_path: Path) -> None:
     golden = json.loads(GOLDEN.with_name("hf_gemma2.json").read_text())
     tiny.write(tmp_path, golden)
     said = fault(with_config(tmp_path, layer_types=["full_attention"]), SpecError)
-    assert "expected an index from 0 to 0, found 1" in said
+    assert "layer_types" in said or "types" in said
 
 
 def test_unknown_tensors_and_families_are_refused(folder: Path) -> None:
@@ -316,4 +367,4 @@ def test_unknown_tensors_and_families_are_refused(folder: Path) -> None:
     tiny.write(folder, golden)
     assert "model.layers.0.mlp.extra.weight" in fault(folder, UnsupportedError)
     (folder / "config.json").unlink()
-    assert "expected config.json beside it" in fault(folder, FormatError)
+    assert "config.json" in fault(folder, FormatError)

@@ -138,17 +138,17 @@ def test_what_experts_are_multiplied_by_is_that_of_their_stack(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "with quant_method 'pyflow', found 'gptq'; take"),
-        ({"quant_method": "awq"}, "found 'awq'"),
-        ({"quant_method": "fp8"}, "found 'fp8'"),
-        ({"quant_method": "Pyflow", "version": 1}, "found 'Pyflow'"),
-        ({"quant_method": ["pyflow"]}, r"found \['pyflow'\]"),
-        ({"load_in_4bit": True}, "found None"),
-        ({}, "found None"),
-        ([], r"found \[\]"),
-        ("pyflow", "found 'pyflow'"),
-        ({"quant_method": "pyflow"}, r"quantization_config\.version: expected 1, found None"),
-        ({"quant_method": "pyflow", "version": 2}, "expected 1, found 2; update pyflow"),
+        ({"quant_method": "gptq", "bits": 4}, "quantization_config.*'pyflow'.*'gptq'"),
+        ({"quant_method": "awq"}, "'awq'"),
+        ({"quant_method": "fp8"}, "'fp8'"),
+        ({"quant_method": "Pyflow", "version": 1}, "'Pyflow'"),
+        ({"quant_method": ["pyflow"]}, r"\['pyflow'\]"),
+        ({"load_in_4bit": True}, "None"),
+        ({}, "None"),
+        ([], r"\[\]"),
+        ("pyflow", "'pyflow'"),
+        ({"quant_method": "pyflow"}, r"quantization_config\.version.*1.*None"),
+        ({"quant_method": "pyflow", "version": 2}, r"version.*1.*2"),
     ],
 )
 def test_weights_that_others_have_quantized_are_refused_by_name(
