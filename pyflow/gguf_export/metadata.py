@@ -1,4 +1,4 @@
-"""Sizes and scaling laws of a model under the keys where GGUF files have them."""
+"""Sizes and rope scaling of a model under GGUF's keys."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MAX_INTEGER = (1 << 32) - 1
 
 
 def sizes(description: Description, document: Document) -> dict[str, Scalar]:
-    """The facts of a model by the keys that the GGUF side of its spec, `document`, reads them from.
+    """The facts of a model under the keys from which the GGUF side of its spec, `document`, reads
+    them. A fact without a key there is left to that side's default.
 
-    A fact that one side says by a key and the other has no word for is left to that side's default.
-    UnsupportedError: one that differs between layers, or is no number, text, or flag.
+    UnsupportedError: a fact differs between layers, or is not a number, text or flag.
     """
     facts, keys = description.facts, {}
     for name, given in document["facts"].items():
@@ -47,13 +47,13 @@ def sizes(description: Description, document: Document) -> dict[str, Scalar]:
         if isinstance(kind, Number) or _is_float(given) or (own and _is_float(own)):
             value = float(value) if isinstance(value, int | float) else value
         if not value and any(value == one for one in fallbacks):
-            continue  # as converters leave out what is not there
+            continue  # converters leave out values that equal the default 0 or false
         keys[key] = _checked(value, f"{description.checkpoint.path}: fact {name}")
     return keys
 
 
 def _of_all_layers(facts: Facts, name: str, description: Description) -> Value | None:
-    """A fact; None where there is none."""
+    """A fact, or None if it is unknown."""
     found: list[Value] = []
     try:
         facts.layer = None
@@ -87,7 +87,7 @@ def _checked(value: Value, where: str) -> Scalar:
         return value
     if isinstance(value, float) and math.isfinite(value) and abs(value) < float(np.finfo("f4").max):
         return float(np.float32(value))
-    raise UnsupportedError(f"{where}: expected what a key of GGUF can hold, found {value!r:.60}")
+    raise UnsupportedError(f"{where}: expected a value for a GGUF key, found {value!r:.60}")
 
 
 # ---- ropes
@@ -102,8 +102,8 @@ class Scaling:
 
 
 def scaling(description: Description, document: Document) -> Scaling:
-    """How the ropes of a model are scaled. UnsupportedError: by a law that `document`, the GGUF
-    side of its spec, has no place for."""
+    """How the ropes of a model are scaled. UnsupportedError: `document`, the GGUF side of its spec,
+    has no keys for the law."""
     found = Scaling()
     for name, table in description.built.ropes.items():
         p = Parameters(table)
@@ -131,7 +131,7 @@ def scaling(description: Description, document: Document) -> Scaling:
             found.keys[f"{key}.attn_factor"] = _checked(rope.magnitude, where)
             found.keys[f"{key}.original_context_length"] = p.n_ctx_original(table)
         else:
-            raise UnsupportedError(f"{where}: GGUF has no words for such scaling in this family")
+            raise UnsupportedError(f"{where}: GGUF has no keys for such scaling in this family")
     return found
 
 

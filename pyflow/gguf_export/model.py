@@ -1,4 +1,4 @@
-"""A checkpoint of a folder as a GGUF file would have it: metadata, tensors, tokenizer."""
+"""A folder's model as a GGUF file: metadata, tensors, tokenizer."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _WINDOWED = frozenset({"gemma2", "gemma3"})
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """metadata: all but what tells the types of tensors (general.file_type and the like)."""
+    """metadata: everything but the keys on the types of tensors, such as general.file_type."""
 
     path: Path
-    """Of the folder's checkpoint."""
+    """The folder's checkpoint."""
     metadata: Mapping[str, Entry]
     tensors: Sequence[GgufTensor]
     notes: Sequence[str] = ()
-    """Lines on what the file lacks, or what others will make of it."""
+    """What the file lacks, or what other programs do differently with it."""
 
     def rows(self, name: str) -> GgufTensor:
-        """Those of a tensor."""
+        """The tensor of this name, whose rows are read on demand."""
         return next(tensor for tensor in self.tensors if tensor.name == name)
 
     def release(self, name: str, begin: int, end: int) -> None:
-        """Gives the pages of such rows back to the system; they may be read again."""
+        """Unmaps rows [begin, end) of a tensor; they may be read again."""
         self.rows(name).release(begin, end)
 
     def write(
@@ -58,21 +58,20 @@ class GgufModel:
 
 
 def to_gguf(checkpoint: Checkpoint) -> GgufModel:
-    """What a GGUF file of the model must have. Nothing is read of its weights yet.
+    """The GGUF file of a folder's model; no weights are read yet.
 
     A model without tokenizer files has none in GGUF either. FormatError, SpecError, ShapeError: as
-    when the checkpoint is loaded. UnsupportedError: GGUF has no words for something of it, which is
-    named.
+    when the checkpoint is loaded. UnsupportedError: names what GGUF cannot express.
     """
     if checkpoint.format == "GGUF":
-        raise UnsupportedError(f"{checkpoint.path}: expected a folder of hubs, found a GGUF file")
+        raise UnsupportedError(f"{checkpoint.path}: expected a folder's model, found a GGUF file")
     description = describe(checkpoint)
     spec = description.spec
     name = architecture(description.document.path)
     if name is None:
         raise UnsupportedError(
-            f"{checkpoint.path}: {label(description.document.path)} says no name that GGUF files "
-            "have for such models"
+            f"{checkpoint.path}: {label(description.document.path)} has no gguf.architecture, "
+            "the name of such models in GGUF"
         )
     document = load(family("gguf", name, str(checkpoint.path)), "gguf")
     metadata: dict[str, Entry] = {
@@ -117,7 +116,7 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
 
 def _notes(spec: ModelSpec, metadata: Mapping[str, Entry]) -> Iterator[str]:
     if metadata["tokenizer.ggml.model"] == NO_VOCAB:
-        yield "the model has no tokenizer: its GGUF file takes token ids, and no text"
+        yield "the model has no tokenizer: its GGUF file takes only token ids"
     name = str(metadata["general.architecture"])
     blocks = (block for layer in spec.layers for block in layer)
     windows = {b.window for b in blocks if isinstance(b, Attention)}
@@ -125,14 +124,13 @@ def _notes(spec: ModelSpec, metadata: Mapping[str, Entry]) -> Iterator[str]:
     if shorter and name not in _WINDOWED:
         first = min(shorter)
         yield (
-            f"llama.cpp leaves {name}.attention.sliding_window out of account: from position "
-            f"{first} on it computes another model than this one, whose layers see no more than "
-            f"the {first} newest positions"
+            f"llama.cpp ignores {name}.attention.sliding_window: its results differ from position "
+            f"{first} on, as layers of this model see only the {first} newest positions"
         )
 
 
 def _are_one(checkpoint: Checkpoint, head: Ref, embedding: Ref) -> bool:
-    """Whether two names are of one tensor, as in what torch.save writes of tied models."""
+    """Whether two names are one tensor, as torch.save writes tied models."""
     if not (isinstance(head, str) and isinstance(embedding, str)):
         return False
     a, b = checkpoint.native.tensor(head), checkpoint.native.tensor(embedding)
@@ -141,7 +139,7 @@ def _are_one(checkpoint: Checkpoint, head: Ref, embedding: Ref) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A line of the table that would be written."""
+    """A row of the planned file's tensor table."""
 
     name: str
     dtype: str

@@ -1,4 +1,4 @@
-"""How a tokenizer.json cuts text into words, by the name that `tokenizer.ggml.pre` has for it."""
+"""The name in `tokenizer.ggml.pre` for how a tokenizer.json splits text into words."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ _CUTS: dict[tuple[str, ...], str] = {
     (_CONTRACTIONS + _WORDS % r"\p{N}", "bytes"): "qwen2",
     (_CONTRACTIONS_SPELT + _WORDS % r"\p{N}", "bytes"): "qwen2",
 }
-# The same cuts where a word that is a token is taken as it stands.
+# The same splits, if a word that is a token is not merged (ignore_merges).
 _WHOLE_WORDS = {"dbrx": "llama-bpe"}
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool, source: str) -> str:
     """The name of a pre-tokenizer of a byte-level tokenizer.json, as parsed from JSON.
 
-    whole_words: the model's ignore_merges. UnsupportedError for one that GGUF is not known to have
-    a name for; `source` names the file.
+    whole_words: the model's ignore_merges. source: the file. UnsupportedError: GGUF has no known
+    name for it.
     """
     where = f"{source}: pre_tokenizer"
     steps = tuple(_steps(pre_tokenizer, where))
     name = _CUTS.get(steps)
     if name is None:
         raise UnsupportedError(
-            f"{where}: {' then '.join(repr(step) for step in steps)[:200]} is no way to cut text "
-            "that GGUF is known to have a name for"
+            f"{where}: GGUF has no known name for splitting text by "
+            f"{' then '.join(repr(step) for step in steps)[:200]}"
         )
     if not whole_words:
         return name
     if name not in _WHOLE_WORDS:
         raise UnsupportedError(
-            f"{source}: model.ignore_merges: GGUF has no name for words that are cut as in {name} "
-            "and taken whole"
+            f"{source}: model.ignore_merges: GGUF has no name for the words of {name} with it"
         )
     return _WHOLE_WORDS[name]
 
 
 def _steps(node: Any, where: str) -> Iterator[str]:
-    """Expressions as they are written, and words for what has a name."""
+    """Regular expressions as written, and words for steps that have a name."""
     match node:
         case {"type": "Sequence", "pretokenizers": [*inner]}:
             for one in inner:
@@ -68,7 +67,7 @@ def _steps(node: Any, where: str) -> Iterator[str]:
         } if (behavior == "Removed") is invert:
             yield pattern  # to keep the matches and what is between, or the matches alone
         case _:
-            raise UnsupportedError(f"{where}: {_shown(node)} has no name in GGUF")
+            raise UnsupportedError(f"{where}: GGUF has no name for {_shown(node)}")
 
 
 def _shown(node: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whether two specs are of one model, wherever its weights lie and in which order."""
+"""Whether two specs compute the same, wherever the weights are stored and in which order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEAR = 1e-6
 
 
 def differences(a: ModelSpec, b: ModelSpec) -> Iterator[str]:
-    """What is other in b, a line each: ``layer 3: attention: window: 512, not 0``."""
+    """The differences of b from a, a line each: ``layer 3: attention: window: 512, not 0``."""
     for name in ("n_vocab", "n_embd", "n_ctx_train", "n_layers"):
         if (found := getattr(b, name)) != (wanted := getattr(a, name)):
             yield f"{name}: {found}, not {wanted}"
@@ -33,7 +33,7 @@ def differences(a: ModelSpec, b: ModelSpec) -> Iterator[str]:
 
 
 def _parts(x: Any, y: Any, a: ModelSpec, b: ModelSpec, where: str) -> Iterator[str]:
-    """Of blocks of one class."""
+    """The differences of two parts of one class."""
     for f in fields(x):
         wanted, found = getattr(x, f.name), getattr(y, f.name)
         if f.name in tensor_fields(x.__class__):

@@ -1,4 +1,4 @@
-"""A tensor of a GGUF file that is made of those of a folder, whose rows are read in pieces."""
+"""A tensor of a GGUF file, made from tensors of a folder; its rows are read in pieces."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_VALUES = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows (begin, begin + count) of a new tensor, which has as many of a stored one.
+    """Rows [begin, begin + count) of a new tensor, copied from tensor `name` of the folder.
 
-    stored: rows of that one, in this order. transposed: it has columns for rows. add: to be added
-    to the values.
+    stored: the rows there, in this order. transposed: they are columns there. add: is added to the
+    values.
     """
 
     begin: int
@@ -33,14 +33,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor as GGUF has it."""
+    """A tensor of a GGUF file."""
 
     name: str
     shape: tuple[int, ...]
     """Outermost first."""
     dtype: str
-    """Of which type its weights are, F32 for what GGUF files have in no other. With blocks its rows
-    are stored ones, none of them transposed."""
+    """The type of its weights; F32 for vectors. Rows of a block format are copied as stored."""
     checkpoint: Checkpoint
     parts: tuple[Part, ...] = ()
     by_value: bool = False
@@ -54,19 +53,19 @@ class GgufTensor:
 
     @property
     def is_blocks(self) -> bool:
-        """Whether it is of a type whose weights come in blocks."""
+        """Whether its type has blocks of several weights."""
         form = FORMATS.get(self.dtype)
         return form is not None and form.block > 1
 
     @property
     def nbytes(self) -> int:
-        """Of the type that it has."""
+        """Bytes in the file."""
         form = FORMATS[self.dtype]
         return math.prod(self.shape) // form.block * form.block_bytes
 
     @property
     def source(self) -> str:
-        """What errors name."""
+        """The checkpoint, for messages."""
         return str(self.checkpoint.path)
 
     @property
@@ -78,8 +77,7 @@ class GgufTensor:
         return self.n_rows
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.generic]:
-        """Rows (n, columns) in its type, BF16 as its bits, or (n, bytes) of blocks; not much more
-        memory is taken."""
+        """Rows (n, columns) in its type, BF16 as its bits, or (n, bytes) of blocks."""
         begin, end, _ = rows.indices(self.n_rows)
         n_cols = self.nbytes // self.n_rows if self.is_blocks else self.shape[-1]
         if len(self.given):
@@ -96,7 +94,7 @@ class GgufTensor:
         return arrays.widened(found)
 
     def release(self, begin: int, end: int) -> None:
-        """Gives the pages of the rows back to the system, where others do not lie between."""
+        """Unmaps the pages of the rows, if the rows are contiguous there."""
         for part, first, last in self._cuts(begin, end):
             rows = part.stored[first - part.begin : last - part.begin]
             if isinstance(rows, range) and not part.transposed and not self.by_value:
@@ -105,7 +103,7 @@ class GgufTensor:
                 self.checkpoint.native.release(part.name)
 
     def _cuts(self, begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
-        """Parts that rows have a share of, and its first and last row."""
+        """Parts that overlap the rows, each with the first and last row of the overlap."""
         unit = self.shape[-1] if self.by_value else 1
         for part in self.parts:
             first = max(begin * unit, part.begin)

@@ -1,8 +1,7 @@
 """Where the tensors of a folder go in a GGUF file.
 
-Roles say what is the same on both sides: the GGUF side of a spec has a name for each, and its cuts
-of that tensor, so a tensor is filled by cutting it as its reader will and putting there what the
-folder has of the role.
+Roles connect both sides. The GGUF side of a spec names a tensor for each role and says which rows
+of it the role has; these rows are filled with the folder's rows of the same role.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm", "q_norm_bias", "k_n
 
 @dataclass(slots=True)
 class Planned:
-    """A tensor that is to be written, with the roles that it has, or the values given.
+    """A tensor to be written, made from the roles that it holds or from given values.
 
-    by_value: it is a vector, or a row of them.
+    by_value: a vector, or a row of vectors.
     """
 
     shape: tuple[int, ...]
@@ -51,10 +50,9 @@ def plan(
     *,
     but: Collection[tuple[Place, str]] = (),
 ) -> dict[str, Planned]:
-    """Names and shapes of the tensors by the GGUF side of a spec, in the order of its roles, `but`
-    for some.
+    """Names and shapes of the tensors by the GGUF side of a spec, in the order of its roles.
 
-    UnsupportedError: that side has no name for a role of the model.
+    but: roles to leave out. UnsupportedError: that side has no name for a role of the model.
     """
     places = document["tensors"].get("places", {})
     prefixes = document["tensors"].get("prefix", ("",))
@@ -83,7 +81,7 @@ def plan(
 
 
 def _shape(asked: Asked, records: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Of the tensor that a role alone would have."""
+    """The shape of a tensor that holds only this role."""
     want, bound = asked.want, asked.bound
     refs = bound if isinstance(bound, tuple) else (bound,)
     if len(want.shape) == 2 and (1, want.shape[1]) == want.shape and want.also:
@@ -108,8 +106,8 @@ def fill(
     spec: ModelSpec,
     other: ModelSpec,
 ) -> list[GgufTensor]:
-    """The tensors with what they are made of. ours, spec: of the folder; theirs, other: as the
-    GGUF side reads what was planned. UnsupportedError: weights of a type that is not known."""
+    """The tensors with their parts. ours, spec: of the folder. theirs, other: as the GGUF side
+    reads the planned file. UnsupportedError: weights of an unknown type."""
     turned = _turned_heads(spec, other)
     tensors = []
     for name, tensor in planned.items():
@@ -130,16 +128,15 @@ def fill(
 
 
 def _type(name: str, tensor: Planned, parts: Sequence[Part], checkpoint: Checkpoint) -> str:
-    """Of the tensors that a new one is made of, F32 where its values are not theirs."""
+    """The type of a new tensor: that of its parts, or F32 if values change."""
     types = {checkpoint.native.tensor(part.name).dtype for part in parts}
     kept_in_blocks = {t for t in types if t in FORMATS and FORMATS[t].block > 1}
     is_as_it_was = len(types) == 1 and not any(part.add for part in parts)
     exact = is_as_it_was and is_matrix(name, tensor.shape) and not tensor.by_value
     if kept_in_blocks and (not exact or any(part.transposed for part in parts)):
         raise UnsupportedError(
-            f"{checkpoint.path}: {name}: expected rows of one type to make it of, or values in "
-            f"F32, F16 or BF16, found {', '.join(sorted(types))}; take the folder from which this "
-            "one was quantized"
+            f"{checkpoint.path}: {name}: expected rows of one type, or values in F32, F16 or BF16, "
+            f"found {', '.join(sorted(types))}; take the folder from which this one was quantized"
         )
     return types.pop() if exact else "F32"
 
@@ -147,7 +144,7 @@ def _type(name: str, tensor: Planned, parts: Sequence[Part], checkpoint: Checkpo
 def _stored(
     asked: Asked, tensor: Planned, checkpoint: Checkpoint, turn: NDArray[np.intp] | None
 ) -> list[Part]:
-    """Where the folder has a role, from its first row on. turn: the order of the rows of a head."""
+    """Where the folder has the rows of a role. turn: the order of rows within a head."""
     found, begin = [], 0
     for ref in asked.bound if isinstance(asked.bound, tuple) else (asked.bound,):
         source = ref if isinstance(ref, Source) else Source(str(ref))
@@ -165,7 +162,7 @@ def _stored(
 
 
 def _places(asked: Asked, tensor: Planned) -> tuple[Sequence[tuple[int, int]], float]:
-    """The rows of a new tensor that a role has, and what its reader will add to them."""
+    """A role's rows in the new tensor, and what its reader will add to the values."""
     assert not isinstance(asked.bound, tuple)  # see Binding.target
     rows = asked.bound.rows if isinstance(asked.bound, Source) else ()
     n_rows = math.prod(tensor.shape if tensor.by_value else tensor.shape[:-1])
@@ -175,7 +172,7 @@ def _places(asked: Asked, tensor: Planned) -> tuple[Sequence[tuple[int, int]], f
 def _parts(
     stored: Sequence[Part], places: tuple[Sequence[tuple[int, int]], float]
 ) -> Iterator[Part]:
-    """What is stored of a role, cut so that each part has one place in the new tensor."""
+    """The stored rows of a role, cut so that each part is contiguous in the new tensor."""
     at = 0  # of the role's rows
     for begin, count in places[0]:
         for part in stored:
@@ -188,7 +185,7 @@ def _parts(
 
 
 def _check(tensor: GgufTensor) -> None:
-    """Every row comes from one place, of a type that can be read."""
+    """UnsupportedError: rows without a source, or of a type that cannot be read."""
     at = 0
     for part in tensor.parts:
         native = tensor.checkpoint.native
@@ -196,18 +193,18 @@ def _check(tensor: GgufTensor) -> None:
             arrays.stored_floats(native, native.tensor(part.name))
         if part.begin != at:
             raise UnsupportedError(
-                f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} is of no role"
+                f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} has no role"
             )
         at += part.count
     if at != math.prod(tensor.shape if tensor.by_value else tensor.shape[:-1]):
-        raise UnsupportedError(f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} is of no role")
+        raise UnsupportedError(f"{tensor.checkpoint.path}: {tensor.name}: row {at:,} has no role")
 
 
 def _turned_heads(
     spec: ModelSpec, other: ModelSpec
 ) -> dict[tuple[int | None, str, Bound], NDArray[np.intp]]:
-    """The order in which `other` has the values of a head of `spec`, where rotary pairs lie side by
-    side in one of them; by layer, role and tensor."""
+    """The order in which `other` has the values of a head, if only one of the two interleaves
+    rotary pairs; by layer, role and tensor."""
     found: dict[tuple[int | None, str, Bound], NDArray[np.intp]] = {}
     for i, (ours, theirs) in enumerate(zip(spec.layers, other.layers, strict=True)):
         for a, b in zip(ours, theirs, strict=True):
@@ -223,7 +220,7 @@ def _turned_heads(
 
 
 def _order(rope: Rope, head_dim: int) -> NDArray[np.intp]:
-    """Of pairs (i, i + n / 2) that become (2 i, 2 i + 1): 0, n / 2, 1, n / 2 + 1, ...; or back."""
+    """Turns pairs (i, i + n / 2) into (2 i, 2 i + 1): 0, n / 2, 1, n / 2 + 1, ...; or back."""
     n = len(rope.inv_freq)
     order = np.arange(head_dim)
     pairs = np.arange(2 * n)

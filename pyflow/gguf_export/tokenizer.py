@@ -1,7 +1,7 @@
 """The tokenizer and chat template of a folder as a GGUF file's metadata.
 
-What GGUF says of a tokenizer is less than a tokenizer.json can: so what was written is read again,
-and must give the folder's ids for a text that has something of everything.
+GGUF can express less than a tokenizer.json. So the metadata is read again, and must give the
+folder's ids for a trial text of many scripts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _IDS: dict[Role, str] = {
     "pad": "padding",
     "mask": "mask",
 }
-# Tokens of the user that the trial has among its words.
+# Added tokens that the trial text includes.
 _N_OWN = 256
-# More tokens that end a text, which readers do not know by their names.
+# Keys for further tokens that end a text, if readers do not know them by name.
 _STOPS = ("eot", "eom")
 # Scripts, digits, spaces, contractions, marks, emoji.
 _TRIAL = (
@@ -49,10 +49,10 @@ _TRIAL = (
 
 
 def tokenizer_metadata(description: Description) -> dict[str, Entry]:
-    """All keys of tokenizer and chat template. A model without a tokenizer says that it has none.
+    """All keys of tokenizer and chat template; without a tokenizer the one key that says so.
 
-    FormatError, ShapeError: as when the tokenizer is loaded. UnsupportedError, by name: what GGUF
-    cannot say of it.
+    FormatError, ShapeError: as when the tokenizer is loaded. UnsupportedError: names what GGUF
+    cannot express.
     """
     checkpoint, n_rows = description.checkpoint, description.spec.n_vocab
     try:
@@ -94,7 +94,7 @@ def _vocab(tokenizer: Tokenizer, description: Description, settings: Settings) -
 def _ids(
     tokenizer: Tokenizer, description: Description, settings: Settings, vocab: Vocab
 ) -> dict[str, Entry]:
-    """By the texts that tokenizer_config.json names, or the ids that config.json does."""
+    """Ids of special tokens, from tokenizer_config.json's texts or config.json's ids."""
     ids = {text: i for i, text in enumerate(vocab.texts)}
     found: dict[str, Entry] = {}
     for role, name in _IDS.items():
@@ -111,25 +111,27 @@ def _ids(
 
 
 def _add_stops(found: dict[str, Entry], tokenizer: Tokenizer, description: Description) -> None:
-    """Names tokens that end a text and are not known by the names of their texts."""
+    """Adds keys for tokens that end a text, if readers do not know them by their texts."""
     path = description.checkpoint.path
     known = from_metadata(found, source=f"{path} as GGUF").stop_ids
     left = sorted(tokenizer.stop_ids - known)
     if len(left) > len(_STOPS):
         texts = ", ".join(repr(tokenizer.token_text(i)) for i in left)
-        raise UnsupportedError(f"{path}: {texts:.200} all end texts, more than GGUF has keys for")
+        raise UnsupportedError(
+            f"{path}: expected up to {len(_STOPS)} end tokens, as GGUF has keys, found {texts:.200}"
+        )
     for name, token in zip(_STOPS, left, strict=False):
         found[f"{_START}{name}_token_id"] = token
 
 
 def _check(found: Mapping[str, object], tokenizer: Tokenizer, source: str) -> None:
-    """UnsupportedError where a reader of GGUF would give other ids."""
+    """UnsupportedError: a reader of the metadata would give other ids."""
     other = from_metadata(found, source=f"{source} as GGUF")
     ends = [tokenizer.bos_id] * tokenizer.add_bos + [tokenizer.eos_id] * tokenizer.add_eos
     if tokenizer.encode("") != ends:
         raise UnsupportedError(
-            f"{source}: texts begin and end with tokens {tokenizer.encode('')}, where GGUF can say "
-            f"no more than {ends}, the bos_token and eos_token that tokenizer_config.json names"
+            f"{source}: texts begin and end with tokens {tokenizer.encode('')}; GGUF can only add "
+            f"{ends}, the bos_token and eos_token of tokenizer_config.json"
         )
     if missing := tokenizer.stop_ids - other.stop_ids:
         raise UnsupportedError(f"{source}: tokens {sorted(missing)} end texts, but not in GGUF")
@@ -144,6 +146,6 @@ def _check(found: Mapping[str, object], tokenizer: Tokenizer, source: str) -> No
             at = next(i for i, (x, y) in pairs if x != y)
             where = tokenizer.decode(ours[max(at - 2, 0) : at + 3])
             raise UnsupportedError(
-                f"{source}: tokenizer: a GGUF file of it would read {where!r:.60} as other tokens: "
+                f"{source}: tokenizer: read from GGUF it would encode {where!r:.60} as "
                 f"{theirs[at : at + 3]}, not {ours[at : at + 3]}"
             )

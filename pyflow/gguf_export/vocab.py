@@ -1,4 +1,4 @@
-"""Vocabularies of a folder as a GGUF file has them: tokens, their types, and merges or scores."""
+"""Vocabularies of a folder in GGUF's form: tokens, their types, and merges or scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyflow.tokenizer.ours import spm
 from pyflow.tokenizer.ours.sentencepiece import read_vocabulary
 from pyflow.tokenizer.ours.sentencepiece_file import read_file
 
-# What converters give to tokens that have no score.
+# The score that converters give to tokens without one.
 _NO_SCORE = -1000.0
 
 
@@ -36,7 +36,7 @@ class _Model(msgspec.Struct):
 
 
 class Library(msgspec.Struct):
-    """What the `tokenizers` library says of a tokenizer of its own, which has been checked."""
+    """A tokenizer.json as the `tokenizers` library writes it."""
 
     model: _Model
     added_tokens: list[AddedToken] = []
@@ -55,16 +55,15 @@ class Vocab:
 
 
 def of_library(library: Library, *, n_rows: int, source: str) -> Vocab:
-    """Of a tokenizer.json, or vocab.json with merges.txt. n_rows: of the model's embedding; those
-    without a token stand for nothing. UnsupportedError for what is no byte-level BPE, nor BPE as
-    SentencePiece has it."""
+    """From a tokenizer.json, or vocab.json with merges.txt. n_rows: of the model's embedding; rows
+    without a token are unused. UnsupportedError: neither byte-level nor SentencePiece's BPE."""
     model = library.model
     kind = model.type or "a model without a type"
     if kind != "BPE":
         raise UnsupportedError(f"{source}: model: {kind} is not supported in GGUF; known: BPE")
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if getattr(model, name):
-            raise UnsupportedError(f"{source}: model.{name}: GGUF has no words for it")
+            raise UnsupportedError(f"{source}: model.{name}: GGUF has no key for it")
     texts = [""] * n_rows
     for text, i in model.vocab.items():
         texts[i] = text
@@ -72,8 +71,8 @@ def of_library(library: Library, *, n_rows: int, source: str) -> Vocab:
     for token in library.added_tokens:
         if token.single_word or (not token.special and (token.lstrip or token.rstrip)):
             raise UnsupportedError(
-                f"{source}: added token {token.content!r:.80} takes the spaces beside it, or only "
-                "whole words, which GGUF has no words for"
+                f"{source}: added token {token.content!r:.80}: GGUF has no keys for lstrip, rstrip "
+                "and single_word"
             )
         texts[token.id] = token.content
         types[token.id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
@@ -96,7 +95,7 @@ def of_library(library: Library, *, n_rows: int, source: str) -> Vocab:
 def _byte_level(library: Library, *, source: str) -> dict[str, Any]:
     for step in _steps(library.normalizer):
         if step.get("type") != "NFC":  # without which llama.cpp reads texts as they are
-            raise UnsupportedError(f"{source}: normalizer: {step.get('type')} has no name in GGUF")
+            raise UnsupportedError(f"{source}: normalizer: GGUF has no name for {step.get('type')}")
     pre = pre_tokenizers.name_of(
         library.pre_tokenizer, whole_words=library.model.ignore_merges, source=source
     )
@@ -119,7 +118,7 @@ _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": spm.SPACE}
 
 
 def _by_rank(library: Library, types: bytearray, *, source: str) -> dict[str, Any]:
-    """SentencePiece's BPE without its file: of scores only the order counts, which merges tell."""
+    """SentencePiece's BPE without its file. Only the order of scores counts: that of the merges."""
     steps, cut = _steps(library.normalizer), library.pre_tokenizer
     prefixed = steps[:1] == [_SPACE_FIRST]
     match cut:
@@ -128,11 +127,11 @@ def _by_rank(library: Library, types: bytearray, *, source: str) -> dict[str, An
         case None if steps[prefixed:] == [_SPACES]:
             pass
         case {"type": "Split", "pattern": {"String": " "}} if steps == [_SPACES]:
-            pass  # which finds nothing, as there are no spaces left
+            pass  # finds nothing: the normalizer left no spaces
         case _:
             raise UnsupportedError(
-                f"{source}: normalizer, pre_tokenizer: BPE with byte_fallback that is prepared in "
-                "another way than SentencePiece's is not supported in GGUF"
+                f"{source}: normalizer, pre_tokenizer: GGUF has BPE with byte_fallback only as "
+                "SentencePiece prepares it"
             )
     scores = np.full(len(types), -math.inf, np.float32)
     ids = library.model.vocab
@@ -146,14 +145,14 @@ def _by_rank(library: Library, types: bytearray, *, source: str) -> dict[str, An
 
 
 def _space_out(texts: list[str], types: bytearray) -> None:
-    """Writes tokens of the user as they are looked for in the text."""
+    """Writes added tokens with plain spaces, as readers look for them in the text."""
     for i, kind in enumerate(types):
         if kind == TokenType.USER_DEFINED:
             texts[i] = texts[i].replace(spm.SPACE, " ")
 
 
 def _mark(ids: Mapping[str, int], types: bytearray, unknown: str | None) -> None:
-    """Sets the types of byte tokens and of the one for what is unknown."""
+    """Sets the types of byte tokens and of the unknown token."""
     for byte in range(256):
         token = ids.get(f"<0x{byte:02X}>")
         if token is not None and types[token] == TokenType.NORMAL:
@@ -163,7 +162,7 @@ def _mark(ids: Mapping[str, int], types: bytearray, unknown: str | None) -> None
 
 
 def of_sentencepiece(path: Path, settings: Settings, *, n_rows: int) -> Vocab:
-    """Of SentencePiece's own file. UnsupportedError for unigram models, and normalizers."""
+    """From SentencePiece's own file. UnsupportedError: a unigram model, or a normalizer."""
     file = read_file(path)
     if file.algorithm != "bpe":
         raise UnsupportedError(
@@ -172,7 +171,7 @@ def of_sentencepiece(path: Path, settings: Settings, *, n_rows: int) -> Vocab:
         )
     if file.charsmap or file.remove_extra_whitespaces:
         what = "precompiled_charsmap" if file.charsmap else "remove_extra_whitespaces"
-        raise UnsupportedError(f"{path}: normalizer_spec.{what}: GGUF has no words for it")
+        raise UnsupportedError(f"{path}: normalizer_spec.{what}: GGUF has no key for it")
     if not file.byte_fallback:
         raise UnsupportedError(f"{path}: trainer_spec.byte_fallback: expected tokens for bytes")
     # Spaces beside control tokens are those of chat templates; converters leave them as well.

@@ -1,4 +1,4 @@
-"""Model specs: TOML files that say what a model is made of, and the `ModelSpec` that comes of one.
+"""Model specs: TOML files that describe models, and the `ModelSpec` built from one.
 
     describe(checkpoint).spec
 

@@ -39,7 +39,7 @@ _MAX_NAME = 100
 class Document:
     """A spec and what it extends, for one kind of source.
 
-    tables: as `grammar.COMMON` says, with nothing left out but what has a default.
+    tables: of the shape `grammar.COMMON`; only keys with a default may be missing.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Document:
 def load(path: Path, kind: str) -> Document:
     """The spec in a file, for models that come as `kind`, hf or gguf.
 
-    FormatError: no such file. SpecError, naming file and key: it breaks the grammar.
+    FormatError: the file is missing. SpecError, naming file and key: it breaks the grammar.
     """
     merged = _merged(path, ())
     tables = {key: value for key, value in merged.items() if key in COMMON}
@@ -75,11 +75,11 @@ def family_names(kind: str) -> dict[str, Path]:
 
 
 def family(kind: str, name: str, where: str) -> Path:
-    """The file of a family; where: the key that names it. UnsupportedError: it is not known."""
+    """The file of a family. where: the key that names it. UnsupportedError: it is unknown."""
     quoted = f'"{name}"'
     key = {"hf": "model_type", "gguf": "architecture"}[kind]
     for path in families():
-        # Reading is quick, parsing is not: most files do not even hold the word.
+        # Reading is quick, parsing is not: skip files without the word.
         if quoted in path.read_text("utf-8") and name in _read(path).get(kind, {}).get(key, ()):
             return path
     names = family_names(kind)
@@ -91,13 +91,13 @@ def family(kind: str, name: str, where: str) -> Path:
 
 
 def architecture(path: Path) -> str | None:
-    """What GGUF files call the models of a spec; None where it does not say so."""
+    """GGUF's name for the models of a spec; None if the spec gives none."""
     names: tuple[str, ...] = _merged(path, ()).get("gguf", {}).get("architecture", ())
     return names[0] if names else None
 
 
 def label(path: Path) -> str:
-    """A spec file in messages: those of the families by their names alone."""
+    """A spec file in messages: a family's by its name alone."""
     return path.name if path.parent == FAMILIES else str(path)
 
 
@@ -108,8 +108,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """One file by the grammar; what it leaves out may be in one that it extends."""
-    is_empty = path.is_file() and path.stat().st_size == 0  # which is not TOML's fault
+    """One file by the grammar. Keys may be missing: a file that it extends may have them."""
+    is_empty = path.is_file() and path.stat().st_size == 0  # read_head refuses empty files
     raw = b"" if is_empty else read_head(path, _MAX_BYTES + 1)
     if len(raw) > _MAX_BYTES:
         raise SpecError(f"{label(path)}: expected at most {_MAX_BYTES:,} bytes, found more")
@@ -157,7 +157,7 @@ def _merged(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _base(name: str, path: Path) -> Path:
-    """The file that another extends: of a family by its name, or a file beside the other."""
+    """The file that `path` extends: a family by its name, or a file in the same folder."""
     if name.endswith(".toml"):
         if Path(name).name != name:
             raise SpecError(
@@ -174,7 +174,7 @@ def _base(name: str, path: Path) -> Path:
 
 
 def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables key by key, all else replaced. What is one's own comes first."""
+    """`own` laid over `base`: tables key by key, everything else replaced. Keys of `own` first."""
     merged = dict(own)
     for key, value in base.items():
         if key not in own:
@@ -184,7 +184,7 @@ def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-# ---- what must hold once all is there
+# ---- checks of the merged tables
 
 
 def _check(tables: dict[str, Any], where: str) -> None:

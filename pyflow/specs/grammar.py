@@ -1,7 +1,7 @@
-"""The keys that a spec may have, and what each may hold. docs/add-a-model.md explains them.
+"""The keys of a spec and their shapes. docs/add-a-model.md explains them.
 
-A file is read into dicts of the same shape with `Given`s, steps and tensors for leaves; what one
-leaves out, the one that it extends may have. Unknown keys are refused, with the nearest known ones.
+A file is read into dicts of the same shape, with `Given`s, steps and tensors as leaves. An unknown
+key is an error that names the nearest known ones.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def block_keys() -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of a layer: norm, block, norm, and its sum with the residual stream.
+    """A part of a layer: x += post_norm(run(norm(x))), then x = out_norm(x).
 
-    norm, run, post_norm and out_norm (of the sum) are names of blocks. parallel: two of these that
-    read the same residual, instead of run.
+    norm, run, post_norm and out_norm are names of blocks, "" for none. parallel: two steps that
+    read the same x, instead of run.
     """
 
     name: str
@@ -170,7 +170,7 @@ def below(where: str, key: str) -> str:
 
 
 def read(shape: Shape, raw: object, where: str) -> Any:
-    """What TOML has, as the shape wants it; SpecError for what it does not want."""
+    """A value of TOML, read by a shape. SpecError: it does not fit."""
     if isinstance(shape, Param):
         return _given(shape, raw, where)
     if isinstance(shape, Word | BlockName):
@@ -201,7 +201,7 @@ def read(shape: Shape, raw: object, where: str) -> Any:
 
 
 def check_keys(table: Mapping[str, object], known: Mapping[str, object], where: str) -> None:
-    """SpecError for a key that is not known."""
+    """SpecError: a key of `table` is unknown."""
     for key in table:
         if key not in known:
             raise SpecError(
@@ -223,7 +223,7 @@ def _given(param: Param, raw: object, where: str) -> Given:
 
 
 def check_literals(param: Param, given: Given) -> None:
-    """SpecError for a literal value of another kind."""
+    """SpecError: a literal value is not of the parameter's kind."""
     for one in given.literals:
         if param.kind.take(one) is None:
             raise SpecError(f"{given.where}: expected {param.kind.expected}, found {one!r:.60}")

@@ -40,7 +40,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything that is needed to run a model, but the weights.
+    """Everything that is needed to run a model, except the weights.
 
     ignored: tensors of the checkpoint that the model is known not to use.
     """

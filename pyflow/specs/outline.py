@@ -1,4 +1,4 @@
-"""What a model is made of, in a few lines: equal layers as one."""
+"""A model in a few lines, for `pyflow spec`: equal layers as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyflow.text import plural
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers that are alike but for their weights."""
+    """Layers that differ only in their weights."""
 
     numbers: tuple[int, ...]
     blocks: tuple[str, ...]

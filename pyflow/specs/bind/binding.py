@@ -1,4 +1,4 @@
-"""Roles to tensors of one checkpoint: what is there, of which shape, and what nobody asked for."""
+"""Binds roles to the tensors of one checkpoint: finds them, checks shapes, lists unused ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 200
 
 
 class Record(Protocol):
-    """What is asked of a line of a checkpoint's tensor table."""
+    """A row of a checkpoint's tensor table."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Record(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """kind: what is wrong with a tensor; role: where the model wants it; text: one line."""
+    """kind: what is wrong with a tensor. role: where the model needs it. text: one line."""
 
     kind: Literal["missing", "shape", "unused", "type"]
     tensor: str
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a role is: in a step of a layer, in a stack, or (both empty) beside them."""
+    """Where a role is: in a step of a layer, in a stack, or in neither (both empty)."""
 
     stack: str = ""
     step: str = ""
@@ -65,20 +65,20 @@ Bound = Ref | tuple[Ref, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a role must be, and the reference for it."""
+    """What a role needs, and the reference bound to it."""
 
     want: Want
     bound: Bound
 
 
 class TooManyProblemsError(Exception):
-    """So much is wrong that more of it tells nothing."""
+    """There are more problems than are worth listing."""
 
 
 @dataclass(slots=True)
 class Binding:
-    """places: the entries of a spec by stack and step. used: names of the tensors asked for.
-    asked: by place and role."""
+    """places: a spec's entries by stack and step. used: names of tensors bound so far.
+    asked: by place and role, in the order of binding."""
 
     places: Mapping[tuple[str, str], Mapping[str, Entry]]
     prefixes: Sequence[str]
@@ -102,7 +102,7 @@ class Binding:
         self.prefix = self.prefixes[0] if self.prefixes else ""
 
     def find(self, place: Place, role: str) -> Record | None:
-        """The tensor of a role, whatever its shape."""
+        """The tensor of a role, of any shape."""
         for entry in self._entries(place, role):
             for _, name in self._names(entry):
                 if name in self.tensors:
@@ -110,15 +110,15 @@ class Binding:
         return None
 
     def bind(self, place: Place, wants: Mapping[str, Want]) -> dict[str, Any]:
-        """References for the roles of one block; None for those that are not needed or missing."""
+        """References for the roles of one block; None for a role that is missing or not needed."""
         bound = {role: self._bind(place, role, wants) for role in wants}
         for role, ref in bound.items():
             self.asked[place, role] = Asked(wants[role], ref)
         return bound
 
     def target(self, place: Place, role: str, *, experts: bool) -> tuple[Entry, str] | None:
-        """Where a role of a new file goes, to be read as this spec says: of the alternatives for
-        layers with `experts`, or for those without, the first."""
+        """The entry and name under which a new file must have a role, to be read by this spec: the
+        first alternative for layers with `experts`, or for layers without."""
         self.facts.layer = place.layer
         for entry in self._entries(place, role):
             for source, name in self._names(entry):
@@ -142,7 +142,7 @@ class Binding:
         return None
 
     def _entries(self, place: Place, role: str) -> Iterator[Entry]:
-        """Those that hold a role; for a bias without any, those of its weight."""
+        """Entries that hold a role. A bias without an entry is named after its weight."""
         entries = self.places.get((place.stack, place.step), {})
         explicit = [entry for entry in entries.values() if role in entry.roles]
         yield from explicit
@@ -153,7 +153,7 @@ class Binding:
                 yield bias
 
     def _names(self, entry: Entry) -> Iterator[tuple[TensorSource, str]]:
-        """The alternatives of an entry with their names, of experts that of the first."""
+        """The alternatives of an entry with their names; of experts the first one's."""
         for source in entry.sources:
             name = self._expand(source, 0)
             if name is not None:
@@ -169,7 +169,7 @@ class Binding:
 
     def _missing(self, place: Place, role: str, tried: Sequence[str]) -> None:
         if not tried:
-            self._problem("missing", "", place.role(role), "the spec gives no tensor for it")
+            self._problem("missing", "", place.role(role), "the spec names no tensor")
             return
         names = " or ".join(f"{name:.{_SHOWN}}" for name in tried[:4])
         self._problem("missing", tried[0], place.role(role), f"expected tensor {names}, found none")
@@ -195,7 +195,7 @@ class Binding:
         n = want.n_experts or want.n_heads
         if not n:
             raise SpecError(
-                f"{source.where}: {source.pattern.text!r:.80}: there are no experts or heads here"
+                f"{source.where}: {source.pattern.text!r:.80}: {{j}} needs experts or heads"
             )
         wants = {**wants, role: replace(want, also=())}
         refs: list[Ref] = []
@@ -220,7 +220,7 @@ class Binding:
         n_parts: int,
         expert: int,
     ) -> Ref | None:
-        """What of a tensor is a role's: all, or its share of every group."""
+        """A role's part of a tensor: all of it, or its share of every group."""
         name = str(self._expand(source, expert))
         self.used.add(name)
         want, found = wants[role], self.tensors[name]
@@ -269,8 +269,8 @@ class Binding:
         return tuple((g * step + before, count) for g in range(n_groups))
 
     def finish(self, ignore: Sequence[str]) -> frozenset[str]:
-        """Notes what is left over as problems, and which of it may be meant where something is
-        missing; gives the names that the spec says to ignore."""
+        """Adds unused tensors to the problems, and suggests them for missing ones of similar names.
+        Returns the names that the spec ignores."""
         left = [name for name in self.tensors if name not in self.used]
         ignored = {name for name in left if any(fnmatchcase(name, p) for p in ignore)}
         left = [name for name in left if name not in ignored]

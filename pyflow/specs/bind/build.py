@@ -1,4 +1,4 @@
-"""From a spec and a checkpoint to a `ModelSpec`: steps become blocks, roles become tensors."""
+"""Builds a `ModelSpec` from a spec and a checkpoint: steps become blocks, roles tensors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAX_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """spec: None where tensors are missing or of the wrong shape, or what is said cannot run yet.
+    """spec: None if tensors are missing or of the wrong shape, or if no stage can run the model.
 
-    unsupported: what of the description no stage can run. ignored: tensors that are none of it.
-    asked: roles by their places. ropes: by the names that the spec gives them.
+    unsupported: why no stage can run it. ignored: tensors that the spec says to ignore. is_cut:
+    there were too many problems to list. ropes: by their names in the spec.
     """
 
     spec: ModelSpec | None
@@ -51,8 +51,11 @@ def build(
     read_tensor: ReadTensor,
     where: str,
 ) -> Built:
-    """FormatError, SpecError: a value is missing or out of range. UnsupportedError: of a variant
-    that the spec refuses. What is wrong with tensors is told by `Built`."""
+    """The model, or what is wrong with its tensors.
+
+    FormatError, SpecError: a value is missing or out of range. UnsupportedError: the spec refuses
+    this variant.
+    """
     places = document["tensors"].get("places", {})
     prefixes = document["tensors"].get("prefix", ("",))
     binding = Binding(places, prefixes, facts, tensors, where)

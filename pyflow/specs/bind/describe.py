@@ -1,4 +1,4 @@
-"""What model a checkpoint holds: finding its spec, and applying it."""
+"""Finds the spec of a checkpoint and applies it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A checkpoint, the spec that is its own, and what came of the two."""
+    """A checkpoint, its spec, and the model built from both."""
 
     checkpoint: Checkpoint
     document: Document
@@ -42,12 +42,12 @@ class Description:
 
     @property
     def spec(self) -> ModelSpec:
-        """FormatError: tensors are missing. ShapeError: some are of the wrong shape.
-        UnsupportedError: some have no place in the model, or parts of it cannot run."""
+        """The model. FormatError: tensors are missing. ShapeError: some have the wrong shape.
+        UnsupportedError: some are unused, or parts of the model cannot run."""
         path, built = self.checkpoint.path, self.built
         for kind, error, what in (
             ("missing", FormatError, "tensors are missing"),
-            ("shape", ShapeError, "tensors have another shape"),
+            ("shape", ShapeError, "tensors have the wrong shape"),
         ):
             texts = [p.text for p in built.problems if p.kind == kind]
             if texts:
@@ -58,8 +58,8 @@ class Description:
                 ", ..." if len(unused) > _SHOWN else ""
             )
             raise UnsupportedError(
-                f"{path}: {len(unused)} tensors have no place in a {self.document.name} model as "
-                f"known here: {names}; the model is of a variant that would run wrongly"
+                f"{path}: {len(unused)} tensors are unused by the {self.document.name} family: "
+                f"{names}; the model is a variant that would give wrong results"
             )
         if built.unsupported or built.spec is None:
             raise UnsupportedError(f"{path}: {'; '.join(built.unsupported)}")
@@ -67,9 +67,9 @@ class Description:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation, besides those that the tokenizer knows.
+        """Tokens that end a generation, besides those of the tokenizer.
 
-        FormatError, SpecError: they are no ids.
+        FormatError, SpecError: they are not token ids.
         """
         given = self.document["tokenizer"].get("stop")
         self.facts.layer = None
@@ -87,14 +87,14 @@ class Description:
 
     @property
     def template(self) -> tuple[str, str] | None:
-        """A chat template that takes the place of the checkpoint's own: where it stands, and it."""
+        """A chat template that replaces the checkpoint's own, after the key that holds it."""
         text = self.document["prompt"].get("template")
         return None if text is None else (f"{label(self.document.path)}: prompt.template", text)
 
     @property
     def generation(self) -> tuple[str, dict[str, Any]]:
-        """What counts where nobody says otherwise: where it stands, and values of SamplingParams
-        and n_predict, which may be out of range. FormatError, SpecError: of another type."""
+        """Default values of SamplingParams and n_predict, unchecked for range, after the table that
+        holds them. FormatError, SpecError: one is of the wrong type."""
         table, evaluator = self.document["generation"], Evaluator(self.facts)
         self.facts.layer = None
         found = {key: evaluator.value(GENERATION, table, key) for key in table}
@@ -104,7 +104,7 @@ class Description:
     @property
     def _advice(self) -> str:
         n = len(self.built.problems)
-        return f"; 'pyflow spec check {self.checkpoint.path}' tells all" if n > 1 else ""
+        return f"; 'pyflow spec check {self.checkpoint.path}' lists all" if n > 1 else ""
 
 
 def _first(texts: Sequence[str], what: str) -> str:
@@ -112,22 +112,19 @@ def _first(texts: Sequence[str], what: str) -> str:
 
 
 def build_spec(checkpoint: Checkpoint) -> ModelSpec:
-    """The spec of the model in a checkpoint, every tensor of which has its place.
-
-    FormatError, SpecError: of a value that is missing or wrong. Otherwise as `Description.spec`.
-    """
+    """The `ModelSpec` of a checkpoint. Errors: those of `describe` and of `Description.spec`."""
     return describe(checkpoint).spec
 
 
 def describe(checkpoint: Checkpoint) -> Description:
-    """The description of a checkpoint; what is wrong with its tensors is told by that.
+    """The description of a checkpoint, which lists problems with its tensors.
 
-    FormatError, SpecError: a value is missing or wrong, or nothing says what model it is.
-    UnsupportedError: a family or a variant that is not known here.
+    FormatError, SpecError: a value is missing or wrong, or no file names the model's family.
+    UnsupportedError: the family or variant is unknown.
     """
     try:
         return _describe(checkpoint)
-    except SpecError as error:  # of a family's file, by a model that does not suit it
+    except SpecError as error:  # names a family's file: add the checkpoint's
         path = checkpoint.path
         if str(path.parent) in str(error):
             raise
@@ -154,7 +151,7 @@ def _describe(checkpoint: Checkpoint) -> Description:
 
 
 def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
-    """The spec of a checkpoint, and what that takes its facts from."""
+    """The spec of a checkpoint, and the source of its facts."""
     path = checkpoint.path
     own, config = path.with_name(OWN_SPEC), path.with_name(CONFIG)
     source: GgufSource | ConfigSource | NoSource
@@ -177,7 +174,7 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
 
 
 def _config_source(path: Path) -> ConfigSource:
-    """A config.json; of a model that does more, the part about its language model."""
+    """A config.json; of a multimodal model, the part for its language model."""
     config = read_config(path)
     _check_quantization(path, config)
     is_part = isinstance(config.get("text_config"), dict)
@@ -185,7 +182,7 @@ def _config_source(path: Path) -> ConfigSource:
 
 
 def _check_quantization(path: Path, config: dict[str, Any]) -> None:
-    """UnsupportedError: the weights are of another quantization than ours."""
+    """UnsupportedError: another program has quantized the weights."""
     inner = config.get("text_config")
     for root, one in (("", config), ("text_config.", inner)):
         found = one.get("quantization_config") if isinstance(one, dict) else None
@@ -195,7 +192,7 @@ def _check_quantization(path: Path, config: dict[str, Any]) -> None:
         if not isinstance(found, dict) or method != METHOD:
             raise UnsupportedError(
                 f"{path}: {root}quantization_config: expected none, or an object with quant_method "
-                f"{METHOD!r}, found {method!r:.60}; take the model as it was before, and "
+                f"{METHOD!r}, found {method!r:.60}; take the original model, and "
                 "quantize that"
             )
         version = found.get("version")

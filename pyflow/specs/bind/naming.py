@@ -1,4 +1,4 @@
-"""What the tensors of a model are called in GGUF files, by which quantization knows their roles."""
+"""GGUF's names for the tensors of a model, by which quantization knows their roles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.parts import Ref, Source, name_of
 
-# Tensors beside the blocks; those of the blocks are called as their kinds say.
+# Tensors outside of blocks; a kind of block names its own.
 _STEMS = {
     "embed": "token_embd",
     "token_types": "token_types",
@@ -27,7 +27,7 @@ _TRANSPOSED = "stored transposed, so that blocks would lie across their rows"
 def naming(description: Description) -> Naming:
     """The naming of a model that is not in GGUF.
 
-    Raises like `Description.spec` for a model that cannot run.
+    Raises as `Description.spec` does.
     """
     spec = description.spec
     blocks = [block for layer in spec.layers for block in layer]
@@ -39,7 +39,9 @@ def naming(description: Description) -> Naming:
     for (place, role), asked in description.built.asked.items():
         refs = asked.bound if isinstance(asked.bound, tuple) else (asked.bound,)
         for i, ref in enumerate(refs):
-            if ref is None or name_of(ref) in parts:  # of several roles the first
+            if (
+                ref is None or name_of(ref) in parts
+            ):  # a tensor of several roles is named after the first
                 continue
             expert = i if isinstance(asked.bound, tuple) and asked.want.n_experts else None
             parts[name_of(ref)] = Part(_name(place, role, asked, ref), expert)

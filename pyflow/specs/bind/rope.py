@@ -15,7 +15,7 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.specs.language.values import Number, Whole, nearest
 from pyflow.specs.parts import Rope
 
-# Parameters by the names of either source; what stands for nothing is read elsewhere.
+# Parameters by their names in either source; "" is read elsewhere.
 _HF = {
     "type": "type",
     "rope_type": "type",
@@ -53,8 +53,8 @@ _ALSO = {"default": "none", "su": "longrope"}
 class RopeTable:
     """A rope as a spec describes it. n_ctx: positions that the model was made for, after scaling.
 
-    divisors: one per pair, each divides its frequency. where, kind: of the scaling, for messages
-    and for the names of its parameters.
+    divisors: one per pair, divides its frequency. where: the scaling's key, for messages. kind: hf
+    or gguf, for the names of parameters.
     """
 
     base: float
@@ -76,9 +76,9 @@ def frequencies(base: float, n_dims: int) -> list[float]:
 
 
 def make_rope(t: RopeTable) -> tuple[Rope, int]:
-    """The rope, and the positions that the model is good for, which a law may extend.
+    """The rope, and the number of positions of the model, which a law may extend.
 
-    FormatError for parameters out of range, UnsupportedError for a law or parameter not known here.
+    FormatError: a parameter is out of range. UnsupportedError: an unknown law or parameter.
     """
     if t.n_dims % 2:
         raise FormatError(f"{t.where}: expected an even number of dimensions, found {t.n_dims}")
@@ -103,7 +103,7 @@ def make_rope(t: RopeTable) -> tuple[Rope, int]:
 
 
 class Parameters:
-    """The parameters of a law, each checked when it is asked for."""
+    """The parameters of a law, each checked when it is read."""
 
     def __init__(self, t: RopeTable) -> None:
         names = _GGUF if t.kind == "gguf" else _HF
@@ -122,7 +122,7 @@ class Parameters:
         self.extra = self.number("attn_factor", 1.0)
 
     def _check_base(self, t: RopeTable) -> None:
-        """A base beside the scaling counts; a spec must have taken it."""
+        """UnsupportedError: the scaling has another base than the spec has read."""
         found = (t.scaling or {})["rope_theta"]
         if found is not None and found != t.base:
             raise UnsupportedError(
@@ -183,7 +183,7 @@ def _divided(values: Sequence[float], divisors: Sequence[object], where: str) ->
     divided = []
     for f, d in zip(values, divisors, strict=True):
         if isinstance(d, bool) or not isinstance(d, int | float) or not 1e-30 < abs(d) < 1e30:
-            raise FormatError(f"{where}: expected divisors that are no zeros, found {d!r:.60}")
+            raise FormatError(f"{where}: expected divisors other than 0, found {d!r:.60}")
         divided.append(f / float(d))
     return divided
 
@@ -215,7 +215,7 @@ def _yarn(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
     that turn less than beta_slow times are slowed by `factor`, with a linear ramp between.
     """
     original = p.n_ctx_original(t)
-    # Without either there would be nothing to scale by, and no word of it.
+    # Without either number the scaling would silently do nothing.
     known = t.kind == "gguf" or t.n_ctx_original is not None or p.has("n_ctx_original")
     factor = p.number("factor", t.n_ctx / original if known else None)
     if t.base <= 1:
@@ -249,8 +249,8 @@ def _yarn(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
 
 
 def _llama3(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
-    """Llama 3.1: pairs of long waves are slowed by `factor`, those of short ones are not, with a
-    ramp between, both told by how often a wave fits into the original context.
+    """Llama 3.1: long waves are slowed by `factor`, short ones are not, with a ramp between. How
+    often a wave fits into the original context tells which.
     """
     factor, original = p.number("factor"), p.n_ctx_original(t)
     low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
@@ -267,7 +267,7 @@ def _llama3(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]
 
 
 def _longrope(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int]:
-    """LongRoPE (Ding et al. 2024): a divisor per pair, of two sets by the length of the context."""
+    """LongRoPE (Ding et al. 2024): a divisor per pair, from one of two sets by context length."""
     original = p.n_ctx_original(t)
     short = p.numbers("short_divisors", t.short_divisors, len(plain))
     long = p.numbers("long_divisors", t.long_divisors, len(plain))

@@ -18,10 +18,9 @@ ReadTensor = Callable[[str, int], Sequence[float]]
 
 
 class Ropes:
-    """The ropes that blocks ask for, each made when the first one does.
+    """The ropes of a model, each made when a block first uses it.
 
-    tables: what they are made of, by name. n_ctx: positions that the model is good for, which
-    scaling may extend.
+    tables: their parameters by name. n_ctx: positions of the model, which scaling may extend.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Ropes:
         return tuple(self._made.values())
 
     def index(self, name: str, head_dim: int) -> int | None:
-        """The index of a rope, which is made when a block first asks for it."""
+        """The index of a rope; None for "none"."""
         if name == "none":
             return None
         if name not in self._made:

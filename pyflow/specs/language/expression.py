@@ -1,4 +1,4 @@
-"""Arithmetic in specs: numbers, texts, names of facts, and no more than that.
+"""Arithmetic in specs: numbers, texts and names of facts.
 
     =n_embd // n_heads
     ='global' if (i + 1) % 6 == 0 else 'local'
@@ -27,11 +27,11 @@ _MAX_NUMBER = 1 << 62
 
 
 class ExpressionError(ValueError):
-    """The text is no expression, or has no value."""
+    """The text is not an expression, or the expression has no value."""
 
 
 class UnresolvedError(Exception):
-    """Something that an expression names is not known; another alternative may do."""
+    """An expression names something unknown; another alternative may resolve."""
 
 
 class Scope(Protocol):
@@ -58,7 +58,7 @@ class Expression:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Expression:
-    """ExpressionError, which says where, for what is no expression."""
+    """ExpressionError, which says where: the text is not an expression."""
     if len(text) > _MAX_CHARS:
         raise ExpressionError(f"expected at most {_MAX_CHARS} characters, found {len(text)}")
     parser = _Parser(text)
@@ -88,7 +88,7 @@ _TERMS = {"*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%"
 
 
 class _Parser:
-    """Recursive descent; every method parses what its name says and gives what evaluates it."""
+    """Recursive descent: each method parses the rule in its name and returns its evaluator."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -289,13 +289,13 @@ def _power(x: float, y: float) -> float:
         raise OverflowError
     power = x**y
     if isinstance(power, complex):
-        raise ExpressionError(f"{x} ** {y} is no real number")
+        raise ExpressionError(f"{x} ** {y} is not a real number")
     return float(power) if isinstance(power, float) else int(power)
 
 
 def _root(x: float) -> float:
     if x < 0:
-        raise ExpressionError(f"the square root of {x} is no real number")
+        raise ExpressionError(f"the square root of {x} is not a real number")
     return math.sqrt(x)
 
 
@@ -305,7 +305,7 @@ def _integer(digits: str) -> int:
 
 def _checked(x: float) -> float:
     if not math.isfinite(x):
-        raise ExpressionError("the result is no finite number")
+        raise ExpressionError("the result is not finite")
     if abs(x) > _MAX_NUMBER:
         raise ExpressionError("the result is too large")
     return x

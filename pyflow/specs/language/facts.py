@@ -23,7 +23,7 @@ _MAX_CONFIG = 4 << 20
 _MAX_DEPTH = 24
 _MAX_NAME = 100
 
-# Facts that have the same meaning in all specs. What is built needs the first two.
+# Facts that have the same meaning in all specs. Every model needs the first two.
 STANDARD: dict[str, Kind] = {
     "n_embd": Whole(most=1 << 20),
     "n_ctx": Whole(most=1 << 30),
@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """The section of a spec that is about such models: hf or gguf."""
+        """The section of a spec for such models: hf or gguf."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class ConfigSource:
     kind = "hf"
 
     def __init__(self, path: Path, config: Mapping[str, Any], root: str = "") -> None:
-        """root: the key of the object that is about the language model, of a model of more."""
+        """root: the key of the language model's object in the config of a multimodal model."""
         self._path, self._root = path, root
         self._config = config[root] if root else config
         self.name = printable(path.parent.resolve().name)[:_MAX_NAME]
@@ -125,7 +125,7 @@ class ConfigSource:
 
 
 class NoSource:
-    """A checkpoint that comes with no configuration: all is in the spec."""
+    """A checkpoint without a configuration: the spec says everything."""
 
     kind = "hf"
 
@@ -136,11 +136,11 @@ class NoSource:
         return None
 
     def label(self, key: str) -> str:
-        return f"{self._path.with_name('config.json')} (there is none): {printable(key)}"
+        return f"{self._path.with_name('config.json')} (absent): {printable(key)}"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json; FormatError for what is no JSON object of a sane size."""
+    """A config.json. FormatError: it is too large, or not a JSON object."""
     raw = read_head(path, _MAX_CONFIG + 1)
     if len(raw) > _MAX_CONFIG:
         raise FormatError(f"{path}: expected at most {_MAX_CONFIG:,} bytes, found more")
@@ -164,7 +164,7 @@ def _plain(value: Any) -> Value | None:
 
 
 class Facts:
-    """What the names in a spec stand for. `layer` is the i of what is asked for next."""
+    """The values of the names in a spec. `layer` is the i of the lookups that follow."""
 
     def __init__(
         self, given: Mapping[str, Given], source: Source, tensors: Container[str] = ()
@@ -189,8 +189,8 @@ class Facts:
         return self.resolved(name).value
 
     def resolved(self, name: str) -> Resolved:
-        """A fact, and where it is from. UnresolvedError: there is none. FormatError: as it is it
-        cannot be."""
+        """A fact and its origin. UnresolvedError: it is unknown. FormatError: its value is not of
+        the kind that STANDARD gives."""
         if name == "i":
             self._asked_layer = True
             if self._layer is None:
@@ -212,7 +212,7 @@ class Facts:
             return UnresolvedError(f"fact {name}")
         if name in self._active or len(self._active) >= _MAX_DEPTH:
             way = " -> ".join([*self._active[-8:], name])
-            raise SpecError(f"{given.where}: expected no circle of facts, found {way}")
+            raise SpecError(f"{given.where}: facts need each other in a circle: {way}")
         before, self._asked_layer = self._asked_layer, False
         self._active.append(name)
         found: Resolved | UnresolvedError

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint a model uses, and what of them: names in specs, and their binding.
+"""Names of tensors in specs.
 
 A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, or to a table:
 
@@ -6,7 +6,7 @@ A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, o
     gate = ["mlp.{i}.w1.weight", "mlp.{i}.gate.weight"]      the first that the checkpoint has
     "q + k + v" = "layers.{i}.qkv.weight"                    one tensor for several, in this order
     "q + k + v" = { from = "...", groups = "=n_kv_heads" }   in groups of q, k and v each
-    up = { from = "...", transposed = true }                 stored (in, out)
+    up = { from = "...", transposed = true }                 stored transposed: (in, out)
     up = { from = "...", experts = true }                    one tensor for all experts
 
 The bias of a mapped role has the same name with ``bias`` for ``weight``, unless it is mapped too.
@@ -88,9 +88,11 @@ def _written(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where the roles of an entry may lie. groups: the tensor has so many of them, one after the
-    other, each with a share of all roles; None is one. experts: it is for all experts of a layer,
-    where others are for a layer without."""
+    """One alternative of an entry.
+
+    groups: how many groups the tensor has, each with a share of every role; None means one.
+    experts: the tensor holds all experts of a layer; other alternatives are for layers without.
+    """
 
     pattern: Pattern
     where: str
@@ -105,7 +107,7 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Roles that one tensor holds, in its order, and the alternatives for it."""
+    """The roles that one tensor holds, in its order, and the alternatives for that tensor."""
 
     roles: tuple[str, ...]
     sources: tuple[TensorSource, ...]
@@ -120,7 +122,7 @@ class Entry:
 
 
 def read_entries(raw: Mapping[str, object], where: str, known: tuple[str, ...]) -> dict[str, Entry]:
-    """The entries of one place, by their keys; SpecError for what is none."""
+    """The entries of one place by their keys. SpecError: one is malformed or names no role."""
     entries = {}
     for key, value in raw.items():
         roles = tuple(role.strip() for role in key.split("+"))

@@ -1,4 +1,4 @@
-"""What a key of a spec may be given, and of which kind what comes of it must be.
+"""Values of a spec's keys: how they are written, and the kinds that check them.
 
     n_ctx = 4096                                        a value as it stands
     n_heads = "$num_attention_heads"                    a key of the model's own configuration
@@ -56,14 +56,14 @@ Alternative: TypeAlias = Key | Expression | Value
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A value, and where it stands: a key of a model's configuration, or the spec's own."""
+    """A value and its origin: a key of a model's configuration, or of the spec itself."""
 
     value: Value
     where: str
     is_from_spec: bool
 
     def fault(self, expected: str) -> FormatError:
-        """The error of a value that is not what was expected."""
+        """The error that says what was expected instead."""
         found = f"{self.where}: expected {expected}, found {self.value!r:.{_SHOWN}}"
         return SpecError(found) if self.is_from_spec else FormatError(found)
 
@@ -77,7 +77,7 @@ class Given:
 
     @classmethod
     def of(cls, raw: object, where: str) -> Given:
-        """From what TOML has; SpecError for an expression that is none, or an empty list."""
+        """From a value of TOML. SpecError: an empty list, or a text that is not an expression."""
         given = raw if isinstance(raw, list) else [raw]
         if not given:
             raise SpecError(f"{where}: expected a value, found an empty list")
@@ -92,14 +92,14 @@ class Given:
 
     @property
     def names(self) -> Iterable[str]:
-        """The facts that it asks for."""
+        """The facts that its expressions name."""
         for one in self.alternatives:
             if isinstance(one, Expression):
                 yield from one.names
 
     @property
     def literals(self) -> Iterable[Value]:
-        """The values that stand in the spec itself."""
+        """The alternatives that are values."""
         for one in self.alternatives:
             if not isinstance(one, Key | Expression):
                 yield one
@@ -107,8 +107,8 @@ class Given:
     def resolve(self, scope: ConfigScope) -> Resolved:
         """The first alternative that resolves.
 
-        UnresolvedError, which says what would have, when none does. SpecError for an expression
-        without a value.
+        UnresolvedError: none does; its text says what would. SpecError: an expression has no
+        value.
         """
         tried: dict[str, None] = {}
         for one in self.alternatives:
@@ -119,7 +119,7 @@ class Given:
                 tried[scope.config_label(one.name)] = None
             elif isinstance(one, Expression):
                 try:
-                    if (one.text,) == one.names:  # so that a fault is told of where it stands
+                    if (one.text,) == one.names:  # an error then names the origin of the fact
                         return scope.resolved(one.text)
                     return Resolved(one.evaluate(scope), f"{self.where}: {one.text}", True)
                 except UnresolvedError as error:
@@ -158,8 +158,8 @@ def _with(expression: Expression, scope: ConfigScope) -> str:
 
 
 def nearest(name: str, names: Iterable[str], *, n: int = 3) -> str:
-    """``; did you mean ...`` for a name that there is not, or nothing; of the first names only, as
-    comparing takes time."""
+    """``; did you mean ...?`` for an unknown name, or nothing. Only the first names are compared,
+    which bounds the time."""
     some = [one for one in islice(names, _MAX_COMPARED) if len(one) < _MAX_NAME]
     close = difflib.get_close_matches(name[:_MAX_NAME], some, n=n)
     return f"; did you mean {' or '.join(close)}?" if close else ""
@@ -169,7 +169,7 @@ def nearest(name: str, names: Iterable[str], *, n: int = 3) -> str:
 
 
 class Kind(Protocol):
-    """What a value must be, and what is made of it; None when it is not."""
+    """A check of a value: `take` returns it as the right type, or None if it does not fit."""
 
     @property
     def expected(self) -> str: ...
@@ -214,7 +214,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """auto: the text ``auto`` may stand for "if the checkpoint has the tensor"."""
+    """auto: the text ``auto`` is allowed too, and means "if the checkpoint has the tensor"."""
 
     auto: bool = False
 
@@ -228,7 +228,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words, each of which may have other names."""
+    """One of several words. words: each by its own name and its other names."""
 
     words: Mapping[str, str]
 
