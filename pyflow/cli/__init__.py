@@ -6,16 +6,15 @@ loaded module is a name in this file too: `list` may be one.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import click
 
+from pyflow.cli.group import Group, PipeClosedError
 from pyflow.cli.terminal.output import (
     Told,
     asks_for_json,
@@ -51,40 +50,6 @@ COMMANDS = {
     "cluster": "Run a model on several machines.",
     "doctor": "Show what pyflow found on this machine.",
 }
-
-
-class _PipeClosedError(Exception):
-    """A BrokenPipeError, which click would turn into an exit code of its own."""
-
-
-class Group(click.Group):
-    """Commands below one name. The name alone prints its help, or is a command of its own."""
-
-    def __init__(self, *, is_command: bool = False, **options: Any) -> None:
-        super().__init__(invoke_without_command=True, **options)
-        self._is_command = is_command
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            found = super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise _PipeClosedError from error
-        except click.UsageError as error:
-            if error.ctx is None and ctx.invoked_subcommand:
-                # An option without its value, of the command below.
-                error.ctx = click.Context(self, parent=ctx, info_name=ctx.invoked_subcommand)
-            raise
-        if ctx.invoked_subcommand is None and not self._is_command:
-            click.echo(ctx.get_help())
-        return found
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        names = self.list_commands(ctx)
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(names)}"
-            raise click.UsageError(f"no command is called {name!r}; {hint}", ctx)
-        return super().get_command(ctx, name)
 
 
 class _Commands(Group):
@@ -133,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> int:
         code = cli.main(args, prog_name="pyflow", standalone_mode=False, obj=told)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except (BrokenPipeError, _PipeClosedError):
+    except (BrokenPipeError, PipeClosedError):
         _drop_output()  # whoever read it has had enough
         return 0
     except (Exception, KeyboardInterrupt) as error:
@@ -216,5 +181,5 @@ def _exit_code(error: Exception) -> int:
     if isinstance(error, LostRankError):
         return 5
     if isinstance(error, VariableError):
-        return 2  # a usage error: the model is not to blame
+        return 2  # a wrong setting, not a model that cannot run
     return 3 if isinstance(error, (FormatError, ShapeError, UnsupportedError)) else 1

@@ -10,7 +10,7 @@ import click
 import psutil
 
 from pyflow import _core, catalogue
-from pyflow.cli.options import model as options
+from pyflow.cli.options.groups import as_json
 from pyflow.cli.terminal.output import print_json
 from pyflow.engine import topology
 from pyflow.engine.memory import available_nbytes
@@ -27,7 +27,7 @@ _PREFETCHES = {
 
 
 @click.command("doctor")
-@options.as_json
+@as_json
 def command(*, as_json: bool) -> None:
     """Show what pyflow found here: CPU features and the kernels chosen, threads and why, memory.
 

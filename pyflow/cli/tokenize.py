@@ -9,27 +9,35 @@ import click
 from pyflow import catalogue, formats
 from pyflow.cli.options import inputs
 from pyflow.cli.options import model as options
+from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.terminal.output import print_json
 from pyflow.text import printable
 from pyflow.tokenizer import from_checkpoint
 
 
+def _text(prompt: str | None, file: str | None, stdin: str | None) -> str:
+    given = [source for source in (prompt, file, stdin) if source is not None]
+    if len(given) != 1:
+        raise click.UsageError("give the text once: -p TEXT, -f FILE, or - for standard input")
+    return inputs.argument(prompt, "-p") if prompt is not None else inputs.read(given[0])
+
+
 @click.command("tokenize")
 @options.model
-@click.option("-p", "--prompt", help="The text.")
-@click.option("-f", "--file", metavar="FILE", help="A file with the text; - is standard input.")
-@click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False)
-@click.option("--no-bos", is_flag=True, help="Do not begin with BOS where the model would.")
-@click.option(
-    "--special", is_flag=True, help='Read control tokens such as "<|im_end|>" in the text.'
+@grouped(
+    "text",
+    _text,
+    option("-p --prompt", "The text."),
+    option("-f --file", "A file with the text; - is standard input.", metavar="FILE"),
+    click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@flag("--no-bos", "Do not begin with BOS where the model would.")
+@flag("--special", 'Read control tokens such as "<|im_end|>" in the text.')
+@flag("--json as_json", "One JSON object on stdout.")
 def command(
     *,
     model: str | None,
-    prompt: str | None,
-    file: str | None,
-    stdin: str | None,
+    text: str,
     no_bos: bool,
     special: bool,
     as_json: bool,
@@ -38,9 +46,8 @@ def command(
 
     The text comes from -p, from -f, or from standard input (-).
     """
-    text = _text(prompt, file, stdin)
     path = catalogue.resolve(model or options.default_model())
-    with options.telling_warnings():
+    with options.printing_warnings():
         tokenizer = from_checkpoint(formats.open(path))
     ids = tokenizer.encode(text, add_special=not no_bos, parse_special=special)
     lost = sum(byte in tokenizer.missing_bytes for byte in text.encode())
@@ -60,13 +67,6 @@ def command(
         return
     for token, piece in zip(ids, pieces, strict=True):
         click.echo(f"{token:>8} {_show(piece)}")
-
-
-def _text(prompt: str | None, file: str | None, stdin: str | None) -> str:
-    given = [source for source in (prompt, file, stdin) if source is not None]
-    if len(given) != 1:
-        raise click.UsageError("give the text once: -p TEXT, -f FILE, or - for standard input")
-    return inputs.argument(prompt, "-p") if prompt is not None else inputs.read(given[0])
 
 
 def _show(piece: bytes) -> str:

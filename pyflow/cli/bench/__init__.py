@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from click.core import ParameterSource
 
-from pyflow.cli import Group
-from pyflow.cli.bench import spec as bench_spec
-from pyflow.cli.bench import stages as bench_pipeline
+from pyflow.cli.bench import spec
 from pyflow.cli.bench.timing import N_BATCH, Test, measure
-from pyflow.cli.options import inputs
-from pyflow.cli.options import model as options
+from pyflow.cli.group import Group
+from pyflow.cli.options import inputs, model
+from pyflow.cli.options.groups import grouped, option, output, ruled
 from pyflow.cli.options.pipeline import pipelines
-from pyflow.cli.options.pipeline_choice import PipelineChoice
-from pyflow.cli.options.speculation import SpecChoice, pipeline_speculation
+from pyflow.cli.options.rules import Rule, is_given
+from pyflow.cli.options.run import RunOptions, run_with_pipelines
+from pyflow.cli.options.speculation import in_pipelines
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
-    from pyflow.engine.context import CacheType
-    from pyflow.engine.topology import NumaMode
+    from pyflow.cluster.model import PipelinedModel
 
-# Where the batches of a verification are measured, unless -d says otherwise.
+# The context before the batches of a verification, unless -d is given.
 _ROWS_DEPTH = 128
 _MAX_COUNTS = 1000
 
@@ -47,7 +46,7 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> li
     least = 0 if param.name in {"n_prompt", "n_gen", "n_depth"} else 1
     if min(counts) < least:
         raise click.BadParameter(f"expected {least} or more, found {min(counts)}", ctx, param)
-    most = {"n_rows": N_BATCH, "threads": options.MAX_THREADS}.get(str(param.name))
+    most = {"n_rows": N_BATCH, "threads": model.MAX_THREADS}.get(str(param.name))
     if most is not None and max(counts) > most:
         raise click.BadParameter(f"expected at most {most}, found {max(counts)}", ctx, param)
     return counts
@@ -68,90 +67,24 @@ def _range(text: str) -> Iterator[int]:
         n = n * k if by == "*" else n + k
 
 
-@click.group("bench", cls=Group, is_command=True)
-@options.model
-@click.option(
-    "-t",
-    "--threads",
-    metavar="N,...",
-    callback=_counts,
-    help="Threads.  [default: as 'pyflow doctor' says]",
-)
-@options.numa
-@options.quantize
-@click.option(
-    "-p",
-    "--n-prompt",
-    metavar="N,...",
-    callback=_counts,
-    help="Prompt tokens to read; 0 is none.  [default: 512, or 0 with --rows]",
-)
-@click.option(
-    "-n",
-    "--n-gen",
-    metavar="N,...",
-    callback=_counts,
-    help="Tokens to generate; 0 is none.  [default: 64, or 0 with --rows]",
-)
-@click.option(
-    "--rows",
-    "n_rows",
-    metavar="N,...",
-    callback=_counts,
-    help="Rows of a batch that verifies a draft: decoded at once, logits of all wanted.",
-)
-@click.option(
-    "-d",
-    "--n-depth",
-    metavar="N,...",
-    callback=_counts,
-    help=f"Tokens of context before that.  [default: 0, or {_ROWS_DEPTH} for --rows]",
-)
-@click.option("-r", "--repetitions", type=click.IntRange(1), default=5, help="Runs of each test.")
-@options.cache_type
-@pipeline_speculation
-@pipelines
-@click.option(
-    "-f", "--file", metavar="FILE", help="With --pipeline: a text to go on from, not random tokens."
-)
-@options.output("md", "json")
-@click.pass_context
-def command(
-    ctx: click.Context,
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """Tests in groups: those of a group take turns."""
+
+    groups: list[list[Test]]
+
+    @property
+    def n_ctx(self) -> int:
+        return max(2, *(test.n_ctx for group in self.groups for test in group))
+
+
+def _tests(
     *,
-    model: str | None,
-    threads: list[int] | None,
-    numa: NumaMode | None,
-    quantize: str | None,
     n_prompt: list[int] | None,
     n_gen: list[int] | None,
     n_rows: list[int] | None,
     n_depth: list[int] | None,
-    repetitions: int,
-    cache_type: str,
-    pipeline: PipelineChoice,
-    spec: SpecChoice,
-    file: str | None,
-    output: str,
-) -> None:
-    """Measure tokens per second: reading a prompt (pp), generating (tg), verifying (--rows).
-
-    Numbers may be lists (128,512) and ranges (1-8, 1-8*2); every combination is run, after a
-    warm-up. Names and fields are llama-bench's. Drawing the tokens is part of generating and
-    verifying. Row counts are measured in turn, and medians count.
-
-    The limit of pp is the rate of int8 multiply-adds that the same threads reach with nothing else
-    to do, that of the others the rate at which they only read the weights; both in this run.
-    """
-    if ctx.invoked_subcommand is not None:
-        _refuse_options(ctx, ctx.invoked_subcommand)
-        return
-    if pipeline and n_rows:
-        raise click.UsageError("--rows: stages are measured by -p and -n; leave it out")
-    if pipeline and threads and len(threads) > 1:
-        raise click.UsageError("-t: expected one number for all runs with --pipeline")
-    if not pipeline and file is not None:
-        raise click.UsageError("-f is for --pipeline; add that")
+) -> _Tests:
     depths = n_depth or [0]
     n_prompt = n_prompt or ([0] if n_rows else [512])
     n_gen = n_gen or ([0] if n_rows else [64])
@@ -163,39 +96,115 @@ def command(
             for d in n_depth or [_ROWS_DEPTH]
         ),
     ]
-    groups = [group for group in groups if group]
-    if not groups:
-        raise click.UsageError("there is nothing to measure: -p and -n are both 0")
-    n_ctx = max(2, *(test.n_ctx for group in groups for test in group))
-    if pipeline:
-        tests = [test for group in groups for test in group]
-        text = None if file is None else inputs.read(file)
-        n_threads = threads[0] if threads else None
-        with pipeline.model(
-            model,
-            n_threads,
-            numa,
-            quantize=quantize,
-            n_ctx=n_ctx + 1 if text is None else None,
-            cache_type=cache_type,
-            draft_models=spec.draft_models,
-            spec=spec,
-        ) as pipelined:
-            drafter = pipeline.told_drafter(spec)
-            bench_pipeline.show(pipelined, drafter, tests, repetitions, text, output)
+    return _Tests([group for group in groups if group])
+
+
+def _numbers(*names: str, text: str) -> Any:
+    return click.option(*names, metavar="N,...", callback=_counts, help=text)
+
+
+@click.group("bench", cls=Group, is_command=True)
+@run_with_pipelines(
+    model.model,
+    _numbers("-t", "--threads", text="Threads.  [default: as 'pyflow doctor' shows]"),
+    model.numa,
+    model.quantize,
+    model.cache_type,
+    in_pipelines,
+    pipelines,
+)
+@ruled(
+    Rule("--rows", forbids=["--pipeline"], advice="-p and -n measure stages"),
+    Rule("-f", needs=["--pipeline"]),
+)
+@grouped(
+    "tests",
+    _tests,
+    _numbers(
+        *("-p", "--n-prompt"),
+        text="Prompt tokens to read; 0 is none.  [default: 512, or 0 with --rows]",
+    ),
+    _numbers(
+        "-n", "--n-gen", text="Tokens to generate; 0 is none.  [default: 64, or 0 with --rows]"
+    ),
+    _numbers(
+        *("--rows", "n_rows"),
+        text="Rows of a batch that verifies a draft: decoded at once, with the logits of all.",
+    ),
+    _numbers(
+        *("-d", "--n-depth"),
+        text=f"Tokens of context before that.  [default: 0, or {_ROWS_DEPTH} for --rows]",
+    ),
+)
+@option("-r --repetitions", "Runs of each test.", type=click.IntRange(1), default=5)
+@option(
+    "-f --file", "With --pipeline: a text to continue, in place of random tokens.", metavar="FILE"
+)
+@output("md", "json")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    run: RunOptions,
+    tests: _Tests,
+    repetitions: int,
+    file: str | None,
+    output: str,
+) -> None:
+    """Measure tokens per second: reading a prompt (pp), generating (tg), verifying (--rows).
+
+    Numbers may be lists (128,512) and ranges (1-8, 1-8*2); every combination is run, after a
+    warm-up. Names and fields are llama-bench's. Drawing the tokens is part of generating and
+    verifying. Row counts take turns, and medians count.
+
+    The limit of pp is the rate of int8 multiply-adds that the same threads reach when they do
+    nothing else; the limit of the others is the rate at which they only read the weights. Both are
+    measured in this run.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx, ctx.invoked_subcommand)
         return
+    if not tests.groups:
+        raise click.UsageError("there is nothing to measure: -p and -n are both 0")
+    pipeline = run.pipeline
+    if pipeline is None:
+        _measure(run, tests, repetitions, output)
+        return
+    if isinstance(run.threads, list) and len(run.threads) > 1:
+        raise click.UsageError("-t: expected one number with --pipeline")
+    text = None if file is None else inputs.read(file)
+    # With a text the context is as large as it can be.
+    run = replace(run, n_ctx=tests.n_ctx + 1 if text is None else None)
+    from pyflow.cli.bench import stages
+
+    with run.open() as loaded:
+        stages.show(
+            cast("PipelinedModel", loaded),
+            pipeline.drafter_name(),
+            [test for group in tests.groups for test in group],
+            repetitions,
+            text,
+            output,
+        )
+
+
+def _measure(run: RunOptions, tests: _Tests, repetitions: int, output: str) -> None:
+    """Measures with each number of threads, and prints what was measured before an interruption."""
     results: list[dict[str, Any]] = []
-    thread_counts: list[int | None] = [*threads] if threads else [None]
+    counts: Sequence[int | None] = run.threads if isinstance(run.threads, list) else [None]
+    total = len(tests.groups) * len(counts)
     try:
         with progress("measuring") as show:
-            for i, n_threads in enumerate(thread_counts):
-                with options.load(model, n_threads, numa, quantize=quantize) as loaded:
-                    options.context_size(n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d")
-                    for j, group in enumerate(groups, 1):
-                        cells = cast("CacheType", cache_type)
-                        results.extend(measure(loaded, group, repetitions, cells))
+            done = itertools.count(1)
+            for n_threads in counts:
+                with replace(run, threads=n_threads).load() as loaded:
+                    model.context_size(
+                        tests.n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d"
+                    )
+                    for group in tests.groups:
+                        results.extend(measure(loaded, group, repetitions, run.cache_type))
                         if show is not None:
-                            show(len(groups) * i + j, len(groups) * len(thread_counts))
+                            show(next(done), total)
     finally:
         if output == "json" and results:
             print_json(results, indent=2)
@@ -204,15 +213,16 @@ def command(
 
 
 def _refuse_options(ctx: click.Context, name: str) -> None:
-    """A usage error for an option before the name of the command below that it was meant for."""
+    """UsageError for an option that stands before the subcommand that it was meant for."""
     for param in ctx.command.params:
-        source = ctx.get_parameter_source(str(param.name))
-        if source not in (None, ParameterSource.DEFAULT):
-            raise click.UsageError(f"{param.opts[0]} stands before {name!r}; write it behind", ctx)
+        if is_given(str(param.name)):
+            raise click.UsageError(
+                f"{param.opts[0]} stands before {name!r}; write it after that", ctx
+            )
 
 
 def _tables(results: list[dict[str, Any]]) -> str:
-    """One of prompts and generation, one of batches, as far as they were measured."""
+    """A table of prompts and generation, and one of batches, if they were measured."""
     speeds = [r for r in results if not r["n_rows"]]
     batches = [r for r in results if r["n_rows"]]
     parts = []
@@ -261,7 +271,7 @@ def _name(r: dict[str, Any]) -> str:
 
 
 def _limit(r: dict[str, Any]) -> list[str]:
-    """The rate, and its part of the limit."""
+    """The rate, and its share of the limit."""
     if r["gb_per_s"] is not None:
         return [f"{r['gb_per_s']:.1f} GB/s", f"{r['of_read_limit']:.0%}"]
     if r["gmac_per_s"] is not None:
@@ -269,4 +279,4 @@ def _limit(r: dict[str, Any]) -> list[str]:
     return ["", ""]
 
 
-command.add_command(bench_spec.command)
+command.add_command(spec.command)

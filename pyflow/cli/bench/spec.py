@@ -12,20 +12,21 @@ import click
 
 from pyflow import _core
 from pyflow.cli.generate import encode
-from pyflow.cli.options import inputs, speculation
-from pyflow.cli.options import model as options
+from pyflow.cli.options import inputs, model
+from pyflow.cli.options.groups import grouped, option, output, ruled
+from pyflow.cli.options.rules import Rule
+from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.speculation import SOURCES, Drafts, SpeculationOptions, drafts
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
-from pyflow.generate import stream
 from pyflow.sampling import SamplingParams
-from pyflow.speculate.stats import SpeculationStats
 from pyflow.text import counted, markdown_table
 
 if TYPE_CHECKING:
     from pyflow.engine.context import Context
-    from pyflow.engine.topology import NumaMode
     from pyflow.speculate import Speculator
+    from pyflow.speculate.stats import SpeculationStats
 
 PLAIN = "none"
 _PROMPTS = (
@@ -40,63 +41,58 @@ _PAYS = 1.03
 _SPARE_CELLS = 32
 
 
-def _methods(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+def _methods(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
     from pyflow.speculate.methods import METHODS
 
-    names = None if value is None else value.split(",")
-    for name in names or ():
-        if name not in METHODS or value is None or value.split(",").count(name) > 1:
-            raise click.BadParameter(
-                f"expected different ones of {', '.join(METHODS)}, found {value!r}", ctx, param
-            )
+    names = None if value is None else tuple(value.split(","))
+    if names is not None and (len({*names}) < len(names) or not {*names} <= {*METHODS}):
+        raise click.BadParameter(
+            f"expected different ones of {', '.join(METHODS)}, found {value!r}", ctx, param
+        )
     return names
 
 
+def _texts(*, texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
+    found = [inputs.argument(text, "-p") for text in texts]
+    return found + [inputs.read(path).removesuffix("\n") for path in files]
+
+
 @click.command("spec")
-@options.model
-@click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt of yours.")
-@click.option(
-    "-f", "--file", "files", multiple=True, metavar="FILE", help="A file with a prompt of yours."
+@run_options(model.model, model.threads, model.numa, model.quantize)
+@ruled(
+    Rule("--draft-layers", needs=["--draft-model self"]),
 )
-@click.option(
+@grouped(
+    "prompts",
+    _texts,
+    option("-p --prompt texts", "A prompt.", multiple=True, metavar="TEXT"),
+    option("-f --file files", "A file with a prompt.", multiple=True, metavar="FILE"),
+)
+@option(
     "--methods",
+    "Methods of --spec.  [default: all that need no other option]",
     metavar="METHOD,...",
     callback=_methods,
-    help="Names that --spec of generate takes.  [default: all that need no other option]",
 )
-@click.option(
-    "-n",
-    "--predict",
-    "--n-predict",
-    "n_predict",
+@option(
+    "-n --predict --n-predict n_predict",
+    "Tokens to generate at most.",
     type=click.IntRange(2),
     default=64,
-    help="Tokens to generate at most.",
 )
-@click.option(
-    "-r", "--repetitions", type=click.IntRange(1), default=3, help="Runs of each prompt and method."
-)
-@options.threads
-@options.numa
-@options.quantize
-@speculation.draft_model_option
-@speculation.draft_layers_option
-@speculation.pool_option
-@options.output("md", "json")
+@option("-r --repetitions", "Runs of each prompt and method.", type=click.IntRange(1), default=3)
+@drafts
+@output("md", "json")
 def command(
     *,
-    model: str | None,
-    prompts: tuple[str, ...],
-    files: tuple[str, ...],
-    methods: list[str] | None,
+    run: RunOptions,
+    prompts: list[str],
+    methods: tuple[str, ...] | None,
     n_predict: int,
     repetitions: int,
-    threads: int | None,
-    numa: NumaMode | None,
-    quantize: str | None,
-    draft_model: str | None,
-    draft_layers: list[int],
-    spec_pool: str | None,
+    drafts: Drafts,
     output: str,
 ) -> None:
     """Measure whether speculation pays on this machine for your prompts, and with which method.
@@ -107,32 +103,22 @@ def command(
     must write the tokens of plain decoding; other tokens end the command with exit code 1. Without
     -p and -f two short prompts are used; speed depends much on the prompts, so give your own.
     """
-    models = speculation.model_names(draft_model)
-    has = {"draft": bool(models), "pool": spec_pool is not None}
-    methods = methods or _usable(has)
-    if missing := next((name for name in methods if not has.get(name, True)), None):
-        flag = {"draft": "--draft-model", "pool": "--spec-pool"}[missing]
-        raise click.UsageError(f"--methods {missing} needs {flag}")
-    texts = [inputs.argument(text, "-p") for text in prompts]
-    texts += [inputs.read(path).removesuffix("\n") for path in files]
-    with ExitStack() as stack:
-        loaded = stack.enter_context(options.load(model, threads, numa, quantize=quantize))
-        choice = speculation.SpecChoice(PLAIN, models, draft_layers, pool=spec_pool)
+    names = _usable(methods, drafts)
+    with run.load() as loaded, ExitStack() as stack:
+        made = SpeculationOptions(drafts=drafts).speculators(loaded, names)
         speculators: dict[str, Speculator | None] = {PLAIN: None}
-        made = stack.enter_context(choice.speculators(loaded, methods))
-        speculators |= zip(methods, made, strict=True)
-        tokens = [encode(loaded, text, None) for text in texts or _PROMPTS]
+        speculators |= zip(names, stack.enter_context(made), strict=True)
+        tokens = [encode(loaded, text, None) for text in prompts or _PROMPTS]
         n_ctx = max(map(len, tokens)) + n_predict
-        options.context_size(n_ctx, loaded.spec.n_ctx_train, "the prompt and -n")
-        spare = _SPARE_CELLS + max((s.n_max for s in speculators.values() if s), default=0)
-        context = loaded.context(min(n_ctx + spare, loaded.spec.n_ctx_train))
+        model.context_size(n_ctx, loaded.spec.n_ctx_train, "the prompt and -n")
+        n_ctx += _SPARE_CELLS + max((s.n_max for s in speculators.values() if s), default=0)
+        context = stack.enter_context(loaded.context(min(n_ctx, loaded.spec.n_ctx_train)))
+        show = stack.enter_context(progress("measuring"))
         found = {name: Speeds() for name in speculators}
-        with context, progress("measuring") as show:
-            for done, _ in enumerate(
-                _measure(context, tokens, speculators, found, n_predict, repetitions), 1
-            ):
-                if show is not None:
-                    show(done, (repetitions + 1) * len(tokens))
+        turns = _measure(context, tokens, speculators, found, n_predict, repetitions)
+        for done, _ in enumerate(turns, 1):
+            if show is not None:
+                show(done, (repetitions + 1) * len(tokens))
         result = {
             "model": loaded.name,
             "cpu": _core.cpu_info()["model"],
@@ -151,10 +137,17 @@ def command(
         click.echo(_table(result))
 
 
-def _usable(has: dict[str, bool]) -> list[str]:
+def _usable(names: Sequence[str] | None, drafts: Drafts) -> Sequence[str]:
+    """The named methods, by default all that have what they need. UsageError: one lacks it."""
     from pyflow.speculate.methods import METHODS
 
-    return [name for name in METHODS if has.get(name, True)]
+    lacks = {
+        entry.name: [need for need in entry.needs if not getattr(drafts, need)]
+        for entry in METHODS.values()
+    }
+    if lacking := next((name for name in names or () if lacks[name]), None):
+        raise click.UsageError(f"--methods {lacking} needs {SOURCES[lacks[lacking][0]]}")
+    return names or [name for name in METHODS if not lacks[name]]
 
 
 @dataclass(slots=True)
@@ -170,6 +163,8 @@ class Speeds:
 
     def as_dict(self, plain: Speeds) -> dict[str, Any]:
         """For JSON."""
+        from pyflow.speculate.stats import SpeculationStats
+
         return {
             "tokens_per_s": _spread(self.tokens_per_s),
             "speedup": None if self is plain else _spread(self.speedups(plain)),
@@ -195,6 +190,8 @@ def _measure(
 
     PyflowError: a method wrote other tokens than plain decoding.
     """
+    from pyflow.generate import stream
+
     for turn in range(-1, repetitions):  # the first turn warms up
         for prompt in prompts:
             answers = {}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -26,21 +26,20 @@ from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.generate.any_model import AnyModel
 
 _GREEDY = SamplingParams(temperature=0, seed=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A text that was gone on from: nanoseconds of the test, and what it took."""
+    """One run of a test: its nanoseconds, and what it sent."""
 
     ns: int
     stats: PipelineStats
     messages: int
-    """Between all ranks."""
+    """Messages between all ranks."""
     hop_nbytes: int
-    """From one stage to the next one."""
+    """Bytes from one stage to the next."""
 
 
 def measure(
@@ -50,8 +49,8 @@ def measure(
     repetitions: int,
     text: Sequence[int] | None,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each test. drafter: the method that guesses, to be told. text: what to go on
-    from; None goes on from random tokens."""
+    """A result for each test. drafter: the name of the method that drafts. text: the tokens to
+    continue; None: random ones."""
     isa = _core.cpu_info()["isa"]
     is_mpi = isinstance(model.pipeline, MpiPipeline)
     for test in tests:
@@ -84,7 +83,7 @@ def measure(
 
 
 def show(
-    model: AnyModel,
+    model: PipelinedModel,
     drafter: str | None,
     tests: Sequence[Test],
     repetitions: int,
@@ -92,11 +91,10 @@ def show(
     output: str,
 ) -> None:
     """Measures, and prints a table or JSON."""
-    pipelined = cast("PipelinedModel", model)
     tokens = None if text is None else model.tokenizer.encode(text)
     results: list[dict[str, Any]] = []
     with progress("measuring") as told:
-        for i, result in enumerate(measure(pipelined, drafter, tests, repetitions, tokens), 1):
+        for i, result in enumerate(measure(model, drafter, tests, repetitions, tokens), 1):
             results.append(result)
             if told is not None:
                 told(i, len(tests))
@@ -132,7 +130,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> list[int]:
-    """What is read: before the test, to which one token belongs at least, or as the test."""
+    """The tokens to read: as the test, or before it, at least one."""
     n = test.n_prompt or max(1, test.n_depth)
     if text is None:
         rng = np.random.default_rng(1)  # the same every time
@@ -141,20 +139,20 @@ def _tokens(model: PipelinedModel, test: Test, text: Sequence[int] | None) -> li
     if len(text) < n:
         raise click.UsageError(
             f"-f: expected {n} tokens or more for -p and -d, found {len(text)}; take a longer "
-            "text, or -p 0 and -d 0, which go on from all of it"
+            "text, or -p 0 and -d 0, which continue all of it"
         )
     return list(text[:n]) if test.n_prompt or test.n_depth else list(text)
 
 
 def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample:
-    """Reads tokens and writes more; the test ends, or begins, with the first one drawn."""
+    """Reads tokens and writes more; the test ends, or begins, with the first token drawn."""
     runner, user, n_left = model.runner, object(), test.n_gen + 1
-    # No token ends the text: each sample has as many. After a loss all is measured anew.
+    # No token ends the text, so that all samples have as many tokens.
     span = Span(tokens=tokens, n_predict=n_left, sampling=_GREEDY, replay=False)
     sent: list[NDArray[np.int64]] = []
 
     def progress(done: int, total: int) -> None:
-        if done == total:  # and nothing has been sent for the tokens to come
+        if done == total:  # nothing has been sent for later tokens
             sent.append(_sent(model))
 
     runner.take(user, progress)
@@ -178,14 +176,16 @@ def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample
     if test.n_prompt:
         n_runs, n_rows = math.ceil(test.n_prompt / N_BATCH), test.n_prompt
     n_hops = model.n_stages - int(bool(model.layers[0]))
-    if not model.layers[0]:  # what leaves the head are tokens alone
+    if not model.layers[0]:  # rank 0 sends only tokens
         nbytes += n_rows * 4 * model.spec.n_embd
     return _Sample(times[i + 1] - times[i], stats, n_hops * frames + n_runs + beside, nbytes)
 
 
 def _sent(model: PipelinedModel) -> NDArray[np.int64]:
-    """By rank 0: frames, each of which then takes all hops, messages beside them, and bytes of
-    frames. Drafts of another rank come to it."""
+    """What rank 0 has sent: frames, which each take all hops, other messages, and bytes of frames.
+
+    Drafts that another rank has sent to it count as other messages.
+    """
     if not isinstance(model.pipeline, MpiPipeline):
         return np.zeros(3, np.int64)
     pipeline = model.pipeline

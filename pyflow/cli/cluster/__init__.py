@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from pyflow.cli import Group
-from pyflow.cli.cluster import check as cluster_check
+from pyflow.cli.cluster import check
+from pyflow.cli.group import Group
 from pyflow.cli.options import ranks
 from pyflow.cli.options.finite import Finite
+from pyflow.cli.options.groups import flag, option
 
-# Commands that know what ranks are.
+if TYPE_CHECKING:
+    from pyflow.cluster.supervise.launcher import Place
+
+# Commands that can run on ranks.
 _COMMANDS = ("generate", "chat", "bench")
 _SAMPLING = ("generate", "chat")
-# Options that no such command has.
+# Options of `run` that no such command has.
 _OWN = ("--restart", "--timeout", "--hosts")
 
 
@@ -30,51 +34,45 @@ def command() -> None:
 
 # What follows the command's name is the command's.
 @command.command("run", context_settings={"allow_interspersed_args": False})
-@ranks.n_ranks
-@ranks.hosts
-@click.option(
-    "--timeout",
-    "timeout_s",
+@ranks.places
+@option(
+    "--timeout timeout_s",
+    "Seconds without a heartbeat after which a rank is lost.",
     metavar="S",
     type=Finite(1, 86_400),
     default=30.0,
-    help="Seconds without a sign of life after which a rank is lost.",
 )
-@click.option(
-    "--restart",
-    is_flag=True,
-    help="When a rank is lost, start again without its machine and go on where the text was.",
-)
+@flag("--restart", "After the loss of a rank, restart without its machine and continue the text.")
 @click.argument("arguments", metavar="-- COMMAND ...", nargs=-1, type=click.UNPROCESSED)
 def run(
     *,
-    n_ranks: int | None,
-    hosts: Path | None,
+    places: list[Place] | None,
     timeout_s: float,
     restart: bool,
     arguments: tuple[str, ...],
 ) -> int:
     """Run generate, chat or bench on N ranks of this machine or on the hosts of FILE.
 
-    Rank 0 is on this machine and has its terminal. When a rank dies, or says nothing for S seconds,
-    all are ended, one message names it, and the exit code is 5.
+    Rank 0 is on this machine and has its terminal. When a rank dies, or sends no heartbeat for S
+    seconds, all ranks are ended, one message names the lost one, and the exit code is 5.
     """
     from pyflow.cluster.supervise.launcher import Launcher
     from pyflow.cluster.supervise.restarts import supervise
     from pyflow.sampling import SamplingParams
 
-    places = ranks.places(n_ranks, hosts)
+    if places is None:
+        raise click.UsageError("expected -n N or --hosts FILE, found neither")
     if not arguments or arguments[0] not in _COMMANDS:
         raise click.UsageError(f"expected -- and one of {', '.join(_COMMANDS)} with its options")
     if misplaced := next((name for name in _OWN if name in arguments), None):
         raise click.UsageError(f"{misplaced} belongs before {arguments[0]}")
     if restart and arguments[0] == "chat" and sys.stdin.isatty():
         raise click.UsageError(
-            "--restart: what is typed cannot be given again to a chat; leave it out, or pipe one "
-            "question in"
+            "--restart cannot be used with a chat at a terminal, as typed text is not replayed; "
+            "leave it out, or pipe one question in"
         )
     if restart and arguments[0] in _SAMPLING:
-        # Each start must draw alike. A seed that the user gives comes later and counts.
+        # All starts draw the same. A seed of the user comes later on the line, and wins.
         seed = str(SamplingParams().seeded().seed)
         arguments = (arguments[0], "--seed", seed, *arguments[1:])
     return supervise(
@@ -87,4 +85,4 @@ def run(
     )
 
 
-command.add_command(cluster_check.command)
+command.add_command(check.command)

@@ -1,19 +1,22 @@
-"""`pyflow cluster check`: what ranks and links take, and what is expected of strategies on them."""
+"""`pyflow cluster check`: measure ranks and links, and predict the speed of strategies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
 
-from pyflow.cli.options import model as options
-from pyflow.cli.options import ranks
+from pyflow.cli.options import model, ranks
 from pyflow.cli.options.finite import Finite
-from pyflow.cli.options.speculation import check_layers, draft_layers_option, model_names
+from pyflow.cli.options.groups import grouped, option, output
+from pyflow.cli.options.pipeline_run import drafting_models
+from pyflow.cli.options.rules import Rule, is_given
+from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.speculation import check_layers, draft_layers, draft_models_option
 from pyflow.cli.terminal.output import print_json
 from pyflow.cluster.supervise.lifeline import TIMEOUT_S
 from pyflow.text import markdown_table
@@ -22,50 +25,58 @@ if TYPE_CHECKING:
     from pyflow.cluster.mpi.survey import Survey
     from pyflow.cluster.planning.predict import Drafts, Prediction
     from pyflow.cluster.supervise.launcher import Place
-    from pyflow.engine.context import CacheType
     from pyflow.model import Model
 
 _GIGA, _MEGA = 1e9, 1e6
-# Rows of a run whose time is shown; all are in the JSON.
+# Numbers of rows whose times the table shows; the JSON has all.
 _SHOWN = (1, 2, 4, 8)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drafting:
+    """The drafts that predictions assume."""
+
+    draft_models: tuple[str, ...]
+    draft_layers: Sequence[int]
+    draft_ranks: Sequence[int]
+    acceptance: float | None
+
+
+_drafting = grouped(
+    "drafting",
+    _Drafting,
+    draft_models_option(
+        "The model that would draft. Only its time is measured, of several models that of the "
+        "last.  [default: lookup]"
+    ),
+    draft_layers,
+    ranks.draft_ranks,
+    option(
+        "--acceptance",
+        "The probability that a draft is accepted.  [default: 0.66 of a draft model, 0.4 of "
+        "lookup]",
+        type=Finite(0, 1),
+        metavar="P",
+    ),
+    rules=[
+        Rule("--draft-rank", needs=["--draft-model"]),
+        Rule("--draft-layers", needs=["--draft-model self"]),
+    ],
+)
+
+
 @click.command("check")
-@ranks.n_ranks
-@ranks.hosts
-@options.model
-@options.threads
-@options.ctx_size
-@options.cache_type
-@click.option(
-    "--draft-model",
-    metavar="MODEL",
-    help="Who would guess; nobody is asked, but its time counts, of several models that of the "
-    "last one.  [default: lookup]",
-)
-@draft_layers_option
-@ranks.draft_ranks
-@click.option(
-    "--acceptance",
-    type=Finite(0, 1),
-    metavar="P",
-    help="How often a guess is right.  [default: 0.66 of a draft model, 0.4 of lookup]",
-)
-@options.output("md", "json")
+@ranks.places
+@run_options(model.model, model.threads, model.ctx_size, model.cache_type)
+@_drafting
+@output("md", "json")
 @click.pass_context
 def command(
     ctx: click.Context,
     *,
-    n_ranks: int | None,
-    hosts: Path | None,
-    model: str | None,
-    threads: int | None,
-    ctx_size: int | None,
-    cache_type: str,
-    draft_model: str | None,
-    draft_layers: list[int],
-    draft_ranks: list[int],
-    acceptance: float | None,
+    places: list[Place] | None,
+    run: RunOptions,
+    drafting: _Drafting,
     output: str,
 ) -> int:
     """Measure N ranks of this machine, or the hosts of FILE, and predict how fast they would be.
@@ -74,68 +85,75 @@ def command(
     the model for 1 to 8 rows; neighbours exchange messages. The layers are then split exactly, and
     each strategy is run in virtual time: nothing is generated.
     """
-    if n_ranks is not None or hosts is not None:
-        return _start(ctx, ranks.places(n_ranks, hosts))
+    if places is not None:
+        return _start(ctx, places)
+    from pyflow.cluster.planning.predict import choose, predictions
+
+    found, drafts, drafters = _survey(run, drafting)
+    if found is None:  # rank 0 prints
+        return 0
+    if found.draft_ms is not None:
+        drafts = replace(drafts, ms=found.draft_ms)
+    expected = predictions(found.pipeline, drafts)
+    best = choose(expected)
+    names = drafting.draft_models
+    if output == "json":
+        who = {"models": names, "ranks": drafters or (0,)} if names else {}
+        print_json(_as_json(found, drafts, expected, best, who), indent=2)
+    else:
+        where = ", ".join(map(str, drafters or (0,)))
+        said = f"{', '.join(names)} on rank {where}" if names else "lookup"
+        click.echo("\n\n".join(_tables(found, drafts, expected, best, said)))
+    return 0
+
+
+def _survey(run: RunOptions, drafting: _Drafting) -> tuple[Survey | None, Drafts, tuple[int, ...]]:
+    """What ranks and links take, what drafts take, and the ranks that only draft.
+
+    The survey is None on ranks other than 0.
+    """
     from pyflow import _core
-    from pyflow.cli.options.pipeline_choice import drafting_models, threads_of_each
     from pyflow.cluster.mpi.endpoint import world
     from pyflow.cluster.mpi.survey import survey
-    from pyflow.cluster.planning.predict import choose, predictions
     from pyflow.cluster.planning.profile import drafts_by
     from pyflow.engine.model_files import ModelFiles
 
-    name, among = model or options.default_model(), world()
-    names = model_names(draft_model)
-    drafters = ranks.drafters(draft_ranks, among.size, len(names))
-    if draft_ranks and not names:
-        raise click.UsageError("--draft-rank is of no use without --draft-model")
-    if draft_layers and "self" not in names:
-        raise click.UsageError("--draft-layers is for --draft-model self")
-    pool = _core.ThreadPool(threads or threads_of_each(among.n_here))
+    name, among, names = run.model or model.default_model(), world(), drafting.draft_models
+    drafters = ranks.drafters(drafting.draft_ranks, among.size, len(names))
+    pool = _core.ThreadPool(run.n_threads or model.threads_of_each(among.n_here))
 
     def models() -> AbstractContextManager[list[Model]]:
-        described = ModelFiles(name)
-        check_layers(described, draft_layers)
+        files = ModelFiles(name)
+        check_layers(files, drafting.draft_layers)
         own = names[drafters.index(among.rank)] if len(drafters) > 1 else names[-1]
-        return drafting_models(described, [own], draft_layers, pool.n_threads)
+        return drafting_models(files, [own], drafting.draft_layers, pool.n_threads)
 
     found = survey(
         name,
         pool=pool,
         drafters=drafters,
         drafts=models if among.rank in drafters else None,
-        n_ctx=ctx_size,
-        cache_type=cast("CacheType", cache_type),
+        n_ctx=run.n_ctx,
+        cache_type=run.cache_type,
     )
-    if found is None:  # rank 0 speaks
-        return 0
     with ExitStack() as stack:
-        draft = stack.enter_context(models())[0] if names and not drafters else None
-        drafts = drafts_by(draft, acceptance, elsewhere=bool(drafters))
-    drafts = replace(drafts, ms=found.draft_ms) if found.draft_ms is not None else drafts
-    expected = predictions(found.pipeline, drafts)
-    best = choose(expected)
-    if output == "json":
-        who = {"models": names, "ranks": drafters or [0]} if names else {}
-        print_json(_as_json(found, drafts, expected, best, who), indent=2)
-    else:
-        where = ", ".join(map(str, drafters or [0]))
-        said = f"{', '.join(names)} on rank {where}" if names else "lookup"
-        click.echo("\n\n".join(_tables(found, drafts, expected, best, said)))
-    return 0
+        has_own = found is not None and names and not drafters
+        draft = stack.enter_context(models())[0] if has_own else None
+        drafts = drafts_by(draft, drafting.acceptance, elsewhere=bool(drafters))
+    return found, drafts, drafters
 
 
 def _start(ctx: click.Context, places: list[Place]) -> int:
-    """Runs this command on ranks, with the other options that it was given."""
+    """Runs this command on ranks, with its other options."""
     from pyflow.cluster.supervise.launcher import Launcher
     from pyflow.cluster.supervise.restarts import supervise
 
     arguments = ["pyflow", "cluster", "check"]
     for param in ctx.command.params:
         name = str(param.name)
-        if name not in ("n_ranks", "hosts") and options.is_given(name):
+        if name not in ("n_ranks", "hosts") and is_given(name):
             value = ctx.params[name]
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             arguments += [param.opts[-1], *([] if value is True else [text])]
     return supervise(Launcher(), arguments, places, timeout_s=TIMEOUT_S)
 

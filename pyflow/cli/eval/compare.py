@@ -9,6 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ import click
 
 from pyflow import catalogue
 from pyflow.cli.eval.kld import as_figures, diverge, percent
-from pyflow.cli.eval.text import Run, TextOptions, end, of_text
+from pyflow.cli.eval.text import Measurement, TextOptions, end, of_text
 from pyflow.cli.eval.types import quantize
-from pyflow.cli.options import model as options
+from pyflow.cli.options import model
+from pyflow.cli.options.groups import flag, grouped, option, output
+from pyflow.cli.options.rules import Rule
+from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.target import Name
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.signals import EndedError, like_ctrl_c
@@ -26,8 +30,8 @@ from pyflow.quant.mixes import TYPES
 from pyflow.text import counted, markdown_table
 
 if TYPE_CHECKING:
-    from pyflow.engine.topology import NumaMode
     from pyflow.model import Model
+    from pyflow.quant.measure.kld import Divergence
 
 _N_PROMPT, _N_GEN = 512, 64
 
@@ -42,93 +46,103 @@ def _types(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     return list(dict.fromkeys(names))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Types:
+    """The types to quantize BASE to, and how."""
+
+    types: list[str]
+    pure: bool
+    imatrix_file: str | None
+    allow_requantize: bool
+    keep: Path | None
+
+    def make(self, paths: list[Path], n_threads: int | None, stack: ExitStack) -> list[Path]:
+        """The files of the types. paths: the base, and the other models that are compared."""
+        from pyflow.quant.plan import Recipe
+
+        folder = self.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        recipes = [
+            Recipe(name, pure=self.pure, allow_requantize=self.allow_requantize)
+            for name in self.types
+        ]
+        return quantize(paths[0], folder, recipes, self.imatrix_file, n_threads, paths)
+
+
+_of_types = grouped(
+    "types",
+    _Types,
+    option(
+        "--types",
+        "Types of 'pyflow quantize' to make of BASE and measure.",
+        metavar="TYPE,...",
+        callback=_types,
+    ),
+    flag("--pure", "For --types: the main format for every matrix."),
+    option("--imatrix imatrix_file", "For --types: importance of columns.", metavar="FILE"),
+    flag("--allow-requantize", "For --types: BASE may be quantized."),
+    option(
+        "--keep",
+        "For --types: keep the files there, each with a .json that describes it. Files of the"
+        " same BASE, importance and options are used again, others are replaced.",
+        type=Name(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+    ),
+    rules=[
+        *(
+            Rule(flag, needs=["--types"])
+            for flag in ("--pure", "--imatrix", "--allow-requantize", "--keep")
+        ),
+        Rule(
+            "--types and --resume",
+            needs=["--keep"],
+            advice="files of --types are deleted at the end, and --resume needs the same files",
+        ),
+    ],
+)
+
+
 @click.command("compare")
 @click.argument("base", metavar="BASE")
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
-@click.option(
-    "--types",
-    metavar="TYPE,...",
-    callback=_types,
-    help="Types of 'pyflow quantize' to make of BASE and measure.",
-)
-@click.option("--pure", is_flag=True, help="For --types: the main format for every matrix.")
-@click.option(
-    "--imatrix", "imatrix_file", metavar="FILE", help="For --types: how much each column counts."
-)
-@click.option("--allow-requantize", is_flag=True, help="For --types: BASE may be quantized.")
-@click.option(
-    "--keep",
-    type=Name(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="For --types: keep the files there, each with a .json that says what it was made of. "
-    "Those made of the same BASE, importance and options are taken, others are made again.",
-)
+@_of_types
 @of_text
-@options.threads
-@options.numa
-@click.option("-r", "--repetitions", type=click.IntRange(0), default=3, help="Runs of each speed.")
-@options.output("md", "csv", "json")
+@run_options(model.threads, model.numa)
+@option("-r --repetitions", "Runs of each speed.", type=click.IntRange(0), default=3)
+@output("md", "csv", "json")
 def command(
     *,
     base: str,
     models: tuple[str, ...],
-    types: list[str],
-    pure: bool,
-    imatrix_file: str | None,
-    allow_requantize: bool,
-    keep: Path | None,
+    types: _Types,
     text: TextOptions,
-    threads: int | None,
-    numa: NumaMode | None,
+    run: RunOptions,
     repetitions: int,
     output: str,
 ) -> None:
-    """Size, perplexity, divergence from BASE and speed in one table, of models or of the types that
-    BASE is quantized to.
+    """Compare size, perplexity, divergence from BASE and speed of models, or of types of BASE.
 
-    All models are in memory together. Perplexity and divergence are those of 'pyflow eval kld'; pp
-    is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens a second,
-    left out with -r 0. Bytes are those of the weights, without the rest of the file. On the front
-    are those that no other one beats in both bits and divergence.
+    All models are in memory together. Perplexity and divergence are those of 'pyflow eval kld'. pp
+    is the speed of reading a prompt of 512 tokens, tg that of generating 64, in tokens per second;
+    -r 0 leaves both out. Bytes are those of the weights, without the rest of the file. A star marks
+    the front: no other model has both fewer bits and less divergence.
     """
-    if not models and not types:
+    if not models and not types.types:
         raise click.UsageError("there is nothing to compare with BASE; name models or give --types")
-    if not types and (pure or imatrix_file is not None or keep is not None or allow_requantize):
-        raise click.UsageError(
-            "--pure, --imatrix, --allow-requantize and --keep are for --types; add that"
-        )
-    if types and text.resume is not None and keep is None:
-        raise click.UsageError(
-            "--resume goes on with the same files only, and those of --types are deleted at the "
-            "end; add --keep FOLDER"
-        )
     with like_ctrl_c(), ExitStack() as stack:
         paths = [catalogue.resolve(base), *map(catalogue.resolve, models)]
-        names = [base, *models]
-        if types:
-            from pyflow.quant.plan import Recipe
-
-            folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            folder.mkdir(parents=True, exist_ok=True)
-            recipes = [Recipe(t, pure=pure, allow_requantize=allow_requantize) for t in types]
-            paths += quantize(paths[0], folder, recipes, imatrix_file, threads, paths)
-            names += [t.lower() for t in types]
-        loaded = [stack.enter_context(options.load(str(p), threads, numa)) for p in paths]
+        names = [base, *models, *(name.lower() for name in types.types)]
+        if types.types:
+            paths += types.make(paths, run.n_threads, stack)
+        loaded = [stack.enter_context(run.load(str(path))) for path in paths]
         found = diverge(loaded, text)
         speeds = _speeds(loaded, repetitions, found.run)
         rows = [
-            {"model": name, **_size(model), **speed}
-            for name, model, speed in zip(names, loaded, speeds, strict=True)
+            {"model": name, **_size(each), **speed}
+            for name, each, speed in zip(names, loaded, speeds, strict=True)
         ]
         cpu = _cpu(loaded[0])
-    first = found.divergences[0].base_ppl
-    rows[0] |= {"ppl": first.mean, "stderr": first.stderr}
-    for row, divergence in zip(rows[1:], found.divergences, strict=True):
-        row.update(as_figures(divergence))
-    on_front = front([(r["bits_per_weight"], r["kl"]["mean"]) for r in rows[1:]])
-    for row, best in zip(rows[1:], on_front, strict=True):
-        row["on_front"] = best
-    told = f"{found.told(text)}; {cpu}"
+    _add_quality(rows, found.divergences)
     if output == "json":
         figures = {
             **text.facts(found.cut),
@@ -143,8 +157,19 @@ def command(
         click.echo(_csv(rows), nl=False)
     else:
         click.echo(_table(rows, [None, *found.divergences]))
-        click.echo(told)
+        click.echo(f"{found.told(text)}; {cpu}")
     end(found.run, found.windows, text.resume, ["speeds"] * bool(repetitions))
+
+
+def _add_quality(rows: Sequence[dict[str, Any]], divergences: Sequence[Divergence]) -> None:
+    """Adds perplexities to the rows, and divergences and the front to all but the base's."""
+    base = divergences[0].base_ppl
+    rows[0].update(ppl=base.mean, stderr=base.stderr)
+    for row, divergence in zip(rows[1:], divergences, strict=True):
+        row.update(as_figures(divergence))
+    on_front = front([(r["bits_per_weight"], r["kl"]["mean"]) for r in rows[1:]])
+    for row, best in zip(rows[1:], on_front, strict=True):
+        row["on_front"] = best
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
@@ -159,10 +184,12 @@ def _size(model: Model) -> dict[str, Any]:
     return {"nbytes": nbytes, "bits_per_weight": 8 * nbytes / n_weights}
 
 
-def _speeds(models: Sequence[Model], repetitions: int, run: Run) -> list[dict[str, Any]]:
-    """Of each model, which take turns there and back, so that a machine that slows down does so for
-    all. Nothing where none are asked for, nor after Ctrl-C, which ends this too and is noted, for
-    what has been measured before is still to be told."""
+def _speeds(models: Sequence[Model], repetitions: int, run: Measurement) -> list[dict[str, Any]]:
+    """The speeds of each model; empty without repetitions, or after Ctrl-C.
+
+    The order of models is mirrored from turn to turn, so that a machine that slows down does so for
+    all models. Ctrl-C is noted in `run`: earlier results are still printed.
+    """
     found: list[tuple[list[float], list[float]]] = [([], []) for _ in models]
     if not repetitions or run.interrupted:
         return [{} for _ in models]
@@ -180,7 +207,7 @@ def _speeds(models: Sequence[Model], repetitions: int, run: Run) -> list[dict[st
 
 
 def _speed(model: Model) -> tuple[float, float]:
-    """Tokens a second of reading and of writing, once and warm."""
+    """Tokens per second of reading and of writing, after a warm-up."""
     from pyflow.cli.bench.timing import Test, measure
 
     n_prompt = min(_N_PROMPT, model.spec.n_ctx_train)
@@ -201,7 +228,7 @@ def _cpu(model: Model) -> str:
     return f"{_core.cpu_info()['model']}, {model.isa}, {counted(model.n_threads, 'thread')}"
 
 
-def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Any]) -> str:
+def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Divergence | None]) -> str:
     speeds = ["pp t/s", "tg t/s"] if "pp_per_second" in rows[0] else []
     head = [
         "model",
@@ -234,11 +261,11 @@ def _table(rows: Sequence[dict[str, Any]], divergences: Sequence[Any]) -> str:
             cells.append(f"{row[name]['mean']:.1f} ± {row[name]['stddev']:.1f}")
         lines.append(cells)
     table = markdown_table([*head, *speeds], lines, left={"model"})
-    return f"{table}\n\n* on the front: none has both fewer bits and less divergence."
+    return f"{table}\n\n* on the front: no other has both fewer bits and less divergence."
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each model; what JSON nests has names with dots."""
+    """A line per model; nested values of the JSON have names with dots."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli.eval.text import Run, TextOptions, end, measuring, of_text
-from pyflow.cli.options import model as options
+from pyflow.cli.eval.text import Measurement, TextOptions, end, measuring, of_text
+from pyflow.cli.options import model
+from pyflow.cli.options.groups import as_json
+from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.terminal.output import print_json
 from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
-    from pyflow.engine.topology import NumaMode
     from pyflow.model import Model
     from pyflow.quant.measure.kld import Divergence
     from pyflow.quant.measure.windows import Cut, Window
 
-# Of a text, that two tokenizers have to agree on.
+# The characters of a text that tokenizers must encode alike.
 _PROBE = 10_000
 
 
@@ -29,30 +30,20 @@ _PROBE = 10_000
 @click.argument("base", metavar="BASE")
 @click.argument("quants", metavar="QUANT...", nargs=-1, required=True)
 @of_text
-@options.threads
-@options.numa
-@options.as_json
+@run_options(model.threads, model.numa)
+@as_json
 def command(
-    *,
-    base: str,
-    quants: tuple[str, ...],
-    text: TextOptions,
-    threads: int | None,
-    numa: NumaMode | None,
-    as_json: bool,
+    *, base: str, quants: tuple[str, ...], text: TextOptions, run: RunOptions, as_json: bool
 ) -> None:
     """How far each model QUANT is from BASE in what it predicts: KL divergence, lower is better.
 
-    All read the text side by side, the base once for all of them, and no logits are stored. Told
-    are perplexity and its change, whose error is that of paired differences; the divergence in
-    nats, its mean and the values that half, 99 % and 99.9 % of the predictions stay below; how
-    often the likeliest token is the base's; and the root mean square of the change of the right
-    token's probability.
+    All models read the text side by side, and no logits are stored. Printed are perplexity and its
+    change, whose error is that of paired differences; the divergence in nats, with mean, median
+    and the 99 and 99.9 % quantiles; how often the likeliest token is the base's; and the root mean
+    square of the change of the right token's probability.
     """
     with ExitStack() as stack:
-        models = [
-            stack.enter_context(options.load(name, threads, numa)) for name in (base, *quants)
-        ]
+        models = [stack.enter_context(run.load(name)) for name in (base, *quants)]
         found = diverge(models, text)
     if as_json:
         figures = {
@@ -75,21 +66,21 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was measured of models against the first of them."""
+    """What was measured of models against the first one."""
 
     cut: Cut
     windows: Sequence[Window]
-    run: Run
+    run: Measurement
     divergences: list[Divergence]
 
     def told(self, text: TextOptions) -> str:
-        """How, in a line."""
+        """How it was measured, in a line."""
         told = text.told(self.cut, self.run.n_done, self.divergences[0].tokens)
         return f"{told[0].upper()}{told[1:]}, {self.run.seconds:.1f} s"
 
 
 def diverge(models: Sequence[Model], text: TextOptions) -> Found:
-    """Measures models against the first of them, as far as Ctrl-C lets it."""
+    """Measures models against the first one; Ctrl-C ends it early."""
     from pyflow.quant.measure import kld
     from pyflow.quant.measure.perplexity import limited
 
@@ -118,16 +109,16 @@ def diverge(models: Sequence[Model], text: TextOptions) -> Found:
 
 
 def check_tokenizers(models: Sequence[Model], text: str) -> None:
-    """A usage error unless all models cut a text alike and have as many tokens."""
+    """UsageError unless all models encode a text alike and have as many tokens."""
     base, *others = models
-    for model in others:
-        alike = model.spec.n_vocab == base.spec.n_vocab and list(
-            model.tokenizer.encode(text[:_PROBE])
+    for other in others:
+        alike = other.spec.n_vocab == base.spec.n_vocab and list(
+            other.tokenizer.encode(text[:_PROBE])
         ) == list(base.tokenizer.encode(text[:_PROBE]))
         if not alike:
             raise click.UsageError(
-                f"{model.path}: expected the vocabulary of {base.path} ({base.spec.n_vocab:,} "
-                f"tokens), found another ({model.spec.n_vocab:,}); only models that share one "
+                f"{other.path}: expected the vocabulary of {base.path} ({base.spec.n_vocab:,} "
+                f"tokens), found another ({other.spec.n_vocab:,}); only models that share one "
                 "compare"
             )
 

@@ -1,21 +1,22 @@
-"""What the commands below `pyflow eval` share: the text, how it is cut, and how far they came."""
+"""The text that `pyflow eval` measures on: options, windows, and what was measured."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow.cli.eval.types import stamp
 from pyflow.cli.options import inputs
-from pyflow.cli.options import model as options
+from pyflow.cli.options.groups import grouped, option
+from pyflow.cli.options.model import context_size
+from pyflow.cli.options.rules import Rule
 from pyflow.cli.options.target import Name
 from pyflow.cli.terminal.progress import progress
 from pyflow.cli.terminal.signals import EndedError
@@ -28,53 +29,10 @@ if TYPE_CHECKING:
     from pyflow.engine.model_files import ModelFiles
     from pyflow.quant.measure.perplexity import Progress, Regime
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-_OPTIONS = (
-    click.option("-f", "--file", required=True, metavar="FILE", help="The text; - is stdin."),
-    click.option(
-        "-c",
-        "--ctx-size",
-        type=click.IntRange(4),
-        default=512,
-        help="Tokens of a window. Figures for different sizes do not compare.",
-    ),
-    click.option(
-        "--chunks",
-        type=click.IntRange(1),
-        help="Take so many windows from the start.  [default: all]",
-    ),
-    click.option(
-        "--method",
-        type=click.Choice(METHODS),
-        default=METHODS[0],
-        help="How the text is cut: into chunks of which the second half counts, or into windows "
-        "that overlap, of which every new token counts.",
-    ),
-    click.option(
-        "--stride",
-        type=click.IntRange(1),
-        help="With --method strided: tokens from one window to the next.  [default: half of -c]",
-    ),
-    click.option(
-        "--regime",
-        type=click.Choice(["prefill", "decode"]),
-        default="prefill",
-        help="The arithmetic: that of reading a prompt, or that of generating.",
-    ),
-    click.option(
-        "--resume",
-        metavar="FILE",
-        type=Name(),
-        help="Keep what has been measured in FILE, and go on from there if it exists.",
-    ),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What the command line says of the text."""
+    """The text, and how it is cut and read."""
 
     text: str
     n_ctx: int
@@ -85,15 +43,15 @@ class TextOptions:
     resume: str | None
 
     def cut(self, model: ModelFiles) -> Cut:
-        """The windows for a model; a usage error for a text or size that makes none."""
+        """The windows for a model; UsageError for a text or a size that makes none."""
         from pyflow.quant.measure.perplexity import cut_text
 
-        options.context_size(self.n_ctx, model.spec.n_ctx_train)
+        context_size(self.n_ctx, model.spec.n_ctx_train)
         try:
             return cut_text(
                 model.tokenizer, self.text, self.n_ctx, method=self.method, stride=self.stride
             )
-        except ShapeError as error:  # the model is sound, so it is the text that is too short
+        except ShapeError as error:  # the text is too short
             raise click.UsageError(str(error)) from None
         except PyflowError:  # FormatError is a ValueError too
             raise
@@ -101,7 +59,7 @@ class TextOptions:
             raise click.UsageError(f"--{error}") from None
 
     def journal(self, cut: Cut, n_figures: int, models: Sequence[ModelFiles], what: str) -> Journal:
-        """What has been measured so far, of nothing but the same."""
+        """What was measured so far with the same text, models and options."""
         facts = {
             "command": what,
             **cut.facts,
@@ -119,7 +77,7 @@ class TextOptions:
         return {**facts, "bos": cut.bos, "text_sha256": digest}
 
     def told(self, cut: Cut, n_done: int, n_tokens: int) -> str:
-        """For people: the same."""
+        """The same for people."""
         stride = f", stride {cut.stride}" if cut.method == "strided" else ""
         return (
             f"over {counted(n_done, 'chunk')} of {cut.n_ctx} tokens ({n_tokens} scored, method "
@@ -128,8 +86,10 @@ class TextOptions:
 
 
 def _identity(model: ModelFiles) -> list[object]:
-    """What to tell of it, and what changes whenever the model does: its weights' files, and what
-    the files beside them make of these. Its tokenizer shows in the tokens of the text."""
+    """The name of a model, and values that change whenever it does.
+
+    These are the files of its weights, and its spec. The tokens of the text show its tokenizer.
+    """
     checkpoint = model.checkpoint
     name = Path(model.path).name
     if checkpoint.pack_as is not None:
@@ -138,35 +98,57 @@ def _identity(model: ModelFiles) -> list[object]:
     return [name, *stamp(checkpoint.native.files), made_of]
 
 
-def of_text(function: F) -> F:
-    """Adds the options of a text; the command receives `text: TextOptions` instead."""
+def _options(*, file: str, **values: Any) -> TextOptions:
+    return TextOptions(text=inputs.read(file), **values)
 
-    @functools.wraps(function)
-    def wrapper(
-        *args: Any,
-        file: str,
-        ctx_size: int,
-        chunks: int | None,
-        method: Method,
-        stride: int | None,
-        regime: str,
-        resume: str | None,
-        **rest: Any,
-    ) -> Any:
-        if stride is not None and method != "strided":
-            raise click.UsageError("--stride is for --method strided; add that")
-        text = inputs.read(file)
-        asked = TextOptions(text, ctx_size, chunks, method, stride, cast("Regime", regime), resume)
-        return function(*args, text=asked, **rest)
 
-    for option in reversed(_OPTIONS):
-        wrapper = option(wrapper)
-    return wrapper  # type: ignore[return-value]
+of_text = grouped(
+    "text",
+    _options,
+    option("-f --file", "The text; - is stdin.", required=True, metavar="FILE"),
+    option(
+        "-c --ctx-size n_ctx",
+        "Tokens of a window. Figures for different sizes do not compare.",
+        type=click.IntRange(4),
+        default=512,
+    ),
+    option(
+        "--chunks n_chunks",
+        "Take so many windows from the start.  [default: all]",
+        type=click.IntRange(1),
+    ),
+    option(
+        "--method",
+        "How the text is cut: into chunks whose second half counts, or into overlapping "
+        "windows whose new tokens count.",
+        type=click.Choice(METHODS),
+        default=METHODS[0],
+    ),
+    option(
+        "--stride",
+        "With --method strided: tokens from one window to the next.  [default: half of -c]",
+        type=click.IntRange(1),
+    ),
+    option(
+        "--regime",
+        "The arithmetic: that of reading a prompt, or of generating.",
+        type=click.Choice(["prefill", "decode"]),
+        default="prefill",
+    ),
+    option(
+        "--resume",
+        "Save what is measured in FILE, and resume from there if it exists.",
+        metavar="FILE",
+        type=Name(),
+    ),
+    rules=[Rule("--stride", needs=["--method strided"])],
+)
+"""Adds the options of a text; the command receives `text: TextOptions`."""
 
 
 @dataclass(slots=True)
-class Run:
-    """How far a measurement came."""
+class Measurement:
+    """How far a measurement got."""
 
     n_done: int
     seconds: float = 0.0
@@ -174,10 +156,14 @@ class Run:
 
 
 @contextmanager
-def measuring(journal: Journal, windows: Sequence[Window]) -> Iterator[tuple[Run, Progress | None]]:
-    """Times what is done in it, of which Ctrl-C ends nothing but the measuring: with one window or
-    more it is noted, and the command goes on to tell of them. The journal is closed after it."""
-    run = Run(0)
+def measuring(
+    journal: Journal, windows: Sequence[Window]
+) -> Iterator[tuple[Measurement, Progress | None]]:
+    """Times the body and closes the journal after it.
+
+    Ctrl-C after the first window ends only the body, so that the command can print its results.
+    """
+    run = Measurement(0)
     begin = time.monotonic()
     try:
         with journal, progress("scoring") as show:
@@ -191,15 +177,17 @@ def measuring(journal: Journal, windows: Sequence[Window]) -> Iterator[tuple[Run
 
 
 def end(
-    run: Run, windows: Sequence[Window], resume: str | None, left_out: Sequence[str] = ()
+    run: Measurement, windows: Sequence[Window], resume: str | None, left_out: Sequence[str] = ()
 ) -> None:
-    """After the results: says what is not among them and how to go on, and ends as an interrupted
-    command does. left_out: what comes after the chunks."""
+    """After an interruption: says what is missing and how to resume, and raises KeyboardInterrupt.
+
+    left_out: what the command measures after the chunks.
+    """
     if run.interrupted:
         how = (
-            "nothing of them was kept, which --resume FILE does"
+            "nothing was kept; --resume FILE keeps it"
             if resume is None
-            else f"the same command goes on from there ({resume})"
+            else f"the same command resumes from {resume}"
         )
         without = f", without {' and '.join(left_out)}" if left_out else ""
         click.echo(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyflow.cli.options.model import telling_warnings
+from pyflow.cli.options.model import printing_warnings, threads_of_each
 from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
 
@@ -35,21 +35,20 @@ def quantize(
     PyflowError: a file of another origin has such a name, or is one of `others`.
     """
     from pyflow import formats
-    from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
     from pyflow.gguf_export import to_gguf
     from pyflow.quant.blocks import FORMATS
     from pyflow.quant.convert import Options, convert
     from pyflow.quant.imatrix import read_imatrix
     from pyflow.quant.mixes import TYPES
 
-    n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
+    n_threads = threads or threads_of_each(1)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
     checkpoint = formats.open(source)
     write: Callable[..., object] = partial(convert, source)
     notes: Sequence[str] = []
     files: Iterable[str | Path] = checkpoint.native.files
     if checkpoint.format != "GGUF":
-        with telling_warnings():
+        with printing_warnings():
             model = to_gguf(checkpoint)
         write, notes = model.write, model.notes
         # Those beside the weights say what model it is.

@@ -1,4 +1,4 @@
-"""The options that say where the ranks of a cluster are."""
+"""The options that place the ranks of a cluster."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pyflow.cli.options.groups import grouped, option
+from pyflow.cli.options.rules import Rule
+
 if TYPE_CHECKING:
     from pyflow.cluster.supervise.launcher import Place
 
-n_ranks = click.option(
-    "-n", "n_ranks", metavar="N", type=click.IntRange(1, 1024), help="Ranks here."
-)
-hosts = click.option(
-    "--hosts",
-    "hosts",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with a machine per line, this one first; NODE:2 takes two ranks.",
+
+def _places(n_ranks: int | None, hosts: Path | None) -> list[Place] | None:
+    """Where to start ranks; None: nowhere."""
+    from pyflow.cluster.supervise.launcher import Place, places_of
+
+    if n_ranks is not None:
+        return [Place(None, n_ranks)]
+    return None if hosts is None else places_of(hosts)
+
+
+places = grouped(
+    "places",
+    _places,
+    option("-n n_ranks", "Ranks on this machine.", metavar="N", type=click.IntRange(1, 1024)),
+    option(
+        "--hosts hosts",
+        "A file with a machine per line, this one first; NODE:2 takes two ranks.",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    ),
+    rules=[Rule("-n", forbids=["--hosts"])],
 )
 
 
@@ -30,19 +45,21 @@ def _several(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     return [int(part) for part in parts]
 
 
-draft_ranks = click.option(
-    "--draft-rank",
-    "draft_ranks",
+draft_ranks = option(
+    "--draft-rank draft_ranks",
+    "With --draft-model, over ranks: the rank that runs it and holds no layers, or one "
+    "rank for each of several models, not 0; -1 is the last.  [default: 0, beside its "
+    "layers]",
     metavar="R[,R]",
     callback=_several,
-    help="With --draft-model, over ranks: the one that runs it and holds no layers, or one for "
-    "each of several models and none of them 0; -1 is the last.  [default: 0, beside its layers]",
 )
 
 
 def drafters(given: Sequence[int], n_ranks: int, n_models: int) -> tuple[int, ...]:
-    """The ranks that --draft-rank names, none where that is rank 0; UsageError for others than one
-    for all models, or one for each of them."""
+    """The ranks of --draft-rank without layers; empty if rank 0 drafts beside its layers.
+
+    UsageError: neither one rank for all models nor one rank for each.
+    """
     if wrong := [rank for rank in given if not -n_ranks <= rank < n_ranks]:
         raise click.UsageError(
             f"--draft-rank: expected some of {n_ranks} ranks, {-n_ranks} to {n_ranks - 1}, found "
@@ -55,13 +72,3 @@ def drafters(given: Sequence[int], n_ranks: int, n_models: int) -> tuple[int, ..
             f"found {','.join(map(str, given))} for {n_models}"
         )
     return found if n_models and found != (0,) else ()
-
-
-def places(n_ranks: int | None, hosts: Path | None) -> list[Place]:
-    """Where to start ranks; a usage error unless one of the options is given."""
-    from pyflow.cluster.supervise.launcher import Place, places_of
-
-    if (n_ranks is None) == (hosts is None):
-        found = "neither" if hosts is None else "both"
-        raise click.UsageError(f"expected -n N or --hosts FILE, found {found}")
-    return [Place(None, n_ranks)] if n_ranks else places_of(hosts or "")

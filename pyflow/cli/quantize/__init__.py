@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow import catalogue
-from pyflow.cli.options import model as options
+from pyflow.cli.options import model
+from pyflow.cli.options.groups import as_json, flag, grouped, option
+from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.target import check as check_target
 from pyflow.cli.options.target import named
 from pyflow.cli.quantize import report
@@ -51,79 +53,78 @@ def _overrides(
     return tuple(found)
 
 
+def _recipe(*, type_name: str, **values: Any) -> Recipe:
+    from pyflow.quant.plan import Recipe
+
+    return Recipe(type_name.upper(), **values)
+
+
+_of_recipe = grouped(
+    "recipe",
+    _recipe,
+    option(
+        "--type type_name",
+        "A mix such as Q4_K_M, which gives more bits to the tensors that need them, or a "
+        f"format, in any case. One of: {', '.join(TYPES)}.",
+        required=True,
+        metavar="TYPE",
+        type=click.Choice([*TYPES], case_sensitive=False),
+    ),
+    option(
+        "--tensor-type overrides",
+        "Another format for the matrices whose names match the regular expression, as in "
+        "attn_v=q6_k; may be given several times, and the first match counts. Names are those"
+        " of GGUF files; if OUT is a folder, also those in the folder.",
+        multiple=True,
+        metavar="PATTERN=FORMAT",
+        callback=_overrides,
+    ),
+    flag("--pure", "The type's main format for every matrix."),
+    flag("--keep-output", "Leave the output matrix as it is."),
+    flag("--allow-requantize", "Accept weights that are quantized already; the errors add up."),
+)
+
+
 @click.command("quantize")
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", callback=named)
-@click.option(
-    "--type",
-    "type_name",
-    required=True,
-    metavar="TYPE",
-    type=click.Choice([*TYPES], case_sensitive=False),
-    help="A mix such as Q4_K_M, which gives more bits to the tensors that need them, or a format, "
-    f"in any case. One of: {', '.join(TYPES)}.",
-)
-@click.option(
-    "--imatrix",
-    "imatrix_file",
+@_of_recipe
+@option(
+    "--imatrix imatrix_file",
+    "Importance of columns, a GGUF file of 'pyflow imatrix' or llama-imatrix. If it has "
+    "moments, GPTQ compensates the rounding errors.",
     metavar="FILE",
-    help="How much each column counts, a GGUF file as 'pyflow imatrix' and llama-imatrix write it. "
-    "Where it has moments, columns make up for each other's errors.",
 )
-@click.option(
-    "--tensor-type",
-    "overrides",
-    multiple=True,
-    metavar="PATTERN=FORMAT",
-    callback=_overrides,
-    help="Another format for the matrices in whose names the regular expression is found, as in "
-    "attn_v=q6_k; may be given several times, the first one found counts. Names are those of GGUF "
-    "files; where OUT is a folder, those in it as well.",
-)
-@click.option("--pure", is_flag=True, help="The type's main format for every matrix.")
-@click.option("--keep-output", is_flag=True, help="Leave the output matrix as it is.")
-@click.option(
-    "--allow-requantize",
-    is_flag=True,
-    help="Take weights that are quantized already; the errors add up.",
-)
-@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
-@options.threads
-@options.as_json
+@flag("--force", "Replace OUT if it exists.")
+@run_options(model.threads)
+@as_json
 def command(
     *,
     source: str,
     target: Path,
-    type_name: str,
+    recipe: Recipe,
     imatrix_file: str | None,
-    overrides: tuple[tuple[str, str], ...],
-    pure: bool,
-    keep_output: bool,
-    allow_requantize: bool,
     force: bool,
-    threads: int | None,
+    run: RunOptions,
     as_json: bool,
 ) -> None:
     """Write the model IN with other weights as OUT.
 
     IN is a GGUF file, a pulled model's name, or a folder of Hugging Face's with safetensors or
-    PyTorch files. OUT is a GGUF file if its name ends in .gguf, with all that GGUF files say of
-    model and tokenizer; a model of which GGUF cannot say everything is refused. Otherwise OUT is a
-    folder, which is made of folders alone: its weights in model.safetensors, beside copies of
-    config.json and the tokenizer's files. Blocks in such a folder only pyflow reads. The types F32,
-    F16 and BF16 convert, and quantize nothing; such folders are read by others as well.
+    PyTorch files. If OUT ends in .gguf, it is a GGUF file with all metadata of model and tokenizer;
+    a model that GGUF cannot describe is refused. Otherwise OUT is a folder, and IN must be one: the
+    weights go to model.safetensors, beside copies of config.json and the tokenizer's files. Only
+    pyflow reads blocks in such a folder. The types F32, F16 and BF16 only convert; folders of these
+    are read by other programs as well.
 
-    Prints what became of the tensors of each role: bytes, bits per weight, and the error, which is
-    the root mean square of the weights' change by that of the weights, importance counted in where
-    it is given, or with moments of what comes out at the matrix. OUT appears when it is complete.
-    Memory stays below a gigabyte.
+    Prints the tensors of each role: bytes, bits per weight, and the error. That is the root mean
+    square of the weights' change over that of the weights, weighted by importance if it is given,
+    or with moments the same of the matrix's output. OUT appears when it is complete. Memory stays
+    below a gigabyte.
     """
     from pyflow import formats
-    from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
-    from pyflow.gguf_export import GgufModel
     from pyflow.quant.convert import Options
     from pyflow.quant.imatrix import read_imatrix
-    from pyflow.quant.plan import Recipe
 
     click.get_current_context().with_resource(like_ctrl_c())
     path = catalogue.resolve(source)
@@ -131,41 +132,49 @@ def command(
     sources = [checkpoint.path.parent, *checkpoint.native.files, imatrix_file or path]
     as_folder = checkpoint.format != "GGUF" and not _is_gguf(target)
     check_target(target, sources, force=force, as_folder=as_folder)
-    with options.telling_warnings():
-        model = _model(checkpoint, target)
-        if as_folder:
-            _check_loads(checkpoint, target)
-        elif model is checkpoint:
-            _tell_unfit(checkpoint, target)
-    notes = model.notes if isinstance(model, GgufModel) else []
+    exported = _checked(checkpoint, target, as_folder=as_folder)
     imatrix = None if imatrix_file is None else read_imatrix(imatrix_file)
-    recipe = Recipe(type_name.upper(), overrides, pure, keep_output, allow_requantize)
     begin = time.monotonic()
-    n_threads = threads or choose_threads(this_machine(), cgroup_cpus())[0]
+    n_threads = run.n_threads or model.threads_of_each(1)
     plan: list[Step] = []
 
     def told(steps: list[Step]) -> None:
         plan[:] = steps
-        for note in notes:
-            click.echo(f"warning: {note}", err=True)
-        for line in report.warnings(steps, imatrix is not None):
-            click.echo(line, err=True)
+        report.announce(steps, exported, imatrix is not None)
 
     with progress("quantizing, millions of weights") as show:
         each = show and (lambda done, total: show(done // _MILLION, total // _MILLION))
-        shares = _convert(model, target, recipe, Options(imatrix, n_threads, each, told, force))
-    seconds = time.monotonic() - begin
+        shares = _convert(exported, target, recipe, Options(imatrix, n_threads, each, told, force))
+    done = report.Report(
+        target=target,
+        type_name=recipe.type,
+        shares=shares,
+        plan=plan,
+        nbytes=formats.open(target).nbytes,
+        seconds=time.monotonic() - begin,
+        n_threads=n_threads,
+    )
     for line in report.lost(shares):
         click.echo(line, err=True)
-    nbytes = formats.open(target).nbytes
     if as_json:
-        print_json(report.as_json(target, recipe.type, shares, plan, nbytes, seconds, n_threads))
+        print_json(done.as_dict())
     else:
-        report.show(target, shares, nbytes, seconds)
+        done.show()
+
+
+def _checked(checkpoint: Checkpoint, target: Path, *, as_folder: bool) -> Checkpoint | GgufModel:
+    """The model to write; warns of one that no command will load."""
+    with model.printing_warnings():
+        exported = _model(checkpoint, target)
+        if as_folder:
+            _check_loads(checkpoint, target)
+        elif exported is checkpoint:
+            _warn_if_unfit(checkpoint, target)
+    return exported
 
 
 def _model(checkpoint: Checkpoint, target: Path) -> Checkpoint | GgufModel:
-    """What is to be written: of a folder that becomes a GGUF file, what that has.
+    """The model as it is written: a folder that becomes a GGUF file is exported.
 
     UnsupportedError: a GGUF file would have to become a folder, or GGUF cannot hold the model.
     """
@@ -176,15 +185,17 @@ def _model(checkpoint: Checkpoint, target: Path) -> Checkpoint | GgufModel:
         return checkpoint if is_gguf else to_gguf(checkpoint)
     if is_gguf:
         raise UnsupportedError(
-            f"{checkpoint.path}: expected a folder of Hugging Face's to make one of, found a GGUF "
-            f"file, which has no config.json; give OUT a name that ends in .gguf, not {target.name}"
+            f"{checkpoint.path}: expected a folder of Hugging Face's, as OUT is a folder, found a "
+            f"GGUF file; give OUT a name that ends in .gguf, not {target.name}"
         )
     return checkpoint
 
 
 def _check_loads(checkpoint: Checkpoint, target: Path) -> None:
-    """Warns where something beside the weights, which is copied, keeps a folder from loading: the
-    weights may be wanted still. Raises like `Description.spec`."""
+    """Warns if a copied file beside the weights keeps the folder from loading.
+
+    The folder is written all the same. Raises like `Description.spec`.
+    """
     from pyflow.engine.model_files import ModelFiles
     from pyflow.specs import build_spec
 
@@ -192,13 +203,11 @@ def _check_loads(checkpoint: Checkpoint, target: Path) -> None:
     try:
         ModelFiles(checkpoint.path)
     except PyflowError as error:
-        click.echo(
-            f"warning: no command will load {target} before this is mended: {error}", err=True
-        )
+        click.echo(f"warning: no command will load {target} until this is fixed: {error}", err=True)
 
 
-def _tell_unfit(checkpoint: Checkpoint, target: Path) -> None:
-    """Warns where no model can be made of a GGUF file's tensors; others may know what it is."""
+def _warn_if_unfit(checkpoint: Checkpoint, target: Path) -> None:
+    """Warns if pyflow cannot run the GGUF file; other programs may."""
     from pyflow.specs import build_spec
 
     try:
@@ -214,7 +223,7 @@ def _is_gguf(target: Path) -> bool:
 def _convert(
     model: Checkpoint | GgufModel, target: Path, recipe: Recipe, options: Options
 ) -> dict[str, Share]:
-    """By what it is and becomes."""
+    """Converts by the kind of the source and the target."""
     from pyflow.gguf_export import GgufModel
     from pyflow.quant.convert import convert
     from pyflow.quant.folder import convert_folder

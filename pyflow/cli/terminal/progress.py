@@ -7,13 +7,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pyflow.generate import Completion
-from pyflow.generate.session import Turn
+if TYPE_CHECKING:
+    from pyflow.generate import Completion
+    from pyflow.generate.session import Turn
 
 # Prompts longer than this show how far they have been read.
 _LONG_PROMPT = 1024

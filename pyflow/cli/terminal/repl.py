@@ -17,6 +17,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from pyflow.cli.options.sampling import NUMBERS
 from pyflow.cli.terminal.output import describe, print_error
 from pyflow.cli.terminal.progress import reading_progress, show
 from pyflow.errors import PyflowError
@@ -154,17 +155,7 @@ class Repl:
 
 
 _SHORT = {"temp": "temperature", "n": "n_predict", "predict": "n_predict"}
-_PARAMETERS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repeat_penalty": float,
-    "repeat_last_n": int,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": int,
-}
+_PARAMETERS = {**NUMBERS, "seed": int}
 
 
 def _number(name: str, value: str, kind: type[int] | type[float]) -> Any:

@@ -23,7 +23,13 @@ from pyflow.cli.terminal.output import asks_for_json, print_json
 from pyflow.cluster.supervise.lifeline import Loss
 from pyflow.cluster.supervise.verdict import LossError
 from pyflow.engine.topology import NUMA_MODES
-from pyflow.errors import FormatError, PyflowError, ResourceError, UnsupportedError, VariableError
+from pyflow.errors import (
+    FormatError,
+    PyflowError,
+    ResourceError,
+    UnsupportedError,
+    VariableError,
+)
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -84,11 +90,11 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["generate", "-f", "/dev/zero"], "/dev/zero: has more than"),
         (["generate", "-f", "a\0b"], "cannot be read: embedded null byte"),
         (["generate", "-p", "x", "-l", "15043"], "--logit-bias: expected TOKEN+BIAS"),
-        (["generate", "-p", "x", "--top-k", "9999999999"], "expected a whole number below 2^31"),
+        (["generate", "-p", "x", "--top-k", "9999999999"], "found 9999999999"),
         (["generate", "-p", "x", "--json", "--logprobs", "999999"], "--logprobs: expected at most"),
         (["generate", "-p", "x", "-l", "a+1"], "--logit-bias: expected TOKEN+BIAS"),
         (["generate", "-p", "x", "--stop", ""], "--stop"),
-        (["generate", "-p", "x", "--logprobs", "3"], "add --json"),
+        (["generate", "-p", "x", "--logprobs", "3"], "--json"),
         (
             ["generate", "-p", "x", "-c", "8193"],
             "-c: 8193 tokens of context are more than the 8192",
@@ -115,23 +121,23 @@ def test_every_command_has_help(run: Run, name: str) -> None:
         (["bench", "-p", "1-1000000000"], "expected at most 1000 numbers"),
         (["bench", "foo"], "no command is called 'foo'; there are spec"),
         (["bench", "-p", "8", "spec"], "-p stands before 'spec'"),
-        (["bench", "-f", "x"], "-f is for --pipeline; add that"),
-        (["bench", "--spec", "lookup"], "--spec is for --pipeline; add that"),
-        (["bench", "--lookahead", "3,3,3"], "--lookahead is for --pipeline; add that"),
-        (["bench", "--draft-model", "self"], "--draft-model is for --pipeline; add that"),
+        (["bench", "-f", "x"], "-f needs --pipeline"),
+        (["bench", "--spec", "lookup"], "--spec needs --pipeline"),
+        (["bench", "--lookahead", "3,3,3"], "--lookahead needs --pipeline"),
+        (["bench", "--draft-model", "self"], "--draft-model needs --pipeline"),
         (
             ["bench", "--pipeline", "iterative", "--stages", "2", "--spec", "jacobi"],
-            "--spec jacobi is of no use to --pipeline iterative",
+            "--pipeline iterative cannot be used with --spec jacobi",
         ),
         (
             ["bench", "--pipeline", "speculative", "--stages", "2", "--spec", "pool"],
-            "--spec pool needs --spec-pool FILE",
+            "--spec pool needs --spec-pool",
         ),
-        (["bench", "-o", "md", "--json"], "--json and -o md ask for two forms"),
-        (["bench", "--json", "-omd"], "--json and -o md ask for two forms"),
-        (["bench", "spec", "-o", "md", "--json"], "ask for two forms"),
-        (["eval", "compare", "x", "-f", "-", "-o", "csv", "--json"], "--json and -o csv ask"),
-        (["cluster", "check", "-o", "md", "--json"], "ask for two forms"),
+        (["bench", "-o", "md", "--json"], "--json cannot be used with -o md"),
+        (["bench", "--json", "-omd"], "--json cannot be used with -o md"),
+        (["bench", "spec", "-o", "md", "--json"], "-o md"),
+        (["eval", "compare", "x", "-f", "-", "-o", "csv", "--json"], "-o csv"),
+        (["cluster", "check", "-o", "md", "--json"], "-o md"),
         (
             ["eval", "foo"],
             "no command is called 'foo'; there are compare, kld, ppl (see 'pyflow eval --help')",
@@ -159,8 +165,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, args: list[str], mess
         (MemoryError(), 4),
         (OSError(5, "a b"), 1),
         (RuntimeError("a b"), 1),
-        (UnsupportedError("a b"), 3),
         (VariableError("PYFLOW_ISA=x: no such kernel table"), 2),
+        (UnsupportedError("a b"), 3),
         (PyflowError("\x1b[2Jx\x9b"), 1),
     ],
 )

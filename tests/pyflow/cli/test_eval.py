@@ -118,12 +118,15 @@ def test_ctrl_c_tells_what_was_measured_and_the_same_command_goes_on(
         assert main(["eval", *resumed, "--json"]) == 130
         out, err = capsys.readouterr()
     assert json.loads(out)["chunks"] == 2
-    assert "stopped after 2 of 3 chunks; the same command goes on from there" in err
+    assert "2 of 3 chunks" in err
+    assert str(tmp_path) in err
     assert err.endswith("interrupted\n")
     with monkeypatch.context() as patch:
         patch.setattr(module, name, interrupted)
         assert main(["eval", *args]) == 130
-    assert "stopped after 2 of 3 chunks; nothing of them was kept" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "2 of 3 chunks" in err
+    assert "--resume" in err
     done = told(capsys, *resumed)
     assert {**done, "seconds": 0} == {**whole, "seconds": 0}
     assert main(["eval", *resumed, "-c", "32"]) == 1
@@ -184,13 +187,9 @@ def test_ctrl_c_ends_a_comparison_with_what_was_measured(
         out, err = capsys.readouterr()
     assert out.count("\n| ") == 3  # a rule and two models
     assert "t/s" not in out
-    assert err.split("\n") == [
-        f"stopped after {n_done} of 3 chunks, without speeds; the same command goes on "
-        f"from there ({tmp_path / 'j'})",
-        "",
-        "interrupted",
-        "",
-    ]
+    first, *rest = err.split("\n")
+    assert all(word in first for word in (f"{n_done} of 3 chunks", "speeds", str(tmp_path / "j")))
+    assert rest == ["", "interrupted", ""]
     assert len(told(capsys, *args)["models"]) == 2
 
 
@@ -203,7 +202,7 @@ def test_what_cannot_be_measured_is_refused(
         return capsys.readouterr().err
 
     ppl = ("ppl", "-m", base, "-f", text)
-    assert "--stride is for --method strided" in refused(*ppl, "--stride", "4")
+    assert "--stride needs --method strided" in refused(*ppl, "--stride", "4")
     assert "--stride: expected 1 to 8" in refused(
         *ppl, *("-c", "8", "--method", "strided", "--stride", "9")
     )
@@ -341,6 +340,6 @@ def test_nothing_is_compared_without_models(
 
     assert "name models or give --types" in refused()
     assert "found 'Q9'" in refused("--types", "q4_0,q9")
-    assert "are for --types" in refused(base, "--pure")
-    assert "add --keep" in refused("--types", "q4_0", "--resume", str(tmp_path / "j"))
+    assert "--pure needs --types" in refused(base, "--pure")
+    assert "needs --keep" in refused("--types", "q4_0", "--resume", str(tmp_path / "j"))
     assert not (tmp_path / "j").exists()

@@ -10,7 +10,7 @@ import pytest
 
 import pyflow
 from pyflow import _core
-from pyflow.cli.options import speculation
+from pyflow.cli import main
 from pyflow.engine.context import POLICIES
 from pyflow.errors import ShapeError
 
@@ -30,13 +30,14 @@ def start(context: pyflow.Context, model: pyflow.Model) -> list[int]:
     return tokens
 
 
-def test_the_command_line_says_of_policies_what_the_core_says() -> None:
-    told = {
-        "exact": speculation._EXACT,
-        "distribution": speculation._DISTRIBUTION,
-        "lossy": speculation._LOSSY,
-    }
-    assert {name: promise for promise, names in told.items() for name in names} == POLICIES
+@pytest.mark.parametrize(("policy", "promise"), POLICIES.items())
+def test_the_command_line_asks_for_lossy_where_a_policy_is(
+    policy: str, promise: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["generate", "-m", "/no/such.gguf", "-p", "x", "--spec", "draft"]
+    args += ["--draft-model", "self"]
+    assert main([*args, "--spec-policy", policy]) == (2 if promise == "lossy" else 3)
+    assert ("--lossy" in capsys.readouterr().err) == (promise == "lossy")
 
 
 def test_drafts_from_the_models_own_law_are_always_accepted(model: pyflow.Model) -> None:

@@ -100,9 +100,8 @@ def test_a_folder_that_will_not_load_is_written_with_a_warning(
     target = tmp_path / "target"
     code, err = run("quantize", folder, target, "--type", "q8_0")
     assert (code, err.count("\n")) == (0, 1)
-    begin = f"warning: no command will load {target} before this is mended: {folder}"
-    assert err.startswith(begin)
-    assert name in err
+    assert err.startswith("warning: ")
+    assert all(part in err for part in (str(target), str(folder), name))
     with pytest.raises(FormatError):
         pyflow.load(target)
 
@@ -155,7 +154,7 @@ def test_matrices_that_suit_no_blocks_are_told_also_where_they_stay(
         target = plain if source is made else tmp_path / "out.gguf"
         code, err = run("quantize", source, target, "--type", type_name)
         assert code == 0
-    assert "matrices get F16 instead of Q4_K: rows of 40 are no multiple of 256\n" in err
+    assert "matrices get F16 instead of Q4_K: rows of 40 " in err
 
 
 def test_a_file_that_is_no_whole_model_is_written_with_a_warning(run: Run, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from pyflow.cli.quantize.report import fallbacks, lost
         (
             1,
             [
-                "1 matrix gets Q8_0 instead of Q6_K: rows of 32 are no multiple of 256",
+                "1 matrix gets Q8_0 instead of Q6_K: rows of 32 are not a multiple of 256",
                 "1 matrix stays as it is: stored transposed",
             ],
         ),
         (
             2,
             [
-                "2 matrices get Q8_0 instead of Q6_K: rows of 32 are no multiple of 256",
+                "2 matrices get Q8_0 instead of Q6_K: rows of 32 are not a multiple of 256",
                 "2 matrices stay as they are: stored transposed",
             ],
         ),

@@ -115,7 +115,7 @@ def test_a_guard_says_how_a_rank_has_died() -> None:
         (["-n", "0", "--", "generate"], "0 is not in the range"),
         (["-n", "2", "--timeout", "0", "--", "chat"], "0.0 is not in the range"),
         (["-n", "2", "--timeout", "nan", "--", "chat"], "nan is not in the range"),
-        (["-n", "2", "--hosts", "/dev/null", "--", "chat"], "-n N or --hosts FILE, found both"),
+        (["-n", "2", "--hosts", "/dev/null", "--", "chat"], "-n cannot be used with --hosts"),
         (["--hosts", "/nowhere", "--", "chat"], "'/nowhere' does not exist"),
     ],
 )

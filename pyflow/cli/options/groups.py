@@ -1,0 +1,104 @@
+"""Options that a command receives together, as one value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from pyflow.cli.options.rules import Rule, check
+
+F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
+"""A click option, or a group of them."""
+
+
+def grouped(
+    name: str,
+    make: Callable[..., object],
+    *options: Option,
+    rules: Sequence[Rule] | Callable[[], Iterable[Rule]] = (),
+) -> Callable[[F], F]:
+    """Adds options to a command, which receives `name=make(**values)` in their place.
+
+    Options may be groups themselves. rules: if they are expensive to make, a function that does.
+    UsageError: the options break a rule.
+    """
+    own = frozenset(map(_name, options))
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **values: Any) -> Any:
+            check(rules() if callable(rules) else rules)
+            made = make(**{key: values.pop(key) for key in own})
+            return function(*args, **{name: made}, **values)
+
+        for option in reversed(options):
+            wrapper = option(wrapper)
+        return wrapper  # type: ignore[return-value]
+
+    decorate.group_name = name  # type: ignore[attr-defined]
+    return decorate
+
+
+def _name(option: Option) -> str:
+    """The parameter that a command receives for an option."""
+    name: str | None = getattr(option, "group_name", None)
+    if name is None:
+
+        def probe() -> None: ...
+
+        option(probe)
+        (param,) = probe.__click_params__  # type: ignore[attr-defined]
+        name = param.name
+    assert name is not None
+    return name
+
+
+def ruled(*rules: Rule) -> Callable[[F], F]:
+    """Checks rules before the command runs."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **values: Any) -> Any:
+            check(rules)
+            return function(*args, **values)
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def output(*forms: str) -> Callable[[F], F]:
+    """-o with these forms, the first as the default, and --json; the command gets `output`."""
+
+    def form(output: str, as_json: bool) -> str:
+        return "json" if as_json else output
+
+    return grouped(
+        "output",
+        form,
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(forms),
+            default=forms[0],
+            help="Form of the result.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="The same as -o json."),
+        rules=[Rule("--json", forbids=[f"-o {form}" for form in forms if form != "json"])],
+    )
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def option(names: str, text: str, **how: Any) -> Option:
+    """A click option: `option("-t --threads", "Threads to compute with.", type=int)`."""
+    return click.option(*names.split(), help=text, **how)
+
+
+def flag(names: str, text: str) -> Option:
+    return option(names, text, is_flag=True)

@@ -1,0 +1,248 @@
+"""A model in several stages, as the options of pipelines ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow.cli.options import ranks
+from pyflow.cli.options.model import (
+    context_size,
+    default_model,
+    printing_warnings,
+    threads_of_each,
+    warn_of_crowding,
+)
+from pyflow.cli.options.pipeline import AUTO, EVEN, PipelineOptions
+from pyflow.cli.options.speculation import SpeculationOptions, check_layers
+from pyflow.cluster.run.strategy import named
+
+if TYPE_CHECKING:
+    from pyflow.cluster.automatic import Automatic
+    from pyflow.cluster.model import PipelinedModel
+    from pyflow.cluster.mpi.endpoint import World
+    from pyflow.cluster.mpi.layers import Splitter
+    from pyflow.cluster.run.drafts import PipelineDrafter
+    from pyflow.cluster.run.strategy import Strategy
+    from pyflow.cluster.supervise.lifeline import Numbers
+    from pyflow.engine.context import CacheType
+    from pyflow.engine.model_files import ModelFiles
+    from pyflow.model import Model
+
+
+@dataclass(slots=True)
+class PipelineRun:
+    """The pipeline of one command."""
+
+    options: PipelineOptions
+    speculation: SpeculationOptions
+    world: World | None = None
+    """The ranks; None if stages are in this process."""
+    drafters: tuple[int, ...] = ()
+    """The ranks that run draft models and nothing else."""
+    layers: list[int] | str | None = field(init=False)
+    has_lost_drafter: bool = field(default=False, init=False)
+    """The rank of a draft model is gone: drafts come from the text."""
+    automatic: Automatic | None = field(default=None, init=False)
+    """Decides what the options leave open; set by `open`."""
+    is_open: bool = field(default=False, init=False)
+    """The other ranks serve a pipeline."""
+
+    def __post_init__(self) -> None:
+        self.layers = self.options.layers
+
+    def place(self, numbers: Numbers) -> None:
+        """Finds the ranks of draft models by their first numbers.
+
+        After a loss of ranks, layers are split anew. UsageError: --draft-rank is no rank.
+        """
+        n_models = len(self.speculation.drafts.draft_models)
+        found = ranks.drafters(self.options.draft_ranks, numbers.n_first, n_models)
+        present = [numbers.now(number) for number in found]
+        self.has_lost_drafter = None in present
+        self.drafters = () if self.has_lost_drafter else tuple(n for n in present if n is not None)
+        if len(numbers.left) < numbers.n_first and isinstance(self.layers, list):
+            self.layers = AUTO
+
+    @contextmanager
+    def open(
+        self,
+        name: str | None,
+        n_threads: int | None,
+        quantize: str | None,
+        n_ctx: int | None,
+        cache_type: CacheType,
+    ) -> Iterator[PipelinedModel]:
+        """The loaded model, freed in the end. n_threads: per stage. n_ctx: as the option says."""
+        from pyflow.cluster.model import in_threads, over_ranks
+        from pyflow.engine.context import DEFAULT_CTX
+        from pyflow.engine.model_files import ModelFiles
+
+        with printing_warnings():
+            files = ModelFiles(name or default_model(), quantize=quantize)
+        most = files.spec.n_ctx_train
+        n_ctx = context_size(n_ctx, most) or min(DEFAULT_CTX, most)
+        self._check_layers(files)
+        n_here = self.options.stages or (self.world.n_here if self.world else 1)
+        warn_of_crowding(n_threads, n_here)
+        n_threads = n_threads or threads_of_each(n_here)
+        with ExitStack() as stack:
+            drafter, strategy, layers = self._decided(files, n_threads, n_ctx, stack)
+            if self.options.stages is not None:
+                model = in_threads(
+                    files,
+                    strategy=strategy,
+                    n_stages=self.options.stages,
+                    layers=layers,
+                    n_threads=n_threads,
+                    drafter=drafter,
+                    n_ctx=n_ctx,
+                    cache_type=cache_type,
+                )
+            else:
+                self.is_open = True
+                model = over_ranks(
+                    files,
+                    strategy=strategy,
+                    layers=layers,
+                    n_threads=n_threads,
+                    drafter=drafter,
+                    drafters=self.drafters,
+                    n_ctx=n_ctx,
+                    cache_type=cache_type,
+                )
+            yield stack.enter_context(model)
+
+    def _check_layers(self, files: ModelFiles) -> None:
+        """UsageError: --layers does not fit the model, the stages or the ranks."""
+        check_layers(files, self.speculation.drafts.draft_layers)
+        if not isinstance(self.layers, list):
+            return
+        n = files.spec.n_layers
+        if sum(self.layers) != n:
+            raise click.UsageError(
+                f"--layers: expected {n} in all, as {files.name} has, found {sum(self.layers)}"
+            )
+        n = self.options.stages or (self.world.size if self.world else 1)
+        if len(self.layers) != n:
+            where = "stage" if self.options.stages else "rank"
+            raise click.UsageError(
+                f"--layers: expected {n} numbers, one per {where}, found {len(self.layers)}"
+            )
+        for rank in self.drafters:
+            if self.layers[rank]:
+                raise click.UsageError(
+                    f"--layers: expected 0 for rank {rank}, which runs a draft model by "
+                    f"--draft-rank, found {self.layers[rank]}"
+                )
+
+    def _decided(
+        self, files: ModelFiles, n_threads: int, n_ctx: int, stack: ExitStack
+    ) -> tuple[PipelineDrafter | None, Any, Splitter]:
+        """The drafter, the strategy and the layers, or functions that choose these later."""
+        from pyflow.cluster.automatic import Automatic
+        from pyflow.cluster.model import N_BATCH
+        from pyflow.cluster.planning.profile import drafts_by
+        from pyflow.cluster.run.drafts import MethodDrafter, by_lookup, by_models
+
+        drafts = self.speculation.drafts
+        names = drafts.draft_models
+        if self.has_lost_drafter:
+            names = ()
+            click.echo("the draft model's rank is lost: drafts come from the text", err=True)
+        models: list[Model] = []
+        if names and not self.drafters:
+            opened = drafting_models(files, names, drafts.draft_layers, n_threads)
+            models = stack.enter_context(opened)
+        made = self.speculation.made(files, N_BATCH // 2)
+        drafter: PipelineDrafter | None = None
+        if self.options.strategy != "iterative" and not self.drafters:
+            n_vocab = files.spec.n_vocab
+            if made is not None:
+                drafter = MethodDrafter(made[0], made[1], n_ctx=n_ctx, n_vocab=n_vocab)
+            elif models:
+                drafter = by_models(models, n_ctx=n_ctx)
+            else:
+                drafter = by_lookup(n_ctx=n_ctx, n_vocab=n_vocab)
+            stack.enter_context(closing(drafter))
+        split = self._split()
+        if split is not None and self.options.strategy != AUTO:
+            return drafter, lambda model: self._strategy(model.n_stages), split
+        # Only the largest draft model's time counts: what the smaller ones save is unknown.
+        measured = drafts_by(
+            models[-1] if models else None,
+            n_asked=made[0].n_asked if made else 0,
+            elsewhere=bool(self.drafters),
+        )
+        self.automatic = Automatic(
+            make=None if self.options.strategy == AUTO else self._strategy,
+            given=split,
+            drafts=None if self.options.strategy == "iterative" else measured,
+            tell=lambda line: click.echo(line, err=True),
+        )
+        return drafter, self.automatic.strategy, self.automatic.layers
+
+    def _split(self) -> Splitter | None:
+        """The layers of each stage; None: measure first."""
+        from pyflow.cluster.mpi.layers import by_count, given
+
+        layers = self.layers or (EVEN if self.options.stages else AUTO)
+        if isinstance(layers, list):
+            return given(layers)
+        return None if layers == AUTO else by_count
+
+    def _strategy(self, n_stages: int) -> Strategy:
+        options = self.options
+        return named(options.strategy, n_stages, options.draft_len, **options.tuning)
+
+    def drafter_name(self) -> str | None:
+        """What drafts, for people; None: nothing does."""
+        if self.options.strategy == "iterative":
+            return None
+        method = self.speculation.in_pipeline
+        if method != "draft":
+            return method
+        where = f" on rank {', '.join(map(str, self.drafters))}" if self.drafters else ""
+        return ", ".join(self.speculation.drafts.draft_models) + where
+
+    def as_dict(self, model: PipelinedModel) -> dict[str, Any]:
+        """For JSON: layers and memory of each rank, and expected times if they were measured."""
+        found: dict[str, Any] = {
+            "layers": [len(held) for held in model.layers],
+            "resident_nbytes": model.pipeline.resident_nbytes,
+        }
+        if self.automatic is not None and (planned := self.automatic.planned):
+            found["expected"] = {
+                "token_ms": planned.token_ms,
+                "run_ms": planned.run_ms,
+                "ranks": [
+                    {"host": part.profile.host, "run_ms": part.run_ms, "nbytes": part.nbytes}
+                    for part in planned.parts
+                ],
+            }
+        return found
+
+
+@contextmanager
+def drafting_models(
+    target: ModelFiles, names: Sequence[str], layers: Sequence[int], n_threads: int
+) -> Iterator[list[Model]]:
+    """The draft models of this process, freed in the end. layers: of self."""
+    from pyflow.model import load
+    from pyflow.speculate.drafters.draft_model import check_vocabulary
+
+    with ExitStack() as stack:
+        models: list[Model] = []
+        for name in names:
+            if name == "self":
+                quantize = target.checkpoint.pack_as
+                draft = load(target.path, n_threads=n_threads, quantize=quantize, layers=layers)
+            else:
+                draft = load(name, n_threads=n_threads)
+            models.append(stack.enter_context(draft))
+            check_vocabulary(target, draft)
+        yield models

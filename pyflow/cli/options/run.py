@@ -1,0 +1,177 @@
+"""The model that a command runs and how: parsed once, opened once."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow.cli.options import model as models
+from pyflow.cli.options.groups import F, Option, grouped
+from pyflow.cli.options.pipeline import PipelineOptions
+from pyflow.cli.options.pipeline_run import PipelineRun, drafting_models
+from pyflow.cli.options.speculation import SpeculationOptions
+from pyflow.cluster.supervise.lifeline import Numbers, here
+from pyflow.errors import PyflowError
+
+if TYPE_CHECKING:
+    from pyflow.cluster.model import PipelinedModel
+    from pyflow.engine.context import CacheType
+    from pyflow.engine.topology import NumaMode
+    from pyflow.generate.any_model import AnyModel
+    from pyflow.model import Model
+    from pyflow.speculate import Speculator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The model, where and how it runs. A command offers some of these options."""
+
+    model: str | None = None
+    threads: int | Sequence[int] | None = None
+    """Several for commands that run once per number."""
+    numa: NumaMode | None = None
+    quantize: str | None = None
+    n_ctx: int | None = None
+    """As the option says: 0 is the most."""
+    cache_type: CacheType = "f16"
+    speculation: SpeculationOptions | None = None
+    pipeline: PipelineRun | None = None
+
+    @property
+    def n_threads(self) -> int | None:
+        """The first number of threads."""
+        if self.threads is None or isinstance(self.threads, int):
+            return self.threads
+        return self.threads[0]
+
+    @contextmanager
+    def open(self) -> Iterator[Model | PipelinedModel]:
+        """The model, in one place or in several; freed in the end."""
+        if self.pipeline is None:
+            with self.load() as model:
+                yield model
+            return
+        with self.pipeline.open(
+            self.model, self.n_threads, self.quantize, self.n_ctx, self.cache_type
+        ) as pipelined:
+            yield pipelined
+
+    def load(self, name: str | None = None) -> Model:
+        """The model in one place, or the model `name` in the same way."""
+        return models.load(name or self.model, self.n_threads, self.numa, quantize=self.quantize)
+
+    @contextmanager
+    def speculator(self, model: AnyModel) -> Iterator[Speculator | None]:
+        """Drafts for a model in one place; None if none is asked for, or for a pipeline."""
+        if self.speculation is None:
+            yield None
+            return
+        with self.speculation.speculator(model) as speculator:
+            yield speculator
+
+    def context_size(self, model: AnyModel) -> int | None:
+        """The size of a context; None: the default, or a pipeline's own."""
+        if self.pipeline is not None:
+            return None
+        return models.context_size(self.n_ctx, model.spec.n_ctx_train)
+
+
+def _run(
+    *,
+    speculation: SpeculationOptions | None = None,
+    pipeline: PipelineOptions | None = None,
+    **values: Any,
+) -> RunOptions:
+    pipelined = None
+    if pipeline is not None and speculation is not None:
+        pipelined = PipelineRun(pipeline, speculation)
+    return RunOptions(speculation=speculation, pipeline=pipelined, **values)
+
+
+def run_options(*options: Option) -> Callable[[F], F]:
+    """Adds options of a run to a command, which receives `run: RunOptions` in their place."""
+    return grouped("run", _run, *options)
+
+
+def run_with_pipelines(*options: Option) -> Callable[[F], F]:
+    """The same with the options of speculation and pipelines among them.
+
+    Over ranks, the command runs on rank 0 alone: the other ranks serve it, and end with it.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, run: RunOptions, **values: Any) -> Any:
+            pipeline = run.pipeline
+            stages = None if pipeline is None else pipeline.options.stages
+            if here.is_supervised and (pipeline is None or stages is not None):
+                raise click.UsageError(
+                    "the ranks of 'cluster run' write one answer together: "
+                    + ("add --pipeline auto" if pipeline is None else "leave --stages out")
+                )
+            if pipeline is None or stages is not None:
+                return function(*args, run=run, **values)
+            return _over_ranks(pipeline, run, lambda: function(*args, run=run, **values))
+
+        return run_options(*options)(wrapper)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _over_ranks(pipeline: PipelineRun, run: RunOptions, command: Callable[[], Any]) -> Any:
+    """Runs the command on rank 0, and serves it on the other ranks."""
+    from pyflow.cluster.mpi.endpoint import world
+    from pyflow.cluster.mpi.pipeline import dismiss
+
+    pipeline.world = world()
+    # All ranks must come to the same result here, before they wait for one another.
+    pipeline.place(here.numbers or Numbers.all(pipeline.world.size))
+    if pipeline.world.size == 1 and not here.is_supervised:
+        raise click.UsageError(
+            "--pipeline needs several stages: add --stages N, or start it by mpirun -n N"
+        )
+    if pipeline.world.rank > 0:
+        return _serve(pipeline, run)
+    try:
+        return command()
+    finally:
+        if not pipeline.is_open:
+            dismiss()
+
+
+def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
+    """Works for rank 0, and prints nothing."""
+    from pyflow import _core
+    from pyflow.cluster.mpi.pipeline import serve
+    from pyflow.engine.model_files import ModelFiles
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles it, and then ends the others
+    world, drafters = pipeline.world, pipeline.drafters
+    assert world is not None
+    n_threads = run.n_threads or models.threads_of_each(world.n_here)
+    try:
+        path = run.model or models.default_model()
+    except (click.UsageError, PyflowError):
+        path = "smollm2"  # it is missing, and rank 0 reports that
+    drafts = pipeline.speculation.drafts
+
+    def open_drafts() -> AbstractContextManager[list[Model]]:
+        names = drafts.draft_models
+        own = names if len(drafters) == 1 else [names[drafters.index(world.rank)]]
+        files = ModelFiles(path, quantize=run.quantize)
+        return drafting_models(files, own, drafts.draft_layers, n_threads)
+
+    serve(
+        path,
+        pool=_core.ThreadPool(n_threads),
+        quantize=run.quantize,
+        drafters=drafters,
+        drafts=open_drafts if world.rank in drafters else None,
+    )
+    return 0

@@ -1,0 +1,128 @@
+"""The options that choose how tokens are drawn and when a text ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow.cli.options.groups import grouped, option
+from pyflow.cli.options.model import not_empty
+from pyflow.cli.options.rules import is_given
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyflow.generate.any_model import AnyModel
+
+_HELP = {
+    "temperature": "Higher is more varied; 0 always takes the likeliest token.",
+    "top_k": "Keep the K likeliest tokens; 0 is off.",
+    "top_p": "Keep the likeliest tokens that make up this probability; 1 is off.",
+    "min_p": "Keep tokens with this share of the likeliest one's probability; 0 is off.",
+    "repeat_penalty": "Make tokens seen before less likely; 1 is off.",
+    "repeat_last_n": "Tokens that penalties look back; -1 is all.",
+    "presence_penalty": "Taken off the logits of tokens seen before.",
+    "frequency_penalty": "The same for each time they were seen.",
+}
+SHORT = {"temperature": "temp"}
+"""Shorter names that llama.cpp has for options."""
+NUMBERS: dict[str, type[int] | type[float]] = {
+    field.name: int if isinstance(field.default, int) else float
+    for field in dataclasses.fields(SamplingParams)
+    if field.name in _HELP
+}
+"""The parameters that are plain numbers, with their types."""
+
+
+def _number(name: str) -> Any:
+    default = SamplingParams.__dataclass_fields__[name].default
+    flags = [f"--{spelled.replace('_', '-')}" for spelled in (SHORT.get(name, name), name)]
+    return click.option(
+        *dict.fromkeys(flags), name, type=NUMBERS[name], default=default, help=_HELP[name]
+    )
+
+
+def _params(*, logit_bias: tuple[str, ...], seed: int, **numbers: Any) -> SamplingParams:
+    """UsageError for values out of range."""
+    if not -1 <= seed < 1 << 64:
+        raise click.UsageError(f"--seed: expected 0 to 2^64 - 1, or -1 to draw one, found {seed}")
+    try:
+        return SamplingParams(
+            **numbers,
+            logit_bias=dict(_bias(text) for text in logit_bias),
+            seed=None if seed == -1 else seed,
+        )
+    except PyflowError as error:
+        name, colon, rest = str(error).partition(":")
+        raise click.UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    at = max(text.find("+"), text.find("-"))
+    try:
+        if at < 0:
+            raise ValueError
+        return int(text[:at]), float(text[at:])
+    except ValueError:
+        raise click.UsageError(
+            f"--logit-bias: expected TOKEN+BIAS or TOKEN-BIAS such as 15043+1, found {text!r}"
+        ) from None
+
+
+sampling = grouped(
+    "sampling",
+    _params,
+    *map(_number, NUMBERS),
+    option(
+        "-l --logit-bias",
+        "Make a token more or less likely, as in 15043+1 or 15043-inf.",
+        multiple=True,
+        metavar="TOKEN(+/-)BIAS",
+    ),
+    option("-s --seed", "For the same draws again; -1 draws a seed.", type=int, default=-1),
+)
+stop = option(
+    "--stop",
+    "End the text before TEXT; may be given several times.",
+    multiple=True,
+    metavar="TEXT",
+    callback=not_empty,
+)
+
+
+def _count(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if value < -1 or value == 0 or value >= 1 << 31:
+        raise click.BadParameter(
+            f"expected 1 to {(1 << 31) - 1}, or -1 for no limit, found {value}", ctx, param
+        )
+    return value
+
+
+n_predict = option(
+    "-n --predict --n-predict n_predict",
+    "Tokens to generate at most; -1 is no limit.",
+    type=int,
+    default=-1,
+    callback=_count,
+)
+
+
+def check_tokens(sampling: SamplingParams, model: AnyModel) -> None:
+    """UsageError if --logit-bias or --logprobs names tokens that the model does not have."""
+    n_vocab = model.spec.n_vocab
+    if sampling.n_logprobs > n_vocab:
+        raise click.UsageError(
+            f"--logprobs: expected at most {n_vocab}, all tokens, found {sampling.n_logprobs}"
+        )
+    if token := next((t for t in sampling.logit_bias if not 0 <= t < n_vocab), None):
+        raise click.UsageError(
+            f"--logit-bias: expected a token from 0 to {n_vocab - 1}, found {token}"
+        )
+
+
+def with_defaults(sampling: SamplingParams, model: AnyModel) -> SamplingParams:
+    """The parameters with the model's own defaults for options that are not given."""
+    own = {name: value for name, value in model.defaults.values.items() if not is_given(name)}
+    return dataclasses.replace(sampling, **own)
