@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,78 +25,96 @@ def context(model: Model) -> Iterator[Context]:
         yield made
 
 
-CALLS: dict[str, tuple[Callable[[Model, Context], object], str]] = {
+CALLS: dict[str, tuple[Callable[[Model, Context], object], str, str]] = {
     "float token": (
         lambda m, _: m.logits([1.7, 2.2]),  # type: ignore[list-item]
-        "tokens: expected whole numbers in one dimension, found [1.7, 2.2]",
+        "tokens",
+        "[1.7, 2.2]",
     ),
     "great token": (
         lambda m, _: m.logits([2**40]),
-        "tokens: expected numbers of 32 bits, found 1099511627776",
+        "tokens",
+        "1099511627776",
     ),
     "greater token": (
         lambda m, _: m.logits([2**70]),
-        "tokens: expected whole numbers in one dimension, found [1180591620717411303424]",
+        "tokens",
+        "[1180591620717411303424]",
     ),
     "ragged tokens": (
         lambda m, _: m.logits([[1], [2, 3]]),  # type: ignore[list-item]
-        "tokens: expected whole numbers in one dimension, found [[1], [2, 3]]",
+        "tokens",
+        "[[1], [2, 3]]",
     ),
     "float position": (
         lambda _, c: c.forward([1], [1e9]),
-        "positions: expected whole numbers in one dimension, found [1000000000.0]",
+        "positions",
+        "[1000000000.0]",
     ),
     "position of a sample": (
         lambda _, c: c.sample([1], [0.5], 0, [0], [SamplingParams().seeded().sampler()]),
-        "positions: expected whole numbers in one dimension, found [0.5]",
+        "positions",
+        "[0.5]",
     ),
     "sequences": (
         lambda _, c: c.forward([1], [0], [2**40]),
-        "seqs: expected numbers of sequences, found 1099511627776",
+        "seqs",
+        "1099511627776",
     ),
     "logits": (
         lambda _, c: c.forward([1], logits="x"),  # type: ignore[arg-type]
-        "logits: expected last or all or none, found 'x'",
+        "logits",
+        "'x'",
     ),
     "regime": (
         lambda _, c: c.forward([1], regime=None),  # type: ignore[arg-type]
-        "regime: expected prefill or decode, found None",
+        "regime",
+        "None",
     ),
     "delta": (
         lambda _, c: c.seq_add(0, 0, -1, 2**40),
-        "delta: expected -2147483648 to 2147483647, found 1099511627776",
+        "delta",
+        "1099511627776",
     ),
     "float sequence": (
         lambda _, c: c.seq_keep(0.5),  # type: ignore[arg-type]
-        "seq: expected a whole number, found 0.5",
+        "seq",
+        "0.5",
     ),
     "n_ctx": (
         lambda m, _: m.context(1.5),  # type: ignore[arg-type]
-        "n_ctx: expected a whole number, found 1.5",
+        "n_ctx",
+        "1.5",
     ),
     "n_seq_max": (
         lambda m, _: m.context(n_seq_max=0),
-        "n_seq_max: expected 1 to 256, found 0",
+        "n_seq_max",
+        "0",
     ),
     "n_seq_max of a plan": (
         lambda m, _: pyflow.plan(m.path, n_seq_max=0),
-        "n_seq_max: expected 1 to 256, found 0",
+        "n_seq_max",
+        "0",
     ),
     "n_batch of a plan": (
         lambda m, _: pyflow.plan(m.path, n_batch=2**40),
-        "n_batch: expected 1 to 65536, found 1099511627776",
+        "n_batch",
+        "1099511627776",
     ),
     "cache_type": (
         lambda m, _: m.context(cache_type=8),  # type: ignore[arg-type]
-        "cache_type: expected f16 or q8_0, found 8",
+        "cache_type",
+        "8",
     ),
     "n_threads": (
         lambda m, _: pyflow.load(m.path, n_threads=1.5),  # type: ignore[arg-type]
-        "n_threads: expected a whole number, found 1.5",
+        "n_threads",
+        "1.5",
     ),
     "scorer": (
         lambda m, _: m.scorer(n_ctx=1.5).__enter__(),  # type: ignore[arg-type]
-        "n_ctx: expected a whole number, found 1.5",
+        "n_ctx",
+        "1.5",
     ),
 }
 
@@ -106,9 +123,13 @@ CALLS: dict[str, tuple[Callable[[Model, Context], object], str]] = {
 def test_a_wrong_argument_is_one_line_that_names_it(
     model: Model, context: Context, name: str
 ) -> None:
-    call, message = CALLS[name]
-    with pytest.raises(PyflowError, match=f"^{re.escape(message)}$"):
+    call, argument, found = CALLS[name]
+    with pytest.raises(PyflowError) as caught:
         call(model, context)
+    said = str(caught.value)
+    assert said.startswith(f"{argument}: ")
+    assert found in said
+    assert "\n" not in said
 
 
 def test_whole_numbers_of_any_type_are_taken() -> None:

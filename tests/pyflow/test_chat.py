@@ -159,19 +159,19 @@ def test_the_dialect_of_hugging_face_is_understood(make: Callable[[str], ChatTem
 def test_a_template_that_makes_nothing_is_to_blame_itself(
     make: Callable[[str], ChatTemplate],
 ) -> None:
-    with pytest.raises(FormatError, match=r"m\.gguf: .*makes nothing of these messages"):
+    with pytest.raises(FormatError, match=r"m\.gguf"):
         make("{% if false %}x{% endif %}").encode(turns("hi"))
 
 
 def test_messages_longer_than_any_context_are_refused_before_the_template(
     make: Callable[[str], ChatTemplate],
 ) -> None:
-    with pytest.raises(PyflowError, match=r"the messages have 1,100,\d+ characters"):
+    with pytest.raises(PyflowError, match=r"1,100,\d+"):
         make("{{ messages }}").encode(turns("x" * 1_100_000))
 
 
 def test_a_template_that_refuses_is_quoted(make: Callable[[str], ChatTemplate]) -> None:
-    with pytest.raises(UnsupportedError, match=r"m\.gguf: .*refuses: roles must alternate"):
+    with pytest.raises(UnsupportedError, match=r"m\.gguf: .*roles must alternate"):
         make("{{ raise_exception('roles must alternate') }}").render([])
 
 

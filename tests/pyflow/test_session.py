@@ -178,10 +178,10 @@ def test_a_question_that_cannot_fit_is_refused_and_leaves_all_as_it_was(fake_mod
     session = ChatSession(fake_model, sampling=PARAMS, n_ctx=100)
     finish(session.ask("Hi"))
     before = pairs(session)
-    with pytest.raises(PyflowError, match="context holds 100"):
+    with pytest.raises(PyflowError, match="100"):
         session.ask("x" * 200)
     assert pairs(session) == before
-    with pytest.raises(PyflowError, match="empty"):
+    with pytest.raises(PyflowError, match="question"):
         session.ask("  \n")
     assert finish(session.ask("Ho")).tokens
 
@@ -253,37 +253,37 @@ def test_a_saved_conversation_goes_on_elsewhere(fake_model: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        (b"", "is not a saved conversation"),
-        (b"\xff\xfe", "is not a saved conversation"),
-        (b"[1, 2]", "is not a saved conversation"),
-        (b'{"format": "x", "model": "m", "messages": []}', "format: expected"),
+        (b"", ""),
+        (b"\xff\xfe", ""),
+        (b"[1, 2]", ""),
+        (b'{"format": "x", "model": "m", "messages": []}', "format: .*pyflow-chat-1"),
         (
             b'{"format": "pyflow-chat-1", "model": "m",'
             b' "messages": [{"role": "cat", "content": ""}]}',
-            "is not a saved conversation",
+            "",
         ),
         (
             b'{"format": "pyflow-chat-1", "model": "m", "messages":'
             b' [{"role": "user", "content": ""}, {"role": "system", "content": ""}]}',
-            "system message stands after",
+            "system",
         ),
     ],
 )
 def test_loading_something_else_is_refused(
-    fake_model: Any, tmp_path: Path, content: bytes, message: str
+    fake_model: Any, tmp_path: Path, content: bytes, named: str
 ) -> None:
     session = ChatSession(fake_model, sampling=PARAMS)
     finish(session.ask("One?"))
     kept = pairs(session)
     path = tmp_path / "talk.json"
     path.write_bytes(content)
-    with pytest.raises(PyflowError, match=message):
+    with pytest.raises(PyflowError, match=rf"talk\.json: .*{named}"):
         session.load(path)
-    with pytest.raises(PyflowError, match="cannot be read: No such file"):
+    with pytest.raises(PyflowError, match=r"none\.json.*No such file"):
         session.load(tmp_path / "none.json")
-    with pytest.raises(PyflowError, match="cannot be written"):
+    with pytest.raises(PyflowError, match=r"talk\.json.*No such file"):
         session.save(tmp_path / "none" / "talk.json")
     assert pairs(session) == kept
 
@@ -293,7 +293,7 @@ def test_clearing_keeps_the_system_message(fake_model: Any) -> None:
     finish(session.ask("One?"))
     session.clear()
     assert pairs(session) == [("system", "S")]
-    with pytest.raises(PyflowError, match="no answer yet"):
+    with pytest.raises(PyflowError, match="answer"):
         session.regenerate()
     session.system = None
     assert session.messages == []
@@ -311,5 +311,5 @@ def test_new_parameters_keep_the_seed(fake_model: Any) -> None:
 
 def test_a_model_without_a_template_is_refused(fake_model: Any) -> None:
     fake_model.chat_template = None
-    with pytest.raises(UnsupportedError, match=r"no chat template.*--raw"):
+    with pytest.raises(UnsupportedError, match=r"fake.*--raw"):
         ChatSession(fake_model)

@@ -93,7 +93,7 @@ def test_a_law_that_does_not_fit_changes_nothing(model: pyflow.Model) -> None:
         root = start(context, model)[-1]
         before = context.seq_pos_max(0)
         draft = _core.Draft(0, root, [5], [-1], 1, [], sampler, [[(6, 1.0)], []])
-        with pytest.raises(ShapeError, match="node 0, token 5: impossible"):
+        with pytest.raises(ShapeError, match="node 0, token 5"):
             context.verify([draft], policy="rejection")
         assert context.seq_pos_max(0) == before
         assert context.verify([draft])[0].drawn  # `exact` asks for no distributions
