@@ -12,8 +12,8 @@ import pytest
 
 from pyflow import cli, formats
 
+from ..engine.test_memory import measured
 from ..specs import exports
-from ..test_memory import measured
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pyflow import _core, formats
 from pyflow.specs import build_spec
 
-from . import tiny_models
+from .. import tiny_models
 
 N_LAYERS, N_VOCAB = 3, 96
 
