@@ -32,7 +32,7 @@ sys.path.append(os.environ.get("PYFLOW_TESTING", str(Path(__file__).parents[1] /
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What a test needs besides the package, by the fixture that gives it.
+# The marker of a test that takes this fixture.
 MARKERS = {
     "build_program": "compiles",
     "mpiexec": "mpi",
@@ -42,7 +42,7 @@ MARKERS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests by their fixtures, and as `model` also those with a model's name as parameter."""
+    """Marks tests by their fixtures; those with a model's name as a parameter are `model` too."""
     from pyflow import catalogue
 
     models = {entry.name for entry in catalogue.models()}
@@ -65,8 +65,8 @@ Build = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def oracle() -> Oracle:
-    """A library by its name whose results are ours, one of the extra oracles; without it a test is
-    skipped, or fails where PYFLOW_TEST_REQUIRES has the word oracles."""
+    """Imports a library of the extra `oracles`, whose results must equal ours. Without it the test
+    is skipped, or fails where PYFLOW_TEST_REQUIRES contains `oracles`."""
 
     def load(name: str) -> Any:
         try:
@@ -82,14 +82,14 @@ def oracle() -> Oracle:
 
 @pytest.fixture(scope="session")
 def build_program() -> Build:
-    """`programs.build`: a program of C++ sources."""
+    """`programs.build`, which compiles C++ sources to a program."""
     return programs.build
 
 
 @pytest.fixture(scope="session")
 def mpiexec() -> str:
-    """The path of the mpiexec that belongs to mpi4py. A test that starts ranks by other means, as
-    through `pyflow cluster run`, names this fixture too, to be marked."""
+    """The path of mpi4py's mpiexec. Tests that start ranks through `pyflow cluster run` take this
+    fixture too, so that they are marked."""
     beside = Path(sys.executable).parent
     found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     assert found, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"

@@ -1,4 +1,4 @@
-"""Programs that tests build from C++ sources, each once per state of what it is made of."""
+"""C++ programs of the tests, compiled once per state of their sources."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def compiler() -> str:
 def build(
     sources: Sequence[Path], flags: Sequence[str] = (), libraries: Sequence[Path] = ()
 ) -> Path:
-    """The program of these sources under build/, compiled side by side on all CPUs. Raises
-    BuildError. It is built again when the compiler, the flags, a source, a library or any header
-    changes."""
+    """The path of a program under build/tests, compiled from the sources on all CPUs.
+
+    It is compiled again if the compiler, the flags, a source, a library or any header has changed.
+    Raises BuildError.
+    """
     command = [compiler(), "-std=c++20", "-pthread", f"-I{ROOT / 'csrc'}", *flags]
     state = hashlib.sha256(repr((command, list(map(str, sources)))).encode())
     headers = [p for kind in ("h", "inl", "def") for p in (ROOT / "csrc").rglob(f"*.{kind}")]
@@ -54,7 +56,7 @@ def build(
 
 
 def run(*command: str | Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """How a program ends, without the sanitizer that the tests may run under."""
+    """Runs a program without the sanitizer that may be preloaded for the tests."""
     return subprocess.run(
         command, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s, check=False
     )
