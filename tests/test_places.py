@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from pyflow import _core
 
 from . import programs
+from .pyflow import tiny_models
 
 ROOT = Path(__file__).parents[1]
 
@@ -254,3 +255,49 @@ def test_a_drafter_takes_a_file_and_the_list_of_methods(tmp_path: Path) -> None:
     tree.add_line(methods, entry, after="jacobi.ENTRY,")
     assert tree.python("-c", DRAFT) == "8 [3, 4]\n"
     assert len(tree.touched) == 2
+
+
+# ---- a transport: its file, and the list of transports
+
+PIPELINE = """
+import sys
+from threading import Thread, current_thread
+
+import pyflow
+from pyflow import SamplingParams, _core
+from pyflow.cluster.model import over_ranks
+from pyflow.cluster.mpi.pipeline import serve
+from pyflow.cluster.run.strategy import iterative
+
+path, greedy = sys.argv[1], SamplingParams(temperature=0, seed=0)
+other = Thread(target=serve, args=(path,), kwargs={"pool": _core.ThreadPool(1)}, name="rank 1")
+other.start()
+current_thread().name = "rank 0"
+layers = [range(0, 2), range(2, 4)]
+with over_ranks(path, strategy=iterative(), layers=layers, n_ctx=64) as model:
+    print(model.generate([5, 6, 7], n_predict=12, sampling=greedy).tokens)
+other.join()
+with pyflow.load(path, n_threads=1) as model:
+    print(model.generate([5, 6, 7], n_predict=12, sampling=greedy, n_ctx=64).tokens)
+print("mpi4py" in sys.modules)
+"""
+
+
+def test_a_transport_takes_a_file_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(tmp_path / "tree")
+    source = ROOT / "tests/pyflow/cluster/mpi/queues.py"
+    tree.add("pyflow/cluster/mpi/queue_transport.py", source.read_text())
+    listed = "pyflow/cluster/mpi/transport.py"
+    name = "pyflow.cluster.mpi.queue_transport"
+    tree.add_line(listed, f"from {name} import QueueTransport", after="import MpiTransport")
+    tree.add_line(listed, "    QueueTransport,", after="TRANSPORTS: ")
+    assert len(tree.touched) == 2
+    monkeypatch.setenv("RANKS_ARE_THREADS", "1")
+    model = tiny_models.write_model(
+        tmp_path / "tiny.gguf", n_layers=4, window=0, has_tokenizer=True
+    )
+    pipelined, plain, has_mpi = tree.python("-c", PIPELINE, str(model)).splitlines()
+    assert pipelined == plain != "[]"
+    assert has_mpi == "False"

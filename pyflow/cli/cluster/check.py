@@ -113,8 +113,8 @@ def _survey(run: RunOptions, drafting: _Drafting) -> tuple[Survey | None, Drafts
     The survey is None on ranks other than 0.
     """
     from pyflow import _core
-    from pyflow.cluster.mpi.endpoint import world
     from pyflow.cluster.mpi.survey import survey
+    from pyflow.cluster.mpi.transport import world
     from pyflow.cluster.planning.profile import drafts_by
     from pyflow.engine.model_files import ModelFiles
 

@@ -24,8 +24,8 @@ from pyflow.cluster.run.strategy import named
 if TYPE_CHECKING:
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.model import PipelinedModel
-    from pyflow.cluster.mpi.endpoint import World
     from pyflow.cluster.mpi.layers import Splitter
+    from pyflow.cluster.mpi.transport import World
     from pyflow.cluster.run.drafts import PipelineDrafter
     from pyflow.cluster.run.strategy import Strategy
     from pyflow.cluster.supervise.lifeline import Numbers

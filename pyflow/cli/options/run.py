@@ -126,8 +126,8 @@ def run_with_pipelines(*options: Option) -> Callable[[F], F]:
 
 def _over_ranks(pipeline: PipelineRun, run: RunOptions, command: Callable[[], Any]) -> Any:
     """Runs the command on rank 0, and serves it on the other ranks."""
-    from pyflow.cluster.mpi.endpoint import world
     from pyflow.cluster.mpi.pipeline import dismiss
+    from pyflow.cluster.mpi.transport import world
 
     pipeline.world = world()
     # All ranks must come to the same result here, before they wait for one another.
