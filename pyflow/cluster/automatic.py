@@ -1,7 +1,7 @@
-"""Where layers go and how far ahead of the text a pipeline works, as far as nobody has said so.
+"""Chooses the split and the strategy that the user has not given.
 
-Ranks are measured before they load; what suits them is predicted. Layers then stay where they are,
-but for each job the strategy is chosen anew, by what became of the guesses of those before.
+Ranks are measured before they load, and the best split and strategy are predicted. Layers then stay
+in place; the strategy is chosen anew for each job, by the acceptance in earlier jobs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.planning.plan import SplitPlan
 
-# Of what was judged, half counts after one job more: texts differ, and what has been given up for
-# bad guesses gets another try when they are forgotten.
+# Earlier jobs count half after each job: texts differ, and a strategy that was given up for wrong
+# drafts gets another try.
 _MEMORY = 0.5
-# A prediction costs a tenth of a second or two: none where guesses are as good as at the last.
+# A prediction costs 0.1 to 0.2 s: made only if the acceptance has changed by this much.
 _CHANGED = 0.08
-# So much faster another strategy must be to be taken in place of the present one.
+# How much faster another strategy must be to replace the present one.
 _BETTER = 1.05
 
-# Is told lines for people.
+# Takes lines for people.
 Tell: TypeAlias = Callable[[str], None]
 # A strategy for a number of stages.
 Make: TypeAlias = Callable[[int], Strategy]
@@ -46,10 +46,10 @@ Make: TypeAlias = Callable[[int], Strategy]
 
 @dataclass(slots=True)
 class Automatic:
-    """Decides for one pipeline, which is given `layers` and `strategy` to ask.
+    """Decides for one pipeline, which calls `layers` and then `strategy`.
 
-    make: the strategy, where it is decided; None: the fastest one. given: the layers, where they
-    are. drafts: what guesses take, and how often they should be right; None: nobody guesses.
+    make: the strategy, if it is fixed; None chooses the fastest. given: the layers, if they are
+    fixed. drafts: their cost and expected acceptance; None if there is no drafter.
     """
 
     make: Make | None
@@ -57,11 +57,11 @@ class Automatic:
     drafts: Drafts | None
     tell: Tell
     planned: SplitPlan | None = field(default=None, init=False)
-    """What is expected of the layers; None until these have been decided."""
+    """The expected times of the split; None until it is chosen."""
     _chooser: Chooser | None = field(default=None, init=False)
 
     def layers(self, ranks: Ranks) -> Sequence[range]:
-        """Has the ranks measured. ResourceError where they have too little memory."""
+        """Measures the ranks and splits. ResourceError if they lack memory."""
         begun = time.monotonic()
         survey = ranks.measure()
         pipeline, drafts = survey.pipeline, survey.drafts(self.drafts)
@@ -81,22 +81,21 @@ class Automatic:
         return [part.layers for part in self.planned.parts]
 
     def strategy(self, model: PipelinedModel) -> Strategy | Chooser:
-        """For the layers that were decided."""
+        """The strategy for the chosen layers."""
         if self._chooser is not None:
             return self._chooser
         if self.make is None:
-            raise PyflowError("strategy: expected layers to be decided first")
+            raise PyflowError("strategy: call layers first")
         return self.make(model.n_stages)
 
 
 class Chooser:
-    """The strategy of each job, on layers that stay where they are."""
+    """The strategy of each job, on a fixed split."""
 
     def __init__(
         self, pipeline: ClusterProfile, first: Prediction, drafts: Drafts | None, tell: Tell
     ) -> None:
-        """first: of the first job, by the drafts' own acceptance, which is what is believed before
-        any guess has been judged."""
+        """first: of the first job. The drafts' own acceptance is the prior."""
         self._pipeline, self._layers = pipeline, first.ranges
         self._strategy = first.strategy
         self._drafts = drafts
@@ -120,7 +119,7 @@ class Chooser:
         return self._strategy
 
     def learn(self, counts: Counts) -> None:
-        """What became of the guesses of a job. A draft without any counts as a wrong one."""
+        """Counts accepted and decided drafts of a job. An empty draft counts as a wrong token."""
         self._n_decided = _MEMORY * self._n_decided + counts.decided + counts.dry
         self._n_accepted = _MEMORY * self._n_accepted + counts.accepted
 
@@ -135,7 +134,7 @@ def _why(best: Prediction, found: Sequence[Prediction], drafts: Drafts | None) -
     others = "".join(
         f", {each.kind} {each.tokens_per_s:.1f}" for each in found if each.kind != best.kind
     )
-    right = "" if drafts is None else f", if {drafts.acceptance:.0%} of guesses are right"
+    right = "" if drafts is None else f", if {drafts.acceptance:.0%} of drafts are accepted"
     return f"{best.strategy}: {best.tokens_per_s:.1f} tokens/s expected{others}{right}"
 
 

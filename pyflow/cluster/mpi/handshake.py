@@ -1,4 +1,4 @@
-"""Whether ranks fit together: they compute one model only with the same program and file."""
+"""The handshake: ranks form a pipeline only with the same version and the same model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyflow.formats import Checkpoint
 
 
 def hello(rank: int, checkpoint: Checkpoint) -> Hello:
-    """What this rank says of itself."""
+    """This rank's identity."""
     return Hello(
         epoch=0,
         rank=rank,
@@ -28,8 +28,9 @@ def hello(rank: int, checkpoint: Checkpoint) -> Hello:
 
 
 def digest(checkpoint: Checkpoint) -> str:
-    """sha256 of a file's header and size, and of what its weights become while they are loaded:
-    of its bytes, weights are far too many to be read."""
+    """sha256 of a file's header and size, and of the format that its weights are packed to.
+
+    Weights themselves are too many bytes to read."""
     header = _core.read_head(checkpoint.path, checkpoint.native.data_offset)
     rest = checkpoint.nbytes.to_bytes(8, "little") + (checkpoint.pack_as or "").encode()
     return hashlib.sha256(header + rest).hexdigest()
@@ -38,13 +39,13 @@ def digest(checkpoint: Checkpoint) -> str:
 def check_ranges(
     ranges: Sequence[range], hellos: Sequence[Hello], n_layers: int, drafters: Sequence[int] = ()
 ) -> None:
-    """PyflowError unless each of the ranks has a range, ShapeError unless they hold all layers of
-    the model, in order, each once, and those that guess none."""
+    """PyflowError unless there is a range per rank. ShapeError unless the ranges hold every layer
+    once and in order, and those of drafters are empty."""
     if len(hellos) != len(ranges):
         hosts = ", ".join(f"{h.rank} on {h.host}" for h in hellos)
         raise PyflowError(
             f"expected {len(ranges)} ranks, found {len(hellos)}: "
-            f"{hosts}; start {len(ranges)} with the mpiexec of the MPI that mpi4py has found"
+            f"{hosts}; start {len(ranges)} with the mpiexec that belongs to mpi4py's MPI"
         )
     held = [layer for layers in ranges for layer in layers]
     if held != list(range(n_layers)):
@@ -57,7 +58,7 @@ def check_ranges(
 
 
 def check(hellos: Sequence[Hello]) -> None:
-    """PyflowError unless these ranks, 0 first, can be a pipeline. Instruction sets may differ."""
+    """PyflowError unless these ranks, 0 first, fit together. Instruction sets may differ."""
     own = hellos[0]
     faults, advice = [], set()
     for other in hellos[1:]:

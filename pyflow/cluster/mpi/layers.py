@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Those that are to hold a model's layers, once all have said who they are.
+    """The ranks of a pipeline after the handshake, and the model to split.
 
     measure: finds out what they and the links between them take, in a second or two. drafters:
     ranks that guess and do nothing else.
@@ -34,26 +34,26 @@ Splitter: TypeAlias = Callable[[Ranks], Sequence[range]]
 
 
 def by_count(ranks: Ranks) -> list[range]:
-    """As many layers for each rank, whatever it is, but for those that guess."""
+    """The same number of layers for each rank except drafters."""
     n_ranks, drafters = len(ranks.hellos), set(ranks.drafters)
     held = iter(even(ranks.spec.n_layers, n_ranks - len(drafters)))
     return [range(0) if rank in drafters else next(held) for rank in range(n_ranks)]
 
 
 def even(n_layers: int, n_ranks: int) -> list[range]:
-    """As many layers for each rank, or one more; with more ranks than layers, the last get none."""
+    """Equal numbers of layers, or one more; with more ranks than layers, the last get none."""
     n = min(n_ranks, n_layers)
     return _ranges([n_layers * i // n for i in range(n + 1)] + [n_layers] * (n_ranks - n))
 
 
 def given(counts: Sequence[int]) -> Splitter:
-    """So many layers for each rank, possibly none."""
+    """A splitter of fixed counts, some possibly 0."""
 
     def split(ranks: Ranks) -> list[range]:
         n_layers = ranks.spec.n_layers
         if min(counts, default=-1) < 0 or sum(counts) != n_layers:
             raise ShapeError(
-                f"layers: expected {n_layers} in all, those of the model, found "
+                f"layers: expected {n_layers} in total, as many as the model has, found "
                 f"{'+'.join(map(str, counts))}={sum(counts)}"
             )
         return _ranges([*accumulate(counts, initial=0)])

@@ -1,4 +1,4 @@
-"""How long to sleep before looking for messages again.
+"""How long to sleep between two looks for messages.
 
 MPI waits by spinning, but ranks may share cores with those that compute, and a chat may wait for
 its user for hours. So a rank looks now and then: often at first, and the less the longer it waits.
@@ -10,16 +10,16 @@ import ctypes
 import time
 from collections.abc import Callable
 
-# Of the time that has been waited, a pause takes so much, while it is short. To look costs 13 us:
-# where half of a small model computes for 16 ms, a message is found 40 us late for a sixth of an
-# idle core. Where ranks outnumber cores, they would take that from each other. (To look without
-# any pause about when the last wait ended was slower: 0.87 of one process instead of 0.93.)
+# A pause is this share of the time waited so far, up to a limit. A look costs 13 us: if half of a
+# small model computes for 16 ms, a message is found 40 us late for a sixth of an idle core. Ranks
+# that outnumber cores would take that from each other. (Looking without pauses around the time of
+# the last wait was slower: 0.87 of one process instead of 0.93.)
 _PART, _CROWDED_PART = 1 / 256, 1 / 8
 _SHORTEST_S = 30e-6
-# While a job goes on; also while this process computes, when only a cancellation matters. A layer
-# of a small model takes as long.
+# During a job, also while this process computes and only a cancellation matters. As long as a layer
+# of a small model.
 _LONG_S = 500e-6
-# A rank that has been idle for long takes a third of a percent of a core.
+# A rank that has long been idle takes 0.3 % of a core.
 _IDLE_PART, _LONGEST_S = 1 / 1000, 5e-3
 _MOSTLY = 0.5
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
@@ -34,7 +34,7 @@ class Pauses:
         clock: Callable[[], float] = time.monotonic,
         computed: Callable[[], float] = lambda: time.process_time() - time.thread_time(),
     ) -> None:
-        """is_crowded: there are more ranks on this machine than cores. clock: in seconds.
+        """is_crowded: more ranks than cores on this machine. clock: in seconds.
 
         computed: the CPU time that other threads of this process have taken, in seconds.
         """
@@ -43,12 +43,12 @@ class Pauses:
         self.begin()
 
     def begin(self) -> None:
-        """Something has come, and the next is waited for."""
+        """A message has arrived: a new wait begins."""
         self._since = self._last = self._clock()
         self._last_computed = self._computed()
 
     def next(self) -> float:
-        """Seconds to sleep, for nothing has come."""
+        """Seconds to sleep, as no message has arrived."""
         now, computed = self._clock(), self._computed()
         is_computing = computed - self._last_computed > _MOSTLY * (now - self._last)
         self._last, self._last_computed = now, computed
@@ -61,5 +61,5 @@ class Pauses:
 
 
 def sleep_exactly() -> None:
-    """From now on this thread's sleeps end on time, and not up to 50 us later."""
+    """Makes this thread's sleeps end on time instead of up to 50 us later."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -1,9 +1,9 @@
-"""Before layers are split: ranks measure themselves and the ways between them, and rank 0 hears it.
+"""Measuring before layers are split: ranks measure themselves and their links for rank 0.
 
-Stages of one process are all alike, and are measured as one.
+Stages of one process are alike: one measurement stands for all.
 
-Whoever waits for an answer to a ping is measured as it is: a message is found late where a rank
-sleeps, as one does that waits for a run.
+A ping measures links under the conditions of a run: a rank that waits sleeps between looks, and so
+finds a message late.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyflow.cluster.planning.plan import ClusterProfile
 from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
 from pyflow.cluster.run.drafts import OpenDrafts, no_drafts
 from pyflow.cluster.run.stage import Sizes
-from pyflow.cluster.run.worker import Worker, raised
+from pyflow.cluster.run.worker import Worker, raised, unexpected
 from pyflow.cluster.supervise.lifeline import here
 from pyflow.cluster.wire.messages import (
     Failure,
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind")
 
-# Pings of one row, with pauses as long as a stage may compute; and of so many bytes, in a row.
+# Pings of one row, with pauses as long as a stage computes; then large ones without pauses.
 _N_PINGS, _PAUSE_S = 9, 0.004
 _N_LARGE, _LARGE_NBYTES = 3, 1 << 20
-_BY_REFERENCE = 1e18  # bytes a second, of what is not copied
+_BY_REFERENCE = 1e18  # bytes per second, if nothing is copied
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was measured; read_bytes_per_s, hellos: by rank.
+    """The measurement. read_bytes_per_s, hellos: by rank.
 
-    draft_ms: of a guess, where another rank than 0 guesses.
+    draft_ms: per drafted token, if another rank than 0 drafts.
     """
 
     pipeline: ClusterProfile
@@ -69,7 +69,7 @@ class Survey:
     draft_ms: float | None = None
 
     def drafts(self, drafts: Drafts | None) -> Drafts | None:
-        """The same with the time that they take."""
+        """The same drafts with their measured time."""
         if drafts is None or self.draft_ms is None:
             return drafts
         return replace(drafts, ms=self.draft_ms)
@@ -77,10 +77,10 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Surveyor:
-    """A rank, as far as it measures and is measured.
+    """One rank of a survey.
 
-    send: to a rank. take: the next message for this one, in the thread that measures. draft: the
-    model that guesses here, on a rank of its own.
+    send: to a rank. take: waits for the next message to this one. draft: this rank's draft model,
+    if it only drafts.
     """
 
     rank: int
@@ -92,8 +92,8 @@ class Surveyor:
     draft: LoadedModel | None = None
 
     def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
-        """On rank 0: has all ranks measured, which must `assist`. sizes: of the caches to be.
-        drafters: ranks that guess, the last one for rank 0.
+        """On rank 0: measures all ranks, while the others `assist`. sizes: of the future caches.
+        drafters: ranks that draft, the last one for rank 0.
 
         All measure themselves at once, as they compute when many runs are on their way. Takes a
         second or two, and some milliseconds more for each rank.
@@ -122,9 +122,9 @@ class Surveyor:
         return Survey(pipeline, reads, draft_ms=profiles[drafter].draft_ms if drafter else None)
 
     def greet(self) -> tuple[Hello, ...]:
-        """On rank 0: what the ranks say of themselves, which the others have sent.
+        """On rank 0: the Hello of every rank.
 
-        PyflowError unless they can be a pipeline.
+        PyflowError unless they can form a pipeline.
         """
         hellos = {0: hello(0, self.checkpoint)}
         while len(hellos) < self.n_ranks:
@@ -135,7 +135,7 @@ class Surveyor:
         return found
 
     def assist(self) -> Message:
-        """On another rank: measures what it is asked to, until something else comes, returned."""
+        """On another rank: measures on request. Returns the first message of another kind."""
         while True:
             match message := self.take():
                 case Ping(is_back=False):
@@ -153,12 +153,12 @@ class Surveyor:
                     return message
 
     def _link(self, to: int) -> Link:
-        """Half of a way there and back; what bytes add to its time is taken to be their rate."""
+        """Latency: half a small round trip. Rate: bytes over the extra time of a large one."""
         n_embd = build_spec(self.checkpoint).n_embd
         n_rows = max(2, _LARGE_NBYTES // (4 * n_embd))
         small = statistics.median(self._ping(to, (1, n_embd), _N_PINGS, _PAUSE_S))
         large = min(self._ping(to, (n_rows, n_embd), _N_LARGE, 0.0))
-        # Of what a small message takes, part is waiting to be found; of a large one perhaps less.
+        # A small message spends part of its time unread; a large one possibly less.
         return Link(small, 4 * n_rows * n_embd / max(large - small, 0.1 * large))
 
     def _ping(self, to: int, shape: tuple[int, int], n: int, pause_s: float) -> Iterator[float]:
@@ -209,7 +209,7 @@ def survey_threads(
 
 
 def _queue_s() -> float:
-    """Until a thread that waits gets what another one has put into its queue."""
+    """Seconds until a waiting thread gets an item that another thread has queued."""
     there: SimpleQueue[bool] = SimpleQueue()
     back: SimpleQueue[bool] = SimpleQueue()
 
@@ -238,11 +238,10 @@ def survey(
     drafts: OpenDrafts | None = None,
     **sizes: Unpack[Sizes],
 ) -> Survey | None:
-    """On all ranks at the same time, with the model of each: what was measured, on rank 0.
+    """Called on all ranks together. Returns the survey on rank 0, and None on the others.
 
-    None on the others. drafters: ranks that guess; drafts: opens the models of one of them, there.
-    What goes wrong on any rank is raised on rank 0, as are differences between them
-    in what they must have in common.
+    drafters: ranks that draft. drafts: on one of these, opens its models. Rank 0 raises the errors
+    of all ranks, and differences in version or model between them.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
@@ -264,7 +263,7 @@ def survey(
             endpoint.send(0, hello(rank, own.checkpoint))
             message = own.assist()
             if not isinstance(message, Goodbye):
-                raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+                raise unexpected(rank, "measuring", message)
         return None
     finally:
         if rank == 0:

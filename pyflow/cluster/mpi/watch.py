@@ -1,7 +1,7 @@
-"""Whether the other ranks still live: they say so, and are missed when they do not.
+"""Heartbeats: a rank that has been silent for too long is lost.
 
-The head hears from all, the others from the head alone. It works without a supervisor and across
-machines; a rank that is stopped, or cut off, is found by its silence.
+Rank 0 hears from all ranks, the others from rank 0 alone. This works without a supervisor and
+across machines, also for a rank that is stopped or cut off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LATER_S = 1.0
 
 
 class Watch:
-    """Tells the others that this rank lives, and who among them has not been heard for too long.
+    """Sends this rank's heartbeats, and finds peers that have been silent for too long.
 
     A thread of its own calls `tick`.
     """
@@ -33,11 +33,11 @@ class Watch:
         lose: Callable[[Loss], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """pulse: tells a rank what this one does, at once or not at all. lose: is told once."""
+        """pulse: sends a heartbeat to a rank, without waiting. lose: called once, with the loss."""
         self._hosts, self._pulse, self._lose, self._clock = hosts, pulse, lose, clock
         self.peers = [*range(1, len(hosts))] if rank == 0 else [0]
         self.timeout_s = timeout_s
-        # What the head says of a silent rank goes first; if it is silent itself, one after another.
+        # Rank 0 reports a silent rank first; if rank 0 is silent itself, the others report in turn.
         self._limit_s = timeout_s + rank * _LATER_S
         self.interval_s = min(_MOST_INTERVAL_S, timeout_s / 4)
         self.phases = dict.fromkeys(self.peers, "starting")
@@ -53,7 +53,7 @@ class Watch:
         self._thread.start()
 
     def heard(self, rank: int, phase: str | None = None) -> None:
-        """Something has come from this rank; a pulse tells what it does."""
+        """A message has arrived from this rank. phase: of a heartbeat."""
         if rank in self._heard:
             self._heard[rank] = self._clock()
             if phase is not None:
@@ -63,14 +63,14 @@ class Watch:
         """Once per interval."""
         now = self._clock()
         if now - self._last > self.timeout_s / 2:
-            # This process was stopped itself, and what came meanwhile has not been read yet.
+            # This process was stopped itself, and has not read the heartbeats of that time yet.
             self._heard = dict.fromkeys(self.peers, now)
         self._last = now
         if not self._leaving:
             for rank in self.peers:
                 self._pulse(rank)
         for rank in self.peers:
-            # Who leaves says nothing more, but the others should follow soon.
+            # A rank that leaves sends nothing more, but the others should follow soon.
             limit_s = self._limit_s * (2 if self.phases[rank] == LEAVING else 1)
             if now - self._heard[rank] > limit_s and not self._lost:
                 self._lost = True
@@ -78,7 +78,7 @@ class Watch:
                 self._lose(Loss(rank, self._hosts[rank], self.phases[rank], why))
 
     def leave(self) -> None:
-        """Tells the others so; no pulse is sent from now on."""
+        """Reports that this rank leaves, and sends no further heartbeats."""
         self._leaving = True
         for rank in self.peers:
             self._pulse(rank)

@@ -1,7 +1,7 @@
 """How the layers of a model are split over the ranks of a pipeline.
 
-A stage is a rank with a contiguous range of layers. The first stage holds the embedding too, the
-last one the head of the model. Ranks without layers are no stages: nothing passes through them.
+A stage is a rank with a contiguous range of layers. The first stage also holds the embedding, and
+the last one the model's output head. Frames skip ranks without layers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Objective: TypeAlias = Literal["latency", "throughput"]
 class LayerCosts:
     """What the layers of a model need: bytes of weights and cache, and relative times.
 
-    tied_nbytes: what embedding and head share, which a rank with both holds once.
-    row_nbytes: what one row is between two stages. relative: empty where all layers are alike.
+    tied_nbytes: shared by embedding and head; a rank with both holds it once.
+    row_nbytes: of one row between two stages. relative: empty if all layers are alike.
     """
 
     nbytes: tuple[int, ...]
@@ -44,7 +44,7 @@ class ClusterProfile:
     """Ranks in the order of the pipeline, the links between them, and the model to split.
 
     Runs come from the first rank and draws go back to it, whether it holds layers or not.
-    drafter: the index of the rank that guesses.
+    drafter: the index of the rank that drafts.
     links: by the numbers of both ranks, either first. Those of neighbours are needed; one that
     skips ranks and was not measured is taken to be no better than any link that it skips.
     """
@@ -73,7 +73,7 @@ class ClusterProfile:
             _at_least(1, f"link {pair}: bytes_per_s", link.bytes_per_s)
 
     def link(self, i: int, j: int) -> Link:
-        """Between the i-th rank and the j-th, another one."""
+        """Between the i-th rank and the j-th."""
         a, b = self.ranks[i].rank, self.ranks[j].rank
         if found := self.links.get((a, b)) or self.links.get((b, a)):
             return found
@@ -81,7 +81,7 @@ class ClusterProfile:
         return Link(max(link.latency_s for link in way), min(link.bytes_per_s for link in way))
 
     def nbytes(self, part: range) -> int:
-        """Of some layers, with embedding and head where these belong to them."""
+        """Of some layers; the first one brings the embedding, and the last one the head."""
         first, last = part.start == 0, part.stop == len(self.layers.nbytes)
         ends = first * self.layers.embedding_nbytes + last * self.layers.head_nbytes
         tied = first * last * self.layers.tied_nbytes
@@ -90,7 +90,7 @@ class ClusterProfile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The layers of a rank, perhaps none; ms that it needs for a run, bytes that it holds."""
+    """The layers of a rank, possibly none; its ms per run and the bytes that it holds."""
 
     profile: RankProfile
     layers: range
@@ -100,10 +100,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """The parts of all ranks, and what is expected of them.
+    """The parts of all ranks, and their expected times.
 
-    token_ms: from token to token in plain decoding, a row at a time.
-    run_ms: from run to run of n_rows, with many in flight; as long as `slowest` needs for one.
+    token_ms: between tokens in plain decoding, one row at a time.
+    run_ms: between runs of n_rows with many in flight: the time of the `slowest` stage or link.
     """
 
     parts: tuple[Part, ...]
@@ -126,8 +126,8 @@ def split(
     one_of("objective", objective, get_args(Objective))
     limit: float = math.inf
     if objective == "throughput":
-        # Not in one go: of two beginnings the one whose slowest stage is faster may have the larger
-        # sum, which is all that is left of it if a slower stage follows.
+        # Two passes: of two prefixes, the one with the faster slowest stage may have the larger
+        # sum, and only the sum matters once a slower stage follows.
         limit = _best(pipeline, n_rows, limit, sums=False)[0][2]
     stages = dict(_best(pipeline, n_rows, limit)[1])
     ranges = [stages.get(i, range(0)) for i in range(len(pipeline.ranks))]
@@ -137,9 +137,9 @@ def split(
 def evaluate_split(
     pipeline: ClusterProfile, ranges: Sequence[range], *, n_rows: int = 1
 ) -> SplitPlan:
-    """What is expected of a split, by the layers of each rank as parse_layers returns them.
+    """The expected times of a split, given the layers of each rank.
 
-    ResourceError names all ranks that have too little memory.
+    ResourceError names all ranks that lack memory.
     """
     stage, hop = _costs(pipeline, n_rows)
     stages = {i: stage(i, part) for i, part in enumerate(ranges) if part}
@@ -164,26 +164,26 @@ def evaluate_split(
 
 
 def parse_layers(text: str, n_layers: int, n_ranks: int) -> tuple[range, ...]:
-    """The layers of each rank, from how many these are: "10,8,6,6"; 0 where a rank holds none."""
+    """The layers of each rank from their counts, such as "10,8,6,6"; 0 is a rank without layers."""
     found, numbers = reprlib.repr(text), text.split(",")
     if not all(re.fullmatch(" *[0-9]{1,9} *", number) for number in numbers):
-        raise ShapeError(f"layers: expected how many for each rank, as 10,8,6,6, found {found}")
+        raise ShapeError(f"layers: expected a count for each rank, such as 10,8,6,6, found {found}")
     if len(numbers) != n_ranks:
         raise ShapeError(
             f"layers: expected {n_ranks} numbers, one for each rank, found {len(numbers)} in "
-            f"{found}; write 0 for a rank that is to hold none"
+            f"{found}; write 0 for a rank without layers"
         )
     ends = list(accumulate(map(int, numbers), initial=0))
     if off := n_layers - ends[-1]:
         raise ShapeError(
-            f"layers: expected {n_layers} in all, those of the model, found {ends[-1]} in {found}; "
+            f"layers: expected {n_layers} in total, as the model has, found {ends[-1]} in {found}; "
             f"{'add' if off > 0 else 'take away'} {abs(off)}"
         )
     return tuple(range(a, b) for a, b in pairwise(ends))
 
 
 def describe(split: SplitPlan) -> tuple[list[tuple[str, ...]], list[str]]:
-    """A table, its heading first and then a row for each rank; and lines to go below it."""
+    """A table with a heading and a row per rank, and the lines below it."""
     table: list[tuple[str, ...]] = [("RANK", "HOST", "LAYERS", "MS", "MEMORY")]
     for part in split.parts:
         held = "none", "", ""
@@ -199,10 +199,10 @@ def describe(split: SplitPlan) -> tuple[list[tuple[str, ...]], list[str]]:
     ]
 
 
-# Bytes that are missing and ns of one row, of which the sum counts; ns of a run, of which the
-# greatest does. Compared in this order. Integers, so that equals are equal; infinite for never.
+# (missing bytes, ns per row, ns per run): the first two add up over stages, the third is a maximum.
+# Compared in this order. Integers, so that equal costs compare equal; infinite if impossible.
 _Cost: TypeAlias = tuple[float, float, float]
-# The cost of some stages, and what they are: index of the rank, layers.
+# The cost of some stages, and the stages: index of the rank, layers.
 _Chain: TypeAlias = tuple[_Cost, tuple[tuple[int, range], ...]]
 _NS = 10**6  # in a ms
 
@@ -210,16 +210,16 @@ _NS = 10**6  # in a ms
 def _costs(
     pipeline: ClusterProfile, n_rows: int
 ) -> tuple[Callable[[int, range], _Cost], Callable[[int, int], _Cost]]:
-    """Of the i-th rank as a stage with some layers, and of the way from the i-th rank to the j-th.
+    """The costs of the i-th rank as a stage with some layers, and of the link from rank i to j.
 
-    A run holds a link up by its bytes alone: its latency passes while others are on the way too.
+    A run occupies a link by its bytes alone: latencies of several runs overlap.
     """
     ranks, layers, n_layers = pipeline.ranks, pipeline.layers, len(pipeline.layers.nbytes)
     whole("n_rows", n_rows, 1, min(len(profile.layer_ms) for profile in ranks))
     relative = layers.relative or (1.0,) * n_layers
 
     def sums(layer_ms: float) -> list[int]:
-        """ns of the layers before each one."""
+        """Prefix sums of the layers' ns."""
         return list(accumulate((max(1, round(_NS * layer_ms * r)) for r in relative), initial=0))
 
     row, run = ([sums(profile.layer_ms[n - 1]) for profile in ranks] for n in (1, n_rows))
@@ -248,7 +248,7 @@ def _costs(
 def _best(pipeline: ClusterProfile, n_rows: int, limit: float, *, sums: bool = True) -> _Chain:
     """The chain of least cost without a stage or link slower than the limit.
 
-    A dynamic programme over (rank, its first layer), from the last rank to the first. Exact, since
+    Dynamic programming over (rank, its first layer), from the last rank to the first. Exact, since
     of two ways to go on the better one stays no worse, whatever goes before. sums: whether the ns
     of one row count.
     """

@@ -37,17 +37,17 @@ _NEAR = 0.99
 _SPECULATIVE = (1, 2, 3, 4, 6, 8)
 _ROWS = (1, 2, 3, 4)
 _MOST_TEXTS = 6
-# Of so many ranks at most, two runs are tried beside as many as ranks. More choose well without.
+# Up to this many ranks also try 2 runs in flight; the default is one per rank.
 _FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """ms that a guess takes, and how often it is right.
+    """ms per drafted token, and how often one is accepted.
 
-    beside: the head guesses while stages compute, so that it cannot be a stage itself; not where a
-    guess costs next to nothing, nor where guesses and stages wait for each other. n_asked: rows
-    that the drafter has the stages compute besides.
+    beside: rank 0 drafts while stages compute, so it should hold no layers. False if a draft costs
+    next to nothing, or if drafts and stages wait for each other. n_asked: rows that the drafter has
+    the stages compute.
     """
 
     ms: float
@@ -58,7 +58,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What is expected of a strategy on a split."""
+    """The expected speed of a strategy on a split."""
 
     strategy: Strategy
     split: SplitPlan
@@ -75,17 +75,17 @@ class Prediction:
 
 
 def acceptance(prior: float, n_decided: float, n_accepted: float) -> float:
-    """How often guesses are right, of which n_accepted of n_decided were: 0 to 1."""
+    """The posterior mean acceptance, 0 to 1, after n_accepted of n_decided drafted tokens."""
     return (prior * PRIOR_WEIGHT + n_accepted) / (PRIOR_WEIGHT + n_decided)
 
 
 def flights(n_nodes: int) -> tuple[int, ...]:
-    """Numbers of runs on their way that may be best for so many nodes."""
+    """Numbers of runs in flight that may be best for n_nodes."""
     return tuple(sorted({2, n_nodes // 2, n_nodes, 3 * n_nodes // 2} - {0}))
 
 
 def candidates(n_nodes: int) -> Iterator[tuple[str, Strategy]]:
-    """All that is worth trying, by name."""
+    """The strategies worth trying, by name."""
     yield "iterative", iterative()
     for n in _SPECULATIVE:
         yield "speculative", speculative(n)
@@ -104,14 +104,14 @@ def predictions(
 ) -> list[Prediction]:
     """The best of each kind, the fastest first; without drafts, plain decoding alone.
 
-    layers: of each rank, where they have been decided. Takes a second for a few ranks and two for
-    32; quickly, a tenth or two, by shorter texts. ResourceError where the model does not fit.
+    layers: of each rank, if they are fixed. Takes a second for a few ranks and two for 32; quickly,
+    0.1 to 0.2 s, by shorter texts. ResourceError if the model does not fit.
     """
     trial = _Trial(pipeline, drafts, layers, quickly)
     found = [trial.iterative()]
     if drafts is not None:
         found.append(trial.speculative())
-        # Where all memory is needed for layers, the head cannot guess beside them.
+        # If layers need all memory, rank 0 cannot draft beside them.
         with suppress(ResourceError):
             apart = pipeline if layers else _without_head(pipeline, drafts)
             found.append(_Trial(apart, drafts, layers, quickly).pipeinfer())
@@ -121,9 +121,9 @@ def predictions(
 def best_split(
     pipeline: ClusterProfile, make: Callable[[int], Strategy], drafts: Drafts | None = None
 ) -> Prediction:
-    """The best split for a strategy, which is made for a number of stages.
+    """The best split for the strategy that `make` returns for a number of stages.
 
-    ResourceError where the model does not fit.
+    ResourceError if the model does not fit.
     """
     found: list[Prediction] = []
     if drafts is not None and drafts.beside:
@@ -136,12 +136,12 @@ def best_split(
 def expected(
     pipeline: ClusterProfile, strategy: Strategy, layers: Sequence[range], drafts: Drafts
 ) -> Prediction:
-    """What is quickly expected of a strategy on a split that has been decided."""
+    """A quick prediction for a strategy on a fixed split."""
     return _Trial(pipeline, drafts, layers, quickly=True).one(strategy)
 
 
 def choose(found: Sequence[Prediction]) -> Prediction:
-    """The fastest, or what does without more guesses and is about as fast."""
+    """The fastest, or a simpler one within 1 % of it."""
     best = max(found, key=_rate)
     near = [each for each in found if _rate(each) >= _NEAR * _rate(best)]
     return min(near, key=lambda each: get_args(Kind).index(each.kind))
@@ -162,7 +162,7 @@ class _Trial:
         self._is_fixed = layers is not None
         self._fine = _ROUGH if quickly else _FINE
         self._latency = split(pipeline) if layers is None else evaluate_split(pipeline, layers)
-        # Else what is best for one row is so for several.
+        # With equal ranks, the best split for one row is also the best for several.
         self._is_uneven = len({profile.layer_ms for profile in pipeline.ranks}) > 1
         self._times = cache(partial(cluster_times, pipeline, draft_ms=self._drafts.ms))
 
@@ -175,10 +175,10 @@ class _Trial:
         )
 
     def pipeinfer(self) -> Prediction:
-        """First the rows of a run, which matter most; then how many runs, and the policy.
+        """First the rows of a run, which matter most; then the runs in flight and the policy.
 
-        Where drafts are dear, longer runs may be best if there are just two of them, and not if
-        there are more: for few ranks both are tried.
+        With expensive drafts, long runs may be best with 2 in flight but not with more: for few
+        ranks both are tried.
         """
         n_nodes = len(self._pipeline.ranks)
         n_most = max(2, n_nodes)
@@ -197,7 +197,7 @@ class _Trial:
         return max([best, *fine], key=_rate)
 
     def splits_for(self, make: Callable[[int], Strategy]) -> Iterator[Prediction]:
-        """A strategy on each split that may suit it."""
+        """The strategy on each candidate split."""
         for found in self._splits():
             strategy = make(sum(1 for part in found.parts if part.layers))
             yield self._try(strategy, found, self._fine)
@@ -208,7 +208,7 @@ class _Trial:
         return self._try(strategy, self._latency, self._fine)
 
     def _splits(self) -> Iterator[SplitPlan]:
-        """For few runs on their way, and for many, of one row or of several."""
+        """For few runs in flight and for many, of one row or of several."""
         tried = {_ranges(self._latency)}
         yield self._latency
         if self._is_fixed:
@@ -221,7 +221,7 @@ class _Trial:
                 yield found
 
     def _finest(self, rough: Sequence[Prediction]) -> Prediction:
-        """The best by a longer text, of those that are best by a short one."""
+        """The best on a longer text, among the best three on a short one."""
         if self._fine == _ROUGH:
             return max(rough, key=_rate)
         short = sorted(rough, key=_rate)[-3:]
@@ -250,7 +250,7 @@ def _rate(prediction: Prediction) -> float:
 
 
 def _without_head(pipeline: ClusterProfile, drafts: Drafts) -> ClusterProfile:
-    """Where the head is busy with guesses while stages compute, it should be no stage."""
+    """The cluster without layers on rank 0, if that drafts while stages compute."""
     if not drafts.beside:
         return pipeline
     head, *others = pipeline.ranks

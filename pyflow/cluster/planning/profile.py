@@ -1,7 +1,7 @@
-"""What a rank takes for the layers of a model, and what these need: for a split of them.
+"""A rank's measured times, and the memory that a model's layers need.
 
-A rank computes some real layers from the middle of the model, as many as an even split would give
-it but no more than fit its time and memory; embedding and head are told from their bytes.
+A rank computes real layers from the middle of the model: as many as in an even split, limited by
+time and memory. The times of embedding and head are estimated from their bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
 
 N_ROWS = 8
-# Layers of so many bytes are measured: more than most caches hold, and loaded in some tenths of a
-# second. What a rank is to hold may fit into its cache, so there are no more than it may get.
+# Bytes of layers to measure: more than most caches hold, and loaded in a few tenths of a second.
+# Never more layers than the rank may get, because those may fit into its cache.
 _NBYTES = 64 << 20
-# Times of each number of rows, of which the median counts; fewer where they take longer than that.
+# Repeats per number of rows, of which the median counts; fewer once they take _MOST_S.
 _REPEATS, _MOST_S = 5, 0.5
 _PROBES = 3  # of the read rate, the best of which counts
-# A rank's memory that is left to the system, Python and what is allocated on the way.
+# The share of memory kept free for the system, Python and temporary allocations.
 _SPARE = 0.05
 
 
@@ -48,10 +48,10 @@ def profile_rank(
     pool: _core.ThreadPool,
     draft: LoadedModel | None = None,
 ) -> Profile:
-    """What this rank measures of itself, in half a second or two. Nothing stays loaded.
+    """This rank's own measurement; takes 0.5 to 2 s, and nothing stays loaded.
 
-    max_nbytes is what the system has left; see `shared`. draft: what guesses here, on a rank of its
-    own, which has no room for layers.
+    max_nbytes is the free memory of the system; see `shared`. draft: the draft model, on a rank
+    that only drafts and holds no layers.
     """
     planned = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
     nbytes = [stage.token_bytes for stage in planned]
@@ -79,7 +79,7 @@ def profile_rank(
 
 
 def draft_ms(model: LoadedModel) -> float:
-    """ms that a draft model takes for a guess."""
+    """ms per token of a draft model."""
     with model.context(2 + _REPEATS, n_batch=1) as context:
         samples = []
         for _ in range(2 + _REPEATS):
@@ -96,8 +96,8 @@ def drafts_by(
     n_asked: int = 0,
     elsewhere: bool = False,
 ) -> Drafts:
-    """What guesses of a draft model take; None: those of lookup in the text, or of a method that
-    asks for so many rows.
+    """The costs of a draft model's drafts. None: of lookup in the text, or of a method that has
+    n_asked rows computed.
 
     right: how often they are; None is what is known of others. elsewhere: on another rank, whose
     survey will tell the time.
@@ -111,9 +111,9 @@ def drafts_by(
 
 
 def shared(profiles: Sequence[RankProfile], n_scratch: int) -> tuple[RankProfile, ...]:
-    """The same ranks with what is left to each for layers where those of a host share its memory.
+    """The same ranks with max_nbytes for layers: ranks of one host share its memory.
 
-    n_scratch: bytes that each rank needs besides. Who may use none guesses, and gets none.
+    n_scratch: other bytes that each rank needs. Ranks that draft have max_nbytes 0 and keep it.
     """
     found = [profile for profile in profiles if not profile.max_nbytes]
     by_host = sorted((p for p in profiles if p.max_nbytes), key=attrgetter("host"))
@@ -128,7 +128,7 @@ def shared(profiles: Sequence[RankProfile], n_scratch: int) -> tuple[RankProfile
 def layer_costs(
     checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool, sizes: Sizes
 ) -> tuple[LayerCosts, int]:
-    """What the model's layers need with caches of these sizes, and a rank's scratch besides."""
+    """The costs of layers with caches of these sizes, and the scratch bytes of a rank."""
     args = context_sizes(spec, sizes)
     stages = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
     memory = [_core.Context.memory(stage, **args) for stage in stages]  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def _ends(
 
 
 def _times(stage: _core.Stage, n_embd: int) -> list[float]:
-    """ms of 1, 2, ... rows; never more than of more rows, for noise only makes runs longer."""
+    """ms of 1, 2, ... rows, made monotonic: noise only makes runs longer."""
     context = _core.Context(stage, n_ctx=2 * N_ROWS, n_seq_max=1, n_batch=N_ROWS, cache_type="f16")
     rows = np.random.default_rng(1).standard_normal((N_ROWS, n_embd)).astype(np.float32)
     samples: list[list[float]] = [[] for _ in range(N_ROWS)]

@@ -1,4 +1,4 @@
-"""A pipeline in virtual time: ranks and links as they were measured, and a text that is made up."""
+"""A measured cluster in virtual time, writing a text of the toy model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.wire.messages import Frame, Link
 
 _INSTANT = Link(0.0, 1e18)
-# Texts of which the most typical ones are taken.
+# Texts among which `typical_seeds` sorts.
 _N_TEXTS = 48
 
 
@@ -40,9 +40,9 @@ def simulate(
     seed: int = 0,
     n_asked: int = 0,
 ) -> Trace:
-    """A text of n_tokens; it is the same for all pipelines, and so is the drafter's luck.
+    """Writes n_tokens. Text and drafts depend on the seed alone, not on the pipeline.
 
-    n_asked: rows that the drafter always has a question about.
+    n_asked: rows that the drafter asks about in every run.
     """
     language = Language(1)
     job = Job(prompt=[0], n_predict=n_tokens, n_ctx=n_tokens + 1024)
@@ -55,12 +55,12 @@ def simulate(
 def cluster_times(
     pipeline: ClusterProfile, ranges: Sequence[range], *, draft_ms: float
 ) -> ClusterTimes:
-    """How long everything takes on these ranks. ResourceError names those that lack memory."""
+    """The durations on these ranks. ResourceError names those that lack memory."""
     n_most = min(len(profile.layer_ms) for profile in pipeline.ranks)
     splits = [evaluate_split(pipeline, ranges, n_rows=n) for n in range(1, n_most + 1)]
     places = [i for i, part in enumerate(ranges) if part]
     links = {(i, i + 1): pipeline.link(a, b) for i, (a, b) in enumerate(pairwise(places))}
-    # The head is on rank 0, and the drafter beside it or on a rank of its own.
+    # The driver is on rank 0; the drafter is beside it or on a rank of its own.
     first, last = (pipeline.link(0, i) if i else _INSTANT for i in (places[0], places[-1]))
     links |= {(HEAD, 0): first, (len(places) - 1, HEAD): last}
     to_drafter = pipeline.link(0, pipeline.drafter) if pipeline.drafter else _INSTANT
@@ -76,7 +76,7 @@ def cluster_times(
 
 
 def in_turns(times: ClusterTimes) -> ClusterTimes:
-    """Where drafter and first stage share a rank, and each has half of it when both work."""
+    """The same times if drafter and first stage share a rank: each runs at half speed."""
     first, *others = times.stage_s
     return replace(times, stage_s=[lambda n: 2 * first(n), *others], draft_s=2 * times.draft_s)
 

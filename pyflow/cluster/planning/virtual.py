@@ -1,4 +1,4 @@
-"""A pipeline in virtual time: the real scheduler and messages, on ranks that only take time.
+"""A pipeline in virtual time: the real scheduler and messages, on simulated ranks and links.
 
 Every rank does one thing at a time, every link delivers in order: a message leaves when the one
 before it has left, and arrives `latency` after its last byte. Cancellations travel beside the
@@ -33,14 +33,14 @@ from pyflow.errors import PyflowError
 
 
 class Executor(Protocol):
-    """What a stage makes of a frame; with skip, its run is left out."""
+    """The stage's output for a frame; with skip, its run is skipped."""
 
     def handle(self, frame: Frame, skip: bool = False) -> Frame | Result | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTimes:
-    """How long everything takes.
+    """The durations of a cluster.
 
     stage_s: per stage, seconds of a run by its number of rows. n_layers: of each stage, between
     which a run can be stopped. draft_s: seconds of one guess; what the drafter reads costs nothing.
@@ -58,7 +58,7 @@ class ClusterTimes:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened when."""
+    """The events of a job and their times."""
 
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Trace:
 
     @property
     def ttft_s(self) -> float:
-        """From the end of the prompt to the first token after that, as PipeInfer counts it."""
+        """From the end of the prompt to the first token after it, as PipeInfer counts it."""
         return self.times[1] - self.times[0]
 
     @property
@@ -81,12 +81,12 @@ class Trace:
 
     @property
     def gaps_s(self) -> list[float]:
-        """From token to token after the prompt; 0 between those that came in one go."""
+        """Between tokens after the prompt; 0 between tokens that arrived together."""
         return [b - a for a, b in pairwise(self.times)]
 
     @property
     def utilisation(self) -> list[float]:
-        """By stage: the part of the time that it was busy."""
+        """The share of time that each stage was busy."""
         return [busy / self.end_s for busy in self.busy_s]
 
     @property
@@ -110,7 +110,7 @@ class _Stage:
     begun: float = 0.0
     ends: float = 0.0
     token: int = 0
-    """Of the event that ends what runs; an older one has been overtaken."""
+    """Of the event that ends the current run; older events are ignored."""
     stopped: bool = False
 
 
@@ -126,7 +126,7 @@ class VirtualPipeline:
         *,
         jitter: Callable[[float], float] = lambda s: s,
     ) -> None:
-        """jitter: makes another duration of each one, to shake the order of events."""
+        """jitter: changes each duration, to shake the order of events."""
         self._scheduler = scheduler
         self._stages = [_Stage(executor) for executor in stages]
         self._times = times
@@ -142,7 +142,7 @@ class VirtualPipeline:
         self._done = False
 
     def run(self) -> Trace:
-        """The trace; PyflowError if nothing can happen any more and the job has not ended."""
+        """The trace. PyflowError if no event is left before the job has ended."""
         self._act(self._scheduler.start())
         while self._events:
             self._now, _, _, event = heapq.heappop(self._events)
@@ -158,13 +158,13 @@ class VirtualPipeline:
         n_bytes = _HEADER_NBYTES
         if isinstance(message, Frame) and message.hidden is not None and message.run:
             n_bytes += self._times.row_nbytes * message.run.n_rows
-        # Cancellations have a way of their own.
+        # Cancellations take a channel of their own.
         key = (src, dst, isinstance(message, Cancel))
         link = self._times.links.get((src, dst), self._times.link)
         left = max(self._now, self._links.get(key, 0.0))
         left += self._jitter(n_bytes / link.bytes_per_s)
         self._links[key] = left
-        # Results are looked at before anything else that happens at the same time.
+        # Results come before other events of the same time.
         self._at(left + link.latency_s, arrive, 0 if isinstance(message, Result) else 1)
 
     # The head.

@@ -1,4 +1,4 @@
-"""A rank's part in a pipeline: its stage, at work on what others send."""
+"""A rank's loop: its stage or drafter answers the messages of other ranks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NO_EPOCH = -1
 
 
 class Worker:
-    """One thread works; any thread delivers, which takes no time.
+    """One thread works; any thread delivers, without waiting.
 
-    Frames and cancellations count only within their epoch, that of the latest job delivered.
+    Frames and cancellations of other epochs than the latest delivered job's are dropped.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Worker:
         onward: int,
         send: Callable[[int, Message], None],
     ) -> None:
-        """onward: the rank with the next stage, once it is known. The head is on rank 0."""
+        """onward: the rank of the next stage, once it is known. The driver is on rank 0."""
         self._rank, self._host, self._send = rank, host, send
         self.onward = onward
         self.at: Callable[[str], None] = lambda _: None
-        """Is told what is done."""
+        """Reports the current phase."""
         self.epoch = _NO_EPOCH
         """Of the job that drafts are made for."""
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
@@ -51,7 +51,7 @@ class Worker:
         self._dismissed = False
 
     def deliver(self, source: int, message: Message | PyflowError) -> None:
-        """A message for this rank, or why one of the source's was none."""
+        """Takes a message for this rank, or the error of bytes that were none."""
         stage = self._stage
         match message:
             case Cancel():
@@ -69,12 +69,12 @@ class Worker:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """Leaves out the run in progress and those that wait, until the next job."""
+        """Skips the run in progress and those that wait, until the next job."""
         if self._stage is not None:
             self._stage.stop()
 
     def take(self) -> Message:
-        """The next message, once there is one; raises what was none."""
+        """Waits for the next message; raises the error of bytes that were none."""
         message = self._inbox.get()
         if isinstance(message, PyflowError):
             raise message
@@ -82,7 +82,7 @@ class Worker:
         return message
 
     def work(self, stage: Stage | None) -> None:
-        """Has the stage do what comes, until the head says goodbye. None: nothing should come."""
+        """The stage handles messages until Goodbye. None: this rank holds no layers."""
         self._stage = stage
         while not isinstance(message := self.take(), Goodbye):
             match message:
@@ -103,10 +103,11 @@ class Worker:
                         if out is not None:
                             self._send(self.onward if isinstance(out, Frame) else 0, out)
                 case _:
-                    raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+                    state = "working" if stage is not None else "without layers"
+                    raise unexpected(self._rank, state, message)
 
     def draft(self, drafter: PipelineDrafter, to: int = 0) -> None:
-        """Has the drafter answer the latest request, until the head says goodbye.
+        """The drafter answers the latest request, until Goodbye.
 
         to: the rank that asks.
         """
@@ -124,11 +125,11 @@ class Worker:
                         if drafted is not None:
                             self._send(to, drafted)
                 case _:
-                    raise PyflowError(f"nobody here waits for a {type(message).__name__}")
+                    raise unexpected(self._rank, "drafting", message)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Tells the head what is raised within; left only when the head has said goodbye."""
+        """Reports what is raised within to the driver, and waits for its Goodbye."""
         try:
             yield
         except BaseException as error:
@@ -137,8 +138,16 @@ class Worker:
             self._dismissed = isinstance(self._inbox.get(), Goodbye)
 
 
+def unexpected(rank: int, state: str, message: Message) -> PyflowError:
+    """The error of a message that a rank does not expect in its state."""
+    return PyflowError(
+        f"rank {rank}: unexpected message {type(message).__name__} in state {state!r}; "
+        "run the same pyflow on all ranks"
+    )
+
+
 def failure(rank: int, host: str, error: BaseException) -> Failure:
-    """What the head gets to know of an error, as far as it goes into a message."""
+    """An error as a message, cut to MAX_TEXT bytes."""
     is_own = isinstance(error, PyflowError)
     kind = type(error).__name__
     data = f"{host}: {'' if is_own else f'{kind}: '}{error}".encode(errors="replace")
@@ -147,7 +156,7 @@ def failure(rank: int, host: str, error: BaseException) -> Failure:
 
 
 def raised(failure: Failure) -> PyflowError:
-    """The error on another rank, as one of the same class where that is one of ours."""
+    """The error of another rank, of the same class if that is one of pyflow's."""
     known = (FormatError, ShapeError, UnsupportedError, ResourceError)
     kind = next((kind for kind in known if kind.__name__ == failure.kind), PyflowError)
     return kind(f"rank {failure.rank} on {failure.reason}")

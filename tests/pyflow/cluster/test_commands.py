@@ -195,7 +195,7 @@ def test_three_supervised_ranks_answer_a_question(start: Start, smollm2: str) ->
     done = start(3, *chat, stdin=question, supervised=True)
     assert (done.returncode, "Paris" in done.stdout) == (0, True), done.stderr
     why, layers, *_ = done.stderr.splitlines()
-    assert re.fullmatch(r".*: [0-9.]+ tokens/s expected, .* if 40% of guesses are right", why)
+    assert re.fullmatch(r".*: [0-9.]+ tokens/s expected, .* 40% .*", why)
     counts = re.match(r"layers (\d+),(\d+),(\d+), measured in [0-9.]+ s: ", layers)
     assert counts is not None
     assert sum(map(int, counts.groups())) == 30

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,23 +21,24 @@ def test_layers_by_hand_are_ranges_of_these_lengths(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "values"),
     [
-        ("10,8,6", "expected 4 numbers, one for each rank, found 3 in '10,8,6'; write 0 for"),
-        ("10,8,6,6,0", "expected 4 numbers, one for each rank, found 5"),
-        ("10,8,6,4", "expected 30 in all, those of the model, found 28 in '10,8,6,4'; add 2"),
-        ("10,8,6,9", "found 33 in '10,8,6,9'; take away 3"),
-        ("10,8,-6,6", "expected how many for each rank, as 10,8,6,6, found '10,8,-6,6'"),
-        ("10,8,6.0,6", "found '10,8,6.0,6'"),
-        ("10,8,,6", "found '10,8,,6'"),
-        ("", "found ''"),
-        ("10,8,٦,6", "expected how many"),
-        ("1" * 10_000, "expected how many"),
+        ("10,8,6", ["expected 4", "found 3", "'10,8,6'", "0"]),
+        ("10,8,6,6,0", ["expected 4", "found 5"]),
+        ("10,8,6,4", ["30", "28", "'10,8,6,4'", "add 2"]),
+        ("10,8,6,9", ["30", "33", "'10,8,6,9'", "3"]),
+        ("10,8,-6,6", ["10,8,6,6", "'10,8,-6,6'"]),
+        ("10,8,6.0,6", ["'10,8,6.0,6'"]),
+        ("10,8,,6", ["'10,8,,6'"]),
+        ("", ["''"]),
+        ("10,8,٦,6", ["10,8,٦,6"]),
+        ("1" * 10_000, ["111"]),
     ],
 )
-def test_a_wrong_split_by_hand_is_refused(text: str, complaint: str) -> None:
-    with pytest.raises(ShapeError, match=re.escape(complaint)) as caught:
+def test_a_wrong_split_by_hand_is_refused(text: str, values: list[str]) -> None:
+    with pytest.raises(ShapeError, match="layers") as caught:
         parse_layers(text, 30, 4)
+    assert [value for value in values if value not in str(caught.value)] == []
     assert len(str(caught.value)) < 200
 
 

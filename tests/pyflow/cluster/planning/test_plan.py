@@ -286,14 +286,14 @@ def test_embedding_and_head_count_as_time_and_memory_of_the_ends() -> None:
     pipeline = chain(first, last, layers=plain_layers(10))
     assert counts(split(pipeline, objective="throughput")) == [6, 4]
     full = rank(0, 1, max_nbytes=549), rank(1, 1, max_nbytes=570)
-    with pytest.raises(ResourceError, match=r"rank 0.*: 1 are missing"):
+    with pytest.raises(ResourceError, match=r"rank 0.*\b1\b"):
         evaluate_split(chain(*full, layers=plain_layers(10)), [range(5), range(5, 10)])
 
 
 def test_a_tied_head_is_held_once_by_a_rank_alone() -> None:
     layers = LayerCosts((10, 10), 100, 101, row_nbytes=8, tied_nbytes=100)
     assert counts(split(chain(rank(0, 1, max_nbytes=121), layers=layers))) == [2]
-    with pytest.raises(ResourceError, match="layers 0-1 take 121 bytes, it may use 120"):
+    with pytest.raises(ResourceError, match=r"layers 0-1 .*121.*120"):
         split(chain(rank(0, 1, max_nbytes=120), layers=layers))
 
 
@@ -335,13 +335,13 @@ def test_where_nothing_fits_the_error_names_ranks_and_bytes() -> None:
 
 def test_wrong_input_is_refused() -> None:
     two, layers = (rank(0, 1, 1), rank(1, 1)), plain_layers(4)
-    with pytest.raises(ShapeError, match=r"all neighbours, found none of \(0, 1\)"):
+    with pytest.raises(ShapeError, match=r"\(0, 1\)"):
         ClusterProfile(two, {}, layers)
-    with pytest.raises(ShapeError, match="each of them once"):
+    with pytest.raises(ShapeError, match=r"ranks"):
         chain(rank(1, 1), rank(1, 1), layers=layers)
-    with pytest.raises(ShapeError, match="one or more"):
+    with pytest.raises(ShapeError, match=r"ranks"):
         ClusterProfile((), {}, layers)
-    with pytest.raises(ShapeError, match="expected some with a time each, found 2, 1"):
+    with pytest.raises(ShapeError, match="found 2, 1"):
         chain(*two, layers=LayerCosts((1, 1), 0, 0, 4, relative=(1,)))
     with pytest.raises(ShapeError, match="found 0, 0"):
         chain(*two, layers=plain_layers(0))
@@ -353,5 +353,5 @@ def test_wrong_input_is_refused() -> None:
             chain(*two, layers=layers, link=link)
     with pytest.raises(ShapeError, match="n_rows: expected 1 to 1, found 2"):
         split(chain(*two, layers=layers), n_rows=2)
-    with pytest.raises(UnsupportedError, match="expected latency or throughput, found 'speed'"):
+    with pytest.raises(UnsupportedError, match=r"latency.*throughput.*'speed'"):
         split(chain(*two, layers=layers), objective="speed")  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def test_where_all_memory_is_needed_for_layers_none_is_left_for_a_head_apart() -
     cluster = pipeline(1, 1, max_nbytes=2050)
     found = by_kind(predictions(cluster, Drafts(ms=1, acceptance=0.8)))
     assert set(found) == {"iterative", "speculative"}
-    with pytest.raises(ResourceError, match=r"rank 0 .*are missing"):
+    with pytest.raises(ResourceError, match=r"rank 0 "):
         chosen(pipeline(1, 1, max_nbytes=1500), Drafts(ms=1, acceptance=0.8))
 
 

