@@ -1,4 +1,4 @@
-"""A pipeline over the ranks that mpiexec has started: the head on rank 0, the others serve."""
+"""A pipeline over ranks: the driver on rank 0, the others serve."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from pyflow.specs.model_spec import ModelSpec
 if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
 
-# What the head is given: the rank that it comes from, and a message or what went wrong there.
+# The driver's inbox: the sender, and its message or an error.
 _Item: TypeAlias = tuple[int, Message | BaseException]
 
 
@@ -65,13 +65,12 @@ def serve(
     drafters: Sequence[int] = (),
     drafts: OpenDrafts | None = None,
 ) -> Traffic:
-    """On a rank other than 0: works for the head until that says goodbye.
+    """On a rank other than 0: works for the driver until its Goodbye. Returns the bytes sent.
 
-    path: the model, of which this rank loads the layers that the head gives it, and no others.
-    make: of a `ModelStage`'s arguments what stands in for one. quantize: as for `load`, the same on
-    all ranks. drafters: ranks that guess and hold no layers; each corrects what the one before has
-    guessed, the last one is asked by the head. drafts: opens the models of this one, if it is one
-    of them. What goes wrong here is raised by the head. Returns what was sent.
+    path: the model; this rank loads only the layers that the driver assigns. make: builds a stage
+    from a `ModelStage`'s arguments. quantize: as for `load`, the same on all ranks. drafters: ranks
+    that draft and hold no layers. Each corrects the draft of the one before; the driver asks the
+    last. drafts: on a drafter, opens its models. The driver raises this rank's errors.
     """
     endpoint = Endpoint()
     rank = endpoint.rank
@@ -95,7 +94,7 @@ def serve(
         send, take = endpoint.send, worker.take
         surveyor = Surveyor(rank, endpoint.size, send, take, checkpoint, pool, *models[-1:])
         if not isinstance(setup := surveyor.assist(), Setup):
-            pass  # the head goes without this rank
+            pass  # the driver does without this rank
         elif models:
             with closing(by_models(models, n_ctx=setup.n_ctx, filler=filler)) as drafter:
                 worker.at = _telling(f"draft model {' and '.join(m.path.name for m in models)}")
@@ -112,7 +111,7 @@ def serve(
 
 
 def dismiss() -> None:
-    """On rank 0, where no pipeline will be made: ends the others, which wait for one."""
+    """On rank 0, without a pipeline: ends the other ranks, which wait for one."""
     endpoint = Endpoint()
     endpoint.start(lambda _source, _message: None)
     for rank in range(1, endpoint.size):
@@ -123,8 +122,8 @@ def dismiss() -> None:
 class MpiPipeline(Closing):
     """On rank 0: the stages of all ranks. One thread drives it.
 
-    Also a context manager: leaving it ends what the other ranks do. They wait for it from their
-    start: where rank 0 fails before, `dismiss` ends them.
+    Also a context manager: leaving it ends the other ranks. They wait for it from their start: if
+    rank 0 fails before, call `dismiss`.
     """
 
     def __init__(
@@ -138,13 +137,13 @@ class MpiPipeline(Closing):
         drafters: Sequence[int] = (),
         **sizes: Unpack[Sizes],
     ) -> None:
-        """path, pool, make, quantize: as for `serve`. layers: of each rank, or what decides about
-        them. drafters: ranks that serve with drafts, the last one for the head.
+        """path, pool, make, quantize: as for `serve`. layers: of each rank, or their splitter.
+        drafters: ranks that draft, the last one for the driver.
 
         Waits for all other ranks, but not for their weights.
 
-        PyflowError, which ends all ranks: they differ in what they must have in common, or one of
-        them has failed.
+        PyflowError, which ends all ranks: they differ in version or model, or one of them has
+        failed.
         """
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
@@ -157,7 +156,7 @@ class MpiPipeline(Closing):
         worker = Worker(0, here.host, 0, endpoint.send)
         endpoint.start(_sorter(worker, self._inbox))
         threads: list[Thread] = []
-        # Also called when the pipeline is forgotten, and before the interpreter ends.
+        # Also called when the pipeline is collected, and before the interpreter exits.
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
             here.at("opening the model")
@@ -184,7 +183,7 @@ class MpiPipeline(Closing):
             if stage := _stage(make, checkpoint, setup, 0, pool):
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
-            # The head's word for all of rank 0: its stage does what the head has just sent.
+            # The driver reports for all of rank 0: its stage computes the driver's latest frame.
             self._at = _telling(_named(ranges[0]))
             self._at("waiting for a job")
         except BaseException:
@@ -193,27 +192,27 @@ class MpiPipeline(Closing):
 
     @property
     def epoch(self) -> int:
-        """Of the present job, which its messages carry."""
+        """Of the current job; its messages carry it."""
         return self._epoch
 
     @property
     def draft_channel(self) -> DraftChannel | None:
-        """The rank that guesses, told of each job when that begins."""
+        """The rank that drafts, if there is one; `reset` tells it of each job."""
         return self if self._drafters else None
 
     def ask(self, request: DraftRequest) -> None:
-        """Has the rank that guesses do so; the draft is received among the results."""
+        """Requests a draft; it is received among the results."""
         self._endpoint.send(self._drafters[-1], request)
 
     @property
     def sent(self) -> Traffic:
-        """What this rank has sent to others so far."""
+        """The bytes that this rank has sent so far."""
         return self._endpoint.sent
 
     def send(self, frame: Frame) -> None:
-        """Gives the first stage a frame, behind those before it.
+        """Sends a frame to the first stage.
 
-        PyflowError for one of another job, whose result would never come.
+        PyflowError for a frame of another job, which would never have a result.
         """
         if frame.epoch != self._epoch:
             raise PyflowError(f"frame: expected epoch {self._epoch}, found {frame.epoch}")
@@ -222,15 +221,15 @@ class MpiPipeline(Closing):
         self._endpoint.send(self._stages[0], frame)
 
     def cancel(self, message: Cancel) -> None:
-        """Has the stages leave runs out. Safe at any time and from any thread."""
+        """Has the stages skip runs. Safe at any time and from any thread."""
         for rank in self._stages:
             self._endpoint.send(rank, message)
 
     def receive(self, timeout: float | None = None) -> Result | Drafted:
         """The next result of this job, in the order in which runs were sent, or what was posted.
 
-        Raises what was posted, or PyflowError with rank, host and reason for what has gone wrong
-        elsewhere, which has ended the pipeline; queue.Empty after `timeout` seconds.
+        Raises a posted error, or PyflowError with rank, host and reason for an error elsewhere,
+        which has ended the pipeline; queue.Empty after `timeout` seconds.
         """
         while True:
             rank, message = self._next(timeout)
@@ -239,16 +238,15 @@ class MpiPipeline(Closing):
                 return message
 
     def post(self, message: Drafted | BaseException) -> None:
-        """Has `receive` return a message from beside the stages, or raise. From any thread."""
+        """Has `receive` return a message, or raise an error. From any thread."""
         self._inbox.put((0, message))
 
     def reset(
         self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
     ) -> int:
-        """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
+        """Begins a job with the next epoch; runs of earlier jobs are dropped.
 
-        cut: is made first. Returns how many positions of sequence 0 have been kept, of the first
-        `keep`.
+        cut: made first. Returns how many of the first `keep` positions of sequence 0 are kept.
         """
         self._at("beginning a job")
         ranks = [*self._stages, *self._drafters]
@@ -265,11 +263,11 @@ class MpiPipeline(Closing):
             if (least := min(kept.values())) == keep:
                 return keep
             cut = None
-            keep = least  # which each stage must be able to go on from
+            keep = least  # all stages must continue from the same position
 
     @property
     def resident_nbytes(self) -> Sequence[int | None]:
-        """Of each rank, when the present job began; None of others than this without a part."""
+        """Of each rank, when the current job began; None for ranks without a part in it."""
         own = {0: resident_nbytes()}
         return [(own | self._resident).get(rank) for rank in range(self._endpoint.size)]
 
@@ -278,7 +276,7 @@ class MpiPipeline(Closing):
         self._finish()
 
     def _gather(self, own: Hello) -> list[Hello]:
-        """What all ranks say of themselves, rank 0 first."""
+        """The Hello of every rank, rank 0 first."""
         hellos = {0: own}
         while len(hellos) < self._endpoint.size:
             rank, message = self._next(None)
@@ -293,18 +291,18 @@ class MpiPipeline(Closing):
         elif isinstance(message, WireError) and rank != 0:
             message = PyflowError(f"rank {rank} on {self._endpoint.hosts[rank]}: {message}")
         if isinstance(message, BaseException):
-            self._inbox.put((rank, message))  # for whoever asks next
+            self._inbox.put((rank, message))  # for the next call
             raise message
         return rank, message
 
 
 def _onward(rank: int, ranges: Sequence[range]) -> int:
-    """The rank with the next stage; the results of the last one go to rank 0."""
+    """The rank of the next stage; the last stage sends to rank 0."""
     return next((i for i in range(rank + 1, len(ranges)) if ranges[i]), 0)
 
 
 def _beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
-    """The rank whose guesses this one corrects, and the one that it answers to."""
+    """The rank whose drafts this one corrects, and the rank that it answers."""
     if rank not in drafters:
         return None, 0
     at = drafters.index(rank)
@@ -312,7 +310,7 @@ def _beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
 
 
 def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
-    """On a rank that corrects guesses: what another one guesses, and what the head sends."""
+    """On a rank that corrects drafts: delivers drafts to the filler, the rest to the worker."""
 
     def deliver(source: int, message: Message | WireError) -> None:
         if isinstance(message, Drafted):
@@ -335,7 +333,7 @@ def _stage(
     rank: int,
     pool: _core.ThreadPool,
 ) -> Stage | None:
-    """What a rank computes with, if it holds any layers."""
+    """A rank's stage; None if it holds no layers."""
     layers = setup.layers[rank]
     if not layers:
         return None
@@ -354,18 +352,18 @@ def _stage(
 
 
 def _named(layers: range) -> str:
-    """For people; empty where there are none."""
+    """For people; empty if there are none."""
     return f"layers {layers.start} to {layers.stop - 1}" if layers else ""
 
 
 def _telling(part: str) -> Callable[[str], None]:
-    """Tells whoever watches this rank what it does, and with which part, if it has any."""
+    """Reports this rank's phase, with its part of the model if it has one."""
     with_part = f", {part}" if part else ""
     return lambda phase: here.at(phase + with_part)
 
 
 def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:
-    """On rank 0: what is for its stage, and what is for the head."""
+    """On rank 0: delivers messages to its stage or to the driver."""
 
     def deliver(source: int, message: Message | WireError) -> None:
         if isinstance(message, Frame | Begin | Cancel | Goodbye):
@@ -377,7 +375,8 @@ def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:
 
 
 def _work(worker: Worker, stage: Stage) -> None:
-    """The thread of rank 0's stage. It does not know the pipeline, which may so be forgotten."""
+    """The thread of rank 0's stage. It holds no reference to the pipeline, which can so be
+    collected."""
     with worker.reporting():
         worker.work(stage)
 
@@ -389,7 +388,7 @@ def _end(
         endpoint.send(rank, Goodbye(0))
     for thread in threads:
         while thread.is_alive():
-            worker.stop()  # once more, for a run that had just begun may not have seen it
+            worker.stop()  # again: a run that had just begun may have missed it
             thread.join(0.05)
     endpoint.leave()
     inbox.put((0, PyflowError("the pipeline has been closed")))

@@ -1,4 +1,4 @@
-"""What a pipeline is asked to do, and what comes of it."""
+"""A pipeline's job, and the actions and counts of its scheduler."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EndReason: TypeAlias = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One text to go on from.
+    """One text to continue.
 
-    prompt: tokens to read. committed: tokens drawn after them before the job was interrupted, of
-    the n_predict in all; they are computed as drawn tokens are, and told again. n_past: so many of
-    all these are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch:
-    rows of a run at most. n_partitions: sequences besides 0. window: the positions that the layer
-    sees that sees the fewest; None: all see all of them.
+    prompt: tokens to read. committed: the first of the n_predict tokens, drawn before a restart;
+    they are replayed as decoded tokens, and emitted again. n_past: how many of prompt and committed
+    are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch: maximum rows
+    of a run. n_partitions: sequences besides 0. window: the smallest window of any layer; None if
+    all layers see all positions.
     """
 
     prompt: Sequence[int]
@@ -35,20 +35,20 @@ class Job:
 
     @property
     def limit(self) -> int:
-        """Tokens that the text may come to have. The last one needs no cell, for it is not run."""
+        """Maximum tokens of the text. The last one is not run, and needs no cell."""
         return min(len(self.prompt) + self.n_predict, self.n_ctx + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """The text goes on by these tokens."""
+    """The text continues with these tokens."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The job is over, and nothing is on its way."""
+    """The job is over, and no run is in flight."""
 
     reason: EndReason
 
@@ -58,16 +58,16 @@ Action: TypeAlias = Frame | Cancel | DraftRequest | Emit | Done
 
 @dataclass(slots=True)
 class Counts:
-    """What became of runs and guesses."""
+    """Counts of runs and drafted tokens."""
 
     runs: int = 0
     rows: int = 0
     cancelled: int = 0
     drafted: int = 0
     decided: int = 0
-    """Guesses that the text has come to."""
+    """Drafted tokens at positions that the text has reached."""
     accepted: int = 0
     dry: int = 0
-    """Drafts that had no guess."""
+    """Empty drafts."""
     explored: int = 0
-    """Rows that only asked the model something."""
+    """Rows of questions."""

@@ -1,4 +1,4 @@
-"""Tokens that may or may not become text: runs on their way, and the chain of guesses."""
+"""Tokens that may become text: runs in flight, and the chain of drafted tokens."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Path:
         return self.start + len(self.tokens)
 
     def agrees(self, text: Sequence[int], since: int) -> bool:
-        """Whether the text goes on like it at the positions from `since` that both have."""
+        """Whether it equals the text at the common positions from `since` on."""
         first, end = max(since, self.start), min(len(text), self.end)
         return self.tokens[first - self.start : end - self.start] == list(text[first:end])
 
 
 @dataclass(slots=True)
 class Flight(Path):
-    """A run on its way: its tokens, after those that were guesses when it was sent."""
+    """A run in flight: its path of drafted tokens, then its own tokens."""
 
     run: Run
     dead: bool = False
     told: bool = False
-    """Stages know that it is dead."""
+    """The stages have been told that it is dead."""
 
     @property
     def seq(self) -> int:
@@ -41,11 +41,11 @@ class Flight(Path):
 
 @dataclass(slots=True)
 class Chain(Path):
-    """The newest token and what is guessed to follow; the first n_sent have been sent."""
+    """The newest token and the drafted tokens after it; the first n_sent have been sent."""
 
     n_sent: int = 0
     seq: int = 0
-    """The partition of its guesses; 0: it has none."""
+    """The partition of its drafted tokens; 0 if it has none."""
     n_asked: int = 0
 
     @property
@@ -53,7 +53,7 @@ class Chain(Path):
         return self.start + self.n_sent
 
     def cut(self, position: int) -> None:
-        """Forgets what lies before a position."""
+        """Drops the tokens before a position."""
         n = position - self.start
         del self.tokens[:n]
         self.n_sent -= n

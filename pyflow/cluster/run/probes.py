@@ -1,4 +1,4 @@
-"""What goes to and fro between scheduler and drafter: what each knows, asks and is told."""
+"""Requests to the drafter, and the questions that it asks the model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from pyflow.engine.cached_text import common_prefix
 
 
 class Inquiry:
-    """What the drafter asks the model. Questions wait for a run that begins with the newest token,
-    one set on its way at a time; answers wait for the drafter."""
+    """The drafter's questions and the model's answers.
+
+    Questions wait for a run that begins with the newest token, one set in flight at a time. Answers
+    wait for the next request.
+    """
 
     def __init__(self) -> None:
         self.answers: Answers | None = None
-        """The latest that came."""
+        """The latest answers."""
         self._waiting: Questions | None = None
         self._sent = False
 
     def ask(self, questions: Questions | None) -> None:
-        """In place of what waits. What has been answered meanwhile is not asked again."""
+        """Replaces the waiting questions. Questions already answered are dropped."""
         answered = questions and self.answers and questions.number <= self.answers.number
         self._waiting = None if answered else questions
 
     def send(self, n_rows: int, depth: int) -> Questions | None:
-        """What goes with a run that has room for so many rows and so many positions more."""
+        """The questions for a run with room for n_rows more rows and depth more positions."""
         found = self._waiting
         if self._sent or found is None or len(found.tokens) > n_rows or found.depth > depth:
             return None
@@ -30,8 +33,8 @@ class Inquiry:
         return found
 
     def hear(self, run: Run, result: Result) -> None:
-        """The result of a run, in the order of runs; one that was left out has lost its questions,
-        and the drafter will ask them again."""
+        """Takes the result of a run, in order. A skipped run loses its questions, and the drafter
+        asks them again."""
         if run.questions is None:
             return
         self._sent = False
@@ -40,19 +43,19 @@ class Inquiry:
 
 
 class Requests:
-    """What the drafter knows, and what is awaited from it."""
+    """The drafter's knowledge of the text, and the request that it has not answered yet."""
 
     def __init__(self) -> None:
         self.number = 0  # of the latest request
-        self.asked = 0  # the request that is awaited; 0: none
-        self.position = 0  # where its guesses begin
-        self.dry = False  # nothing was likely enough; until the next result
+        self.asked = 0  # the unanswered request; 0 if there is none
+        self.position = 0  # where its draft begins
+        self.dry = False  # the last draft was empty; until the next result
         self.n_dry = 0
         self._known: list[int] = []
-        self._n_text = 0  # so many of these are text for certain
+        self._n_text = 0  # how many of these are accepted text
 
     def tell(self, text: list[int], guesses: list[int]) -> tuple[int, tuple[int, ...]]:
-        """Of text and guesses: how many tokens are known, and the others. Begins a request."""
+        """Begins a request: how many tokens of text and drafts the drafter knows, and the rest."""
         self.number += 1
         base = text[self._n_text :] + guesses
         same = common_prefix(base, self._known[self._n_text :])

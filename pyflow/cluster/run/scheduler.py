@@ -1,22 +1,22 @@
-"""Who decides what runs: a state machine without clock or I/O.
+"""Decides what runs next: a state machine without clock or I/O.
 
 Messages come in, actions go out. The same scheduler serves MPI, threads and virtual time.
 
-Text is what has been accepted, prompt included; its cells lie in sequence 0 of every stage. Its
-newest token has been drawn but not run. A chain begins with that token and goes on with guesses;
-guesses run on a partition, a sequence that shares the text's cells. What has turned out right is
-shared back, what has not is removed, both by operations that travel before the next run and so
-reach every stage between the same two runs.
+Text is the accepted tokens, prompt included; its cells lie in sequence 0 of every stage. The newest
+token has been drawn but not run. A chain begins with it and continues with drafted tokens. Drafts
+run on a partition, a sequence that shares the text's cells. Accepted drafts are shared back, and
+rejected ones removed: both operations travel before the next run, and so reach every stage between
+the same two runs.
 
 1. Results come in the order of their runs.
-2. A run is left out only if no live run reads its cells.
-3. The newest token's run is never left out.
-4. A guess that is on its way and holds is not run again, unless the strategy redrafts.
-5. A run is sent only if there are cells for it.
-6. A run is sent only if all cells that are still to be shared back are in the window of what
-   follows it: where layers have one, a sequence gives up what lies before.
-7. What a drafter asks the model rides on a run of the newest token, if there is room for it. Its
-   rows are seen by no other ones and leave no cells, so that nothing depends on them.
+2. A run is skipped only if no live run reads its cells.
+3. The newest token's run is never skipped.
+4. A draft in flight that agrees with the text is not run again, unless the strategy redrafts.
+5. A run is sent only if it has cells.
+6. A run is sent only if all cells still to be shared back lie in the window of the next position:
+   with sliding windows, a sequence drops cells before it.
+7. A drafter's questions travel with a run of the newest token, if there is room. No other row sees
+   their rows, and they leave no cells: nothing depends on them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scheduler:
         self.text = [*job.prompt, *job.committed]
         self.counts = Counts()
         self.read = Counts()
-        """Of these, what went to the text that the job begins with."""
+        """The share spent on reading the text that the job begins with."""
         self._n_start = len(self.text)
         self._chain = Chain(self._n_start, [])
         self._flights: deque[Flight] = deque()
@@ -75,7 +75,7 @@ class Scheduler:
         self._out: list[Action] = []
         self._free = deque(range(1, job.n_partitions + 1))
         self._cells: dict[int, int] = {}  # own rows, by partition in use
-        self._n_zero = job.n_past  # positions of sequence 0 once all that was sent is done
+        self._n_zero = job.n_past  # positions of sequence 0 once all frames sent are done
         self._n_told = 0  # tokens of the text that samplers know
         self._n_frames = 0
         self._drafts = Requests()
@@ -84,7 +84,7 @@ class Scheduler:
 
     @property
     def in_flight(self) -> int:
-        """Runs on their way."""
+        """Runs sent and not yet returned."""
         return len(self._flights)
 
     @property
@@ -94,13 +94,13 @@ class Scheduler:
 
     @property
     def n_past(self) -> int:
-        """Tokens of the text whose cells are in sequence 0, once nothing is on its way."""
+        """Tokens of the text whose cells are in sequence 0, once no run is in flight."""
         return self._n_zero
 
     def start(self) -> list[Action]:
-        """The text, in chunks, each part in its regime, and what the drafter should read meanwhile.
+        """Runs of the text in chunks, each in its regime, and the drafter's first request.
 
-        Of a text that has ended the last token is not run, as it never was.
+        The last token of a text that has ended is not run: it needs no successor.
         """
         job, ended = self.job, self._ended
         if job.committed:
@@ -123,7 +123,7 @@ class Scheduler:
         return self._take()
 
     def on(self, message: Result | Drafted) -> list[Action]:
-        """What to do now that this has come."""
+        """The actions after this message."""
         if message.epoch != self.job.epoch:
             return []
         if isinstance(message, Drafted):
@@ -137,11 +137,11 @@ class Scheduler:
 
     def _drafted(self, drafted: Drafted) -> None:
         if drafted.request != self._drafts.asked:
-            return  # for a chain that is no more
+            return  # for a chain that has been dropped
         self._drafts.asked = 0
         self._inquiry.ask(drafted.questions)
         chain, tokens = self._chain, list(drafted.tokens)
-        # Meanwhile the text may have come to where the guesses begin, and further.
+        # Meanwhile the text may have reached the start of the draft, or passed it.
         known = self.text[self._drafts.position : chain.end]
         if tokens[: len(known)] != known[: len(tokens)]:
             return
@@ -173,7 +173,7 @@ class Scheduler:
             self._out.append(Done(self._ended))
 
     def _verify(self, run: Run, draws: Sequence[int]) -> None:
-        """Takes from the draws what goes on from the text."""
+        """Appends the draws that continue the text."""
         first = len(run.tokens) - run.n_draws
         for row, token in enumerate(run.tokens):
             position = run.position + row
@@ -194,7 +194,7 @@ class Scheduler:
                 )
 
     def _end(self) -> EndReason | None:
-        """Whether the text is over, and why."""
+        """Why the text has ended; None if it has not."""
         if self.text[-1] in self.job.stops:
             return "stop"
         return "length" if len(self.text) >= self.job.limit else None
@@ -208,7 +208,7 @@ class Scheduler:
         self._n_zero += 1
 
     def _grown(self, before: int) -> None:
-        """The text has grown: what is on its way, and the chain, must go on like it."""
+        """The text has grown: drops the runs and the chain that contradict it."""
         text, chain = self.text, self._chain
         self._out.append(Emit(tuple(text[before:])))
         self._drafts.n_dry = 0
@@ -225,7 +225,7 @@ class Scheduler:
                 self._drafts.asked = 0
             self._chain = Chain(len(text) - 1, text[-1:])
         for i, flight in enumerate(self._flights):
-            # Sequence 0 counts on its runs, also when the text has ended.
+            # Sequence 0 needs its runs, also when the text has ended.
             unwanted = not flight.agrees(text, before) or self._superfluous(i)
             flight.dead |= flight.seq > 0 and (self._ended is not None or unwanted)
         if self.strategy.cancels:
@@ -237,7 +237,7 @@ class Scheduler:
                 self._out.append(Cancel(self.job.epoch, tuple(f.run.number for f in dead)))
 
     def _superfluous(self, i: int) -> bool:
-        """Whether all that flight i will draw is known, and nobody reads its cells."""
+        """Whether all draws of flight i are known already, and no run reads its cells."""
         flight = self._flights[i]
         if flight.seq == 0 or flight.end >= len(self.text) or flight.seq == self._chain.seq:
             return False
@@ -248,7 +248,7 @@ class Scheduler:
     # What goes out.
 
     def _fill(self) -> None:
-        """Sends all that may run now, and asks for what may run next."""
+        """Sends all runs that may go now, and requests the next draft."""
         while self._fill_one():
             pass
         chain, strategy, n = self._chain, self.strategy, len(self.text)
@@ -288,24 +288,24 @@ class Scheduler:
         return True
 
     def _room(self) -> int:
-        """So many further guesses could be of use."""
+        """How many further drafted tokens could become text."""
         return max(0, self.job.limit - 1 - self._chain.end)
 
     def _reach(self) -> int:
-        """So many tokens of the chain may be sent by the window's rule; none if it is below 1."""
+        """How many tokens of the chain invariant 6 lets through; none if below 1."""
         if self.job.window is None:
             return len(self._chain.tokens)
         return self._n_zero + self.job.window - 1 - self._chain.sent_end
 
     def _has_cells(self, n: int) -> bool:
-        """Whether there are cells for a run of guesses, and for text that may come meanwhile."""
+        """Whether there are cells for a run of drafts, and for text accepted meanwhile."""
         if not self._chain.seq and not self._free:
             return False
         return self._cells_left(n) >= n
 
     def _cells_left(self, n: int = 0) -> int:
-        """Cells that nothing may need when n tokens more of the chain have been sent."""
-        # Where text is run anew that was a guess before, both have cells until the guess is judged.
+        """Spare cells once n more tokens of the chain have been sent."""
+        # If a drafted token is run again as text, both have cells until the draft is decided.
         ends = [len(self.text) + 1, self._chain.sent_end + n, *(f.end for f in self._flights)]
         return self.job.n_ctx - max(ends) - sum(self._cells.values())
 
@@ -359,7 +359,7 @@ class Scheduler:
         self._ops.clear()
 
     def _ask(self, n: int) -> None:
-        """Asks for n guesses after the chain; for none, only to have the text read."""
+        """Requests a draft of n tokens after the chain; n = 0 only has the text read."""
         chain, strategy = self._chain, self.strategy
         guesses = chain.tokens[max(0, len(self.text) - chain.start) :]
         keep, new = self._drafts.tell(self.text, guesses)
@@ -374,7 +374,7 @@ class Scheduler:
             self._drafts.asked, self._drafts.position = number, chain.end
 
     def _release(self) -> None:
-        """Partitions that nobody reads any more become free."""
+        """Frees the partitions that no live run reads."""
         live = {f.seq for f in self._flights if not f.dead} | {self._chain.seq}
         for seq in [s for s in self._cells if s not in live]:
             self._ops.append(Remove(seq, 0, -1))

@@ -1,4 +1,4 @@
-"""The part of a pipeline that computes: a range of a model's layers, and their cells."""
+"""A stage: a range of a model's layers and their cells."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def context_sizes(spec: ModelSpec, sizes: Sizes) -> dict[str, int | str]:
 
 
 class ModelStage:
-    """Some layers of a model, with cells of their own; of the weights, it loads only theirs.
+    """Some layers of a model with their own cells; loads only their weights.
 
-    One thread hands it frames, in the order in which the head sent them; any thread may cancel.
+    One thread passes frames, in the order in which the driver sent them; any thread may cancel.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ModelStage:
         sampling: SamplingParams,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """sampling: as every stage of the pipeline is told it, with a seed; the last one draws.
+        """sampling: with a seed, the same for all stages; the last one draws.
 
         Raises ShapeError for sizes out of range, ResourceError when memory is refused.
         """
@@ -76,12 +76,12 @@ class ModelStage:
     def reset(
         self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
     ) -> int:
-        """Begins a job: runs are numbered anew, and the samplers' text is empty.
+        """Begins a job: run numbers start anew, and the sampler's text is empty.
 
-        cut: of sequence 0, made first; only where the model `shifts`. Of the cells, the first
-        `keep` positions of sequence 0 stay, or fewer where a window has dropped what the next
-        position would see. Returns how many: all stages must go on from the same position, so the
-        head calls again with the least of these until nobody returns less.
+        cut: of sequence 0, made first; only if the model `shifts`. The first `keep` positions of
+        sequence 0 stay, or fewer if a window has dropped cells that the next position would see.
+        Returns how many. All stages must continue from the same position, so the driver calls again
+        with the minimum until no stage returns less.
         """
         self._native.seq_keep(0)
         if cut is not None:
@@ -97,10 +97,10 @@ class ModelStage:
         return kept
 
     def handle(self, frame: Frame) -> Frame | Result | None:
-        """Does what a frame says. Returns what the next stage gets, or from the last one the head.
+        """Applies a frame. Returns the frame for the next stage, or the last stage's result.
 
-        A run that has been left out here or before has changed no cells; it is passed on as
-        skipped. A frame without a run ends at the last stage, which returns None.
+        A run skipped here or before has changed no cells; it is passed on as skipped. The last
+        stage returns None for a frame without a run.
         """
         for op in frame.ops:
             self._apply(op)
@@ -118,11 +118,10 @@ class ModelStage:
         return Result(frame.epoch, run.number, self._draws(run, logits), answers=answers)
 
     def cancel(self, runs: Iterable[int]) -> None:
-        """Leaves these runs out; one in progress ends after the layer that it is in.
+        """Skips these runs; the run in progress ends after its current layer.
 
-        One that has just begun, or is in its last layer, may go through to its end. Runs are
-        numbered upwards: those before the one in progress are over. Safe at any time and from any
-        thread.
+        A run that has just begun, or is in its last layer, may still finish. Numbers increase: runs
+        below the current one are over. Safe at any time and from any thread.
         """
         with self._lock:
             self._cancelled.update(number for number in runs if number >= self._current)
@@ -130,13 +129,13 @@ class ModelStage:
                 self._native.interrupt()
 
     def stop(self) -> None:
-        """Leaves out the run in progress, as `cancel` does, and all others of the job."""
+        """Skips the run in progress, as `cancel` does, and all later ones of the job."""
         with self._lock:
             self._stopped = True
             self._native.interrupt()
 
     def _apply(self, op: Op) -> None:
-        # Ranges may name positions of runs that were left out: what is there is shared or removed.
+        # Ranges may include positions of skipped runs: only existing cells are shared or removed.
         match op:
             case Share():
                 self._native.seq_cp(op.src, op.dst, op.p0, op.p1)
@@ -147,7 +146,7 @@ class ModelStage:
                     self._sampler.accept_all(op.tokens)
 
     def _compute(self, run: Run, hidden: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-        """Hidden states of a run's rows, or logits of those wanted; None if it is left out."""
+        """Hidden states of a run's rows, or logits of the wanted rows; None if it is skipped."""
         questions = run.questions
         given: ArrayLike | None = hidden
         if self._is_first:
@@ -161,14 +160,14 @@ class ModelStage:
             positions.append(positions[parents[-1]] + 1)
         while not self._is_left_out(run.number):
             try:
-                # Without questions rows need not be told as a tree, and take a shorter way.
+                # Without questions the rows are a chain, which takes a shorter path than a tree.
                 how = (run.regime, parents if questions else [])
                 if self._is_last:
                     rows = self._native.forward(given, positions, run.seq, _wanted(run), *how)
                 else:
                     rows = self._native.forward_hidden(given, positions, run.seq, *how)
             except CancelledError:
-                continue  # if it was not this run that was to end, it must not be lost
+                continue  # the interrupt may have been meant for an earlier run: try again
             if questions:
                 _core.commit(self._native, [(row, run.seq) for row in range(n)])
             return rows
@@ -184,7 +183,7 @@ class ModelStage:
             return self._stopped or number in self._cancelled
 
     def _draws(self, run: Run, logits: Mapping[int, NDArray[np.float32]]) -> tuple[int, ...]:
-        """What plain decoding draws after the run's last rows: it depends on position and text."""
+        """The tokens that plain decoding draws after the run's last rows."""
         assert self._sampler is not None
         draws = []
         n = len(run.tokens)
@@ -195,12 +194,12 @@ class ModelStage:
 
 
 def _asked(run: Run) -> list[int]:
-    """The rows after which a question wants to know the likeliest token."""
+    """The rows after which a question asks for the likeliest token."""
     n = len(run.tokens)
     return [n + row if row >= 0 else 0 for row in run.questions.asked] if run.questions else []
 
 
 def _wanted(run: Run) -> list[int]:
-    """The rows whose logits count, ascending."""
+    """The rows whose logits are needed, ascending."""
     n = len(run.tokens)
     return sorted({*range(n - run.n_draws, n), *_asked(run)})

@@ -1,4 +1,4 @@
-"""What may run at once: the strategies of a pipeline, as data."""
+"""The strategies of a pipeline as data: what may run at the same time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ NAMES: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How far ahead of the text a pipeline works. None of it changes a token.
+    """How far ahead of the text a pipeline works. No field changes a token.
 
-    n_draft: guesses asked for at once; 0: none, one token after the other. n_rows: tokens of a run
-    at most. n_flight: runs on their way at most; the newest token's own run is never held back.
-    waits: the newest token waits for the guesses that follow it, to run together with them.
-    redrafts: after each result, run the newest token and guess anew from it, as the published
-    PipeInfer does, though what is on its way may cover that; else guesses that still hold stay.
+    n_draft: drafted tokens per request; 0 is plain decoding. n_rows: maximum tokens of a run.
+    n_flight: maximum runs in flight; the newest token's own run is never held back.
+    waits: the newest token waits for its draft, and runs together with it.
+    redrafts: after each result, run the newest token and draft anew from it, as the published
+    PipeInfer does, even if runs in flight cover it; otherwise drafts that agree stay.
 
-    A guess must be likelier than least + recovery * (guesses asked for since the chain began) -
-    decay * (times in a row that none was likely enough), of probabilities by the drafter.
+    A drafted token's probability must exceed least + recovery * (tokens requested since the chain
+    began) - decay * (empty drafts in a row).
 
-    The last four can be turned off to see what each of them brings: leaving out runs that nobody
-    waits for, guessing on while guesses are on their way, partitions of cells for them (without,
-    a run of guesses waits until no other one is on its way), and drafting beside all else (without,
-    drafts wait until nothing is on its way, and the newest token waits for a draft).
+    The last four are on by default, and turned off for ablation: skipping runs that are no longer
+    needed; drafting while drafts are in flight; partitions of cells (without, a run of drafts waits
+    until no other is in flight); and drafting at any time (without, drafts wait until nothing is in
+    flight, and the newest token waits for a draft).
     """
 
     n_draft: int = 0
@@ -59,7 +59,7 @@ class Strategy:
         return "speculative" if self.waits else "pipeinfer"
 
     def __str__(self) -> str:
-        """The kind, and how far ahead it works."""
+        """The kind and its numbers."""
         if self.kind == "iterative":
             return self.kind
         guesses = f"{self.n_draft} guess" + "es" * (self.n_draft != 1)
@@ -70,19 +70,19 @@ class Strategy:
 
 
 def iterative() -> Strategy:
-    """One token after the other, each through all stages."""
+    """Plain decoding: one token after the other, each through all stages."""
     return Strategy()
 
 
 def speculative(n_draft: int) -> Strategy:
-    """Guesses and the newest token in one run, then the next ones: one run on its way at a time."""
+    """The newest token and its draft in one run; one run in flight at a time."""
     return Strategy(n_draft=n_draft, n_rows=n_draft + 1, waits=True, continuous=False)
 
 
 def named(name: str, n_stages: int, n_rows: int | None = None, **options: Any) -> Strategy:
-    """The strategy that --pipeline names, for so many stages.
+    """The strategy that --pipeline names, for n_stages.
 
-    n_rows: guesses of a run. options: fields of Strategy, in place of what suits most.
+    n_rows: drafted tokens of a run. options: fields of Strategy that replace its defaults.
     """
     if name == "iterative":
         return replace(iterative(), **options)
@@ -95,7 +95,7 @@ def named(name: str, n_stages: int, n_rows: int | None = None, **options: Any) -
 
 
 def pipeinfer(n_rows: int, n_flight: int, **options: float | bool) -> Strategy:
-    """The newest token at once; guesses follow it in small runs while no result has come."""
+    """The newest token runs at once; its drafts follow in small runs before results arrive."""
     return replace(
         Strategy(n_draft=n_rows, n_rows=n_rows, n_flight=n_flight),
         **options,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A pipeline within one process: a thread per stage, queues between them."""
+"""A pipeline within one process: a thread per stage, with queues between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyflow.specs.model_spec import ModelSpec
 
 
 class Stage(Protocol):
-    """What `ModelStage` does, and whatever stands in for one."""
+    """What a pipeline needs of a `ModelStage` or of a substitute."""
 
     def handle(self, frame: Frame) -> Frame | Result | None: ...
     def cancel(self, runs: Iterable[int]) -> None: ...
@@ -33,7 +33,7 @@ class Stage(Protocol):
 
 @dataclass(slots=True)
 class _Reset:
-    """A new job on its way through the stages."""
+    """A new job that passes through the stages."""
 
     sampling: SamplingParams
     stream: int
@@ -55,9 +55,9 @@ def local_stages(
     n_threads: int = 1,
     **sizes: Unpack[Sizes],
 ) -> list[ModelStage]:
-    """The parts of a model that hold layers.
+    """The stages of a model, one for each range that is not empty.
 
-    pool: for all of them, which then take turns; None gives each one its own, of n_threads.
+    pool: shared by all stages, which then take turns; None gives each its own, of n_threads.
     """
     return [
         ModelStage(
@@ -74,7 +74,7 @@ def local_stages(
 
 
 class ThreadPipeline(Closing):
-    """Stages that work at the same time, each on a frame of its own. One thread drives it.
+    """Stages that compute at the same time, each on its own frame. One thread drives it.
 
     Also a context manager: leaving it ends the threads.
     """
@@ -89,27 +89,27 @@ class ThreadPipeline(Closing):
             Thread(target=_work, args=way, daemon=True)
             for way in zip(stages, self._queues, onward, strict=True)
         ]
-        # Also called when the pipeline is forgotten, and before the interpreter ends.
+        # Also called when the pipeline is collected, and before the interpreter exits.
         self._finish = weakref.finalize(self, _end, stages, threads, self._queues, self._inbox)
         for thread in threads:
             thread.start()
 
     @property
     def epoch(self) -> int:
-        """Of the present job, which its messages carry."""
+        """Of the current job; its messages carry it."""
         return self._epoch
 
     @property
     def draft_channel(self) -> None:
-        """Who guesses is beside the stages."""
+        """None: the drafter is in this process."""
         return None
 
     def send(self, frame: Frame) -> None:
-        """Gives the first stage a frame, behind those before it."""
+        """Queues a frame for the first stage."""
         self._queues[0].put(frame)
 
     def cancel(self, message: Cancel) -> None:
-        """Has the stages leave runs out. Safe at any time and from any thread."""
+        """Has the stages skip runs. Safe at any time and from any thread."""
         for stage in self._stages:
             stage.cancel(message.runs)
 
@@ -125,16 +125,15 @@ class ThreadPipeline(Closing):
                 return item
 
     def post(self, message: Drafted | BaseException) -> None:
-        """Has `receive` return a message from beside the stages, or raise. From any thread."""
+        """Has `receive` return a message, or raise an error. From any thread."""
         self._inbox.put(message)
 
     def reset(
         self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
     ) -> int:
-        """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
+        """Begins a job with the next epoch; runs of earlier jobs are dropped.
 
-        cut: is made first. Returns how many positions of sequence 0 have been kept, of the first
-        `keep`.
+        cut: made first. Returns how many of the first `keep` positions of sequence 0 are kept.
         """
         self._epoch += 1
         for stage in self._stages:
@@ -147,7 +146,7 @@ class ThreadPipeline(Closing):
             if reset.keep == keep:
                 return keep
             cut = None
-            keep = reset.keep  # which each stage must be able to go on from
+            keep = reset.keep  # all stages must continue from the same position
 
     @property
     def resident_nbytes(self) -> Sequence[int | None]:
@@ -161,13 +160,13 @@ class ThreadPipeline(Closing):
     def _next(self, timeout: float | None) -> _Item:
         item = self._inbox.get(timeout=timeout)
         if isinstance(item, BaseException):
-            self._inbox.put(item)  # for whoever asks next
+            self._inbox.put(item)  # for the next call
             raise item
         return item
 
 
 def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
-    """A stage's thread. It does not know the pipeline, which may so be forgotten."""
+    """A stage's thread. It holds no reference to the pipeline, which can so be collected."""
     try:
         while (item := queue.get()) is not None:
             if isinstance(item, Frame):
@@ -180,7 +179,7 @@ def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
                 )
                 onward.put(item)
             elif isinstance(item, BaseException):
-                raise item  # of a stage before, behind the results that it still had a part in
+                raise item  # of an earlier stage, after the results that it still took part in
     except BaseException as error:
         onward.put(error)
 
@@ -193,7 +192,7 @@ def _end(
         queue.put(None)
     for stage, thread in zip(stages, threads, strict=True):
         while thread.is_alive() and thread is not current_thread():
-            # Once more, for a run that had just begun may not have seen it.
+            # Again: a run that had just begun may have missed it.
             stage.stop()
             thread.join(0.05)
     inbox.put(PyflowError("the pipeline has been closed"))

@@ -1,4 +1,4 @@
-"""mpiexec: which one there is, how it is told what to start where, and what it says of a death."""
+"""mpiexec: finding it, its command line, and its reports of a death."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pyflow.errors import PyflowError
 # What tells a process its rank: MPICH and Intel, PMIx, Open MPI, Slurm.
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::|\s+slots\s*=\s*)(\d+))?", re.ASCII)
-# Stands between mpiexec and a rank, and says how that has died before mpiexec notices: it would
-# kill the others, and then nobody could tell who was first. Stays for a while, so there is time, if
-# its parent does; also for rank 0 to say why it refuses what others refuse too.
+# A guard shell between mpiexec and a rank. It reports the rank's death before mpiexec notices and
+# kills the other ranks, which would hide the first death. It stays for 5 s while its parent does:
+# rank 0 may still have to report why it refuses what all ranks refuse.
 _GUARD = """
 "$@" & wait $!
 code=$?
@@ -39,10 +39,10 @@ done
 exit $code
 """
 _ENDED = re.compile(r"pyflow: rank (\d+) on \S+ has ended with (\d+)\n")
-# What a rank of another machine says once it runs there, for it has no other way to its supervisor.
+# The first output of a rank on another machine, which has no other channel to its supervisor.
 STARTED = "\npyflow: rank {rank} on {host} has started\n"
 _STARTED = re.compile(STARTED.format(rank=r"(\d+)", host=r"(\S+)"))
-# Where in MPICH's mpiexec, or in what it starts on every machine, something went wrong.
+# The place of an error in MPICH's mpiexec or its proxies.
 _TRACE = re.compile(r"\[(mpiexec|proxy)\S*@\S+ \w+ \(\S+\): ")
 # The guard above; MPICH and Intel, with or without a rank; Open MPI.
 _DEATHS = (
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is said of the first process that failed."""
+    """A report on the first process that failed."""
 
     rank: int | None
     pid: int | None
@@ -83,7 +83,7 @@ class Death:
 def places_of(path: str | Path) -> list[Place]:
     """A file of hosts: NAME, NAME:N or NAME slots=N a line, N ranks there, by default one.
 
-    PyflowError for anything else, and where there is none.
+    PyflowError for any other line, or if there is no host.
     """
     places = []
     try:
@@ -91,7 +91,7 @@ def places_of(path: str | Path) -> list[Place]:
     except UnicodeDecodeError as error:
         raise PyflowError(
             f"{path}: expected a text with a host per line, found bytes at offset {error.start:,} "
-            "that are no UTF-8"
+            "that are not UTF-8"
         ) from None
     for number, line in enumerate(text.splitlines(), 1):
         host = line.partition("#")[0].strip()
@@ -111,10 +111,10 @@ def places_of(path: str | Path) -> list[Place]:
 
 
 class Launcher:
-    """The mpiexec of this environment, else that of the system."""
+    """The mpiexec of this environment, or else of the system."""
 
     def __init__(self) -> None:
-        """PyflowError where there is none."""
+        """PyflowError if there is none."""
         beside = Path(sys.executable).parent
         found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
         if found is None:
@@ -129,7 +129,7 @@ class Launcher:
         self._is_open_mpi = bool(re.search("open ?mpi|open-mpi|prte", said, re.IGNORECASE))
 
     def command(self, places: Sequence[Place], program: Sequence[str]) -> list[str]:
-        """What starts the program on all ranks, in a folder that every machine has."""
+        """The command that starts the program on all ranks, in a folder that every machine has."""
         command = [self.path, "--wdir", "/", "-n", str(sum(place.n for place in places))]
         hosts = ",".join(f"{place.host}:{place.n}" for place in places if place.host)
         if hosts:

@@ -1,4 +1,4 @@
-"""What MPI's ranks of a machine share in memory, and leave there when they are killed."""
+"""Shared memory files that MPI's ranks leave behind when they are killed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PATTERNS = ("mpich_shm_*", "ucx_shm_posix_*")
 
 
 def remove_shared(since: float, folder: Path = _FOLDER) -> None:
-    """Removes what has been there only since then (seconds of the clock), is this user's, and is
-    used by no process any more: whose it was can no longer be asked."""
+    """Removes files that are newer than `since` (seconds since the epoch), belong to this user, and
+    are open in no process."""
     found = {path for pattern in _PATTERNS for path in folder.glob(pattern) if _is_own(path, since)}
     if found:
         for path in found - set(_used()):

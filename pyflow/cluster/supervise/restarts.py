@@ -1,4 +1,4 @@
-"""A job that outlives its ranks: started again after a loss, with the same input and output."""
+"""Restarts a job after the loss of a rank, with the same input and output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyflow.text import counted
 _MAX_INPUT = 1 << 24
 _PIPE_NBYTES = 1 << 16
 _MAX_IN_VAIN = 3
-"""So many starts may follow one another without a new token."""
+"""Consecutive starts without a new token before giving up."""
 
 
 def supervise(
@@ -31,9 +31,9 @@ def supervise(
     restart: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """The exit code of rank 0. LossError where a rank was lost and restart did not help.
+    """The exit code of rank 0. LossError if a rank was lost and restarts did not help.
 
-    say: is told of every loss that the job survives.
+    say: takes a line about every loss that the job survives.
     """
     with Signals() as signals, _same_terminal():
         if not restart:
@@ -66,7 +66,7 @@ def supervise(
 
 @contextmanager
 def _same_terminal() -> Iterator[None]:
-    """Rank 0 changes how the terminal works to read a line, and may be killed before it is back."""
+    """Restores the terminal: rank 0 may be killed while it has changed the mode to read a line."""
     try:
         before = termios.tcgetattr(0)
     except (termios.error, OSError):
@@ -76,7 +76,7 @@ def _same_terminal() -> Iterator[None]:
         yield
     except LossError:
         if os.isatty(1):
-            os.write(1, b"\n")  # its text may have ended within a line
+            os.write(1, b"\n")  # the text may have ended inside a line
         raise
     finally:
         with suppress(termios.error, OSError):
@@ -87,7 +87,7 @@ def _same_terminal() -> Iterator[None]:
 
 
 def _without(places: Sequence[Place], loss: Loss) -> list[Place]:
-    """The places without the lost rank's machine, but all of them if that is this one."""
+    """The places without the lost rank's machine; all of them if that is this machine."""
     hosts = [place.host for place in places for _ in range(place.n)]
     lost = loss.host if loss.rank is None else hosts[loss.rank]
     if loss.host == socket.gethostname() or lost == hosts[0]:
@@ -96,15 +96,15 @@ def _without(places: Sequence[Place], loss: Loss) -> list[Place]:
 
 
 class _Relay:
-    """Input and output of rank 0, of all its starts as if it had been one.
+    """Input and output of rank 0, joined over all its starts.
 
-    What was read is given again to each start; what a start writes is let through where the one
-    before had not come to. That is right because the same input and tokens make the same output.
+    Each start gets the input from its beginning; of its output, only bytes beyond those already
+    written pass. The same input and tokens produce the same output.
     """
 
     def __init__(self) -> None:
         self.is_lossy = False
-        """Whether more was read than is kept: then nobody can start again."""
+        """Whether input has been dropped: then no restart is possible."""
         self._input = bytearray()
         self._at_end = False
         self._n_written = 0
@@ -128,13 +128,13 @@ class _Relay:
                 os.close(fd)
 
     def register(self, selector: selectors.PollSelector) -> None:
-        """Has the selector serve both."""
+        """Registers input and output with the selector."""
         self._selector = selector
         selector.register(self._out, selectors.EVENT_READ, self._write)
         self._feed()
 
     def _feed(self) -> None:
-        """Gives what there is, then waits for more of it, or for room."""
+        """Passes input on, then waits for more of it or for room in the pipe."""
         with suppress(BlockingIOError, BrokenPipeError):
             while self._n_given < len(self._input):
                 chunk = self._input[self._n_given : self._n_given + _PIPE_NBYTES]
@@ -171,7 +171,7 @@ class _Relay:
             self._selector.unregister(self._out)
 
     def _through(self) -> int:
-        """Lets some output through; 0 at its end."""
+        """Passes some output on. Returns its bytes; 0 at the end."""
         data = os.read(self._out, _PIPE_NBYTES)
         known = max(0, min(len(data), self._n_written - self._n_seen))
         self._n_seen += len(data)

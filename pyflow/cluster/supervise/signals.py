@@ -1,4 +1,4 @@
-"""Signals that are dealt with when there is time for it."""
+"""Signals that wait until the supervisor handles them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Signals:
-    """Those that end or interrupt the supervisor, kept until somebody takes them."""
+    """Signals that end or interrupt the supervisor, kept until `take`."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
@@ -21,7 +21,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        # Ranks would go on without somebody to watch over them, and read what a shell is to get.
+        # If stopped, ranks would run unwatched and read the input of the shell.
         self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, lambda *_: None)
         self._fd_before = signal.set_wakeup_fd(self._waker.fileno())
         return self

@@ -1,7 +1,7 @@
-"""Starts ranks, watches them, and ends them all when one is lost: `pyflow cluster run`.
+"""Starts ranks, watches them, and ends them all if one is lost: `pyflow cluster run`.
 
-mpiexec starts them and ends those of other machines. What it writes is kept from the user: it is
-read for what it says of a death (verdict.py). Rank 0 has the supervisor's own input and output.
+mpiexec starts them, and ends those of other machines. Its output is hidden from the user and parsed
+for reports of a death (verdict.py). Rank 0 has the supervisor's own input and output.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _READ_NBYTES = 1 << 16
 
 @dataclass(slots=True)
 class Launch:
-    """What is to be run: a module's name and its arguments.
+    """A program to start on all ranks: a module's name and its arguments.
 
-    fds: standard input, output and error of rank 0, and its journal if it keeps one. numbers: of
-    its ranks, and of those that have been lost since its first start.
+    fds: standard input, output and error of rank 0, and its journal if there is one. numbers: of
+    the ranks at the first start, and of those left.
     """
 
     arguments: Sequence[str]
@@ -58,7 +58,7 @@ class Launch:
 
 
 class Attempt:
-    """One start of all ranks, until its end."""
+    """One start of all ranks, up to their end."""
 
     def __init__(self, launcher: Launcher, launch: Launch, signals: Signals) -> None:
         self._launcher, self._launch, self._signals = launcher, launch, signals
@@ -72,9 +72,9 @@ class Attempt:
         self._mpiexec: subprocess.Popen[bytes]
 
     def run(self, pump: Callable[[selectors.PollSelector], None] | None = None) -> int:
-        """The exit code of rank 0. LossError, or PyflowError where mpiexec itself has failed.
+        """The exit code of rank 0. LossError, or PyflowError if mpiexec itself has failed.
 
-        pump: may register what else is to be served, with a function as its data.
+        pump: may register more files with the selector, each with a function as its data.
         """
         with ExitStack() as stack:
             name = f"pyflow-{secrets.token_hex(16)}"
@@ -99,7 +99,7 @@ class Attempt:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                start_new_session=True,  # signals of the terminal come through the supervisor
+                start_new_session=True,  # the supervisor forwards the terminal's signals
                 preexec_fn=die_with_parent,  # noqa: PLW1509  # takes no lock, and allocates nothing
             )
             assert self._mpiexec.stdout is not None
@@ -112,7 +112,7 @@ class Attempt:
             finally:
                 self._end()
 
-    # What comes.
+    # Events.
 
     def _turn(self) -> None:
         events = self._selector.select(_TURN_S)
@@ -122,7 +122,7 @@ class Attempt:
         for number in self._signals.take():
             self._signalled(number)
         if self._now - before > self._launch.timeout_s / 2:
-            # This process was stopped itself, and may not have read all that came meanwhile.
+            # This process was stopped itself, and may not have read the heartbeats of that time.
             for rank in self._known.ranks:
                 rank.heard = self._now
 
@@ -141,7 +141,10 @@ class Attempt:
         self._watch_guard(rank, pid)
 
     def _watch_guard(self, rank: Rank, pid: int) -> None:
-        """Its guard dies with it: mpiexec then kills the others, and names any of them."""
+        """Watches the rank's guard shell, which dies with it.
+
+        mpiexec then kills the other ranks, and may name any of them.
+        """
         try:
             guard = os.pidfd_open(psutil.Process(pid).ppid())
         except (psutil.Error, OSError):
@@ -150,7 +153,7 @@ class Attempt:
 
         def gone() -> None:
             self._selector.unregister(guard)
-            self._read(rank)  # it may have said before that it ends
+            self._read(rank)  # it may have reported its end before
             self._died(rank)
 
         self._selector.register(guard, selectors.EVENT_READ, gone)
@@ -207,10 +210,10 @@ class Attempt:
         else:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    # Its end.
+    # The end.
 
     def _end(self) -> None:
-        """Ends all that still runs, and waits for that; bounded in time."""
+        """Ends all processes that still run, and waits for them for a limited time."""
         below: list[psutil.Process] = []
         with suppress(psutil.Error):
             below = psutil.Process(self._mpiexec.pid).children(recursive=True)
@@ -218,14 +221,14 @@ class Attempt:
         for pidfd in pidfds:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        # It ends the ranks of other machines, and those that have not joined.
+        # mpiexec ends the ranks of other machines, and those that have not joined.
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._mpiexec.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(self._mpiexec.pid, number)
                 with suppress(subprocess.TimeoutExpired):
                     self._mpiexec.wait(_STOP_S)
-        for process in below:  # such as the ssh to a machine that is not there any more
+        for process in below:  # such as an ssh to a machine that has gone
             with suppress(psutil.Error):
                 process.kill()
         until = time.monotonic() + _STOP_S

@@ -1,6 +1,6 @@
-"""What becomes of a job, by what its supervisor has heard of it: it goes on, has ended, or cannot.
+"""The verdict on a job: it goes on, has ended, or has lost a rank.
 
-Of this machine's ranks their sockets tell, of others the head and what mpiexec lets through.
+Ranks of this machine report by their sockets; others through rank 0 and mpiexec's output.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pyflow.cluster.supervise.lifeline import Loss, Other
 from pyflow.errors import LostRankError, PyflowError
 
 _AGREE_S = 0.5
-"""So long it may take to hear how a rank has died."""
+"""How long a report on a rank's death may take."""
 _END_S = 2.0
-"""So long mpiexec may take to end after rank 0, and rank 0 to say why another one has failed."""
+"""How long mpiexec may take to end after rank 0, and rank 0 to report another rank's failure."""
 _START_S = 30.0
 _MAX_SAID = 1 << 16
 
 
 class LossError(LostRankError):
-    """What was lost."""
+    """A rank, or mpiexec, was lost."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(str(loss))
@@ -47,7 +47,7 @@ class Rank:
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a job. Times are all of one clock.
+    """All reports on a job. Times are of one clock.
 
     host: this machine. hosts: where each rank is to be, rank 0 here.
     """
@@ -58,19 +58,19 @@ class Known:
     began: float
     ranks: list[Rank] = field(default_factory=list)
     elsewhere: dict[int, str] = field(default_factory=dict)
-    """Ranks that have started on other machines, and these."""
+    """The machines of ranks that have started elsewhere."""
     others: dict[int, Other] = field(default_factory=dict)
-    """What the head tells of ranks of other machines."""
+    """Rank 0's reports on ranks of other machines."""
     failed: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Exit codes of others than rank 0, and when they were told."""
+    """Exit codes of ranks other than 0, and when they were reported."""
     lost: Loss | None = None
-    """What a rank has said."""
+    """A rank's own report of a loss."""
     dead: list[Rank] = field(default_factory=list)
-    """Who has left without a word, the first one first."""
+    """Ranks whose sockets closed without a report, in order."""
     _said: bytearray = field(default_factory=bytearray)
 
     def hear(self, data: bytes, now: float) -> None:
-        """What mpiexec and ranks have written."""
+        """Takes output of mpiexec and ranks."""
         self._said += data
         text = self.said
         self.elsewhere |= started(text)
@@ -83,17 +83,17 @@ class Known:
         return self._said.decode(errors="replace")
 
     def rank(self, number: int) -> Rank | None:
-        """The one with this number, if it is here and has joined."""
+        """The rank with this number, if it runs on this machine and has joined."""
         return next((rank for rank in self.ranks if rank.number == number), None)
 
     def verdict(self, mpiexec: int | None, now: float) -> int | None:
-        """The exit code of rank 0, None while the job goes on; raises why it cannot.
+        """The exit code of rank 0, or None while the job goes on. Raises if it cannot.
 
         mpiexec: its exit code once it has ended, negative for a signal.
         """
         over, head = mpiexec is not None, self.rank(0)
         if head is not None and head.code is not None:
-            # Who has nothing more to do may leave in order.
+            # The other ranks may leave in order.
             return head.code if over or head.code or now - head.ended > _END_S else None
         if 0 in self.elsewhere:
             raise PyflowError(
@@ -120,13 +120,14 @@ class Known:
         return None
 
     def _death(self, found: Death | None, mpiexec: int | None, now: float) -> PyflowError:
-        """Of one that nobody tells of, this machine's sockets do, for MPICH may name another."""
+        """The error of a dead rank: by this machine's sockets if no report names it, because MPICH
+        may name another one."""
         is_here = found is None or found.host in (self.host, self.hosts[0])
         if self.dead and is_here and (found is None or found.rank is None):
             first, *others = self.dead
             loss = self._loss(first, "has died")
             at_once = any(rank.died == first.died for rank in others)
-            # One that has not joined may have been the first of all.
+            # A rank that has not joined may have died first.
             is_known = not at_once and self._absent() is None
             return LossError(loss if is_known else replace(loss, rank=None))
         if found is None and self._absent() is not None:
@@ -163,8 +164,10 @@ class Known:
         )
 
     def _absent(self) -> tuple[int, str] | None:
-        """A rank that has not started and its host: one whose host is complained of, if there is
-        one, else rather of another machine than of this one."""
+        """A rank that has not started, and its host.
+
+        Preferably one that ssh or mpiexec mentions, then one of another machine.
+        """
         there = {rank.number for rank in self.ranks} | self.elsewhere.keys()
         absent = [(n, host) for n, host in enumerate(self.hosts) if n not in there]
         named = (each for each in absent if self._is_named(each[1]))
@@ -172,7 +175,7 @@ class Known:
         return next(named, next(others, absent[0] if absent else None))
 
     def _is_named(self, host: str) -> bool:
-        """Whether ssh or mpiexec has said something of another machine."""
+        """Whether ssh or mpiexec has mentioned this other machine."""
         name = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
         return host != self.host and re.search(name, said_by(self.said)) is not None
 
