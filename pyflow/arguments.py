@@ -1,4 +1,4 @@
-"""What callers hand over, checked where it enters: one line that names it, not a traceback."""
+"""Checks of callers' arguments: an error of one line that names the argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def whole(name: str, value: object, least: int = _INT32.min, most: int = _INT32.max) -> int:
-    """value as an int. ShapeError for what is no whole number, or not from least to most."""
+    """value as an int. ShapeError unless it is a whole number from least to most."""
     try:
         number = operator.index(cast(SupportsIndex, value))
     except TypeError:

@@ -1,4 +1,4 @@
-"""What is closed when it is left."""
+"""Objects that a `with` block closes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class SamplingParams:
         _core.Sampler(**self._arguments())  # which knows the ranges
 
     def seeded(self) -> SamplingParams:
-        """These parameters with a seed, drawn where there is none: short enough to type again."""
+        """These parameters with a seed. A drawn one is short enough to type again."""
         if self.seed is not None:
             return self
         return dataclasses.replace(self, seed=secrets.randbits(32))

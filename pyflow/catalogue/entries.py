@@ -13,7 +13,7 @@ from pyflow.catalogue.download import Part, Progress, fetch
 from pyflow.errors import FormatError, PyflowError
 
 _NEARBY = 8  # GGUF files named in an error
-_TELLS = ("config.json", "pyflow.toml")  # what model a folder holds
+_DESCRIPTIONS = ("config.json", "pyflow.toml")  # of the model in a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def models() -> list[Entry]:
 
 
 def entry(name: str) -> Entry:
-    """The model called `name`; PyflowError, listing the names, if there is none."""
+    """The model called `name`; PyflowError, listing the names, for any other."""
     for found in _ENTRIES:
         if found.name == name:
             return found
@@ -117,11 +117,11 @@ def pull(
 
 def remove(name: str) -> int:
     """Deletes the model called `name` and what a stopped pull left of it; bytes freed."""
-    gone = entry(name)
-    leftovers = [gone.path, *(cache_dir() / "partial" / gone.name).glob("*.gguf")]
+    removed = entry(name)
+    leftovers = [removed.path, *(cache_dir() / "partial" / removed.name).glob("*.gguf")]
     present = [path for path in leftovers if path.is_file()]
     if not present:
-        raise PyflowError(f"{gone.name} is not pulled: there is nothing to remove")
+        raise PyflowError(f"{removed.name} is not pulled; 'pyflow list' shows the pulled models")
     freed = 0
     for path in present:
         freed += path.stat().st_size
@@ -130,8 +130,8 @@ def remove(name: str) -> int:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """What is meant by the name of a pulled model or by a path: a file, or a folder that says what
-    model it holds. FormatError if there is none."""
+    """The file of a pulled model's name or of a path, or the path of a folder that holds a model.
+    FormatError if nothing is found."""
     path = Path(name_or_path)
     name = str(name_or_path)
     if not name:
@@ -150,10 +150,10 @@ def resolve(name_or_path: str | Path) -> Path:
             f"{name} is not pulled yet; run 'pyflow pull {name}' ({known.nbytes / 1e6:.0f} MB)"
         )
     if path.is_dir():
-        if any((path / told).is_file() for told in _TELLS):
+        if any((path / name).is_file() for name in _DESCRIPTIONS):
             return path
         raise FormatError(
-            f"{name}: is a folder, expected a model file, or {' or '.join(_TELLS)} in it"
+            f"{name}: is a folder, expected a model file, or {' or '.join(_DESCRIPTIONS)} in it"
             f"{_suggestions(path)}"
         )
     raise FormatError(f"{name}: no such file or pulled model{_suggestions(path.parent)}")

@@ -1,4 +1,4 @@
-"""A model whose layers lie in several places, used as if they were in one."""
+"""A model over the stages of a pipeline, used like one in this process."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
 # Sequences of cells for guesses.
 N_PARTITIONS = 8
-# Rows of a run at most: a prompt goes through the stages in chunks of so many, one behind the
-# other. Of 128 rows on, a matrix is multiplied as fast as by more.
+# Rows of a run at most: a prompt goes through the stages in such chunks, one behind the other.
+# More than 128 rows do not make a matrix product faster per row.
 N_BATCH = 128
-# What is fixed when the stages are made.
+# Options that are fixed when the stages are made.
 _FIXED = ("n_ctx", "cache_type", "speculator")
 
 # Makes the stages; which layers each rank has.
 Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
-# The strategy for a pipeline, or who has one for each job, once the pipeline is there.
+# Chooses a strategy, for the pipeline or for each job, once the pipeline is connected.
 Choose: TypeAlias = Callable[["PipelinedModel"], Strategy | StrategyChooser]
 
 
 class PipelinedModel(AnyModel, Closing):
     """Writes what `Model` writes, token for token, one prompt after the other.
 
-    Here are tokenizer and chat template; weights are where the pipeline's stages are. Also a
-    context manager: leaving it ends the pipeline.
+    Tokenizer and chat template are in this process, weights where the stages are. Also a context
+    manager: leaving it ends the pipeline.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class PipelinedModel(AnyModel, Closing):
         n_ctx: int | None = None,
         cache_type: CacheType = "f16",
     ) -> None:
-        """connect: makes the pipeline, with stages of these sizes. n_threads: of a stage, for
-        whoever asks. drafter: it is the caller's.
+        """connect: makes the pipeline, with stages of these sizes. n_threads: of a stage.
+        drafter: it is the caller's.
         n_ctx: of every text with its answer; None is 4096, or the model's limit where that is less.
 
         Waits until all stages have loaded. Raises like `load`, and PyflowError for what stages say.
@@ -115,7 +115,7 @@ class PipelinedModel(AnyModel, Closing):
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's own template; None where it has none."""
+        """The model's own template, or None."""
         return self.files.chat_template
 
     @property

@@ -1,4 +1,4 @@
-"""How a model's authors want it to be drawn from, by generation_config.json or by its spec."""
+"""Sampling defaults of a model's authors, from generation_config.json or its spec."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NEUTRAL = {
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What counts where a caller leaves it open."""
+    """Defaults for options that a caller leaves open."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     """Of SamplingParams, by their names there."""
@@ -86,8 +86,8 @@ def read_defaults(
     n_vocab: int,
     spec: tuple[str, Mapping[str, Any]] = ("", {}),
 ) -> Defaults:
-    """Those of a spec, then those of the generation_config.json beside a checkpoint, key by key;
-    pyflow's own for what neither says. A GGUF file has no generation_config.json.
+    """A spec's defaults, then those of the generation_config.json beside a checkpoint, key by key,
+    then pyflow's own. A GGUF file has no generation_config.json.
 
     spec: where it stands, and values of SamplingParams and n_predict. n_ctx: a max_length of so
     many tokens or more limits nothing. n_vocab: token ids are below. Keys that would change what is

@@ -55,7 +55,7 @@ def _left_to_groups(root: Path, own: Path) -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no number, as for v2's "max"."""
+    """The file's number; None without one, as for v2's "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

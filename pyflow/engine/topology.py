@@ -91,7 +91,7 @@ def this_machine() -> Topology:
 
 
 def read_topology(allowed: Iterable[int], root: Path = Path("/sys/devices")) -> Topology:
-    """What Linux tells of the allowed CPUs; what it does not tell is taken to be plain.
+    """The allowed CPUs as Linux describes them; details that it does not report get defaults.
 
     A core is slow where the kernel lists it as one of an Intel hybrid's (cpu_atom), or gives it
     less than the largest cpu_capacity (Arm's big.LITTLE, in 1/1024).
@@ -124,7 +124,7 @@ def read_topology(allowed: Iterable[int], root: Path = Path("/sys/devices")) -> 
 def cgroup_cpus(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> float:
-    """The CPU quota of this process's control group in cores, infinite when there is none.
+    """The CPU quota of this process's control group in cores, infinite without one.
 
     Reads cgroup v2's cpu.max of the group and its ancestors, or v1's cfs quota.
     """
@@ -173,7 +173,7 @@ def place(machine: Topology, n_threads: int, mode: NumaMode) -> Placement:
     """Threads in equal parts on the cores, and so on their nodes.
 
     Interleave takes all nodes, for its threads run anywhere, the others those that have threads.
-    UnsupportedError for a mode that there is not.
+    UnsupportedError for an unknown mode.
     """
     one_of("numa", mode, NUMA_MODES)
     if mode == "off" or not machine.cpus:
@@ -203,7 +203,7 @@ def place(machine: Topology, n_threads: int, mode: NumaMode) -> Placement:
 def choose_numa(machine: Topology, policy: str, refusal: str) -> tuple[NumaMode, str]:
     """The mode to use, and why.
 
-    Mirror would be as near and simpler, but takes more memory than anybody has been asked for.
+    Mirror would be as near and simpler, but multiplies the memory that a user expects.
     policy, refusal: as `_core.memory_policy` and `_core.binding_refusal` tell them.
     """
     nodes = counted(len(machine.nodes), "memory node")
@@ -222,7 +222,7 @@ def default_numa(machine: Topology) -> tuple[NumaMode, str]:
 
 
 def _cpu_list(path: Path) -> list[int]:
-    """The numbers of a list such as 0-7,16; none where there is no such file."""
+    """The numbers of a list such as 0-7,16; empty without the file."""
     try:
         parts = path.read_text().strip().split(",")
     except OSError:

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 StopReason: TypeAlias = Literal["eos", "length", "stop", "cancelled", "context"]
-"""The model ended its answer; n_predict; a stop text came; somebody asked; the context is full."""
+"""In this order: the model ended its answer; n_predict; a stop text; a cancellation; the context is
+full."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -86,9 +87,9 @@ class Completion:
     logprobs: list[TokenLogprobs] | None
     """One per drawn token, where they were asked for."""
     speculation: SpeculationStats | None = None
-    """What speculation brought, where it was asked for."""
+    """If speculation was asked for."""
     pipeline: PipelineStats | None = None
-    """What became of runs and guesses, where several stages have written it."""
+    """If a pipeline has written it."""
 
     def __str__(self) -> str:
         return self.text

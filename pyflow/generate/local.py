@@ -14,7 +14,7 @@ from pyflow.generate.prompts import Options, Prompt, Run, check_fits, checked
 from pyflow.generate.stream import Stream
 from pyflow.speculate import Speculator
 
-# One pass over the weights serves up to 16 rows: so many sequences cost little more than one.
+# One pass over the weights serves up to 16 rows: 16 sequences cost little more than one.
 N_PARALLEL = 16
 # Room for an answer whose length is left open.
 OPEN_END = 4096

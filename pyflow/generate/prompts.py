@@ -31,10 +31,10 @@ class Options(TypedDict, total=False):
     """Tokens to draw at most; -1 goes on to the end of the answer or context, which is the default
     where the model's files have no other."""
     sampling: SamplingParams
-    """The default is what the model's files say. Without a seed, one is drawn; the completion
-    tells it."""
+    """The default is what the model's files say. Without a seed, one is drawn; the
+    completion has it."""
     stop: Sequence[str]
-    """The text ends before the first of these, no part of which is ever given out."""
+    """The text ends before the first of these, no part of which comes out."""
     n_ctx: int | None
     """Tokens of a prompt and its answer together; None suits prompt and n_predict."""
     cache_type: CacheType
@@ -123,7 +123,7 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
 
 
 def check_fits(n_tokens: int, n_ctx: int) -> None:
-    """PyflowError unless a prompt of so many tokens leaves room for one more."""
+    """PyflowError unless a prompt of n_tokens leaves room for one more token."""
     if n_tokens == 0:
         raise PyflowError("the prompt is empty; give some text to go on from")
     if n_tokens >= n_ctx:
@@ -134,7 +134,7 @@ def check_fits(n_tokens: int, n_ctx: int) -> None:
 
 
 def _check_names(options: Collection[str]) -> None:
-    """TypeError, as Python's own, for an option that there is not."""
+    """TypeError, as Python's own, for an unknown option."""
     for name in sorted(set(options) - Options.__optional_keys__):
         if name in (field.name for field in dataclasses.fields(SamplingParams)):
             raise TypeError(
@@ -155,7 +155,7 @@ def _are_texts(given: object) -> bool:
 
 
 def is_one(prompt: object) -> bool:
-    """Whether this is a single prompt, text or numbers, or else what is none at all."""
+    """Whether this is a single prompt: text, numbers, or something invalid."""
     if isinstance(prompt, str) or not isinstance(prompt, (Sequence, np.ndarray)):
         return True
     return len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence, np.ndarray))

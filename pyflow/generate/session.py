@@ -40,7 +40,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def chat_template(model: AnyModel) -> ChatTemplate:
-    """The model's chat template; UnsupportedError, saying what to do, where it has none."""
+    """The model's chat template; UnsupportedError, with advice, without one."""
     if model.chat_template is None:
         raise UnsupportedError(
             f"{model.name}: has no chat template: it continues text and was not trained to chat; "
@@ -129,10 +129,10 @@ class ChatSession(Closing):
         return self._turn([*self._messages, ChatMessage("user", text)], progress)
 
     def regenerate(self, *, progress: Progress | None = None) -> Turn:
-        """Another answer to the last question, by new noise, in place of the last one."""
+        """Replaces the last answer by another one, drawn with new noise."""
         self._end_open_turn()
         if not self._messages or self._messages[-1].role != "assistant":
-            raise PyflowError("there is no answer yet to give anew; ask something first")
+            raise PyflowError("there is no answer to replace; ask something first")
         self._stream += 1
         return self._turn(self._messages[:-1], progress)
 
@@ -162,9 +162,7 @@ class ChatSession(Closing):
             with Path(path).open("rb") as file:
                 raw = file.read(_MAX_FILE + 1)
             if len(raw) > _MAX_FILE:
-                raise PyflowError(
-                    f"{path}: is no conversation: it has more than {_MAX_FILE:,} bytes"
-                )
+                raise PyflowError(f"{path}: expected a conversation of at most {_MAX_FILE:,} bytes")
             saved = msgspec.json.decode(raw, type=_File)
         except OSError as error:
             raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
@@ -283,7 +281,7 @@ class Turn(Closing):
         return self._stream.completion
 
     def cancel(self) -> None:
-        """Ends the answer soon; what there is stays. Safe in signal handlers."""
+        """Ends the answer soon and keeps its text so far. Safe in signal handlers."""
         self._stream.cancel()
 
     def close(self) -> None:

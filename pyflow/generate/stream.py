@@ -108,7 +108,7 @@ class Stream(Closing):
         return only
 
     def cancel(self) -> None:
-        """Ends the stream soon, with what there is; safe in signal handlers and other threads."""
+        """Ends the stream soon, keeping its text; safe in signal handlers and other threads."""
         self._cancelled = True
         self._runner.cancel(self)
 

@@ -1,4 +1,4 @@
-"""How much to draft, and whether to draft at all: by what rows cost and guesses bring."""
+"""Decides how much to draft, and whether at all, from the costs of rows and acceptance rates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pyflow.speculate.costs import StepCosts
 from pyflow.speculate.tree import DraftTree
 
 Kind = tuple[str, int, int]
-"""Guesses that are right equally often: the method, its evidence, and how deep they lie."""
+"""Nodes with one acceptance rate: of a method, with equal evidence and depth."""
 
 
 class Acceptance:
-    """How often guesses are right if what they follow is, by their kind."""
+    """Acceptance rates by kind: how often a node is right if its parent is."""
 
-    # The drafter's own belief counts as much as so many guesses, and what is older than about 100
-    # guesses of its kind is forgotten: texts change.
+    # Prior: the drafter's score counts as BELIEF guesses. Observations fade with a time constant of
+    # about 100 guesses of the kind: texts change.
     BELIEF = 3.0
     KEEP = 0.99
     # Guesses of all kinds fade too, so that one that failed is tried again some time.
@@ -164,7 +164,7 @@ class Controller:
     def observe(
         self, method: str, tree: DraftTree, accepted: Sequence[int], draft_cost: float
     ) -> None:
-        """A tree ran, and these nodes were accepted; drafting took so many plain steps' time."""
+        """A tree ran, and these nodes were accepted. draft_cost: of drafting, in plain steps."""
         depths = tree.depths()
         on_path = {-1, *accepted}
         for node in range(tree.verified):
@@ -175,7 +175,7 @@ class Controller:
             self._account(method, 1 + len(accepted), self.costs.ratio(1 + len(tree)) + draft_cost)
 
     def spent(self, method: str, draft_cost: float) -> None:
-        """A method was asked, for so many plain steps' time, and nothing of its draft ran."""
+        """A method was asked, and nothing of its draft ran. draft_cost: in plain steps."""
         if draft_cost > self.FREE:
             self._account(method, 1, 1 + draft_cost)
 

@@ -17,9 +17,9 @@ class StepCosts:
     # 8 rows of a 1.5B model in Q4_K took 1.25 to 1.4 times one row (docs/performance.md).
     PRIOR_SLOPE = 0.06
     MOST_ROWS = 256
-    # The median of so many latest samples counts: a neighbour on the machine can hold up any step.
+    # The median of the latest samples counts: other programs can hold up any step.
     SAMPLES = 5
-    # A number of rows is known after so many samples, for so many steps: to measure plain steps
+    # A number of rows is known after SURE samples, for AGED steps: to measure plain steps
     # again costs a hundredth of what three tokens per step bring.
     SURE, AGED = 3, 64
 
@@ -31,7 +31,7 @@ class StepCosts:
         self._known: dict[int, float] = {}  # ratios since the last step
 
     def stale(self, n_rows: int) -> bool:
-        """Whether a step of so many rows should be made again, to be measured.
+        """Whether a step of n_rows should be made again, to be measured.
 
         Else the first one, which may have been held up, would be what all others are held against.
         """

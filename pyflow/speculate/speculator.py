@@ -45,7 +45,7 @@ class _Sequence:
 
 
 class _Drafted(NamedTuple):
-    """Who drafted what: an index of the methods, -1 for nobody; and the seconds that took."""
+    """A draft: the index of its method, -1 for none; its tree; seconds spent on it."""
 
     method: int
     tree: DraftTree
@@ -70,7 +70,7 @@ class Speculator(Closing):
         n_max: int = 16,
         fixed: bool = False,
     ) -> None:
-        """methods: the first one that has a guess which pays drafts. n_max: nodes of a step.
+        """methods: the first one whose draft promises to pay is used. n_max: nodes of a step.
 
         fixed: every draft is run whole and nothing is ever switched off: to measure a method.
         """

@@ -1,4 +1,4 @@
-"""Drafts: trees of guessed tokens, and what became of them."""
+"""Drafts: trees of guessed tokens."""
 
 from __future__ import annotations
 

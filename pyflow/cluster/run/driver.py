@@ -37,7 +37,7 @@ class StageChannel(Protocol):
 
 
 class DraftChannel(Protocol):
-    """The way to who guesses."""
+    """The way to a drafter."""
 
     def ask(self, request: DraftRequest) -> None:
         """The draft comes through the stage channel, unless a later request overtakes this one."""
@@ -49,7 +49,7 @@ class Pipeline(StageChannel, Protocol):
 
     @property
     def draft_channel(self) -> DraftChannel | None:
-        """A rank of its own that guesses for each job; None where there is none."""
+        """A rank of its own that drafts for each job, or None."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Pipeline(StageChannel, Protocol):
     def reset(
         self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
     ) -> int:
-        """Begins a job, with the next epoch; what is on its way of those before comes to nothing.
+        """Begins a job, with the next epoch; messages of earlier jobs are ignored.
 
         cut: of what they keep, is made first. Returns how many positions of sequence 0 have been
         kept, of the first `keep`.
@@ -81,7 +81,7 @@ class DraftThread(Closing):
     """A drafter in a thread of its own: it drafts while stages compute.
 
     Only the latest request is answered; of those before it learns how the text went. One that comes
-    while it drafts ends the draft after the present guess: the head waits for that no more.
+    while it drafts ends the draft after the present guess, which the driver no longer waits for.
     """
 
     def __init__(self, drafter: PipelineDrafter, stages: StageChannel) -> None:
@@ -118,8 +118,8 @@ def write(
 ) -> Iterator[tuple[int, ...]]:
     """The tokens of the scheduler's job as they become certain, one or several at a time.
 
-    To be read to its end, or the pipeline to be reset before the next job. journal: is told of
-    tokens before anybody else; it knows those that the job begins with.
+    To be read to its end, or the pipeline to be reset before the next job. journal: gets tokens
+    before the caller does; it has those that the job begins with.
     """
     actions = scheduler.start()
     is_known = True

@@ -87,7 +87,7 @@ class PipelineRunner:
     def cancel(self, user: object) -> None:
         if self._user is user:
             self._cancelled = True
-            self.pipeline.post(Drafted(self.pipeline.epoch, 0, (), ()))  # for nobody: it wakes
+            self.pipeline.post(Drafted(self.pipeline.epoch, 0, (), ()))  # wakes `receive`
 
     def begin(self, number: int, span: Span) -> Begun:
         """Begins a job; the stages keep what its text has in common with the one before, if that
