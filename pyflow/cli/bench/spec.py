@@ -21,6 +21,7 @@ from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
+from pyflow.speculate.methods import METHODS
 from pyflow.text import counted, markdown_table
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ _SPARE_CELLS = 32
 def _methods(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[str, ...] | None:
-    from pyflow.speculate.methods import METHODS
-
     names = None if value is None else tuple(value.split(","))
     if names is not None and (len({*names}) < len(names) or not {*names} <= {*METHODS}):
         raise click.BadParameter(
@@ -139,8 +138,6 @@ def command(
 
 def _usable(names: Sequence[str] | None, drafts: Drafts) -> Sequence[str]:
     """The named methods, by default all that have what they need. UsageError: one lacks it."""
-    from pyflow.speculate.methods import METHODS
-
     lacks = {
         entry.name: [need for need in entry.needs if not getattr(drafts, need)]
         for entry in METHODS.values()

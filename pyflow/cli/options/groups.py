@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -19,19 +19,18 @@ def grouped(
     name: str,
     make: Callable[..., object],
     *options: Option,
-    rules: Sequence[Rule] | Callable[[], Iterable[Rule]] = (),
+    rules: Sequence[Rule] = (),
 ) -> Callable[[F], F]:
     """Adds options to a command, which receives `name=make(**values)` in their place.
 
-    Options may be groups themselves. rules: if they are expensive to make, a function that does.
-    UsageError: the options break a rule.
+    Options may be groups themselves. UsageError: the options break a rule.
     """
     own = frozenset(map(_name, options))
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def wrapper(*args: Any, **values: Any) -> Any:
-            check(rules() if callable(rules) else rules)
+            check(rules)
             made = make(**{key: values.pop(key) for key in own})
             return function(*args, **{name: made}, **values)
 

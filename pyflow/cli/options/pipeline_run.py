@@ -158,7 +158,7 @@ class PipelineRun:
         if names and not self.drafters:
             opened = drafting_models(files, names, drafts.draft_layers, n_threads)
             models = stack.enter_context(opened)
-        made = self.speculation.made(files, N_BATCH // 2)
+        made = self.speculation.for_pipeline(files, N_BATCH // 2)
         drafter: PipelineDrafter | None = None
         if self.options.strategy != "iterative" and not self.drafters:
             n_vocab = files.spec.n_vocab

@@ -15,6 +15,8 @@ from pyflow.cli.options import model as models
 from pyflow.cli.options.finite import Finite
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
+from pyflow.speculate.entry import Entry, Source, Speculation
+from pyflow.speculate.methods import METHODS, made, speculator
 
 if TYPE_CHECKING:
     from pyflow.engine.context import Policy
@@ -24,68 +26,52 @@ if TYPE_CHECKING:
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method
     from pyflow.speculate.drafters.pool import NgramPool
-    from pyflow.speculate.entry import Entry, Source, Speculation
 
 _LOSSY = [name for name, promise in POLICIES.items() if promise == "lossy"]
 SOURCES: dict[Source, str] = {"draft_models": "--draft-model", "pool": "--spec-pool"}
 """The options of what methods draft from."""
-_OF_ONE_PROCESS = ("--spec-n-max", "--spec-tree", "--spec-policy", "--lossy")
+_LOSSY = [name for name, promise in POLICIES.items() if promise == "lossy"]
 
 
-def _rules() -> Iterator[Rule]:
-    from pyflow.speculate.methods import METHODS
+def _spec(is_one: Callable[[Entry], object] = lambda _: True) -> list[str]:
+    return [f"--spec {entry.name}" for entry in METHODS.values() if is_one(entry)]
 
-    def spec(is_one: Callable[[Entry], object]) -> list[str]:
-        return [f"--spec {entry.name}" for entry in METHODS.values() if is_one(entry)]
 
-    def source(name: Source) -> list[str]:
-        return spec(lambda entry: name in entry.needs + entry.uses)
+def _drafts_from(source: Source) -> Callable[[Entry], bool]:
+    return lambda entry: source in entry.needs + entry.uses
 
-    for name in _OF_ONE_PROCESS:
-        yield Rule(name, forbids=["--pipeline"], advice="it is for one process")
-        yield Rule(name, needs=spec(lambda _: True), advice="for example --spec auto")
-    yield Rule(
-        "--pipeline iterative",
-        forbids=["--draft-model", *spec(lambda _: True)],
-        advice="it drafts nothing",
-    )
-    for entry in METHODS.values():
-        for need in entry.needs:
-            yield Rule(f"--spec {entry.name}", needs=[SOURCES[need]])
-    by_models = source("draft_models")
-    yield Rule("--draft-model", needs=[*by_models, "--pipeline"])
-    yield Rule("--draft-model", forbids=spec(lambda e: f"--spec {e.name}" not in by_models))
-    yield Rule("--draft-layers", needs=["--draft-model self"])
-    yield Rule("--spec-tree", needs=["--draft-model"])
-    yield Rule("--spec-pool", needs=source("pool"))
-    yield Rule("--spec-pool and --spec auto", forbids=["--pipeline"], advice="use --spec pool")
-    yield Rule("--lookahead", needs=spec(lambda entry: entry.sizes))
-    for name in _LOSSY:
-        yield Rule(
-            f"--spec-policy {name}", needs=["--lossy"], advice="it changes what is generated"
+
+_BY_MODELS = _drafts_from("draft_models")
+RULES = (
+    *(
+        rule
+        for name in ("--spec-n-max", "--spec-tree", "--spec-policy", "--lossy")
+        for rule in (
+            Rule(name, forbids=["--pipeline"], advice="it is for one process"),
+            Rule(name, needs=_spec(), advice="for example --spec auto"),
         )
-    yield Rule("--lossy", needs=[f"--spec-policy {name}" for name in _LOSSY])
-    yield Rule("--spec-policy rejection", needs=["--spec draft"])
-
-
-class _Method(click.types.StringParamType):
-    """none, or a name of METHODS, which are loaded when they are needed."""
-
-    name = "method"
-
-    @staticmethod
-    def names() -> list[str]:
-        from pyflow.speculate.methods import METHODS
-
-        return ["none", *METHODS]
-
-    def get_metavar(self, *_: object, **__: object) -> str:
-        return f"[{'|'.join(self.names())}]"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value != "none" and value not in self.names():
-            self.fail(f"{value!r} is not one of {', '.join(map(repr, self.names()))}.", param, ctx)
-        return value
+    ),
+    Rule("--pipeline iterative", forbids=["--draft-model", *_spec()], advice="it drafts nothing"),
+    *(
+        Rule(f"--spec {entry.name}", needs=[SOURCES[need]])
+        for entry in METHODS.values()
+        for need in entry.needs
+    ),
+    Rule("--draft-model", needs=[*_spec(_BY_MODELS), "--pipeline"]),
+    Rule("--draft-model", forbids=_spec(lambda entry: not _BY_MODELS(entry))),
+    Rule("--draft-layers", needs=["--draft-model self"]),
+    Rule("--spec-tree", needs=["--draft-model"]),
+    Rule("--spec-pool", needs=_spec(_drafts_from("pool"))),
+    Rule("--spec-pool and --spec auto", forbids=["--pipeline"], advice="use --spec pool"),
+    Rule("--lookahead", needs=_spec(lambda entry: entry.sizes)),
+    *(
+        Rule(f"--spec-policy {name}", needs=["--lossy"], advice="it changes what is generated")
+        for name in _LOSSY
+    ),
+    Rule("--lossy", needs=[f"--spec-policy {name}" for name in _LOSSY]),
+    Rule("--spec-policy rejection", needs=["--spec draft"]),
+)
+_IN_PIPELINES = ("--spec", "--draft-model", "--draft-layers", "--spec-pool", "--lookahead")
 
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
@@ -182,8 +168,6 @@ class SpeculationOptions:
     @contextmanager
     def speculators(self, target: Model, methods: Sequence[str]) -> Iterator[list[Speculator]]:
         """One for each method, with the same draft models and text."""
-        from pyflow.speculate.methods import speculator
-
         with ExitStack() as stack:
             drafts = stack.enter_context(_draft_models(target, self.drafts))
             options = replace(self._options(target), draft_models=drafts)
@@ -192,7 +176,7 @@ class SpeculationOptions:
                 for name in methods
             ]
 
-    def made(self, model: ModelFiles, n_rows: int) -> tuple[Method, int] | None:
+    def for_pipeline(self, model: ModelFiles, n_rows: int) -> tuple[Method, int] | None:
         """The method that drafts for a pipeline, and the most nodes of its trees.
 
         None: draft models or lookup, which a pipeline makes by itself. n_rows: the rows of a run
@@ -200,8 +184,6 @@ class SpeculationOptions:
         """
         if self.in_pipeline in ("draft", "lookup"):
             return None
-        from pyflow.speculate.methods import made
-
         (method,), n_nodes = made(model, self._options(model))
         if method.n_asked > n_rows:
             raise click.UsageError(
@@ -211,8 +193,6 @@ class SpeculationOptions:
         return method, n_nodes
 
     def _options(self, model: ModelFiles) -> Speculation:
-        from pyflow.speculate.entry import Speculation
-
         window, ngram, guesses = self.lookahead
         return Speculation(
             method=self.method,
@@ -276,7 +256,7 @@ _method = option(
     "Draft tokens and verify several in one step; the text stays the same. auto takes the"
     " methods that pay, or none. With --pipeline, none and auto draft by the draft model,"
     " or by lookup.",
-    type=_Method(),
+    type=click.Choice(["none", *METHODS]),
     default="none",
 )
 _lookahead = option(
@@ -320,15 +300,9 @@ speculation = grouped(
         default="exact",
     ),
     flag("--lossy", "Allow a policy that changes what is generated."),
-    rules=_rules,
+    rules=RULES,
 )
 """For commands that generate text."""
-
-
-def _in_pipelines() -> Iterator[Rule]:
-    for name in ("--spec", "--draft-model", "--draft-layers", "--spec-pool", "--lookahead"):
-        yield Rule(name, needs=["--pipeline"])
-    yield from _rules()
 
 
 in_pipelines = grouped(
@@ -337,6 +311,6 @@ in_pipelines = grouped(
     _method,
     drafts,
     _lookahead,
-    rules=_in_pipelines,
+    rules=[*(Rule(name, needs=["--pipeline"]) for name in _IN_PIPELINES), *RULES],
 )
 """For commands that speculate only with --pipeline."""
