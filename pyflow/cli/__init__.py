@@ -1,7 +1,7 @@
-"""The `pyflow` command: which commands there are, and how errors end.
+"""The `pyflow` command: the list of commands, and exit codes.
 
-A command `name` is the click command `command` in pyflow/cli/name.py, loaded when it is used. A
-loaded module is a name in this file too: `list` may be one.
+A command `name` is the click command `command` of pyflow/cli/name.py, or of a package of that name,
+and is loaded when it is used. A loaded module is a name in this file too, such as `list`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "generate": "Continue a text, or answer one question.",
     "pull": "Fetch a model into the cache.",
-    "list": "List the models that can be pulled, and those that are.",
+    "list": "List the models that can be pulled, and those that have been.",
     "rm": "Delete a pulled model.",
-    "tokenize": "Show how a model cuts a text into tokens.",
+    "tokenize": "Show the tokens of a text.",
     "inspect": "Show what is in a model file, and whether it fits into memory.",
-    "spec": "Say what a model is made of, and whether its files have all of it.",
+    "spec": "Check a model's files against its specification.",
     "quantize": "Write a model with fewer bits per weight.",
-    "imatrix": "Measure how much each column of a model's matrices counts.",
+    "imatrix": "Measure the importance of the columns of a model's matrices.",
     "eval": "Measure how well a model predicts text.",
     "bench": "Measure how fast a model runs here.",
     "cluster": "Run a model on several machines.",
@@ -77,12 +77,12 @@ def cli() -> None:
     """Run quantized language models on the CPU.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
-    memory, 5 a rank of a cluster was lost, 130 interrupted; 143 and 129 where SIGTERM and SIGHUP
+    memory, 5 a rank of a cluster was lost, 130 interrupted; 143 and 129 if SIGTERM and SIGHUP
     interrupt a command that has files to delete.
 
-    With --json, --jsonl or -o json, what ends with 1 to 5 also prints {"error": {"type": ...,
-    "message": ...}} on standard output, where no other JSON came before. The type is a class of
-    pyflow.errors or of Python, or UsageError.
+    With --json, --jsonl or -o json, a command that ends with 1 to 5 also prints {"error": {"type":
+    ..., "message": ...}} on standard output, unless it has printed other JSON. The type is a class
+    of pyflow.errors or of Python, or UsageError.
     """
 
 
@@ -92,14 +92,14 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
     told = Told()
     try:
-        # Text that the terminal's encoding lacks must not end a generation.
+        # Characters that the terminal cannot encode must not end a generation.
         for output in (sys.stdout, sys.stderr):
             getattr(output, "reconfigure", lambda **_: None)(errors="replace")
         code = cli.main(args, prog_name="pyflow", standalone_mode=False, obj=told)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, PipeClosedError):
-        _drop_output()  # whoever read it has had enough
+        _drop_output()  # the reader has closed its end
         return 0
     except (Exception, KeyboardInterrupt) as error:
         code, message = _ending(error, args)
@@ -110,11 +110,11 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:
-    """The exit code, and what to tell where that has not been done yet."""
+    """The exit code, and the message, if it has not been printed yet."""
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         cause = error.__context__
         if error.__cause__ is None and isinstance(cause, (EOFError, KeyboardInterrupt)):
-            click.echo(err=True)  # a question leaves its line open
+            click.echo(err=True)  # end the line of the question
         if isinstance(cause, EOFError):
             return 1, "no answer was given"
         if isinstance(error, click.Abort) and cause is None:
@@ -134,14 +134,14 @@ def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:
 
 
 def _is_silent(args: Sequence[str]) -> bool:
-    """Whether rank 0 tells the same."""
+    """Whether rank 0 prints the same."""
     from pyflow.cli.options.pipeline import is_silent
 
     return is_silent(args)
 
 
 def _tell(error: BaseException, message: str, *, as_json: bool) -> None:
-    """One line on standard error; and one object on standard output, if that takes any."""
+    """Prints one line on standard error, and one object on standard output if it is open."""
     try:
         if as_json:
             print_json({"error": error_object(error, message)})
@@ -152,10 +152,10 @@ def _tell(error: BaseException, message: str, *, as_json: bool) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Python has None for a standard stream that was closed (`<&-`); reading it is to find nothing,
-    and writing to standard output is to fail.
+    """Opens standard streams that were closed (`<&-`), which are None in Python.
 
-    In their order, so that each takes its own descriptor before a model file does.
+    Reading finds nothing, and writing to standard output fails. In order, so that each takes its
+    own descriptor before a model file does.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -164,12 +164,12 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """The interpreter must not try to write the rest of it when it ends."""
+    """Keeps the interpreter from writing the rest at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_interruption(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused it: libraries that it meets while they are imported say ImportError."""
+    """Whether Ctrl-C caused it; libraries raise ImportError if it interrupts their import."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
     return error is not None

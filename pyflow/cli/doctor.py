@@ -1,4 +1,4 @@
-"""`pyflow doctor`: what pyflow found on this machine, and what it makes of it."""
+"""`pyflow doctor`: what pyflow found on this machine, and the settings that follow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyflow.engine import topology
 from pyflow.engine.memory import available_nbytes
 from pyflow.text import counted
 
-# Beyond the caches of any machine of today, and read in a fraction of a second.
+# Larger than all caches, and read in a fraction of a second.
 _PROBE_BYTES = 1 << 30
 _REPEATS = 5
 _PREFETCHES = {

@@ -35,11 +35,11 @@ def command(*, file: str, memory: bool, run: RunOptions, as_json: bool) -> None:
     """Show what is in FILE (GGUF, safetensors, PyTorch, llama2.c, or an index.json of shards), in
     the checkpoint of the folder DIR, or in a pulled model by its name.
 
-    No code of the file is run. Of a PyTorch file it also shows the globals that its pickle asks
-    for, even where the file is refused for one of them.
+    No code of the file is run. For a PyTorch file it also shows the globals that its pickle asks
+    for, even if the file is refused for one of them.
 
-    Without --memory: its metadata and tensors, those of types that this build cannot run included.
-    With it: the memory that the model and a context of -c tokens take. Nothing is loaded.
+    Without --memory: metadata and tensors, also of types that this build cannot run. With it: the
+    memory that the model and a context of -c tokens take. Nothing is loaded.
     """
     path = _locate(file)
     try:
@@ -72,7 +72,7 @@ def _locate(file: str) -> Path:
 
 
 def _show_globals(path: Path, why: Exception, as_json: bool) -> None:
-    """What the pickle of a refused file asks for, where it is a file that has one."""
+    """Shows the globals of a refused file's pickle, if it has one."""
     if not path.is_file() or not formats.has_pickle(path):
         return
     names, error = _core.pickle_globals(path)

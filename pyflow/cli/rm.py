@@ -14,7 +14,7 @@ from pyflow.cli.options.groups import flag
 )
 @flag("-y --yes", "Do not ask.")
 def command(name: str, yes: bool) -> None:
-    """Delete the pulled model NAME, or what an interrupted pull left of it."""
+    """Delete the pulled model NAME, or the rest of an interrupted pull."""
     if not yes:
         click.confirm(f"delete {catalogue.entry(name).path}?", abort=True, err=True)
     freed = catalogue.remove(name)

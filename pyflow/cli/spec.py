@@ -1,4 +1,4 @@
-"""`pyflow spec`: what a model is made of, and whether its files have all of it."""
+"""`pyflow spec`: a model's files against its specification."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHOWN = 20
 _TITLES = {
     "missing": "missing tensors",
     "shape": "tensors of another shape",
-    "unused": "tensors that have no place in the model",
+    "unused": "tensors that the model does not use",
 }
 
 
 @click.group("spec", cls=Group)
 def command() -> None:
-    """Say what a model is made of, and whether its files have all of it."""
+    """Check a model's files against its specification."""
 
 
 @command.command("check")
@@ -36,13 +36,12 @@ def command() -> None:
 @as_json
 @click.pass_context
 def check(ctx: click.Context, *, file: str, as_json: bool) -> None:
-    """Hold the model in FILE, in the folder DIR, or pulled by its name, against its spec.
+    """Check the model in FILE, in the folder DIR, or pulled by its name, against its spec.
 
-    The spec is a pyflow.toml in its folder, or that of the family that its metadata or its
-    config.json name. Shown are the layers, and tensors that are missing, of another shape, or have
-    no place, with the nearest names; and whether there is a tokenizer for text, and one that suits
-    the model. No weights are loaded. Exits with 3 when it does not fit; a model without a tokenizer
-    takes token ids, and fits.
+    The spec is a pyflow.toml in its folder, or that of the family named by its metadata or
+    config.json. Shown are the layers; tensors that are missing, unused or of another shape, with
+    the nearest names; and whether the tokenizer fits the model. No weights are loaded. Exits with 3
+    if the files do not fit; a model without a tokenizer takes token ids, and fits.
     """
     from pyflow.specs import describe
 
@@ -90,7 +89,7 @@ def _found(description: Description) -> dict[str, Any]:
 
 
 def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any], bool]:
-    """Its size, and what is wrong with it; and whether the model can load beside it."""
+    """Its size and its problems; and whether the model loads with it."""
     from pyflow.tokenizer import NoTokenizerError, from_checkpoint
 
     found: dict[str, Any] = {"found": True, "n_tokens": None, "problem": None, "warnings": []}

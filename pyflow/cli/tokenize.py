@@ -1,4 +1,4 @@
-"""`pyflow tokenize`: show how a model cuts a text."""
+"""`pyflow tokenize`: show the tokens of a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _text(prompt: str | None, file: str | None, stdin: str | None) -> str:
     option("-f --file", "A file with the text; - is standard input.", metavar="FILE"),
     click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
 )
-@flag("--no-bos", "Do not begin with BOS where the model would.")
+@flag("--no-bos", "Do not begin with BOS, even if the model does.")
 @flag("--special", 'Read control tokens such as "<|im_end|>" in the text.')
 @flag("--json as_json", "One JSON object on stdout.")
 def command(
@@ -42,7 +42,7 @@ def command(
     special: bool,
     as_json: bool,
 ) -> None:
-    """Print the tokens of a text, one a line: its id and what it stands for.
+    """Print the tokens of a text, one per line: its id and its text.
 
     The text comes from -p, from -f, or from standard input (-).
     """
@@ -70,7 +70,7 @@ def command(
 
 
 def _show(piece: bytes) -> str:
-    """Text in quotes with escapes; bytes where it is not whole characters."""
+    """Quoted text with escapes; bytes if it is not whole characters."""
     try:
         return printable(json.dumps(piece.decode("utf-8"), ensure_ascii=False))
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What `pyflow bench` times, and the bounds that it holds the times against."""
+"""The tests of `pyflow bench`, and the machine's limits beside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyflow.model import Model
 
 N_BATCH = 512
-# Runs of a bound at each sample; the best counts, as the first has threads to wake.
+# Runs of a bound per sample; the best counts, as the first one wakes threads.
 _PROBES = 3
 _GIGA = 1e9
 
@@ -65,13 +65,13 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """A result for each test, all of one depth.
 
-    Samples are taken in turn, the order mirrored from one repetition to the next, so that a machine
-    that slows down does so for all tests; the bounds are measured right after each sample. What was
-    measured before an interruption is still told.
+    Tests take turns, in mirrored order from one repetition to the next, so that a machine that
+    slows down does so for all tests. Bounds are measured right after each sample. An interruption
+    is raised after the results.
     """
     started = datetime.now(UTC)
     n_ctx = max(test.n_ctx for test in tests)
-    # Fixed tokens: what they are does not change the work, and the same ones every time compare.
+    # Fixed tokens: the work does not depend on them.
     tokens = np.random.default_rng(1).integers(0, model.spec.n_vocab, n_ctx, dtype=np.int32)
     samples: dict[Test, list[int]] = {test: [] for test in tests}
     bounds: dict[Test, list[float]] = {test: [] for test in tests}
@@ -110,7 +110,7 @@ def measure(
 
 
 def speeds(test: Test, started: datetime, ns: list[int]) -> dict[str, Any]:
-    """What a test was, and how fast: samples in nanoseconds, and in tokens a second."""
+    """A test and its samples, in nanoseconds and in tokens per second."""
     ts = [1e9 * test.n_tokens / spent for spent in ns]
     return {
         "n_prompt": test.n_prompt,
@@ -129,7 +129,7 @@ def speeds(test: Test, started: datetime, ns: list[int]) -> dict[str, Any]:
 
 
 def _go_to(context: Context, past: NDArray[np.int32]) -> None:
-    """Leaves the context holding just these tokens; what it has of them is not computed again."""
+    """Leaves just these tokens in the context, without computing them again if they are there."""
     if past.size and context.seq_reusable(0, past.size) == past.size:
         context.seq_rm(0, past.size)
         return
@@ -164,7 +164,7 @@ def setting(
     n_batch: int,
     cache_type: CacheType,
 ) -> dict[str, Any]:
-    """What is measured, where and how."""
+    """The model, the machine and the settings."""
     tensors = model.checkpoint.tensors
     return {
         "build_commit": metadata.version("pyflow-llm"),
@@ -186,9 +186,9 @@ def setting(
 
 
 def _bounds(model: Model, test: Test, ns: float, bound: float) -> dict[str, float | None]:
-    """Rates in 10^9 a second, and their part of what the same threads reach doing nothing else.
+    """Rates in 10^9 per second, and their share of what the same threads reach at best.
 
-    Decoding reads the weights; a prompt multiplies by them (attention is left out of both).
+    Decoding reads the weights; a prompt multiplies by them. Attention is left out of both.
     """
     keys = ["gb_per_s", "read_limit_gb_per_s", "of_read_limit"]
     keys += ["gmac_per_s", "dot_peak_gmac_per_s", "of_dot_peak"]
@@ -205,8 +205,10 @@ def _bounds(model: Model, test: Test, ns: float, bound: float) -> dict[str, floa
 
 
 def _multiplies(model: Model, n_tokens: int) -> int | None:
-    """Multiply-adds by weights for a prompt; None unless all of them are of int8 activations, and
-    where it depends on the prompt which experts do them."""
+    """Multiply-adds by weights for a prompt.
+
+    None: some do not take int8 activations, or the prompt chooses the experts.
+    """
     spec, used = model.spec, model.spec.tensors()
     if any(isinstance(block, Moe) for block in spec.blocks()):
         return None
@@ -217,7 +219,7 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
         packed = FORMATS.get(_packed(model, tensor)[0])
         if packed is None or packed.block == 1:
             return None
-        if tensor.name == name_of(spec.head.weight):  # the last token's logits alone are wanted
+        if tensor.name == name_of(spec.head.weight):  # only for the last token
             total += prod(tensor.shape)
         elif tensor.name != name_of(spec.embedding.weight):
             total += prod(tensor.shape) * n_tokens
@@ -225,7 +227,7 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
 
 
 def _packed(model: ModelFiles, tensor: _core.TensorRecord) -> tuple[str, int]:
-    """The type that a tensor has once it is loaded, and its bytes."""
+    """The type and the bytes of a tensor once it is loaded."""
     stored, wanted = FORMATS.get(tensor.dtype), FORMATS.get(model.checkpoint.pack_as or "")
     if wanted is None or stored is None or stored.block > 1 or len(tensor.shape) < 2:
         return tensor.dtype, tensor.nbytes
@@ -233,7 +235,7 @@ def _packed(model: ModelFiles, tensor: _core.TensorRecord) -> tuple[str, int]:
 
 
 def _of_one_row(test: Test, samples: dict[Test, list[int]]) -> float | None:
-    """How much longer the batch takes than one of one row; None where that was not measured."""
+    """The time over that of a batch of one row; None: that was not measured."""
     one = samples.get(Test(test.n_depth, n_rows=1))
     if not test.n_rows or not one:
         return None

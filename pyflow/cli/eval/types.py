@@ -1,4 +1,4 @@
-"""Files of a model's types, for `pyflow eval compare`, and what each was made of."""
+"""Files of a model's types for `pyflow eval compare`, each with a note on its origin."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ def quantize(
     threads: int | None,
     others: Sequence[Path] = (),
 ) -> list[Path]:
-    """A GGUF file in the folder for each recipe, with a .json beside it that says what it was made
-    of, and what was told of it. source may be a folder of hubs.
+    """A GGUF file per recipe, with a .json beside it: its origin, and the warnings about it.
 
-    Those that are there and were made of the same are taken as they are, and those of something
-    else replaced. Types that put nothing into blocks, such as F16, do without importance.
-    PyflowError: a file of another origin has such a name, or is one of `others`.
+    Files of the same origin are used again, others are replaced. Types without blocks, such as F16,
+    ignore importance. PyflowError: a file with such a name has no note, or is one of `others`.
     """
     from pyflow import formats
     from pyflow.gguf_export import to_gguf
@@ -51,7 +49,7 @@ def quantize(
         with printing_warnings():
             model = to_gguf(checkpoint)
         write, notes = model.write, model.notes
-        # Those beside the weights say what model it is.
+        # The files beside the weights say what model it is.
         files = [path for path in checkpoint.path.parent.iterdir() if path.is_file()]
     name = source.name if source.is_dir() else source.stem
     made_of = {
@@ -89,7 +87,7 @@ def quantize(
 
 
 def stamp(files: Iterable[str | Path]) -> list[int]:
-    """Bytes in all and the newest time of change in ns: they change whenever a file does."""
+    """Total bytes, and the latest time of change in ns; they change whenever a file does."""
     stats = [Path(file).stat() for file in files]
     return [sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)]
 
@@ -99,7 +97,7 @@ def _identity(path: str | Path, files: Iterable[str | Path]) -> list[object]:
 
 
 def _read(note: Path) -> dict[str, Any]:
-    """What a file says, nothing where that is no JSON."""
+    """The content of a note; empty if it is no JSON."""
     try:
         said = json.loads(note.read_bytes())
     except (OSError, ValueError):
@@ -115,18 +113,17 @@ def _check_may_go(path: Path, said: dict[str, Any], compared: Sequence[Path]) ->
     """said: by the note beside it."""
     if "recipe" not in said:
         raise PyflowError(
-            f"{path}: expected a file that an earlier --keep made, of which {path.name}.json says "
-            "what it is, found another one; give another folder, or delete it"
+            f"{path}: expected a file of an earlier --keep, with {path.name}.json beside it, found "
+            "another one; give another folder, or delete it"
         )
     if any(path.samefile(other) for other in compared):
         raise PyflowError(
-            f"{path}: is to be compared, but --keep {path.parent} would replace it by one made of "
-            "something else; give another folder"
+            f"{path}: is compared, but --keep {path.parent} would replace it; give another folder"
         )
 
 
 def _told(recipe: Recipe, lines: list[str], weighed: bool, steps: list[Step]) -> None:
-    """Adds to the lines what the plan has of note, and tells all."""
+    """Adds the plan's warnings to the lines, and prints all."""
     from pyflow.cli.quantize.report import fallbacks
 
     lines += fallbacks(steps, weighed)

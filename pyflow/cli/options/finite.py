@@ -1,4 +1,4 @@
-"""Numbers on the command line that have to be numbers."""
+"""Finite numbers on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Finite(click.FloatRange):
-    """A number of a range. nan would pass, for it is neither less nor more than a bound."""
+    """A number in a range. FloatRange accepts nan, which compares false with every bound."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-# No context holds a text of this size; what has no end, such as /dev/zero, ends here.
+# No context holds a text of this size; endless files such as /dev/zero are refused here.
 _MAX_BYTES = 1 << 28
 
 
 def decode(raw: bytes, name: str) -> str:
-    """Text from UTF-8; a usage error that names the place where it is something else."""
+    """Text from UTF-8; UsageError names the first byte that is not."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -27,7 +27,7 @@ def decode(raw: bytes, name: str) -> str:
 
 
 def argument(text: str, name: str) -> str:
-    """The text of an argument. The system hands over what is not UTF-8 as lone surrogates."""
+    """The text of an argument; bytes that are not UTF-8 arrive as lone surrogates."""
     return decode(text.encode("utf-8", "surrogateescape"), name)
 
 
@@ -46,7 +46,7 @@ def read(path: str) -> str:
 
 
 def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
-    """The one prompt of a command: -p, then what - or -f holds, a last line end aside."""
+    """The prompt of a command: -p, then the text of - or -f without its last line end."""
     parts = [] if text is None else [argument(text, "-p")]
     if file is not None and stdin is not None:
         raise click.UsageError("-f and - both give a prompt; leave one out")
@@ -54,7 +54,7 @@ def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
     if source is None and text is None:
         if sys.stdin is None or sys.stdin.isatty():
             raise click.UsageError(
-                "there is no prompt; give -p TEXT, -f FILE, or - for standard input"
+                "expected a prompt: give -p TEXT, -f FILE, or - for standard input"
             )
         source = "-"
     if source is not None:
@@ -82,8 +82,8 @@ def json_lines(path: str) -> list[str]:
 
 
 def json_values(path: str) -> Iterator[tuple[str, str, Any]]:
-    """For every line of a file that is not blank: where it is, the line, and the JSON it holds."""
-    # Not splitlines(): JSON texts may hold other characters that it takes for line ends.
+    """The place, the text and the JSON of every line that is not blank."""
+    # Not splitlines(): it also splits at characters that JSON texts may contain.
     for number, line in enumerate(read(path).split("\n"), start=1):
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""Where a command writes a file: what is refused before any work is done."""
+"""The file or folder that a command writes, checked before any work is done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyflow.errors import PyflowError
 
 
 class Name(click.Path):
-    """A path; an empty one, which would be the current folder, is refused, and so is -."""
+    """A path; refuses an empty one, which would be the current folder, and -."""
 
     def convert(
         self,
@@ -30,8 +30,7 @@ class Name(click.Path):
 
 
 def named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
-    """OUT as it was given; refuses none at all, and a name for a file, .gguf, that ends in / as
-    those of folders."""
+    """OUT as it was given; refuses an empty name, and a .gguf file with a slash at its end."""
     if not value:
         raise click.BadParameter("expected a name, found none", ctx, param)
     if value.endswith("/") and Path(value).suffix.lower() == ".gguf":
@@ -47,10 +46,12 @@ def named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
 def check(
     target: Path, sources: Iterable[str | Path], *, force: bool, as_folder: bool = False
 ) -> None:
-    """Refuses a target that is one of the sources (- is standard input) by whatever name, that is
-    no file, or no folder, or that is there already, unless `force`; a folder of which quantize has
-    not written all; one that is to be in a folder that is not there, or where no file can be made;
-    and a mere ".gguf"."""
+    """Refuses a target that cannot be written.
+
+    It is one of the sources (- is standard input) by any name; it exists and `force` is not given,
+    or is no file or folder as required, or a folder with files that quantize did not write; its
+    parent does not exist or is read-only; or it is just ".gguf".
+    """
     kind = "folder" if as_folder else "file"
     if str(target) == "-":
         raise click.UsageError(f"OUT: expected the name of a {kind}, found '-'; name one")
@@ -81,7 +82,7 @@ def check(
 
 
 def _check_writable(target: Path) -> None:
-    """OSError where nothing can be made beside the target."""
+    """OSError: no file can be made beside the target."""
     from pyflow.formats.replacing import naming
 
     with naming(target), tempfile.TemporaryFile(dir=target.parent):
@@ -89,7 +90,7 @@ def _check_writable(target: Path) -> None:
 
 
 def _stat(source: str | Path) -> os.stat_result | None:
-    """None for what is no file, such as a text that a test gives as standard input."""
+    """None: no file, such as a text that a test passes as standard input."""
     try:
         return os.fstat(sys.stdin.fileno()) if str(source) == "-" else Path(source).stat()
     except OSError:

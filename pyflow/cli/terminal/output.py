@@ -1,4 +1,4 @@
-"""What goes to the screen in a fixed form: JSON, and errors in one line."""
+"""JSON, and errors in one line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from pyflow.text import printable
 
 @dataclass(slots=True)
 class Told:
-    """What a command line has put on standard output; the `obj` of its contexts."""
+    """What a command has printed; the `obj` of its contexts."""
 
     json: bool = False
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:
-    """One JSON text on standard output; numbers that JSON lacks, such as infinity, are null, and
-    bytes in texts that were not UTF-8, as in names of files, are spelt out."""
+    """Prints one JSON text; numbers that JSON lacks are null, and invalid UTF-8 is escaped."""
     context = click.get_current_context(silent=True)
     if context is not None and isinstance(context.obj, Told):
         context.obj.json = True
@@ -45,9 +44,9 @@ def _plain(value: object) -> object:
 
 
 def describe(error: Exception) -> str:
-    """What to tell of an error: a fault of ours where it is not one that we raise."""
+    """The message of an error; an error that pyflow does not raise is a fault of pyflow."""
     if isinstance(error, OSError) and error.strerror:
-        # What is not about a file with a name is about the one that all text goes to.
+        # An error without a file name is about standard output.
         return f"{error.filename or 'standard output'}: {error.strerror}"
     if isinstance(error, (PyflowError, MemoryError, OSError)):
         return str(error) or "out of memory"
@@ -58,15 +57,14 @@ def describe(error: Exception) -> str:
 
 
 def asks_for_json(args: Sequence[str]) -> bool:
-    """Whether a command line, which may be too wrong to be parsed, has --json or the like."""
+    """Whether a command line, even an invalid one, asks for JSON."""
     return not {"--json", "--jsonl", "-ojson", "--output=json"}.isdisjoint(args) or any(
         option in ("-o", "--output") and value == "json" for option, value in pairwise(args)
     )
 
 
 def error_object(error: BaseException, message: str) -> dict[str, str]:
-    """What a program is told of an error: the class that it may catch, be it ours, Python's or
-    UsageError for a wrong command line, and the message of the screen."""
+    """An error for programs: its class, of pyflow, Python or UsageError, and its message."""
     if isinstance(error, click.ClickException):
         kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
     else:
@@ -76,7 +74,7 @@ def error_object(error: BaseException, message: str) -> dict[str, str]:
 
 
 def print_error(message: str) -> None:
-    """One line on standard error, whatever the message quotes."""
+    """Prints one line on standard error, whatever the message quotes."""
     if os.environ.get("PYFLOW_DEBUG"):
         traceback.print_exc()
     click.echo(f"error: {printable(' '.join(message.split()))}", err=True)

@@ -1,4 +1,4 @@
-"""What a terminal sees: answers as they come, progress, and what Ctrl-C does."""
+"""Answers as they come, progress bars, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyflow.generate import Completion
     from pyflow.generate.session import Turn
 
-# Prompts longer than this show how far they have been read.
+# Longer prompts show a progress bar.
 _LONG_PROMPT = 1024
 
 
@@ -38,7 +38,7 @@ def on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
 
 
 class _Bar:
-    """A bar on standard error that is there while something is under way, and leaves no trace."""
+    """A progress bar on standard error, removed at the end."""
 
     def __init__(self, what: str, least: int) -> None:
         self._what = what
@@ -71,9 +71,9 @@ class _Bar:
 
 @contextlib.contextmanager
 def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None] | None]:
-    """A function to call with (done, total), None where nobody would see it.
+    """A function to call with (done, total); None if standard error is no terminal.
 
-    Nothing is shown for totals below `least`.
+    Shows nothing for totals below `least`.
     """
     if not sys.stderr.isatty():
         yield None
@@ -86,7 +86,7 @@ def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None
 
 
 def reading_progress() -> contextlib.AbstractContextManager[Callable[[int, int], None] | None]:
-    """The progress of reading a prompt, where that is long."""
+    """Progress of reading a long prompt."""
     return progress("reading the prompt", least=_LONG_PROMPT)
 
 
@@ -107,7 +107,7 @@ def show(turn: Turn) -> Completion:
 
 
 def speed_line(done: Completion) -> str:
-    """Counts and speeds of a turn, and why it ended, where that is not the model's own doing."""
+    """Counts and speeds of a turn, and why it ended unless the model ended it."""
     t = done.timings
     ends = {"length": "; ended by -n", "context": "; the context is full", "cancelled": "; stopped"}
     return (

@@ -1,4 +1,4 @@
-"""The terminal of `pyflow chat`: what can be typed, and what it does."""
+"""The terminal of `pyflow chat`: questions and commands."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _HELP = """\
 /clear             forget the conversation, but not the system message
 /regen             another answer to the last question
 /save FILE         write the conversation to FILE
-/load FILE         go on with a conversation that /save wrote
+/load FILE         continue a conversation that /save wrote
 /set               the parameters; /set NAME VALUE changes one
-/set system TEXT   the system message; without TEXT there is none
+/set system TEXT   the system message; without TEXT it is removed
 /exit              leave, as Ctrl-D does
 \"\"\"                begins and ends a text of several lines; pasted text may have several anyway
 Ctrl-C             stops the answer"""
@@ -85,11 +85,11 @@ class Repl:
                 click.echo("(stopped)", err=True)
             except BrokenPipeError:
                 raise
-            except Exception as error:  # the conversation is worth more than one command
+            except Exception as error:  # a failed command must not end the conversation
                 print_error(describe(error))
 
     def _question(self) -> tuple[str, bool]:
-        """One line, or what stands between three quotes twice; and whether it is the latter."""
+        """One line, or the lines between triple quotes; and whether it is the latter."""
         text = self._read("> ")
         if not text.lstrip().startswith(_FENCE):
             return text.strip(), False
@@ -172,13 +172,13 @@ def _path(rest: str, command: str) -> Path:
             return Path(path).expanduser()
     except ValueError:
         pass
-    except RuntimeError as error:  # ~name of nobody
+    except RuntimeError as error:  # ~name of an unknown user
         raise PyflowError(f"{command}: {rest}: {error}") from None
     raise PyflowError(f"{command}: expected one file name, found {rest!r}")
 
 
 def _history() -> History:
-    """What was typed before, kept in the user's state folder where that can be written."""
+    """Earlier lines, kept in the user's state folder if it is writable."""
     folder = Path(platformdirs.user_state_dir("pyflow"))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -195,7 +195,7 @@ def _reader(history: History) -> Callable[[str], str]:
     prompt: PromptSession[str] = PromptSession(
         history=history,
         complete_style=CompleteStyle.READLINE_LIKE,  # a menu would reserve lines below
-        # With standard output going elsewhere, only the answers should go there.
+        # If standard output is redirected, only answers go there.
         output=create_output(None if sys.stdout.isatty() else sys.stderr),
         completer=WordCompleter(names, sentence=True),
         complete_while_typing=False,

@@ -1,4 +1,4 @@
-"""What ends a command from outside: SIGTERM and SIGHUP, for commands that have files to delete."""
+"""SIGTERM and SIGHUP, for commands that have files to delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedError(KeyboardInterrupt):
-    """A signal asked the process to end. Whoever cleans up after Ctrl-C does so after it."""
+    """A signal asked the process to end. Code that cleans up after Ctrl-C also handles it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -21,8 +21,10 @@ class EndedError(KeyboardInterrupt):
 
 @contextmanager
 def like_ctrl_c() -> Iterator[None]:
-    """The first SIGTERM or SIGHUP in it raises EndedError; further ones are not to disturb what
-    that sets off. Those that are ignored, as under nohup, stay so."""
+    """Raises EndedError for the first SIGTERM or SIGHUP; later ones do not disturb the clean-up.
+
+    Signals that are ignored, as under nohup, stay ignored.
+    """
     came = False
 
     def handle(number: int, _: FrameType | None) -> None:
@@ -44,7 +46,7 @@ def like_ctrl_c() -> Iterator[None]:
 
 
 def exit_code(error: BaseException) -> int:
-    """Of an interruption, whatever it was wrapped in: 130, or 128 and the number of the signal."""
+    """The exit code of an interruption: 130, or 128 plus the number of the signal."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, EndedError):
         found = found.__cause__ or found.__context__

@@ -306,7 +306,7 @@ def test_files_that_are_not_of_kept_types_stay(
         assert own.read_bytes() == before
         return capsys.readouterr().err
 
-    assert f"{own}: expected a file that an earlier --keep made" in refused()
+    assert f"{own}: expected a file of an earlier --keep" in refused()
     note = own.with_name(f"{own.name}.json")
     note.write_text("{")
     assert f"of which {note.name} says what it is" in refused()
