@@ -45,4 +45,7 @@ def main(ring: str, arguments: list[str]) -> int:
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in RINGS:
         sys.exit(__doc__)
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    try:
+        sys.exit(main(sys.argv[1], sys.argv[2:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
