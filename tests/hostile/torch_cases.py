@@ -6,6 +6,7 @@ import pickle
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pickle_cases
 import zip_cases
@@ -61,123 +62,127 @@ VALID = {
 }
 
 
+_V3: dict[str, Any] = {"rebuild": "_rebuild_tensor_v3"}
+_UNTYPED = storage(named("torch.storage", "UntypedStorage"), n=number(16))
+# A tensor, and what is said of it.
+_TENSOR_FAULTS = [
+    (
+        "too_large",
+        tensor((2, 3), (3, 1)),
+        "within the 16 bytes of its storage, found an end at 24",
+    ),
+    ("offset", tensor(first=1), "found an end at 20"),
+    ("offset_max", tensor(first=(1 << 63) - 1), "storage offset"),
+    ("offset_negative", tensor(first=-1), "an integer of 0 or more, found -1"),
+    ("offset_of_empty", tensor((0,), (1,), first=5), "found an end at 20"),
+    ("stride", tensor((2, 2), (4, 1)), "found an end at 24"),
+    ("stride_max", tensor((2, 2), ((1 << 63) - 1, 1)), "an end beyond 2^64"),
+    ("stride_negative", tensor((2, 2), (-2, 1)), "strides at offset"),
+    ("stride_missing", tensor((2, 2), (1,)), "2, one per dimension, found 1"),
+    ("shape_negative", tensor((-2, 2)), "shape at offset"),
+    ("shape_huge", tensor((1 << 62, 1 << 62)), "fewer than 2^63 values"),
+    ("shape_bytes", tensor((1 << 62,), (0,)), "fewer than 2^64 bytes"),
+    ("shape_list", tensor(shape_op=EMPTY_LIST), "a tuple of integers, found a list"),
+    ("shape_text", tensor(shape_op=tuple_of(text("2"))), "found a text"),
+    ("shape_float", tensor(shape_op=tuple_of(b"G" + bytes(8))), "found a float"),
+    (
+        "shape_big",
+        tensor(shape_op=tuple_of(long(1 << 64))),
+        "an integer of 0 or more, found a number",
+    ),
+    ("dims", tensor((1,) * 65, (1,) * 65), "at most 64 dimensions"),
+    ("few_arguments", tensor(more=b""), "6 to 7 for torch._utils._rebuild_tensor_v2, found 4"),
+    ("many_arguments", tensor(more=FALSE + HOOKS + NONE + NONE), "found 8"),
+    (
+        "metadata",
+        tensor(more=FALSE + HOOKS + dict_of(text("odd"), b"\x88")),
+        "conj or neg, found 'odd'",
+    ),
+    (
+        "metadata_long",
+        tensor(more=FALSE + HOOKS + dict_of(*[text("neg"), b"\x89"] * 3)),
+        "conj and neg, found 3 entries",
+    ),
+    (
+        "metadata_number",
+        tensor(more=FALSE + HOOKS + dict_of(text("neg"), number(1))),
+        "true or false, found a number",
+    ),
+    ("no_storage", tensor(of=NONE), "a storage, found a None"),
+    ("storage_list", tensor(of=EMPTY_LIST), "a storage, found a list"),
+    ("tag", tensor(of=storage(tag=text("module"))), "expected 'storage', found 'module'"),
+    ("tag_number", tensor(of=storage(tag=number(1))), "expected 'storage', found a number"),
+    ("id_text", tensor(of=text("0") + b"Q"), "a tuple of 5 or 6, found a text"),
+    ("id_short", tensor(of=tuple_of(text("storage")) + b"Q"), "a tuple of 5 or 6"),
+    (
+        "class_text",
+        tensor(of=storage(text("FloatStorage"))),
+        "the class of a storage, found a text",
+    ),
+    (
+        "class_dict",
+        tensor(of=storage(named("collections", "OrderedDict"))),
+        "the class of a storage",
+    ),
+    ("class_dtype", tensor(of=storage(named("torch", "int8"))), "the class of a storage"),
+    ("key_number", tensor(of=storage(key=number(0))), "the key of a storage, found a number"),
+    ("key_empty", tensor(of=storage(key=text(""))), "the key of a storage"),
+    ("key_unknown", tensor(of=storage(key=text("7"))), "'x/data/7', found no such member"),
+    ("key_up", tensor(of=storage(key=text("../data.pkl"))), "found no such member"),
+    ("numel", tensor(of=storage(n=number(5))), "expected 20 bytes as member"),
+    ("numel_negative", tensor(of=storage(n=number(-1))), "an integer of 0 or more"),
+    ("numel_max", tensor(of=storage(n=long((1 << 63) - 1))), "fewer than 2^64 bytes"),
+    (
+        "numel_large",
+        tensor((1 << 60,), (1,), of=storage(n=long(1 << 60))),
+        "4,611,686,018,427,387,904 bytes",
+    ),
+    ("numel_text", tensor(of=storage(n=text("4"))), "found a text"),
+    ("view_number", tensor(of=storage(more=number(1))), "a tuple of 3, found a number"),
+    (
+        "view_far",
+        tensor(of=storage(more=tuple_of(text("v"), number(1), number(4)))),
+        "found an end at 20",
+    ),
+    (
+        "view_max",
+        tensor(first=1, of=storage(more=tuple_of(text("v"), long((1 << 63) - 1), number(4)))),
+        "storage offset",
+    ),
+    (
+        "v1_arguments",
+        tensor(rebuild="_rebuild_tensor"),
+        "4 to 4 for torch._utils._rebuild_tensor",
+    ),
+    ("v3_without_dtype", tensor(**_V3), "7 to 8 for torch._utils._rebuild_tensor_v3, found 6"),
+    (
+        "v3_text",
+        tensor(of=_UNTYPED, more=FALSE + HOOKS + text("int8"), **_V3),
+        "a dtype, found a text",
+    ),
+    (
+        "v3_unknown",
+        tensor(of=_UNTYPED, more=FALSE + HOOKS + named("torch", "quint8"), **_V3),
+        "found torch.quint8",
+    ),
+    (
+        "v3_size",
+        tensor((3,), (1,), of=_UNTYPED, more=FALSE + HOOKS + named("torch", "float64"), **_V3),
+        "found an end at 24",
+    ),
+    (
+        "not_called",
+        named("torch._utils", "_rebuild_tensor_v2") + text("a") + REDUCE,
+        "a tuple, found a text",
+    ),
+]
+
+
 def tensor_cases() -> Iterator[Case]:
     def case(name: str, body: bytes, *mentions: str) -> Case:
         return Case(f"tensor_{name}", archive(body), ("data.pkl: ", *mentions))
 
-    v3 = {"rebuild": "_rebuild_tensor_v3"}
-    untyped = storage(named("torch.storage", "UntypedStorage"), n=number(16))
-    for name, body, words in [
-        (
-            "too_large",
-            tensor((2, 3), (3, 1)),
-            "within the 16 bytes of its storage, found an end at 24",
-        ),
-        ("offset", tensor(first=1), "found an end at 20"),
-        ("offset_max", tensor(first=(1 << 63) - 1), "storage offset"),
-        ("offset_negative", tensor(first=-1), "an integer of 0 or more, found -1"),
-        ("offset_of_empty", tensor((0,), (1,), first=5), "found an end at 20"),
-        ("stride", tensor((2, 2), (4, 1)), "found an end at 24"),
-        ("stride_max", tensor((2, 2), ((1 << 63) - 1, 1)), "an end beyond 2^64"),
-        ("stride_negative", tensor((2, 2), (-2, 1)), "strides at offset"),
-        ("stride_missing", tensor((2, 2), (1,)), "2, one per dimension, found 1"),
-        ("shape_negative", tensor((-2, 2)), "shape at offset"),
-        ("shape_huge", tensor((1 << 62, 1 << 62)), "fewer than 2^63 values"),
-        ("shape_bytes", tensor((1 << 62,), (0,)), "fewer than 2^64 bytes"),
-        ("shape_list", tensor(shape_op=EMPTY_LIST), "a tuple of integers, found a list"),
-        ("shape_text", tensor(shape_op=tuple_of(text("2"))), "found a text"),
-        ("shape_float", tensor(shape_op=tuple_of(b"G" + bytes(8))), "found a float"),
-        (
-            "shape_big",
-            tensor(shape_op=tuple_of(long(1 << 64))),
-            "an integer of 0 or more, found a number",
-        ),
-        ("dims", tensor((1,) * 65, (1,) * 65), "at most 64 dimensions"),
-        ("few_arguments", tensor(more=b""), "6 to 7 for torch._utils._rebuild_tensor_v2, found 4"),
-        ("many_arguments", tensor(more=FALSE + HOOKS + NONE + NONE), "found 8"),
-        (
-            "metadata",
-            tensor(more=FALSE + HOOKS + dict_of(text("odd"), b"\x88")),
-            "conj or neg, found 'odd'",
-        ),
-        (
-            "metadata_long",
-            tensor(more=FALSE + HOOKS + dict_of(*[text("neg"), b"\x89"] * 3)),
-            "conj and neg, found 3 entries",
-        ),
-        (
-            "metadata_number",
-            tensor(more=FALSE + HOOKS + dict_of(text("neg"), number(1))),
-            "true or false, found a number",
-        ),
-        ("no_storage", tensor(of=NONE), "a storage, found a None"),
-        ("storage_list", tensor(of=EMPTY_LIST), "a storage, found a list"),
-        ("tag", tensor(of=storage(tag=text("module"))), "expected 'storage', found 'module'"),
-        ("tag_number", tensor(of=storage(tag=number(1))), "expected 'storage', found a number"),
-        ("id_text", tensor(of=text("0") + b"Q"), "a tuple of 5 or 6, found a text"),
-        ("id_short", tensor(of=tuple_of(text("storage")) + b"Q"), "a tuple of 5 or 6"),
-        (
-            "class_text",
-            tensor(of=storage(text("FloatStorage"))),
-            "the class of a storage, found a text",
-        ),
-        (
-            "class_dict",
-            tensor(of=storage(named("collections", "OrderedDict"))),
-            "the class of a storage",
-        ),
-        ("class_dtype", tensor(of=storage(named("torch", "int8"))), "the class of a storage"),
-        ("key_number", tensor(of=storage(key=number(0))), "the key of a storage, found a number"),
-        ("key_empty", tensor(of=storage(key=text(""))), "the key of a storage"),
-        ("key_unknown", tensor(of=storage(key=text("7"))), "'x/data/7', found no such member"),
-        ("key_up", tensor(of=storage(key=text("../data.pkl"))), "found no such member"),
-        ("numel", tensor(of=storage(n=number(5))), "expected 20 bytes as member"),
-        ("numel_negative", tensor(of=storage(n=number(-1))), "an integer of 0 or more"),
-        ("numel_max", tensor(of=storage(n=long((1 << 63) - 1))), "fewer than 2^64 bytes"),
-        (
-            "numel_large",
-            tensor((1 << 60,), (1,), of=storage(n=long(1 << 60))),
-            "4,611,686,018,427,387,904 bytes",
-        ),
-        ("numel_text", tensor(of=storage(n=text("4"))), "found a text"),
-        ("view_number", tensor(of=storage(more=number(1))), "a tuple of 3, found a number"),
-        (
-            "view_far",
-            tensor(of=storage(more=tuple_of(text("v"), number(1), number(4)))),
-            "found an end at 20",
-        ),
-        (
-            "view_max",
-            tensor(first=1, of=storage(more=tuple_of(text("v"), long((1 << 63) - 1), number(4)))),
-            "storage offset",
-        ),
-        (
-            "v1_arguments",
-            tensor(rebuild="_rebuild_tensor"),
-            "4 to 4 for torch._utils._rebuild_tensor",
-        ),
-        ("v3_without_dtype", tensor(**v3), "7 to 8 for torch._utils._rebuild_tensor_v3, found 6"),
-        (
-            "v3_text",
-            tensor(of=untyped, more=FALSE + HOOKS + text("int8"), **v3),
-            "a dtype, found a text",
-        ),
-        (
-            "v3_unknown",
-            tensor(of=untyped, more=FALSE + HOOKS + named("torch", "quint8"), **v3),
-            "found torch.quint8",
-        ),
-        (
-            "v3_size",
-            tensor((3,), (1,), of=untyped, more=FALSE + HOOKS + named("torch", "float64"), **v3),
-            "found an end at 24",
-        ),
-        (
-            "not_called",
-            named("torch._utils", "_rebuild_tensor_v2") + text("a") + REDUCE,
-            "a tuple, found a text",
-        ),
-    ]:
+    for name, body, words in _TENSOR_FAULTS:
         yield case(name, body, words)
 
 

@@ -16,13 +16,15 @@ _MEMBERS = 60 + len(PICKLE.data) + 16 + len("x/data.pkl" + "x/data/0")
 WIDE = zip64_end(2, _DIRECTORY, _MEMBERS, _MEMBERS + _DIRECTORY)
 
 
-def zip_cases() -> Iterator[Case]:
-    def case(name: str, data: bytes, *mentions: str, error: str = "FormatError") -> Case:
-        return Case(f"zip_{name}", data, mentions, error)
+def case(name: str, data: bytes, *mentions: str, error: str = "FormatError") -> Case:
+    return Case(f"zip_{name}", data, mentions, error)
 
-    def member(label: str, /, *mentions: str, error: str = "FormatError", **changes: Any) -> Case:
-        return case(label, zipped([PICKLE, replace(STORAGE, **changes)]), *mentions, error=error)
 
+def member(label: str, /, *mentions: str, error: str = "FormatError", **changes: Any) -> Case:
+    return case(label, zipped([PICKLE, replace(STORAGE, **changes)]), *mentions, error=error)
+
+
+def directory_cases() -> Iterator[Case]:
     yield case("only_magic", b"PK\3\4", "end record at offset 4")
     yield case("no_end", WHOLE[:-22], "one in the last 65,557 bytes, found none")
     yield case("tail", WHOLE + b"x", "end record", "found none")
@@ -65,6 +67,9 @@ def zip_cases() -> Iterator[Case]:
         zipped([PICKLE, STORAGE], directory_offset=0xFFFFFFFF),
         "found one at 4,294,967,295",
     )
+
+
+def zip64_cases() -> Iterator[Case]:
     at = _MEMBERS + _DIRECTORY
     for name, wide, words in [
         ("count", zip64_end(3, _DIRECTORY, _MEMBERS, at), "count at offset"),
@@ -95,6 +100,9 @@ def zip_cases() -> Iterator[Case]:
         "one part",
         error="UnsupportedError",
     )
+
+
+def member_cases() -> Iterator[Case]:
     yield member("central_signature", "entry 2 of 2: signature", central_signature=b"PK\1\1")
     yield member("local_signature", "'x/data/0': signature", local_signature=b"PK\3\3")
     yield member("encrypted", "without encryption", flags=1, error="UnsupportedError")
@@ -146,4 +154,4 @@ def zip_cases() -> Iterator[Case]:
     yield case("overlap", zipped(overlap), "expected one behind 'x/data/0', found one inside of it")
 
 
-CASES = list(zip_cases())
+CASES = [*directory_cases(), *zip64_cases(), *member_cases()]
