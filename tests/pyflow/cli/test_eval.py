@@ -309,11 +309,11 @@ def test_files_that_are_not_of_kept_types_stay(
     assert f"{own}: expected a file of an earlier --keep" in refused()
     note = own.with_name(f"{own.name}.json")
     note.write_text("{")
-    assert f"of which {note.name} says what it is" in refused()
+    assert note.name in refused()
     own.unlink()
     assert main(["eval", "compare", base, "--types", "iq4_nl", *given]) == 0
     note.write_text(note.read_text().replace("IQ4_NL", "Q4_0"))
-    assert f"{own}: is to be compared, but --keep {tmp_path} would replace" in refused(str(own))
+    assert f"{own}: is compared, but --keep {tmp_path}" in refused(str(own))
     # Of what is not made no note stays either, which would give away a later file of that name.
     assert main(["eval", "compare", str(own), "--types", "q4_0", *given]) == 3
     assert [*tmp_path.glob("*.json")] == [note]
