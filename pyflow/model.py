@@ -9,10 +9,10 @@ from pyflow.engine.context import CacheType
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.topology import NumaMode, Placement
 from pyflow.generate import AnyModel, Options
+from pyflow.generate.any_model import Run
 from pyflow.generate.conversation import Conversation
 from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
-from pyflow.generate.prompts import Run
 from pyflow.speculate import Speculator
 
 

@@ -36,7 +36,7 @@ from summaries import as_markdown, summaries
 import pyflow
 from pyflow import SamplingParams, _core
 from pyflow.errors import PyflowError
-from pyflow.generate.prompts import N_PARALLEL
+from pyflow.generate.local import N_PARALLEL
 from pyflow.speculate.drafters.pool import NgramPool
 
 PROMPT_LEN = 1024

@@ -26,8 +26,8 @@ from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
 from pyflow.generate import AnyModel, Options
+from pyflow.generate.any_model import Run, check_fits
 from pyflow.generate.conversation import Conversation
-from pyflow.generate.prompts import Run, check_fits
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:

@@ -1,20 +1,109 @@
-"""Models that write, in this process or as a pipeline over several stages."""
+"""Models that write: their options, and how prompts become a stream."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 
+import numpy as np
+
+from pyflow.arguments import whole, whole_numbers
 from pyflow.chat import ChatTemplate
+from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
+from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
 from pyflow.generate.conversation import CacheOptions, Conversation
-from pyflow.generate.prompts import Options, Prompt, Run, checked, is_one
-from pyflow.generate.stream import Stream
+from pyflow.generate.runner import Runner
+from pyflow.generate.stream import Request, Stream, TextModel, View
+from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
+from pyflow.speculate import Speculator
 from pyflow.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, which gets BOS where the model wants one, or token ids, which are taken as they are."""
+
+
+class Options(TypedDict, total=False):
+    """How to go on from prompts; the same for all of them."""
+
+    n_predict: int
+    """Tokens to draw at most; -1 goes on to the end of the answer or context, which is the default
+    where the model's files have no other."""
+    sampling: SamplingParams
+    """The default is what the model's files say. Without a seed, one is drawn; the
+    completion has it."""
+    stop: Sequence[str]
+    """The text ends before the first of these, no part of which comes out."""
+    n_ctx: int | None
+    """Tokens of a prompt and its answer together; None suits prompt and n_predict."""
+    cache_type: CacheType
+    """How keys and values are kept: f16, the default, or q8_0."""
+    progress: Progress | None
+    """Called as progress(done, total) while long prompts are read."""
+    speculator: Speculator | None
+    """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A runner, and the positions that each of its texts may take."""
+
+    runner: Runner
+    limits: Sequence[int]
+    owned: bool = False
+    """Whether the runner is closed at the end."""
+
+
+class Prompted(TextModel, Protocol):
+    """What prompts are checked against."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def defaults(self) -> Defaults: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Prompts as tokens, and how to go on from them."""
+
+    prompts: list[list[int]]
+    noise_streams: list[int]
+    """One per prompt."""
+    n_predict: int
+    sampling: SamplingParams
+    """With a seed."""
+    stop: Sequence[str]
+
+    progress: Progress | None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.prompts]
+
+    def stream(self, model: TextModel, run: Run) -> Stream:
+        requests = [
+            Request(
+                view=View(tokens, noise_stream),
+                sampling=self.sampling,
+                limit=limit,
+                n_predict=self.n_predict,
+                stop=self.stop,
+            )
+            for tokens, noise_stream, limit in zip(
+                self.prompts, self.noise_streams, run.limits, strict=True
+            )
+        ]
+        return Stream(run.runner, model, requests, owned=run.owned, progress=self.progress)
 
 
 class AnyModel(ABC):
@@ -75,3 +164,82 @@ class AnyModel(ABC):
         """
         done = self.stream(prompt, **options).read()
         return done[0] if is_one(prompt) else done
+
+
+def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options) -> Wish:
+    """Prompts and options, checked; raises like `AnyModel.stream`."""
+    _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
+    _check_names(options)
+    n_predict = whole("n_predict", options.get("n_predict", model.defaults.n_predict))
+    if n_predict < 1 and n_predict != -1:
+        raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
+    stop = options.get("stop", ())
+    if not _are_texts(stop):
+        raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
+    sampling = options.get("sampling", model.defaults.sampling)
+    if not isinstance(sampling, SamplingParams):
+        raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
+    prompts = _tokens(model, prompt)
+    seen: Counter[tuple[int, ...]] = Counter()
+    streams = []
+    for tokens in prompts:
+        streams.append(seen[tuple(tokens)])
+        seen[tuple(tokens)] += 1
+    return Wish(prompts, streams, n_predict, sampling.seeded(), stop, options.get("progress"))
+
+
+def check_fits(n_tokens: int, n_ctx: int) -> None:
+    """PyflowError unless a prompt of n_tokens leaves room for one more token."""
+    if n_tokens == 0:
+        raise PyflowError("the prompt is empty; give some text to go on from")
+    if n_tokens >= n_ctx:
+        raise PyflowError(
+            f"the prompt has {n_tokens:,} tokens, the context holds {n_ctx:,} with the answer; "
+            f"shorten the prompt or take a larger context"
+        )
+
+
+def _check_names(options: Collection[str]) -> None:
+    """TypeError, as Python's own, for an unknown option."""
+    for name in sorted(set(options) - Options.__optional_keys__):
+        if name in (field.name for field in dataclasses.fields(SamplingParams)):
+            raise TypeError(
+                f"unknown option {name!r}: it is a part of sampling; "
+                f"write sampling=SamplingParams({name}=...)"
+            )
+        raise TypeError(
+            f"unknown option {name!r}: expected {', '.join(sorted(Options.__optional_keys__))}"
+        )
+
+
+def _are_texts(given: object) -> bool:
+    return (
+        isinstance(given, Collection)
+        and not isinstance(given, str)
+        and all(isinstance(text, str) and text for text in given)
+    )
+
+
+def is_one(prompt: object) -> bool:
+    """Whether this is a single prompt: text, numbers, or something invalid."""
+    if isinstance(prompt, str) or not isinstance(prompt, (Sequence, np.ndarray)):
+        return True
+    return len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence, np.ndarray))
+
+
+def _tokens(model: Prompted, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+    given = cast("Sequence[Prompt]", [prompt] if is_one(prompt) else prompt)
+    if len(given) == 0:
+        raise PyflowError("prompts: expected at least one, found none")
+    return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
+
+
+def _ids(model: Prompted, prompt: Sequence[int]) -> list[int]:
+    ids: list[int] = whole_numbers("prompt, unless it is text", prompt).tolist()
+    for token in ids:
+        if not 0 <= token < model.spec.n_vocab:
+            raise ShapeError(
+                f"prompt: token {token}: expected 0 to {model.spec.n_vocab - 1}, the vocabulary "
+                f"of {model.name}"
+            )
+    return ids

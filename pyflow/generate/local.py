@@ -9,8 +9,8 @@ from pyflow.arguments import whole
 from pyflow.engine.context import Context
 from pyflow.engine.loaded import LoadedModel
 from pyflow.errors import PyflowError, ShapeError
+from pyflow.generate.any_model import Options, Prompt, Run, check_fits, checked
 from pyflow.generate.local_runner import LocalRunner
-from pyflow.generate.prompts import Options, Prompt, Run, check_fits, checked
 from pyflow.generate.stream import Stream
 from pyflow.speculate import Speculator
 

@@ -123,7 +123,10 @@ class LocalRunner(Closing):
         else:
             if self._arrays is None or not self._arrays.advance(texts):
                 self._arrays = _Step.of(texts)
-            found = self._context.sample(*self._arrays, progress=self._progress)
+            if len(self._arrays.tokens) <= self._context.n_batch:
+                found = self._context.native.sample(*self._arrays)
+            else:  # in several calls
+                found = self._context.sample(*self._arrays, progress=self._progress)
             if speculator is not None:
                 self._inform(speculator, texts, [sampled.token for sampled in found])
             drawn = [[sampled] for sampled in found]

@@ -15,9 +15,8 @@ from pyflow.engine.context import Progress
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.any_model import AnyModel
+from pyflow.generate.any_model import AnyModel, check_fits
 from pyflow.generate.conversation import CacheOptions
-from pyflow.generate.prompts import check_fits
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
 

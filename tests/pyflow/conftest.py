@@ -20,10 +20,10 @@ from pyflow.engine.context import Context
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, ResourceError, ShapeError
 from pyflow.generate import AnyModel, Options
+from pyflow.generate.any_model import Run
 from pyflow.generate.conversation import Conversation
 from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
-from pyflow.generate.prompts import Run
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259
@@ -84,6 +84,10 @@ class FakeContext(Context):
         self.before_call: Callable[[], None] = lambda: None
         self._interrupted = False
 
+    @property
+    def native(self) -> Any:
+        return self
+
     def sample(
         self,
         tokens: NDArray[np.int32],
@@ -91,9 +95,10 @@ class FakeContext(Context):
         seqs: int | list[int],
         wanted: NDArray[np.int32],
         samplers: list[Any],
-        *,
+        regime: str = "decode",
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Any]:
+        assert regime == "decode"
         assert not self.closed
         assert len(tokens) == len(positions) > 0
         self._interrupted = False
