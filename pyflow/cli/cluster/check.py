@@ -204,14 +204,14 @@ def _tables(
         ]
         for each in expected
     ]
-    head = ["strategy", "guesses", "runs", "layers", "t/s"]
+    head = ["strategy", "drafts", "runs", "layers", "t/s"]
     parts.append(markdown_table(head, rows, left={"strategy", "layers"}))
     table, lines = describe(best.split)
     parts.append(markdown_table([*table[0]], [[*row] for row in table[1:]], left={"HOST"}))
     own = found.hellos[0]
     lines = [
         f"all have pyflow {own.version} and the same model, {own.model[:12]}",
-        f"guesses by {drafter}: {drafts.ms:.2f} ms each, right {drafts.acceptance:.0%} of the time",
+        f"drafts by {drafter}: {drafts.ms:.2f} ms each, {drafts.acceptance:.0%} of them accepted",
         f"best: {best.kind}, {best.tokens_per_s:.2f} tokens per second",
         *lines,
     ]

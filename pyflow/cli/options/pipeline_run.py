@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,28 +94,19 @@ class PipelineRun:
         with ExitStack() as stack:
             drafter, strategy, layers = self._decided(files, n_threads, n_ctx, stack)
             if self.options.stages is not None:
-                model = in_threads(
-                    files,
-                    strategy=strategy,
-                    n_stages=self.options.stages,
-                    layers=layers,
-                    n_threads=n_threads,
-                    drafter=drafter,
-                    n_ctx=n_ctx,
-                    cache_type=cache_type,
-                )
+                make = partial(in_threads, n_stages=self.options.stages)
             else:
                 self.is_open = True
-                model = over_ranks(
-                    files,
-                    strategy=strategy,
-                    layers=layers,
-                    n_threads=n_threads,
-                    drafter=drafter,
-                    drafters=self.drafters,
-                    n_ctx=n_ctx,
-                    cache_type=cache_type,
-                )
+                make = partial(over_ranks, drafters=self.drafters)
+            model = make(
+                files,
+                strategy=strategy,
+                layers=layers,
+                n_threads=n_threads,
+                drafter=drafter,
+                n_ctx=n_ctx,
+                cache_type=cache_type,
+            )
             yield stack.enter_context(model)
 
     def _check_layers(self, files: ModelFiles) -> None:
