@@ -48,7 +48,6 @@ def _case(
     n_heads: int = 4,
     sizes: dict[str, int] | None = None,
     eps: str = "layer_norm_rms_epsilon",
-    more: dict[str, Any] | None = None,
     **keys: Any,
 ) -> Case:
     dims = _SIZES | (sizes or {})
@@ -68,7 +67,7 @@ def _case(
     tensors = _shapes(ends, dims)
     for i in range(n_layers):
         tensors |= _shapes(layer, dims, f"blk.{i}.")
-    return Case(metadata, tensors, more or {})
+    return Case(metadata, tensors)
 
 
 _WIDE = {"Q": 128, "K": 64, "D": 32}
