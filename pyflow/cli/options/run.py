@@ -16,7 +16,7 @@ from pyflow.cli.options.groups import F, Option, grouped
 from pyflow.cli.options.pipeline import PipelineOptions
 from pyflow.cli.options.pipeline_run import PipelineRun, drafting_models
 from pyflow.cli.options.speculation import SpeculationOptions
-from pyflow.cluster.supervise.lifeline import Numbers, here
+from pyflow.cluster.supervise.lifeline import Numbers, of_process
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run_with_pipelines(*options: Option) -> Callable[[F], F]:
         def wrapper(*args: Any, run: RunOptions, **values: Any) -> Any:
             pipeline = run.pipeline
             stages = None if pipeline is None else pipeline.options.stages
-            if here.is_supervised and (pipeline is None or stages is not None):
+            if of_process().is_supervised and (pipeline is None or stages is not None):
                 raise click.UsageError(
                     "the ranks of 'cluster run' write one answer together: "
                     + ("add --pipeline auto" if pipeline is None else "leave --stages out")
@@ -131,8 +131,8 @@ def _over_ranks(pipeline: PipelineRun, run: RunOptions, command: Callable[[], An
 
     pipeline.world = world()
     # All ranks must come to the same result here, before they wait for one another.
-    pipeline.place(here.numbers or Numbers.all(pipeline.world.size))
-    if pipeline.world.size == 1 and not here.is_supervised:
+    pipeline.place(of_process().numbers or Numbers.all(pipeline.world.size))
+    if pipeline.world.size == 1 and not of_process().is_supervised:
         raise click.UsageError(
             "--pipeline needs several stages: add --stages N, or start it by mpirun -n N"
         )

@@ -21,7 +21,7 @@ from typing import NoReturn, TypeAlias
 from pyflow.cluster.mpi.pauses import Pauses, sleep_exactly
 from pyflow.cluster.mpi.transport import connect
 from pyflow.cluster.mpi.watch import LEAVING, Watch
-from pyflow.cluster.supervise.lifeline import EXIT_LOST, Loss, here
+from pyflow.cluster.supervise.lifeline import EXIT_LOST, Loss, RankReporter, of_process
 from pyflow.cluster.wire.codec import WireError, decode, encode
 from pyflow.cluster.wire.messages import Cancel, Message, Pulse
 
@@ -43,9 +43,10 @@ class Traffic:
 class Endpoint:
     """This rank among all that were started together. All ranks make one at the same time."""
 
-    def __init__(self) -> None:
-        """PyflowError if there is no transport."""
-        here.at("joining the others")
+    def __init__(self, reporter: RankReporter | None = None) -> None:
+        """reporter: by default this process's. PyflowError if there is no transport."""
+        self.reporter = reporter or of_process()
+        self.reporter.at("joining the others")
         self._transport = connect()
         self.rank, self.size = self._transport.rank, self._transport.size
         self.hosts, self._pids = self._places()
@@ -56,7 +57,7 @@ class Endpoint:
         self._watch = Watch(
             self.rank,
             self.hosts,
-            timeout_s=here.timeout_s,
+            timeout_s=self.reporter.timeout_s,
             pulse=self._pulse,
             lose=self.lose,
         )
@@ -90,7 +91,7 @@ class Endpoint:
 
     def leave(self) -> None:
         """Returns once all ranks have called this, after which they must not send; once only."""
-        here.at(LEAVING)
+        self.reporter.at(LEAVING)
         self._watch.leave()
         self._transport.leave()
         self._thread.join()
@@ -100,12 +101,12 @@ class Endpoint:
     def lose(self, loss: Loss) -> NoReturn:
         """Ends all ranks with one message, written by the supervisor if there is one."""
         with self._losing:  # never left: losses that follow from this one are not reported
-            if here.is_joined:
-                here.lose(loss)
+            if self.reporter.is_joined:
+                self.reporter.lose(loss)
                 time.sleep(self._watch.timeout_s)  # it ends this process long before
             sys.stderr.write(f"error: {loss}\n")
             sys.stderr.flush()
-            if here.is_supervised:
+            if self.reporter.is_supervised:
                 os._exit(EXIT_LOST)  # of another machine: mpiexec tells the supervisor
             signal.alarm(_ABORT_S)
             # The transport would add a line of its own.
@@ -115,18 +116,18 @@ class Endpoint:
 
     def _places(self) -> tuple[list[str], list[int]]:
         """Host and process of every rank."""
-        mine = _PLACE.pack(os.getpid(), here.host.encode()[: _PLACE.size - 4])
+        mine = _PLACE.pack(os.getpid(), self.reporter.host.encode()[: _PLACE.size - 4])
         places = [_PLACE.unpack(found) for found in self._transport.exchange(mine)]
         hosts = [host.rstrip(b"\0").decode(errors="replace") for _, host in places]
         return hosts, [pid for pid, _ in places]
 
     def _pulse(self, to: int) -> None:
         """Sends a heartbeat, and reports to the supervisor what rank 0 knows of the other one."""
-        self._transport.offer(to, encode(Pulse(0, here.phase)))
+        self._transport.offer(to, encode(Pulse(0, self.reporter.phase)))
         phase = self._watch.phases[to]
         if self.rank == 0 and phase != self._told.get(to):
             self._told[to] = phase
-            here.tell_of(to, (self.hosts[to], self._pids[to], phase))
+            self.reporter.tell_of(to, (self.hosts[to], self._pids[to], phase))
 
     def _receive(self) -> None:
         try:
@@ -144,7 +145,11 @@ class Endpoint:
                 else:
                     time.sleep(pauses.next())
         except self._transport.error as error:
-            self.lose(Loss(self.rank, here.host, here.phase, f"cannot receive ({error})"))
+            self.lose(
+                Loss(
+                    self.rank, self.reporter.host, self.reporter.phase, f"cannot receive ({error})"
+                )
+            )
         except BaseException:
             traceback.print_exc()
             self._transport.abort(1)  # senders to this rank would wait for ever

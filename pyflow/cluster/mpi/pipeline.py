@@ -25,7 +25,7 @@ from pyflow.cluster.run.driver import DraftChannel
 from pyflow.cluster.run.stage import ModelStage, Sizes, context_sizes
 from pyflow.cluster.run.threads import Stage
 from pyflow.cluster.run.worker import Worker, raised
-from pyflow.cluster.supervise.lifeline import here
+from pyflow.cluster.supervise.lifeline import RankReporter
 from pyflow.cluster.wire.codec import WireError
 from pyflow.cluster.wire.messages import (
     Begin,
@@ -73,9 +73,9 @@ def serve(
     last. drafts: on a drafter, opens its models. The driver raises this rank's errors.
     """
     endpoint = Endpoint()
-    rank = endpoint.rank
+    rank, reporter = endpoint.rank, endpoint.reporter
     before, after = _beside(rank, drafters)
-    worker = Worker(rank, here.host, 0, endpoint.send)
+    worker = Worker(rank, reporter.host, 0, endpoint.send)
 
     def ask(request: DraftRequest) -> None:
         endpoint.send(cast(int, before), replace(request, epoch=worker.epoch))
@@ -83,27 +83,30 @@ def serve(
     filler = None if before is None else RemoteDrafter(ask)
     endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
-        here.at("opening the model")
+        reporter.at("opening the model")
         checkpoint = open_checkpoint(path, quantize=quantize)
         models: Sequence[LoadedModel] = ()
         if drafts is not None:
-            here.at("loading the draft model")
+            reporter.at("loading the draft model")
             models = stack.enter_context(drafts())
         endpoint.send(0, hello(rank, checkpoint))
-        here.at("waiting for the others")
-        send, take = endpoint.send, worker.take
-        surveyor = Surveyor(rank, endpoint.size, send, take, checkpoint, pool, *models[-1:])
+        reporter.at("waiting for the others")
+        draft, send, take = models[-1] if models else None, endpoint.send, worker.take
+        surveyor = Surveyor(
+            rank, endpoint.size, send, take, checkpoint, pool, draft=draft, at=reporter.at
+        )
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the driver does without this rank
         elif models:
             with closing(by_models(models, n_ctx=setup.n_ctx, filler=filler)) as drafter:
-                worker.at = _telling(f"draft model {' and '.join(m.path.name for m in models)}")
+                names = " and ".join(model.path.name for model in models)
+                worker.at = _telling(reporter, f"draft model {names}")
                 worker.at("waiting for a job")
                 worker.draft(drafter, after)
         else:
             worker.onward = _onward(rank, setup.layers)
-            stage = _stage(make, checkpoint, setup, rank, pool)
-            worker.at = _telling(_named(setup.layers[rank]))
+            stage = _stage(make, checkpoint, setup, rank, pool, reporter)
+            worker.at = _telling(reporter, _named(setup.layers[rank]))
             worker.at("waiting for a job")
             worker.work(stage)
     endpoint.leave()
@@ -147,26 +150,27 @@ class MpiPipeline(Closing):
         """
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
         self._endpoint = endpoint = Endpoint()
+        reporter = endpoint.reporter
         self._stages: list[int] = []
         self._drafters = drafters
         self.n_drafted = 0
         """Drafts that have come from another rank."""
         self._resident: dict[int, int] = {}
         self._epoch = 0
-        worker = Worker(0, here.host, 0, endpoint.send)
+        worker = Worker(0, reporter.host, 0, endpoint.send)
         endpoint.start(_sorter(worker, self._inbox))
         threads: list[Thread] = []
         # Also called when the pipeline is collected, and before the interpreter exits.
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
-            here.at("opening the model")
+            reporter.at("opening the model")
             checkpoint = open_checkpoint(path, quantize=quantize)
             spec = build_spec(checkpoint)
             hellos = self._gather(hello(0, checkpoint))
             check(hellos)
 
             def measure() -> Survey:
-                here.at("measuring")
+                reporter.at("measuring")
                 send, take = endpoint.send, lambda: self._next(None)[1]
                 surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)
                 return surveyor.lead(sizes, drafters)
@@ -180,11 +184,11 @@ class MpiPipeline(Closing):
             worker.onward = _onward(0, ranges)
             for rank in range(1, endpoint.size):
                 endpoint.send(rank, setup)
-            if stage := _stage(make, checkpoint, setup, 0, pool):
+            if stage := _stage(make, checkpoint, setup, 0, pool, reporter):
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
             # The driver reports for all of rank 0: its stage computes the driver's latest frame.
-            self._at = _telling(_named(ranges[0]))
+            self._at = _telling(reporter, _named(ranges[0]))
             self._at("waiting for a job")
         except BaseException:
             self.close()
@@ -332,12 +336,13 @@ def _stage(
     setup: Setup,
     rank: int,
     pool: _core.ThreadPool,
+    reporter: RankReporter,
 ) -> Stage | None:
     """A rank's stage; None if it holds no layers."""
     layers = setup.layers[rank]
     if not layers:
         return None
-    here.at(f"loading {_named(layers)}")
+    reporter.at(f"loading {_named(layers)}")
     return make(
         checkpoint,
         build_spec(checkpoint),
@@ -356,10 +361,10 @@ def _named(layers: range) -> str:
     return f"layers {layers.start} to {layers.stop - 1}" if layers else ""
 
 
-def _telling(part: str) -> Callable[[str], None]:
+def _telling(reporter: RankReporter, part: str) -> Callable[[str], None]:
     """Reports this rank's phase, with its part of the model if it has one."""
     with_part = f", {part}" if part else ""
-    return lambda phase: here.at(phase + with_part)
+    return lambda phase: reporter.at(phase + with_part)
 
 
 def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:

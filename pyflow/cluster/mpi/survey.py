@@ -28,7 +28,6 @@ from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
 from pyflow.cluster.run.drafts import OpenDrafts, no_drafts
 from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.worker import Worker, raised, unexpected
-from pyflow.cluster.supervise.lifeline import here
 from pyflow.cluster.wire.messages import (
     Failure,
     Goodbye,
@@ -80,7 +79,7 @@ class Surveyor:
     """One rank of a survey.
 
     send: to a rank. take: waits for the next message to this one. draft: this rank's draft model,
-    if it only drafts.
+    if it only drafts. at: reports a phase.
     """
 
     rank: int
@@ -90,6 +89,7 @@ class Surveyor:
     checkpoint: formats.Checkpoint
     pool: _core.ThreadPool
     draft: LoadedModel | None = None
+    at: Callable[[str], None] = lambda _: None
 
     def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
         """On rank 0: measures all ranks, while the others `assist`. sizes: of the future caches.
@@ -141,7 +141,7 @@ class Surveyor:
                 case Ping(is_back=False):
                     self.send(message.rank, structs.replace(message, is_back=True))
                 case Measure() if message.to == self.rank:
-                    here.at("measuring")
+                    self.at("measuring")
                     spec = build_spec(self.checkpoint)
                     profile = profile_rank(
                         self.rank, self.n_ranks, self.checkpoint, spec, self.pool, self.draft
@@ -244,10 +244,10 @@ def survey(
     of all ranks, and differences in version or model between them.
     """
     endpoint = Endpoint()
-    rank = endpoint.rank
-    worker = Worker(rank, here.host, 0, endpoint.send)
+    rank, reporter = endpoint.rank, endpoint.reporter
+    worker = Worker(rank, reporter.host, 0, endpoint.send)
     endpoint.start(worker.deliver)
-    here.at("measuring")
+    reporter.at("measuring")
 
     def surveyor(draft: LoadedModel | None = None) -> Surveyor:
         checkpoint = formats.open(catalogue.resolve(path))

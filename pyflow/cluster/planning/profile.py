@@ -6,6 +6,7 @@ time and memory. The times of embedding and head are estimated from their bytes.
 
 from __future__ import annotations
 
+import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from pyflow import _core
 from pyflow.cluster.planning.plan import LayerCosts
 from pyflow.cluster.planning.predict import LOOKUP_MS, PRIORS, Drafts
 from pyflow.cluster.run.stage import Sizes, context_sizes
-from pyflow.cluster.supervise.lifeline import here
 from pyflow.cluster.wire.messages import Profile, RankProfile
 from pyflow.engine.memory import available_nbytes
 from pyflow.formats import Checkpoint
@@ -68,7 +68,7 @@ def profile_rank(
         0,
         RankProfile(
             rank,
-            here.host,
+            socket.gethostname(),
             layer_ms,
             available_nbytes() if draft is None else 0,
             head_ms=layer_ms[0] * head / typical,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pyflow.cluster.supervise.lifeline import here
+from pyflow.cluster.supervise.lifeline import of_process
 from pyflow.cluster.wire.codec import encode
 from pyflow.cluster.wire.messages import Begin
 from pyflow.errors import CancelledError, PyflowError
@@ -60,7 +60,8 @@ class Journal:
     @classmethod
     def of_process(cls) -> Journal | None:
         """The journal of this process's supervisor, if it keeps one."""
-        return None if here.journal is None else cls(here.journal)
+        fd = of_process().journal
+        return None if fd is None else cls(fd)
 
     def begin(
         self, prompt: Sequence[int], sampling: SamplingParams, stream: int = 0

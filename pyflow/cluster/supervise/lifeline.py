@@ -1,9 +1,9 @@
-"""A rank's connection to the supervisor that started it: what it does, and that it lives.
+"""A rank's connection to the supervisor that started it: its phase and heartbeats.
 
-A socket between each rank of the supervisor's machine and the supervisor. The system closes it
-when either process is gone, however it ended: the supervisor learns of a death at once, and no rank
-outlives its supervisor. It has a name but no file, so that nothing of it is left either. Ranks of
-other machines have none; the head tells what it knows of them.
+A socket between the supervisor and each rank of its machine. The system closes it when either
+process ends in any way: the supervisor learns of a death at once, and no rank outlives its
+supervisor. It has a name but no file, so nothing of it is left behind. Ranks of other machines have
+none; rank 0 reports on them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import signal
 import socket
 import struct
 from dataclasses import asdict, dataclass
+from functools import cache
 from threading import Event, Thread
 from typing import Any, TypeAlias
 
 EXIT_LOST = 5
-"""Exit code of a job that has lost a rank."""
+"""The exit code of a job that has lost a rank."""
 TIMEOUT_S = 30.0
-"""So long a rank may be silent, unless something else is asked for."""
+"""How long a rank may be silent by default."""
 PULSE_S = 0.5
 MAX_NBYTES = 1 << 16
 _MAX_WHY = 1000  # of what a library says, in characters
@@ -29,20 +30,20 @@ _MAX_WHY = 1000  # of what a library says, in characters
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
-# Of another rank: its host, its process there and what it did last.
+# Of another rank: its host, its process there and its last phase.
 Other: TypeAlias = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A rank, or what started it, that the job cannot go on without."""
+    """The loss of a rank, or of mpiexec, that ends the job."""
 
     rank: int | None
     host: str
     phase: str
     why: str
     what: str = "a rank"
-    """What was lost, where that has no number."""
+    """What was lost, if it has no rank number."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why", " ".join(self.why.split())[:_MAX_WHY])
@@ -54,9 +55,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What ranks were called when a job began, some of which may have been lost since.
+    """The first numbers of a job's ranks, of which some may have been lost.
 
-    n_first: how many there were. left: those that are there, in their present order.
+    n_first: how many there were. left: the first numbers of those left, in their present order.
     """
 
     n_first: int
@@ -68,7 +69,7 @@ class Numbers:
 
     @staticmethod
     def read(text: str) -> Numbers:
-        """What `str` makes of them."""
+        """The numbers that `str` has written."""
         first, *left = (int(number) for number in text.split(","))
         return Numbers(first, tuple(left))
 
@@ -76,22 +77,22 @@ class Numbers:
         return ",".join(map(str, (self.n_first, *self.left)))
 
     def now(self, number: int) -> int | None:
-        """The present number of a rank; None if it has been lost."""
+        """The present number of a rank, given its first one; None if it has been lost."""
         return self.left.index(number) if number in self.left else None
 
 
-class Lifeline:
-    """What this process is at, for whoever watches it. Safe from any thread."""
+class RankReporter:
+    """Reports what this process does to its supervisor. Safe from any thread."""
 
     def __init__(self) -> None:
-        """Joined to nobody."""
+        """Not joined to a supervisor."""
         self.host = socket.gethostname()
         self.phase = "starting"
         self.timeout_s = TIMEOUT_S
         self.is_supervised = False
         """Whether there is a supervisor, here or on another machine."""
         self.numbers: Numbers | None = None
-        """Of the ranks, where a supervisor has started them."""
+        """Of the ranks, if a supervisor has started them."""
         self.journal: int | None = None
         self._socket: socket.socket | None = None
         self._over = Event()
@@ -101,9 +102,9 @@ class Lifeline:
         return self._socket is not None
 
     def join(self, name: str, rank: int) -> list[int]:
-        """Connects to the supervisor. Returns the descriptors that it has for this rank.
+        """Connects to the supervisor. Returns the file descriptors that it passes.
 
-        OSError where there is none any more, or somebody else has taken its name.
+        OSError if it has gone, or if another user's process has its name.
         """
         with_supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -122,21 +123,21 @@ class Lifeline:
         return fds
 
     def at(self, phase: str) -> None:
-        """What is done from now on, in words for people."""
+        """Reports a new phase, in words for people."""
         if phase != self.phase:
             self.phase = phase
             self._send("pulse", phase)
 
     def tell_of(self, rank: int, other: Other) -> None:
-        """What is known of a rank that may have no connection of its own."""
+        """Reports on a rank that may have no connection of its own."""
         self._send("other", rank, other)
 
     def lose(self, loss: Loss) -> None:
-        """The job cannot go on; the supervisor will end it."""
+        """Reports a loss; the supervisor then ends the job."""
         self._send("lost", asdict(loss), wait=True)
 
     def end(self, code: int) -> None:
-        """This process has done its work, and ends with this exit code."""
+        """Reports that this process ends with this exit code."""
         self._over.set()
         self._send("end", code, wait=True)
 
@@ -146,7 +147,7 @@ class Lifeline:
         try:
             self._socket.send(json.dumps(record).encode(), 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
-            pass  # the supervisor has been stopped: the next pulse will tell
+            pass  # the supervisor is stopped: the next heartbeat repeats the phase
         except OSError:
             os._exit(EXIT_LOST)
 
@@ -161,11 +162,11 @@ class Lifeline:
                 pass
         except OSError:
             pass
-        os._exit(EXIT_LOST)  # nobody would read what it still wrote
+        os._exit(EXIT_LOST)  # its output would have no reader
 
 
 def address(name: str) -> str:
-    """Of the supervisor's socket in the system's namespace for those without files (unix(7))."""
+    """The address of the supervisor's socket, in the abstract namespace of unix(7)."""
     return "\0" + name
 
 
@@ -179,9 +180,11 @@ def own_process(peer: socket.socket) -> int:
 
 
 def die_with_parent() -> None:
-    """Has the system kill this process once the one above it is gone, however that ended."""
+    """Has the system kill this process when its parent ends in any way."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-here = Lifeline()
-"""This process's own."""
+@cache
+def of_process() -> RankReporter:
+    """This process's reporter; in a supervised rank, `rank.main` joins it to the supervisor."""
+    return RankReporter()

@@ -19,7 +19,14 @@ from contextlib import suppress
 from threading import Thread
 
 from pyflow.cluster.supervise.launcher import RANK_VARIABLES, STARTED, rank_of
-from pyflow.cluster.supervise.lifeline import EXIT_LOST, Loss, Numbers, die_with_parent, here
+from pyflow.cluster.supervise.lifeline import (
+    EXIT_LOST,
+    Loss,
+    Numbers,
+    RankReporter,
+    die_with_parent,
+    of_process,
+)
 
 
 def main(
@@ -30,25 +37,26 @@ def main(
     if rank is None:
         sys.exit(f"{sys.argv[0]}: none of {', '.join(RANK_VARIABLES)} is set: mpiexec starts this")
     _be_a_process_of_its_own()
-    here.timeout_s, here.is_supervised = float(timeout), True
-    here.numbers = Numbers.read(numbers)
+    reporter = of_process()
+    reporter.timeout_s, reporter.is_supervised = float(timeout), True
+    reporter.numbers = Numbers.read(numbers)
     if socket.gethostname() == host:
         try:
-            fds = here.join(supervisor, rank)
+            fds = reporter.join(supervisor, rank)
         except OSError as error:
             why = f"the supervisor has gone, or is on another machine that is called {host} too"
             print(f"{supervisor}: {error}: {why}", file=sys.stderr)
             return EXIT_LOST
-        _take(fds)
+        reporter.journal = _take(fds)
     else:
-        print(STARTED.format(rank=rank, host=here.host), end="", flush=True)
-    Thread(target=_end_with_launcher, args=(rank,), daemon=True).start()
-    with suppress(OSError):  # another machine need not have it, if no path is given from there
+        print(STARTED.format(rank=rank, host=reporter.host), end="", flush=True)
+    Thread(target=_end_with_launcher, args=(rank, reporter), daemon=True).start()
+    with suppress(OSError):  # another machine needs the folder only if a path is relative to it
         os.chdir(folder)
     sys.argv = [module, *args]
     code = 1
     try:
-        # What came before would have found nobody to end it with 130.
+        # An earlier interrupt would have ended this process without exit code 130.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -57,46 +65,47 @@ def main(
     except KeyboardInterrupt:
         code = 130
     finally:
-        with suppress(OSError, ValueError):  # a reader that has gone, or a stream closed before
+        with suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
             sys.stdout.flush()
-        here.end(code)
+        reporter.end(code)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(math.ceil(here.timeout_s))  # MPI waits for the others for ever
+        signal.alarm(math.ceil(reporter.timeout_s))  # MPI may wait for the others forever
     return code
 
 
 def _be_a_process_of_its_own() -> None:
-    """The shell that guards it has it ignore interrupts, and would leave it behind."""
+    """Undoes what the guard shell sets: it ignores interrupts, and would leave this process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Also one that is stopped; mpiexec, which ends the shell, does not know of it.
+    # Also if it is stopped: mpiexec, which ends the shell, does not know this process.
     die_with_parent()
     if os.getppid() == 1:
         os._exit(EXIT_LOST)
 
 
-def _end_with_launcher(rank: int) -> None:
-    """What mpiexec has started on this machine reads this output until it ends itself."""
+def _end_with_launcher(rank: int, reporter: RankReporter) -> None:
+    """Ends this rank when mpiexec's proxy, which reads its output, has ended."""
     poll = select.poll()
     poll.register(1, 0)
     poll.poll()
-    here.lose(Loss(rank, here.host, here.phase, "has lost the mpiexec that started it"))
+    why = "has lost the mpiexec that started it"
+    reporter.lose(Loss(rank, reporter.host, reporter.phase, why))
     os._exit(EXIT_LOST)
 
 
-def _take(fds: list[int]) -> None:
-    """Standard input, output and error of the supervisor, and its journal if it keeps one.
+def _take(fds: list[int]) -> int | None:
+    """Takes the supervisor's standard input, output and error. Returns its journal, if it has one.
 
-    Output is Python's alone: what MPI's libraries write still goes to mpiexec.
+    Only Python's output moves: MPI's libraries still write to mpiexec.
     """
     if not fds:
-        return
+        return None
     os.dup2(fds[0], 0)
-    # Python's own were made for what was there before: a terminal wants lines at once.
+    # Python's own streams were made for the former files: a terminal needs line buffering.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(fds[1], "w", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(fds[2], "w", buffering=1, closefd=False)  # type: ignore[misc]  # noqa: SIM115
-    here.journal = next(iter(fds[3:]), None)
+    return next(iter(fds[3:]), None)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("mpiexec")
 ALONE = """
 import sys
 from pyflow.cli import main
-from pyflow.cluster.supervise.lifeline import here
-here.timeout_s = 2.0
+from pyflow.cluster.supervise.lifeline import of_process
+of_process().timeout_s = 2.0
 sys.exit(main())
 """
 

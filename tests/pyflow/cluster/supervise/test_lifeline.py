@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from pyflow.cluster.supervise.lifeline import Lifeline, address, own_process
+from pyflow.cluster.supervise.lifeline import RankReporter, address, own_process
 
 
 def test_whoever_is_at_the_other_end_is_known() -> None:
@@ -19,7 +19,7 @@ def test_whoever_is_at_the_other_end_is_known() -> None:
 
 def test_another_user_s_process_is_no_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     name = secrets.token_hex(16)
-    lifeline = Lifeline()
+    lifeline = RankReporter()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address(name))
         listener.listen()
@@ -32,4 +32,4 @@ def test_another_user_s_process_is_no_supervisor(monkeypatch: pytest.MonkeyPatch
 
 def test_a_supervisor_that_has_gone_is_told() -> None:
     with pytest.raises(ConnectionRefusedError):
-        Lifeline().join(secrets.token_hex(16), 0)
+        RankReporter().join(secrets.token_hex(16), 0)
