@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
+from pyflow.text import counted
 
 Kind: TypeAlias = Literal["iterative", "speculative", "pipeinfer"]
 NAMES: tuple[Kind, ...] = get_args(Kind)
@@ -62,11 +63,11 @@ class Strategy:
         """The kind and its numbers."""
         if self.kind == "iterative":
             return self.kind
-        guesses = f"{self.n_draft} guess" + "es" * (self.n_draft != 1)
+        drafted = counted(self.n_draft, "drafted token")
         if self.kind == "speculative":
-            return f"{self.kind} ({guesses})"
+            return f"{self.kind} ({drafted})"
         redrafts = ", redrafting" * self.redrafts
-        return f"{self.kind} ({guesses} a run, {self.n_flight} runs on their way{redrafts})"
+        return f"{self.kind} ({drafted} a run, {counted(self.n_flight, 'run')} in flight{redrafts})"
 
 
 def iterative() -> Strategy:
