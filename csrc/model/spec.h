@@ -19,7 +19,7 @@
 
 namespace pyflow {
 
-// A tensor of the checkpoint, or a part of one: `Source` of pyflow/specs/model_spec.py.
+// A tensor of the checkpoint, or a part of one: `TensorRef` of pyflow/specs/parts.py.
 struct TensorRef {
   std::string name;
   std::vector<std::pair<int64_t, int64_t>> rows = {};  // segments (start, count); none: all

@@ -25,7 +25,7 @@ from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.document import Document
 from pyflow.specs.language.facts import Facts
 from pyflow.specs.model_spec import ModelSpec
-from pyflow.specs.parts import Ref, Rope, Source, name_of
+from pyflow.specs.parts import Ref, Rope, TensorRef, name_of
 
 _TURNED = ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm", "q_norm_bias", "k_norm_bias")
 
@@ -93,7 +93,7 @@ def _shape(asked: Asked, records: Mapping[str, tuple[int, ...]]) -> tuple[int, .
 
 
 def _n_values(ref: Ref, records: Mapping[str, tuple[int, ...]]) -> int:
-    if isinstance(ref, Source) and ref.rows:
+    if isinstance(ref, TensorRef) and ref.rows:
         return sum(count for _, count in ref.rows)
     return math.prod(records[name_of(ref)])
 
@@ -147,7 +147,7 @@ def _stored(
     """Where the folder has the rows of a role. turn: the order of rows within a head."""
     found, begin = [], 0
     for ref in asked.bound if isinstance(asked.bound, tuple) else (asked.bound,):
-        source = ref if isinstance(ref, Source) else Source(str(ref))
+        source = ref if isinstance(ref, TensorRef) else TensorRef(str(ref))
         shape = checkpoint.native.tensor(source.name).shape
         whole = math.prod(shape if tensor.by_value else shape[:-1])
         segments = source.rows or ((0, shape[-1] if source.transposed else whole),)
@@ -164,9 +164,9 @@ def _stored(
 def _places(asked: Asked, tensor: Planned) -> tuple[Sequence[tuple[int, int]], float]:
     """A role's rows in the new tensor, and what its reader will add to the values."""
     assert not isinstance(asked.bound, tuple)  # see Binding.target
-    rows = asked.bound.rows if isinstance(asked.bound, Source) else ()
+    rows = asked.bound.rows if isinstance(asked.bound, TensorRef) else ()
     n_rows = math.prod(tensor.shape if tensor.by_value else tensor.shape[:-1])
-    return rows or ((0, n_rows),), asked.bound.add if isinstance(asked.bound, Source) else 0.0
+    return rows or ((0, n_rows),), asked.bound.add if isinstance(asked.bound, TensorRef) else 0.0
 
 
 def _parts(

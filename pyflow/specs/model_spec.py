@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pyflow.errors import ShapeError
 from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
-from pyflow.specs.parts import NormType, Ref, Rope, Source, tensors_of
+from pyflow.specs.parts import NormType, Ref, Rope, TensorRef, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ModelSpec:
         }
 
 
-def _plain(part: Rope | Source | Embedding | Block | Head) -> dict[str, object]:
+def _plain(part: Rope | TensorRef | Embedding | Block | Head) -> dict[str, object]:
     plain: dict[str, object] = {"kind": part.kind} if hasattr(part, "kind") else {}
     for f in fields(part):
         if (value := getattr(part, f.name)) not in (None, ()):
@@ -117,6 +117,6 @@ def _plain(part: Rope | Source | Embedding | Block | Head) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
-    if isinstance(value, Source):
+    if isinstance(value, TensorRef):
         return _plain(value)
     return [_value(v) for v in value] if isinstance(value, tuple) else value

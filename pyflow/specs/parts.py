@@ -16,14 +16,14 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A matrix or vector cut out of a tensor of the checkpoint that may hold several.
+class TensorRef:
+    """A matrix or vector: a tensor of the checkpoint, or rows of one that holds several.
 
-    rows: segments (start, count), joined in this order; none: all. Those of a matrix are rows of
-    the tensor with its leading dimensions flattened, those of a vector its values, flattened too.
-    transposed: the tensor is stored (in, out), in F32, F16 or BF16; the segments are of outputs.
+    rows: segments (start, count), joined in this order; empty means all. They count rows of a
+    matrix, with leading dimensions flattened, or values of a vector.
+    transposed: the tensor is stored (in, out), in F32, F16 or BF16; the segments count outputs.
     add: is added to the values of a vector (Gemma stores the weights of its norms less one).
-    Example: the keys of a fused ``(n_q + 2 * n_kv, n_embd)`` are ``Source(name, ((n_q, n_kv),))``.
+    Example: the keys in a fused ``(n_q + 2 * n_kv, n_embd)`` are rows ``((n_q, n_kv),)``.
     """
 
     name: str
@@ -32,23 +32,23 @@ class Source:
     add: float = 0.0
 
 
-Ref: TypeAlias = str | Source
+Ref: TypeAlias = str | TensorRef
 """A tensor of the checkpoint by its name, or a part of one."""
 
 
 def name_of(ref: Ref) -> str:
     """The tensor's name."""
-    return ref.name if isinstance(ref, Source) else ref
+    return ref.name if isinstance(ref, TensorRef) else ref
 
 
 @cache
 def tensor_fields(part: type[object]) -> tuple[str, ...]:
     """The fields of a dataclass that hold references to tensors, by their types."""
-    return tuple(name for name, hint in get_type_hints(part).items() if _holds_source(hint))
+    return tuple(name for name, hint in get_type_hints(part).items() if _holds_ref(hint))
 
 
-def _holds_source(hint: object) -> bool:
-    return hint is Source or any(map(_holds_source, get_args(hint)))
+def _holds_ref(hint: object) -> bool:
+    return hint is TensorRef or any(map(_holds_ref, get_args(hint)))
 
 
 def tensors_of(part: Any) -> Iterator[str]:

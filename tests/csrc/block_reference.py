@@ -1,4 +1,4 @@
-"""Every block of pyflow/specs/model_spec.py in numpy and float64: one sequence from position 0."""
+"""Every block of pyflow/specs/blocks in numpy and float64: one sequence from position 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.model_spec import ModelSpec
-from pyflow.specs.parts import Ref, Rope, Source
+from pyflow.specs.parts import Ref, Rope, TensorRef
 
 Array = NDArray[np.float64]
 Vector = Ref | tuple[Ref, ...]
@@ -49,7 +49,7 @@ class Reference:
         self.spec, self.tensors, self.n_ctx = spec, tensors, n_ctx
 
     def matrix(self, ref: Ref) -> Array:
-        source = ref if isinstance(ref, Source) else Source(ref)
+        source = ref if isinstance(ref, TensorRef) else TensorRef(ref)
         t = self.tensors[source.name].astype(np.float64)
         t = t.reshape(-1, t.shape[-1])
         t = t.T if source.transposed else t
@@ -58,12 +58,12 @@ class Reference:
     def vector(self, ref: Vector) -> Array:
         if isinstance(ref, tuple):
             return np.concatenate([self.vector(part) for part in ref])
-        source = ref if isinstance(ref, Source) else Source(ref)
+        source = ref if isinstance(ref, TensorRef) else TensorRef(ref)
         t = self.tensors[source.name].astype(np.float64).reshape(-1)
         return self._cut(source, t) + source.add
 
     @staticmethod
-    def _cut(source: Source, t: Array) -> Array:
+    def _cut(source: TensorRef, t: Array) -> Array:
         parts = [t[start : start + count] for start, count in source.rows]
         return np.concatenate(parts) if parts else t
 
@@ -150,9 +150,9 @@ class Reference:
         def experts(given: Ref | tuple[Ref, ...], rows: int) -> list[Ref]:
             if isinstance(given, tuple):
                 return list(given)
-            source = given if isinstance(given, Source) else Source(given)
+            source = given if isinstance(given, TensorRef) else TensorRef(given)
             segments = source.rows or tuple((rows * e, rows) for e in range(b.n_experts))
-            return [Source(source.name, (segment,)) for segment in segments]
+            return [TensorRef(source.name, (segment,)) for segment in segments]
 
         gate, up = experts(b.gate, b.n_ff), experts(b.up, b.n_ff)
         down = experts(b.down, self.spec.n_embd)

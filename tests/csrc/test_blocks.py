@@ -1,4 +1,4 @@
-"""Blocks do what pyflow/specs/model_spec.py says, and a row depends on nothing but its own past."""
+"""Blocks do what pyflow/specs/blocks says, and a row depends on nothing but its own past."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.model_spec import ModelSpec
-from pyflow.specs.parts import Source, tensors_of
+from pyflow.specs.parts import TensorRef, tensors_of
 
 from .block_reference import Reference
 from .tiny_models import N_EMBD, N_VOCAB, TINY, Draft, around, attention, everything, write
@@ -202,15 +202,15 @@ def with_attention(spec: ModelSpec, **changes: object) -> ModelSpec:
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"q": Source("q", ((0, 63),))}, ShapeError, "a cut of 64 rows, found 63"),
-        ({"q": Source("q", ((1, 64),))}, ShapeError, "rows 1 to 65 of 64"),
-        ({"q": Source("q", ((0, 32), (-1, 32)))}, ShapeError, "expected segments"),
-        ({"q": Source("q", ((1 << 60, 1 << 60),))}, ShapeError, "expected segments"),
-        ({"q": Source("q", add=1.0)}, ShapeError, "added to those of vectors"),
-        ({"k": Source("k", transposed=True)}, ShapeError, "expected 64 x 32, found 32 x 64"),
-        ({"q_bias": Source("0/nothing")}, ShapeError, "tensor 0/nothing is missing"),
-        ({"q_bias": Source("qn", ((0, 60),))}, ShapeError, "a cut of 64 rows, found 60"),
-        ({"q_bias": Source("qn", transposed=True)}, ShapeError, "cannot be transposed"),
+        ({"q": TensorRef("q", ((0, 63),))}, ShapeError, "a cut of 64 rows, found 63"),
+        ({"q": TensorRef("q", ((1, 64),))}, ShapeError, "rows 1 to 65 of 64"),
+        ({"q": TensorRef("q", ((0, 32), (-1, 32)))}, ShapeError, "expected segments"),
+        ({"q": TensorRef("q", ((1 << 60, 1 << 60),))}, ShapeError, "expected segments"),
+        ({"q": TensorRef("q", add=1.0)}, ShapeError, "added to those of vectors"),
+        ({"k": TensorRef("k", transposed=True)}, ShapeError, "expected 64 x 32, found 32 x 64"),
+        ({"q_bias": TensorRef("0/nothing")}, ShapeError, "tensor 0/nothing is missing"),
+        ({"q_bias": TensorRef("qn", ((0, 60),))}, ShapeError, "a cut of 64 rows, found 60"),
+        ({"q_bias": TensorRef("qn", transposed=True)}, ShapeError, "cannot be transposed"),
         ({"q_norm": ("1.qn",) * 3}, ShapeError, "64 values in equal parts, found 3 tensors"),
         ({"q_norm": ("1.qn", "1.qn")}, ShapeError, "tensor 1.qn: expected 1 x 32, found 1 x 16"),
         ({"alibi": (0.1, 0.2)}, ShapeError, "a slope for each of 4 heads, found 2"),
@@ -234,7 +234,9 @@ def test_experts_must_be_as_many_as_are_said(tmp_path: Path) -> None:
         layers = tuple(
             tuple(
                 replace(
-                    b, n_experts=b.n_experts - 1, router=Source(b.router, ((0, b.n_experts - 1),))
+                    b,
+                    n_experts=b.n_experts - 1,
+                    router=TensorRef(b.router, ((0, b.n_experts - 1),)),
                 )
                 if isinstance(b, Moe)
                 else b
@@ -288,14 +290,14 @@ def test_rows_of_quantized_tensors_are_cut_whole(tmp_path: Path) -> None:
     }
     apart = stage(written("apart.gguf", parts), spec(q="q", k="k", v="v"))
     fused_file = written("fused.gguf", {"qkv": qkv})
-    fused = stage(fused_file, spec(**{n: Source("qkv", c) for n, c in segments.items()}))
+    fused = stage(fused_file, spec(**{n: TensorRef("qkv", c) for n, c in segments.items()}))
     assert same(run(context(fused)), run(context(apart)))
     assert fused.weight_bytes == apart.weight_bytes
     assert fused.used_tensors == {"qkv", "o", "n", "norm", "embd"}
     with pytest.raises(UnsupportedError, match="Q4_K has blocks along the wrong side"):
-        stage(fused_file, spec(q=Source("qkv", ((0, 64),), transposed=True), k="k", v="v"))
-    bias = {"q_bias": Source("qkv", ((3, 64),))}
-    whole = spec(**{n: Source("qkv", c) for n, c in segments.items()})
+        stage(fused_file, spec(q=TensorRef("qkv", ((0, 64),), transposed=True), k="k", v="v"))
+    bias = {"q_bias": TensorRef("qkv", ((3, 64),))}
+    whole = spec(**{n: TensorRef("qkv", c) for n, c in segments.items()})
     with pytest.raises(UnsupportedError, match="cut within a block"):
         stage(fused_file, with_attention(whole, **bias))
     assert "qkv" in set(tensors_of(whole.layers[0][1]))

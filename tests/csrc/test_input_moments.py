@@ -12,7 +12,7 @@ from pyflow import _core
 from pyflow.errors import ShapeError
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.model_spec import ModelSpec
-from pyflow.specs.parts import Ref, Source
+from pyflow.specs.parts import Ref, TensorRef
 
 from .block_reference import Array, Reference
 from .test_blocks import TOKENS, built, context, one_by_one, run, same, stage
@@ -29,7 +29,7 @@ class Recorder(Reference):
         self.sums: Sums = {}
 
     def linear(self, ref: Ref, x: Array, bias: Ref | None = None) -> Array:
-        source = ref if isinstance(ref, Source) else Source(ref)
+        source = ref if isinstance(ref, TensorRef) else TensorRef(ref)
         key = source.name, source.rows[0][0] if source.rows else 0
         rows = x.reshape(-1, x.shape[-1])
         n, sums = self.sums.get(key, (0, np.zeros(x.shape[-1])))
@@ -155,7 +155,7 @@ class Products(Recorder):
         self.mixed: Sums = {}
 
     def linear(self, ref: Ref, x: Array, bias: Ref | None = None) -> Array:
-        source = ref if isinstance(ref, Source) else Source(ref)
+        source = ref if isinstance(ref, TensorRef) else TensorRef(ref)
         if x.shape[-1] % 16 == 0:
             rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
             key = source.name, source.rows[0][0] if source.rows else 0
@@ -165,7 +165,7 @@ class Products(Recorder):
     def attended(self, b: Attention, p: Array, x: Array) -> None:
         """Values whose tensor is their own stand for the inputs as each query head mixes them, of
         sixteen rows in 64."""
-        q, v = (r if isinstance(r, Source) else Source(r) for r in (b.q, b.v))
+        q, v = (r if isinstance(r, TensorRef) else TensorRef(r) for r in (b.q, b.v))
         if q.name == v.name:
             return
         mixes = np.einsum("hij,jc->ihc", p, x)[np.arange(len(x)) % 64 < 16]

@@ -19,7 +19,7 @@ from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.model_spec import Embedding, Head, ModelSpec
-from pyflow.specs.parts import Rope, Source, tensor_fields
+from pyflow.specs.parts import Rope, TensorRef, tensor_fields
 
 N_EMBD, N_VOCAB, N_FF, EPS = 64, 97, 72, 1e-5
 HALF = Rope(tuple(0.7**i for i in range(8)))
@@ -112,13 +112,13 @@ def learned_positions(t: Draft) -> ModelSpec:
                 p,
                 n_kv=4,
                 rope=None,
-                q=Source(qkv, cuts[0], transposed=True),
-                k=Source(qkv, cuts[1], transposed=True),
-                v=Source(qkv, cuts[2], transposed=True),
-                o=Source(t(p + "o", 64, N_EMBD, size=0.1), transposed=True),
-                q_bias=Source(bias, cuts[0]),
-                k_bias=Source(bias, cuts[1]),
-                v_bias=Source(bias, cuts[2]),
+                q=TensorRef(qkv, cuts[0], transposed=True),
+                k=TensorRef(qkv, cuts[1], transposed=True),
+                v=TensorRef(qkv, cuts[2], transposed=True),
+                o=TensorRef(t(p + "o", 64, N_EMBD, size=0.1), transposed=True),
+                q_bias=TensorRef(bias, cuts[0]),
+                k_bias=TensorRef(bias, cuts[1]),
+                v_bias=TensorRef(bias, cuts[2]),
                 o_bias=t(p + "o.b", N_EMBD),
             ),
             Add("h", "x"),
@@ -127,8 +127,8 @@ def learned_positions(t: Draft) -> ModelSpec:
                 t,
                 p,
                 gate=None,
-                up=Source(t(p + "up", N_EMBD, N_FF, size=0.1), transposed=True),
-                down=Source(t(p + "down", N_FF, N_EMBD, size=0.1), transposed=True),
+                up=TensorRef(t(p + "up", N_EMBD, N_FF, size=0.1), transposed=True),
+                down=TensorRef(t(p + "down", N_FF, N_EMBD, size=0.1), transposed=True),
                 up_bias=t(p + "up.b", N_FF),
                 down_bias=t(p + "down.b", N_EMBD),
                 activation="gelu_tanh",
@@ -156,7 +156,7 @@ def parallel_branches(t: Draft) -> ModelSpec:
         p = f"{i}."
         qkv = t(p + "qkv", (4 + 2) * 16, N_EMBD)
         cuts = ((0, 64),), ((64, 16),), ((80, 16),)
-        q, k, v = (Source(qkv, cut) for cut in cuts)
+        q, k, v = (TensorRef(qkv, cut) for cut in cuts)
         norm = Norm("x", "h", t.norm(p + "n", N_EMBD), EPS, "layer", t(p + "n.b", N_EMBD))
         return (
             norm,
@@ -176,7 +176,7 @@ def interleaved_heads(t: Draft) -> ModelSpec:
         p = f"{i}."
         qkv, bias = t(p + "qkv", 4 * 48, N_EMBD), t(p + "qkv.b", 4 * 48)
         cuts = [tuple((48 * h + 16 * j, 16) for h in range(4)) for j in range(3)]
-        (q, k, v), (qb, kb, vb) = ([Source(name, c) for c in cuts] for name in (qkv, bias))
+        (q, k, v), (qb, kb, vb) = ([TensorRef(name, c) for c in cuts] for name in (qkv, bias))
         return (
             Norm("x", "h", t.norm(p + "n1", N_EMBD), EPS, "layer", t(p + "n1.b", N_EMBD)),
             Norm("x", "a", t.norm(p + "n2", N_EMBD), EPS, "layer"),
@@ -224,11 +224,11 @@ def norms_of_each_head(t: Draft) -> ModelSpec:
     """StableLM 2 and Qwen 3: norms of heads with weights of their own, in a tensor for all or for
     each, or the same weights for all."""
     own = {"q_norm": t.norm("qn", 4, 16), "k_norm": t.norm("kn", 2, 16), "norm_type": "layer"}
-    one = {"q_norm": t.norm("1.qn", 16), "k_norm": Source(t("1.kn", 16), add=1.0)}
+    one = {"q_norm": t.norm("1.qn", 16), "k_norm": TensorRef(t("1.kn", 16), add=1.0)}
     bias = {"q_norm_bias": t("qnb", 64), "v_bias": t("vb", 32)}
     each = {
         "q_norm": tuple(t.norm(f"2.{h}.qn", 16) for h in range(4)),
-        "k_norm": tuple(Source(t(f"2.{h}.kn", 16), add=1.0) for h in range(2)),
+        "k_norm": tuple(TensorRef(t(f"2.{h}.kn", 16), add=1.0) for h in range(2)),
         "k_norm_bias": tuple(t(f"2.{h}.knb", 16) for h in range(2)),
     }
     return t.spec(
@@ -241,11 +241,11 @@ def norms_of_each_head(t: Draft) -> ModelSpec:
 def scaled(t: Draft) -> ModelSpec:
     """Granite and Gemma: scales of the embedding, branches and logits; weights less one; caps."""
     gate_up = t("gate_up", 2 * N_FF, N_EMBD)
-    gate, up = Source(gate_up, ((0, N_FF),)), Source(gate_up, ((N_FF, N_FF),))
+    gate, up = TensorRef(gate_up, ((0, N_FF),)), TensorRef(gate_up, ((N_FF, N_FF),))
     biases = {"gate_bias": t("gb", N_FF), "up_bias": t("ub", N_FF), "down_bias": t("db", N_EMBD)}
     return t.spec(
         (
-            Norm("x", "h", Source(t("n", N_EMBD), add=1.0), EPS),
+            Norm("x", "h", TensorRef(t("n", N_EMBD), add=1.0), EPS),
             attention(t, "", softcap=2.0, window=5),
             Add("h", "x", 0.22),
             Norm("x", "h", t.norm("n2", N_EMBD), EPS),
@@ -295,8 +295,8 @@ def shared_expert(t: Draft) -> ModelSpec:
             "h",
             "h",
             router=t(p + "router", 7, N_EMBD, size=0.5),
-            gate=Source(gate_up, tuple((48 * e, 24) for e in range(7))),
-            up=Source(gate_up, tuple((48 * e + 24, 24) for e in range(7))),
+            gate=TensorRef(gate_up, tuple((48 * e, 24) for e in range(7))),
+            up=TensorRef(gate_up, tuple((48 * e + 24, 24) for e in range(7))),
             down=t(p + "down", 7, N_EMBD, 24),
             n_experts=7,
             top_k=3,
@@ -353,9 +353,9 @@ def renamed(spec: ModelSpec, prefix: str) -> list[tuple[Block, ...]]:
     """The layers with other names of tensors."""
 
     def name(value: object) -> object:
-        if isinstance(value, tuple) and value and isinstance(value[0], str | Source):
+        if isinstance(value, tuple) and value and isinstance(value[0], str | TensorRef):
             return tuple(name(v) for v in value)
-        if isinstance(value, Source):
+        if isinstance(value, TensorRef):
             return replace(value, name=prefix + value.name)
         return prefix + value if isinstance(value, str) else value
 

@@ -1,5 +1,5 @@
 // RMS or layer norm over contiguous values, with its weights: `Norm` of
-// pyflow/specs/model_spec.py.
+// pyflow/specs/blocks/norm.py.
 #pragma once
 
 #include <cstdint>

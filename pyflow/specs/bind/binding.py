@@ -14,7 +14,7 @@ from pyflow.specs.language.expression import ExpressionError, UnresolvedError, V
 from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.tensors import Entry, TensorSource
 from pyflow.specs.language.values import Whole, nearest
-from pyflow.specs.parts import Ref, Source
+from pyflow.specs.parts import Ref, TensorRef
 from pyflow.text import printable
 
 _MAX_PROBLEMS = 200
@@ -243,7 +243,7 @@ class Binding:
         rows = self._segments(entry, source, counts, role) if shared else ()
         if not rows and not source.transposed and not want.add:
             return name
-        return Source(name, rows, source.transposed, want.add)
+        return TensorRef(name, rows, source.transposed, want.add)
 
     def _segments(
         self, entry: Entry, source: TensorSource, counts: Mapping[str, int], role: str

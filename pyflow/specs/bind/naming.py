@@ -11,7 +11,7 @@ from pyflow.specs.bind.describe import Description
 from pyflow.specs.blocks import kinds
 from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.moe import Moe
-from pyflow.specs.parts import Ref, Source, name_of
+from pyflow.specs.parts import Ref, TensorRef, name_of
 
 # Tensors outside of blocks; a kind of block names its own.
 _STEMS = {
@@ -45,7 +45,7 @@ def naming(description: Description) -> Naming:
                 continue
             expert = i if isinstance(asked.bound, tuple) and asked.want.n_experts else None
             parts[name_of(ref)] = Part(_name(place, role, asked, ref), expert)
-            if isinstance(ref, Source) and ref.transposed:
+            if isinstance(ref, TensorRef) and ref.transposed:
                 kept[ref.name] = _TRANSPOSED
     return Naming(
         parts,
@@ -59,7 +59,7 @@ def _name(place: Place, full_role: str, asked: Asked, ref: Ref) -> str:
     role = full_role.removesuffix("_bias")
     ending = "weight" if role == full_role else "bias"
     stems, fused = _stems()
-    is_fused = isinstance(ref, Source) and ref.rows
+    is_fused = isinstance(ref, TensorRef) and ref.rows
     stem = (is_fused and fused.get(role)) or stems.get(role) or f"{place.step}_{role}"
     experts = "_exps" if asked.want.n_experts else ""
     layer = "" if place.layer is None else f"blk.{place.layer}."
