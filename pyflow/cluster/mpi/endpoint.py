@@ -145,11 +145,8 @@ class Endpoint:
                 else:
                     time.sleep(pauses.next())
         except self._transport.error as error:
-            self.lose(
-                Loss(
-                    self.rank, self.reporter.host, self.reporter.phase, f"cannot receive ({error})"
-                )
-            )
+            reporter, why = self.reporter, f"cannot receive ({error})"
+            self.lose(Loss(self.rank, reporter.host, reporter.phase, why))
         except BaseException:
             traceback.print_exc()
             self._transport.abort(1)  # senders to this rank would wait for ever

@@ -7,8 +7,6 @@ the last one the model's output head. Frames skip ranks without layers.
 from __future__ import annotations
 
 import math
-import re
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -161,25 +159,6 @@ def evaluate_split(
     slowest = max(costs, key=lambda name: costs[name][2])
     token_ns, run_ns = sum(cost[1] for cost in costs.values()), costs[slowest][2]
     return SplitPlan(tuple(parts), n_rows, token_ns / _NS, run_ns / _NS, slowest)
-
-
-def parse_layers(text: str, n_layers: int, n_ranks: int) -> tuple[range, ...]:
-    """The layers of each rank from their counts, such as "10,8,6,6"; 0 is a rank without layers."""
-    found, numbers = reprlib.repr(text), text.split(",")
-    if not all(re.fullmatch(" *[0-9]{1,9} *", number) for number in numbers):
-        raise ShapeError(f"layers: expected a count for each rank, such as 10,8,6,6, found {found}")
-    if len(numbers) != n_ranks:
-        raise ShapeError(
-            f"layers: expected {n_ranks} numbers, one for each rank, found {len(numbers)} in "
-            f"{found}; write 0 for a rank without layers"
-        )
-    ends = list(accumulate(map(int, numbers), initial=0))
-    if off := n_layers - ends[-1]:
-        raise ShapeError(
-            f"layers: expected {n_layers} in total, as the model has, found {ends[-1]} in {found}; "
-            f"{'add' if off > 0 else 'take away'} {abs(off)}"
-        )
-    return tuple(range(a, b) for a, b in pairwise(ends))
 
 
 def describe(split: SplitPlan) -> tuple[list[tuple[str, ...]], list[str]]:

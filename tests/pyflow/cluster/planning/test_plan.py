@@ -17,8 +17,8 @@ from pyflow.cluster.planning.plan import (
     LayerCosts,
     Objective,
     SplitPlan,
+    describe,
     evaluate_split,
-    parse_layers,
     split,
 )
 from pyflow.cluster.wire.messages import Link, RankProfile
@@ -46,6 +46,11 @@ def chain(*ranks: RankProfile, layers: LayerCosts, link: Link = INSTANT) -> Clus
     """With the same link between all neighbours."""
     pairs = itertools.pairwise(profile.rank for profile in ranks)
     return ClusterProfile(ranks, dict.fromkeys(pairs, link), layers)
+
+
+def held(*counts: int) -> list[range]:
+    """The layers of each rank, from their counts."""
+    return [range(a, b) for a, b in itertools.pairwise(itertools.accumulate(counts, initial=0))]
 
 
 def counts(found: SplitPlan) -> list[int]:
@@ -192,7 +197,7 @@ def test_splits_by_hand_are_predicted(
     way = data.draw(
         st.sampled_from(list(all_counts(len(pipeline.layers.nbytes), len(pipeline.ranks))))
     )
-    ranges = parse_layers(",".join(map(str, way)), sum(way), len(way))
+    ranges = held(*way)
     if lacks := lacking(pipeline, way):
         with pytest.raises(ResourceError) as caught:
             evaluate_split(pipeline, ranges, n_rows=n_rows)
@@ -329,8 +334,27 @@ def test_where_nothing_fits_the_error_names_ranks_and_bytes() -> None:
         "use more ranks, less context or cache type q8_0"
     )
     with pytest.raises(ResourceError) as caught:
-        evaluate_split(chain(*ranks, layers=plain_layers(6)), parse_layers("2,4", 6, 2))
+        evaluate_split(chain(*ranks, layers=plain_layers(6)), held(2, 4))
     assert told_lacks(caught.value) == {1: 120}
+
+
+def test_a_split_is_shown_as_a_table() -> None:
+    layers = LayerCosts((3 * 2**20,) * 10, 2**20, 2 * 2**20, row_nbytes=4000)
+    ranks = rank(0, 1, 1.5, embedding_ms=0.5), rank(3, 1, 2), rank(5, 2, 2, head_ms=1)
+    pipeline = chain(*ranks, layers=layers, link=Link(0.001, 4e6))
+    table, lines = describe(evaluate_split(pipeline, held(7, 0, 3), n_rows=2))
+    assert table == [
+        ("RANK", "HOST", "LAYERS", "MS", "MEMORY"),
+        ("0", "host0", "0-6", "11.25", "22.0 MiB"),
+        ("3", "host3", "none", "", ""),
+        ("5", "host5", "7-9", "7.00", "11.0 MiB"),
+    ]
+    # 7 + 0.5, a hop of 1 + 1, 3 x 2 + 1, and 1 back
+    assert lines == [
+        "17.50 ms per token where each waits for the one before",
+        "88.9 runs of 2 rows per second through a full pipeline; "
+        "the slowest is rank 0 (host0) with 11.25 ms",
+    ]
 
 
 def test_wrong_input_is_refused() -> None:
