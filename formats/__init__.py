@@ -1,4 +1,4 @@
-"""Checkpoints: files that hold a model's weights and what describes them.
+"""Checkpoints: files with a model's weights and their description.
 
 import pyflow.formats
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pyflow import _core
 from pyflow.errors import FormatError, ResourceError, UnsupportedError
 
-# What numpy has a type for is viewed where it lies.
+# Types that numpy has are viewed in place.
 _VIEWED = {
     **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
     **{f"I{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
@@ -20,10 +20,10 @@ _VIEWED = {
     "C128": "<c16",
     "BOOL": "?",
 }
-# Of weights that no format has made smaller: how numpy sees their bits.
+# numpy types for the bits of floating point weights.
 _FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-# Types of one byte: bits of exponent and mantissa, bias, and whether they are those of a format
-# with one zero and one NaN (FNUZ), of IEEE 754, or of one without infinities (FN); see
+# Types of one byte: (exponent bits, mantissa bits, bias, kind). fnuz: one zero, one NaN; ieee: as
+# IEEE 754; fn: no infinities. See
 # "FP8 formats for deep learning" (Micikevicius et al., 2022) and the OCP MX specification.
 _F8 = {
     "F8_E4M3": (4, 3, 7, "fn"),
@@ -34,13 +34,13 @@ _F8 = {
 
 
 def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
-    """The values of a tensor, of its shape.
+    """The values of a tensor, in its shape.
 
-    Types that numpy has come as a read-only view into the file, with the tensor's strides; others
-    (BF16, F8, quantized ones) are converted to float32, a copy.
+    Types that numpy has come as a read-only view into the file, with the tensor's strides;
+    others (BF16, F8, quantized ones) as a float32 copy.
 
-    UnsupportedError: the type can be listed but not read. ResourceError: the file has fewer bytes
-    than a copy would take, as when one value stands for many by a stride of 0.
+    UnsupportedError: the type can be listed but not read. ResourceError: a copy would be larger
+    than the file, as when a stride of 0 repeats one value.
     """
     data = native.data(record.name)
     if record.dtype in _VIEWED:
@@ -55,17 +55,17 @@ def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np
         )
     if not data.size:
         return _empty(record, "<f4")
-    if not record.contiguous:  # only plain types have strides, of which BF16 alone gets here
+    if not record.contiguous:  # only plain types have strides; of these only BF16 gets here
         _check_copy(native, record)
         data = np.ascontiguousarray(_strided(data, record, "<u2")).reshape(-1).view(np.uint8)
     return _core.dequantize(record.dtype, data, record.shape)
 
 
 def rows(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
-    """The bytes of a tensor that has some, by rows: (rows, ...), not all side by side where it has
-    strides. Of a type with fewer bytes than values, rows may be some of them.
+    """The bytes of a non-empty tensor by rows, (rows, ...), with its strides. If its bytes do not
+    divide by its rows, all of them are one row.
 
-    ResourceError: as `to_array`.
+    ResourceError: as in `to_array`.
     """
     data = native.data(record.name)
     n_rows = math.prod(record.shape[:-1])
@@ -78,9 +78,8 @@ def rows(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.gen
 
 
 def stored_floats(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
-    """A view into the file, of the tensor's shape: BF16 as its bits, in uint16. `widened` makes
-    values of what is cut out of it. UnsupportedError: a type other than F32, F16 and BF16, or rows
-    that do not follow one another."""
+    """A view into the file in the tensor's shape; BF16 as its bits in uint16. `widened` converts a
+    part of it to values. UnsupportedError: a type other than F32, F16 and BF16, or strides."""
     if record.dtype not in _FLOATS:
         raise UnsupportedError(
             f"{record.source}: tensor {record.name!r:.100}: expected F32, F16 or BF16, found "
@@ -88,14 +87,14 @@ def stored_floats(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArr
         )
     if not record.contiguous:
         raise UnsupportedError(
-            f"{record.source}: tensor {record.name!r:.100}: expected row after row, found strides "
-            f"{record.strides}; save it again with .contiguous()"
+            f"{record.source}: tensor {record.name!r:.100}: expected contiguous rows, found "
+            f"strides {record.strides}; save it again with .contiguous()"
         )
     return _strided(native.data(record.name), record, _FLOATS[record.dtype])
 
 
 def widened(stored: NDArray[np.generic]) -> NDArray[np.float32]:
-    """The values of a part of `stored_floats`, exact, row after row."""
+    """The exact values of a part of `stored_floats`, contiguous."""
     if stored.dtype == np.uint16:
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.ascontiguousarray(stored, np.float32)
@@ -105,7 +104,7 @@ def _strided(
     data: NDArray[np.uint8], record: _core.TensorRecord, dtype: str
 ) -> NDArray[np.generic]:
     size = np.dtype(dtype).itemsize
-    if data.size == 0:  # numpy takes no buffer of nothing
+    if data.size == 0:  # numpy rejects empty buffers
         return _empty(record, dtype)
     array: NDArray[np.generic] = np.ndarray(
         record.shape, dtype, data, strides=[size * step for step in record.strides]
@@ -115,7 +114,7 @@ def _strided(
 
 
 def _empty(record: _core.TensorRecord, dtype: str) -> NDArray[np.generic]:
-    """An array without values. Its dimensions may be large still, as 0 x 2^62 x 2^62."""
+    """An array without values; other dimensions may still be large, as in 0 x 2^62 x 2^62."""
     try:
         return np.empty(record.shape, dtype)
     except ValueError:
@@ -135,7 +134,7 @@ def _check_copy(native: _core.Checkpoint, record: _core.TensorRecord) -> None:
 
 @cache
 def _f8_values(name: str) -> NDArray[np.float32]:
-    """The 256 values of a type of one byte, float32, all exact."""
+    """The 256 exact values of a type of one byte, float32."""
     if name == "F8_E8M0":  # a power of two, 0xFF is NaN
         return np.array([*(math.ldexp(1.0, e - 127) for e in range(255)), math.nan], np.float32)
     exponent_bits, mantissa_bits, bias, kind = _F8[name]

@@ -1,4 +1,4 @@
-"""One way to open a checkpoint, whatever its format; and a clear word when it is none."""
+"""Open a checkpoint of any file format, or say what the file looks like instead."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pyflow.errors import FormatError
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An open checkpoint: all of it has been checked against the file, none of it executed."""
+    """An open checkpoint. It was checked against the file; no code in it was run."""
 
     path: Path
-    """The file that was opened; of a checkpoint in several files the one that names the others."""
+    """The file that was opened; of several files the one that names the others."""
     metadata: dict[str, Any]
-    """Keys and values as in the file; _core.pyi (Checkpoint.metadata) says of which types."""
+    """Keys and values as in the file; their types: _core.pyi, Checkpoint.metadata."""
     tensors: tuple[_core.TensorRecord, ...]
-    """In the file's order, including types that this build cannot compute with."""
+    """In the file's order, also of types that this build cannot run."""
     nbytes: int
     """Size of the file, or of all files."""
     native: _core.Checkpoint
-    """What the extension loads weights from; it keeps the files mapped."""
+    """The extension's object; it keeps the files mapped."""
     pack_as: str | None = None
-    """The format that matrices of floats become while they are loaded; None: they stay floats."""
+    """The format to quantize floating point matrices to while loading; None: none."""
 
     @property
     def format(self) -> str:
@@ -40,21 +40,20 @@ class Checkpoint:
         return self.native.format
 
     def array(self, name: str) -> NDArray[np.generic]:
-        """The values of a tensor: a read-only view into the file where numpy has the type, a
-        converted copy in float32 where it has not. Nothing is read before this is called.
+        """The values of a tensor: a read-only view into the file if numpy has the type, else a
+        float32 copy. Nothing is read before this is called.
 
-        Raises FormatError when there is no such tensor, UnsupportedError for a type that can be
-        listed but not read, ResourceError for a copy larger than the file.
+        FormatError: no such tensor. UnsupportedError: a type that can be listed but not read.
+        ResourceError: a copy would be larger than the file.
         """
         return arrays.to_array(self.native, self.native.tensor(name))
 
     def rows(self, name: str) -> NDArray[np.generic]:
-        """As `arrays.rows`."""
+        """The bytes of a tensor by rows, see `arrays.rows`."""
         return arrays.rows(self.native, self.native.tensor(name))
 
     def release(self, name: str, begin: int, end: int) -> None:
-        """Gives the pages of [begin, end) of these rows back to the system; of rows that do not lie
-        side by side, those of all."""
+        """Releases the memory of rows [begin, end); of all rows if they are not contiguous."""
         record = self.native.tensor(name)
         if not record.nbytes or not record.contiguous:
             self.native.release(name)
@@ -64,7 +63,7 @@ class Checkpoint:
 
 
 def has_pickle(path: str | PathLike[str]) -> bool:
-    """Whether a file is, by its first bytes, a zip archive or a pickle, as torch.save writes."""
+    """Whether a file's first bytes are those of a zip archive or a pickle, as of torch.save."""
     head = _core.read_head(path, 9)
     if head[8:] == b"{" and 0 in head[:8]:  # safetensors, whose length may begin like a pickle
         return False
@@ -74,19 +73,19 @@ def has_pickle(path: str | PathLike[str]) -> bool:
 
 
 def open(path: str | PathLike[str]) -> Checkpoint:
-    """Open the checkpoint at path, telling its format by its bytes; of a folder, the one in it.
+    """Opens the checkpoint at path, or the one in the folder at path; recognizes it by its bytes.
 
-    Returns a Checkpoint; its weights stay in the file and are read when they are used. A file
-    <name>.index.json opens all the shards that it names.
+    Weights stay in the file and are read when they are used. A file <name>.index.json opens all
+    shards that it names.
 
     Raises:
-        FormatError: no such file, no checkpoint (it says what the file looks like), a broken one.
+        FormatError: no such file, not a checkpoint (with what it looks like), or a broken one.
         UnsupportedError: a version of the format that this build does not read.
         ResourceError: no memory, address space or file descriptors left.
     """
     path = Path(path)
     is_folder = False
-    with suppress(OSError):  # such as a name that is too long, which opening will tell
+    with suppress(OSError):  # such as a name that is too long: opening reports it
         is_folder = path.is_dir()
     if is_folder:
         path = folder.main_file(path)
@@ -94,7 +93,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     if native is None:
         head = _core.read_head(path, 4096)
         found = describe(head)
-        if found is None and path.suffix == ".safetensors":  # a broken one: it says in what
+        if found is None and path.suffix == ".safetensors":  # a broken one: its error says where
             native = _core.SafetensorsFile(path)
         else:
             raise FormatError(

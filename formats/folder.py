@@ -1,4 +1,4 @@
-"""Which file of a folder is its checkpoint."""
+"""Find the checkpoint in a folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyflow.errors import FormatError
 
-# As hubs lay models out; the first pattern that matches wins. Where there are safetensors beside
-# PyTorch files, they hold the same weights.
+# The layout of hubs; the first pattern that matches wins. safetensors beside PyTorch files hold the
+# same weights.
 _PATTERNS = (
     "*.safetensors.index.json",
     "*.safetensors",
@@ -21,16 +21,16 @@ _PATTERNS = (
 
 
 def main_file(folder: Path) -> Path:
-    """The checkpoint in a folder; FormatError when there is none, or more than one."""
+    """The checkpoint in a folder; FormatError if there is none or more than one."""
     for pattern in _PATTERNS:
         found = sorted(p for p in folder.glob(pattern) if p.is_file())
-        # Of a split model the first part stands for all.
+        # The first part of a split model opens all parts.
         found = [
             p
             for p in found
             if re.search(r"-\d{5}-of-\d{5}\.gguf$", p.name) is None or "-00001-of-" in p.name
         ]
-        # What trainers save beside a model.
+        # Files that trainers save beside a model.
         found = [p for p in found if p.name not in ("training_args.bin", "optimizer.pt")]
         if len(found) == 1:
             return found[0]

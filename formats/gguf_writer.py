@@ -1,4 +1,4 @@
-"""GGUF files, written from front to back: csrc/files/gguf/gguf.h draws the format.
+"""Write GGUF files from front to back: csrc/files/gguf/gguf.h draws the format.
 
 with replacing("model.gguf") as file:
     writer = GgufWriter(file, entries, tensors)
@@ -28,7 +28,7 @@ DEFAULT_ALIGNMENT = 32
 def entry(
     value: str | bool | int | float | Sequence[str] | NDArray[np.int32] | NDArray[np.float32],
 ) -> bytes:
-    """Type and value of a metadata entry: integers as u32, floats as f32."""
+    """A metadata entry as bytes, type and value; integers as u32, floats as f32."""
     if isinstance(value, np.ndarray):
         kind = _NUMBERS[value.dtype.name]
         return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()
@@ -44,13 +44,13 @@ def entry(
 
 
 def _string(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogateescape")  # as the reader takes bytes that are no UTF-8
+    raw = text.encode("utf-8", "surrogateescape")  # the reader keeps invalid UTF-8 this way
     return struct.pack("<Q", len(raw)) + raw
 
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A line of the tensor table."""
+    """A row of the tensor table."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class NewTensor:
 
 
 class GgufWriter(TensorWriter):
-    """Writes header and tables at once, then what it is given of the tensors, in their order."""
+    """Writes header and tables at once, then the tensors in order."""
 
     def __init__(
         self,

@@ -24,12 +24,12 @@ from pyflow.errors import UnsupportedError
 _MAX_HEADER = 100_000_000  # the format's limit
 _METADATA = "__metadata__"
 METHOD, VERSION = "pyflow", 1
-"""Of quantization_config in the config.json beside files with types of blocks; the version is that
-of how files hold these."""
+"""quantization_config in the config.json beside files with blocks: quant_method, and the version of
+the layout of blocks."""
 OWN_KEYS = ("pyflow.version", "pyflow.tensors")
-"""Of metadata: what the writer itself adds for types of blocks."""
+"""Metadata keys that the writer adds if there are blocks."""
 _BLOCKS = {f["name"]: (f["block"], f["block_bytes"]) for f in _core.weight_formats()}
-# Bytes of an element, of the types that no format of weights has.
+# Bytes per element of types that are not weight formats.
 _OTHERS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("I32", "U32"), 4),
@@ -41,19 +41,19 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A line of the header."""
+    """An entry of the header."""
 
     name: str
     shape: tuple[int, ...]
-    """Outermost first; of blocks in weights."""
+    """Outermost first; of blocks, counted in weights."""
     dtype: str
-    """As TensorRecord.dtype: "BF16", "Q4_K"."""
+    """As in TensorRecord.dtype: "BF16", "Q4_K"."""
     nbytes: int
 
 
 def alignment(dtype: str) -> int:
-    """What a tensor's first byte should be a multiple of. Nothing lies between tensors, so those of
-    more come first. UnsupportedError: safetensors cannot hold the type."""
+    """The alignment of a tensor of this type in bytes. Without padding between tensors, those
+    with a larger alignment go first. UnsupportedError: safetensors cannot hold the type."""
     nbytes = _BLOCKS[dtype][1] if dtype in _BLOCKS else _OTHERS.get(dtype)
     if nbytes is None:
         raise UnsupportedError(f"{dtype}: expected a type that safetensors files can hold")
@@ -61,7 +61,7 @@ def alignment(dtype: str) -> int:
 
 
 class SafetensorsWriter(TensorWriter):
-    """Writes the header at once, then what it is given of the tensors, in their order."""
+    """Writes the header at once, then the tensors in order."""
 
     def __init__(
         self, file: BinaryIO, tensors: Sequence[NewTensor], metadata: Mapping[str, str]
@@ -79,7 +79,7 @@ def _head(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
         alignment(tensor.dtype)
         if tensor.name in lines:
             raise UnsupportedError(
-                f"tensor {tensor.name!r:.100}: expected a name that safetensors files have free"
+                f"tensor {tensor.name!r:.100}: expected a name that safetensors does not reserve"
             )
         dtype, shape = tensor.dtype, tensor.shape
         block, block_nbytes = _BLOCKS.get(dtype, (1, 0))
@@ -100,8 +100,8 @@ def _head(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
     head += b" " * (-len(head) % 8)
     if len(head) > _MAX_HEADER:
         raise UnsupportedError(
-            f"expected a header of at most {_MAX_HEADER:,} bytes, which is the limit of "
-            f"safetensors, found {len(head):,} for {len(tensors):,} tensors"
+            f"expected a header of at most {_MAX_HEADER:,} bytes, found {len(head):,} for "
+            f"{len(tensors):,} tensors"
         )
     return len(head).to_bytes(8, "little") + head
 

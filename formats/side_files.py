@@ -1,4 +1,4 @@
-"""The files beside a model's weights: small, read whole, as little trusted as the weights."""
+"""Read the small files beside a model's weights; they are as untrusted as the weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
-    """All of a file; FormatError where it is no plain file, or larger than such a file can be."""
+    """The contents of a file; FormatError if it is not a plain file or exceeds max_nbytes."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # a pipe would block
             found = "something else" if path.exists() else "none"
             raise FormatError(f"{path}: expected a file, found {found}")
         with path.open("rb") as file:
-            # Not more than there is: a buffer is made of what is asked for.
+            # Not more than the file has: read() allocates what it is asked for.
             raw = file.read(min(max_nbytes, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -31,14 +31,14 @@ def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
 
 
 def read_text(path: Path, *, max_nbytes: int) -> str:
-    """The text of a file; FormatError where that is not UTF-8, and as `read_bytes`."""
+    """The text of a file; FormatError if it is not UTF-8, and as `read_bytes`."""
     return _text(path, read_bytes(path, max_nbytes=max_nbytes))
 
 
 def read_json(path: Path, kind: type[T], *, max_nbytes: int) -> T:
-    """What a JSON file holds, as a `kind`, with fields that `kind` does not know left out.
+    """The contents of a JSON file as a `kind`; fields that `kind` lacks are ignored.
 
-    FormatError, with the place in the file, where it holds something else, and as `read_bytes`.
+    FormatError, with the place in the file, if it does not fit `kind`, and as `read_bytes`.
     """
     raw = read_bytes(path, max_nbytes=max_nbytes)
     _text(path, raw)
@@ -46,10 +46,10 @@ def read_json(path: Path, kind: type[T], *, max_nbytes: int) -> T:
 
 
 def parse_json(raw: bytes | msgspec.Raw, kind: type[T], *, source: str) -> T:
-    """The same of JSON at hand; `source` says in errors where it comes from."""
+    """JSON as a `kind`, like `read_json`; source: where it is from, for errors."""
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:  # JSON, but with something else in it
+    except msgspec.ValidationError as error:  # valid JSON with other contents
         raise FormatError(f"{source}: {_lower(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         found = in_place_of_a_file(bytes(raw)[:4096]) or f"something else: {error}"

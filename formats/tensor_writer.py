@@ -1,4 +1,4 @@
-"""What writers of checkpoints have in common: tensors' bytes, one after the other, all of them."""
+"""The common part of checkpoint writers: the tensors' bytes, in order and complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyflow.errors import ShapeError
 
 
 class Announced(Protocol):
-    """A tensor as the table at the front of a file has it."""
+    """A tensor in the table at the front of a file."""
 
     @property
     def name(self) -> str: ...
@@ -21,22 +21,22 @@ class Announced(Protocol):
 
 
 class TensorWriter:
-    """Takes the bytes of the tensors, in their order, and writes them behind what is there."""
+    """Appends the bytes of the tensors to a file, in order."""
 
     def __init__(self, file: BinaryIO, tensors: Sequence[Announced], alignment: int) -> None:
-        """alignment: each tensor is filled up to a multiple of it, in bytes."""
+        """alignment: each tensor is padded to a multiple of this many bytes."""
         self._file = file
         self._alignment = alignment
         self._left = [*reversed(tensors)]
         self._written = 0
 
     def write(self, data: NDArray[np.uint8]) -> None:
-        """The next bytes of the tensor that is under way."""
+        """Writes the next bytes of the current tensor."""
         self._written += data.nbytes
         self._file.write(data.data)
 
     def end_tensor(self) -> None:
-        """ShapeError where the tensor that is under way has not got all its bytes, or more."""
+        """ShapeError unless the current tensor got exactly its bytes."""
         tensor = self._left.pop()
         if self._written != tensor.nbytes:
             raise ShapeError(
@@ -47,6 +47,6 @@ class TensorWriter:
         self._written = 0
 
     def close(self) -> None:
-        """ShapeError where tensors are missing."""
+        """ShapeError if tensors are missing."""
         if self._left:
-            raise ShapeError(f"tensor {self._left[-1].name!r}: expected its bytes, found an end")
+            raise ShapeError(f"tensor {self._left[-1].name!r}: expected its bytes, found none")

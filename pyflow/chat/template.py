@@ -17,7 +17,7 @@ from pyflow.tokenizer import Tokenizer
 Message = Mapping[str, object]
 
 KEY = "tokenizer.chat_template"
-# Of all messages: leaves as much to the template.
+# Characters of all messages; the template may add as many.
 _MAX_CHARS = MAX_SIZE // 2
 # A role often becomes part of a control token, so it may not contain the rest of one.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -36,8 +36,8 @@ class ChatTemplate:
         source: str,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Compiles `text`; FormatError, naming `source`, the place it is from, when it is not a
-        template. names: what else it may ask for by name, such as `pad_token`."""
+        """Compiles `text`; FormatError, naming `source`, if it is not a template. names: further
+        variables of the template, such as `pad_token`."""
         self._tokenizer = tokenizer
         self._source = source
         self._text = text
@@ -51,7 +51,7 @@ class ChatTemplate:
     def from_metadata(
         cls, metadata: Mapping[str, object], tokenizer: Tokenizer, *, source: str
     ) -> ChatTemplate:
-        """The template in a GGUF file's metadata; UnsupportedError when it has none."""
+        """The template in a GGUF file's metadata; UnsupportedError if it has none."""
         text = metadata.get(KEY)
         if text is None:
             raise UnsupportedError(
@@ -101,16 +101,16 @@ class ChatTemplate:
     ) -> list[int]:
         """The tokens of the conversation, with BOS once if the vocabulary asks for it.
 
-        The template's control tokens are read as such. The same texts inside of messages are not:
-        a user who writes "<|im_end|>" writes text, and does not end the turn. Messages without such
-        texts give exactly the tokens of the whole rendered text.
+        The template's control tokens are encoded as such. In messages they are plain text: a user
+        who writes "<|im_end|>" does not end the turn. Messages without such text give exactly the
+        tokens of the whole rendered text.
         """
         check_messages(messages)
         n_chars = sum(map(len, _texts(messages)))
         if n_chars > _MAX_CHARS:
             raise PyflowError(
-                f"the messages have {n_chars:,} characters, more than the {_MAX_CHARS:,} that a"
-                " chat template is given; shorten them, or continue a text without its template"
+                f"messages: expected up to {_MAX_CHARS:,} characters, found {n_chars:,}; shorten "
+                "them, or use 'pyflow generate --raw'"
             )
         shield = _Shield(self._tokenizer, self._text, messages, variables)
         text = self.render(
@@ -122,7 +122,7 @@ class ChatTemplate:
             text, add_special=False, parse_special=True, literal=shield.literal
         )
         if not ids:
-            raise FormatError(f"{self._source} makes nothing of these messages")
+            raise FormatError(f"{self._source}: expected a text of these messages, found none")
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -152,11 +152,11 @@ def _line(error: BaseException) -> str:
 
 
 class _Shield:
-    """Copies of what users wrote in which no control token can be read.
+    """Copies users' text so that it contains no control token.
 
     The first character of each control token's text is replaced by a stand-in that occurs nowhere
-    else; `literal` turns stand-ins back once special tokens have been read. Text without control
-    tokens is not touched, so a template sees, and the tokenizer cuts, what it always would.
+    else; `literal` maps stand-ins back after special tokens have been found. Text without control
+    tokens is not changed.
     """
 
     def __init__(self, tokenizer: Tokenizer, *sources: object) -> None:

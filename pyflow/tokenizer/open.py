@@ -19,11 +19,11 @@ from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.ours.gguf import from_metadata
 from pyflow.tokenizer.ours.sentencepiece import read_sentencepiece
 
-# With the settings come those that the kind has by default.
+# Returns the settings with the defaults of the tokenizer class.
 _Reader = Callable[[Path, Settings], tuple[tokenizers.Tokenizer, Settings]]
 
-# By the files that a kind needs, best first: a folder often has several that say the same. None
-# reads what the library does not run.
+# (files that a kind needs, reader), best first, since a folder often has several equivalent ones.
+# None: SentencePiece, which pyflow runs itself.
 _KINDS: tuple[tuple[tuple[str, ...], _Reader | None], ...] = (
     (("tokenizer.json",), tokenizer_json.read),
     (("tokenizer.model",), None),
@@ -36,9 +36,12 @@ _KINDS: tuple[tuple[tuple[str, ...], _Reader | None], ...] = (
 def from_checkpoint(
     checkpoint: Checkpoint, *, n_rows: int = 0, stop_ids: Collection[int] = ()
 ) -> Tokenizer:
-    """n_rows: of the model's embedding. stop_ids: tokens that end a generation besides those that
-    the files tell. Raises like `from_metadata` and `from_folder`, and ShapeError where there are
-    more tokens than rows."""
+    """The tokenizer of a checkpoint: in its GGUF file, or in files beside it.
+
+    n_rows: rows of the model's embedding. stop_ids: tokens that end a generation in addition to
+    those of the files. Raises like `from_metadata` and `from_folder`; ShapeError if there are more
+    tokens than rows.
+    """
     if checkpoint.format != "GGUF":
         tokenizer = from_folder(checkpoint.path.parent, n_rows=n_rows, stop_ids=stop_ids)
     else:
@@ -53,25 +56,24 @@ def from_checkpoint(
 
 
 def memory_nbytes(checkpoint: Checkpoint, n_rows: int) -> int:
-    """What metadata and tokenizer take: measured on vocabularies of 30,522 to 262,144 tokens.
-
-    n_rows: of the model's embedding.
-    """
+    """Estimated memory of metadata and tokenizer in bytes, measured on vocabularies of 30,522 to
+    262,144 tokens. n_rows: rows of the model's embedding."""
     if checkpoint.format != "GGUF":
-        return 430 * n_rows  # 303 (BPE of SentencePiece) to 427 (its unigram) for a token
+        return 430 * n_rows  # measured: 303 (SentencePiece BPE) to 427 (unigram) per token
     texts = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
     merges = checkpoint.metadata.get("tokenizer.ggml.merges", [])
     return 290 * len(texts) + 310 * len(merges)
 
 
 def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) -> Tokenizer:
-    """The tokenizer that the files of `folder` describe: the ids of `transformers`.
+    """The tokenizer that the files of `folder` describe, with the token ids of `transformers`.
 
-    stop_ids: tokens that end a generation besides those told by the files and by their names.
-    n_rows: rows of the model's embedding; those without a token stand for nothing.
-    FormatError, naming file and place, where they are broken; NoTokenizerError where none is there;
-    UnsupportedError for what may not run here. A first or last token that the vocabulary lacks is a
-    GenerationWarning.
+    stop_ids: tokens that end a generation in addition to those of the files. n_rows: rows of the
+    model's embedding; ids without a token decode to nothing.
+
+    FormatError, naming file and place: a file is broken. NoTokenizerError: no tokenizer files.
+    UnsupportedError: a kind of tokenizer that pyflow does not run. GenerationWarning: BOS or EOS is
+    not in the vocabulary.
     """
     settings = read_settings(folder)
     tokenizer = _of_kind(folder, settings, frozenset(stop_ids), n_rows)
@@ -95,7 +97,7 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
                 return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)
             library, settings = read(folder, settings)
             add_tokens(library, settings)
-            _give_back()
+            _trim_heap()
             return LibraryTokenizer(
                 library,
                 bos=settings.named.get("bos"),
@@ -111,8 +113,8 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
     )
 
 
-def _give_back() -> None:
-    """Returns to the system what reading took for a while, where glibc would keep it: 270 MB of a
-    vocabulary of 262,144 tokens."""
+def _trim_heap() -> None:
+    """Returns memory that reading took to the system; glibc would keep it: 270 MB for a vocabulary
+    of 262,144 tokens."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

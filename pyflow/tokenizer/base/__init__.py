@@ -1,1 +1,1 @@
-"""What both kinds of tokenizers share: their interface, settings, types of tokens."""
+"""The interface of tokenizers, their settings, and types of tokens."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Detokenizer:
-    """Turns token ids into text as they come, never half a character.
+    """Decodes token ids to text one by one, in whole characters.
 
-    A token may end inside a character: its bytes wait for the rest. Bytes that can no longer become
-    a character come out as U+FFFD, as do those still waiting when the stream ends.
+    If a token ends inside a character, its bytes are held back until the rest arrives. Bytes that
+    cannot become a character are decoded as U+FFFD, also at the end of the stream.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -22,7 +22,7 @@ class Detokenizer:
         return self._decoder.decode(self._token_bytes(token))
 
     def flush(self) -> str:
-        """What is left at the end; the detokenizer is then as new."""
+        """The text of held back bytes; resets the detokenizer."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

@@ -1,4 +1,4 @@
-"""Failures of the `tokenizers` library, as errors of ours."""
+"""Exceptions of the `tokenizers` library as pyflow's errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pyflow.text import printable
 
 @contextmanager
 def refusing(source: str) -> Iterator[None]:
-    """Turns what the library raises into a FormatError that names `source`.
+    """Converts the library's exceptions into FormatError with `source`.
 
-    It has no class of its own for what a file is to blame for, and where its authors expected no
-    failure it panics, which is no Exception.
+    The library has no exception class for broken files. Where its authors expected no failure it
+    panics, and PanicException is not a subclass of Exception.
     """
     try:
         yield

@@ -1,5 +1,5 @@
-"""What a model's folder says of its tokenizer beside the vocabulary: tokenizer_config.json, and in
-older folders special_tokens_map.json and added_tokens.json."""
+"""Settings of a folder's tokenizer apart from its vocabulary: tokenizer_config.json, and in older
+folders special_tokens_map.json and added_tokens.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Token(msgspec.Struct):
 
 
 class _Named(msgspec.Struct):
-    """The tokens that have a role. A file may say what they are in many words, or in one."""
+    """Tokens with a role. A file gives each as an object or as plain text."""
 
     bos_token: _Token | str | None = None
     eos_token: _Token | str | None = None
@@ -65,28 +65,28 @@ class _Config(_Named):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Tokens by their roles, tokens to add to the vocabulary, and the options of old classes."""
+    """Tokens by role, tokens to add to the vocabulary, and options of old tokenizer classes."""
 
     source: str
     config: _Config
     added: dict[int, tokenizers.AddedToken]
     named: dict[Role, str]
     special: tuple[str, ...]
-    """Control tokens, with a role or without."""
+    """All control tokens, also those without a role."""
 
     @property
     def tokenizer_class(self) -> str:
-        """As the Python class was called; those that end in Fast do the same. May be empty."""
+        """Name of the Python class without "Fast", which makes no difference. May be empty."""
         return (self.config.tokenizer_class or "").removesuffix("Fast")
 
     def with_roles(self, default: Mapping[Role, str]) -> Settings:
-        """The same, with these tokens for roles of which the files say nothing."""
+        """A copy with default tokens for roles that the files do not set."""
         special = dict.fromkeys((*self.special, *default.values()))
         return replace(self, named={**default, **self.named}, special=tuple(special))
 
 
 def read_settings(folder: Path) -> Settings:
-    """What the files say, as `transformers` understands them; nothing where there are none."""
+    """The settings as `transformers` reads them; empty if the folder has no such files."""
     path = folder / "tokenizer_config.json"
     config = _read(path, _Config)
     source = str(path)
@@ -113,9 +113,9 @@ def read_settings(folder: Path) -> Settings:
 
 
 def add_tokens(library: tokenizers.Tokenizer, settings: Settings) -> None:
-    """Gives the library's tokenizer the tokens that the settings add or change.
+    """Adds the settings' tokens to the library's tokenizer, or changes those that it has.
 
-    FormatError where one would not get the id that it is said to have.
+    FormatError if a token would get another id than its settings say.
     """
     known = library.get_added_tokens_decoder()
     with refusing(settings.source):
@@ -129,7 +129,7 @@ def add_tokens(library: tokenizers.Tokenizer, settings: Settings) -> None:
                 )
         known = library.get_added_tokens_decoder()
         for text in settings.special:
-            # One that the vocabulary lacks is never met.
+            # A token that the vocabulary lacks cannot occur.
             at = library.token_to_id(text)
             if at is not None:
                 token = known.get(at, tokenizers.AddedToken(text))

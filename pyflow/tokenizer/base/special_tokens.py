@@ -11,16 +11,14 @@ from collections.abc import Iterable, Iterator
 class SpecialTokens:
     """Splits text at the given tokens, exactly as llama.cpp does.
 
-    It looks for one token after the other, longest first (in bytes), from left to right, each in
-    the text that the ones before have left. So a long token wins over a shorter one that begins
-    earlier.
+    Tokens are searched one after the other, longest first (in bytes), from left to right, in the
+    text that earlier ones left over. So a long token wins over a shorter one that begins earlier.
     """
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         self._ids = {text: token for text, token in tokens if text}
-        # All tokens by their first two characters (or one): a match can only start at one of these,
-        # and there only a few lengths need a look, however many tokens there are. By that prefix
-        # and the token's bytes: the lengths in characters.
+        # {first one or two characters: {size in bytes: {lengths in characters}}}: a match starts
+        # with such a prefix, and only a few lengths are possible there, however many tokens.
         lengths: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for text in self._ids:
             lengths[text[:2]][len(text.encode())].add(len(text))
@@ -57,7 +55,7 @@ class SpecialTokens:
         ]
 
     def _find(self, text: str) -> list[tuple[int, int]]:
-        """The places that are read as tokens, in order."""
+        """(start, end) of each match, in order."""
         taken = bytearray(len(text))
         chosen: list[tuple[int, int]] = []
         waiting: dict[str, list[int]] = defaultdict(list)
@@ -82,7 +80,7 @@ class SpecialTokens:
     def _matches(
         self, text: str, starts: list[int], lengths: Iterable[int], size: int, taken: bytearray
     ) -> Iterator[tuple[int, int]]:
-        """Where tokens of `size` bytes are written, looked for as late as the caller asks."""
+        """Yields matches of tokens with `size` bytes, lazily: `taken` changes meanwhile."""
         ordered = sorted(lengths)
         for start in starts:
             if not taken[start]:
@@ -95,7 +93,7 @@ class SpecialTokens:
         return len(token) == length and token in self._ids and len(token.encode()) == size
 
     def _possible(self, text: str) -> Iterator[tuple[str, int]]:
-        """Positions that begin as a token does, ascending, with what it begins with."""
+        """(prefix, position) wherever a token's prefix occurs, in order."""
         if self._starts is not None:
             for match in self._starts.finditer(text):
                 yield match[1], match.start()

@@ -22,7 +22,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Told by their text, because few files name them all.
+# Recognized by their text, since few files name all of them.
 _STOPS = frozenset(
     _words("""
     <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn>
@@ -30,8 +30,8 @@ _STOPS = frozenset(
     <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
     """)
 )
-# Code infilling: padding, repository, file separator. What follows would belong to another file.
-# Of each group the first one present counts.
+# Code infilling: padding, repository, file separator. Text after them would belong to another file.
+# The first of each group in the vocabulary counts.
 _INFILL_STOPS = {
     "fim_pad": _words("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
     "fim_rep": _words("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
@@ -42,7 +42,7 @@ _INFILL_CONTROLS = _words("""
     <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>
     <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>
     """)
-# Some models write these in every answer; they are part of the text, not hidden marks.
+# Some models write these in every answer, so they count as text and not as hidden marks.
 _VISIBLE = _words("<|channel|> <|message|> <|start|> <|constrain|>")
 
 
@@ -51,7 +51,7 @@ def find_stop_ids(
 ) -> frozenset[int]:
     """llama.cpp's end-of-generation tokens.
 
-    `special` holds the ids that the file names. Tokens recognized by their text become control
+    special: the ids that the file names. Tokens that are recognized by their text become control
     tokens in `types`, whatever the file says.
     """
     stops = {special[name] for name in ("eos", "eot", "eom")}
@@ -72,9 +72,9 @@ def find_stop_ids(
     if present >= {"<|end|>", "<|return|>", "<|call|>"} or (
         present >= {"<|end|>", "<|flush|>"} and present & {"<|call|>", "<|calls|>"}
     ):
-        stops.discard(ids["<|end|>"])  # there it ends a message, not the answer
+        stops.discard(ids["<|end|>"])  # ends a message there, not the answer
         types[ids["<|end|>"]] = TokenType.USER_DEFINED
     if present >= {"</s>", "<|tool_response>"}:
-        stops.discard(ids["</s>"])  # there it is a piece of HTML
+        stops.discard(ids["</s>"])  # is a piece of HTML there
         types[ids["</s>"]] = TokenType.NORMAL
     return frozenset(stop for stop in stops if stop is not None)

@@ -1,4 +1,4 @@
-"""What every tokenizer offers, whatever file it was read from."""
+"""The interface of all tokenizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyflow.tokenizer.base.detokenizer import Detokenizer
 
 
 class NoTokenizerError(FormatError):
-    """A model's files have no tokenizer: it reads token ids, and no text."""
+    """A model's files have no tokenizer: it takes token ids only."""
 
 
 class Tokenizer(ABC):
@@ -21,17 +21,17 @@ class Tokenizer(ABC):
     bos_id: int | None
     eos_id: int | None
     stop_ids: frozenset[int]
-    """Every token that ends a generation: end of text, of turn, of message."""
+    """Tokens that end a generation: end of text, turn or message."""
     add_bos: bool
     """Whether `encode` begins texts with BOS."""
     add_eos: bool
     """Whether `encode` ends texts with EOS."""
     missing_bytes: frozenset[int] = frozenset()
-    """Bytes that no token stands for; `encode` leaves them out."""
+    """Bytes without a token; `encode` drops them."""
 
     @abstractmethod
     def is_control(self, token: int) -> bool:
-        """Whether `token` directs the model (BOS, turn marks) instead of standing for text."""
+        """Whether `token` is a mark such as BOS or end of turn, and not text."""
 
     @abstractmethod
     def control_starts(self, text: str) -> list[int]:
@@ -43,7 +43,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that `token` stands for; of a control token, its spelling."""
+        """The bytes of `token`; for a control token, its spelling."""
 
     @abstractmethod
     def encode(
@@ -56,22 +56,22 @@ class Tokenizer(ABC):
     ) -> list[int]:
         """Token ids of `text`.
 
-        `add_special` adds BOS, EOS and what else the vocabulary asks for. `parse_special` reads
-        control tokens written in the text ("<|im_end|>") as such; user-defined ones always are.
-        `literal` maps stand-in characters to the text that takes their place after special tokens
-        have been read, so that this text is never part of one.
+        add_special: add BOS, EOS and other tokens that the vocabulary asks for. parse_special:
+        encode control tokens written in the text ("<|im_end|>") as such; user-defined tokens always
+        are. literal: {code point: text}, replaced after special tokens have been found, so that the
+        text never becomes part of one.
         """
 
     @abstractmethod
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
-        """The bytes of `ids`, the inverse of `encode`; `skip_special` leaves out control tokens."""
+        """The bytes of `ids`, the inverse of `encode`; `skip_special` drops control tokens."""
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Like `decode_bytes`, as text; what is not UTF-8 becomes U+FFFD."""
+        """Like `decode_bytes`, as text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A new stream decoder; `skip_special` leaves out control tokens."""
+        """A new stream decoder; `skip_special` drops control tokens."""
 
         def visible(token: int) -> bytes:
             return b"" if self.is_control(token) else self.token_bytes(token)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def to_bytes(text: str | bytes) -> tuple[str, bytes | None]:
-    """`text` as a str, and its bytes only if they are not UTF-8.
+    """(text as str, its bytes if they are not valid UTF-8, else None).
 
-    In that case each offending byte 0xAB stands in the str as the lone surrogate U+DCAB, so valid
-    parts can still be searched. A str with lone surrogates counts as the bytes that it stands for.
+    An invalid byte 0xAB becomes the lone surrogate U+DCAB in the str, so that the valid parts can
+    still be searched. A str with lone surrogates is treated as the bytes that these encode.
     """
     if isinstance(text, str):
         try:
@@ -29,9 +29,9 @@ def to_bytes(text: str | bytes) -> tuple[str, bytes | None]:
 
 
 def decode_leniently(raw: bytes) -> str:
-    """Text as llama.cpp reads it: overlong forms and surrogates count, other bytes are U+FFFD each.
+    """Decodes like llama.cpp: overlong forms and surrogates are valid, any other byte is U+FFFD.
 
-    Code points past U+10FFFF, which end llama.cpp, are read as four bad bytes.
+    A code point past U+10FFFF, on which llama.cpp aborts, becomes four U+FFFD.
     """
     points = []
     at = 0

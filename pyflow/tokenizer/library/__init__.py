@@ -1,1 +1,1 @@
-"""Files that the `tokenizers` library runs, checked before it reads them."""
+"""Tokenizers that the `tokenizers` library runs; files are checked before it reads them."""

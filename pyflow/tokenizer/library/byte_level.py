@@ -1,4 +1,4 @@
-"""vocab.json and merges.txt: byte-level BPE, cut into words as the class of the tokenizer says."""
+"""vocab.json and merges.txt: byte-level BPE, split into words by the tokenizer's class."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _QWEN2_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What a class of tokenizers does where the files do not say it."""
+    """The defaults of a tokenizer class."""
 
     roles: Mapping[Role, str]
     words: str | None = None
-    """The expression for a word, of composed characters; GPT-2's own takes them as they are."""
+    """The expression for a word in NFC text. None: GPT-2's own, without normalization."""
     ends: tuple[Role, Role] | None = None
-    """What texts begin and end with."""
+    """The roles of the first and last token of a text."""
 
 
 _GPT2 = _Class({"bos": "<|endoftext|>", "eos": "<|endoftext|>"})
@@ -59,8 +59,7 @@ _CLASSES = {
 def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
     """The library's tokenizer for the two files, and the settings with the roles of its class.
 
-    FormatError, naming file and place, when they are broken; UnsupportedError for a class that
-    does something else with such files.
+    FormatError, naming file and place: a file is broken. UnsupportedError: an unknown class.
     """
     kind = _CLASSES.get(settings.tokenizer_class)
     if kind is None:
@@ -103,8 +102,8 @@ def add_ends(
     *,
     source: str,
 ) -> None:
-    """Lets texts begin and end with the tokens of these roles, if any; FormatError where there is
-    no such token."""
+    """Makes texts begin and end with the tokens of these roles, if any; FormatError if there is no
+    such token."""
     known = {token.content: i for i, token in settings.added.items()}
     tokens: list[str | None] = []
     ids: dict[str, int] = {}
@@ -125,7 +124,7 @@ def add_ends(
 
 
 def _read_merges(path: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens in the order in which they are joined, each giving another token."""
+    """Pairs of tokens in the order of merging; each pair joined is a token too."""
     lines = read_text(path, max_nbytes=MAX_NBYTES).split("\n")
     while lines and not lines[-1].strip():
         lines.pop()

@@ -1,4 +1,4 @@
-"""A tokenizer that the `tokenizers` library runs: the ids of the library, for any text."""
+"""A tokenizer that the `tokenizers` library runs, with the library's ids."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pyflow.tokenizer.library.token_bytes import TokenBytes
 from pyflow.tokenizer.ours import bpe
 
 _CACHED_PIECES = 1 << 16
-# Every kind of character, to meet what a file has wrong in it before a user does.
+# All kinds of characters: an encoding that fails on them is reported when the file is opened.
 _TRIAL = "Aé 1.\n\t字👍 <0x0A>\u0301"
 
 
 class LibraryTokenizer(Tokenizer):
-    """Bytes that are not UTF-8 become U+FFFD."""
+    """Invalid UTF-8 becomes U+FFFD."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class LibraryTokenizer(Tokenizer):
         n_rows: int = 0,
         source: str,
     ) -> None:
-        """library: nobody else may change it. bos, eos: their texts. stop_ids: more tokens that end
-        a generation. n_rows: of the model's embedding; ids up to there stand for nothing if they
-        have no token. FormatError, naming `source`, where the parts do not fit together."""
+        """library: must not be changed by others. bos, eos: their texts. stop_ids: further tokens
+        that end a generation. n_rows: rows of the model's embedding; ids without a token decode to
+        nothing. FormatError, naming `source`: the parts contradict each other."""
         self._library = library
         self._source = source
         with refusing(source):
@@ -66,7 +66,7 @@ class LibraryTokenizer(Tokenizer):
         self._added = frozenset(added)
         special = {token.content: i for i, token in added.items() if token.special}
         self._special = SpecialTokens(special.items())
-        # The one for what is not known may come of any text.
+        # Any text may yield the unknown token.
         self._special_ids = frozenset(special.values()) - {unknown}
         self._n_ends = sum(i in self._special_ids for i in ends)
         types = bytearray(self._n_ids)
@@ -79,7 +79,7 @@ class LibraryTokenizer(Tokenizer):
         self._piece = functools.lru_cache(maxsize=_CACHED_PIECES)(self._inner)
 
     def state(self) -> str:
-        """All of it, as a tokenizer.json has it."""
+        """The whole tokenizer as the text of a tokenizer.json."""
         return self._library.to_str()
 
     def is_control(self, token: int) -> bool:
@@ -112,7 +112,7 @@ class LibraryTokenizer(Tokenizer):
         if literal or plain:
             library = self._variant(literal, plain=plain)
         ids = self._encode(library, valid, add_special=add_special)
-        # Nothing else may become a control token: some models have these among their pieces.
+        # Other text must not become a control token: some models have these among their pieces.
         n_found = sum(i in self._special_ids for i in ids) - add_special * self._n_ends
         if n_found > 0 and (not parse_special or n_found > self._n_written(valid)):
             library = self._variant(literal, plain=plain, cut=True)
@@ -145,9 +145,10 @@ class LibraryTokenizer(Tokenizer):
     def _variant(
         self, literal: Mapping[int, str] | None, *, plain: bool, cut: bool = False
     ) -> tokenizers.Tokenizer:
-        """The same tokenizer, over the same vocabulary in memory, with more steps.
+        """A tokenizer with more steps that shares the vocabulary in memory.
 
-        literal: see `encode`. plain: control tokens are text. cut: no piece of text is one.
+        literal: see `encode`. plain: treat control tokens as text. cut: split the text of control
+        tokens, so that no piece equals one.
         """
         one = self._library
         other = tokenizers.Tokenizer(one.model)
@@ -168,7 +169,7 @@ class LibraryTokenizer(Tokenizer):
 
 
 class _PutBack:
-    """The step of a normalizer that puts texts in the places of their stand-ins."""
+    """A normalizer step that replaces stand-ins by their texts."""
 
     def __init__(self, literal: Mapping[int, str]) -> None:
         self._texts = {chr(point): text for point, text in literal.items()}
@@ -179,7 +180,7 @@ class _PutBack:
 
 
 class _Cut:
-    """The step of a pre-tokenizer that cuts control tokens after their first character."""
+    """A pre-tokenizer step that cuts control tokens after their first character."""
 
     def __init__(self, tokens: SpecialTokens) -> None:
         self._tokens = tokens
@@ -197,19 +198,19 @@ class _Cut:
 
 
 def _n_vocab(library: tokenizers.Tokenizer) -> int:
-    """One more than the greatest id; ids below it may have no token (see check_vocab)."""
+    """One more than the greatest id; not every id below it has a token (see check_vocab)."""
     most = 2 * library.get_vocab_size() + 1024
     return next((i + 1 for i in range(most, -1, -1) if library.id_to_token(i) is not None), 0)
 
 
 def _unknown(library: tokenizers.Tokenizer) -> int | None:
-    """The token for what the vocabulary does not know, such as the last private character."""
+    """The token of unknown text, such as the last private use character."""
     found = library.model.tokenize("\U0010fffd")
     return found[0].id if len(found) == 1 else None
 
 
 def _missing_bytes(library: tokenizers.Tokenizer) -> frozenset[int]:
-    """Bytes for which a byte-level vocabulary has no character, and nothing in its place."""
+    """Bytes for which a byte-level vocabulary has neither a character nor a substitute."""
     parts = (library.normalizer, library.pre_tokenizer)
     if not any(part and b'"type":"ByteLevel"' in part.__getstate__() for part in parts):
         return frozenset()

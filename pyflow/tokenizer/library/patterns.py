@@ -1,16 +1,15 @@
-"""Regular expressions of untrusted files: which of them may run.
+"""Decide which regular expressions of untrusted files may run.
 
-The `tokenizers` library runs them by backtracking, where an expression of ten characters can take
-longer than anyone lives, and nothing stops it. So an expression is read here first, and runs only
-if its time cannot explode, by three rules:
+The `tokenizers` library backtracks, so that an expression of ten characters can run for years, and
+it has no time limit. An expression is accepted only if its time cannot explode, by three rules:
 
-- What a repeated group does next is decided by the next character: where it has two ways to go on
-  (as in (a|a)* or (a*)*), every character doubles the time.
-- No more than two repetitions in a row may take the same character: with k of them, a run of n
-  such characters takes n^k steps.
-- All other choices multiplied stay below a constant.
+- In a repeated group the next character decides how to go on. With two ways, as in (a|a)* or (a*)*,
+  every character doubles the time.
+- At most two repetitions in a row may match the same character. With k of them, a run of n such
+  characters takes n^k steps.
+- The product of all other choices stays below a constant.
 
-Which characters two parts of an expression share is found out by trying them on a sample.
+Whether two parts of an expression match a common character is tried on a sample.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pyflow.errors import FormatError, UnsupportedError
 _MAX_LENGTH = 8192
 _MAX_WAYS = 4096
 _MAX_LOOPS = 2
-# A repetition of up to so many counts as that many ways to choose, one of more as without limit.
+# A repetition of up to 16 multiplies the number of choices; one of more counts as unbounded.
 _FEW = 16
 _MAX_COUNT = 1000
 _MAX_POSITIONS = 512
@@ -43,14 +42,14 @@ Chars = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Atom:
-    """What takes one character."""
+    """Matches one character."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What takes none: an anchor, or a look ahead or back at `body`."""
+    """Matches no character: an anchor, a lookahead or a lookbehind at `body`."""
 
     body: _Node | None = None
 
@@ -76,9 +75,9 @@ _Node = _Atom | _Look | _Sequence | _Choice | _Repeat
 
 
 def check_pattern(pattern: str, *, source: str) -> None:
-    """UnsupportedError for an expression that might run for ever, FormatError for one that is none.
+    """UnsupportedError for an expression whose time may explode; FormatError for an invalid one.
 
-    `source` says in errors where it stands.
+    source: where the expression is from, for errors.
     """
     where = f"{source}: expression {pattern[:80]!r}"
     if len(pattern) > _MAX_LENGTH:
@@ -113,7 +112,7 @@ _CLASS_PART = re.compile(r"\\(?:[pP]\{[^}]{1,40}\}|x\{[^}]{1,8}\}|.)|\[:\^?\w+:\
 
 
 class _Parser:
-    """Reads the part of Oniguruma's syntax that is known here; the rest is refused."""
+    """Parses a subset of Oniguruma's syntax; anything else is refused."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -141,7 +140,7 @@ class _Parser:
         self._at += len(self._token)
 
     def _class(self) -> str:
-        """The bracket expression that begins here, others inside of it included."""
+        """The bracket expression that begins here, with nested ones."""
         depth, at = 0, self._at
         while match := _CLASS_PART.match(self._pattern, at):
             at = match.end()
@@ -228,7 +227,7 @@ def _loops(node: _Repeat) -> bool:
 
 
 def _ways(node: _Node) -> int:
-    """An upper bound of the ways to match the same text, loops aside."""
+    """An upper bound on the ways to match the same text, without loops."""
     if isinstance(node, _Sequence):
         return functools.reduce(lambda n, item: min(n * _ways(item), _MAX_WAYS + 1), node.items, 1)
     if isinstance(node, _Choice):
@@ -243,14 +242,14 @@ def _ways(node: _Node) -> int:
 
 
 def _repetitions(node: _Node) -> NDArray[np.int_]:
-    """By character of the sample: how many loops in a row may take it."""
+    """For each character of the sample: how many loops in a row may match it."""
     if isinstance(node, _Sequence):
         row, most = _no_repetitions(), _no_repetitions()
         for item in node.items:
             row += _repetitions(item)
             most = np.maximum(most, row)
             required = item.body if isinstance(item, _Repeat) and item.least else item
-            if isinstance(required, _Atom):  # a run of any other character ends here
+            if isinstance(required, _Atom):  # runs of other characters end here
                 row = row * _chars(required.text)
         return most
     if isinstance(node, _Choice):
@@ -271,7 +270,7 @@ def _no_repetitions() -> NDArray[np.int_]:
 
 @dataclass(slots=True)
 class _Part:
-    """A part of an expression by its places, each of which takes one character."""
+    """A part of an expression by its positions (atoms), each of which matches one character."""
 
     nullable: bool
     first: list[int] = field(default_factory=list)
@@ -279,7 +278,7 @@ class _Part:
 
 
 class _Positions:
-    """Glushkov's construction: after each place, the places that may be next, with repetition where
+    """Glushkov's construction: the positions that can follow each position, listed repeatedly if
     several ways lead there."""
 
     def __init__(self) -> None:
@@ -287,7 +286,7 @@ class _Positions:
         self._next: dict[int, list[int]] = defaultdict(list)
 
     def check(self, node: _Repeat) -> None:
-        """Refuses a loop in which two ways go on with the same character."""
+        """Refuses a loop in which two continuations match the same character."""
         body = self._loop(self._part(node.body))
         if body.nullable and (node.least > 1 or node.most is not None):
             raise _Refusal("a group that is repeated a number of times can match nothing")
@@ -342,7 +341,7 @@ class _Positions:
 
 @functools.cache
 def _sample() -> str:
-    """Characters of all kinds: all of the first blocks, every 29th of the others."""
+    """All characters of the first Unicode blocks, every 29th of the others."""
     points = [*range(0x530), *range(0x530, 0x20000, 29), *range(0x2000, 0x2070)]
     points += [*range(0x3000, 0x3100), *range(0xFF00, 0xFFF0)]
     return "".join(chr(p) for p in sorted(set(points)) if not 0xD800 <= p < 0xE000)
@@ -350,7 +349,7 @@ def _sample() -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _chars(atom: str) -> Chars:
-    """Which characters of the sample `atom` takes."""
+    """Which characters of the sample `atom` matches."""
     kept = Split(Regex(atom), "removed", invert=True).pre_tokenize_str(_sample())
     taken = {char for text, _ in kept for char in text}
     return np.array([char in taken for char in _sample()])

@@ -1,4 +1,4 @@
-"""What single tokens stand for, by the decoder of the `tokenizers` library."""
+"""The bytes of single tokens, by the decoder of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of tokens, one by one, as they stand within a text.
+    """The bytes of tokens, one by one, as they appear within a text.
 
-    The library decodes whole texts, and makes U+FFFD of a token that is a part of a character. So a
-    token is decoded here between two others, whose part is then taken off; bytes are told by the
-    kind of decoder.
+    The library decodes whole texts and replaces a token that is part of a character by U+FFFD. So a
+    token is decoded between two others, whose text is then removed. Byte tokens are recognized by
+    the kind of decoder.
     """
 
     def __init__(self, decoder: tokenizers.decoders.Decoder | None) -> None:
@@ -32,7 +32,7 @@ class TokenBytes:
         self._after = self._decode("a", "b").removeprefix(self._before)
 
     def inner(self, text: str, *, added: bool) -> bytes:
-        """The bytes of a token; `added` says that it is no part of the model's own vocabulary."""
+        """The bytes of a token within a text. added: it is not in the model's own vocabulary."""
         if self._byte_level:
             return text.encode() if added else bpe.token_bytes(text)
         if self._byte_fallback and (byte := _BYTE.fullmatch(text)):
@@ -43,7 +43,7 @@ class TokenBytes:
         return self._decode(text).encode()
 
     def first(self, text: str, *, added: bool) -> bytes:
-        """The same at the beginning of a text, where a space may belong to no word."""
+        """The bytes of a token at the start of a text, where a leading space may be dropped."""
         inner = self.inner(text, added=added)
         if self._byte_level or not inner.startswith(b" "):
             return inner

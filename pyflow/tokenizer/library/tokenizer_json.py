@@ -1,8 +1,8 @@
-"""tokenizer.json: everything of a tokenizer in one file of the `tokenizers` library.
+"""tokenizer.json: a whole tokenizer in one file of the `tokenizers` library.
 
-The library builds what the file describes, but trusts it: ids that it cannot place it changes
-without a word, an expression may run for ever, a replacement may blow a text up, a missing token
-ends the process. So the file is read here first, and the library gets what has been checked.
+The library trusts the file: it silently changes ids that it cannot place, an expression may run for
+ever, a replacement may multiply a text, a missing token ends the process. So the file is checked
+here before the library reads it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Settings
 from pyflow.tokenizer.library.patterns import check_pattern
 
-# The largest known has a million tokens in 60 MB.
+# The largest known file has a million tokens in 60 MB.
 MAX_NBYTES = 1 << 27
 _MAX_TOKENS = 1 << 21
 _MAX_ADDED_TOKENS = 1 << 17
 _MAX_TOKEN_NBYTES = 1 << 10
-# The library's Unigram takes some 300 bytes of memory per byte of its tokens.
+# The library's Unigram needs some 300 bytes of memory per byte of its tokens.
 _MAX_UNIGRAM_NBYTES = 1 << 22
 _MAX_SECTION_NBYTES = 1 << 21
 _MAX_SECTION_NODES = 20_000
 _MAX_DEPTH = 16
-# Characters that normalizers may make of one.
+# Characters that normalizers may make from one.
 _MAX_GROWTH = 1 << 12
 _MAX_CHARSMAP_GROWTH = 256
 _MAX_SPECIAL_IDS = 1 << 10
-# The library searches a word in time that is quadratic in this; its own default is 100.
+# The library takes time quadratic in the length of a word; its own default is 100.
 _MAX_WORDPIECE_CHARS = 1000
 
 _NONE = msgspec.Raw(b"null")
 
 
 class AddedToken(msgspec.Struct):
-    """A token that is looked for in the text before anything else is done with it."""
+    """A token that is matched in the text before everything else."""
 
     id: int
     content: str
@@ -75,11 +75,11 @@ class _File(msgspec.Struct):
 
 
 def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
-    """The library's tokenizer for the tokenizer.json in `folder`, and the settings as they are.
+    """The library's tokenizer for the tokenizer.json in `folder`, and the settings unchanged.
 
-    FormatError, naming the place in the file, when it is broken; UnsupportedError for what may not
-    run here. Control tokens are read as they are written, never out of what a normalizer has made
-    of the text, whatever the file says.
+    FormatError, naming the place in the file: it is broken. UnsupportedError: it may run for ever
+    or multiply texts. Control tokens match the text as written and never its normalized form,
+    whatever the file says.
     """
     path = folder / "tokenizer.json"
     source = str(path)
@@ -90,7 +90,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
     sections = {name: getattr(file, name) for name in _SECTIONS}
     for name, raw in sections.items():
         check_section(raw, source=f"{source}: {name}")
-    # What shortens and pads texts is for training.
+    # Truncation and padding are for training.
     whole = {"version": "1.0", "truncation": None, "padding": None, **sections}
     whole |= {"added_tokens": file.added_tokens, "model": file.model}
     with refusing(source):
@@ -108,7 +108,7 @@ _SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def _check_tokens(file: _File, *, source: str) -> None:
-    """FormatError unless the model's tokens and those added to them have places of their own."""
+    """FormatError unless all tokens of the model and added tokens have ids of their own."""
     where = f"{source}: model"
     model = parse_json(file.model, _Model, source=where)
     if model.dropout:
@@ -119,7 +119,7 @@ def _check_tokens(file: _File, *, source: str) -> None:
             f"found {model.max_input_chars_per_word}"
         )
     if model.type == "BPE" and model.continuing_subword_prefix:
-        # The library cuts as many bytes off the second part of each merge, whatever they are.
+        # The library removes as many bytes from the second part of each merge, unchecked.
         raise UnsupportedError(
             f"{where}.continuing_subword_prefix: {model.continuing_subword_prefix!r:.40}, expected "
             "none for BPE"
@@ -139,14 +139,14 @@ def _check_tokens(file: _File, *, source: str) -> None:
 
 
 def check_vocab(ids: Mapping[str, int], *, source: str) -> None:
-    """FormatError unless there are tokens, as many as there can be, with ids as `_check_ids`."""
+    """FormatError unless there are 1 to _MAX_TOKENS tokens that pass `_check_ids`."""
     if not 0 < len(ids) <= _MAX_TOKENS:
         raise FormatError(f"{source}: expected 1 to {_MAX_TOKENS:,} tokens, found {len(ids):,}")
     _check_ids(ids, source=source)
 
 
 def _check_ids(ids: Mapping[str, int], *, source: str) -> None:
-    """FormatError unless each token has an id of its own, and there are few unused ids."""
+    """FormatError unless each token has an id of its own and few ids are unused."""
     most = 2 * len(ids) + 1024
     for text, i in ids.items():
         if not 0 <= i < most:
@@ -190,8 +190,8 @@ def _check_added(tokens: list[AddedToken], ids: Mapping[str, int], *, source: st
 
 
 def check_section(raw: msgspec.Raw, *, source: str) -> None:
-    """FormatError or UnsupportedError for what a normalizer, pre-tokenizer, post-processor or
-    decoder in JSON may not do to a text."""
+    """Checks a normalizer, pre-tokenizer, post-processor or decoder in JSON. FormatError: broken;
+    UnsupportedError: it may run for ever or multiply texts."""
     if len(bytes(raw)) > _MAX_SECTION_NBYTES:
         raise FormatError(f"{source}: expected up to {_MAX_SECTION_NBYTES:,} bytes, found more")
     growth = 1
@@ -204,13 +204,13 @@ def check_section(raw: msgspec.Raw, *, source: str) -> None:
         growth *= _growth(kind, node, source=source)
         if growth > _MAX_GROWTH:
             raise UnsupportedError(
-                f"{source}: {kind}: a character can become more than {_MAX_GROWTH:,} with all that "
-                "was done to it before"
+                f"{source}: {kind}: expected up to {_MAX_GROWTH:,} characters from one, with all "
+                "earlier steps, found more"
             )
 
 
 def _objects(section: object, *, source: str) -> Iterator[Mapping[str, Any]]:
-    """All objects of a section, depth first."""
+    """Yields all objects of a section, depth first."""
     stack = [(section, 0)]
     for n in itertools.count():
         if not stack:
@@ -231,12 +231,12 @@ def _objects(section: object, *, source: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(kind: object, node: Mapping[str, Any], *, source: str) -> int:
-    """How many characters this normalizer can make of one."""
+    """How many characters this normalizer can make from one."""
     if kind == "Replace":
         new, pattern = len(str(node.get("content"))), node.get("pattern")
         if isinstance(pattern, dict) and (old := pattern.get("String")):
             return max(1, math.ceil(new / len(str(old))))
-        return 1 + new  # the pattern may match nothing, before every character
+        return 1 + new  # the pattern may match the empty string before every character
     if kind == "Prepend":
         return 1 + len(str(node.get("prepend")))
     if kind in ("NFKC", "NFKD"):

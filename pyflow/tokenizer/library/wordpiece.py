@@ -1,4 +1,4 @@
-"""vocab.txt: WordPiece, one token per line, as BERT has it."""
+"""vocab.txt: BERT's WordPiece, one token per line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ _ROLES: dict[Role, str] = {
 def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
     """The library's tokenizer for the vocab.txt in `folder`, and the settings with BERT's roles.
 
-    FormatError, naming the line, when it is broken; UnsupportedError for a class of tokenizers
-    that does something else with such a file.
+    FormatError, naming the line: the file is broken. UnsupportedError: an unknown class.
     """
     path = folder / "vocab.txt"
     config = settings.config

@@ -1,1 +1,1 @@
-"""Encoders of our own: GGUF vocabularies and SentencePiece files."""
+"""Tokenizers that pyflow runs itself: GGUF vocabularies and SentencePiece files."""

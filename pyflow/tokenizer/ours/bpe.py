@@ -1,9 +1,9 @@
 """Byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM, ...).
 
-Text is cut into words (pretokenize.py), each byte of a word becomes one printable character, and
-pairs are merged in the order of the merge list. The merging is the `tokenizers` library's. The
-cutting is ours: the library's Unicode tables are newer than the ones these ids are defined by, and
-it takes no text that Python cannot encode.
+Text is split into words (pretokenize.py), each byte of a word becomes one printable character, and
+pairs are merged in the order of the merge list. The `tokenizers` library merges. pyflow splits: the
+library's Unicode tables are newer than those that define these ids, and it rejects text that Python
+cannot encode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyflow.errors import FormatError
 from pyflow.tokenizer.ours.pretokenize import PreTokenizer, by_name
 from pyflow.tokenizer.ours.vocab import Vocab, read, read_merges
 
-# Words repeat: in running text nine of ten are already here.
+# Words repeat: the cache answers nine of ten in running text.
 _CACHED_WORDS = 1 << 15
 
 
@@ -48,16 +48,16 @@ class ByteLevelBpe:
             raise FormatError(f"{source}: tokenizer.ggml.merges: {error}") from None
         missing = [c for c in BYTE_CHARACTERS if c not in vocab.ids]
         self.missing_bytes = frozenset(BYTE_CHARACTERS.index(c) for c in missing)
-        # The library joins the neighbours of a character that it does not know; llama.cpp does not.
+        # Unlike llama.cpp, the library merges across a character that it does not know.
         self._known = re.compile(f"[^{re.escape(''.join(missing))}]+") if missing else None
 
     @property
     def add_bos(self) -> bool:
-        """Whether texts begin with BOS when the file does not say."""
+        """Whether texts begin with BOS if the file does not say."""
         return self._pre.add_bos
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; a byte that has no token (see `missing_bytes`) is left out."""
+        """Token ids of `text`; drops bytes without a token, see `missing_bytes`."""
         ids: list[int] = []
         words = self._words
         for word in self._pre.split(text):
@@ -80,7 +80,7 @@ class ByteLevelBpe:
 
 
 def token_bytes(text: str) -> bytes:
-    """The bytes that a normal token's `text` stands for."""
+    """The bytes of a normal token with this text."""
     try:
         return bytes([_TO_BYTES[ord(character)] for character in text])
     except KeyError:  # added after training, written as plain text

@@ -1,11 +1,13 @@
-"""SentencePiece's normalization: what it makes of a text before it looks for pieces.
+"""SentencePiece's normalization of a text before it is split into pieces.
 
-A charsmap maps strings to strings. At each place of a text the longest of them is replaced. It is
-stored as the size of a trie in bytes, the trie, and the replacements, which end with a zero byte.
-The trie is Darts-clone's double array (github.com/s-yata/darts-clone, include/darts.h) of units of
-32 bits: bits 0..7 are the byte that leads here, bit 8 says that a string ends here, bits 10..30 are
-the offset to the children, shifted by 8 if bit 9 is set; bit 31 marks a unit that holds a value,
-the place of the replacement, in bits 0..30.
+A charsmap maps strings to strings; at each position the longest match is replaced. It
+consists of the trie's size in bytes, the trie, and the replacements, each ended by a zero byte. The
+trie is a double array of Darts-clone (github.com/s-yata/darts-clone darts.h), 32-bit units:
+
+    bits 0..7    the byte that leads here
+    bit 8        a string ends here
+    bits 10..30  offset to the children, shifted left by 8 if bit 9 is set
+    bit 31       the unit is a value: bits 0..30 are the position of the replacement
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ _MAX_STEPS = 1 << 18
 _MAX_KEY_CHARS = 32
 _MAX_REPLACEMENT_NBYTES = 256
 
-# For each state the characters that go on: to which state, and what the string so far becomes.
+# {state: {character: (next state, replacement of the string so far or None)}}
 _Steps = dict[int, dict[str, tuple[int, str | None]]]
 
 
 class Charsmap:
-    """Replaces strings by strings, the longest one at each place."""
+    """Replaces the longest known string at each position."""
 
     def __init__(self, raw: bytes, *, where: str) -> None:
-        """FormatError, naming `where`, unless this is such a map."""
-        # By characters, not spelled out: the Hangul of nmt_nfkc alone are 200,000 strings.
+        """FormatError, naming `where`, unless raw is such a map."""
+        # Keyed by characters instead of strings: nmt_nfkc has 200,000 strings for Hangul alone.
         self._steps = steps = _read_steps(raw, where=where)
-        # Only what begins as a string does needs a look: most characters stay as they are.
+        # The expression skips characters that begin no string, which most do not.
         first = any_of(c for c, (state, _) in steps[0].items() if steps.get(state))
         later = any_of({c for state, found in steps.items() if state for c in found})
         alone = any_of(c for c, (_, new) in steps[0].items() if new is not None)
@@ -61,17 +63,17 @@ class Charsmap:
 
 
 class Normalizer:
-    """A text as pieces are looked for in it, but with spaces where these have ▁."""
+    """Normalizes a text for SentencePiece; spaces are not yet replaced by ▁."""
 
     def __init__(self, charsmap: Charsmap | None, *, trims: bool, kept: Iterable[str]) -> None:
-        """trims: spaces at both ends and all but one of several go. kept: strings that the
-        charsmap leaves as they are."""
+        """trims: remove spaces at both ends and repeated ones. kept: strings that the charsmap must
+        not change."""
         self._charsmap = charsmap
         self._trims = trims
         self._kept = StringMatcher(kept)
 
     def __call__(self, text: str, prefix: bool) -> str:
-        """prefix: a space goes before the first word."""
+        """prefix: put a space before the first word."""
         if self._charsmap is not None:
             cut = self._kept.split(text)
             text = "".join(part if is_kept else self._charsmap(part) for part, is_kept in cut)
@@ -115,12 +117,12 @@ def _read_steps(raw: bytes, *, where: str) -> _Steps:
 
 
 def _length(lead: int) -> int:
-    """Bytes of the character in UTF-8 that begins with this one."""
+    """Length in UTF-8 of the character that begins with this byte."""
     return 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def _children(units: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> dict[int, list[int]]:
-    """The units that a byte leads to, by their place without this byte."""
+    """{base: units whose index is base ^ byte}."""
     bytes_ = units & 0x800000FF
     places = np.flatnonzero((bytes_ > 0) & (bytes_ < 256))
     bases = places ^ bytes_[places].astype(np.int64)

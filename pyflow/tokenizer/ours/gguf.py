@@ -11,21 +11,21 @@ from pyflow.tokenizer.ours.vocab import read, read_vocab
 from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
 
 NO_VOCAB = "no_vocab"
-"""How a file says that it has no tokenizer, as tokenizer.ggml.model."""
+"""The value of tokenizer.ggml.model in a file without a tokenizer."""
 
 
 def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
     """The tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
 
-    `source` names the file in errors. FormatError: the keys contradict each other;
-    UnsupportedError: a kind of tokenizer, or a pre-tokenizer, that is not known here.
+    source: name of the file for errors. FormatError: keys are wrong or contradict each other.
+    UnsupportedError: an unknown kind of tokenizer or pre-tokenizer. NoTokenizerError: none.
     """
     model = read(metadata, "tokenizer.ggml.model", str, "", source=source)
     if model in ("", NO_VOCAB):
         found = f"is {model!r}" if model else "is missing"
         raise NoTokenizerError(
-            f"{source}: tokenizer.ggml.model {found}: this file holds no tokenizer; without one "
-            "the model takes token ids, but no text"
+            f"{source}: tokenizer.ggml.model {found}: this file holds no tokenizer; "
+            "the model takes token ids only"
         )
     if model not in ("gpt2", "llama"):
         raise UnsupportedError(
@@ -47,7 +47,7 @@ def from_metadata(metadata: Mapping[str, object], *, source: str) -> Tokenizer:
     for name, token in (("bos", vocab.bos_id), ("eos", vocab.eos_id)):
         if add[name] and token is None:
             raise FormatError(
-                f"{source}: tokenizer.ggml.{name}_token_id is missing, but texts shall have one"
+                f"{source}: tokenizer.ggml.{name}_token_id is missing, but add_{name}_token is set"
             )
     return VocabTokenizer(
         vocab,

@@ -1,10 +1,10 @@
-"""Pre-tokenizers: how a byte-level BPE vocabulary expects text to be cut into words.
+"""Pre-tokenizers: how a byte-level BPE vocabulary expects text to be split into words.
 
-`tokenizer.ggml.pre` names the cut. A merge never crosses it, so it decides token ids.
+`tokenizer.ggml.pre` names the rule. Merges never cross words, so the rule decides token ids.
 
 The regular expressions work on *collapsed* text, one byte per code point: ASCII stands for itself
-and every other code point for its class (letter, number, ...). That makes offsets trivial, the
-expressions fast, and Unicode's classes our own fixed table (see unicode_ranges.py):
+and every other code point for its class (letter, number, ...). So offsets are those of the text,
+expressions are fast, and Unicode's classes come from a fixed table (see unicode_ranges.py):
 
     text       I ' l l   s a y   “ N o ë l ”
     collapsed  I ' l l   s a y   P N o L l P      (P = 0xD3, L = 0xD2)
@@ -52,10 +52,10 @@ _QWEN2 = _gpt4(rf"[{_N}]")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Expressions applied one after the other, each to the pieces that the one before left.
+    """Expressions that are applied in turn, each to the pieces of the one before.
 
-    Matches and the gaps between them both become pieces. `whole_words` says that a word which is a
-    token as it stands is taken without merging; `add_bos` is the default where the file is silent.
+    Both matches and the gaps between them become pieces. whole_words: a word that is a token is
+    taken without merging. add_bos: the default if the file does not say.
     """
 
     patterns: tuple[re.Pattern[bytes], ...]

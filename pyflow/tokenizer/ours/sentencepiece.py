@@ -1,4 +1,4 @@
-"""tokenizer.model and spiece.model: SentencePiece's ids, by encoders of our own."""
+"""tokenizer.model and spiece.model, with SentencePiece's ids but without its library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What texts begin and end with where tokenizer_config.json does not say it."""
+    """Whether texts begin with BOS and end with EOS, if tokenizer_config.json does not say."""
 
     add_bos: bool
     add_eos: bool
@@ -39,11 +39,10 @@ _CLASSES = {
 def read_sentencepiece(
     path: Path, settings: Settings, *, stop_ids: Iterable[int], n_rows: int
 ) -> Tokenizer:
-    """The tokenizer of such a file, with what the settings add. Parameters as of `from_folder`.
+    """The tokenizer of such a file with the settings' tokens. Parameters as in `from_folder`.
 
-    Where texts are empty or hold control tokens, which SentencePiece does not read, ids are those
-    of `transformers`. FormatError when the file is broken; UnsupportedError for what is not known
-    here.
+    For empty texts and control tokens, which SentencePiece does not know, ids are those of
+    `transformers`. FormatError: the file is broken. UnsupportedError: an unknown option.
     """
     source = str(path)
     config = settings.config
@@ -66,7 +65,7 @@ def read_sentencepiece(
         if (text := settings.named.get(role)) is not None:
             roles[role] = ids.get(text)
     known = dict.fromkeys(("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-    # Only what is no text by the files: a vocabulary may have </s> as a piece of HTML.
+    # Control tokens only: a vocabulary may have </s> as a piece of HTML.
     special = {text: i for text, i in ids.items() if types[i] == TokenType.CONTROL}
     stops = find_stop_ids(special, types, {**known, "eos": roles["eos"]}) | frozenset(stop_ids)
     if stop := next((i for i in stops if not 0 <= i < len(texts)), None):
@@ -74,7 +73,7 @@ def read_sentencepiece(
     add_bos = kind.add_bos if config.add_bos_token is None else config.add_bos_token
     add_eos = kind.add_eos if config.add_eos_token is None else config.add_eos_token
     prefix = config.add_prefix_space
-    # In a text, pieces of the user's are as any others, but first.
+    # User-defined pieces match before others, but are normal text otherwise.
     user_defined = {t for t in user_defined & ids.keys() if types[ids[t]] == TokenType.NORMAL}
     where = f"{source}: normalizer_spec.precompiled_charsmap"
     return VocabTokenizer(
@@ -101,9 +100,9 @@ def read_sentencepiece(
 def read_vocabulary(
     file: SentencePieceFile, settings: Settings, *, path: str, n_rows: int, strips: bool = False
 ) -> tuple[list[str], bytearray]:
-    """Texts and types with the tokens that the settings add, or have in the place of others. Pieces
-    of the user's have become normal ones. strips: control tokens may take the spaces beside them,
-    which is left to whoever reads texts. FormatError where two tokens have one text."""
+    """Texts and types, with tokens that the settings add or rename. User-defined pieces become
+    normal ones. strips: allow control tokens that strip spaces; the caller handles that.
+    FormatError: two tokens have the same text."""
     source = settings.source
     texts, types = _with_added(file, settings, path=path, n_rows=n_rows, strips=strips)
     ids = {text: i for i, text in enumerate(texts)}
@@ -135,8 +134,8 @@ def _with_added(
         stripped = (token.lstrip or token.rstrip) and not (strips and token.special)
         if stripped or token.single_word:
             raise UnsupportedError(
-                f"{source}: added token {token.content!r:.80} takes the spaces beside it, or only "
-                "whole words, which is not supported without a tokenizer.json"
+                f"{source}: added token {token.content!r:.80}: lstrip, rstrip and single_word are "
+                "not supported without a tokenizer.json"
             )
         _grow(texts, types, i + 1)
         if texts[i] != token.content:
@@ -149,7 +148,7 @@ def _with_added(
 
 
 def _grow(texts: list[str], types: bytearray, n: int) -> None:
-    """Appends tokens that stand for nothing until there are n."""
+    """Appends unused tokens until there are n."""
     for i in range(len(texts), n):
         texts.append(f"[EMPTY_{i}]")
         types.append(TokenType.UNUSED)

@@ -1,8 +1,8 @@
-"""SentencePiece vocabularies with byte-pair encoding (Llama 2, Gemma), as llama.cpp has it too.
+"""SentencePiece vocabularies with byte-pair encoding (Llama 2, Gemma), like llama.cpp's.
 
-Among all neighbouring pieces whose concatenation is a token, the pair with the best score is
-joined, the leftmost of equals first, until none is left. What is then no token is written as byte
-tokens. This is greedy; a unigram model searches for the best sum of scores (unigram.py).
+Of all neighbouring pieces whose concatenation is a token, the pair with the best score is joined,
+the leftmost of equals first, until none is left. Pieces that are not tokens become byte tokens.
+This is greedy; a unigram model searches for the best sum of scores (unigram.py).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pyflow.errors import FormatError
 from pyflow.tokenizer.ours.string_matcher import StringMatcher
 from pyflow.tokenizer.ours.vocab import Vocab, read_numbers
 
-# Stands for a space inside tokens; in text it cannot be told from one.
+# Represents a space inside tokens; indistinguishable from a space in text.
 SPACE = "\u2581"
 _CACHED_SEGMENTS = 1 << 15
 
 
 class Segmenter(ABC):
-    """Encodes text without special tokens, piece by piece where no token can go across."""
+    """Encodes text without special tokens, in segments that no token can cross."""
 
     missing_bytes: frozenset[int] = frozenset()
     add_bos = True
 
     def __init__(self, ids: Mapping[str, int], *, bytes_: Sequence[int] = (), unk: int = 0) -> None:
-        """ids: of what may be made of a text. bytes_: tokens for the bytes of characters that are
-        in none of them; without, one `unk` stands for all such characters in a row."""
+        """ids: tokens that text may become. bytes_: tokens for the bytes of unknown characters; if
+        empty, one `unk` replaces a run of unknown characters."""
         self._ids = ids
         self._bytes = bytes_
         self._unk = unk
@@ -56,14 +56,14 @@ class Segmenter(ABC):
         return ids
 
     def encode_invalid(self, raw: bytes) -> list[int]:
-        """Token ids of bytes that are not UTF-8."""
+        """Token ids of invalid UTF-8."""
         return self.encode(raw.decode("utf-8", "surrogateescape"))
 
     @abstractmethod
     def _encode_segment(self, segment: str) -> list[int]: ...
 
     def _tokens(self, parts: Iterable[str]) -> list[int]:
-        """Tokens of parts of a text, with what stands for those that are none."""
+        """Token ids of the parts of a text; bytes or `unk` for parts that are not tokens."""
         result: list[int] = []
         for part in parts:
             token = self._ids.get(part)
@@ -76,10 +76,9 @@ class Segmenter(ABC):
         return result
 
     def _cut(self, text: str) -> list[str]:
-        """Cuts between characters that are neighbours in no token: no merge can ever join them.
+        """Cuts between characters that are neighbours in no token, since no merge can join them.
 
-        Then the segments are independent of each other, and what is joined within one, in which
-        order, is the same as in the whole text.
+        Segments are then independent: merges within each happen as in the whole text.
         """
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         pairs = _pairs(points)
@@ -90,7 +89,7 @@ class Segmenter(ABC):
 
 
 class ScoredMerges(Segmenter):
-    """Byte-pair encoding by the scores of its results."""
+    """Byte-pair encoding by the scores of the merged tokens."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class ScoredMerges(Segmenter):
         bytes_: Sequence[int] = (),
         unk: int = 0,
     ) -> None:
-        """user_defined: those that are looked for before others are joined."""
+        """user_defined: tokens that are matched before anything is merged."""
         super().__init__(ids, bytes_=bytes_, unk=unk)
         self._scores = scores
         self._matcher = StringMatcher(user_defined)
@@ -110,7 +109,7 @@ class ScoredMerges(Segmenter):
     def from_metadata(
         cls, metadata: Mapping[str, object], vocab: Vocab, *, source: str
     ) -> ScoredMerges:
-        """The encoder for a GGUF file's scores. FormatError where these are broken."""
+        """The encoder for a GGUF file's scores. FormatError if they are broken."""
         scores = _scores(metadata, len(vocab), source=source)
         bytes_ = byte_ids(vocab.ids, source=f"{source}: tokenizer.ggml.tokens")
         return cls(vocab.ids, scores, bytes_=bytes_)
@@ -122,7 +121,7 @@ class ScoredMerges(Segmenter):
         return ids
 
     def encode_invalid(self, raw: bytes) -> list[int]:
-        """Token ids of bytes that are not UTF-8: symbols are as long as their first byte says."""
+        """Token ids of invalid UTF-8: a symbol is as long as its first byte says."""
         raw = raw.replace(b" ", SPACE.encode())
         symbols = []
         start = 0
@@ -156,7 +155,7 @@ class ScoredMerges(Segmenter):
             consider(left, left + 1)
         while queue:
             _, left, right, length = heapq.heappop(queue)
-            # Symbols only grow or vanish: an entry is stale iff its length has changed.
+            # Symbols only grow or vanish, so an entry is stale iff its length has changed.
             if (
                 not symbols[left]
                 or not symbols[right]
@@ -175,12 +174,12 @@ class ScoredMerges(Segmenter):
 
 
 def token_bytes(text: str) -> bytes:
-    """The bytes that a normal token's `text` stands for."""
+    """The bytes of a normal token with this text."""
     return text.replace(SPACE, " ").encode("utf-8")
 
 
 def byte_of(text: str, *, source: str) -> bytes:
-    """The byte that a byte token's `text`, <0xAB>, stands for."""
+    """The byte of a byte token with this text: <0xAB>."""
     try:
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
@@ -192,9 +191,7 @@ def byte_of(text: str, *, source: str) -> bytes:
 def _scores(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> array[float]:
     key = "tokenizer.ggml.scores"
     if key not in metadata:
-        raise FormatError(
-            f"{source}: {key} is missing; a 'llama' vocabulary cannot be used without"
-        )
+        raise FormatError(f"{source}: {key} is missing; a 'llama' vocabulary needs it")
     values = read_numbers(metadata, key, n_tokens, source=source).astype(np.float32)
     if np.isnan(values).any():
         i = int(np.isnan(values).argmax())
@@ -203,7 +200,7 @@ def _scores(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> ar
 
 
 def byte_ids(ids: Mapping[str, int], *, source: str) -> list[int]:
-    """The token for each byte. FormatError where there is none."""
+    """The token of each of the 256 bytes. FormatError if one is missing."""
     found = []
     for byte in range(256):
         token = ids.get(f"<0x{byte:02X}>")
@@ -216,8 +213,8 @@ def byte_ids(ids: Mapping[str, int], *, source: str) -> list[int]:
 
 
 def _joints(texts: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Every pair of characters that are neighbours in some token, sorted; never empty."""
-    # Joining the texts adds pairs with the separator: a cut less, never a wrong one.
+    """All pairs of characters that are neighbours in a token, sorted; never empty."""
+    # Joining texts with a separator adds pairs that cost a cut but cause no wrong one.
     points = np.frombuffer("\n".join([*texts, ""]).encode("utf-32-le"), dtype="<u4")
     return np.unique(np.append(_pairs(points), np.uint64(0)))
 

@@ -1,4 +1,4 @@
-"""Which of many texts are written at a place of another."""
+"""Find which of many strings occur at a position of a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 
 class StringMatcher:
-    """Looks texts up by their first two characters: after these only a few lengths are possible."""
+    """Looks strings up by their first two characters; few lengths are possible for each prefix."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(texts)
@@ -19,7 +19,7 @@ class StringMatcher:
         self._first = re.compile(any_of({text[0] for text in self._texts}))
 
     def at(self, text: str, place: int) -> Iterator[str]:
-        """All that are written there, shortest first."""
+        """Yields all strings that occur at `place`, shortest first."""
         first = text[place]
         if first in self._texts:
             yield first
@@ -29,7 +29,7 @@ class StringMatcher:
                 yield found
 
     def split(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Parts, with whether each is one of the texts: from left to right, the longest of them."""
+        """(part, whether it is one of the strings), left to right; the longest string wins."""
         done = 0
         for start in self._first.finditer(text):
             place = start.start()
@@ -44,6 +44,6 @@ class StringMatcher:
 
 
 def any_of(characters: Iterable[str]) -> str:
-    """The expression for one of these characters; without any it is never found."""
+    """A regular expression for one of these characters; it never matches if there are none."""
     inside = "".join(map(re.escape, sorted(characters)))
     return f"[{inside}]" if inside else r"[^\s\S]"

@@ -1,8 +1,8 @@
-"""SentencePiece's unigram models: the pieces whose scores have the best sum.
+"""SentencePiece's unigram models: the segmentation with the best sum of scores.
 
-Kudo, Subword Regularization (2018), section 3.2; the best path is Viterbi's, from left to right. Of
-equal sums the one whose last piece is longer counts, as in SentencePiece. Sums are whole numbers of
-2^-40, so that equal ones are equal in whatever order they are added.
+Kudo, Subword Regularization (2018), section 3.2; Viterbi search from left to right. Of equal sums
+the one with the longer last piece wins, as in SentencePiece. Sums are integers in units of 2^-40,
+so that they do not depend on the order of additions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pyflow.tokenizer.ours.spm import Segmenter
 from pyflow.tokenizer.ours.string_matcher import StringMatcher
 
-# What a character that no piece has costs more than the worst piece.
+# An unknown character costs this much more than the worst piece.
 _UNKNOWN_PENALTY = 10.0
 _UNIT = 2.0**40
 
@@ -30,14 +30,14 @@ class Unigram(Segmenter):
         bytes_: Sequence[int],
         unk: int,
     ) -> None:
-        """ids: of pieces that may be made of a text. user_defined: those that win over others."""
+        """ids: pieces that text may become. user_defined: pieces that win over others."""
         super().__init__(ids, bytes_=bytes_, unk=unk)
         self._matcher = StringMatcher(ids)
         normal = [scores[i] for text, i in ids.items() if text not in user_defined]
         best, worst = max(normal, default=0.0), min(normal, default=0.0)
         self._unknown = round((worst - _UNKNOWN_PENALTY) * _UNIT)
         self._scores = {text: round(scores[i] * _UNIT) for text, i in ids.items()}
-        # SentencePiece's formula, sizes in bytes.
+        # SentencePiece's formula; sizes in bytes.
         self._scores |= {
             text: round((len(text.encode()) * best - 0.1) * _UNIT) for text in user_defined
         }

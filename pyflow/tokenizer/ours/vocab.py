@@ -1,4 +1,4 @@
-"""A vocabulary as a GGUF file describes it, checked."""
+"""The vocabulary of a GGUF file, checked."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Vocab:
 
 
 def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
-    """The vocabulary in GGUF `metadata`; FormatError names `source` and the key that is wrong."""
+    """The vocabulary in GGUF `metadata`; FormatError names `source` and the wrong key."""
     texts = _strings(metadata, "tokenizer.ggml.tokens", source=source)
     if not texts:
         raise FormatError(f"{source}: tokenizer.ggml.tokens: the vocabulary is empty")
-    # Empty texts cannot be looked up; llama.cpp gives them this name too.
+    # Empty texts cannot be looked up; llama.cpp uses the same name.
     if "" in texts:
         texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
     ids = {text: i for i, text in enumerate(texts)}
@@ -51,7 +51,7 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
         name: read_id(metadata, f"tokenizer.ggml.{name}_token_id", len(texts), source=source)
         for name in ("bos", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
     }
-    if metadata.get("tokenizer.ggml.model") == "llama":  # the ids of the first such vocabulary
+    if metadata.get("tokenizer.ggml.model") == "llama":  # the defaults of the first such vocabulary
         for name, default in (("bos", 1), ("eos", 2)):
             if special[name] is None and default < len(texts):
                 special[name] = default
@@ -81,7 +81,7 @@ def _types(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> byt
 def read_numbers(
     metadata: Mapping[str, object], key: str, n_tokens: int, *, source: str
 ) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    """The array of one number per token under `key`."""
+    """The array (n_tokens,) under `key`."""
     try:
         values = np.asarray(metadata[key])
     except (ValueError, OverflowError) as error:
@@ -96,7 +96,7 @@ def read_numbers(
 
 
 def read_id(metadata: Mapping[str, object], key: str, n_tokens: int, *, source: str) -> int | None:
-    """The token id under `key`, None when absent; FormatError unless it is in the vocabulary."""
+    """The token id under `key`, None if absent; FormatError unless it is in the vocabulary."""
     value = metadata.get(key)
     if value is None:
         return None
@@ -108,7 +108,7 @@ def read_id(metadata: Mapping[str, object], key: str, n_tokens: int, *, source: 
 
 
 def read(metadata: Mapping[str, object], key: str, kind: type[T], default: T, *, source: str) -> T:
-    """The value under `key`, which must be a `kind`, or `default` when absent."""
+    """The value under `key`, which must be a `kind`, or `default` if absent."""
     value = metadata.get(key, default)
     if isinstance(value, np.generic):
         value = value.item()
@@ -120,12 +120,12 @@ def read(metadata: Mapping[str, object], key: str, kind: type[T], default: T, *,
 def _strings(metadata: Mapping[str, object], key: str, *, source: str) -> list[str]:
     values = metadata.get(key)
     if values is None:
-        raise FormatError(f"{source}: {key} is missing, without which there is no vocabulary")
+        raise FormatError(f"{source}: {key} is missing; there is no vocabulary")
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise FormatError(f"{source}: {key}: expected an array of strings")
     try:
         "".join(values).encode()
-    except (TypeError, UnicodeEncodeError):  # some item is no string, or holds lone surrogates
+    except (TypeError, UnicodeEncodeError):  # not a string, or lone surrogates
         for i, value in enumerate(values):
             if not isinstance(value, str) or value != value.encode("utf-8", "replace").decode():
                 raise FormatError(
@@ -137,7 +137,7 @@ def _strings(metadata: Mapping[str, object], key: str, *, source: str) -> list[s
 def read_merges(metadata: Mapping[str, object], *, source: str) -> list[tuple[str, str]]:
     """The pairs of `tokenizer.ggml.merges`, best first."""
     key = "tokenizer.ggml.merges"
-    pairs: dict[tuple[str, str], None] = {}  # of equal pairs the first, better one counts
+    pairs: dict[tuple[str, str], None] = {}  # the first of equal pairs is the better one
     merges = _strings(metadata, key, source=source)
     for i, (first, space, second) in enumerate(map(str.partition, merges, repeat(" "))):
         pair = first, second

@@ -1,4 +1,4 @@
-"""A tokenizer over a vocabulary of types and scores or merges: llama.cpp's ids, for any text."""
+"""A tokenizer over a vocabulary with types and scores or merges; its ids are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pyflow.tokenizer.base.utf8 import decode_leniently, to_bytes
 from pyflow.tokenizer.ours import bpe, spm
 from pyflow.tokenizer.ours.vocab import Vocab
 
-# Never read from plain text: only the program may write them (parse_special).
+# Not recognized in plain text, only with parse_special.
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SPECIAL = (*_HIDDEN, TokenType.USER_DEFINED)
 
 Prefix = Literal["never", "first", "always"]
-"""Where a space comes before the first word: at the beginning of texts, or after special tokens."""
+"""When a space is put before the first word: never, at the start of a text, or also after special
+tokens."""
 
 
 def _prefixed(text: str, prefix: bool) -> str:
@@ -27,7 +28,7 @@ def _prefixed(text: str, prefix: bool) -> str:
 
 
 class VocabTokenizer(Tokenizer):
-    """Bytes that are not UTF-8 become byte tokens (SentencePiece) or U+FFFD (byte-level BPE)."""
+    """Invalid UTF-8 becomes byte tokens (SentencePiece) or U+FFFD (byte-level BPE)."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class VocabTokenizer(Tokenizer):
         normalize: Callable[[str, bool], str] = _prefixed,
         source: str,
     ) -> None:
-        """normalize: makes of a text, and whether a space comes first, what is encoded."""
+        """normalize: (text, whether to put a space first) -> the text to encode."""
         self._vocab = vocab
         self._encoder = encoder
         self._source = source
@@ -111,7 +112,7 @@ class VocabTokenizer(Tokenizer):
             if isinstance(self._encoder, spm.Segmenter):
                 return spm.token_bytes(text)
             return bpe.token_bytes(text)
-        return b""  # unused places in the embedding table
+        return b""  # an unused row of the embedding
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
         pieces = []
@@ -120,7 +121,7 @@ class VocabTokenizer(Tokenizer):
             kind = self._type(token)
             piece = self.token_bytes(token)
             if kind in _SPECIAL:
-                # What comes before the text itself, BOS, is not of it.
+                # BOS comes before the text and does not end its start.
                 prefix = self._prefix == "always" or (prefix and kind in _HIDDEN)
                 if skip_special and kind in _HIDDEN:
                     continue
