@@ -21,7 +21,6 @@ struct DTypeInfo {
   uint32_t gguf_id;
   uint32_t block;        // weights per block
   uint32_t block_bytes;  // bytes per block
-  constexpr double bits_per_weight() const { return 8.0 * block_bytes / block; }
 };
 
 inline constexpr std::array kDTypes = {

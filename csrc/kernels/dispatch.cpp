@@ -37,8 +37,8 @@ std::vector<Entry> entries() {
 }
 
 #if defined(__x86_64__)
-// For names that clang 16's __builtin_cpu_supports does not know. The instructions behind them work
-// on the registers of AVX2, so a table that asks for that too knows that the system saves those.
+// For features that clang 16's __builtin_cpu_supports does not know. Their instructions use the
+// registers of AVX2, which the same tables need; so the system is known to save them.
 bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -49,14 +49,14 @@ bool has_avxvnni() {
 }
 #endif
 
-// What of this CPU matters to a kernel choice; names as in /proc/cpuinfo or nearly.
+// The features of this CPU that matter for choosing kernels, named much as in /proc/cpuinfo.
 std::vector<std::string> detect() {
   std::vector<std::string> found;
   [[maybe_unused]] const auto add = [&](const char* name, bool there) {
     if (there) found.emplace_back(name);
   };
 #if defined(__x86_64__)
-  // Also asks the operating system whether it saves the wider registers.
+  // Also checks that the operating system saves the wider registers.
   __builtin_cpu_init();
 #define PYFLOW_FEATURE(name) add(name, __builtin_cpu_supports(name))
   PYFLOW_FEATURE("sse4.2");
@@ -79,16 +79,16 @@ std::vector<std::string> detect() {
   return found;
 }
 
-// Asked once: on a virtual machine every cpuid is a trip to the hypervisor.
+// Asked once: on a virtual machine every cpuid traps to the hypervisor.
 const std::vector<std::string>& features() {
   static const std::vector<std::string> found = detect();
   return found;
 }
 
-// Zen 4's own prefetchers read a tile from memory the faster the less they are helped. An Intel
-// core read two thirds of what it can where all was fetched into the first-level cache: likely, for
-// no counters were read, because few lines (16 in Golden Cove) can be on their way there, and three
-// times as many to the second-level one. Measured on one Xeon alone.
+// On Zen 4 the hardware prefetchers read tiles fastest without help. An Intel core read at two
+// thirds of its bandwidth if everything was prefetched into the first-level cache: probably because
+// it has few fill buffers for it (16 in Golden Cove) and three times as many for the second level;
+// no counters were read. Measured on one Xeon only.
 Prefetch measured_prefetches() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;

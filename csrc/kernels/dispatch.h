@@ -12,21 +12,21 @@ namespace pyflow {
 // Tables that this CPU can run, best last.
 std::vector<const KernelTable*> runnable_tables();
 
-// The best runnable table, or the one that PYFLOW_ISA names. Throws UnsupportedError when
-// PYFLOW_ISA names a table that does not exist or that this CPU cannot run.
+// The best runnable table, or the one that PYFLOW_ISA names. Throws UnsupportedError if that table
+// does not exist or this CPU cannot run it.
 const KernelTable& kernel_table();
 
 // The table of that name. Throws like kernel_table().
 const KernelTable& kernel_table(std::string_view name);
 
-// How kernels prefetch weights, as this CPU was measured to want it (docs/performance.md), or as
-// PYFLOW_PREFETCH says, 0 to 2; where they meet more than two rows, which wait for their
-// arithmetic, they always do. Throws UnsupportedError for another value, as kernel_table() does
-// before anything is computed.
+// How kernels prefetch weights: as measured best for this CPU (docs/performance.md), or as
+// PYFLOW_PREFETCH says, 0 to 2. With more than two rows, which wait for arithmetic, kernels always
+// prefetch. Throws UnsupportedError for another value, as kernel_table() does before anything is
+// computed.
 Prefetch prefetches();
 // "none", "near", "far".
 std::string_view prefetch_name(Prefetch prefetch);
-// Throws UnsupportedError for a name that is none.
+// Throws UnsupportedError for another name.
 Prefetch prefetch_of(std::string_view name);
 
 struct CpuInfo {

@@ -1,5 +1,5 @@
-// Everything between the matrix products that works on single values, plus norms, rotary positions
-// and the key/value cache's own format. Sums have a fixed shape, so that no table differs in a bit.
+// Everything between the matrix products: work on single values, norms, rotary positions, and the
+// format of the KV cache. Sums have a fixed order, so that all tables give the same bits.
 
 // The last n < 16 values of a row, as a vector whose other lanes are `fill`.
 static inline Simd::F load_tail(const float* p, int64_t n, float fill) {
@@ -20,7 +20,7 @@ static inline void map(const float* a, const float* b, float* out, int64_t n, Fu
   }
 }
 
-// The mean of f over a row; lanes past its end are `fill`, of which f takes in nothing. f(v, sum)
+// The mean of f over a row. Lanes past its end are `fill`, for which f must add nothing. f(v, sum)
 // adds v to a sum. Four chains of sixteen lanes hide the latency of fma; they are joined pairwise
 // at the end.
 template <class Function>
@@ -74,7 +74,7 @@ static void softcap(float* x, float cap, int64_t n) {
   map(x, x, x, n, [&](Simd::F a, Simd::F) { return softcap_lanes(a, c); });
 }
 
-// f(the function of an activation).
+// Calls f with the function of an activation.
 template <class Function>
 static inline void with_activation(Activation activation, Function f) {
   switch (activation) {
@@ -130,7 +130,8 @@ static void rope(float* head, const float* cos_sin, int64_t n_pairs, bool interl
   }
 }
 
-// log(sum(exp(x))) as max + log(sum(exp(x - max))), sixteen sums in double. No number gives -inf.
+// log(sum(exp(x))) as max + log(sum(exp(x - max))), in sixteen sums of double. Without a number
+// above -inf the result is -inf.
 static double log_sum_exp(const float* x, int64_t n) {
   using S = Simd;
   const float ninf = -__builtin_inff();
@@ -138,7 +139,7 @@ static double log_sum_exp(const float* x, int64_t n) {
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) top = S::max(S::load(x + i), top);
   if (i < n) top = S::max(load_tail(x + i, n - i, ninf), top);
-  // When nothing exceeds -inf, subtracting 0 lets the sum tell zeros from not-a-numbers.
+  // If nothing exceeds -inf, subtract 0, so that the sum distinguishes zeros from NaNs.
   const float highest = S::reduce_max(top), m = highest == ninf ? 0.0f : highest;
   double sum[16] = {};
   for (i = 0; i < n; i += 16) {
@@ -179,8 +180,8 @@ static uint64_t read_bytes(const uint8_t* p, int64_t nbytes, bool prefetch) {
   return prefetch ? read_bytes<true>(p, nbytes) : read_bytes<false>(p, nbytes);
 }
 
-// Half of the registers hold sums: enough to hide the latency of a dot product, and none is
-// spilled. Weights of 4 bits let a machine without VNNI add the most before it widens.
+// Half of the registers hold sums: enough to hide the latency of a dot product without a spill.
+// Weights of 4 bits allow a machine without VNNI the most additions before it widens.
 static int64_t dot_peak(int64_t n, const uint8_t* weights, const int8_t* acts, int32_t* sums) {
   using S = Simd;
   constexpr int kChains = S::kAccumulators < 2 ? 1 : S::kAccumulators / 2;

@@ -1,5 +1,5 @@
 // exp, tanh and the activations built on them, sixteen lanes at a time, from the vocabulary alone:
-// the same bits from every table. Not-a-number in gives not-a-number out, of any sign and payload.
+// the same bits from every table. A NaN gives a NaN, of any sign and payload.
 
 // x = n ln2 + r with |r| <= ln2 / 2, and expm1(r) = e^r - 1. Adding 1.5 * 2^23 rounds to an integer
 // and leaves it in the low bits of the sum, so no conversion is needed and no x is out of range.
@@ -26,21 +26,20 @@ static inline ExpParts exp_parts(Simd::F x) {
   return {S::fma(S::mul(p, r), r, r), S::shl<23>(S::bits_i(t))};
 }
 
-// e^x to 1.02 ulp (over every 29th float). Exactly 0 below ln(FLT_MIN): lanes hidden by -inf must
-// not count, and no subnormal is ever made; exactly 1 at 0; +inf where e^x would round past
+// e^x to 1.02 ulp (tested on every 29th float). Exactly 0 below ln(FLT_MIN), so that lanes hidden
+// by -inf do not count and no subnormal arises; exactly 1 at 0; +inf if e^x would round past
 // FLT_MAX.
 static inline Simd::F exp_lanes(Simd::F x) {
   using S = Simd;
   const ExpParts e = exp_parts(x);
-  // n goes straight into the exponent field. At both ends it fits: n = 128 comes with e^r < 1.
+  // n is added to the exponent field. It fits at both ends: n = 128 occurs only with e^r < 1.
   const S::F y = S::bits_f(S::iadd(S::bits_i(S::add(e.expm1_r, S::set1(1.0f))), e.n_shifted));
   const S::F lowest = S::set1(-87.33654f), above = S::set1(88.722839f),
              inf = S::set1(__builtin_inff());
   return S::where_less(x, lowest, S::zero(), S::where_less(x, above, y, S::add(x, inf)));
 }
 
-// e^x for x <= 0, in fewer steps: no 2^n overflows, so it can be a factor, which keeps a nan by
-// itself.
+// e^x for x <= 0, in fewer steps: 2^n cannot overflow, so it is a factor, which keeps a NaN.
 static inline Simd::F exp_nonpositive_lanes(Simd::F x) {
   using S = Simd;
   const ExpParts e = exp_parts(x);
@@ -48,11 +47,11 @@ static inline Simd::F exp_nonpositive_lanes(Simd::F x) {
   return S::where_less(x, S::set1(-87.33654f), S::zero(), S::fma(two_n, e.expm1_r, two_n));
 }
 
-// tanh(x) = sign(x) * (e^2|x| - 1) / (e^2|x| + 1), to 2.4 ulp: from expm1, small x keep all their
-// bits.
+// tanh(x) = sign(x) * (e^2|x| - 1) / (e^2|x| + 1), to 2.4 ulp: through expm1 small x keep full
+// accuracy.
 static inline Simd::F tanh_lanes(Simd::F x) {
   using S = Simd;
-  // Past 9.02 the result rounds to 1; the bound keeps the exponent small. min(10, a) keeps a nan.
+  // Past 9.02 the result rounds to 1; the bound keeps the exponent small. min(10, a) keeps a NaN.
   const S::F a = S::min(S::set1(10.0f), S::abs(x));
   const ExpParts e = exp_parts(S::add(a, a));
   const S::F one = S::set1(1.0f), two_n = S::bits_f(S::iadd(S::bits_i(one), e.n_shifted));

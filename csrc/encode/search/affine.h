@@ -1,9 +1,13 @@
-// Formats whose values are a scale times 0 .. Max above a minimum: x ~ s * q + m.
+// Search for formats whose values are a scale times 0 .. Max plus a minimum: x ~ s * q + m.
 //
-// For given q the best scale and minimum are those of least squares in two unknowns; for given ones
-// the best q are the nearest. The range of the weights is tried as one number of steps after the
-// other, also as more than there are, which clips weights below, above or at both ends. Each trial
-// is followed by two turns of least squares, and the best one by some more.
+// For given q, least squares in two unknowns gives the best s and m; for given s and m, the nearest
+// q is the best. The range of the weights is tried as various numbers of steps, also as more than
+// Max, which clips weights below, above or at both ends. Each trial is followed by two rounds of
+// least squares, and the best one by three more.
+//
+// For example, weights {0, 1, 2, 3.6}, Max = 3. The range as three steps, s = 1.2 and m = 0, gives
+// q = {0, 1, 2, 3} with the error 0.2^2 + 0.4^2 = 0.20; least squares for these q gives s = 1.18, m
+// = -0.12, which leaves 0.11.
 #pragma once
 
 #include "encode/search/lanes.h"
@@ -18,8 +22,8 @@ struct LineSearch {
   struct Line {
     F s, m;
   };
-  // What a line leaves: sum w r^2, and how it changes with s and m, sum w r q and sum w r, sum w
-  // q^2 and sum w q.
+  // What a line leaves with residuals r: error = sum w r^2; its slopes in s and m, rq = sum w r q
+  // and r = sum w r; and qq = sum w q^2, q = sum w q.
   struct Sums {
     F error, rq, r, qq, q;
   };
@@ -60,7 +64,7 @@ struct LineSearch {
     return e;
   }
 
-  // The best line for the q of l, whose sums are t. Where all q are alike, only the minimum moves.
+  // The best line for the q of l, whose sums are t. If all q are equal, only the minimum moves.
   Line improved(const Line& l, const Sums& t) const {
     const F square = S::mul(t.qq, total), solvable = S::mul(square, S::set1(1e-6f));
     const F determinant = S::sub(square, S::mul(t.q, t.q));
@@ -76,7 +80,7 @@ struct LineSearch {
     }
     return {S::max(S::add(l.s, ds), S::zero()), S::add(l.m, dm)};
   }
-  // What the line `to` leaves with the q of l.
+  // The error of the line `to` with the q of l.
   F error_after(const Line& l, const Sums& t, const Line& to) const {
     const F ds = S::sub(to.s, l.s), dm = S::sub(to.m, l.m);
     const F linear = S::add(S::mul(ds, t.rq), S::mul(dm, t.r));
@@ -112,13 +116,13 @@ struct LineSearch {
       best.m = S::where_less(e, least, third.m, best.m);
       least = S::where_less(e, least, e, least);
     };
-    // Whole numbers find the grid of weights that have been quantized before.
-    // Of 8 bits 32 are enough: half the range would cost four times the time. Others have no use
-    // for many fewer steps than there are.
+    // Whole numbers of steps find the grid of weights that have been quantized before. With 8 bits
+    // 32 of them are enough: half the range would take four times as long. Other widths gain
+    // nothing from far fewer steps.
     constexpr int kLeast = 1 + (Max > 63 ? Max - 32 : Max / 2);
     for (int steps = in.on_grid || kLeast > Max - 3 ? kLeast : Max - 3; steps <= Max; ++steps)
       attempt(static_cast<float>(steps), 0.0f);
-    // Three times as many of these take 0.3 % off the error of Q4_K.
+    // Three times as many take 0.3 % off the error of Q4_K.
     const float beyond[4] = {0.5f, 1.0f, 2.0f, 3.0f};
     for (const float more : beyond)
       for (int side = 0; side <= 2; ++side)
@@ -127,8 +131,8 @@ struct LineSearch {
     return best;
   }
 
-  // The same values with q that begin at 0, where the bound allows it. Levels left over leave a
-  // choice; this one has the minimum nearest to zero.
+  // The same values with q that begin at 0, if the bound allows it. If levels are left over, this
+  // is the line whose minimum is nearest to zero.
   Line from_zero(const Line& l) const {
     const F inverse_s = inverse<S>(l.s);
     F least = S::set1(Max);
@@ -145,8 +149,7 @@ struct LineSearch {
   }
 };
 
-// Blocks of N weights with an f16 scale and an f16 minimum, of which the f16 around the nearest
-// ones are tried too.
+// Blocks of N weights with scale and minimum in f16. The neighbouring f16 of both are tried too.
 template <int Max, int N>
 struct AffineBlocks {
   static constexpr int kBlocks = kLanes;  // at once

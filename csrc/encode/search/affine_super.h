@@ -1,10 +1,10 @@
 // Super-blocks with minimums: x ~ d * scale * q - dmin * minimum, with integers from 0 as scales
 // and minimums.
 //
-// Each sub-block is first given the line that suits it best. Then the two f16 are chosen that round
-// scales and minimums with the least harm, the second knowing what the first has rounded. After
-// that, in turns: every sub-block tries the neighbours of its two integers, and the f16 move to
-// where least squares over the whole super-block puts them.
+// Each sub-block first gets its own best line. Then the two f16 are chosen that round scales and
+// minimums with the least error, dmin after d and knowing its rounding. Then, three times: every
+// sub-block tries the neighbours of its two integers, and d and dmin move to the least squares
+// solution of the whole super-block.
 #pragma once
 
 #include "encode/search/affine.h"
@@ -14,8 +14,8 @@ namespace pyflow::quant {
 
 // `Subs` sub-blocks of N weights, q up to Max, scales and minimums up to High.
 //
-// While dmin is positive, values begin at zero or below. A super-block whose sub-blocks lie more
-// above zero is encoded upside down, and both of its f16 made negative.
+// With a positive dmin values begin at or below zero. A super-block whose sub-blocks are farther
+// above zero than below is encoded upside down, with both f16 negative.
 template <int Max, int N, int Subs, int High>
 struct AffineSuperBlocks {
   static constexpr int kBlocks = kLanes / Subs;  // at once
@@ -71,7 +71,7 @@ struct AffineSuperBlocks {
       low = S::min(low, in.x[k]);
       high = S::max(high, in.x[k]);
     }
-    // How far sub-blocks lie above zero, and below.
+    // How far sub-blocks are above zero, and below.
     const F above = S::max(low, S::zero()), below = S::max(S::sub(S::zero(), high), S::zero());
     const F over = improves<S, Subs>(below, above);
     const F sign = S::where_less(S::zero(), over, S::set1(-1.0f), S::set1(1.0f));
@@ -85,7 +85,7 @@ struct AffineSuperBlocks {
     using Units = UnitSearch<S, 0, High, Subs>;
     const typename Search<S>::Line line = search.from_zero(search.best());
     const typename Search<S>::Sums t = search.sums(line);
-    // For each step of s the best m moves by -drift, which takes from how fast the error rises.
+    // If s moves by a step, the best m moves by -drift, so the error rises less.
     const F drift = S::mul(t.q, inverse<S>(search.total));
     State<S> state;
     state.d = Units::best(search.in, line.s, S::sub(t.qq, S::mul(t.q, drift)));
@@ -115,7 +115,7 @@ struct AffineSuperBlocks {
       }
   }
 
-  // To the best units for the same integers, where they are better once rounded.
+  // Moves to the best units for the same integers, if they are better once rounded.
   template <class S>
   static void move_units(const Search<S>& search, State<S>& state) {
     using F = typename S::F;

@@ -1,8 +1,7 @@
-// What the searches for scales have in common. A lane of S (kernels/simd/scalar.h) is a sub-block:
-// the weights that share a scale. Sixteen are searched side by side, so nothing is summed across
-// lanes, and what a lane finds depends on its own weights alone. Every instruction set gives the
-// same bits. Multiplications and additions are not fused: plain SSE2 would call a function for
-// each.
+// What the searches for scales share. A lane of S (kernels/simd/scalar.h) is a sub-block: the
+// weights that share a scale. Sixteen are searched side by side; nothing is summed across lanes, so
+// the result of a lane depends only on its own weights, and every instruction set gives the same
+// bits. Multiplications and additions are not fused: plain SSE2 would call a function for each.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +12,12 @@ namespace pyflow::quant {
 
 inline constexpr int kLanes = 16;
 
-// The weights of 16 sub-blocks, finite, and how much an error at each of them counts, finite and at
-// least 0; null: all alike.
+// The weights of 16 sub-blocks, finite, and the importance of each, finite and at least 0; null: 1
+// for each.
 struct SearchInput {
   const float* x[kLanes];
   const float* importance[kLanes];
-  bool on_grid;  // x may be values of blocks already, which are then to be found
+  bool on_grid;  // also try the grids of already quantized weights
 };
 
 // A grid of integers: values are a scale times Low .. High.
@@ -41,7 +40,7 @@ struct Integers {
   }
 };
 
-// 1 / d, and 0 where d is 0. Nothing between 0 and the least d of a search, 2^-24 / 2^17, counts.
+// 1 / d, and 0 for d = 0. The least d of a search is 2^-24 / 2^17; anything smaller counts as 0.
 template <class S>
 inline typename S::F inverse(typename S::F d) {
   const auto size = S::abs(d), least = S::set1(0x1p-60f);
@@ -53,13 +52,13 @@ template <class S, int N>
 struct Lanes {
   using F = typename S::F;
   F x[N], w[N];
-  // Powers of two that brought x here, and back.
+  // The powers of two that scaled x, and their inverses.
   alignas(64) float up[kLanes], down[kLanes];
   bool on_grid;
 
-  // `shared` lanes in a row are a super-block. Its largest magnitude is brought into [1, 2), so
-  // that squares stay in range; so is its largest importance. Weights that are all below 2^-25,
-  // half of the least f16, become 0, for no block can hold anything of them.
+  // `shared` consecutive lanes are a super-block. Its largest magnitude is scaled into [1, 2), so
+  // that squares stay in range; so is its largest importance. If all weights are below 2^-25, half
+  // of the least f16, they become 0, because no block can represent them.
   Lanes(const SearchInput& in, int shared) : on_grid(in.on_grid) {
     transpose(in.x, x);
     normalize(x, shared, 0x1p-25f, up, down);
@@ -67,14 +66,15 @@ struct Lanes {
       alignas(64) float to[kLanes], from[kLanes];
       transpose(in.importance, w);
       normalize(w, shared, 0x1p-126f, to, from);
-      // Values of weights that do not matter at all are to be sane too.
+      // Weights without importance get sane values, too.
       for (int k = 0; k < N; ++k) w[k] = S::max(w[k], S::set1(0x1p-20f));
     } else {
       for (int k = 0; k < N; ++k) w[k] = S::set1(1.0f);
     }
   }
 
-  // A number of each lane as f16, to the nearest finite one, in the weights' own units; and back.
+  // A number per lane as f16, rounded to the nearest finite one, in the weights' own units; and
+  // back.
   void to_halves(F d, uint16_t* h) const {
     const F limit = S::set1(65504.0f);
     d = S::min(S::mul(d, S::load(down)), limit);
@@ -87,7 +87,7 @@ struct Lanes {
     return from_halves(h);
   }
 
-  // The f16 that are `step` (-1, 0, 1) further from zero, none beyond zero or the largest.
+  // The f16 that are `step` (-1, 0, 1) further from zero, but not past zero or the largest.
   static void next_halves(const uint16_t* h, int step, uint16_t* out) {
     for (int l = 0; l < kLanes; ++l) {
       const int size = (h[l] & 0x7fff) + step;

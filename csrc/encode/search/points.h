@@ -1,4 +1,4 @@
-// Grids of unevenly spaced points, as the search for a scale sees them.
+// Grids of unevenly spaced points for the search of a scale.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Points {
   static constexpr int kLow = Table[0] - Offset, kHigh = Table[N - 1] - Offset;
   static constexpr int kLevels = N;
   static constexpr bool kEven = false;
-  // The point of least magnitude that is a power of two, or one negated: with it a scale of f16
+  // The point of least magnitude that is a power of two or its negative: with it an f16 scale
   // reaches any f16.
   static constexpr int kExact = [] {
     int found = 0;
@@ -27,8 +27,7 @@ struct Points {
   }();
   static_assert(kExact != 0);
 
-  // Value and index of the point nearest to y: with each middle between two points that y is
-  // beyond, one more.
+  // Value and index of the point nearest to y: one more for each midpoint between points below y.
   template <class S>
   static inline typename S::F nearest(typename S::F y) {
     auto value = S::set1(kLow);

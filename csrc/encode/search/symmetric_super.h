@@ -1,8 +1,8 @@
 // Super-blocks of values around zero: x ~ d * scale * v, with signed integers as scales.
 //
-// Each sub-block is first given the scale that suits it best, then the f16 is chosen that rounds
-// these with the least harm. After that, in turns: every sub-block tries the neighbours of its
-// integer, and the f16 moves to where least squares over the whole super-block puts it.
+// Each sub-block first gets its own best scale; then the f16 d is chosen that rounds these with the
+// least error. Then, three times: every sub-block tries the neighbours of its integer, and d moves
+// to the least squares solution of the whole super-block.
 #pragma once
 
 #include "encode/search/symmetric.h"
@@ -52,7 +52,7 @@ struct SymmetricSuperBlocks {
   }
 
  private:
-  // The best f16 for the same scales and values, before it is rounded.
+  // The best d for the same scales and values, not yet rounded.
   template <class S, class Sums>
   static typename S::F moved(typename S::F d, typename S::F scale, const Sums& t) {
     const PerLane<S, Subs> slope(S::mul(scale, t.slope));

@@ -1,12 +1,12 @@
-// Super-blocks: sub-blocks whose scales (and minimums) are themselves integers times an f16, the
-// unit. Here is what the searches for both kinds of them share.
+// Super-blocks: sub-blocks whose scales (and minimums) are integers times an f16, the unit. What
+// the searches for both kinds share.
 #pragma once
 
 #include "encode/search/lanes.h"
 
 namespace pyflow::quant {
 
-// A number of each lane, and what a super-block, `Subs` lanes in a row, does with its own.
+// A number per lane, with sums over a super-block, `Subs` consecutive lanes.
 template <class S, int Subs>
 struct PerLane {
   using F = typename S::F;
@@ -25,7 +25,7 @@ struct PerLane {
   }
 };
 
-// Where the errors of a super-block add up to less: 1, elsewhere 0.
+// 1 in super-blocks whose summed error is less after than before, else 0.
 template <class S, int Subs>
 inline typename S::F improves(typename S::F after, typename S::F before) {
   const PerLane<S, Subs> a(after), b(before);
@@ -34,16 +34,21 @@ inline typename S::F improves(typename S::F after, typename S::F before) {
   return better.load();
 }
 
-// The unit whose multiples Low .. High come closest to what the sub-blocks want, squared distances
-// weighed by how much their errors rise with them. Units are tried, sixteen at a time, that bring
-// what is wanted most to the powers of two, which can be exact, and to Tries * 16 targets from 60 %
-// of each end of the range to a little beyond it; each is followed by a step of least squares.
+// The unit whose multiples Low .. High come closest to the numbers that the sub-blocks want,
+// squared distances weighed by how fast their errors rise. The largest wanted number is mapped,
+// sixteen units at a time, to the powers of two, which can be exact, and to kTries * 16 targets
+// from 60 % of each end of the range to slightly beyond it; each trial is followed by a step of
+// least squares.
+//
+// For example, wanted {1.0, 0.52, 0.26}, High = 3: mapping 1.0 to 3 gives the unit 0.333 and
+// multiples {3, 2, 1}, errors {0, 0.147, 0.073}; to 2 gives 0.5 and {2, 1, 1}, errors {0, 0.02,
+// 0.24}.
 template <class S, int Low, int High, int Subs>
 struct UnitSearch {
   using F = typename S::F;
   static constexpr int kTries = 4;
 
-  // Of every super-block, in its lanes; `in` has the powers of two that f16 are to be seen by.
+  // For every super-block, in its lanes; `in` has the powers of two of its lanes.
   template <class Weights>
   static F best(const Weights& in, F wanted, F weight) {
     const PerLane<S, Subs> of(wanted), by(weight);

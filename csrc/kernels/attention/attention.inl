@@ -1,15 +1,15 @@
-// Attention whose result is a pure function of a row's query and the (position, key, value) triples
-// it sees. Positions fall into logical blocks of 64 and spans of 512. A block is softmaxed by
+// Attention as a pure function of a row's query and the (position, key, value) triples that it
+// sees. Positions fall into logical blocks of 64 and spans of 512. Each block is softmaxed by
 // itself: maximum m, weights exp(score - m), their sum l by position in a fixed tree, values added
 // in ascending position. Blocks are joined in order into their span, spans in order into the row.
-// Which slots hold the cells, which other rows are computed, and on how many threads, only decides
-// how the work is shared.
+// The slots of the cells, the other rows and the number of threads only decide how the work is
+// split.
 #include "kernels/attention/pairs.inl"
 
 inline constexpr int64_t kMaxRows = 32;
 inline constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;
 
-// Takes a few rows through their views, block by block in ascending order.
+// Walks a few rows through their views, block by block in ascending order.
 class Walk {
  public:
   Walk(const RowView* views, int64_t n_rows, Pairs& pairs)
@@ -17,12 +17,12 @@ class Walk {
     for (int64_t r = 0; r < n_rows; ++r) next_[r] = 0;
   }
 
-  // The span of the first cell that has not been visited, or -1 when there is none.
+  // The span of the first unvisited cell, or -1.
   int64_t next_span() const {
     const int64_t b = next_block();
     return b < 0 ? b : b / kSpanBlocks;
   }
-  // Visits what is left of a span.
+  // Visits the rest of a span.
   void visit(int64_t span) {
     for (int64_t b = next_block(); b >= 0 && b / kSpanBlocks == span; b = next_block())
       visit_block(b);
@@ -60,7 +60,7 @@ class Walk {
     const RowView& all = views_[r];
     const int64_t begin = next_[r], end_position = (b + 1) * kLogicalBlock;
     if (begin == all.n || all.positions[begin] >= end_position) return {nullptr, nullptr, 0};
-    // Positions ascend, so a block's cells are at most as many as its positions from here on.
+    // Positions ascend, so a block has at most as many cells as positions left in it.
     const int64_t most = end_position - all.positions[begin];
     const RowView near = {all.slots, all.positions, begin + most < all.n ? begin + most : all.n};
     const bool full = all.positions[near.n - 1] < end_position;
@@ -68,8 +68,8 @@ class Walk {
     return {all.slots + begin, all.positions + begin, next_[r] - begin};
   }
 
-  // Where in `all` the cells of `part` are, side by side, or -1. Rows of one prefill point into one
-  // array.
+  // The index in `all` at which the cells of `part` are stored, or -1. Rows of one prefill point
+  // into one array.
   static int64_t find(const RowView& all, const RowView& part) {
     const auto apart = [](const int32_t* a, const int32_t* b) {
       return static_cast<int64_t>(reinterpret_cast<intptr_t>(b) - reinterpret_cast<intptr_t>(a));
@@ -88,8 +88,7 @@ class Walk {
     return difference ? -1 : at;
   }
 
-  // Rows whose cells of this block are those of one row, or a stretch of them, are computed
-  // together.
+  // Rows whose cells in this block are those of one row, or a range of them, are computed together.
   void visit_block(int64_t b) {
     RowView slices[kMaxRows];
     for (int64_t r = 0; r < n_rows_; ++r) slices[r] = take(r, b);
@@ -120,7 +119,7 @@ class Walk {
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// How many pairs go together, and how many heads of a group: all of them, but in very wide groups.
+// How many heads of a group are computed together: all, except in very wide groups.
 static inline int64_t most_pairs(const AttendArgs& args) {
   return smaller(kMaxPairs, kStateFloats / args.kv.head_dim);
 }
@@ -128,15 +127,14 @@ static inline int64_t most_heads(const AttendArgs& args) {
   return smaller(args.n_heads / args.kv.n_kv_heads, most_pairs(args));
 }
 
-// What the spans so far amount to, for up to kMaxPairs pairs; their outputs are the caller's.
+// The running result over spans for up to kMaxPairs pairs; the caller owns the outputs.
 struct Spans {
   float m[kMaxPairs], l[kMaxPairs];
 
   Spans() {
     for (int64_t p = 0; p < kMaxPairs; ++p) m[p] = -__builtin_inff(), l[p] = 0.0f;
   }
-  // A pair that saw nothing of the span has lb = 0 and stays as it is: -inf against -inf would be
-  // nan.
+  // A pair without cells in the span has lb = 0 and is skipped: -inf against -inf would give a NaN.
   template <class Out, class OutB>
   void merge(int64_t n_pairs, int64_t dim, const float* mb, const float* lb, Out out, OutB out_b) {
     Spans old = *this;

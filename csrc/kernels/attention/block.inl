@@ -1,7 +1,7 @@
-// One logical block: its cells, their scores for many pairs, and what becomes of them.
+// One logical block: its cells, their scores for many pairs, and how it joins the blocks before it.
 #include "kernels/attention/tiles.inl"
 
-// The cells of a block that a row sees, and what is the same for all rows that share them.
+// The cells of a block that a row sees, with the facts that all rows with the same cells share.
 struct Block {
   RowView cells;
   bool gapless;  // positions follow one another
@@ -13,8 +13,8 @@ struct Block {
   int64_t lane(int64_t i) const { return cells.positions[i] & (kLogicalBlock - 1); }
 };
 
-// Cells mostly lie in slots that follow one another as their positions do; then nothing needs to be
-// looked at one by one.
+// Usually both slots and positions of the cells are consecutive; then no cell needs a look of its
+// own.
 static inline void describe(const RowView& cells, Block& block) {
   block.cells = cells;
   block.n_pieces = 0;
@@ -40,8 +40,8 @@ static inline void describe(const RowView& cells, Block& block) {
     block.lane_ids[block.lane(i)] = static_cast<float>(block.lane(i));
 }
 
-// Raw dots to scores, -inf on the lanes outside [first, last] or without a cell. Where there are
-// slopes, the cell of lane 0 lies `ahead` positions after the row. Returns their maximum.
+// Turns raw dots into scores, -inf on lanes outside [first, last] or without a cell. With slopes,
+// the cell of lane 0 is `ahead` positions after the row. Returns the maximum.
 static inline float finish_scores(const AttendArgs& args, const Block& block, int64_t first,
                                   int64_t last, float slope, float ahead, float* s) {
   using S = Simd;
@@ -68,7 +68,7 @@ static inline float finish_scores(const AttendArgs& args, const Block& block, in
   return S::reduce_max(top);
 }
 
-// Scores to weights exp(score - max). Returns their sum, lane by lane in a fixed tree.
+// Turns scores into weights exp(score - max). Returns their sum, lane by lane in a fixed tree.
 static inline float weigh(int64_t first, int64_t last, float max, float* s) {
   using S = Simd;
   const S::F m = S::set1(max);
@@ -84,15 +84,15 @@ static inline float weigh(int64_t first, int64_t last, float max, float* s) {
   return S::reduce_add(S::add(S::add(p[0], p[1]), S::add(p[2], p[3])));
 }
 
-// Weights in the order of the cells: where positions have gaps, moved together.
+// Puts weights in the order of the cells: closes the gaps between positions.
 static inline const float* by_cell(const Block& block, float* weights) {
   if (block.gapless) return weights + block.lane(0);
   for (int64_t i = 0; i < block.cells.n; ++i) weights[i] = weights[block.lane(i)];
   return weights;
 }
 
-// Joins (mb, lb) into (m, l), and says by what to scale both sides' outputs:
-// out = fma(out, keep, out_b * take).
+// Joins (mb, lb) into (m, l), and returns the factors of both outputs: out = fma(out, keep, out_b *
+// take).
 static inline void merge_weights(int64_t n, float* m, float* l, const float* mb, const float* lb,
                                  float* keep, float* take) {
   using S = Simd;

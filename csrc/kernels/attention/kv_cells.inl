@@ -32,8 +32,8 @@ static inline int64_t key_nbytes(const KvView& kv, int64_t n) {
   return kv.type == CacheType::F16 ? dims * 32 : dims / 32 * static_cast<int64_t>(sizeof(KeyQ8));
 }
 
-// x ~ d * q with d = max|x| / 127 in f16. The rounded d is what divides, so q is clamped: a
-// subnormal d can be rounded far down. A block with an infinity or a not-a-number gets d = nan: it
+// x ~ d * q with d = max|x| / 127 in f16. q is clamped, because it is divided by the rounded d, and
+// a subnormal d may be rounded far down. A block with an infinity or a NaN gets d = NaN, so that it
 // stays visible.
 static inline void quantize_q8(const float* x, uint16_t* d, int8_t* q) {
   using S = Simd;

@@ -1,14 +1,14 @@
-// The (row, head) pairs that go through the blocks together, and what the blocks so far amount to.
+// The (row, head) pairs that are computed together, and their running result over blocks.
 #include "kernels/attention/block.inl"
 
-// A multiple of 16. Converting a block costs as much as five pairs do with it.
+// A multiple of 16. Converting a block costs as much as computing five pairs with it.
 inline constexpr int64_t kMaxPairs = 64;
 inline constexpr int64_t kStateFloats = 16384;  // 64 KiB of unfinished outputs, well inside L2
 static_assert(kMaxHeadDim <= kStateFloats, "one pair must fit");
 // With more pieces, converting keys costs less than a whole vector per piece and pair.
 inline constexpr int64_t kMaxDirectPieces = 8;
 
-// Cells [begin, end) of a block are what this row sees of it.
+// The row sees cells [begin, end) of a block.
 struct Share {
   int64_t row, begin, end;
 };
@@ -37,7 +37,7 @@ class Pairs {
   float* l() { return l_; }
   float* out(int64_t pair) { return out_ + pair * dim_; }
 
-  // Takes the rows' shares of one block's cells.
+  // Computes the rows' shares of one block.
   void attend_block(const RowView& cells, const Share* shares, int64_t n_shares) {
     Block block;
     describe(cells, block);
@@ -89,20 +89,21 @@ class Pairs {
   }
 
  private:
-  // A pair's share of a block: its cells, their first and last lane, and what asks for them.
+  // A pair's share of a block: its cells, their first and last lane, and its query.
   struct Seen {
     int64_t pair, begin, end, first, last;
     const float* q;
     float slope, ahead;
   };
 
-  // How far after a row, which sees itself last, the block of a position begins.
+  // By how much the block of a position begins after the row, whose last cell is its own.
   float ahead(int64_t position, int64_t row) const {
     const RowView& all = args_.views[row_begin_ + row];
     return static_cast<float>(position / kLogicalBlock * kLogicalBlock - all.positions[all.n - 1]);
   }
 
-  // Scores straight from the cache, sixteen slots at a time, then moved to their lanes.
+  // Computes scores directly from the cache, sixteen slots at a time, then moves them to their
+  // lanes.
   void score_direct(const Block& block) {
     const KvView& kv = args_.kv;
     const Piece* pieces = block.pieces;
@@ -119,7 +120,7 @@ class Pairs {
         sums[p] = by_slot[p];
         Simd::store(sums[p] + n_pieces * 16, Simd::zero());  // what the last piece's move runs into
       }
-      // The scales of Q8_0 hold for 32 dims.
+      // Q8_0 has a scale per 32 dims.
       const int64_t step = kv.type == CacheType::F16 ? dim_ : 32;
       for (int64_t d0 = 0; d0 < dim_; d0 += step) {
         const float* coefficients[kPairTile];
@@ -143,7 +144,7 @@ class Pairs {
     }
   }
 
-  // Keys to f32 in the order of the lanes, once for all pairs.
+  // Converts keys to f32 in the order of the lanes, once for all pairs.
   void score_converted(const Block& block) {
     for (int64_t d = 0; d < dim_; d += kChunk) {
       const int64_t n_dims = dim_ - d < kChunk ? dim_ - d : kChunk;
@@ -181,8 +182,8 @@ class Pairs {
     add_rows(ScratchRows{scratch_, kChunk}, o);
   }
 
-  // Pairs take the cells that all of them see together; what only some see, before and after, each
-  // alone: a hidden value, perhaps not a number, must not even be multiplied by zero.
+  // Cells that all pairs see are added together; those that only some see, before and after, pair
+  // by pair: a hidden value, which may be a NaN, must not even be multiplied by zero.
   template <class Rows>
   void add_rows(const Rows& rows, const Outputs& o) {
     alignas(64) float sums[kPairTile][kChunk];

@@ -1,25 +1,24 @@
 // The two products of attention, scores = q . k and out = p . v, are one loop: every (row, head)
 // pair p adds coefficient[p][i] * row_i to its accumulators, with i ascending and one fma each. For
-// scores i runs over dims and a row is that dim of many cells; for values i runs over cells and a
-// row is a cell's dims. The shape of a tile changes no bit, so it is chosen for the registers at
-// hand.
+// scores i runs over dims and row_i is that dim of many cells; for values i runs over cells and
+// row_i is the dims of one. The tile's shape changes no bit, so it is chosen to fit the registers.
 #include "kernels/attention/kv_cells.inl"
 
 inline constexpr int kPairTile = 6;    // pairs that share a load of keys or values
 inline constexpr int64_t kChunk = 64;  // dims converted to f32 at a time: 16 KiB of values
-// A block's lanes in scratch. Whole vectors are stored even where fewer lanes are wanted: what runs
-// over is overwritten by the next piece or lies in these last sixteen.
+// A block's lanes in scratch. Whole vectors are stored even for fewer lanes: the excess is
+// overwritten by the next piece or falls into the last sixteen.
 inline constexpr int64_t kLaneStride = kLogicalBlock + 16;
 
-// Cells that lie side by side both in positions and within one block of sixteen slots.
+// Cells with consecutive positions in consecutive slots of one block of sixteen.
 struct Piece {
   int64_t slot;
   int64_t lane;  // position % kLogicalBlock
   int64_t n;
 };
 
-// Rows of a product: at(i, v) is the v-th vector of row i, skip(n) leaves out the first n rows.
-// fetch(i, v) asks for what lies there in the next block, `ahead` bytes on if its slots follow.
+// Rows of a product: at(i, v) is the v-th vector of row i, skip(n) drops the first n rows. fetch(i,
+// v) prefetches the same place in the next block, `ahead` bytes on if its slots follow.
 static inline void fetch_ahead(const void* p, int64_t nbytes) {
   Simd::prefetch(static_cast<const char*>(p) + nbytes);
 }
@@ -115,8 +114,7 @@ static inline void fma_columns(const float* const* coefficients, const Rows& row
   if constexpr (V > 1) fma_columns<P, V / 2>(coefficients, rows, n, sums, fresh, v0, n_vectors);
 }
 
-// Fresh sums start from zero, whatever is in them. Pairs go by six, four, three, two and one, as
-// far as the registers allow.
+// Fresh sums start from zero. Pairs are taken by six, four, three, two and one, as registers allow.
 template <int P = kPairTile, class Rows>
 static void fma_pairs(int64_t n_pairs, const float* const* coefficients, const Rows& rows,
                       int64_t n, float* const* sums, bool fresh, int64_t n_vectors) {
@@ -128,8 +126,8 @@ static void fma_pairs(int64_t n_pairs, const float* const* coefficients, const R
 }
 
 // keys[d][lane] of dims [d0, d0 + n_dims) as f32. A piece that starts inside its sixteen slots is
-// read from there on, sixteen cells all the same; the last dim's excess could lie outside the
-// cache, so that one is copied first.
+// read from there on, still sixteen cells; the excess of the last dim could lie outside the cache,
+// so that dim is copied first.
 static void convert_keys(const KvView& kv, int64_t head, const Piece* pieces, int64_t n_pieces,
                          int64_t d0, int64_t n_dims, float* keys) {
   using S = Simd;

@@ -1,9 +1,9 @@
 // y = W . x for F32, F16 and BF16 weights, with f32 activations: one fma per k, ascending, from 0.
 
-// Tiles tiles (tile_bytes apart) against Rows rows. Each element is one chain of dependent fmas;
-// Rows x Tiles of them in flight hide its latency. All tiles together are fetched kPrefetchAhead
-// bytes ahead: each of them that far takes so much of the first-level cache that decoding BF16 lost
-// a tenth.
+// Multiplies Tiles tiles, tile_bytes apart, by Rows rows. Each element is one chain of dependent
+// fmas; Rows x Tiles chains hide its latency. All tiles together are prefetched kPrefetchAhead
+// bytes ahead; with that distance for each tile, the prefetched lines crowded the first-level cache
+// and decoding BF16 lost a tenth.
 template <class Format, int Rows, int Tiles, bool Prefetch>
 static void multiply_float(const uint8_t* tile, int64_t tile_bytes, int64_t k, const float* x,
                            int64_t x_stride, float* y, int64_t y_stride) {
@@ -32,13 +32,12 @@ static void multiply_float(const uint8_t* tile, int64_t tile_bytes, int64_t k, c
     for (int t = 0; t < Tiles; ++t) Simd::store(y + r * y_stride + t * kTileRows, acc[r][t]);
 }
 
-// Of several rows, as many as registers hold: with 6 rows of one tile AVX2 comes to its peak of
-// fma, 51 GMAC/s at 3.2 GHz, where 4 rows of two, for which its registers do not do, came to 24
-// to 29.
+// As many rows as registers hold: with 6 rows of one tile AVX2 reaches its fma peak, 51 GMAC/s at
+// 3.2 GHz; 4 rows of two tiles, which exceed its registers, reached 24 to 29.
 static constexpr int kFloatTiles = Simd::kAccumulators < 16 ? 1 : 4;
 static constexpr int kFloatRows = Simd::kAccumulators < 16 ? Simd::kAccumulators : 4;
 
-// The same for up to Rows rows, two or more.
+// The same for 2 to Rows rows.
 template <class Format, int Rows, int Tiles>
 static void multiply_float_rows(const MatmulArgs& args, int64_t rows, const uint8_t* tile,
                                 int64_t tile_bytes, const float* x, float* y) {
@@ -53,7 +52,7 @@ static void multiply_float_rows(const MatmulArgs& args, int64_t rows, const uint
   multiply(tile, tile_bytes, args.k, x, args.x_stride, y, args.y_stride);
 }
 
-// Tiles that follow one another against all rows.
+// Multiplies consecutive tiles by all rows.
 template <class Format, int Tiles>
 static void multiply_float_tiles(const MatmulArgs& args, const uint8_t* tile, int64_t tile_bytes,
                                  float* y) {
@@ -84,7 +83,7 @@ static void matmul_float_by(const MatmulArgs& args, int64_t tile_begin, int64_t 
 
 template <class Format>
 static void matmul_float(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
-  // A single row has chains enough only in several tiles.
+  // A single row needs several tiles to have enough chains.
   constexpr int kOneRowTiles = kRegisterRows < 4 ? 1 : kRegisterRows / 2;
   if (args.n_rows == 1)
     matmul_float_by<Format, kOneRowTiles>(args, tile_begin, tile_end);

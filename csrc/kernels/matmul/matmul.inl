@@ -1,25 +1,25 @@
 // y = W . x, written once for every weight format and instruction set.
 //
-// Quantized weights meet int8 activations. In each 32 k, with sub-blocks j of 32 or 16 k, for one
-// output element (a lane):
+// Quantized weights are multiplied by int8 activations. In each 32 k, with sub-blocks j of 32 or 16
+// k, for one output element (a lane):
 //
 //   I_j = sum of (integer weight) * (integer activation)      exact in int32
 //   t   = s_0 * I_0,  then t = fma(s_j, I_j, t)               ascending j
 //   t   = fma(m_j, sum of activations in j, t)                formats with a minimum, ascending j
 //   acc = fma(t, scale of the 32 activations, acc)            ascending k, from 0
 //
-// s_j and m_j are products of the file's scales that f32 holds exactly. This is all there is to an
-// element, so its bits depend on nothing but the weights and the row (contract C1).
+// s_j and m_j are products of the file's scales that f32 holds exactly. Nothing else enters an
+// element, so its bits depend only on the weights and the row (contract C1).
 //
 // Bounds: |activation| <= 127, so |I_j| <= 32 * 128 * 127 = 520192 < 2^24, exact as f32 too. The
 // biased form (s8_start) stays within 32 * 255 * 127 + 128 * 32 * 127 < 2^21, and so do unsigned
 // bytes (kSigned with an offset), 32 * 255 * 127. Sums are at most 32 * 127 = 4064.
 //
-// F32, F16 and BF16 weights meet f32 activations: one fma per k, ascending, from 0.
+// F32, F16 and BF16 weights are multiplied by f32 activations: one fma per k, ascending, from 0.
 
-// Where sixteen lanes take two registers, the products of many rows are made for one of them and
-// then for the other, so that all that belongs to the rows stays in registers; those of few rows
-// are made for both at once, so that an activation is read once. Lanes: Simd, or a Part of it.
+// If sixteen lanes take two registers, many rows are multiplied for one register and then for the
+// other, so that everything of a row stays in registers; few rows are multiplied for both at once,
+// so that each activation is read once. Lanes: Simd, or a Part of it.
 using Part = Simd::Part;
 
 template <class Lanes, int P, class V>
@@ -31,7 +31,7 @@ static inline decltype(auto) lanes(const V& whole) {
   }
 }
 
-// What an integer sum over sub-block j starts from, so that it ends at I_j.
+// The start value of the integer sum over sub-block j, such that it ends at I_j.
 template <class Lanes, class Format>
 static inline typename Lanes::I dot_start(const ActBlock& a, int j) {
   const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
@@ -56,15 +56,15 @@ static inline typename Lanes::I dot16(typename Lanes::I acc, const typename Lane
   }
 }
 
-// Bytes that a prefetch runs ahead of a read: far enough for memory's latency at one core's share
-// of its bandwidth, and across the 4 KiB borders at which hardware prefetchers stop.
+// How many bytes a prefetch is ahead of the read: enough for memory latency at one core's share of
+// the bandwidth, and to cross the 4 KiB borders at which hardware prefetchers stop.
 static constexpr int64_t kPrefetchAhead = 9216;
-// With Prefetch::kFar: to the second-level cache, and later to the first. On a Xeon that reads 16
-// GB/s by one core, of 2 to 9 KiB and 0.5 to 2 KiB (docs/performance.md).
+// The distances of Prefetch::kFar: into the second-level cache, then into the first. The best of 2
+// to 9 KiB and 0.5 to 2 KiB on a Xeon where one core reads 16 GB/s (docs/performance.md).
 static constexpr int64_t kFarAhead = 4608, kNearAhead = 1024;
 
-// Fetches ahead of quarter Q of a piece. Little by little: all lines of a piece at once fill the
-// queue of misses, behind which the loads of the present piece then wait.
+// Prefetches during quarter Q of a piece. A few lines at a time: all lines of a piece at once would
+// fill the queue of misses, and the loads of the present piece would wait behind them.
 template <class Format, Prefetch How, int Q>
 static inline void prefetch_quarter(const uint8_t* piece) {
   constexpr int kLines = (Format::kUnitBytes / Format::kPieces + 63) / 64;
@@ -78,8 +78,8 @@ static inline void prefetch_quarter(const uint8_t* piece) {
     }
 }
 
-// Quarter Q (16 k) of a piece for all rows; t takes the sub-block in when it is complete, acc takes
-// t in when half of the piece is.
+// Quarter Q (16 k) of a piece for all rows. A complete sub-block is added to t, a complete half of
+// the piece to acc.
 template <class Lanes, class Format, int Rows, Prefetch How, int P, int Q>
 static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
                            const ActBlock* a, typename Lanes::I (&dot)[Rows],
@@ -101,7 +101,7 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
     }
     if constexpr (Q % kQuarters == kQuarters - 1) {
       const typename Lanes::F f = Lanes::to_f(dot[r]);
-      // A copy of a vector of two registers goes through memory.
+      // By reference: a copy of a vector of two registers would go through memory.
       decltype(auto) scale = lanes<Lanes, P>(s[kSub]);
       t[r] = kSub % kSubs == 0 ? Lanes::mul(scale, f) : Lanes::fma(scale, f, t[r]);
     }
@@ -120,14 +120,15 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
   }
 }
 
-// Activation rows at once: each keeps an integer sum, t and acc in registers.
+// Activation rows at once: each has an integer sum, t and acc in registers.
 static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
-// As many meet all lanes at once.
+// Activation rows that are multiplied for all lanes at once.
 static constexpr int kWholeRows = Simd::kParts == 1 ? kRegisterRows : 2;
-// As many wait for memory more than for their arithmetic: MatmulArgs says whether they prefetch.
+// Up to so many rows wait for memory more than for arithmetic; for them MatmulArgs::prefetch
+// decides.
 static constexpr int kFewRows = 2;
 
-// A unit against Rows rows, for the lanes of part P.
+// Multiplies a unit by Rows rows, for the lanes of part P.
 template <class Lanes, class Format, int Rows, Prefetch How, int P>
 static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
                                  const ActBlock* a, int64_t width,
@@ -150,9 +151,9 @@ static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Si
   for (int r = 0; r < Rows; ++r) sums[r] = acc[r];
 }
 
-// One tile against Rows rows, which lie side by side from `a`; blocks of k are `width` apart.
-// Without `flatten` GCC leaves out of line what several formats or rows share, and passes it
-// through memory: on AVX2, half the speed of a row of Q5_0.
+// Multiplies one tile by Rows rows, side by side from `a`; blocks of k are `width` apart. Without
+// `flatten` GCC does not inline what several formats or rows share and passes it through memory:
+// half the speed of one row of Q5_0 on AVX2.
 template <class Format, int Rows, Prefetch How>
 [[gnu::flatten]] static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
                                            int64_t width, float* y, int64_t y_stride) {

@@ -1,11 +1,10 @@
-// Activations to int8, per row and 32 k.
+// Quantizes activations to int8, with a scale per row and 32 k.
 
-// Below this they count as zeros: 127 / max would leave f32's range for max < 3.8e-37.
+// Maxima below this count as zero: for max < 3.8e-37, 127 / max exceeds the range of f32.
 static constexpr float kLeastMaximum = 0x1p-120f;
 
-// Thirty-two floats, half h of a block. q = round to nearest even of x * (127 / max |x|). Floats
-// with an infinity or a NaN cannot be scaled: their scale is NaN, so that every output that meets
-// them says so.
+// Quantizes thirty-two floats, half h of a block: q = x * (127 / max |x|), to nearest even. If one
+// is infinite or a NaN, the scale is NaN, so that it shows in every output.
 static inline void quantize_half(const float* x, int h, ActBlock& out) {
   using S = Simd;
   const S::F v[2] = {S::load(x), S::load(x + 16)};

@@ -1,14 +1,14 @@
 // y = W . x for many rows on AVX2, where a dot product takes several instructions: the sums of
-// matmul.inl, bit for bit, with fewer loads and without unpacking weights again for each pass.
+// matmul.inl, bit for bit, with fewer loads and without unpacking weights in each pass.
 //
-// A unit is unpacked once into the first-level cache for all rows of a block. A pass takes four of
-// them, for all sixteen lanes: a broadcast quad of activations serves two products and a register
-// of weights four. Eight sums of pairs fill the registers, so the rows' float sums, which are
-// needed once in 32 k, wait in memory.
+// A unit is unpacked once into the first-level cache for all rows of a block. A pass takes four
+// rows, for all sixteen lanes: one broadcast quad of activations serves two products, one register
+// of weights four. Eight sums of pairs fill the registers, so the rows' float sums, needed once in
+// 32 k, stay in memory.
 //
-// What is left for Q4_K, for 32 k x 8 lanes and row: 8 maddubs, 7 additions, madd, conversion,
+// Instructions for Q4_K, per 32 k x 8 lanes and row: 8 maddubs, 7 additions, madd, conversion,
 // multiplication and 2 fma. Twelve of these 20 multiply, for which a Zen 5 core has two of its four
-// pipes, so 256 products take six cycles: 149 GMAC/s at 3.5 GHz, of which 147 were measured.
+// pipes, so 256 products take six cycles: 149 GMAC/s at 3.5 GHz; 147 were measured.
 static constexpr int kUnpackFrom = 5;     // rows; Q4_K by 4 rows 0.91 of matmul_quantized's speed
 static constexpr int kUnpackedRows = 64;  // of a block: 24 KiB of activations for a unit of 256 k
 static constexpr int kPassRows = 4;
@@ -48,7 +48,7 @@ template <class Format>
   }
 }
 
-// One piece against Rows rows. quads, s and m are those of the piece.
+// Multiplies one piece by Rows rows. quads, s and m are those of the piece.
 template <class Format, int Rows>
 static inline void multiply_piece(const uint8_t (*quads)[64], const float (*s)[kTileRows],
                                   const float (*m)[kTileRows], const ActBlock* a,
@@ -115,7 +115,8 @@ static inline void multiply_unpacked_rows(int rows, const Unpacked<Format>& u, c
   }
 }
 
-// One tile against n_rows rows from `first`, the first of a panel, on; y is where row 0 goes.
+// Multiplies one tile by n_rows rows from `first`, the first row of a panel; y is the place of row
+// 0.
 template <class Format>
 static void matmul_block(const MatmulArgs& args, const uint8_t* tile, int64_t n_units,
                          int64_t first, int64_t n_rows, float* y) {
