@@ -17,7 +17,7 @@ from ..programs import ENVIRONMENT
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
 SOURCES = [
-    ROOT / "tests/csrc/files_driver.cpp",
+    ROOT / "tests/csrc/files/files_driver.cpp",
     ROOT / "csrc/core/message.cpp",
     *sorted((ROOT / "csrc/files").rglob("*.cpp")),
 ]

@@ -154,7 +154,7 @@ class KvCache:
 
 def context_kv(context: Context) -> KvCache: ...
 
-# ---- verify.cpp, tests/csrc/count_pairs.cpp
+# ---- verify.cpp, tests/csrc/sample/count_pairs.cpp
 
 class Rng:
     """A policy's random decisions; tests derive from it."""

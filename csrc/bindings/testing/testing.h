@@ -16,6 +16,6 @@ void register_attention(py::module_& m);
 void register_matmul(py::module_& m);
 void register_kv(py::module_& m);
 void register_verify(py::module_& m);
-void register_count_pairs(py::module_& m);  // tests/csrc/count_pairs.cpp
+void register_count_pairs(py::module_& m);  // tests/csrc/sample/count_pairs.cpp
 
 }  // namespace pyflow

@@ -14,9 +14,9 @@ from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.specs.parts import Ref, TensorRef
 
-from .block_reference import Array, Reference
-from .test_blocks import TOKENS, built, context, one_by_one, run, same, stage
-from .tiny_models import TINY, Draft
+from ..model.block_reference import Array, Reference
+from ..model.test_blocks import TOKENS, built, context, one_by_one, run, same, stage
+from ..model.tiny_models import TINY, Draft
 
 Sums = dict[tuple[str, int], tuple[int, NDArray[np.float64]]]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from .. import programs
+from ... import programs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DRIVER = Path(__file__).with_name("kernels_driver.cpp")
 BUILD = ROOT / "build/aarch64"
 COMPILER = "aarch64-linux-gnu-g++"

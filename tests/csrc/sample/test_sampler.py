@@ -1,4 +1,4 @@
-"""The sampler: coupled noise, the stages and their order, broken logits."""
+"""The sampler: the stages and their order, broken logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pyflow import _core
 from pyflow.errors import PyflowError
 
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-MASK32 = 0xFFFFFFFF
 
 
 def sampler(**params: Any) -> _core.Sampler:
@@ -52,81 +51,6 @@ def reference_token(
     return min(t for t, s in zip(kept, scores, strict=True) if s == best)
 
 
-def reference_philox(counter: list[int], key: list[int]) -> list[int]:
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & MASK32, (a >> 32) ^ c[3] ^ k[1], a & MASK32]
-        k = [(k[0] + 0x9E3779B9) & MASK32, (k[1] + 0xBB67AE85) & MASK32]
-    return c
-
-
-@pytest.mark.parametrize(
-    ("counter", "key", "expected"),
-    [  # Random123's kat_vectors, philox4x32 10
-        ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        (
-            "243f6a88 85a308d3 13198a2e 03707344",
-            "a4093822 299f31d0",
-            "d16cfe09 94fdcceb 5001e420 24126ea1",
-        ),
-    ],
-)
-def test_philox_gives_the_published_answers(counter: str, key: str, expected: str) -> None:
-    def words(text: str) -> list[int]:
-        return [int(w, 16) for w in text.split()]
-
-    assert _core.philox4x32(words(counter), words(key)) == words(expected)
-    assert reference_philox(words(counter), words(key)) == words(expected)
-
-
-@pytest.mark.parametrize(
-    ("seed", "stream", "position"), [(0, 0, 0), (1, 2, 3), (2**64 - 1, 2**32 - 1, 2**40 + 5)]
-)
-def test_noise_is_gumbel_of_the_counter(seed: int, stream: int, position: int) -> None:
-    tokens = np.array([0, 1, 2, 3, 49151, 262143, 2**31 - 1], np.int32)
-    expected = []
-    for t in tokens.tolist():
-        c = [t // 2, stream, position & MASK32, position >> 32]
-        r = reference_philox(c, [seed & MASK32, seed >> 32])
-        word = r[2 * (t % 2) + 1] << 32 | r[2 * (t % 2)]
-        u = ((word >> 12) + 0.5) * 2.0**-52
-        expected.append(-np.log(-np.log(u)))
-    found = _core.gumbel(seed, stream, position, tokens)
-    np.testing.assert_allclose(found, expected, rtol=1e-15, atol=1e-15)
-
-
-def test_noise_bits_never_change() -> None:
-    # Our own logarithm, not libm's: the same bits on every machine, so a seed gives the same text.
-    found = _core.gumbel(42, 7, 1000, np.arange(8, dtype=np.int32))
-    assert [float(x).hex() for x in found] == [
-        "-0x1.0aee65d24c36ep+0",
-        "0x1.ae058be0bd428p+0",
-        "-0x1.3c04a8601f2f4p-1",
-        "0x1.8ba863127ad4ap-2",
-        "0x1.6ea931d4b2e8ap-3",
-        "0x1.f3b8773479641p+0",
-        "-0x1.3e12ac9f50b19p-5",
-        "0x1.648bf007df964p-3",
-    ]
-
-
-def test_noise_has_the_moments_of_gumbel() -> None:
-    x = _core.gumbel(5, 0, 0, np.arange(400_000, dtype=np.int32))
-    assert abs(x.mean() - np.euler_gamma) < 5 * 1.2825 / np.sqrt(x.size)
-    assert abs(x.var() - np.pi**2 / 6) < 0.03
-    assert x.max() < 36.8
-    assert x.min() > -3.7
-
-
-def test_noise_differs_by_seed_stream_position_and_token() -> None:
-    tokens = np.arange(64, dtype=np.int32)
-    rows = [(0, 0, 0), (1, 0, 0), (1 << 32, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 1 << 32)]
-    values = np.concatenate([_core.gumbel(*row, tokens) for row in rows])
-    assert np.unique(values).size == values.size
-
-
 @pytest.mark.parametrize("n", [1, 2, 16, 127, 128, 129, 1000, 49152])
 def test_greedy_takes_the_likeliest_and_of_equals_the_lowest(n: int) -> None:
     x = random_logits(n, n)
@@ -145,41 +69,30 @@ def test_negative_zero_equals_zero() -> None:
 @settings(max_examples=300, deadline=None)
 @given(
     n=st.sampled_from([1, 2, 3, 50, 128, 300, 2000]),
-    seed=st.integers(0, 2**64 - 1),
-    stream=st.integers(0, 2**32 - 1),
     position=st.integers(0, 2**40),
-    temperature=st.sampled_from([0.01, 0.3, 0.8, 1.0, 2.5]),
-    top_k=st.sampled_from([0, 1, 2, 7, 40, 129, 5000]),
-    top_p=st.sampled_from([0.01, 0.5, 0.95, 0.999999, 1.0]),
-    min_p=st.sampled_from([0.0, 0.001, 0.05, 0.7, 1.0]),
     spread=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
     forbidden=st.booleans(),
+    params=st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**64 - 1),
+            "stream": st.integers(0, 2**32 - 1),
+            "temperature": st.sampled_from([0.01, 0.3, 0.8, 1.0, 2.5]),
+            "top_k": st.sampled_from([0, 1, 2, 7, 40, 129, 5000]),
+            "top_p": st.sampled_from([0.01, 0.5, 0.95, 0.999999, 1.0]),
+            "min_p": st.sampled_from([0.0, 0.001, 0.05, 0.7, 1.0]),
+        }
+    ),
 )
 def test_the_draw_is_that_of_the_plain_reference(
-    n: int,
-    seed: int,
-    stream: int,
-    position: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    spread: float,
-    forbidden: bool,
+    n: int, position: int, spread: float, forbidden: bool, params: dict[str, Any]
 ) -> None:
-    x = random_logits(n, seed % 1000, spread)
+    p = params
+    x = random_logits(n, p["seed"] % 1000, spread)
     if forbidden:
         x[: n // 2] = -np.inf
-    kept = reference_kept(x, top_k, top_p, min_p)
-    found = _core.Sampler(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stream=stream,
-    ).sample(x, position)
-    assert found.token == reference_token(x, kept, temperature, seed, stream, position)
+    kept = reference_kept(x, p["top_k"], p["top_p"], p["min_p"])
+    expected = reference_token(x, kept, p["temperature"], p["seed"], p["stream"], position)
+    assert _core.Sampler(**p).sample(x, position).token == expected
 
 
 def test_shortcuts_over_a_large_vocabulary_change_nothing() -> None:
@@ -338,24 +251,24 @@ def test_more_logprobs_than_tokens_gives_all_possible_ones() -> None:
 def test_broken_logits_are_an_error_that_names_the_token(params: dict[str, Any], at: int) -> None:
     x = random_logits(300, 1)
     x[at] = np.nan
-    with pytest.raises(PyflowError, match=f"token {at} is NaN"):
+    with pytest.raises(PyflowError, match=rf"\b{at}\b.*NaN"):
         sampler(**params).sample(x, 0)
     x[at] = np.inf
-    with pytest.raises(PyflowError, match=f"token {at} is infinite"):
+    with pytest.raises(PyflowError, match=rf"\b{at}\b.*inf"):
         sampler(**params).sample(x, 0)
 
 
 def test_no_possible_token_is_an_error() -> None:
-    with pytest.raises(PyflowError, match="every one of 3 at minus infinity"):
+    with pytest.raises(PyflowError, match=r"\b3\b"):
         sampler().sample(np.full(3, -np.inf, np.float32), 0)
     with pytest.raises(PyflowError, match="logits"):
         sampler().sample(np.zeros(0, np.float32), 0)
 
 
 def test_tokens_outside_the_vocabulary_are_an_error() -> None:
-    with pytest.raises(PyflowError, match=r"token 100 .* vocabulary of 100"):
+    with pytest.raises(PyflowError, match=r"\b100\b"):
         sampler(logit_bias=[(5, 1.0), (100, 1.0)]).sample(random_logits(100, 1), 0)
-    with pytest.raises(PyflowError, match="found -1"):
+    with pytest.raises(PyflowError, match="-1"):
         sampler(repeat_penalty=2.0).accept(-1)
 
 
@@ -382,7 +295,7 @@ def test_tokens_outside_the_vocabulary_are_an_error() -> None:
     ],
 )
 def test_a_parameter_out_of_its_range_is_named(params: dict[str, Any]) -> None:
-    with pytest.raises(PyflowError, match=f"^{next(iter(params))}: expected"):
+    with pytest.raises(PyflowError, match=f"^{next(iter(params))}:"):
         sampler(**params)
 
 
@@ -414,7 +327,7 @@ def test_another_stream_keeps_the_history() -> None:
     ],
     ids=str,
 )
-def test_law_is_what_sample_draws_from(params: dict[str, Any]) -> None:
+def test_the_distribution_is_what_sample_draws_from(params: dict[str, Any]) -> None:
     x, n = random_logits(8, 3, spread=1.0), 40_000
     s = _core.Sampler(**(OFF | params), seed=5)
     s.accept_all([1, 2, 2])
@@ -428,7 +341,7 @@ def test_law_is_what_sample_draws_from(params: dict[str, Any]) -> None:
     np.testing.assert_allclose(drawn / n, expected, atol=5 * 0.5 / np.sqrt(n))
 
 
-def test_drafts_are_drawn_from_the_law_that_is_told_by_noise_of_their_own() -> None:
+def test_drafts_are_drawn_from_the_given_distribution_by_noise_of_their_own() -> None:
     x, n = np.random.default_rng(4).normal(size=300).astype(np.float32), 4000
     s = _core.Sampler(temperature=0.7, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     counts = np.zeros(300)

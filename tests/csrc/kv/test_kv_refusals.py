@@ -11,7 +11,7 @@ from pyflow.errors import PyflowError, ResourceError, ShapeError, UnsupportedErr
 
 from .kv_caches import feed, kernels, make
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TABLES: list[str] = _core.cpu_info()["tables"]
 LAST = 2**31 - 2
 

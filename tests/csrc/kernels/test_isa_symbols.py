@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-BUILD = Path(__file__).parents[2] / "build"
+BUILD = Path(__file__).parents[3] / "build"
 # What the build left behind; without a build tree there is nothing to test.
 OBJECTS = sorted(BUILD.glob("*/CMakeFiles/isa_*.dir/**/*.o"))
 

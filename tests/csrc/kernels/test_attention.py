@@ -2,134 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
-import pyflow_testing as kernels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyflow import _core
-
-TABLES: list[str] = _core.cpu_info()["tables"]
-BEST = TABLES[-1]
-KINDS = ["f16", "q8_0"]
-View = tuple[np.ndarray, np.ndarray]  # slots, positions
-
-
-def view(slots: Any, positions: Any) -> View:
-    return np.array(slots, np.int32), np.array(positions, np.int32)
-
-
-@dataclass
-class Cache:
-    """Random keys and values by position, in chosen slots among cells full of nan patterns."""
-
-    kind: str
-    n_kv_heads: int
-    head_dim: int
-    n_slots: int
-    k: np.ndarray = field(init=False)
-    v: np.ndarray = field(init=False)
-    cells: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        wide = self.head_dim * 2 if self.kind == "f16" else self.head_dim // 32 * 34
-        self.k, self.v = np.full((2, self.n_slots * self.n_kv_heads * wide), 0xFF, np.uint8)
-        self.cells = kernels.Cells(self.k, self.v, self.kind, self.n_kv_heads, self.head_dim)
-
-    def data(self, position: int, seed: int = 0) -> np.ndarray:
-        rng = np.random.default_rng([seed, position])
-        return rng.normal(0, 1, (2, self.n_kv_heads * self.head_dim)).astype(np.float32)
-
-    def fill(self, slots: Any, positions: Any, seed: int = 0) -> None:
-        for slot, position in zip(slots, positions, strict=True):
-            self.cells.store_kv(BEST, int(slot), *self.data(int(position), seed))
-
-    def values(self) -> np.ndarray:
-        """Stored values as float64 [slot, kv_head, dim]."""
-        if self.kind == "f16":
-            v = self.v.view(np.float16).astype(np.float64)
-        else:
-            b = self.v.view(np.dtype([("d", np.float16), ("q", np.int8, 32)]))
-            v = b["d"].astype(np.float64)[:, None] * b["q"]
-        return v.reshape(self.n_slots, self.n_kv_heads, self.head_dim)
-
-    def keys(self, slots: np.ndarray) -> np.ndarray:
-        """Stored keys as float64 [cell, kv_head, dim]."""
-        return np.array([self.cells.load_k(BEST, int(s)) for s in slots], np.float64)
-
-
-def attend(
-    table: str,
-    cache: Cache,
-    q: np.ndarray,
-    rows: list[View],
-    *,
-    softcap: float = 0.0,
-    slopes: np.ndarray | None = None,
-    cuts: tuple[int, ...] = (),
-) -> np.ndarray:
-    """All rows and heads, the rows cut into several calls; outputs start as nan between guards."""
-    n_heads = q.shape[1] // cache.head_dim
-    out = np.full((len(rows), q.shape[1] + 3), np.nan, np.float32)
-    scale = cache.head_dim**-0.5
-    attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, softcap, slopes)
-    edges = [0, *cuts, len(rows)]
-    for begin, end in itertools.pairwise(edges):
-        for kv_head in range(cache.n_kv_heads):
-            attention.attend(out, begin, end, kv_head)
-    assert np.isnan(out[:, q.shape[1] :]).all()
-    return out[:, : q.shape[1]].copy()
-
-
-def reference(
-    cache: Cache,
-    q: np.ndarray,
-    rows: list[View],
-    softcap: float = 0.0,
-    slopes: np.ndarray | None = None,
-) -> np.ndarray:
-    n_heads = q.shape[1] // cache.head_dim
-    group = n_heads // cache.n_kv_heads
-    out = np.zeros((len(rows), n_heads, cache.head_dim))
-    all_values = cache.values()
-    for r, (slots, positions) in enumerate(rows):
-        if slots.size == 0:
-            continue
-        keys, values = cache.keys(slots), all_values[slots]
-        for h in range(n_heads):
-            query = q[r].reshape(n_heads, -1)[h].astype(np.float64)
-            s = keys[:, h // group] @ query * cache.head_dim**-0.5
-            if softcap:
-                s = softcap * np.tanh(s / softcap)
-            if slopes is not None:
-                s = s + float(slopes[h]) * (positions - positions[-1])
-            p = np.exp(s - s.max())
-            out[r, h] = p @ values[:, h // group] / p.sum()
-    return out.reshape(q.shape)
-
-
-def queries(n_rows: int, n_heads: int, head_dim: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0, 1, (n_rows, n_heads * head_dim)).astype(np.float32)
-
-
-def causal(slots: np.ndarray, positions: np.ndarray, n_rows: int, window: int = 0) -> list[View]:
-    """The last n_rows cells as rows, all pointing into one array."""
-    n = len(slots)
-    first = [max(0, n - n_rows + r + 1 - window) if window else 0 for r in range(n_rows)]
-    return [
-        (slots[f : n - n_rows + r + 1], positions[f : n - n_rows + r + 1])
-        for r, f in enumerate(first)
-    ]
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))
-
+from .attention_cache import (
+    BEST,
+    KINDS,
+    TABLES,
+    Cache,
+    attend,
+    by_spans,
+    causal,
+    queries,
+    reference,
+    same_bits,
+    view,
+)
 
 SHAPES = [  # heads, key/value heads, head_dim
     (9, 3, 64),
@@ -293,25 +183,6 @@ def test_later_rows_of_a_prefill_do_not_reach_earlier_ones(kind: str) -> None:
     seen = (np.arange(n) >= 45) & (np.arange(n) < 45 + 9)
     assert same_bits(dirty_windowed[~seen], clean_windowed[~seen])
     assert np.isnan(dirty_windowed[seen]).all()
-
-
-def by_spans(
-    table: str,
-    cache: Cache,
-    q: np.ndarray,
-    rows: list[View],
-    n_spans: int,
-    slopes: np.ndarray | None = None,
-) -> np.ndarray:
-    n_heads = q.shape[1] // cache.head_dim
-    scale = cache.head_dim**-0.5
-    attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, 0.0, slopes)
-    out = np.full_like(q, np.nan)
-    for r in range(len(rows)):
-        for kv_head in range(cache.n_kv_heads):
-            partials = [attention.span(r, kv_head, s) for s in range(n_spans)]
-            attention.merge(out, r, kv_head, np.concatenate(partials))
-    return out
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,10 +13,10 @@ import pytest
 from pyflow import _core
 from pyflow.errors import ResourceError, ShapeError
 
-from .. import programs
+from ... import programs
 from .kv_caches import LAYER, feed, kernels, make
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TABLES: list[str] = _core.cpu_info()["tables"]
 LAST = 2**31 - 2
 

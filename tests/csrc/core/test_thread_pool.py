@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ..programs import ENVIRONMENT, BuildError
+from ...programs import ENVIRONMENT, BuildError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DRIVER = Path(__file__).with_name("thread_pool_driver.cpp")
 PROPERTIES = re.findall(r"^ +PYFLOW_PROPERTY\((\w+)\)", DRIVER.read_text(), re.MULTILINE)
 FLAGS = ["-O1", "-g1", "-fsanitize=thread"]
