@@ -12,7 +12,7 @@ namespace pyflow {
 // Tables that this CPU can run, best last.
 std::vector<const KernelTable*> runnable_tables();
 
-// The best runnable table, or the one that PYFLOW_ISA names. Throws UnsupportedError if that table
+// The best runnable table, or the one that PYFLOW_ISA names. Throws VariableError if that table
 // does not exist or this CPU cannot run it.
 const KernelTable& kernel_table();
 
@@ -21,7 +21,7 @@ const KernelTable& kernel_table(std::string_view name);
 
 // How kernels prefetch weights: as measured best for this CPU (docs/performance.md), or as
 // PYFLOW_PREFETCH says, 0 to 2. With more than two rows, which wait for arithmetic, kernels always
-// prefetch. Throws UnsupportedError for another value, as kernel_table() does before anything is
+// prefetch. Throws VariableError for another value, as kernel_table() does before anything is
 // computed.
 Prefetch prefetches();
 // "none", "near", "far".

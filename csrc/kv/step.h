@@ -1,4 +1,4 @@
-// The rows in flight, and which of them share a view.
+// The pending rows, and which of them share a view.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct KvRow {
 
 namespace kv {
 
-// The parent of a row that none of the pending rows comes before.
+// The parent of a row without one among the pending rows.
 inline constexpr int32_t kNoParent = -1;
 
 // A pending row that becomes a cell of a sequence.
@@ -27,12 +27,12 @@ struct Accepted {
   int seq;
 };
 
-// Rows that see prefixes of one list of cells: those with equal sequences, or on one branch of a
-// tree. Which pending rows are in the list is the same in every group.
+// Rows that see prefixes of one list of cells: rows with equal sequences, or on one branch of a
+// tree. The pending rows in the list are the same in every group.
 struct Peers {
   SequenceSet sequences;
   std::vector<int32_t> seen;  // pending rows in the list, ascending in position
-  bool lasting;               // the list is that of a sequence, and kept from step to step
+  bool lasting;               // it is a sequence's own list, kept from step to step
 };
 
 class Step {
@@ -43,8 +43,8 @@ class Step {
     peers_of_.reserve(static_cast<size_t>(n_batch));
   }
 
-  // Without parents rows see one another by sequences and positions, else only their ancestors:
-  // parents[i] is the row that row i continues.
+  // Without parents, rows see each other by sequences and positions; with parents, only their
+  // ancestors: parents[i] is the row that row i follows.
   void add(std::span<const KvRow> rows, std::span<const int32_t> parents) {
     rows_.insert(rows_.end(), rows.begin(), rows.end());
     parents_.insert(parents_.end(), parents.begin(), parents.end());
@@ -59,7 +59,7 @@ class Step {
     parents_.clear();
   }
 
-  // Sorts the rows, already checked, into peers.
+  // Sorts the checked rows into peers.
   void group_peers() {
     n_peers_ = 0;
     peers_of_.resize(rows_.size());
@@ -98,8 +98,9 @@ class Step {
     return n_peers_++;
   }
 
-  // Peers are the branches from a root to a leaf. From the last row on, whoever has not been
-  // passed on a way to a root is a leaf; the branch that passes first takes a row along.
+  // Peers are the branches from a root to a leaf. Scan rows backwards. A row not yet visited is a
+  // leaf; walk to its root and claim unclaimed rows for this branch. For example, parents {-1, 0,
+  // 1, 0}: row 3 is a leaf and claims 3 and 0; row 2 is one and claims 2 and 1, and sees {0, 1, 2}.
   void group_branches() {
     constexpr size_t kNone = SIZE_MAX;
     std::fill(peers_of_.begin(), peers_of_.end(), kNone);
@@ -111,7 +112,7 @@ class Step {
       p.lasting = false;
       for (int32_t r = leaf; r != kNoParent; r = parents_[static_cast<size_t>(r)]) {
         size_t& peers = peers_of_[static_cast<size_t>(r)];
-        // The only branch to pass a root first is the sequence's own.
+        // The first branch to reach a root keeps the sequence's own list.
         if (peers == kNone && parents_[static_cast<size_t>(r)] == kNoParent)
           p.lasting = p.sequences.size() == 1;
         if (peers == kNone) peers = branch;

@@ -26,7 +26,7 @@ struct TensorRef {
   bool transposed = false;
   double add = 0;
 
-  // Of the rows that these segments make, n from `first` on.
+  // Rows [first, first + n) of the rows that these segments make.
   TensorRef slice(int64_t first, int64_t n) const;
   std::string text() const;  // for messages
   auto operator<=>(const TensorRef&) const = default;
@@ -49,7 +49,7 @@ class BlockSpec {
     if (const auto* i = std::get_if<int64_t>(&at(name))) return static_cast<float>(*i);
     return static_cast<float>(get<double>(name, "a number"));
   }
-  // A tensor: its name alone is all of it.
+  // A tensor; a string names a whole one.
   TensorRef tensor(std::string_view name) const {
     if (const auto* whole = std::get_if<std::string>(&at(name))) return {.name = *whole};
     return get<TensorRef>(name, "a tensor");

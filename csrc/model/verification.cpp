@@ -15,12 +15,12 @@ void check_asked(const Draft& draft) {
                        std::to_string(n));
 }
 
-// What is wanted of a row's logits.
+// A use of the logits of a row.
 struct Question {
   size_t draft;
   size_t row;  // of the draft
   bool verified = false;
-  std::vector<size_t> answers;  // which answers it gives
+  std::vector<size_t> answers;  // indices into Verified::answers
 };
 
 int32_t likeliest(std::span<const float> logits) { return Logits(logits, {}).argmax(); }
@@ -75,7 +75,7 @@ struct Batch {
   }
 };
 
-// Nothing is drawn after a stop token, and it gets no cell.
+// Drops the draws after a stop token, and the cell of the stop token.
 void cut_at_stop(Verdict& verdict, std::span<const int32_t> stops) {
   for (size_t i = 0; i + 1 < verdict.drawn.size(); ++i)
     if (std::ranges::find(stops, verdict.drawn[i].token) != stops.end()) {

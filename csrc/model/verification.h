@@ -1,5 +1,5 @@
-// One step of speculation: the drafts of several sequences run as one batch of trees, the walk
-// decides, and what it accepted becomes cells.
+// One step of speculation: run the drafts of several sequences as one batch of trees, verify them,
+// and turn the accepted tokens into cells.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@
 
 namespace pyflow {
 
-// A sequence's newest token and what may follow it.
+// A sequence's newest token, the root, and the drafted tokens after it.
 struct Draft {
   int seq;
   int32_t root;  // takes the next position of the sequence
   DraftTree tree;
-  std::vector<int32_t> asked;  // nodes, -1 the root, whose likeliest next token is wanted
+  std::vector<int32_t> asked;  // nodes (-1: the root) whose likeliest next token is wanted
   Sampler* sampler;
 };
 
 struct Verified {
   Verdict verdict;
-  std::vector<int32_t> answers;  // by asked
+  std::vector<int32_t> answers;  // one per asked
   std::vector<float> hidden;     // n_embd: the head's input in the row that drew the last token
 };
 
@@ -32,15 +32,15 @@ struct VerifyOptions {
   std::string policy = "exact";
   std::span<const int32_t> stops;  // tokens after which nothing is accepted
   bool hidden = false;
-  // The rows of the only draft have run the layers below and are pending in the order of root and
-  // nodes; `features` are their hidden states.
+  // If above 0: the rows of the only draft, root and nodes, are pending and have run the layers
+  // below; `features` are their hidden states.
   int64_t first_layer = 0;
   std::span<const float> features;
 };
 
-// Runs and decides; the accepted tokens become cells of their sequences, and all drawn ones are
-// accepted by their samplers. Throws as Context::run does, and ShapeError for a draft that is none;
-// then nothing has changed and nothing is pending.
+// Runs and decides. Accepted tokens become cells of their sequences; samplers accept all drawn
+// tokens. Throws as Context::run does, and ShapeError for an invalid draft; then nothing has
+// changed and nothing is pending.
 std::vector<Verified> verify(Context& context, std::span<const Draft> drafts,
                              const VerifyOptions& options, const std::function<bool()>& poll);
 

@@ -19,7 +19,8 @@ std::string shape_text(int64_t rows, int64_t cols) {
   return std::to_string(rows) + " x " + std::to_string(cols);
 }
 
-// The segments lie within the rows (of a vector: values) that there are, and are as many as needed.
+// Checks that segments are within the existing rows (values, of a vector) and add up to the number
+// needed.
 void check_segments(const std::string& where, const TensorRef& ref, int64_t have, int64_t needed) {
   if (ref.rows.empty()) return;
   int64_t n = 0;
@@ -34,7 +35,7 @@ void check_segments(const std::string& where, const TensorRef& ref, int64_t have
                      std::to_string(n));
 }
 
-// Which row of the tensor a row of the cut is; of a transposed one, which column.
+// The tensor's row for a row of the cut; for a transposed tensor, its column.
 size_t file_row(const TensorRef& ref, int64_t row) {
   for (const auto& [start, count] : ref.rows) {
     if (row < count) return static_cast<size_t>(start + row);
@@ -43,12 +44,12 @@ size_t file_row(const TensorRef& ref, int64_t row) {
   return static_cast<size_t>(row);  // no segments: all rows
 }
 
-// Copies start on the border of a huge page, so that none has pages of two nodes.
+// Copies start at a huge page, so that no page belongs to two nodes.
 constexpr size_t kCopyAlign = size_t{2} << 20;
 constexpr size_t kCopyPiece = size_t{64} << 10;
 
-// Makes the other copies of a matrix from the first one, each for the most part by threads that are
-// near it: they are numbered by node, as pieces are by copy.
+// Makes the other copies of a matrix from the first one, mostly by threads near each copy: threads
+// are numbered by node, pieces by copy.
 void copy(PackedTensor& w, size_t n_copies, Team& team) {
   if (n_copies == 1) return;
   const size_t pieces = (w.nbytes() + kCopyPiece - 1) / kCopyPiece;
@@ -225,7 +226,7 @@ size_t Weights::scratch_bytes(const Matrix& m) const {
 void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* scratch) const {
   const uint8_t* src = m.in_place();
   if (src && !m.encoded()) return m.packed->pack_tiles(src, begin, end);
-  // Rows as stored, as floats, as blocks.
+  // Buffers for rows as stored, as floats, as blocks.
   const int64_t cols = m.packed->cols();
   uint8_t* rows = scratch;
   auto* floats = reinterpret_cast<float*>(rows + kTileRows * m.row_bytes());
@@ -257,7 +258,7 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
     poll();
     const int64_t tiles = m->packed->tiles();
     std::mutex lock;
-    std::string failure;  // workers must not throw
+    std::string failure;  // because workers must not throw
     pool.run([&](Team& team) {
       uint8_t* mine = scratch.data() + per_thread * static_cast<size_t>(team.rank());
       team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
@@ -281,7 +282,7 @@ void Weights::release(const Matrix& m, bool last) const {
   if (last) return source_.release(*m.record);
   const uint8_t* src = m.in_place();
   if (!src) return;
-  TensorRecord part = *m.record;  // the others will read theirs
+  TensorRecord part = *m.record;  // other matrices still need the rest
   part.data = src;
   part.nbytes = static_cast<uint64_t>(m.packed->rows()) * m.row_bytes();
   source_.release(part);
@@ -313,7 +314,7 @@ void Weights::bind_shares(const Placement& placement) const {
       if (end > begin && in_order_[end]->loop == Loop::Own) break;
       tiles += in_order_[end]->packed->tiles();
     }
-    // Where tile t of the loop begins, or its last one ends.
+    // Offset of tile t of the loop; of its end for t = tiles.
     const auto offset_of = [&](int64_t t) {
       size_t i = begin;
       for (; i + 1 < end && t >= in_order_[i]->packed->tiles(); ++i)

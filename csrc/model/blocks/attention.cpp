@@ -1,5 +1,5 @@
 // h = W_o attention(rope(norm(W_q h + b_q)), rope(norm(W_k h + b_k)), W_v h + b_v) + b_o over the
-// KV cache, grouped queries; biases, norms, rope and slopes where the model has them.
+// KV cache, with grouped queries; biases, norms, rope and ALiBi slopes if the model has them.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -103,7 +103,7 @@ class Attention final : public Block {
                              .softcap = softcap_,
                              .slopes = slopes_.empty() ? nullptr : slopes_.data()};
     const Cut cut = cut_for(s, team, args);
-    // Heads [first, last) of the keys and values, and the queries that ask for them.
+    // Prepares heads [first, last) of the keys and values, and the queries that share them.
     const auto prepare_heads = [&](int64_t row, int64_t first, int64_t last) {
       prepare(s, row, q + row * padded(q_dim()), first * group(), last * group(), q_bias_, q_norm_);
       float* k_row = k + row * padded(kv_dim());
@@ -116,7 +116,8 @@ class Attention final : public Block {
         s.kernels.store_kv(args.kv, slot, h, k_row + h * head_dim_, v_row + h * head_dim_);
     };
     if (s.own_rows && cut.whole()) {
-      // Whoever prepares a head attends to it: no other thread reads its cells in this step.
+      // A head is prepared and attended to by one thread; no other thread reads its cells in this
+      // step.
       team.for_each(n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
         for (int64_t r = 0; r < s.n_rows; ++r) prepare_heads(r, begin, end);
         for (int64_t h = begin; h < end; ++h) s.kernels.attend(args, 0, s.n_rows, h);
@@ -143,7 +144,7 @@ class Attention final : public Block {
   int64_t q_dim() const { return n_heads_ * head_dim_; }
   int64_t kv_dim() const { return n_kv_heads_ * head_dim_; }
 
-  // A norm of queries or keys, and how far the weights of two heads are apart.
+  // A norm of queries or keys, and the distance between the weights of two heads.
   struct HeadNorm {
     RowNorm norm;
     int64_t step = 0;
@@ -171,7 +172,7 @@ class Attention final : public Block {
   // Bias, norm and rotation of heads [first, last) of one row's queries or keys.
   void prepare(const Step& s, int64_t r, float* heads, int64_t first, int64_t last,
                const float* bias, const HeadNorm& norm) const {
-    const bool by_head = !norms_all_ || !(q_norm_ || k_norm_);  // else that has been done
+    const bool by_head = !norms_all_ || !(q_norm_ || k_norm_);  // otherwise already done
     const int64_t at = first * head_dim_;
     if (bias && by_head) s.kernels.add(heads + at, bias + at, (last - first) * head_dim_);
     for (int64_t h = first; h < last; ++h) {
@@ -187,8 +188,8 @@ class Attention final : public Block {
     return v.n == 0 ? 0 : v.positions[v.n - 1] / kLogicalSpan - v.positions[0] / kLogicalSpan + 1;
   }
 
-  // How attention is shared out, beyond tiles of rows by heads of keys: by spans of positions, or
-  // by parts of the query heads that share a head of keys.
+  // How attention is split further than tiles of rows x heads of keys: at spans of positions, or
+  // into parts of the query heads that share a head of keys.
   struct Cut {
     int64_t spans, parts;
     bool whole() const { return spans == 1 && parts == 1; }
@@ -252,9 +253,9 @@ class Attention final : public Block {
          .attended = args});
   }
 
-  // The same with only query heads [first, last) of those that share `kv_head`.
+  // The same for query heads [first, last) of those that share `kv_head` only.
   AttendArgs part_of(AttendArgs args, int64_t kv_head, int64_t first, int64_t last) const {
-    // The kernel looks for heads kv_head * (last - first) and on.
+    // The kernel takes query heads from kv_head * (last - first) on.
     const int64_t shift = kv_head * (group() - (last - first)) + first;
     args.n_heads = n_kv_heads_ * (last - first);
     args.q += shift * head_dim_;

@@ -1,5 +1,5 @@
-// h = W_down (act(W_gate h) * (W_up h)), SwiGLU and its relatives, or W_down act(W_up h); biases
-// where the model has them.
+// h = W_down (act(W_gate h) * (W_up h)), SwiGLU and its relatives, or W_down act(W_up h); biases if
+// the model has them.
 #include <array>
 
 #include "model/blocks/activation.h"

@@ -1,9 +1,11 @@
-// h = sum of p * W_down,e (act(W_gate,e h) * (W_up,e h)) over the likeliest experts e of a row, and
-// the same of an expert that all rows share.
+// h = sum of p_e * W_down,e (act(W_gate,e h) * (W_up,e h)) over the likeliest experts e of a row,
+// plus a shared expert if the model has one.
 //
-// Rows are grouped by expert, so that each chosen expert's weights are read once in a step, and
-// others not at all. A row adds its experts up from the likeliest to the least likely, the shared
-// one last, whatever other rows chose.
+// Rows are grouped by expert, so that a step reads the weights of each chosen expert once, and
+// those of others never. A row adds its experts from the likeliest to the least likely, the shared
+// one last, whatever other rows chose. For example, rows 0, 1, 2 choose experts {2, 0}, {2, 1}, {0,
+// 2}: slots 0 and 1 are rows 0 and 2 of expert 0, slot 2 is row 1 of expert 1, slots 3 to 5 are
+// rows 0, 1, 2 of expert 2; first = {0, 2, 3, 6}.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,9 +22,9 @@ namespace pyflow {
 namespace {
 
 constexpr int64_t kMostExperts = 1 << 16;
-constexpr int64_t kColumns = 512;  // of a row that a thread adds up at a time
+constexpr int64_t kColumns = 512;  // of a row, added up by one thread at a time
 
-// e^x for x <= 0, keeping what is not a number.
+// e^x for x <= 0; a NaN stays a NaN.
 double exp_nonpositive(double x) { return x == x ? portable::exp(x) : x; }
 
 float sigmoid(float x) {
@@ -48,7 +50,7 @@ class Moe final : public Block {
                        " experts of " + std::to_string(n_ff_) + ": expected 1 to " +
                        std::to_string(kMostExperts) + ", and no more than there are");
     Weights& w = c.weights;
-    // Routers are small, and what they get wrong is not made up for.
+    // Routers are small, and nothing corrects their errors.
     router_ = &w.matrix(spec.tensor("router"), n_experts_, n_embd_, Weights::Loop::Own,
                         Weights::Format::AsStored);
     if (const auto ref = spec.tensor_or_none("shared_router"))
@@ -174,15 +176,15 @@ class Moe final : public Block {
   }
 
  private:
-  // Where things lie. A slot is a row's place among the rows of an expert it chose, all experts one
-  // after the other.
+  // Buffers of a step. A slot is the place of a row among the rows of an expert that it chose,
+  // expert after expert.
   struct Buffers {
     float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
     float *p, *shared_p, *gathered;  // row_temp, as the following
     int32_t *chosen, *slot;          // n_rows x top_k
     int32_t* row;                    // of each slot
-    int32_t* first;                  // of an expert's slots; the end
-    int32_t *active, *n_active;      // experts that have slots
+    int32_t* first;                  // slot of each expert; the end
+    int32_t *active, *n_active;      // experts with slots
 
     Buffers(const Moe& moe, const Step& s) {
       const int64_t slots = s.n_rows * moe.top_k_;
@@ -212,9 +214,9 @@ class Moe final : public Block {
 
   int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
 
-  // The likeliest experts of a row, of equal ones the first, and how much each of them counts.
+  // The likeliest experts of a row, of equal ones the first, and their weights.
   void choose(const float* logits, float* p, int32_t* chosen) const {
-    // Not-a-numbers come last; they make every p one.
+    // NaNs rank last; they make every p a NaN.
     const auto key = [&](int64_t e) {
       return logits[e] == logits[e] ? logits[e] : -std::numeric_limits<float>::infinity();
     };
@@ -238,7 +240,7 @@ class Moe final : public Block {
       p[i] = static_cast<float>(weight(chosen[i]) / sum * static_cast<double>(scale_));
   }
 
-  // Slots by expert, of each in the order of the rows.
+  // Assigns slots: by expert, then in the order of rows.
   void group(const Buffers& b, int64_t n_rows) const {
     std::fill_n(b.first, n_experts_ + 1, 0);
     for (int64_t i = 0; i < n_rows * top_k_; ++i) ++b.first[b.chosen[i] + 1];
@@ -247,7 +249,7 @@ class Moe final : public Block {
       if (b.first[e + 1]) b.active[(*b.n_active)++] = e;
       b.first[e + 1] += b.first[e];
     }
-    // Each beginning moves on to its end, which is where the next one's was.
+    // first[e] moves to the end of e, which is where first[e + 1] was.
     for (int64_t i = 0; i < n_rows * top_k_; ++i) {
       b.slot[i] = b.first[b.chosen[i]]++;
       b.row[b.slot[i]] = static_cast<int32_t>(i / top_k_);
@@ -256,7 +258,7 @@ class Moe final : public Block {
     b.first[0] = 0;
   }
 
-  // Copies what a row's experts take as input to its slots, but where an expert takes all rows.
+  // Copies a row's input to the slots of its experts, except of experts that take all rows.
   void bring_together(const Step& s, const Buffers& b, const float* in, int64_t r) const {
     const int64_t n_kb = act_blocks(n_embd_);
     for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
@@ -270,7 +272,7 @@ class Moe final : public Block {
     }
   }
 
-  // kColumns of a row of the output, from `column` on.
+  // Sums up to kColumns of a row of the output, from `column` on.
   void add_up(const Step& s, const Buffers& b, int64_t r, int64_t column, float* out) const {
     const int64_t n = std::min(kColumns, n_embd_ - column);
     float* to = out + r * s.stride + column;

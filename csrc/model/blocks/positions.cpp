@@ -1,5 +1,4 @@
-// x += the learned row of the token's position. Nothing but x is in use when it runs: it comes
-// first.
+// x += the learned row of the token's position. Comes first, so register h is free.
 #include <algorithm>
 
 #include "model/blocks/blocks.h"
