@@ -129,7 +129,7 @@ def test_two_stages_equal_one_wherever_they_are_cut(
     native = pyflow.formats.open(model.path).native
     spec, at = model.spec, np.arange(n, dtype=np.int32)
     size = {"n_ctx": 64, "n_seq_max": 1, "n_batch": 32, "cache_type": "f16"}
-    # Every place of a small model is tested in tests/csrc/test_blocks.py.
+    # Every place of a small model is tested in tests/csrc/model/test_blocks.py.
     for cut in (1, 5, 6, spec.n_layers // 2, spec.n_layers - 1):
         front = _core.Context(_core.Stage(native, spec.stage(0, cut), model.pool), **size)
         back = _core.Context(_core.Stage(native, spec.stage(cut), model.pool), **size)

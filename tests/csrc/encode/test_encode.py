@@ -108,7 +108,7 @@ def test_what_a_format_cannot_hold_is_refused(name: str) -> None:
     assert np.isfinite(decoded(name, x)).all()
     if name != "F32":
         x[0, 9] = -np.nextafter(np.float32(limit * 1.002), np.float32(np.inf))
-        with pytest.raises(UnsupportedError, match=r"row 0, column 9: .*finite and up to"):
+        with pytest.raises(UnsupportedError, match="row 0, column 9:"):
             _core.quantize(name, x)
 
 
@@ -158,17 +158,17 @@ def test_importance_that_is_none_is_refused() -> None:
     for bad in (-1, np.nan, np.inf, 1e31):
         importance = np.ones(64, np.float32)
         importance[5] = bad
-        with pytest.raises(UnsupportedError, match="importance of column 5"):
+        with pytest.raises(UnsupportedError, match="column 5:"):
             _core.quantize("Q4_0", x, importance)
-    with pytest.raises(ShapeError, match="each of 64 columns, found 32"):
+    with pytest.raises(ShapeError, match=r"\b64\b.*\b32\b"):
         _core.quantize("Q4_0", x, np.ones(32, np.float32))
 
 
 def test_rows_that_are_no_blocks_are_refused() -> None:
-    with pytest.raises(ShapeError, match="multiple of 32 weights, found 33"):
+    with pytest.raises(ShapeError, match=r"\b32\b.*\b33\b"):
         _core.quantize("Q4_0", np.zeros((2, 33), np.float32))
     with pytest.raises(ShapeError):
         _core.quantize("Q4_0", np.zeros((2, 0), np.float32))
-    with pytest.raises(ShapeError, match="a single number"):
+    with pytest.raises(ShapeError):
         _core.quantize("F16", np.float32(1))
     assert _core.quantize("Q4_0", np.zeros((0, 32), np.float32)).shape == (0, 18)

@@ -216,7 +216,7 @@ def test_a_row_of_two_sequences_misses_only_what_both_have_lost() -> None:
     feed(cache, 10)  # position 10 sees 7 .. 9
     feed(cache, 20, seq=1)
     cache.seq_rm(1, 9, -1)  # and would see 7 and 8, which are gone
-    with pytest.raises(ResourceError, match="sequence 1 at position 10 reaches back to position 7"):
+    with pytest.raises(ResourceError, match=r"sequence 1\b.*\b10\b.*\b7\b"):
         cache.begin([(10, [1])])
     cache.begin([(10, [0, 1])])
     assert [cache.views(layer)[0][0] for layer in range(2)] == [[10], [10]]
@@ -273,7 +273,7 @@ def test_what_a_shift_drops_needs_no_cell() -> None:
     cache = make(0, n_ctx=12, n_seq_max=2, rotate=lambda *_: None)
     feed(cache, 8)
     cache.seq_cp(0, 1, 0, -1)
-    with pytest.raises(ResourceError, match=r"needs 5 cells .*, 4 of 12 are free"):
+    with pytest.raises(ResourceError, match=r"\b5\b.*\b4\b.*\b12\b"):
         cache.seq_add(0, 0, -1, -3)
     cache.seq_add(0, 0, -1, -5)
     assert [p for p, _ in cache.cells(0, 0)] == [0, 1, 2]
@@ -296,9 +296,9 @@ def test_positions_reach_to_the_last() -> None:
     cache = make(0, 3, n_ctx=16, rotate=lambda *_: None)
     feed(cache, 8, start=LAST - 7)
     assert cache.seq_pos_max(0) == LAST
-    with pytest.raises(ShapeError, match=f"a row at position {LAST + 1}; expected 0"):
+    with pytest.raises(ShapeError, match=rf"\b{LAST + 1}\b"):
         cache.begin([(LAST + 1, [0])])
-    with pytest.raises(ShapeError, match=f"position {LAST} cannot move by 1"):
+    with pytest.raises(ShapeError, match=rf"\b{LAST}\b"):
         cache.seq_add(0, 0, -1, 1)
     cache.seq_add(0, 0, -1, 7 - LAST)
     assert [p for p, _ in cache.cells(0, 0)] == list(range(8))

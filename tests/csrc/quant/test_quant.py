@@ -141,13 +141,13 @@ def test_packed_tensors_take_at_most_two_percent_more_than_in_the_file(name: str
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     data = np.zeros(18, np.uint8)
-    with pytest.raises(ShapeError, match="multiple of 32 weights, found 33"):
+    with pytest.raises(ShapeError, match=r"\b32\b.*\b33\b"):
         _core.dequantize("Q4_0", data, (1, 33))
-    with pytest.raises(ShapeError, match="expected 36 bytes, found 18"):
+    with pytest.raises(ShapeError, match=r"\b36\b.*\b18\b"):
         _core.dequantize("Q4_0", data, (2, 32))
     with pytest.raises(ShapeError):
         pyflow_testing.PackedTensor("Q4_K", data, 1, 128)
-    with pytest.raises(UnsupportedError, match="weight format Q9_9"):
+    with pytest.raises(UnsupportedError, match="Q9_9"):
         _core.dequantize("Q9_9", data, (1, 32))
 
 
