@@ -20,7 +20,7 @@ def test_what_a_step_cannot_have_is_named() -> None:
     cache = make(0, n_ctx=12, n_seq_max=4, n_batch=9)
     feed(cache, 5, seq=3)
     for rows, error, message in [
-        ([], ShapeError, ""),
+        ([], ShapeError, "rows"),
         ([(9, [0])] * 10, ShapeError, r"\b10\b.*\b9\b.*n_batch"),
         ([(-1, [0])], ShapeError, r"position -1\b"),
         ([(0, [])], ShapeError, r"position 0\b"),
@@ -53,7 +53,7 @@ def test_steps_and_operations_do_not_mix() -> None:
     ):
         with pytest.raises(PyflowError):
             call()
-    for accepted, message in [([1], r"row 1\b"), ([0, 0], "")]:
+    for accepted, message in [([1], r"row 1\b"), ([0, 0], r"row 0\b")]:
         with pytest.raises(ShapeError, match=message):
             cache.commit([(row, 0) for row in accepted])
     cache.commit([(0, 1)])
@@ -87,12 +87,12 @@ def test_trees_that_cannot_be_are_refused() -> None:
     cache.grow([(3, [0]), (4, [0])], [-1, 0])
     for rows, parents, message in [
         ([(4, [0])], [], r"\b1\b.*\b0\b"),
-        ([(3, [0])], [-1], ""),
+        ([(3, [0])], [-1], "root"),
         ([(4, [0])], [2], r"parent 2\b.*row 2\b"),
         ([(6, [0])], [1], r"row 1\b.*position 4\b"),
         ([(5, [1])], [1], r"row 1\b"),
         ([(5, [0])] * 7, [1] * 7, r"\b9\b"),
-        ([], [], ""),
+        ([], [], "rows"),
     ]:
         with pytest.raises(ShapeError, match=message):
             cache.grow(rows, parents)

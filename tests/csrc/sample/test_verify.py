@@ -278,7 +278,7 @@ def test_chance_in_use_keeps_its_odds() -> None:
     assert drawn == pytest.approx([0, 0.75, 0, 0.25, 0], abs=0.015)
 
 
-def test_laws_that_do_not_fit_the_tree_are_refused() -> None:
+def test_distributions_that_do_not_fit_the_tree_are_refused() -> None:
     def walk(tokens: list[int], distributions: list[list[tuple[int, float]]], policy: str) -> None:
         parents = [-1] * len(tokens)
         pyflow_testing.walk(
@@ -292,7 +292,7 @@ def test_laws_that_do_not_fit_the_tree_are_refused() -> None:
         ([1], [[(1, 1.0)]], r"distributions.*\b2\b"),
         ([1], [[(1, float("nan"))], []], "nan"),
         ([1], [[(1, 0.5), (1, 0.5)], []], r"token 1\b"),
-        ([1], [[(1, 0.0)], []], ""),
+        ([1], [[(1, 0.0)], []], "distribution"),
     ]:
         with pytest.raises(ShapeError, match=said):
             walk(tokens, distributions, "rejection")
