@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 
-from ..quant import own_formats
+from ...csrc.quant import own_formats
 
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
 FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
