@@ -78,7 +78,7 @@ class PipelinedModel(AnyModel, Closing):
         self.spec = files.spec
         self.path, self.metadata = files.path, files.metadata
         self.defaults = files.defaults
-        self.n_ctx = int(context_args(self.spec, n_ctx, 1, N_BATCH, cache_type)["n_ctx"])
+        self.n_ctx = context_args(self.spec, n_ctx, 1, N_BATCH, cache_type)["n_ctx"]
         self.cache_type, self.n_threads = cache_type, n_threads
         self.pipeline, self.layers = connect(
             {

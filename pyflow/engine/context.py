@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,15 @@ DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 
 
+class ContextArgs(TypedDict):
+    """The arguments of a native context, checked."""
+
+    n_ctx: int
+    n_seq_max: int
+    n_batch: int
+    cache_type: CacheType
+
+
 class Context(Closing):
     """One user's KV cache over a model: runs tokens, keeps sequences. One thread at a time.
 
@@ -45,18 +54,18 @@ class Context(Closing):
         self,
         model: ModelFiles,
         stage: _core.Stage,
-        args: dict[str, int | str],
+        args: ContextArgs,
         layers: Sequence[int] = (),
     ) -> None:
         """model: whose weights the stage has. layers: those that run; an empty list runs all."""
         self.model = model
-        self.n_ctx = int(args["n_ctx"])
-        self.n_seq_max = int(args["n_seq_max"])
-        self.n_batch = int(args["n_batch"])
+        self.n_ctx = args["n_ctx"]
+        self.n_seq_max = args["n_seq_max"]
+        self.n_batch = args["n_batch"]
         self._native: _core.Context | None = _core.Context(
             stage,
             layers=whole_numbers("layers", layers).tolist(),
-            **args,  # type: ignore[arg-type]
+            **args,
         )
         self.shifts = stage.shifts
         """Whether cells may move: not where the model has learned embeddings of positions."""
@@ -329,7 +338,7 @@ class Scorer:
 
 def context_args(
     spec: ModelSpec, n_ctx: int | None, n_seq_max: int, n_batch: int, cache_type: CacheType
-) -> dict[str, int | str]:
+) -> ContextArgs:
     """The arguments of a native context, defaults filled in; ShapeError for a size out of range."""
     n_seq_max = whole("n_seq_max", n_seq_max, 1, _core.MAX_SEQUENCES)
     n_ctx = 0 if n_ctx is None else whole("n_ctx", n_ctx, 0)

@@ -18,6 +18,7 @@ from pyflow.engine.context import (
     DEFAULT_BATCH,
     CacheType,
     Context,
+    ContextArgs,
     Regime,
     Scorer,
     Tokens,
@@ -218,9 +219,9 @@ def _plan(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     stage: _core.Stage,
-    args: dict[str, int | str],
+    args: ContextArgs,
 ) -> MemoryPlan:
-    kv, scratch = _core.Context.memory(stage, **args)  # type: ignore[arg-type]
+    kv, scratch = _core.Context.memory(stage, **args)
     return MemoryPlan(
         weights=stage.weight_bytes,
         kv=kv,

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
+from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -326,7 +326,7 @@ def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
 
 
 def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
-    filled: Any = context_sizes(spec, sizes)
+    filled = context_sizes(spec, sizes)
     return Setup(0, tuple(accumulate(map(len, ranges), initial=0)), **filled)
 
 

@@ -131,7 +131,7 @@ def layer_costs(
     """The costs of layers with caches of these sizes, and the scratch bytes of a rank."""
     args = context_sizes(spec, sizes)
     stages = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
-    memory = [_core.Context.memory(stage, **args) for stage in stages]  # type: ignore[arg-type]
+    memory = [_core.Context.memory(stage, **args) for stage in stages]
     embedding = _ends(checkpoint, spec, pool, embedding=True).weight_bytes
     head = _ends(checkpoint, spec, pool, head=True).weight_bytes
     both = _ends(checkpoint, spec, pool, embedding=True, head=True).weight_bytes

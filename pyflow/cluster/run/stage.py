@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyflow import _core
 from pyflow.cluster.wire.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
-from pyflow.engine.context import DEFAULT_BATCH, CacheType, context_args
+from pyflow.engine.context import DEFAULT_BATCH, CacheType, ContextArgs, context_args
 from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams
@@ -28,7 +28,7 @@ class Sizes(TypedDict, total=False):
     cache_type: CacheType
 
 
-def context_sizes(spec: ModelSpec, sizes: Sizes) -> dict[str, int | str]:
+def context_sizes(spec: ModelSpec, sizes: Sizes) -> ContextArgs:
     """All arguments of a stage's context; ShapeError for a size out of range."""
     defaults: Sizes = {"n_ctx": None, "n_seq_max": 1, "n_batch": DEFAULT_BATCH, "cache_type": "f16"}
     return context_args(spec, **(defaults | sizes))
@@ -63,7 +63,7 @@ class ModelStage:
                 pool,
                 pack_as=checkpoint.pack_as,
             ),
-            **context_sizes(spec, sizes),  # type: ignore[arg-type]
+            **context_sizes(spec, sizes),
         )
         self._lock = Lock()
         self.reset(sampling)
