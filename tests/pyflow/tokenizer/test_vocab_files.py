@@ -204,11 +204,11 @@ def test_classes_that_read_the_same_files_otherwise_are_refused(tmp_path: Path) 
     (tmp_path / "vocab.json").write_bytes(VOCAB)
     (tmp_path / "merges.txt").write_bytes(b"a b")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
-    with pytest.raises(UnsupportedError, match=r"CLIPTokenizer is not supported.*GPT2Tokenizer"):
+    with pytest.raises(UnsupportedError, match=r"CLIPTokenizer.*GPT2Tokenizer"):
         from_folder(tmp_path)
     (tmp_path / "merges.txt").unlink()
     (tmp_path / "vocab.txt").write_text("a")
-    with pytest.raises(UnsupportedError, match=r"CLIPTokenizer is not supported with vocab\.txt"):
+    with pytest.raises(UnsupportedError, match=r"CLIPTokenizer.*vocab\.txt"):
         from_folder(tmp_path)
 
 
