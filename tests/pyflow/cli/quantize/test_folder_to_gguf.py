@@ -136,7 +136,7 @@ def test_importance_may_be_measured_on_either(
     ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "layer 0: ffn: activation: 'silu', not 'gelu'"),
-        ({"rms_norm_eps": 1e200}, "expected what a key of GGUF can hold"),
+        ({"rms_norm_eps": 1e200}, "found 1e+200"),
         ({"model_type": "nothing-known"}, "nothing-known"),
         ({"vocab_size": "x"}, "vocab_size"),
         ({"num_attention_heads": []}, "num_attention_heads"),
@@ -232,8 +232,8 @@ def test_blocks_of_several_types_make_no_tensor(run: Run, tmp_path: Path) -> Non
         *("quantize", str(folder), str(target), "--type", "q8_0", "--allow-requantize")
     )
     assert code == 3
-    assert "blk.0.ffn_gate_exps.weight: expected rows of one type to make it of" in err
-    assert "found Q4_0, Q8_0; take the folder from which this one was quantized" in err
+    assert "blk.0.ffn_gate_exps.weight" in err
+    assert "found Q4_0, Q8_0" in err
 
 
 def test_an_interruption_leaves_nothing(source: Path, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_windows_that_llama_cpp_leaves_out_are_told(
     assert len(lines) == (told is not None)
     if told is not None:
         window = golden["config"]["sliding_window"]
+        assert lines[0].startswith("warning: ")
         assert f"{told}.attention.sliding_window" in lines[0]
         assert f"position {window} " in lines[0]
 
