@@ -71,8 +71,8 @@ class GgufWriter(TensorWriter):
         *,
         alignment: int = DEFAULT_ALIGNMENT,
     ) -> None:
-        """entries: metadata by key, each as of `entry` or of GgufFile.entries; alignment is what
-        their general.alignment says, where they have it."""
+        """entries: metadata by key, values as from `entry` or GgufFile.entries. alignment: must
+        equal their general.alignment, if they have it."""
         super().__init__(file, tensors, alignment)
         file.write(_head(entries, tensors, alignment))
 

@@ -1,4 +1,4 @@
-"""What a file that is no checkpoint looks like, and what its owner can do."""
+"""Recognize files that are not checkpoints, with advice for their owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DOWNLOAD = "download it again (a model of 'pyflow list': 'pyflow pull NAME --fo
 _UNPACK = "unpack it and give the path of the checkpoint inside"
 _CONVERT = "convert the model to GGUF or safetensors, or download it as such a file"
 
-# The bytes a file starts with, what it then is, what to do. The first that matches wins.
+# (first bytes, kind of file, advice); the first match wins.
 _STARTS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x1f\x8b", "a gzip archive", _UNPACK),
     (b"BZh", "a bzip2 archive", _UNPACK),

@@ -1,12 +1,12 @@
-"""Files and folders that appear when they are complete.
+"""Write files and folders that appear only when they are complete.
 
 with replacing("model.gguf") as file:
     file.write(...)
 with replacing_folder("model", known=names_of) as folder:
     (folder / "config.json").write_text(...)
 
-Until then they lie beside their place, under a hidden name, and nothing is left of them if anything
-goes wrong. The place is looked at again at the end: what has come there meanwhile stays.
+Until then they lie beside the target under a hidden name, and are deleted on any error. The target
+is checked again at the end: a file that appeared or changed meanwhile is not replaced.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import BinaryIO
 from pyflow.errors import PyflowError
 
 Known = Callable[[Path], Iterable[str]]
-"""Names all files of a folder that may go; PyflowError where it has anything else."""
+"""Lists all files of a folder if it may be replaced; PyflowError if it has others."""
 _Seen = tuple[int, int, int, int]
 
 
 @contextlib.contextmanager
 def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, as `path` at the end. replace: a file that is there now goes then.
+    """A file to write, renamed to `path` at the end. replace: an existing file may be replaced.
 
-    PyflowError: something else is there by then, or that file has changed. An OSError says that it
-    is of `path`.
+    PyflowError: path exists and may not be replaced, or appeared or changed meanwhile. An OSError
+    names `path`.
     """
     path = Path(path)
     before = _look(path)
@@ -56,10 +56,10 @@ def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[Bi
 
 @contextlib.contextmanager
 def replacing_folder(path: str | PathLike[str], *, known: Known | None = None) -> Iterator[Path]:
-    """A folder to fill, as `path` at the end. known: a folder that is there now goes then, file by
-    file; one that comes meanwhile has to be empty.
+    """A folder to fill, renamed to `path` at the end. known: an existing folder is replaced file by
+    file if it passes; one that appears meanwhile must be empty.
 
-    PyflowError: something else is there by then. An OSError says that it is of `path`.
+    PyflowError: path exists and may not be replaced. An OSError names `path`.
     """
     path = Path(path)
     if not os.path.lexists(path):
@@ -99,7 +99,7 @@ def _put_folder(made: Path, path: Path, known: Known | None) -> None:
     old = _hidden(path)
     try:
         path.rename(old)
-        names = _names(old, path, known)  # what is out of its place nobody adds to
+        names = _names(old, path, known)  # nothing is added to a folder that was moved away
         _rename(made, path)
     except BaseException:
         _back(old, path)
@@ -110,7 +110,7 @@ def _put_folder(made: Path, path: Path, known: Known | None) -> None:
         old.rmdir()
     except OSError:
         raise PyflowError(
-            f"{path}: is complete, but what was there has got other files, which lie in {old}"
+            f"{path}: is complete, but files were added to the old folder; they lie in {old}"
         ) from None
 
 
@@ -122,19 +122,19 @@ def _names(old: Path, path: Path, known: Known) -> list[str]:
 
 
 def _back(old: Path, path: Path) -> None:
-    """Gives a folder its place again; old is empty where it has never left that."""
+    """Moves a folder back; old is empty if the folder was never moved."""
     if not any(old.iterdir()) and os.path.lexists(path):
         old.rmdir()
         return
     try:
         _rename(old, path)
     except PyflowError:
-        raise PyflowError(f"{_taken(path)}; what was there before lies in {old}") from None
+        raise PyflowError(f"{_taken(path)}; the old folder lies in {old}") from None
 
 
 def _rename(folder: Path, path: Path) -> None:
     try:
-        folder.rename(path)  # of what is there it replaces an empty folder at most
+        folder.rename(path)  # replaces at most an empty folder
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise _taken(path) from None
@@ -142,18 +142,17 @@ def _rename(folder: Path, path: Path) -> None:
 
 
 def _there(path: Path) -> PyflowError:
-    return PyflowError(f"{path}: is there already, and is not to be replaced; give another name")
+    return PyflowError(f"{path}: exists and may not be replaced; give another name")
 
 
 def _taken(path: Path) -> PyflowError:
     return PyflowError(
-        f"{path}: something else is there already, come or changed since this began, and stays; "
-        "give another name"
+        f"{path}: appeared or changed while the result was written, and was kept; give another name"
     )
 
 
 def _look(path: Path) -> _Seen | None:
-    """What tells a file from another, and from itself before a change; None where there is none."""
+    """Identifies a file and its state: device, inode, size, time of change; None if absent."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -162,7 +161,7 @@ def _look(path: Path) -> _Seen | None:
 
 
 def _prefix(path: Path) -> str:
-    """Of a hidden name, which has to be no longer than a file's may be."""
+    """The start of a hidden name, short enough for a file name."""
     return f".{os.fsencode(path.name)[:100].decode(errors='ignore')}."
 
 
@@ -173,8 +172,7 @@ def _hidden(path: Path) -> Path:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError says that it is of `path`, be it of an open file, which says nothing, or of what
-    is made beside it."""
+    """Makes an OSError name `path`, also if it is of an open file or of the temporary one."""
     try:
         yield
     except OSError as error:

@@ -23,10 +23,9 @@ class _Json(msgspec.Struct):
 def from_checkpoint(
     checkpoint: Checkpoint, tokenizer: Tokenizer, *, template: tuple[str, str] | None = None
 ) -> ChatTemplate | None:
-    """The model's own template; None where it has none, which a base model needs not.
+    """The model's chat template; None if it has none, as base models.
 
-    template: one to take in its place, where it is from and its text. FormatError where a file is
-    broken.
+    template: (source, text) of one to use instead. FormatError: a file is broken.
     """
     if checkpoint.format == "GGUF":
         source = str(checkpoint.path)

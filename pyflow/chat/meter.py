@@ -1,4 +1,4 @@
-"""What a template may spend: steps, characters and time, and the size of its values."""
+"""The budget of a template: steps, characters, time, and the size of its values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MAX_SECONDS = 5.0
 # all output. The longest contexts here have 2**17 tokens, and few texts 16 characters a token.
 MAX_SIZE = 1 << 21
 _ITEM = 64  # about the memory that an item takes
-# Characters of all values that were ever made: bounds memory, whatever the template keeps.
+# Characters of all values ever made; bounds memory even if the template keeps all of them.
 _MAX_MADE = 1 << 27
 
 
 class BudgetError(TemplateError):
-    """The template does too much."""
+    """The template exceeds its budget."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ def check_size(value: T) -> T:
 
 
 def insert_charges(tree: nodes.Template) -> nodes.Template:
-    """The same template, charging its loops and macros and checking what it puts together."""
+    """The template with charges for loops and macros, and checks of concatenated values."""
     metered_tree = _Charges().visit(tree)
     assert isinstance(metered_tree, nodes.Template)
     return metered_tree

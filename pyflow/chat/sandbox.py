@@ -1,4 +1,4 @@
-"""A Jinja environment for templates that nobody has read.
+"""A Jinja environment for untrusted templates.
 
 Jinja's immutable sandbox keeps a template away from Python's internals and from the caller's data.
 It does not keep it from running forever or from filling memory. So every loop iteration, macro,

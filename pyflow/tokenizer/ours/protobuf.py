@@ -1,6 +1,6 @@
 """Messages of protocol buffers, as far as files need: https://protobuf.dev/programming-guides/encoding.
 
-A message is a row of fields: a varint whose low three bits tell the kind of value and whose other
+A message is a row of fields: a varint whose low three bits are the kind of value and whose other
 bits number the field; then the value. The last of several values of a field counts.
 """
 
@@ -20,7 +20,7 @@ _LENGTHS = {1: 8, 5: 4}
 
 
 def fields(raw: bytes, *, where: str) -> Iterator[tuple[int, Kind, Value]]:
-    """Number, kind and value of each field; FormatError, naming `where`, for what is no message."""
+    """Number, kind and value of each field; FormatError, naming `where`, if it is no message."""
     at, end = 0, len(raw)
     while at < end:
         start = at
@@ -85,7 +85,7 @@ class Message:
 
 
 def decoded(raw: bytes, *, where: str) -> str:
-    """The text of a field; FormatError where it is not UTF-8."""
+    """The text of a field; FormatError if it is not UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
