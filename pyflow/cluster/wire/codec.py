@@ -7,13 +7,16 @@
     8       4      their number
     12      4      n, the bytes of the message
     16      4      crc32 of the 16 bytes before and of all bytes after
-    20      n      the message as MessagePack, its fields by name, as messages.py bounds them
+    20      n      the message as MessagePack, as messages.py orders and bounds its fields
     20 + n  0 to 3 zeros, up to a multiple of 4
             ...    rows of f32: Frame.hidden or Ping.rows, which are None in the message
 
 All little-endian. A message has one encoding, and no other bytes decode to it: what decodes is
 encoded again and compared. The checksum finds damage, not forgery: a peer can send anything that
 is within bounds.
+
+Structs are arrays of their fields; the class name comes first if one of several may stand there.
+Only Begin.sampling is a map, from names to values.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import reprlib
 import struct
 import zlib
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -145,25 +148,57 @@ def _unpacked(packed: bytes | memoryview) -> Message:
 
 
 def _refusal(why: str, packed: bytes | memoryview) -> WireError:
-    """msgspec's "Expected `int` >= 0 - at `$.run.tokens[2]`", with the message's name and value."""
+    """msgspec's "Expected `int` >= 0 - at `$[4][4][2]`", with names of fields and the value."""
     expected, _, place = why.partition(" - at ")
+    expected, _, got = expected.replace("`", "").partition(", got ")
+    expected = expected[:1].lower() + expected[1:]
     path = place.partition("$")[2].rstrip("`")
-    where = path + " (a key)" * place.startswith("`key`")
     try:
         # Raw proves that the items which arrays claim are there, before any memory is taken.
         msgspec.msgpack.decode(packed, type=msgspec.Raw)
-        found = msgspec.msgpack.decode(packed)
-        kind = found.get("type") if isinstance(found, dict) else None
-        for field, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-            found = found[field] if field else found[int(index)]
+        message = msgspec.msgpack.decode(packed)
+        where, found = _look_up(message, path, "length" in expected)
     except (ValueError, LookupError, TypeError, RecursionError):
-        return WireError(f"message{where}: {expected}")
-    if "length" in expected:
-        found = len(found)
-    expected = expected.partition(", got ")[0].replace("`", "")
+        return WireError(f"message{path}: {expected}")
+    found = int(got) if got.isdigit() else found  # msgspec may count fields without the class name
+    kind = message[0] if isinstance(message, list) and message else None
     name = kind[:40] if isinstance(kind, str) else "message"
-    expected = expected[:1].lower() + expected[1:]
+    where += " (a key)" * place.startswith("`key`")
     return WireError(f"{name}{where}: {expected}, found {reprlib.repr(found)}")
+
+
+def _look_up(value: Any, path: str, of_length: bool) -> tuple[str, Any]:
+    """Names the fields on a path of msgspec, and finds the value there, or its length."""
+    hint: Any = Message
+    where = ""
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        fields = _fields(hint, value)
+        if key:
+            step, hint, value = f".{key}", Any, value[key]
+        elif fields:
+            name, hint = fields[int(index)]
+            step, value = f".{name}", value[int(index)]
+        else:
+            step, hint, value = f"[{index}]", next(iter(get_args(hint)), Any), value[int(index)]
+        where += step
+    if not of_length:
+        return where, value
+    fields, n = _fields(hint, value), len(value)
+    return where + (f".{fields[n][0]}" if n < len(fields) else ""), n
+
+
+def _fields(hint: Any, value: Any) -> list[tuple[str, Any]]:
+    """Names and types of the items that a struct of this type has, none if it is no struct."""
+    union = () if get_origin(hint) is tuple else get_args(hint)
+    kinds = [kind for kind in union or (hint,) if hasattr(kind, "__struct_config__")]
+    tags = [kind.__struct_config__.tag for kind in kinds]
+    if not any(tags):
+        return [item for kind in kinds for item in get_type_hints(kind).items()]
+    fields: list[tuple[str, Any]] = [("type", Any)]
+    for kind, tag in zip(kinds, tags, strict=True):
+        if value[:1] == [tag]:
+            fields += get_type_hints(kind).items()
+    return fields
 
 
 def _within(where: str, found: int, low: int, high: int | None = None) -> None:

@@ -40,12 +40,12 @@ _LayerMs: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e12)]
 _Rate: TypeAlias = Annotated[float, Meta(ge=1, le=1e30)]
 
 
-class _Part(Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of a message."""
+class _Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Part of a message. Its fields travel in order, without their names."""
 
 
 class _Tagged(_Part, frozen=True, tag=True):
-    """A message, or one of several kinds of parts: its class name travels as "type"."""
+    """A message, or one of several kinds of parts: its class name travels before its fields."""
 
 
 class Share(_Tagged, frozen=True):

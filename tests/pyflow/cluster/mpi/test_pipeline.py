@@ -75,10 +75,10 @@ def test_a_token_is_a_frame_per_hop_and_a_result(
         # A run per chunk of the prompt, the last of which draws, and one per token but the last.
         assert n == n_chunks + N_PREDICT - 1
         hidden = 4 * n_embd * (n_prompt + N_PREDICT - 1)
-        assert hidden < nbytes <= hidden + 320 * n  # with the tokens of a run and one operation
+        assert hidden < nbytes <= hidden + 96 * n  # with the tokens of a run and one operation
     n, nbytes = sent(tmp_path, 2)["Result"]
     assert n_chunks + N_PREDICT - 1 == n
-    assert nbytes <= n * 96
+    assert nbytes <= n * 48
     others = {
         0: {"Setup": 2, "Begin": 2, "Goodbye": 2},
         1: {"Hello": 1, "Begun": 1},

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pyflow.cluster.wire import codec as wire
@@ -234,6 +235,23 @@ def packed(message: Message) -> bytes:
     """The MessagePack part of an encoded message."""
     data = bytes(encode(message))
     return data[START : START + struct.unpack_from("<I", data, 12)[0]]
+
+
+def positions(value: Any, path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The path to a field by positions; one that a struct lacks would be its last."""
+    found: list[Any] = []
+    for key in path:
+        if isinstance(value, Struct):
+            tag = value.__struct_config__.tag
+            names = ["type"] * bool(tag) + list(value.__struct_fields__)
+            found.append(names.index(key) if key in names else len(names))
+        else:
+            found.append(key)
+        if isinstance(value, tuple):
+            value = value[key]
+        else:
+            value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
+    return tuple(found)
 
 
 def sealed(

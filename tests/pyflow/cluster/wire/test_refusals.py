@@ -38,6 +38,7 @@ from .samples import (
     SAMPLING,
     START,
     packed,
+    positions,
     sealed,
 )
 
@@ -46,12 +47,15 @@ BIASES = ("sampling", "logit_bias")
 
 
 def changed(sample: str, path: tuple[Any, ...], value: Any) -> bytes:
-    """A sample's fields as MessagePack, one of them changed or added."""
+    """A sample as MessagePack, the field at a path of names changed or added."""
     plain = inner = msgspec.msgpack.decode(packed(SAMPLES[sample]))
-    *before, last = path
+    *before, last = positions(SAMPLES[sample], path)
     for key in before:
         inner = inner[key]
-    inner[last] = value
+    if isinstance(inner, list):
+        inner[last : last + 1] = [value]
+    else:
+        inner[last] = value
     return msgspec.msgpack.encode(plain)
 
 
@@ -59,7 +63,7 @@ def changed(sample: str, path: tuple[Any, ...], value: Any) -> bytes:
 LIES: dict[str, tuple[str, tuple[Any, ...], Any, list[str]]] = {
     "epoch": ("goodbye", ("epoch",), 2**32, ["Goodbye.epoch", "4294967295", "4294967296"]),
     "ops": ("frame, empty", ("ops",), [None] * 4097, ["Frame.ops", "4096", "4097"]),
-    "op": ("frame", ("ops", 1), {"type": "Swap"}, ["Frame.ops[1].type", "Swap"]),
+    "op": ("frame", ("ops", 1), ["Swap"], ["Frame.ops[1].type", "Swap"]),
     "no op": ("frame", ("ops", 1), None, ["Frame.ops[1]", "None"]),
     "accepted": ("frame", ("ops", 2, "tokens"), [0] * 65537, ["ops[2].tokens", "65536", "65537"]),
     "flag": ("frame", ("skipped",), 2, ["Frame.skipped", "bool", "2"]),
@@ -116,7 +120,12 @@ LIES: dict[str, tuple[str, tuple[Any, ...], Any, list[str]]] = {
     "stopped": ("measured", ("link", "bytes_per_s"), 0.0, ["Measured.link.bytes_per_s", "1.0"]),
     "type": ("goodbye", ("type",), "Hallo", ["type", "'Hallo'"]),
     "a number as type": ("goodbye", ("type",), 5, ["type", "5"]),
-    "unknown field": ("goodbye", ("why",), 1, ["why"]),
+    "another field": ("goodbye", ("why",), 1, ["Goodbye", "at most length", "found 2"]),
+    "another field of a part": ("frame", ("run", "why"), 1, ["Frame.run", "length 8", "found 9"]),
+    "a field of an op": ("frame", ("ops", 1), ["Remove", 2], ["Frame.ops[1].p0", "found 2"]),
+    "a field of a part": ("frame", ("run",), [7, 3, 100], ["Frame.run.tokens", "found 3"]),
+    "a field with a default": ("frame", ("run",), [7, 3, 100, [5, 6]], ["Frame", "encoding"]),
+    "fields by name": ("measured", ("link",), {"latency_s": 1.0}, ["Measured.link", "array"]),
 }
 
 
@@ -135,12 +144,12 @@ def test_a_field_that_lies_is_refused_by_its_name(
 def test_a_field_that_is_missing_is_refused_by_its_name() -> None:
     for message in SAMPLES.values():
         plain = msgspec.msgpack.decode(packed(message))
-        for field in plain:
-            rest = {name: value for name, value in plain.items() if name != field}
-            with pytest.raises(WireError):
-                decode(sealed(msgspec.msgpack.encode(rest)))
+        for i in range(len(plain)):
+            for rest in (plain[:i], plain[:i] + plain[i + 1 :]):
+                with pytest.raises(WireError):
+                    decode(sealed(msgspec.msgpack.encode(rest)))
     with pytest.raises(WireError, match=r"Goodbye.*epoch"):
-        decode(sealed(msgspec.msgpack.encode({"type": "Goodbye"})))
+        decode(sealed(msgspec.msgpack.encode(["Goodbye"])))
 
 
 ASKING = packed(SAMPLES["ping"])
@@ -167,18 +176,19 @@ def test_rows_that_contradict_the_message_are_refused(
 
 
 HUGE = [b"\xdd" + b"\xff" * 4, b"\xdf" + b"\xff" * 4, b"\xdb" + b"\xff" * 4, b"\xc6" + b"\xff" * 4]
-GOODBYE = b"\x82\xa4type\xa7Goodbye"
+GOODBYE = b"\x92\xa7Goodbye"
+GOODBYE_AND = b"\x93\xa7Goodbye\x00"
 HOLLOW = [
     *HUGE,
-    *(GOODBYE + b"\xa5epoch" + huge for huge in HUGE),
-    *(GOODBYE + b"\xa3why" + huge for huge in HUGE),
-    *(b"\x82\xa4type\xa6Result\xa5draws" + huge for huge in HUGE),
-    b"\x82\xa4type\xa6Result\xa5draws\xdd\x00\x01\x00\x00",  # as many as may be, and none there
-    b"\x82\xa4type\xa5Frame\xa3ops\xdc\x10\x00\x82\xa4type\xa6Accept\xa6tokens\xdd\x00\x01\x00\x00",
+    *(GOODBYE + huge for huge in HUGE),
+    *(GOODBYE_AND + huge for huge in HUGE),
+    *(b"\x96\xa6Result\x00\x00" + huge for huge in HUGE),
+    b"\x96\xa6Result\x00\x00\xdd\x00\x01\x00\x00",  # as many as may be, and none there
+    b"\x97\xa5Frame\x00\x00\xdc\x10\x00\x92\xa6Accept\xdd\x00\x01\x00\x00",
     b"\x91" * 100_000,
-    GOODBYE + b"\xa3why" + b"\x91" * 100_000,
-    GOODBYE + b"\xa5epoch\xa1\xff",
-    b"\x82\xa4type\xa1\xff\xa5epoch\x00",
+    GOODBYE_AND + b"\x91" * 100_000,
+    GOODBYE + b"\xa1\xff",
+    b"\x92\xa1\xff\x00",
     b"\xc1",
 ]
 
