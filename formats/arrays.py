@@ -33,7 +33,7 @@ _F8 = {
 }
 
 
-def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
+def to_array(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[np.generic]:
     """The values of a tensor, in its shape.
 
     Types that numpy has come as a read-only view into the file, with the tensor's strides;
@@ -61,7 +61,7 @@ def to_array(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np
     return _core.dequantize(record.dtype, data, record.shape)
 
 
-def rows(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
+def rows(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[np.generic]:
     """The bytes of a non-empty tensor by rows, (rows, ...), with its strides. If its bytes do not
     divide by its rows, all of them are one row.
 
@@ -77,7 +77,7 @@ def rows(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.gen
     return values.reshape(n_rows, record.shape[-1])
 
 
-def stored_floats(native: _core.Checkpoint, record: _core.TensorRecord) -> NDArray[np.generic]:
+def stored_floats(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[np.generic]:
     """A view into the file in the tensor's shape; BF16 as its bits in uint16. `widened` converts a
     part of it to values. UnsupportedError: a type other than F32, F16 and BF16, or strides."""
     if record.dtype not in _FLOATS:
@@ -100,9 +100,7 @@ def widened(stored: NDArray[np.generic]) -> NDArray[np.float32]:
     return np.ascontiguousarray(stored, np.float32)
 
 
-def _strided(
-    data: NDArray[np.uint8], record: _core.TensorRecord, dtype: str
-) -> NDArray[np.generic]:
+def _strided(data: NDArray[np.uint8], record: _core.TensorRow, dtype: str) -> NDArray[np.generic]:
     size = np.dtype(dtype).itemsize
     if data.size == 0:  # numpy rejects empty buffers
         return _empty(record, dtype)
@@ -113,7 +111,7 @@ def _strided(
     return array
 
 
-def _empty(record: _core.TensorRecord, dtype: str) -> NDArray[np.generic]:
+def _empty(record: _core.TensorRow, dtype: str) -> NDArray[np.generic]:
     """An array without values; other dimensions may still be large, as in 0 x 2^62 x 2^62."""
     try:
         return np.empty(record.shape, dtype)
@@ -124,7 +122,7 @@ def _empty(record: _core.TensorRecord, dtype: str) -> NDArray[np.generic]:
         ) from None
 
 
-def _check_copy(native: _core.Checkpoint, record: _core.TensorRecord) -> None:
+def _check_copy(native: _core.Checkpoint, record: _core.TensorRow) -> None:
     if record.nbytes > native.nbytes:
         raise ResourceError(
             f"{record.source}: tensor {record.name!r:.100}: expected at most the {native.nbytes:,} "

@@ -25,7 +25,7 @@ class Checkpoint:
     """The file that was opened; of several files the one that names the others."""
     metadata: dict[str, Any]
     """Keys and values as in the file; their types: _core.pyi, Checkpoint.metadata."""
-    tensors: tuple[_core.TensorRecord, ...]
+    tensors: tuple[_core.TensorRow, ...]
     """In the file's order, also of types that this build cannot run."""
     nbytes: int
     """Size of the file, or of all files."""

@@ -47,7 +47,7 @@ class NewTensor:
     shape: tuple[int, ...]
     """Outermost first; of blocks, counted in weights."""
     dtype: str
-    """As in TensorRecord.dtype: "BF16", "Q4_K"."""
+    """As in TensorRow.dtype: "BF16", "Q4_K"."""
     nbytes: int
 
 

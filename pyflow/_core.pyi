@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 # ---- formats (bind_formats.cpp)
 
 @final
-class TensorRecord:
+class TensorRow:
     """One line of a checkpoint's tensor table; a copy that may outlive the file."""
 
     @property
@@ -76,9 +76,9 @@ class Checkpoint:
         (PEP 383): `s.encode("utf-8", "surrogateescape")` always gives back the file's bytes.
         """
     @property
-    def tensors(self) -> list[TensorRecord]:
+    def tensors(self) -> list[TensorRow]:
         """The tensor table in the file's order, including unsupported types."""
-    def tensor(self, name: str) -> TensorRecord:
+    def tensor(self, name: str) -> TensorRow:
         """One line of it. FormatError when there is no such tensor."""
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes from the tensor's first element to its last, which are nbytes where it is

@@ -21,7 +21,7 @@ def moved(metadata: Mapping[str, Any]) -> str:
 
 
 class Tensor(Protocol):
-    """A row of a model's tensor table; `_core.TensorRecord` documents the fields."""
+    """A row of a model's tensor table; `_core.TensorRow` documents the fields."""
 
     @property
     def name(self) -> str: ...

@@ -73,7 +73,7 @@ def rewrite(
 
 def values_of(
     checkpoint: formats.Checkpoint,
-    record: _core.TensorRecord,
+    record: _core.TensorRow,
     *,
     at_once: int | None = None,
     rows: NDArray[np.int64] | None = None,

@@ -37,7 +37,7 @@ from pyflow import _core, formats
 from pyflow.errors import ShapeError, UnsupportedError
 
 Values = NDArray[np.float64]
-_Turn = Callable[[_core.TensorRecord], Iterator[NDArray[np.floating[Any]]]]
+_Turn = Callable[[_core.TensorRow], Iterator[NDArray[np.floating[Any]]]]
 """Yields a tensor's new values, piece by piece."""
 
 _READS_BEHIND = {
@@ -119,7 +119,7 @@ class _Stream:
             turned = functools.partial(self._reading, embedding, norm)
             yield Part("output.weight", embedding.shape, turned)
 
-    def _of(self, record: _core.TensorRecord) -> _Turn:
+    def _of(self, record: _core.TensorRow) -> _Turn:
         found = re.fullmatch(r"(blk\.\d+\.)?(.+)\.(weight|bias)", record.name)
         layer, role, kind = ("", record.name, "") if found is None else found.groups("")
         if f"{role}.{kind}" in _ELSEWHERE or record.name == "output.bias":
@@ -140,7 +140,7 @@ class _Stream:
         raise self._refused(f"tensor {record.name!r} is unknown here")
 
     def _reading(
-        self, record: _core.TensorRecord, norm: _core.TensorRecord | None = None
+        self, record: _core.TensorRow, norm: _core.TensorRow | None = None
     ) -> Iterator[Values]:
         """W diag(g) R, for rows that are vectors of the stream."""
         self._check(record, record.shape[-1])
@@ -151,13 +151,13 @@ class _Stream:
         for piece in values_of(self._checkpoint, record):
             yield piece.astype(np.float64) @ turn
 
-    def _writing(self, record: _core.TensorRecord) -> Iterator[Values]:
+    def _writing(self, record: _core.TensorRow) -> Iterator[Values]:
         """R^T W, for matrices (.., n_embd, columns)."""
         self._check(record, record.shape[-2])
         for matrix in values_of(self._checkpoint, record, at_once=record.shape[-2]):
             yield self._r.T @ matrix.astype(np.float64)
 
-    def _check(self, record: _core.TensorRecord, width: int) -> None:
+    def _check(self, record: _core.TensorRow, width: int) -> None:
         if width != self._n_embd:
             raise ShapeError(
                 f"{self._checkpoint.path}: tensor {record.name!r}: expected a side of "

@@ -65,10 +65,10 @@ def check_shuffles(model: Weights) -> None:
     no weights."""
     orders = _Orders(cast(formats.Checkpoint, model), 0)
     for record in model.tensors:
-        orders.of(cast(_core.TensorRecord, record))
+        orders.of(cast(_core.TensorRow, record))
 
 
-def _part(checkpoint: formats.Checkpoint, record: _core.TensorRecord, orders: _Orders) -> Part:
+def _part(checkpoint: formats.Checkpoint, record: _core.TensorRow, orders: _Orders) -> Part:
     rows, columns = orders.of(record)
 
     def pieces() -> Iterator[NDArray[np.float32]]:
@@ -95,7 +95,7 @@ class _Orders:
             raise self._refused("the number of heads is missing, or differs between layers")
         self._n_heads = n_heads
 
-    def of(self, record: _core.TensorRecord) -> tuple[Order | None, Order | None]:
+    def of(self, record: _core.TensorRow) -> tuple[Order | None, Order | None]:
         """Of rows, counted over all matrices of a tensor, and of columns; None: as they are. A
         vector has one row."""
         found = re.fullmatch(r"(blk\.\d+\.)?(.+)\.(weight|bias)", record.name)

@@ -207,8 +207,8 @@ py::object path_of(const MappedFile& file) {
   return py::module_::import("os").attr("fsdecode")(py::bytes(file.path()));
 }
 
-const TensorEntry& require_tensor(const Checkpoint& c, const std::string& name) {
-  const TensorEntry* t = c.find_in_table(name);
+const TensorRow& require_tensor(const Checkpoint& c, const std::string& name) {
+  const TensorRow* t = c.row_named(name);
   if (!t)
     throw FormatError(c.label() + ": there is no tensor " + quoted(name) +
                       "; 'pyflow inspect' lists those that are there");
@@ -216,26 +216,26 @@ const TensorEntry& require_tensor(const Checkpoint& c, const std::string& name) 
 }
 
 // A copy of what the table says, without the address of the data: safe to outlive its file.
-struct TensorLine {
-  TensorEntry entry;
+struct FoundRow {
+  TensorRow entry;
   py::object source;
 };
 
-TensorLine line(const Checkpoint& c, const std::string& name) {
-  const TensorEntry& t = require_tensor(c, name);
+FoundRow line(const Checkpoint& c, const std::string& name) {
+  const TensorRow& t = require_tensor(c, name);
   return {t, path_of(*c.files()[t.file])};
 }
 
-std::vector<TensorLine> lines(const Checkpoint& c) {
+std::vector<FoundRow> lines(const Checkpoint& c) {
   std::vector<py::object> sources;
   for (const auto& file : c.files()) sources.push_back(path_of(*file));
-  std::vector<TensorLine> out;
+  std::vector<FoundRow> out;
   out.reserve(c.table().size());
-  for (const TensorEntry& t : c.table()) out.push_back({t, sources[t.file]});
+  for (const TensorRow& t : c.table()) out.push_back({t, sources[t.file]});
   return out;
 }
 
-py::tuple strides(const TensorEntry& t) {
+py::tuple strides(const TensorRow& t) {
   if (!t.strides.empty()) return py::tuple(py::cast(t.strides));
   std::vector<int64_t> out(t.shape.size());
   int64_t step = 1;
@@ -246,7 +246,7 @@ py::tuple strides(const TensorEntry& t) {
 // The tensor's bytes as a read-only array that keeps the file open.
 py::array tensor_data(const py::object& self, const std::string& name) {
   const auto& c = self.cast<const Checkpoint&>();
-  const TensorEntry& t = require_tensor(c, name);
+  const TensorRow& t = require_tensor(c, name);
   if (t.block_bytes == 0)
     throw UnsupportedError(c.label() + ": tensor " + quoted(name) + " is of " + t.type_name +
                            ", whose size this build does not know; update pyflow");
@@ -264,9 +264,9 @@ py::array tensor_data(const py::object& self, const std::string& name) {
   return out;
 }
 
-std::string tensor_repr(const TensorLine& line) {
-  const TensorEntry& t = line.entry;
-  return "<TensorRecord " + printable(t.name) + " " + t.type_name + " " +
+std::string tensor_repr(const FoundRow& line) {
+  const TensorRow& t = line.entry;
+  return "<TensorRow " + printable(t.name) + " " + t.type_name + " " +
          py::repr(py::tuple(py::cast(t.shape))).cast<std::string>() + " " + grouped(t.nbytes) +
          " bytes at " + grouped(t.offset) + ">";
 }
@@ -280,26 +280,26 @@ py::bytes read_head(const py::object& path, size_t nbytes) {
 }  // namespace
 
 void register_formats(py::module_& m) {
-  const auto field = [](auto TensorEntry::*member) {
-    return [member](const TensorLine& t) { return t.entry.*member; };
+  const auto field = [](auto TensorRow::*member) {
+    return [member](const FoundRow& t) { return t.entry.*member; };
   };
-  py::class_<TensorLine>(m, "TensorRecord")
-      .def_property_readonly("name", field(&TensorEntry::name))
-      .def_property_readonly("dtype", field(&TensorEntry::type_name))
+  py::class_<FoundRow>(m, "TensorRow")
+      .def_property_readonly("name", field(&TensorRow::name))
+      .def_property_readonly("dtype", field(&TensorRow::type_name))
       .def_property_readonly("type_id",
-                             [](const TensorLine& t) -> std::optional<uint32_t> {
+                             [](const FoundRow& t) -> std::optional<uint32_t> {
                                if (t.entry.type_id == kNoGgufId) return std::nullopt;
                                return t.entry.type_id;
                              })
-      .def_property_readonly("supported", field(&TensorEntry::supported))
+      .def_property_readonly("supported", field(&TensorRow::supported))
       .def_property_readonly("shape",
-                             [](const TensorLine& t) { return py::tuple(py::cast(t.entry.shape)); })
-      .def_property_readonly("strides", [](const TensorLine& t) { return strides(t.entry); })
+                             [](const FoundRow& t) { return py::tuple(py::cast(t.entry.shape)); })
+      .def_property_readonly("strides", [](const FoundRow& t) { return strides(t.entry); })
       .def_property_readonly("contiguous",
-                             [](const TensorLine& t) { return t.entry.strides.empty(); })
-      .def_property_readonly("source", [](const TensorLine& t) { return t.source; })
-      .def_property_readonly("offset", field(&TensorEntry::offset))
-      .def_property_readonly("nbytes", field(&TensorEntry::nbytes))
+                             [](const FoundRow& t) { return t.entry.strides.empty(); })
+      .def_property_readonly("source", [](const FoundRow& t) { return t.source; })
+      .def_property_readonly("offset", field(&TensorRow::offset))
+      .def_property_readonly("nbytes", field(&TensorRow::nbytes))
       .def("__repr__", tensor_repr);
 
   py::class_<Checkpoint, std::shared_ptr<Checkpoint>>(m, "Checkpoint", py::dynamic_attr())
@@ -319,7 +319,7 @@ void register_formats(py::module_& m) {
       .def(
           "release",
           [](const Checkpoint& c, const std::string& name, uint64_t begin, uint64_t nbytes) {
-            const TensorEntry& t = require_tensor(c, name);
+            const TensorRow& t = require_tensor(c, name);
             const uint64_t from = std::min(begin, t.span);
             c.files()[t.file]->release(t.offset + from, std::min(nbytes, t.span - from));
           },

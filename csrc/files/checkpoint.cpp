@@ -10,7 +10,7 @@
 
 namespace pyflow {
 
-void TensorEntry::set_type(const TensorType& type) {
+void TensorRow::set_type(const TensorType& type) {
   type_name = type.name;
   type_id = type.id;
   block_bytes = type.block_bytes;
@@ -25,7 +25,7 @@ uint64_t Checkpoint::nbytes() const {
 
 uint64_t Checkpoint::data_offset() const {
   uint64_t first = files_[0]->size();
-  for (const TensorEntry& t : table_)
+  for (const TensorRow& t : table_)
     if (t.file == 0) first = std::min(first, t.offset);
   return first;
 }
@@ -35,10 +35,10 @@ uint32_t Checkpoint::add_file(std::shared_ptr<const MappedFile> file) {
   return static_cast<uint32_t>(files_.size() - 1);
 }
 
-void Checkpoint::set_table(std::vector<TensorEntry> table) {
+void Checkpoint::set_table(std::vector<TensorRow> table) {
   table_ = std::move(table);
   by_name_ = sorted_by(table_.size(), [&](uint32_t i) { return std::string_view(table_[i].name); });
-  for (const TensorEntry& t : table_) {
+  for (const TensorRow& t : table_) {
     record_.push_back(static_cast<uint32_t>(tensors_.size()));
     if (t.supported && hindrance(t).empty())
       tensors_.push_back({t.name, *dtype_from_gguf(t.type_id), t.shape, t.offset, t.nbytes,
@@ -46,11 +46,11 @@ void Checkpoint::set_table(std::vector<TensorEntry> table) {
   }
 }
 
-std::string Checkpoint::hindrance(const TensorEntry& t) const {
+std::string Checkpoint::hindrance(const TensorRow& t) const {
   return t.strides.empty() ? "" : "strides, as of a transposed matrix";
 }
 
-const TensorEntry* Checkpoint::find_in_table(std::string_view name) const {
+const TensorRow* Checkpoint::row_named(std::string_view name) const {
   const auto it =
       std::lower_bound(by_name_.begin(), by_name_.end(), name,
                        [&](uint32_t i, std::string_view n) { return table_[i].name < n; });
@@ -58,7 +58,7 @@ const TensorEntry* Checkpoint::find_in_table(std::string_view name) const {
 }
 
 const TensorRecord* Checkpoint::find(std::string_view name) const {
-  const TensorEntry* t = find_in_table(name);
+  const TensorRow* t = row_named(name);
   if (!t) return nullptr;
   const std::string where = files_[t->file]->label() + ": tensor " + quoted(name);
   if (!t->supported) {
@@ -77,7 +77,7 @@ const TensorRecord* Checkpoint::find(std::string_view name) const {
   return &tensors_[record_[static_cast<size_t>(t - table_.data())]];
 }
 
-Contents Checkpoint::contents(const TensorEntry& t) const {
+Contents Checkpoint::contents(const TensorRow& t) const {
   return {files_[t.file]->data() + t.offset, t.span, nullptr};
 }
 

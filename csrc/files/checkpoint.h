@@ -15,7 +15,7 @@
 namespace pyflow {
 
 // One tensor, also of a type that this build cannot compute with.
-struct TensorEntry {
+struct TensorRow {
   std::string name;
   std::string type_name;         // "Q4_K", or "type 77" when a GGUF number is unknown
   uint32_t type_id = 0;          // in GGUF; kNoGgufId where it has none
@@ -52,7 +52,7 @@ class Checkpoint {
   uint64_t data_offset() const;  // of the first tensor in the first file, or the file's end
 
   // In the file's order, each name once.
-  const std::vector<TensorEntry>& table() const { return table_; }
+  const std::vector<TensorRow>& table() const { return table_; }
   // The tensors of `table` that can be used where they lie: of a supported type, row after row, as
   // plain bytes of the file. Whoever must not overlook one (all weights used, or refuse) compares
   // the sizes of the two.
@@ -62,14 +62,14 @@ class Checkpoint {
   // where it lies.
   const TensorRecord* find(std::string_view name) const;
   // The line of the table, or null.
-  const TensorEntry* find_in_table(std::string_view name) const;
+  const TensorRow* row_named(std::string_view name) const;
 
   // Why a tensor of a supported type cannot be used where it lies: "" when it can.
-  virtual std::string hindrance(const TensorEntry& t) const;
+  virtual std::string hindrance(const TensorRow& t) const;
 
   // The span of a line of the table, for which the size of the type must be known. Where the format
   // has checksums they are compared, once, which reads the data.
-  virtual Contents contents(const TensorEntry& t) const;
+  virtual Contents contents(const TensorRow& t) const;
   // Unmaps the pages of a record of `tensors`, or those of all files; see MappedFile.
   void release(const TensorRecord& r) const;
   void release_all() const;
@@ -78,12 +78,12 @@ class Checkpoint {
   explicit Checkpoint(std::string label) : label_(std::move(label)) {}
   // Opens a file that belongs to this checkpoint; returns its number.
   uint32_t add_file(std::shared_ptr<const MappedFile> file);
-  void set_table(std::vector<TensorEntry> table);
+  void set_table(std::vector<TensorRow> table);
 
  private:
   std::string label_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
-  std::vector<TensorEntry> table_;
+  std::vector<TensorRow> table_;
   std::vector<TensorRecord> tensors_;
   std::vector<uint32_t> by_name_;  // lines of table_, sorted by name
   std::vector<uint32_t> record_;   // table_ line -> tensors_ index, where it has one

@@ -145,14 +145,14 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
 ShardedCheckpoint::ShardedCheckpoint(std::string label,
                                      std::vector<std::shared_ptr<const Checkpoint>> parts)
     : Checkpoint(std::move(label)), parts_(std::move(parts)) {
-  std::vector<TensorEntry> table;
+  std::vector<TensorRow> table;
   for (uint32_t p = 0; p < parts_.size(); ++p) {
     const auto first = static_cast<uint32_t>(files().size());
     for (const auto& file : parts_[p]->files()) {
       add_file(file);
       part_of_file_.push_back(p);
     }
-    for (const TensorEntry& t : parts_[p]->table()) {
+    for (const TensorRow& t : parts_[p]->table()) {
       table.push_back(t);
       table.back().file += first;
     }
@@ -176,7 +176,7 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_index(const std::stri
   for (const std::string& name : index.files) parts.push_back(open_part(folder + name));
   auto all = std::make_shared<ShardedCheckpoint>(file.label(), std::move(parts));
   for (const auto& [name, part] : index.tensors) {
-    const TensorEntry* t = all->find_in_table(name);
+    const TensorRow* t = all->row_named(name);
     const std::string found =
         t ? "it in " + all->files()[t->file]->label() : std::string("no such tensor");
     if (!t || all->files()[t->file]->path() != folder + part)
@@ -186,15 +186,15 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_index(const std::stri
   return all;
 }
 
-const TensorEntry& ShardedCheckpoint::own_line(const TensorEntry& t) const {
-  return *part_of(t).find_in_table(t.name);
+const TensorRow& ShardedCheckpoint::own_line(const TensorRow& t) const {
+  return *part_of(t).row_named(t.name);
 }
 
-Contents ShardedCheckpoint::contents(const TensorEntry& t) const {
+Contents ShardedCheckpoint::contents(const TensorRow& t) const {
   return part_of(t).contents(own_line(t));
 }
 
-std::string ShardedCheckpoint::hindrance(const TensorEntry& t) const {
+std::string ShardedCheckpoint::hindrance(const TensorRow& t) const {
   return part_of(t).hindrance(own_line(t));
 }
 

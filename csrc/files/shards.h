@@ -42,13 +42,13 @@ class ShardedCheckpoint : public Checkpoint {
   std::string_view format() const override { return parts_[0]->format(); }
   const std::vector<std::shared_ptr<const Checkpoint>>& parts() const { return parts_; }
 
-  std::string hindrance(const TensorEntry& t) const override;
-  Contents contents(const TensorEntry& t) const override;
+  std::string hindrance(const TensorRow& t) const override;
+  Contents contents(const TensorRow& t) const override;
 
  private:
-  const Checkpoint& part_of(const TensorEntry& t) const { return *parts_[part_of_file_[t.file]]; }
+  const Checkpoint& part_of(const TensorRow& t) const { return *parts_[part_of_file_[t.file]]; }
   // The same line in the part's own table.
-  const TensorEntry& own_line(const TensorEntry& t) const;
+  const TensorRow& own_line(const TensorRow& t) const;
 
   std::vector<std::shared_ptr<const Checkpoint>> parts_;
   std::vector<uint32_t> part_of_file_;

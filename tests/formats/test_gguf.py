@@ -204,7 +204,7 @@ def test_tensor_records_outlive_their_file(corpus: ModuleType, tmp_path: Path) -
     records: list[Any] = _core.GgufFile(path).tensors
     gc.collect()
     assert records[0].name == "embed"
-    assert repr(records[0]) == "<TensorRecord embed Q8_0 (4, 32) 136 bytes at 1,216>"
+    assert repr(records[0]) == "<TensorRow embed Q8_0 (4, 32) 136 bytes at 1,216>"
 
 
 def test_a_file_rewritten_while_open_is_not_followed_out_of_bounds(

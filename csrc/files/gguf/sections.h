@@ -26,7 +26,7 @@ struct Metadata {
 Metadata read_metadata(Cursor& in, uint64_t count);
 
 struct Tensors {
-  std::vector<TensorEntry> table;
+  std::vector<TensorRow> table;
   uint64_t data_offset = 0;
 };
 Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment);

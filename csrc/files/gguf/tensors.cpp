@@ -46,7 +46,7 @@ uint64_t read_shape(Cursor& in, std::vector<int64_t>& shape) {
 }
 
 // Sets the type and what the tensor takes by its shape.
-void read_type(Cursor& in, TensorEntry& t, uint64_t n_weights) {
+void read_type(Cursor& in, TensorRow& t, uint64_t n_weights) {
   const uint64_t at = in.pos();
   t.type_id = in.read<uint32_t>("type");
   const auto type = tensor_type(t.type_id);
@@ -66,10 +66,10 @@ void read_type(Cursor& in, TensorEntry& t, uint64_t n_weights) {
 }
 
 // A tensor of an unknown type has an unknown size, but it does have a first byte.
-uint64_t least_bytes(const TensorEntry& t) { return std::max<uint64_t>(t.nbytes, 1); }
+uint64_t least_bytes(const TensorRow& t) { return std::max<uint64_t>(t.nbytes, 1); }
 
 // Turns the offset, so far from the start of the data, into one in the file.
-void place(Cursor& in, TensorEntry& t, uint64_t at, uint64_t data_offset, uint32_t alignment) {
+void place(Cursor& in, TensorRow& t, uint64_t at, uint64_t data_offset, uint32_t alignment) {
   if (t.offset % alignment != 0)
     in.fail(at, "offset", "a multiple of the alignment " + grouped(alignment), grouped(t.offset),
             kAdviseConvert);
@@ -86,8 +86,8 @@ void refuse_overlaps(Cursor& in, const Tensors& t, const std::vector<uint64_t>& 
   const std::vector<uint32_t> order =
       sorted_by(t.table.size(), [&](uint32_t i) { return t.table[i].offset; });
   for (size_t i = 1; i < order.size(); ++i) {
-    const TensorEntry& a = t.table[order[i - 1]];
-    const TensorEntry& b = t.table[order[i]];
+    const TensorRow& a = t.table[order[i - 1]];
+    const TensorRow& b = t.table[order[i]];
     if (b.offset - a.offset >= least_bytes(a)) continue;
     in.name(b.name);
     in.fail(offset_fields[order[i]], "offset", "data of its own",
@@ -105,7 +105,7 @@ Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment) {
   std::vector<uint64_t> name_fields, offset_fields;
   for (uint64_t i = 0; i < count; ++i) {
     in.enter("tensor", i, count);
-    TensorEntry& t = out.table.emplace_back();
+    TensorRow& t = out.table.emplace_back();
     name_fields.push_back(in.pos());
     t.name = read_name(in);
     const uint64_t n_weights = read_shape(in, t.shape);

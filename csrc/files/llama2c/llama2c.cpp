@@ -43,7 +43,7 @@ class Table {
   explicit Table(uint64_t offset) : offset_(offset) {}
 
   void add(std::string name, std::vector<int64_t> shape) {
-    TensorEntry& t = entries.emplace_back();
+    TensorRow& t = entries.emplace_back();
     uint64_t n = 0;
     count_elements(shape, n);
     t.name = std::move(name);
@@ -61,7 +61,7 @@ class Table {
   }
   uint64_t end() const { return offset_; }
 
-  std::vector<TensorEntry> entries;
+  std::vector<TensorRow> entries;
 
  private:
   uint64_t offset_;

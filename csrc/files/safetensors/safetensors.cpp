@@ -32,7 +32,7 @@ struct Places {
 };
 
 struct Line {
-  TensorEntry tensor;
+  TensorRow tensor;
   uint64_t begin = 0, end = 0;  // from the start of the data
   Places at;
 };
@@ -70,7 +70,7 @@ void read_offsets(Cursor& in, JsonReader& json, Line& line) {
 
 // Size by type and shape, held against that by the offsets.
 void check_size(Cursor& in, Line& line, const TensorType& type) {
-  TensorEntry& t = line.tensor;
+  TensorRow& t = line.tensor;
   uint64_t n = 0;
   if (!count_elements(t.shape, n))
     in.fail(line.at.shape, "shape", "fewer than 2^63 values", "more", kAdviseConvert);
@@ -150,7 +150,7 @@ DTypeInfo read_block_type(Cursor& in, JsonReader& json) {
 }
 
 // Turns bytes into rows of blocks. `in` reads the text, for errors.
-void set_blocks(Cursor& in, uint64_t at, TensorEntry& t, const DTypeInfo& type,
+void set_blocks(Cursor& in, uint64_t at, TensorRow& t, const DTypeInfo& type,
                 std::vector<int64_t> shape) {
   const auto fail = [&](const std::string& expected, const std::string& found) {
     in.fail(at, "shape", expected, found, kAdviseConvert);
@@ -277,7 +277,7 @@ std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const std::string& path) 
   json.end("JSON");
   read_blocks(in, f->metadata_, lines);
   place(in, lines, 8 + n, file.size());
-  std::vector<TensorEntry> table;
+  std::vector<TensorRow> table;
   table.reserve(lines.size());
   for (Line& line : lines) table.push_back(std::move(line.tensor));
   f->set_table(std::move(table));

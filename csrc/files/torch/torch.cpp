@@ -171,7 +171,7 @@ void TorchFile::build(const Pickle& pickle, const Cursor& in,
   metadata_ = std::move(contents.entries);
   cache_.resize(storages_.size());
   checked_.resize(storages_.size());
-  std::vector<TensorEntry> table;
+  std::vector<TensorRow> table;
   for (auto& [name, number] : contents.tensors) {
     const PickleTensor& p = pickle.tensors[number];
     if (!p.lazy.empty())
@@ -181,7 +181,7 @@ void TorchFile::build(const Pickle& pickle, const Cursor& in,
                              (p.lazy == "conj" ? "conjugated (conj)" : "negated (neg)") +
                              "; save the model again with resolve_conj() and resolve_neg() of it");
     const uint32_t storage = numbers[p.storage];
-    TensorEntry& t = table.emplace_back();
+    TensorRow& t = table.emplace_back();
     t.name = std::move(name);
     t.set_type(p.type);
     t.shape = p.shape;
@@ -211,7 +211,7 @@ void TorchFile::build(const Pickle& pickle, const Cursor& in,
   set_table(std::move(table));
 }
 
-std::string TorchFile::hindrance(const TensorEntry& t) const {
+std::string TorchFile::hindrance(const TensorRow& t) const {
   const size_t line = static_cast<size_t>(&t - table().data());
   if (storages_[storage_of_[line]].deflated) return "deflated bytes in a zip archive";
   return Checkpoint::hindrance(t);
@@ -241,7 +241,7 @@ void TorchFile::check_crc(uint32_t number, const uint8_t* data) const {
   checked_[number] = 1;
 }
 
-Contents TorchFile::contents(const TensorEntry& t) const {
+Contents TorchFile::contents(const TensorRow& t) const {
   const size_t line = static_cast<size_t>(&t - table().data());
   const uint32_t number = storage_of_[line];
   const TorchStorage& s = storages_[number];

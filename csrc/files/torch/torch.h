@@ -71,9 +71,9 @@ class TorchFile : public Checkpoint {
   // In the order in which the pickle asks for them.
   const std::vector<PickleGlobal>& globals() const { return globals_; }
 
-  std::string hindrance(const TensorEntry& t) const override;
+  std::string hindrance(const TensorRow& t) const override;
   // FormatError when a storage is not what its checksum says; looked at once per storage.
-  Contents contents(const TensorEntry& t) const override;
+  Contents contents(const TensorRow& t) const override;
 
  private:
   TorchFile(std::shared_ptr<const MappedFile> file, Inflate inflate);

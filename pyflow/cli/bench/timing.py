@@ -226,7 +226,7 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
     return total
 
 
-def _packed(model: ModelFiles, tensor: _core.TensorRecord) -> tuple[str, int]:
+def _packed(model: ModelFiles, tensor: _core.TensorRow) -> tuple[str, int]:
     """The type and the bytes of a tensor once it is loaded."""
     stored, wanted = FORMATS.get(tensor.dtype), FORMATS.get(model.checkpoint.pack_as or "")
     if wanted is None or stored is None or stored.block > 1 or len(tensor.shape) < 2:

@@ -54,7 +54,7 @@ template <class Refused>
 void use(const Checkpoint& c, Refused&& refused) {
   if (const auto* f = dynamic_cast<const GgufFile*>(&c)) use(*f);
   size_t longest = 0;
-  for (const TensorEntry& t : c.table()) {
+  for (const TensorRow& t : c.table()) {
     longest = std::max(longest, t.name.size());
     Contents contents;
     try {
