@@ -15,12 +15,14 @@ inline void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-void register_errors(py::module_& m);
 void register_cpu(py::module_& m);
-void register_formats(py::module_& m);
+void register_threads(py::module_& m);
+void register_files(py::module_& m);
 void register_quant(py::module_& m);
 void register_sampler(py::module_& m);
-void register_model(py::module_& m);
+void register_stage(py::module_& m);
+void register_calibrate(py::module_& m);
+void register_context(py::module_& m);
 void register_speculate(py::module_& m);
 
 }  // namespace pyflow

@@ -10,6 +10,7 @@
 
 #include "core/tensor.h"
 #include "files/mapped_file.h"
+#include "files/metadata.h"
 #include "files/tensor_type.h"
 
 namespace pyflow {
@@ -45,11 +46,13 @@ class Checkpoint {
   Checkpoint& operator=(const Checkpoint&) = delete;
 
   virtual std::string_view format() const = 0;  // "GGUF", "safetensors", ...
+  // In the file's order, built anew. Arrays in it stay valid while the checkpoint lives.
+  virtual std::vector<MetadataEntry> metadata() const = 0;
   // The path that was opened, as it may be shown.
   const std::string& label() const { return label_; }
   const std::vector<std::shared_ptr<const MappedFile>>& files() const { return files_; }
-  uint64_t nbytes() const;       // of all files
-  uint64_t data_offset() const;  // of the first tensor in the first file, or the file's end
+  uint64_t nbytes() const;               // of all files
+  virtual uint64_t data_offset() const;  // of the first tensor in the first file, or the file's end
 
   // In the file's order, each name once.
   const std::vector<TensorRow>& table() const { return table_; }

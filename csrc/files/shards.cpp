@@ -66,7 +66,7 @@ constexpr std::string_view kNo = "split.no", kCount = "split.count",
 
 // The integer of a key; `otherwise` when there is no such key.
 uint64_t integer(const GgufFile& file, std::string_view key, uint64_t otherwise) {
-  for (const GgufEntry& e : file.metadata()) {
+  for (const GgufEntry& e : file.entries()) {
     if (e.key != key) continue;
     return std::visit(
         [&](const auto& v) -> uint64_t {
@@ -92,8 +92,8 @@ void expect(const GgufFile& file, std::string_view key, uint64_t expected, uint6
 // Later parts repeat metadata of the first or leave them out; what differs is of another model.
 void expect_same(const GgufFile& first, const GgufFile& part) {
   std::unordered_map<std::string_view, std::span<const uint8_t>> values;
-  for (const GgufEntry& e : first.metadata()) values[e.key] = e.bytes;
-  for (const GgufEntry& e : part.metadata()) {
+  for (const GgufEntry& e : first.entries()) values[e.key] = e.bytes;
+  for (const GgufEntry& e : part.entries()) {
     const auto found = values.find(e.key);
     if (e.key == kNo || e.key == kCount || found == values.end()) continue;
     if (!std::ranges::equal(e.bytes, found->second))

@@ -40,7 +40,8 @@ class ShardedCheckpoint : public Checkpoint {
   ShardedCheckpoint(std::string label, std::vector<std::shared_ptr<const Checkpoint>> parts);
 
   std::string_view format() const override { return parts_[0]->format(); }
-  const std::vector<std::shared_ptr<const Checkpoint>>& parts() const { return parts_; }
+  // Those of the first part.
+  std::vector<MetadataEntry> metadata() const override { return parts_[0]->metadata(); }
 
   std::string hindrance(const TensorRow& t) const override;
   Contents contents(const TensorRow& t) const override;

@@ -80,6 +80,29 @@ GgufFile::GgufFile(std::shared_ptr<const MappedFile> file) : Checkpoint(file->la
   add_file(std::move(file));
 }
 
+std::vector<MetadataEntry> GgufFile::metadata() const {
+  std::vector<MetadataEntry> out;
+  for (const GgufEntry& e : entries_)
+    out.push_back({e.key, std::visit(
+                              [](const auto& v) -> MetadataValue {
+                                using T = std::decay_t<decltype(v)>;
+                                if constexpr (std::is_same_v<T, GgufArray>)
+                                  return v;
+                                else if constexpr (std::is_same_v<T, std::string_view>)
+                                  return MetadataScalar(std::string(v));
+                                else if constexpr (std::is_same_v<T, bool>)
+                                  return MetadataScalar(v);
+                                else if constexpr (std::is_floating_point_v<T>)
+                                  return MetadataScalar(double{v});
+                                else if constexpr (std::is_signed_v<T>)
+                                  return MetadataScalar(int64_t{v});
+                                else
+                                  return MetadataScalar(uint64_t{v});
+                              },
+                              e.value)});
+  return out;
+}
+
 std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) try {
   std::shared_ptr<GgufFile> f(new GgufFile(std::make_shared<const MappedFile>(path)));
   Cursor in(f->file());
@@ -89,7 +112,7 @@ std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) try {
   f->version_ = header.version;
   f->alignment_ = metadata.alignment;
   f->data_offset_ = tensors.data_offset;
-  f->metadata_ = std::move(metadata.entries);
+  f->entries_ = std::move(metadata.entries);
   f->set_table(std::move(tensors.table));
   return f;
 } catch (const std::bad_alloc&) {

@@ -29,19 +29,6 @@
 
 namespace pyflow {
 
-// An array as it lies in the file; valid while the GgufFile lives.
-struct GgufArray {
-  GgufType type = GgufType::U8;
-  uint64_t count = 0;
-  const uint8_t* data = nullptr;  // the values, one after the other, not aligned; bools are 0 or 1
-  uint64_t nbytes = 0;
-  std::vector<GgufArray> inner;  // the elements, when they are arrays themselves
-
-  // The elements, when they are strings. FormatError when the file has been rewritten since it was
-  // opened.
-  std::vector<std::string_view> strings() const;
-};
-
 // The alternative's index is the GGUF type number. Strings lie in the file: bytes, as a rule UTF-8.
 using GgufValue = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool,
                                std::string_view, GgufArray, uint64_t, int64_t, double>;
@@ -63,11 +50,12 @@ class GgufFile : public Checkpoint {
   std::string_view format() const override { return "GGUF"; }
   uint32_t version() const { return version_; }
   uint32_t alignment() const { return alignment_; }
-  uint64_t data_offset() const { return data_offset_; }
+  uint64_t data_offset() const override { return data_offset_; }
   const MappedFile& file() const { return *files()[0]; }
 
-  // In the file's order.
-  const std::vector<GgufEntry>& metadata() const { return metadata_; }
+  // Metadata with their bytes, in the file's order.
+  const std::vector<GgufEntry>& entries() const { return entries_; }
+  std::vector<MetadataEntry> metadata() const override;
 
  private:
   explicit GgufFile(std::shared_ptr<const MappedFile> file);
@@ -75,7 +63,7 @@ class GgufFile : public Checkpoint {
   uint32_t version_ = 0;
   uint32_t alignment_ = 32;
   uint64_t data_offset_ = 0;
-  std::vector<GgufEntry> metadata_;
+  std::vector<GgufEntry> entries_;
 };
 
 }  // namespace pyflow

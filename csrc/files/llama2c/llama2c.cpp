@@ -133,10 +133,12 @@ std::shared_ptr<Llama2cFile> Llama2cFile::open(const std::string& path) {
   if (table.end() != file.size())
     in.fail(dims_at, "dims", "those of a file of " + grouped(file.size()) + " bytes",
             "those of one of " + grouped(table.end()), kAdviseDownload);
-  f->metadata_ = {{"version", version},         {"dim", d.dim},
-                  {"hidden_dim", d.hidden_dim}, {"n_layers", d.n_layers},
-                  {"n_heads", d.n_heads},       {"n_kv_heads", d.n_kv_heads},
-                  {"vocab_size", d.vocab_size}, {"seq_len", d.seq_len}};
+  const auto add = [&](const char* key, int64_t value) {
+    f->metadata_.push_back({key, MetadataScalar(value)});
+  };
+  add("version", version), add("dim", d.dim), add("hidden_dim", d.hidden_dim);
+  add("n_layers", d.n_layers), add("n_heads", d.n_heads), add("n_kv_heads", d.n_kv_heads);
+  add("vocab_size", d.vocab_size), add("seq_len", d.seq_len);
   f->set_table(std::move(table.entries));
   return f;
 }

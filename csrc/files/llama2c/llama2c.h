@@ -15,7 +15,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "files/checkpoint.h"
@@ -32,12 +31,12 @@ class Llama2cFile : public Checkpoint {
 
   std::string_view format() const override { return "llama2.c"; }
   // The dims by their names, and "version".
-  const std::vector<std::pair<std::string, int64_t>>& metadata() const { return metadata_; }
+  std::vector<MetadataEntry> metadata() const override { return metadata_; }
 
  private:
   explicit Llama2cFile(std::shared_ptr<const MappedFile> file);
 
-  std::vector<std::pair<std::string, int64_t>> metadata_;
+  std::vector<MetadataEntry> metadata_;
 };
 
 }  // namespace pyflow

@@ -248,6 +248,12 @@ SafetensorsFile::SafetensorsFile(std::shared_ptr<const MappedFile> file)
   add_file(std::move(file));
 }
 
+std::vector<MetadataEntry> SafetensorsFile::metadata() const {
+  std::vector<MetadataEntry> out;
+  for (const auto& [key, value] : metadata_) out.push_back({key, MetadataScalar(value)});
+  return out;
+}
+
 std::shared_ptr<SafetensorsFile> SafetensorsFile::open(const std::string& path) try {
   std::shared_ptr<SafetensorsFile> f(new SafetensorsFile(std::make_shared<const MappedFile>(path)));
   const MappedFile& file = *f->files()[0];

@@ -34,7 +34,7 @@ class SafetensorsFile : public Checkpoint {
 
   std::string_view format() const override { return "safetensors"; }
   // "__metadata__", in the file's order.
-  const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
+  std::vector<MetadataEntry> metadata() const override;
 
  private:
   explicit SafetensorsFile(std::shared_ptr<const MappedFile> file);

@@ -24,7 +24,7 @@ bool is_container(Kind k) {
 
 bool is_text(const PickleValue& v) { return v.kind == Kind::Text || v.kind == Kind::Bytes; }
 
-TorchScalar scalar(const Pickle& p, const PickleValue& v) {
+MetadataScalar scalar(const Pickle& p, const PickleValue& v) {
   switch (v.kind) {
     case Kind::Bool:
       return v.truth;
@@ -122,7 +122,7 @@ class Collector {
     } else if (!is_container(v.kind)) {
       out_.entries.push_back({item.path, scalar(pickle_, v)});
     } else if (v.kind != Kind::Dict && !holds_containers(v)) {
-      std::vector<TorchScalar> list;
+      std::vector<MetadataScalar> list;
       for (const PickleValue& i : pickle_.items_of(v)) list.push_back(scalar(pickle_, i));
       n_names_ += list.size();
       out_.entries.push_back({item.path, std::move(list)});

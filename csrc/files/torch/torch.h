@@ -20,7 +20,6 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "files/checkpoint.h"
@@ -33,18 +32,6 @@ namespace pyflow {
 // this is for those that somebody has packed again, so that Python's zlib will do.
 using Inflate = std::function<std::shared_ptr<const uint8_t>(const uint8_t* data, uint64_t packed,
                                                              uint64_t nbytes)>;
-
-// What a pickle holds besides tensors: None, bool, integer, float, text, an integer of more than 64
-// bits (little-endian, two's complement), or a list of such values.
-struct BigInt {
-  std::string bytes;
-};
-using TorchScalar = std::variant<std::monostate, bool, int64_t, double, std::string, BigInt>;
-using TorchValue = std::variant<TorchScalar, std::vector<TorchScalar>>;
-struct TorchEntry {
-  std::string key;  // "optimizer.lr"
-  TorchValue value;
-};
 
 struct TorchStorage {
   uint64_t offset = 0, nbytes = 0;  // in the file, and once unpacked
@@ -67,7 +54,8 @@ class TorchFile : public Checkpoint {
   static Inspection inspect(const std::string& path, const Inflate& inflate);
 
   std::string_view format() const override { return zipped_ ? "PyTorch zip" : "PyTorch stream"; }
-  const std::vector<TorchEntry>& metadata() const { return metadata_; }
+  // What the pickle holds besides tensors.
+  std::vector<MetadataEntry> metadata() const override { return metadata_; }
   // In the order in which the pickle asks for them.
   const std::vector<PickleGlobal>& globals() const { return globals_; }
 
@@ -90,7 +78,7 @@ class TorchFile : public Checkpoint {
   std::vector<TorchStorage> storages_;
   std::vector<uint32_t> storage_of_;  // of each line of the table
   std::vector<uint64_t> first_byte_;  // of each line, in its storage
-  std::vector<TorchEntry> metadata_;
+  std::vector<MetadataEntry> metadata_;
   std::vector<PickleGlobal> globals_;
   mutable std::mutex mutex_;
   mutable std::vector<std::weak_ptr<const uint8_t>> cache_;  // unpacked storages that are in use
@@ -101,7 +89,7 @@ class TorchFile : public Checkpoint {
 // `state_dict` or `model` at the top holds goes without that prefix.
 struct TorchContents {
   std::vector<std::pair<std::string, uint32_t>> tensors;  // name, in Pickle::tensors
-  std::vector<TorchEntry> entries;
+  std::vector<MetadataEntry> entries;
 };
 TorchContents collect(const Pickle& pickle, Cursor& in);
 

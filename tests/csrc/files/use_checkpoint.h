@@ -35,7 +35,7 @@ inline void touch(const GgufArray& a) {
 }
 
 inline void use(const GgufFile& f) {
-  for (const GgufEntry& e : f.metadata())
+  for (const GgufEntry& e : f.entries())
     std::visit(
         [](const auto& v) {
           using T = std::decay_t<decltype(v)>;
@@ -53,6 +53,7 @@ inline void use(const GgufFile& f) {
 template <class Refused>
 void use(const Checkpoint& c, Refused&& refused) {
   if (const auto* f = dynamic_cast<const GgufFile*>(&c)) use(*f);
+  for (const MetadataEntry& e : c.metadata()) touch(e.key);
   size_t longest = 0;
   for (const TensorRow& t : c.table()) {
     longest = std::max(longest, t.name.size());

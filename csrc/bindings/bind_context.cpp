@@ -1,0 +1,203 @@
+// Contexts: steps of a stage over its KV cache. The GIL is released while a step runs.
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/convert.h"
+#include "bindings/run.h"
+#include "calibrate/input_moments.h"
+#include "sample/sampler.h"
+
+namespace pyflow {
+namespace {
+
+Regime regime_of(const std::string& name) {
+  if (name == "prefill") return Regime::Prefill;
+  if (name == "decode") return Regime::Decode;
+  throw UnsupportedError("regime '" + name + "': expected prefill or decode");
+}
+
+ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch,
+                             const std::string& type) {
+  return {n_ctx, n_seq_max, n_batch, cache_type(type), {}};
+}
+
+// One sequence id for all rows, one per row, or a list of ids per row (branches of a tree).
+std::vector<KvRow> rows(const IntArray& positions, const py::object& seqs) {
+  std::vector<KvRow> out(static_cast<size_t>(positions.size()));
+  const auto add = [](KvRow& row, const py::handle& given) {
+    int id = 0;
+    try {
+      id = given.cast<int>();
+    } catch (const py::cast_error&) {
+      throw ShapeError("seqs: expected numbers of sequences, found " +
+                       py::repr(given).cast<std::string>());
+    }
+    row.sequences.add(checked_sequence(id));
+  };
+  const bool one = py::isinstance<py::int_>(seqs);
+  const auto list = one ? py::list() : py::list(seqs);
+  if (!one && list.size() != out.size())
+    throw ShapeError("seqs: expected one per row, found " + std::to_string(list.size()) + " for " +
+                     std::to_string(out.size()) + " rows");
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i].position = positions.data()[i];
+    if (one)
+      add(out[i], seqs);
+    else if (py::isinstance<py::sequence>(list[i]))
+      for (const auto& id : list[i].cast<py::sequence>()) add(out[i], id);
+    else
+      add(out[i], list[i]);
+  }
+  return out;
+}
+
+// `input`: token ids on a first stage, hidden states (n, n_embd) on a later one. With parents the
+// rows are those of a tree, and stay pending.
+void run(Context& c, const py::object& input, const IntArray& positions, const py::object& seqs,
+         const IntArray& wanted, const std::string& regime, const Context::Consume& consume,
+         const IntArray& parents = IntArray(0)) {
+  const std::vector<KvRow> kv_rows = rows(positions, seqs);
+  const IntArray tokens = c.stage().first() ? input.cast<IntArray>() : IntArray(0);
+  const FloatArray hidden = c.stage().first() ? FloatArray(0) : input.cast<FloatArray>();
+  const Context::Input in{.tokens = ints(tokens),
+                          .hidden = floats(hidden),
+                          .rows = kv_rows,
+                          .parents = ints(parents),
+                          .wanted = ints(wanted),
+                          .regime = regime_of(regime)};
+  run_released(c, [&](const std::function<bool()>& poll) { c.run(in, consume, poll); });
+}
+
+py::array_t<float> forward(Context& c, const py::object& input, const IntArray& positions,
+                           const py::object& seqs, const IntArray& wanted,
+                           const std::string& regime, const IntArray& parents) {
+  const auto n_vocab = c.stage().spec().n_vocab;
+  py::array_t<float> out(
+      {static_cast<py::ssize_t>(wanted.size()), static_cast<py::ssize_t>(n_vocab)});
+  float* data = out.mutable_data();
+  const auto copy = [&](int64_t i, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), data + i * n_vocab);
+  };
+  run(c, input, positions, seqs, wanted, regime, copy, parents);
+  return out;
+}
+
+py::array_t<float> forward_hidden(Context& c, const py::object& input, const IntArray& positions,
+                                  const py::object& seqs, const std::string& regime,
+                                  const IntArray& parents) {
+  run(c, input, positions, seqs, IntArray(0), regime, {}, parents);
+  py::array_t<float> out({static_cast<py::ssize_t>(positions.size()),
+                          static_cast<py::ssize_t>(c.stage().spec().n_embd)});
+  c.copy_hidden(out.mutable_data());
+  return out;
+}
+
+std::vector<Sampled> sample(Context& c, const py::object& input, const IntArray& positions,
+                            const py::object& seqs, const IntArray& wanted,
+                            const std::vector<Sampler*>& samplers, const std::string& regime) {
+  if (samplers.size() != static_cast<size_t>(wanted.size()))
+    throw ShapeError("samplers: expected one per wanted row, found " +
+                     std::to_string(samplers.size()) + " for " + std::to_string(wanted.size()) +
+                     " rows");
+  std::vector<Sampled> out(samplers.size());
+  const int32_t *row = wanted.data(), *position = positions.data();
+  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
+    // The draw belongs to the position that the new token will take.
+    const auto at = static_cast<size_t>(i);
+    out[at] = samplers[at]->sample(logits, position[row[i]] + 1);
+  });
+  for (size_t i = 0; i < out.size(); ++i) samplers[i]->accept(out[i].token);
+  return out;
+}
+
+py::array_t<double> score(Context& c, const py::object& input, const IntArray& positions,
+                          const py::object& seqs, const IntArray& wanted, const IntArray& targets,
+                          const std::string& regime) {
+  const auto n_vocab = c.stage().spec().n_vocab;
+  if (targets.size() != wanted.size())
+    throw ShapeError("targets: expected one per wanted row, found " +
+                     std::to_string(targets.size()) + " for " + std::to_string(wanted.size()) +
+                     " rows");
+  for (const int32_t t : ints(targets))
+    if (t < 0 || t >= n_vocab)
+      throw ShapeError("target " + std::to_string(t) + ": expected 0 to " +
+                       std::to_string(n_vocab - 1));
+  py::array_t<double> out(wanted.size());
+  double* data = out.mutable_data();
+  const int32_t* target = targets.data();
+  const auto log_sum_exp = c.stage().kernels().log_sum_exp;
+  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
+    data[i] = logits[static_cast<size_t>(target[i])] -
+              log_sum_exp(logits.data(), static_cast<int64_t>(logits.size()));
+  });
+  return out;
+}
+
+// A method of the context's cache.
+template <class R, class... Args>
+auto on_cache(R (KvCache::*method)(Args...)) {
+  return [method](Context& c, Args... args) { return (c.kv().*method)(args...); };
+}
+template <class R, class... Args>
+auto on_cache(R (KvCache::*method)(Args...) const) {
+  return [method](Context& c, Args... args) { return (c.kv().*method)(args...); };
+}
+
+}  // namespace
+
+void register_context(py::module_& m) {
+  m.attr("MAX_SEQUENCES") = kMaxSequences;
+  m.attr("MAX_BATCH") = kMaxBatch;
+  py::class_<Context>(m, "Context")
+      .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
+                       const std::string& type, std::vector<int64_t> layers) {
+             ContextConfig config = context_config(n_ctx, n_seq_max, n_batch, type);
+             config.layers = std::move(layers);
+             return std::make_unique<Context>(std::move(stage), config);
+           }),
+           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
+           py::arg("n_batch"), py::arg("cache_type"), py::arg("layers") = std::vector<int64_t>())
+      .def_static(
+          "memory",
+          [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
+             const std::string& type) {
+            const auto memory =
+                Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type));
+            return py::make_tuple(memory.kv, memory.scratch);
+          },
+          py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
+          py::arg("n_batch"), py::arg("cache_type"))
+      .def("forward", &forward, py::arg("input"), py::arg("positions"), py::arg("seqs"),
+           py::arg("wanted"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
+      .def("forward_hidden", &forward_hidden, py::arg("input"), py::arg("positions"),
+           py::arg("seqs"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
+      .def("sample", &sample, py::arg("input"), py::arg("positions"), py::arg("seqs"),
+           py::arg("wanted"), py::arg("samplers"), py::arg("regime") = "decode")
+      .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),
+           py::arg("wanted"), py::arg("targets"), py::arg("regime") = "decode")
+      .def(
+          "observe",
+          [](Context& c, std::shared_ptr<InputMoments> moments) { c.observe(std::move(moments)); },
+          py::arg("moments"))
+      .def("interrupt", &Context::interrupt)
+      .def("seq_cp", on_cache(&KvCache::seq_cp))
+      .def("seq_rm", on_cache(&KvCache::seq_rm))
+      .def("seq_keep", on_cache(&KvCache::seq_keep))
+      .def("seq_add", on_cache(&KvCache::seq_add))
+      .def("seq_pos_min", on_cache(&KvCache::seq_pos_min))
+      .def("seq_pos_max", on_cache(&KvCache::seq_pos_max))
+      .def("seq_reusable", on_cache(&KvCache::seq_reusable))
+      .def("clear", on_cache(&KvCache::clear))
+      .def_property_readonly("n_free", [](Context& c) {
+        int64_t n = std::numeric_limits<int64_t>::max();
+        for (const KvGroup& g : c.kv().groups()) n = std::min(n, g.capacity - g.used);
+        return n;
+      });
+}
+
+}  // namespace pyflow
