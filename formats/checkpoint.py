@@ -24,7 +24,7 @@ class Checkpoint:
     path: Path
     """The file that was opened; of several files the one that names the others."""
     metadata: dict[str, Any]
-    """Keys and values as in the file; their types: _core.pyi, Checkpoint.metadata."""
+    """Keys and values as in the file; _core.Checkpoint.metadata documents their types."""
     tensors: tuple[_core.TensorRow, ...]
     """In the file's order, also of types that this build cannot run."""
     nbytes: int

@@ -295,9 +295,8 @@ def _pieces(
             else:
                 importance = None if step.importance is None else step.importance[begin // n_own]
                 with _naming(tensor):
-                    out, sums = _core.requantize(
-                        tensor.dtype, piece, n_cols, step.to, importance, begin, pool, feedback
-                    )
+                    blocks = _core.Requantizer(tensor.dtype, step.to, n_cols, importance, feedback)
+                    out, sums = blocks.run(piece, begin, pool)
                 yield out, n_weights, Share(0, 0, 0, {}, *sums, n_converted=n_weights)
             model.release(tensor.name, begin, end)
     model.release(tensor.name, 0, len(rows))

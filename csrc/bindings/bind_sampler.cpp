@@ -1,6 +1,5 @@
-// The sampler and its noise: conversion only.
+// The sampler.
 #include "bindings/convert.h"
-#include "sample/noise.h"
 #include "sample/sampler.h"
 
 namespace pyflow {
@@ -13,15 +12,6 @@ Sampled sample(const Sampler& sampler, const FloatArray& logits, int64_t positio
 
 Pairs distribution(const Sampler& sampler, const FloatArray& logits, const IntArray& path) {
   return pairs_of(sampler.distribution(floats(logits), ints(path)), &Weighted::weight);
-}
-
-py::array_t<double> gumbel(uint64_t seed, uint32_t stream, int64_t position,
-                           const IntArray& tokens) {
-  const Noise noise(seed, stream, position);
-  py::array_t<double> out(tokens.size());
-  for (py::ssize_t i = 0; i < tokens.size(); ++i)
-    out.mutable_data()[i] = noise.gumbel(tokens.data()[i]);
-  return out;
 }
 
 }  // namespace
@@ -64,10 +54,6 @@ void register_sampler(py::module_& m) {
             for (py::ssize_t i = 0; i < tokens.size(); ++i) s.accept(tokens.data()[i]);
           },
           py::arg("tokens"));
-
-  m.def("philox4x32", &philox4x32, py::arg("counter"), py::arg("key"));
-  m.def("gumbel", &gumbel, py::arg("seed"), py::arg("stream"), py::arg("position"),
-        py::arg("tokens"), "The noise of tokens at a position: float64, one per token.");
 }
 
 }  // namespace pyflow

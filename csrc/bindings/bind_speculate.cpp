@@ -61,34 +61,31 @@ void grow(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
   });
 }
 
-std::vector<Guesses> guess(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
-                           const IntArray& wanted, const std::vector<std::vector<int32_t>>& paths,
-                           const Sampler& sampler, int n, Purpose purpose) {
-  if (paths.size() != static_cast<size_t>(wanted.size()))
-    throw ShapeError("paths: expected one per wanted row, found " + std::to_string(paths.size()) +
-                     " for " + std::to_string(wanted.size()) + " rows");
-  std::vector<Guesses> out(paths.size());
-  std::vector<KvRow> rows;
-  grow(
-      c, tokens, parents, seq, wanted, Context::kLastLayer,
-      [&](int64_t i, std::span<const float> logits) {
-        const auto at = static_cast<size_t>(i);
-        const int32_t position = rows[static_cast<size_t>(wanted.data()[i])].position;
-        out[at] = sampler.guess(logits, int64_t{position} + 1, paths[at], n, purpose);
-      },
-      rows);
-  return out;
-}
+// A row, and the tokens between what the sampler has accepted and it.
+using Wanted = std::pair<int32_t, std::vector<int32_t>>;
 
 // Per wanted row its guesses, and the distribution that they were drawn from: an empty one without
 // `distribution`.
-std::pair<std::vector<Pairs>, std::vector<Pairs>> guess_drawn(
-    Context& c, const IntArray& tokens, const IntArray& parents, int seq, const IntArray& wanted,
-    const std::vector<std::vector<int32_t>>& paths, const Sampler& sampler, int n,
-    bool distribution) {
-  std::vector<Pairs> guessed, distributions;
+std::pair<std::vector<Pairs>, std::vector<Pairs>> guess(Context& c, const IntArray& tokens,
+                                                        const IntArray& parents, int seq,
+                                                        const std::vector<Wanted>& wanted,
+                                                        const Sampler& sampler, int n,
+                                                        bool distribution) {
+  IntArray numbers(static_cast<py::ssize_t>(wanted.size()));
+  for (size_t i = 0; i < wanted.size(); ++i) numbers.mutable_data()[i] = wanted[i].first;
   const Purpose purpose = distribution ? Purpose::Draft : Purpose::Sample;
-  for (const Guesses& g : guess(c, tokens, parents, seq, wanted, paths, sampler, n, purpose)) {
+  std::vector<Guesses> found(wanted.size());
+  std::vector<KvRow> rows;
+  grow(
+      c, tokens, parents, seq, numbers, Context::kLastLayer,
+      [&](int64_t i, std::span<const float> logits) {
+        const auto& [row, path] = wanted[static_cast<size_t>(i)];
+        const int64_t position = rows[static_cast<size_t>(row)].position;
+        found[static_cast<size_t>(i)] = sampler.guess(logits, position + 1, path, n, purpose);
+      },
+      rows);
+  std::vector<Pairs> guessed, distributions;
+  for (const Guesses& g : found) {
     guessed.push_back(pairs_of(g.tokens, &Guess::probability));
     distributions.push_back(pairs_of(g.distribution, &Weighted::weight));
   }
@@ -136,9 +133,8 @@ void register_speculate(py::module_& m) {
   m.def("verify", &verify_drafts, py::arg("context"), py::arg("drafts"), py::arg("policy"),
         py::arg("stops"), py::arg("hidden") = false, py::arg("first_layer") = 0,
         py::arg("features") = FloatArray(0));
-  m.def("guess", &guess_drawn, py::arg("context"), py::arg("tokens"), py::arg("parents"),
-        py::arg("seq"), py::arg("wanted"), py::arg("paths"), py::arg("sampler"), py::arg("n"),
-        py::arg("distribution") = false);
+  m.def("guess", &guess, py::arg("context"), py::arg("tokens"), py::arg("parents"), py::arg("seq"),
+        py::arg("wanted"), py::arg("sampler"), py::arg("n"), py::arg("distribution") = false);
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),
         py::arg("seq"), py::arg("layer"));
   m.def(

@@ -38,6 +38,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_threads(m);
   pyflow::register_files(m);
   pyflow::register_quant(m);
+  pyflow::register_encode(m);
   pyflow::register_sampler(m);
   pyflow::register_stage(m);
   pyflow::register_calibrate(m);

@@ -179,8 +179,14 @@ class Context(Closing):
         result is, per wanted row, the distribution that they were drawn from without replacement
         (DraftTree.distributions); empty without `distribution`, and at temperature 0.
         """
+        rows = np.asarray(wanted, np.int32).reshape(-1).tolist()
+        if len(rows) != len(paths):
+            raise ShapeError(
+                f"paths: expected one per wanted row, found {len(paths)} for {len(rows)} rows"
+            )
+        asked = list(zip(rows, paths, strict=True))
         return _core.guess(
-            self.native, tokens, parents, whole("seq", seq), wanted, paths, sampler, n, distribution
+            self.native, tokens, parents, whole("seq", seq), asked, sampler, n, distribution
         )
 
     def exit_layer(

@@ -46,7 +46,7 @@ def encoded(
     isa: str = "",
 ) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]]:
     data = w.reshape(-1).view(np.uint8)
-    return _core.requantize("F32", data, w.shape[-1], type, None, 0, pool, feedback, isa)
+    return _core.Requantizer("F32", type, w.shape[-1], None, feedback, isa).run(data, 0, pool)
 
 
 def error(w: Array, blocks: NDArray[np.uint8], type: str) -> float:

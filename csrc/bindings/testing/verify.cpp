@@ -1,9 +1,10 @@
-// Policies of verification, with a rng that the test decides.
+// Policies of verification, with an rng that the test decides; and the noise of draws.
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/testing/testing.h"
+#include "sample/noise.h"
 #include "sample/verify.h"
 
 namespace pyflow {
@@ -40,6 +41,15 @@ std::pair<std::vector<int32_t>, int32_t> walk(const std::string& policy,
   return {std::move(outcome.nodes), outcome.last};
 }
 
+py::array_t<double> gumbel(uint64_t seed, uint32_t stream, int64_t position,
+                           const IntArray& tokens) {
+  const Noise noise(seed, stream, position);
+  py::array_t<double> out(tokens.size());
+  for (py::ssize_t i = 0; i < tokens.size(); ++i)
+    out.mutable_data()[i] = noise.gumbel(tokens.data()[i]);
+  return out;
+}
+
 }  // namespace
 
 void register_verify(py::module_& m) {
@@ -69,6 +79,9 @@ void register_verify(py::module_& m) {
       },
       py::arg("sampler"), py::arg("logits"), py::arg("position"), py::arg("n"),
       py::arg("distribution"));
+  m.def("philox4x32", &philox4x32, py::arg("counter"), py::arg("key"));
+  m.def("gumbel", &gumbel, py::arg("seed"), py::arg("stream"), py::arg("position"),
+        py::arg("tokens"), "The noise of tokens at a position: float64, one per token.");
 }
 
 }  // namespace pyflow

@@ -1,0 +1,132 @@
+"""Checkpoints (csrc/bindings/bind_files.cpp)."""
+
+from os import PathLike
+from typing import Any, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Path: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
+
+@final
+class TensorRow:
+    """One line of a checkpoint's tensor table; a copy that may outlive the file."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str:
+        """The type's name, for example "Q4_K"; "type 77" when this build does not know it."""
+    @property
+    def type_id(self) -> int | None:
+        """The type's number in GGUF, None for types that GGUF has not."""
+    @property
+    def supported(self) -> bool:
+        """Whether this build can compute with the type; a model that needs others is refused."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outermost first: (rows, row length). Empty for a scalar."""
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements (not bytes) from one to the next, per dimension."""
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie row after row without gaps."""
+    @property
+    def source(self) -> str:
+        """The path of the file that the tensor lies in."""
+    @property
+    def offset(self) -> int:
+        """Of the first byte, from the start of that file."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, row after row; 0 when the type is unknown."""
+
+class Checkpoint:
+    """A file of weights, mapped into memory and checked throughout; one class per format.
+
+    FormatError, naming file, field, offset, expected and found, for whatever breaks the format;
+    UnsupportedError for what this build does not read; ResourceError when memory, address space or
+    descriptors run out.
+    """
+
+    @property
+    def format(self) -> str:
+        """The format's name, such as "GGUF"."""
+    @property
+    def files(self) -> list[str]:
+        """The paths of all files that tensors lie in."""
+    @property
+    def nbytes(self) -> int:
+        """Size of all files."""
+    @property
+    def data_offset(self) -> int:
+        """Where tensor data starts, from the start of the first file."""
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The file's keys and values in the file's order; the same dict every time.
+
+        GGUF: integers are int, floats float, bools bool, strings str. An array of strings is a
+        list[str], an array of numbers or bools a numpy array of the file's element type (a copy),
+        an array of arrays a list of these. safetensors: str to str. PyTorch: what is not a tensor,
+        by its path ("optimizer.lr"), lists of plain values as lists. llama2.c: the dims, integers.
+
+        Strings are decoded as UTF-8. Bytes that are not valid UTF-8 become lone surrogates
+        (PEP 383): `s.encode("utf-8", "surrogateescape")` always gives back the file's bytes.
+        """
+    @property
+    def tensors(self) -> list[TensorRow]:
+        """The tensor table in the file's order, including unsupported types."""
+    def tensor(self, name: str) -> TensorRow:
+        """One line of it. FormatError when there is no such tensor."""
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """The bytes from the tensor's first element to its last, which are nbytes where it is
+        contiguous: read-only, in the mapped file where they can be, which they keep open.
+
+        FormatError when there is no such tensor, UnsupportedError when its type is unknown.
+        """
+    def release(self, name: str, begin: int = 0, nbytes: int = ...) -> None:
+        """Give the pages of a tensor, or of some of its bytes, back to the system; they may be
+        read again. FormatError when there is no such tensor."""
+
+@final
+class GgufFile(Checkpoint):
+    """A GGUF file (version 2 or 3, little-endian)."""
+
+    def __init__(self, path: Path) -> None: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def alignment(self) -> int:
+        """Bytes; every tensor starts at a multiple of it, counted from data_offset."""
+    @property
+    def entries(self) -> list[tuple[str, bytes]]:
+        """Metadata: keys, and the bytes of type and value as they lie in the file."""
+
+@final
+class SafetensorsFile(Checkpoint):
+    """A safetensors file."""
+
+    def __init__(self, path: Path) -> None: ...
+
+@final
+class TorchFile(Checkpoint):
+    """What torch.save wrote, a zip archive or a stream. Nothing of its pickle is run."""
+
+    @property
+    def globals(self) -> list[tuple[str, bool, bool]]:
+        """What the pickle asks for, in its order: "module.name", whether it is one of those that
+        rebuild tensors, as all are in a file that opens, and whether it is known to run code."""
+
+def open_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint at path by its bytes, all shards of it where that is an index; None when it
+    is of no format that this build reads."""
+
+def pickle_globals(
+    path: Path,
+) -> tuple[list[tuple[str, bool, bool]], str]:
+    """What the pickles of a file of torch.save ask for, as TorchFile.globals, also where the file
+    is refused: then the second is why, else "". FormatError when there is no such file."""
+
+def read_head(path: Path, nbytes: int) -> bytes:
+    """The first bytes of a regular file, at most nbytes. FormatError when there is no such file."""

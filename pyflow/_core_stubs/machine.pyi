@@ -1,0 +1,43 @@
+"""Threads and the machine (csrc/bindings/bind_threads.cpp, bind_cpu.cpp)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+class Placement:
+    """Threads and memory nodes, as `topology.Placement` plans them; shared by pools.
+
+    mode: off, interleave, local or mirror. nodes: number, CPUs and number of threads of each.
+    """
+
+    def __init__(self, mode: str, nodes: Sequence[tuple[int, Sequence[int], int]]) -> None: ...
+    @property
+    def n_copies(self) -> int:
+        """Of the weights."""
+    @property
+    def refusals(self) -> list[str]:
+        """What the system refused so far, and why; each once."""
+
+class ThreadPool:
+    """Persistent worker threads, shared by all contexts of a model."""
+
+    def __init__(
+        self, n_threads: int, adapts: bool = True, *, placement: Placement = ...
+    ) -> None: ...
+    @property
+    def n_threads(self) -> int: ...
+    @property
+    def placement(self) -> Placement: ...
+
+def cpu_info() -> dict[str, Any]:
+    """model: str, features: list[str], tables: list[str] that it runs, isa: the one chosen,
+    prefetches: bool, whether kernels fetch ahead the weights that meet one or two rows.
+    """
+
+def memory_policy() -> str:
+    """The policy this process was started with, "default" or as by numactl; empty if unknown."""
+
+def binding_refusal(nodes: Sequence[int]) -> str:
+    """What the system refuses of binding memory to these nodes, and why; empty for nothing."""
+
+def read_bandwidth(pool: ThreadPool, nbytes: int, repeats: int) -> float:
+    """Bytes per second of reading fresh memory with all threads of a pool; the best of repeats."""

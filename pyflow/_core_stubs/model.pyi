@@ -1,0 +1,140 @@
+"""Stages and contexts (csrc/bindings/bind_stage.cpp, bind_context.cpp, bind_calibrate.cpp)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyflow._core_stubs.files import Checkpoint
+from pyflow._core_stubs.machine import ThreadPool
+from pyflow._core_stubs.sampler import Sampled, Sampler
+
+MAX_SEQUENCES: int
+"""The most sequences that a context may keep."""
+MAX_BATCH: int
+"""The most rows that a step may have."""
+
+class Stage:
+    """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
+
+    load=False binds and checks without reading weights, to plan memory. pack_as: a format ("Q8_0")
+    that matrices of floats are turned into; UnsupportedError for what it cannot hold.
+    """
+
+    def __init__(
+        self,
+        file: Checkpoint,
+        spec: dict[str, object],
+        pool: ThreadPool,
+        load: bool = True,
+        pack_as: str | None = None,
+    ) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of packed weights that every token needs.
+
+        All but tables that are not also the head, of which a token takes one row, and of experts as
+        many as it takes.
+        """
+    def read_rate(self, repeats: int) -> float:
+        """Bytes per second of only reading those, by the pool's threads; the best of repeats."""
+    def dot_rate(self, repeats: int) -> float:
+        """Multiply-adds of int8 per second of the kernel table, by the pool's threads; the best."""
+    @property
+    def isa(self) -> str: ...
+    @property
+    def shifts(self) -> bool:
+        """Whether cells may move to other positions (`Context.seq_add`)."""
+    @property
+    def used_tensors(self) -> set[str]: ...
+
+class InputMoments:
+    """Sums of squares of the inputs of each matrix of a stage, column by column; with moments also
+    of the products of columns."""
+
+    def __init__(self, stage: Stage, moments: bool = False) -> None: ...
+    def sums(self) -> list[tuple[str, int, int, NDArray[np.float64]]]:
+        """For each matrix its tensor, its first row there, how many rows were added, and the sums
+        (columns,)."""
+    def moments(self) -> list[tuple[list[tuple[str, int]], int, NDArray[np.float32]]]:
+        """For each input of matrices, experts excepted: their tensors and first rows, its columns,
+        and the sums in the form that Feedback takes, a view."""
+
+class Context:
+    """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        cache_type: str,
+        layers: Sequence[int] = (),
+    ) -> None: ...
+    @staticmethod
+    def memory(
+        stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+    ) -> tuple[int, int]:
+        """Bytes of KV cache and of scratch."""
+
+    def forward(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        wanted: ArrayLike,
+        regime: str = "decode",
+        parents: ArrayLike = ...,
+    ) -> NDArray[np.float32]:
+        """Logits of the wanted rows (m, n_vocab).
+
+        input: token ids (n,) on a stage with embedding, hidden states (n, n_embd) on a later one.
+        parents: (n,), of the rows of a tree, -1 for its root; they are pending until `commit`.
+        """
+    def forward_hidden(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        regime: str = "decode",
+        parents: ArrayLike = ...,
+    ) -> NDArray[np.float32]:
+        """Hidden states (n, n_embd) after this stage's layers; parents as in `forward`."""
+    def sample(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        wanted: ArrayLike,
+        samplers: Sequence[Sampler],
+        regime: str = "decode",
+    ) -> list[Sampled]:
+        """The token after each wanted row; samplers[i] draws and accepts that of wanted[i]."""
+    def score(
+        self,
+        input: ArrayLike,
+        positions: ArrayLike,
+        seqs: object,
+        wanted: ArrayLike,
+        targets: ArrayLike,
+        regime: str = "decode",
+    ) -> NDArray[np.float64]:
+        """log p(targets[i]) after wanted row i."""
+    def observe(self, moments: InputMoments | None) -> None:
+        """From now on steps add the inputs of their matrices to these; None: no more. ShapeError if
+        they belong to another stage."""
+    def interrupt(self) -> None: ...
+    def clear(self) -> None: ...
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None: ...
+    def seq_keep(self, seq: int) -> None: ...
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None: ...
+    def seq_pos_min(self, seq: int) -> int: ...
+    def seq_pos_max(self, seq: int) -> int: ...
+    def seq_reusable(self, seq: int, n: int) -> int: ...
+    @property
+    def n_free(self) -> int: ...
