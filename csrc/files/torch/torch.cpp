@@ -82,6 +82,26 @@ void TorchFile::read(std::vector<PickleGlobal>& globals) {
     read_stream(globals);
 }
 
+static void require_little_endian(const MappedFile& file, const ZipMember& member,
+                                  std::string_view found) {
+  if (found == "little") return;
+  throw UnsupportedError(file.label() + ": zip member " + quoted(member.name) +
+                         ": expected 'little', found " + quoted(found) +
+                         "; save the model again on a little-endian machine");
+}
+
+// Refuses unknown globals by name, and TorchScript whose globals are all known.
+static void refuse_programs(const Pickle& pickle, bool is_script, const Cursor& in,
+                            const MappedFile& file) {
+  const auto runs_code = [](const PickleGlobal& g) { return g.runs_code; };
+  if (!is_script || std::any_of(pickle.globals.begin(), pickle.globals.end(), runs_code))
+    return pickle.refuse_unknown(in);
+  throw UnsupportedError(file.label() +
+                         ": expected weights, found TorchScript, a program with its weights; "
+                         "nothing was run here: have its owner save the state_dict alone, best "
+                         "as safetensors");
+}
+
 void TorchFile::read_zip_archive(std::vector<PickleGlobal>& globals) {
   const MappedFile& file = *files()[0];
   const std::vector<ZipMember> members = read_zip(file);
@@ -105,11 +125,9 @@ void TorchFile::read_zip_archive(std::vector<PickleGlobal>& globals) {
   };
   if (const ZipMember* order_of_bytes = find(prefix + "byteorder")) {
     const auto data = bytes_of(*order_of_bytes);
-    const std::string_view found(reinterpret_cast<const char*>(data.get()), order_of_bytes->nbytes);
-    if (found != "little")
-      throw UnsupportedError(file.label() + ": zip member " + quoted(order_of_bytes->name) +
-                             ": expected 'little', found " + quoted(found) +
-                             "; save the model again on a little-endian machine");
+    require_little_endian(
+        file, *order_of_bytes,
+        {reinterpret_cast<const char*>(data.get()), static_cast<size_t>(order_of_bytes->nbytes)});
   }
   const ZipMember& m = *find(prefix + "data.pkl");
   const auto data = bytes_of(m);
@@ -120,25 +138,16 @@ void TorchFile::read_zip_archive(std::vector<PickleGlobal>& globals) {
   const auto keep_globals = [&] {
     globals.insert(globals.end(), pickle.globals.begin(), pickle.globals.end());
   };
-  const auto refuse_programs = [&] {
-    const bool script = find(prefix + "constants.pkl") != nullptr;
-    const auto runs_code = [](const PickleGlobal& g) { return g.runs_code; };
-    if (!script || std::any_of(pickle.globals.begin(), pickle.globals.end(), runs_code))
-      return pickle.refuse_unknown(in);
-    throw UnsupportedError(file.label() +
-                           ": expected weights, found TorchScript, a program with its weights; "
-                           "nothing was run here: have its owner save the state_dict alone, best "
-                           "as safetensors");
-  };
+  const bool is_script = find(prefix + "constants.pkl") != nullptr;
   try {
     pickle.run(in);
   } catch (const Error&) {
     keep_globals();
-    refuse_programs();
+    refuse_programs(pickle, is_script, in, file);
     throw;
   }
   keep_globals();
-  refuse_programs();
+  refuse_programs(pickle, is_script, in, file);
   if (in.remaining() > 0)
     in.fail(in.pos(), "end", "the end of the pickle", grouped(in.remaining()) + " bytes more",
             kAdviseConvert);
