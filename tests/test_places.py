@@ -207,6 +207,83 @@ def test_a_weight_format_takes_a_header_and_two_lines(tmp_path: Path) -> None:
     assert "Q6_B32 28 1 1" in listed.stdout.splitlines()
 
 
+# ---- a file format: its class in two files, and how to recognize it
+
+FLOATS_H = """\
+#pragma once
+
+#include "files/checkpoint.h"
+
+namespace pyflow {
+
+class FloatsFile : public Checkpoint {
+ public:
+  static std::shared_ptr<FloatsFile> open(const std::string& path);
+  std::string_view format() const override { return "floats"; }
+  std::vector<MetadataEntry> metadata() const override { return {}; }
+
+ private:
+  using Checkpoint::Checkpoint;
+};
+
+}  // namespace pyflow
+"""
+FLOATS_CPP = """\
+#include "files/floats/floats.h"
+
+namespace pyflow {
+
+std::shared_ptr<FloatsFile> FloatsFile::open(const std::string& path) {
+  auto mapped = std::make_shared<const MappedFile>(path);
+  std::shared_ptr<FloatsFile> file(new FloatsFile(mapped->label()));
+  TensorRow row{.name = "values", .offset = 4, .nbytes = mapped->size() - 4};
+  row.set_type(tensor_type(DType::F32));
+  row.shape = {static_cast<int64_t>(row.nbytes / 4)};
+  row.span = row.nbytes;
+  file->add_file(std::move(mapped));
+  file->set_table({row});
+  return file;
+}
+
+}  // namespace pyflow
+"""
+LIST_TENSORS_CPP = """\
+#include <cstdio>
+
+#include "files/open.h"
+
+int main(int, char** arguments) {
+  const auto file = pyflow::open_checkpoint(arguments[1]);
+  for (const pyflow::TensorRecord& t : file->tensors())
+    std::printf("%s %s %g\\n", file->format().data(), t.name.data(),
+                reinterpret_cast<const float*>(t.data)[1]);
+}
+"""
+
+
+@pytest.mark.compiles
+def test_a_file_format_takes_three_places(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "tree", "csrc/files")
+    (tree.root / "csrc/files/floats").mkdir()
+    tree.add("csrc/files/floats/floats.h", FLOATS_H)
+    tree.add("csrc/files/floats/floats.cpp", FLOATS_CPP)
+    known, known_as = "csrc/files/open.cpp", '  if (start.starts_with("FLTS"))'
+    tree.add_line(known, '#include "files/floats/floats.h"', after='"files/cursor.h"')
+    tree.add_line(known, f"{known_as} return FloatsFile::open(path);", after="start = head(file)")
+    assert len(tree.touched) == 3
+
+    main, program = tree.root / "main.cpp", tree.root / "main"
+    main.write_text(LIST_TENSORS_CPP)
+    files = [tree.root / "csrc/files", ROOT / "csrc/core"]
+    names = ("open.cpp", "floats/floats.cpp", "checkpoint.cpp", "mapped_file.cpp", "message.cpp")
+    sources = [str(path) for name in names for folder in files if (path := folder / name).exists()]
+    # The other formats' classes stay out: this program never calls them.
+    link = ["-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-o", str(program)]
+    compiled(main, *sources, "-O0", *link, tree=tree)
+    (tmp_path / "x.bin").write_bytes(b"FLTS" + np.array([1, 2.5], np.float32).tobytes())
+    assert programs.run(program, tmp_path / "x.bin").stdout == "floats values 2.5\n"
+
+
 # ---- a command: its file, and a line in the list
 
 HELLO_PY = '''\
