@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 #include "sample/verify.h"
 
 namespace pyflow {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 #include "kernels/dispatch.h"
 
 namespace pyflow {

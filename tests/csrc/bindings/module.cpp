@@ -1,4 +1,4 @@
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 
 PYBIND11_MODULE(pyflow_testing, m) {
   m.doc() = "Parts of pyflow's arithmetic one by one, for tests and benchmarks.";

@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 #include "kernels/dispatch.h"
 #include "model/blocks/activation.h"
 

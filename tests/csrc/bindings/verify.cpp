@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 #include "sample/noise.h"
 #include "sample/verify.h"
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 #include "core/buffer.h"
 #include "kernels/dispatch.h"
 #include "quant/packed_tensor.h"

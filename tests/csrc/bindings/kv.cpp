@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/testing/testing.h"
+#include "bindings/testing.h"
 #include "kernels/dispatch.h"
 #include "kv/kv_cache.h"
 #include "model/context.h"
