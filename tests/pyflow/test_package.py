@@ -68,3 +68,11 @@ def test_an_interruption_while_the_command_is_imported_is_quiet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, b"", b"interrupted")
+
+
+def test_every_file_of_the_tree_is_installed() -> None:
+    installed = Path(pyflow.__file__).parent
+    for folder, package in [("pyflow", "."), ("quant", "quant"), ("formats", "formats")]:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix != ".pyc":
+                assert (installed / package / path.relative_to(ROOT / folder)).exists(), path
