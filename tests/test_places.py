@@ -192,10 +192,10 @@ int main() {
 @pytest.mark.compiles
 def test_a_weight_format_takes_a_header_and_two_lines(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "csrc")
-    tree.add("csrc/quant/formats/q6_b32.h", Q6_B32_H)
+    tree.add("csrc/quant/formats/own/q6_b32.h", Q6_B32_H)
     formats = "csrc/quant/formats.def"
     tree.add_line(formats, "PYFLOW_FORMAT(Q6_B32, 0x50460100, 32, 28)", after="FORMAT(Q8_0,")
-    tree.add_line(formats, '#include "quant/formats/q6_b32.h"', after="#else")
+    tree.add_line(formats, '#include "quant/formats/own/q6_b32.h"', after="#else")
     assert len(tree.touched) == 2
 
     main, program = tmp_path / "main.cpp", tmp_path / "main"

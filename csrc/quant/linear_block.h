@@ -14,9 +14,7 @@
 
 #include <type_traits>
 
-#include "quant/encoding.h"
-#include "quant/half.h"
-#include "quant/planes.h"
+#include "quant/scaled_block.h"
 
 namespace pyflow::quant {
 
@@ -36,16 +34,6 @@ inline void set_plane(uint8_t* plane, int n, int shift, const uint8_t* q) {
       plane[j] = static_cast<uint8_t>(plane[j] | (q[j] >> shift & ((1 << B) - 1)) << B * part);
 }
 
-// Scales and bases of the sub-blocks of 32 in a unit, from d[64 / N][16] | m[64 / N][16] as f16.
-template <class S, int N>
-inline void line_scales(const uint8_t* halves, typename S::F* s, typename S::F* m) {
-  const auto* d = reinterpret_cast<const uint16_t*>(halves);
-  for (int i = 0; i < 2; ++i) {
-    s[i] = S::load_f16(d + 16 * (32 * i / N));
-    m[i] = S::load_f16(d + 16 * (64 / N + 32 * i / N));
-  }
-}
-
 // Where a tile has its weights.
 template <int Width>
 struct LinearPlanes : Planes<std::conditional_t<Width >= 4, Nibbles, TwoBits<0>>,
@@ -54,98 +42,56 @@ template <>
 struct LinearPlanes<2> : TwoBits<0> {};
 template <>
 struct LinearPlanes<4> : Nibbles {};
+// A tile holds 8 bits as signed numbers, 128 less.
 template <>
-struct LinearPlanes<8> : Bytes {};
+struct LinearPlanes<8> : Bytes {
+  static void put(uint8_t* plane, int lane, const uint8_t* q) {
+    uint8_t flipped[64];
+    for (int j = 0; j < 64; ++j) flipped[j] = q[j] ^ 0x80;
+    Bytes::put(plane, lane, flipped);
+  }
+  static void get(const uint8_t* plane, int lane, uint8_t* q) {
+    Bytes::get(plane, lane, q);
+    for (int j = 0; j < 64; ++j) q[j] ^= 0x80;
+  }
+};
 
+// Where the file has them: the low plane, and the bits above it.
 template <int Width, int N>
-struct LinearBlock {
-  static_assert((Width == 2 || Width == 3 || Width == 4 || Width == 5 || Width == 6 ||
-                 Width == 8) &&
-                (N == 32 || N == 64));
-  // The low plane, and the bits above it.
+struct LinearCodes {
+  static constexpr int kBytes = N * Width / 8;
   static constexpr int kLow = Width == 8 ? 8 : Width >= 4 ? 4 : 2, kHigh = Width - kLow;
   static constexpr int kLowBytes = N * kLow / 8;
 
-  using Weights = LinearPlanes<Width>;
+  static void get(const uint8_t* codes, uint8_t* q) {
+    for (int j = 0; j < N; ++j) q[j] = 0;
+    get_plane<kLow>(codes, N, 0, q);
+    if constexpr (kHigh != 0) get_plane<kHigh>(codes + kLowBytes, N, kLow, q);
+  }
+  static void set(uint8_t* codes, const uint8_t* q) {
+    set_plane<kLow>(codes, N, 0, q);
+    if constexpr (kHigh != 0) set_plane<kHigh>(codes + kLowBytes, N, kLow, q);
+  }
+};
 
-  struct Block {
-    uint16_t d, m;
-    uint8_t codes[N * Width / 8];
-  };
-  static_assert(sizeof(Block) == 4 + N * Width / 8);
-
-  static constexpr int kBlock = N, kPieces = 1, kSubBlock = 32;
-  static constexpr int kScaleBytes = 64 * (64 / N), kPieceBytes = Weights::kBytes;
-  static constexpr int kUnitBytes = kScaleBytes + kPieceBytes;
-  // A tile holds 8 bits as signed numbers, 128 less.
-  static constexpr bool kSigned = Width == 8, kMinimum = true;
+template <int Width, int N>
+struct LinearBlock
+    : ScaledBlock<LinearBlock<Width, N>, LinearCodes<Width, N>, LinearPlanes<Width>, N, true> {
+  static_assert((Width == 2 || Width == 3 || Width == 4 || Width == 5 || Width == 6 ||
+                 Width == 8) &&
+                (N == 32 || N == 64));
+  static constexpr bool kSigned = Width == 8;
   static constexpr int kMax = (1 << Width) - 1, kOffset = Width == 8 ? -128 : 0;
   // Eight bits of activations lose more than eight of weights, and a quarter of what six do
   // (docs/quantization.md).
   static constexpr bool kFineInputs = Width >= 6;
   using Search = AffineBlocks<kMax, N>;
 
-  static void get(const Block& b, uint8_t* q) {
-    for (int j = 0; j < N; ++j) q[j] = 0;
-    get_plane<kLow>(b.codes, N, 0, q);
-    if constexpr (kHigh != 0) get_plane<kHigh>(b.codes + kLowBytes, N, kLow, q);
-  }
-  static void set(const uint8_t* q, Block& b) {
-    for (uint8_t& code : b.codes) code = 0;
-    set_plane<kLow>(b.codes, N, 0, q);
-    if constexpr (kHigh != 0) set_plane<kHigh>(b.codes + kLowBytes, N, kLow, q);
-  }
-
-  static void dequantize(const Block& b, float* out) {
-    uint8_t q[N];
-    get(b, q);
-    const float d = from_half(b.d), m = from_half(b.m);
-    for (int j = 0; j < N; ++j) out[j] = static_cast<float>(q[j]) * d + m;
-  }
-  static Block assemble(const Fields& f) {
-    Block b = {f.d, f.m, {}};
-    set(f.q, b);
-    return b;
-  }
-
-  static void pack(const Block* b, int lane, uint8_t* unit) {
-    uint8_t q[64];
-    for (int i = 0; i < 64 / N; ++i) {
-      get(b[i], q + N * i);
-      store16(scale_at(unit, i, lane), b[i].d);
-      store16(scale_at(unit, i + 64 / N, lane), b[i].m);
-    }
-    if constexpr (Width == 8)
-      for (uint8_t& x : q) x ^= 0x80;
-    Weights::put(unit + kScaleBytes, lane, q);
-  }
-  static void unpack(const uint8_t* unit, int lane, Block* b) {
-    uint8_t q[64] = {};
-    Weights::get(unit + kScaleBytes, lane, q);
-    if constexpr (Width == 8)
-      for (uint8_t& x : q) x ^= 0x80;
-    for (int i = 0; i < 64 / N; ++i) {
-      b[i].d = load16(scale_at(unit, i, lane));
-      b[i].m = load16(scale_at(unit, i + 64 / N, lane));
-      set(q + N * i, b[i]);
-    }
-  }
-
   template <class S, int Q>
   static inline void weights(const uint8_t* piece, typename S::B (&w)[4]) {
-    Weights::template load<S, Q>(piece, w);
+    LinearPlanes<Width>::template load<S, Q>(piece, w);
     if constexpr (Width == 8)
       for (int i = 0; i < 4; ++i) w[i] = S::s8_prepare(w[i]);
-  }
-  template <class S>
-  static inline void scales(const uint8_t* unit, typename S::F* s, typename S::F* m) {
-    line_scales<S, N>(unit, s, m);
-  }
-
- private:
-  template <class Byte>
-  static Byte* scale_at(Byte* unit, int i, int lane) {
-    return unit + 32 * i + 2 * lane;
   }
 };
 

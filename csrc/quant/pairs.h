@@ -59,7 +59,7 @@ struct Pairs {
     join<uint32_t>(v, codes);
     for (int i = 0; i < kLines; ++i) store32(quad(piece, i, lane), load32(codes + 4 * i));
   }
-  static void take(const uint8_t* piece, int lane, uint8_t* q) {
+  static void get(const uint8_t* piece, int lane, uint8_t* q) {
     uint8_t codes[kRowBytes], v[32];
     for (int i = 0; i < kLines; ++i) store32(codes + 4 * i, load32(quad(piece, i, lane)));
     split<uint32_t>(codes, v);
@@ -148,6 +148,14 @@ struct Pairs {
     for (int i = 0; i < kLines; ++i) v = S::bavg(v, S::band(S::bload(piece + 64 * i), top));
     return v;
   }
+};
+
+// The codes of a block of N weights in a file.
+template <int N>
+struct PairCodes {
+  static constexpr int kBytes = N * 7 / 16;
+  static void get(const uint8_t* codes, uint8_t* q) { Pairs::get<N>(codes, q); }
+  static void set(uint8_t* codes, const uint8_t* q) { Pairs::set<N>(codes, q); }
 };
 
 }  // namespace pyflow::quant

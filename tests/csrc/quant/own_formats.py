@@ -1,21 +1,19 @@
-"""The formats of our own in numpy, as linear_block.h, pairs.h and formats/q3h_*.h draw them."""
+"""Our own formats in numpy, as linear_block.h, pairs.h and formats/own/q3h_*.h draw them."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Bits of a code, 3.5 where two weights share seven, and weights of a block.
+from pyflow import _core
+
+# Bits of a code, 3.5 where two weights share seven, and weights of a block: the names say both.
 LINEAR = {
-    "Q2_B32": (2, 32),
-    "Q3_B32": (3, 32),
-    "Q3H_B64": (3.5, 64),
-    "Q4_B32": (4, 32),
-    "Q4_B64": (4, 64),
-    "Q5_B64": (5, 64),
-    "Q6_B64": (6, 64),
-    "Q8_B32": (8, 32),
-    "Q8_B64": (8, 64),
+    f["name"]: (int(m[1]) + (0.5 if m[2] else 0), int(m[3]))
+    for f in _core.weight_formats()
+    if (m := re.fullmatch(r"Q(\d)(H?)_B(\d+)", f["name"]))
 }
 # Planes of so many bits, lowest first.
 _PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}

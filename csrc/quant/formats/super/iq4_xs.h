@@ -9,7 +9,7 @@
 #pragma once
 
 #include "quant/encoding.h"
-#include "quant/formats/iq4_nl.h"
+#include "quant/formats/block/iq4_nl.h"
 #include "quant/short_scales.h"
 
 namespace pyflow::quant {

@@ -73,7 +73,7 @@ struct Q3H_K {
   static void unpack(const uint8_t* unit, int lane, Block* b) {
     for (int g = 0; g < 4; ++g) {
       uint8_t q[64];
-      Pairs::take(unit + kScaleBytes + kPieceBytes * g, lane, q);
+      Pairs::get(unit + kScaleBytes + kPieceBytes * g, lane, q);
       Pairs::set(b->codes[g], q);
     }
     b->scales.take(unit, lane);
