@@ -25,6 +25,14 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not [target for target in targets if not (path.parent / target).exists()]
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_sources_exist(path: Path) -> None:
+    names = re.findall(
+        r"\b((?:csrc|pyflow|tests|bench)/[\w/]+\.(?:cpp|h|inl|def|py))\b", path.read_text()
+    )
+    assert not [n for n in names if not (ROOT / n).exists() and not (ROOT / "tests" / n).exists()]
+
+
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_commands_and_flags_exist(line: str) -> None:
     from pyflow.cli import cli
