@@ -166,7 +166,8 @@ void register_checkpoint(py::module_& m) {
             const uint64_t from = std::min(begin, t.span);
             c.files()[t.file]->release(t.offset + from, std::min(nbytes, t.span - from));
           },
-          py::arg("name"), py::arg("begin") = 0, py::arg("nbytes") = UINT64_MAX);
+          py::arg("name"), py::arg("begin") = 0, py::arg("nbytes") = UINT64_MAX)
+      .def("release_all", &Checkpoint::release_all);
 }
 
 void register_formats(py::module_& m) {

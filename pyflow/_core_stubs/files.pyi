@@ -88,6 +88,8 @@ class Checkpoint:
     def release(self, name: str, begin: int = 0, nbytes: int = ...) -> None:
         """Give the pages of a tensor, or of some of its bytes, back to the system; they may be
         read again. FormatError when there is no such tensor."""
+    def release_all(self) -> None:
+        """Unmap all pages of all files; they may be read again."""
 
 @final
 class GgufFile(Checkpoint):

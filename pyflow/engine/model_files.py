@@ -60,6 +60,8 @@ class ModelFiles:
                 self._tokenizer = tokenizer.result()
             except NoTokenizerError as error:
                 self._no_tokenizer = str(error)
+        # The system maps neighbours of the pages that are read: the whole file, at worst.
+        self.checkpoint.native.release_all()
         self.load_ms = 1e3 * (time.monotonic() - start)
 
     @property

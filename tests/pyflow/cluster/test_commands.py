@@ -227,8 +227,8 @@ def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
     assert (written["n_gen"], written["tokens_per_run"], written["cancelled"]) == (12, 1.0, 0)
     # From the head, a hop, and the way back; a row of hidden states and a frame around it.
     assert written["messages_per_token"] == 3
-    # The driver's may hold pages of the file: the system maps neighbours of those that it reads.
-    assert all(nbytes > 10 << 20 for nbytes in written["resident_nbytes"])
+    head, *ranks = written["resident_nbytes"]  # the head holds no layers
+    assert all(10 << 20 < head < rank for rank in ranks)
     assert 4 * 576 < written["hop_nbytes_per_token"] < 4 * 576 + 120
     assert written["avg_ts"] > 0
     drafts = ["--pipeline", "speculative", "--draft-len", "2", "--draft-model", "self"]
