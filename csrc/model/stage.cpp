@@ -49,7 +49,10 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     facts_.occasional.erase(head_);
     needs_.at_least({.act_blocks_per_row = act_blocks(n_embd)});
   }
-  if (load) weights_.pack(*pool_, poll);
+  if (load)
+    weights_.pack(*pool_, poll);
+  else
+    weights_.release_source();
 }
 
 std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {

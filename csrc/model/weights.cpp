@@ -275,7 +275,7 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
       throw UnsupportedError(source_.path + ": tensor " + m->ref->name + ": " + failure);
     release(*m, --uses[m->record] == 0);
   }
-  source_.release_all();
+  release_source();
 }
 
 void Weights::release(const Matrix& m, bool last) const {

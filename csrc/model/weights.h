@@ -70,6 +70,8 @@ class Weights {
   // `poll` is called between matrices, by the calling thread; it may throw to stop. Throws
   // UnsupportedError for weights that pack_as cannot hold.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
+  // Unmaps the source's pages: vectors are copies, and a stage that is only planned needs no more.
+  void release_source() const { source_.release_all(); }
 
   // Calls f(ref, matrix) for each, in the order of matrix().
   template <class F>

@@ -228,7 +228,7 @@ def test_bench_tells_what_travels(run: Run, start: Start, smollm2: str) -> None:
     # From the head, a hop, and the way back; a row of hidden states and a frame around it.
     assert written["messages_per_token"] == 3
     head, *ranks = written["resident_nbytes"]  # the head holds no layers
-    assert all(10 << 20 < head < rank for rank in ranks)
+    assert all(10 << 20 < head < rank for rank in ranks), written["resident_nbytes"]
     assert 4 * 576 < written["hop_nbytes_per_token"] < 4 * 576 + 120
     assert written["avg_ts"] > 0
     drafts = ["--pipeline", "speculative", "--draft-len", "2", "--draft-model", "self"]
