@@ -116,7 +116,7 @@ void JsonReader::escape(std::string& out, std::string_view field) {
     if (low >= 0xDC00 && low < 0xE000) code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
   }
   if (code >= 0xD800 && code < 0xE000)
-    in_.fail(at, field, "a pair of surrogates", "a single one", kAdviseConvert);
+    in_.fail(at, field, "a pair of surrogates", "a lone surrogate", kAdviseConvert);
   append_utf8(out, code);
 }
 

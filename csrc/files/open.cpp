@@ -40,7 +40,7 @@ std::shared_ptr<const Checkpoint> open_part(const std::string& path, const Infla
     throw FormatError(printable(path, 4096) + ": expected a file of weights, found an index");
   if (auto part = open_checkpoint(path, inflate)) return part;
   throw FormatError(printable(path, 4096) +
-                    ": expected a shard of a checkpoint, found none of a format known here; " +
+                    ": expected a shard in a known format, found another file; " +
                     std::string(kAdviseDownload));
 }
 

@@ -124,7 +124,7 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
   std::string own = "-";
   own += five_digits(1) + tail;
   if (!path.ends_with(own))
-    throw FormatError(first->label() + ": file name: expected one that ends in " + own +
+    throw FormatError(first->label() + ": expected a file name that ends in " + own +
                       ", as metadata say that it is the first of " + grouped(count) +
                       " files; give the files their names back");
   const std::string stem = path.substr(0, path.size() - own.size());
@@ -177,10 +177,9 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_index(const std::stri
   auto all = std::make_shared<ShardedCheckpoint>(file.label(), std::move(parts));
   for (const auto& [name, part] : index.tensors) {
     const TensorRow* t = all->row_named(name);
-    const std::string found =
-        t ? "it in " + all->files()[t->file]->label() : std::string("no such tensor");
+    const std::string found = t ? all->files()[t->file]->label() : std::string("no such tensor");
     if (!t || all->files()[t->file]->path() != folder + part)
-      throw FormatError(file.label() + ": weight_map " + quoted(name) + ": expected it in " +
+      throw FormatError(file.label() + ": weight_map " + quoted(name) + ": expected file " +
                         quoted(part) + ", found " + found + "; " + std::string(kAdviseDownload));
   }
   return all;

@@ -174,7 +174,7 @@ def value_cases() -> Iterator[Case]:
     for depth in (9, 64, 5000):
         nested = [part for _ in range(depth - 1) for part in array_head(ARRAY, 1)]
         value = [Part("value type", u32(ARRAY)), *nested, *array_head(U8, 0)]
-        yield case(f"arrays_{depth}_deep", value, "array at offset 133", "nested at most 8 deep")
+        yield case(f"arrays_{depth}_deep", value, "array at offset 133", "at most 8 nested arrays")
 
 
 def alignment_cases() -> Iterator[Case]:
@@ -285,7 +285,7 @@ def placement_cases() -> Iterator[Case]:
         ("unknown_type", Tensor("u", type=TYPE_UNKNOWN), Tensor("b")),
         ("by_unknown_type", wide, Tensor("u", type=TYPE_UNKNOWN, offset=32)),
     ]:
-        mentions = ("offset at offset", "expected data of its own", "inside tensor '")
+        mentions = ("offset at offset", "overlap", "inside tensor '")
         yield case(f"overlap_{label}", a, b, mentions=mentions, data=128)
 
 

@@ -53,7 +53,7 @@ def cases() -> Iterator[Case]:
         "wrong_file", {"a": "a.safetensors", "b": "a.safetensors"}, "'b'", "no such tensor"
     )
     swapped = {"a": "b.safetensors", "b": "a.safetensors"}
-    yield mapped("swapped", swapped, "weight_map 'a'", "expected it in 'b.safetensors'")
+    yield mapped("swapped", swapped, "weight_map 'a'", "expected file 'b.safetensors'")
     both = {"a": "a.safetensors", "x": "again.safetensors"}
     yield mapped("in_both", both, "tensor 'a'", "expected each name once")
     yield mapped("itself", {"a": "x.index.json"}, "expected a file of weights, found an index")

@@ -51,8 +51,8 @@ VALID = {
 def cases() -> Iterator[Case]:
     size = "dims at offset"
     for name, data in VALID.items():
-        yield Case(f"{name}_cut", data[:-1], (size, "those of one of"))
-        yield Case(f"{name}_long", data + b"\0", (size, "those of one of"))
+        yield Case(f"{name}_cut", data[:-1], (size, "dims that need"))
+        yield Case(f"{name}_long", data + b"\0", (size, "dims that need"))
         yield Case(f"{name}_head_only", data[:300], (size,))
     for version in (0, 2, 3, -1):
         mentions = (f"version at offset 4: expected 1, found {version}",)
@@ -66,7 +66,7 @@ def cases() -> Iterator[Case]:
             data = bytearray(version_1())
             struct.pack_into("<i", data, 8 + 4 * i, value)
             label = f"{name}_{value & 0xFFFFFFFF:x}"
-            yield Case(label, bytes(data), ("header: dims at offset 8: expected those of a model",))
+            yield Case(label, bytes(data), ("header: dims at offset 8: expected positive values",))
     for name, i, value in [("heads_odd", 3, 3), ("kv_heads_odd", 4, 3), ("kv_heads_more", 4, 8)]:
         data = bytearray(version_1())
         struct.pack_into("<i", data, 8 + 4 * i, value)

@@ -83,7 +83,7 @@ def global_cases() -> Iterator[Case]:
     touch = tuple_of(text(f"touch {MARKER}"))
 
     def case(name: str, found: str, *body: bytes) -> Case:
-        mentions = ("global at offset", "expected only what rebuilds tensors", f"found {found}")
+        mentions = ("global at offset", "expected functions that rebuild tensors", f"found {found}")
         return Case(f"global_{name}", archive(*body), mentions)
 
     for module, name in _GLOBALS:
@@ -147,9 +147,9 @@ _CODES = (
 )
 # A body of a pickle, and what is said of it.
 _PICKLE_FAULTS = [
-    ("stop_empty", b"", "one value at the end, found 0"),
-    ("stop_two", NONE + NONE, "one value at the end, found 2"),
-    ("stop_mark", MARK + NONE, "found 1 and 1 marks"),
+    ("stop_empty", b"", "marks at the end, found 0"),
+    ("stop_two", NONE + NONE, "marks at the end, found 2"),
+    ("stop_mark", MARK + NONE, "found 1 values and 1 marks"),
     ("pop_empty", b"0", "stack at offset"),
     ("dup_empty", b"2", "a value, found none"),
     ("dup_below_mark", NONE + MARK + b"2", "a value, found none"),
@@ -162,19 +162,19 @@ _PICKLE_FAULTS = [
     ("append_to_dict", EMPTY_DICT + NONE + b"a", "a list, found a dict"),
     ("append_to_text", text("x") + NONE + b"a", "a list, found a text"),
     ("appends_to_number", number(1) + MARK + NONE + b"e", "a list, found a number"),
-    ("append_to_itself", EMPTY_LIST + b"2a0", "one value at the end, found 0"),
+    ("append_to_itself", EMPTY_LIST + b"2a0", "marks at the end, found 0"),
     ("set_item_of_list", EMPTY_LIST + NONE + NONE + b"s", "a dict, found a list"),
-    ("set_items_odd", EMPTY_DICT + MARK + NONE + b"u", "keys with values, found one without"),
+    ("set_items_odd", EMPTY_DICT + MARK + NONE + b"u", "a key without value"),
     ("add_items_to_list", EMPTY_LIST + MARK + NONE + b"\x90", "a set, found a list"),
     (
         "get_nothing",
         b"h\0",
         "memo at offset",
     ),
-    ("get_far", b"j\xff\xff\xff\xff", "a number that has been given, found 4,294,967,295"),
-    ("get_hole", NONE + b"q\2h\1", "a number that has been given, found 1"),
+    ("get_far", b"j\xff\xff\xff\xff", "an index that is in use, found 4,294,967,295"),
+    ("get_hole", NONE + b"q\2h\1", "an index that is in use, found 1"),
     ("put_empty", b"q\0", "a value, found none"),
-    ("put_far", NONE + b"r\xff\xff\xff\xff", "below that of bytes so far"),
+    ("put_far", NONE + b"r\xff\xff\xff\xff", "below the number of bytes read"),
     ("put_below_mark", NONE + MARK + b"q\0", "a value, found none"),
     ("memoize_empty", b"\x94", "a value, found none"),
     (
@@ -209,8 +209,8 @@ _PICKLE_FAULTS = [
         named("torch", "FloatStorage") + EMPTY_TUPLE + REDUCE,
         "a function that rebuilds",
     ),
-    ("build_text", text("a") + NONE + b"b", "that of a dict, found that of a text"),
-    ("build_tensor", tensor() + NONE + b"b", "found that of a tensor"),
+    ("build_text", text("a") + NONE + b"b", "a dict, found a text"),
+    ("build_tensor", tensor() + NONE + b"b", "found a tensor"),
     ("build_empty", NONE + b"b", "a value, found none"),
     (
         "ordered_dict_pairs",
@@ -258,7 +258,7 @@ def opcode_cases() -> Iterator[Case]:
         return Case(f"pickle_{name}", archive(body), ("data.pkl", *mentions))
 
     for code in _CODES:
-        words = f"expected one that torch.save writes, found 0x{code[0]:02x}"
+        words = f"expected an opcode that torch.save writes, found 0x{code[0]:02x}"
         yield case(f"opcode_{code[0]:02x}", MARK + NONE + code, "opcode at offset", words)
     for n in (0, 1, 6, 255):
         yield Case(

@@ -191,28 +191,26 @@ def stream_cases() -> Iterator[Case]:
         return Case(f"stream_{name}", data, mentions, error)
 
     n4 = struct.pack("<Q", 4)
-    yield case("plain", weights(), "the magic number of PyTorch first")
+    yield case("plain", weights(), "the magic number of torch.save")
     yield case(
         "plain_data",
         pickle.dumps({"w": [1, 2.5, None, "x"]}, 4),
-        "the magic number of PyTorch first",
+        "the magic number of torch.save",
     )
     yield case("magic", stream(magic=pickled(long(1 << 70))), "the magic number")
-    yield case("version", stream(version=pickled(number(1002))), "expected 1001")
-    yield case("version_text", stream(version=pickled(text("1001"))), "expected 1001")
+    yield case("version", stream(version=pickled(number(1002))), "version 1001")
+    yield case("version_text", stream(version=pickled(text("1001"))), "version 1001")
     big = pickled(dict_of(text("little_endian"), FALSE))
     yield case(
         "big_endian", stream(machine=big), "found a big-endian one", error="UnsupportedError"
     )
     yield case("keys_tuple", stream(keys=pickled(EMPTY_TUPLE)), "keys at offset", "a list")
-    yield case("keys_numbers", stream(keys=pickled(EMPTY_LIST, number(0), b"a")), "texts")
-    yield case(
-        "keys_none", stream(keys=pickled(EMPTY_LIST), data=b""), "a key of the list, found '0'"
-    )
+    yield case("keys_numbers", stream(keys=pickled(EMPTY_LIST, number(0), b"a")), "strings")
+    yield case("keys_none", stream(keys=pickled(EMPTY_LIST), data=b""), "list of storages")
     yield case(
         "keys_other",
         stream(keys=pickled(EMPTY_LIST, text("1"), b"a")),
-        "one that the contents use, found '1'",
+        "a storage that the contents use, found '1'",
     )
     twice = pickled(EMPTY_LIST, MARK, text("0"), text("0"), b"e")
     yield case("keys_twice", stream(keys=twice), "'0' twice")

@@ -26,7 +26,7 @@ def member(label: str, /, *mentions: str, error: str = "FormatError", **changes:
 
 def directory_cases() -> Iterator[Case]:
     yield case("only_magic", b"PK\3\4", "end record at offset 4")
-    yield case("no_end", WHOLE[:-22], "one in the last 65,557 bytes, found none")
+    yield case("no_end", WHOLE[:-22], "a record in the last 65,557 bytes, found none")
     yield case("tail", WHOLE + b"x", "end record", "found none")
     yield case("no_members", b"PK\3\4" + zipped([], directory_offset=4), "found 0 members")
     yield case("no_pickle", zipped([STORAGE]), "found 1 members and none of that name")
@@ -61,11 +61,11 @@ def directory_cases() -> Iterator[Case]:
         yield case(
             f"directory_{name}", zipped([PICKLE, STORAGE], directory_size=size), "directory offset"
         )
-    yield case("directory_offset", zipped([PICKLE, STORAGE], directory_offset=3), "found one at 3")
+    yield case("directory_offset", zipped([PICKLE, STORAGE], directory_offset=3), "directory at 3")
     yield case(
         "directory_offset_max",
         zipped([PICKLE, STORAGE], directory_offset=0xFFFFFFFF),
-        "found one at 4,294,967,295",
+        "found a directory at 4,294,967,295",
     )
 
 
@@ -123,7 +123,7 @@ def member_cases() -> Iterator[Case]:
     yield member(
         "packed_past", "data that end before the directory", packed=1 << 20, nbytes=1 << 20
     )
-    yield member("offset_past", "one before the directory", offset=1 << 20)
+    yield member("offset_past", "an offset before the directory", offset=1 << 20)
     yield member("offset_near_end", "the end of the members after 3", offset=_MEMBERS - 3)
     yield member("offset_of_other", "'x/data/0' as in the directory, found 'x/data.pkl'", offset=0)
     yield member("offset_wide", "zip64 sizes", offset=0xFFFFFFFF)
@@ -151,7 +151,7 @@ def member_cases() -> Iterator[Case]:
         replace(STORAGE, packed=90, nbytes=90, flags=8),
         Member("x/data/1", bytes(200)),
     ]
-    yield case("overlap", zipped(overlap), "expected one behind 'x/data/0', found one inside of it")
+    yield case("overlap", zipped(overlap), "after member 'x/data/0'")
 
 
 CASES = [*directory_cases(), *zip64_cases(), *member_cases()]

@@ -68,8 +68,8 @@ std::vector<std::string_view> GgufArray::strings() const {
     const uint64_t length = left < 8 ? left : load<uint64_t>(p);
     if (left < 8 || length > left - 8)
       throw FormatError(
-          "expected the strings that were there when the file was opened, found others; open it "
-          "again, and replace files by renaming");
+          "the file was overwritten while it was open; open it again, and replace files by "
+          "renaming a new one");
     out.emplace_back(reinterpret_cast<const char*>(p + 8), length);
     p += 8 + length;
   }

@@ -49,7 +49,7 @@ const uint8_t* read_bools(Cursor& in, uint64_t n) {
 
 GgufArray read_array(Cursor& in, int depth, uint64_t& inner_left) {
   if (depth > kMaxArrayDepth)
-    in.fail(in.pos(), "array", "arrays nested at most 8 deep", "a ninth level", kAdviseConvert);
+    in.fail(in.pos(), "array", "at most 8 nested arrays", "9", kAdviseConvert);
   GgufArray a;
   a.type = read_value_type(in);
   const uint64_t size = size_of(a.type);

@@ -90,8 +90,8 @@ void refuse_overlaps(Cursor& in, const Tensors& t, const std::vector<uint64_t>& 
     const TensorRow& b = t.table[order[i]];
     if (b.offset - a.offset >= least_bytes(a)) continue;
     in.name(b.name);
-    in.fail(offset_fields[order[i]], "offset", "data of its own",
-            "its first byte at " + grouped(b.offset) + " inside tensor " + quoted(a.name) + " (" +
+    in.fail(offset_fields[order[i]], "offset", "data that overlap no other tensor",
+            "first byte " + grouped(b.offset) + " inside tensor " + quoted(a.name) + " (" +
                 grouped(a.offset) + " + " + grouped(a.nbytes) + " bytes)",
             kAdviseConvert);
   }

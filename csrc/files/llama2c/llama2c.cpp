@@ -126,13 +126,13 @@ std::shared_ptr<Llama2cFile> Llama2cFile::open(const std::string& path) {
   const uint64_t dims_at = in.pos();
   const Dims d = read_dims(in.data(), version);
   if (!d.plausible())
-    in.fail(dims_at, "dims", "those of a model, with dim a multiple of n_heads and so on",
+    in.fail(dims_at, "dims", "positive values, with dim a multiple of n_heads",
             "dim " + std::to_string(d.dim) + ", n_heads " + std::to_string(d.n_heads) + ", ...",
             kAdviseConvert);
   Table table = list(d, version);
   if (table.end() != file.size())
-    in.fail(dims_at, "dims", "those of a file of " + grouped(file.size()) + " bytes",
-            "those of one of " + grouped(table.end()), kAdviseDownload);
+    in.fail(dims_at, "dims", "dims for a file of " + grouped(file.size()) + " bytes",
+            "dims that need " + grouped(table.end()), kAdviseDownload);
   const auto add = [&](const char* key, int64_t value) {
     f->metadata_.push_back({key, MetadataScalar(value)});
   };

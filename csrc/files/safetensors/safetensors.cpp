@@ -156,7 +156,7 @@ void set_blocks(Cursor& in, uint64_t at, TensorRow& t, const DTypeInfo& type,
     in.fail(at, "shape", expected, found, kAdviseConvert);
   };
   if (t.type_name != "U8")  // such as one that has been told already
-    in.fail(at, "tensor", "one of type U8", t.type_name, kAdviseConvert);
+    in.fail(at, "tensor", "type U8", t.type_name, kAdviseConvert);
   if (shape.empty() || shape.size() != t.shape.size())
     fail("the " + grouped(t.shape.size()) + " dimensions of the bytes, one at least",
          grouped(shape.size()));
@@ -196,7 +196,7 @@ void read_blocks(Cursor& header, const Metadata& metadata, std::vector<Line>& li
         order.begin(), order.end(), name,
         [&](uint32_t i, const std::string& n) { return lines[i].tensor.name < n; });
     if (found == order.end() || lines[*found].tensor.name != name)
-      in.fail(begin, "tensor", "one that the file has", "no such tensor", kAdviseConvert);
+      in.fail(begin, "tensor", "a name of the header", "none", kAdviseConvert);
     std::optional<DTypeInfo> type;
     std::optional<std::vector<int64_t>> shape;
     uint64_t shape_at = begin;
@@ -237,7 +237,7 @@ void place(Cursor& in, std::vector<Line>& lines, uint64_t data_offset, uint64_t 
   }
   in.enter("header", 0, 0);
   if (covered != data)
-    in.fail(in.size(), "data", "tensors for all " + grouped(data) + " bytes",
+    in.fail(in.size(), "data", "tensors that cover all " + grouped(data) + " bytes",
             grouped(covered) + " bytes", kAdviseConvert);
 }
 

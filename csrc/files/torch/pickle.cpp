@@ -51,7 +51,7 @@ void Pickle::refuse_unknown(const Cursor& in) const {
   what.append(
       "; nothing was run here: get the weights as safetensors, or have their owner save the "
       "state_dict alone");
-  in.fail(first->offset - in.in_file(0), "global", "only what rebuilds tensors", found, what);
+  in.fail(first->offset - in.in_file(0), "global", "functions that rebuild tensors", found, what);
 }
 
 void PickleMachine::run() {
@@ -107,7 +107,8 @@ void PickleMachine::extend(Kind kind, std::vector<Value> items) {
   if (target.kind == Kind::Shell) return;
   if (target.kind != kind)
     fail("stack", "a " + std::string(kind_name(kind)), "a " + std::string(kind_name(target.kind)));
-  if (kind == Kind::Dict && items.size() % 2 != 0) fail("stack", "keys with values", "one without");
+  if (kind == Kind::Dict && items.size() % 2 != 0)
+    fail("stack", "pairs of key and value", "a key without value");
   n_values_ += items.size();
   budget(n_values_, kMaxValues, "values");
   auto& to = out_.items[target.index];
@@ -170,7 +171,7 @@ PickleValue PickleMachine::global(std::string_view module, std::string_view name
 
 // Picklers number what they keep from 0 on, so no number exceeds the bytes that came before.
 void PickleMachine::memoize(uint64_t index) {
-  if (index > at_ - begin_) fail("memo", "a number below that of bytes so far", grouped(index));
+  if (index > at_ - begin_) fail("memo", "an index below the number of bytes read", grouped(index));
   if (memo_.size() <= index) memo_.resize(index + 1, Value(Kind::Global, UINT32_MAX));
   memo_[index] = top();
 }
@@ -282,7 +283,7 @@ bool PickleMachine::memory(uint8_t code) {
   const auto get = [&](uint64_t index) {
     if (index >= memo_.size() ||
         (memo_[index].kind == Kind::Global && memo_[index].index == UINT32_MAX))
-      fail("memo", "a number that has been given", grouped(index));
+      fail("memo", "an index that is in use", grouped(index));
     push(memo_[index]);
     return true;
   };
@@ -367,7 +368,7 @@ bool PickleMachine::step() {
     case kBuild: {  // attributes, such as _metadata of a state_dict
       pop();
       if (top().kind != Kind::Dict && top().kind != Kind::Shell)
-        fail("state", "that of a dict", "that of a " + std::string(kind_name(top().kind)));
+        fail("state", "a dict", "a " + std::string(kind_name(top().kind)));
       return true;
     }
     case kBinPersId:
@@ -375,14 +376,14 @@ bool PickleMachine::step() {
       return true;
     case kStop:
       if (!marks_.empty() || stack_.size() != 1)
-        fail("stack", "one value at the end",
-             grouped(stack_.size()) + " and " + grouped(marks_.size()) + " marks");
+        fail("stack", "one value and no marks at the end",
+             grouped(stack_.size()) + " values and " + grouped(marks_.size()) + " marks");
       out_.root = stack_[0];
       return false;
     default:
       break;
   }
-  fail("opcode", "one that torch.save writes", hex(code));
+  fail("opcode", "an opcode that torch.save writes", hex(code));
 }
 
 }  // namespace pyflow

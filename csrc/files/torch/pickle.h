@@ -55,6 +55,8 @@ struct PickleValue {
   std::string_view text() const { return {data, size}; }
 };
 static_assert(sizeof(PickleValue) == 16);
+// What values of a kind are called.
+std::string_view kind_name(PickleValue::Kind kind);
 
 // A name that the pickle asks for.
 struct PickleGlobal {

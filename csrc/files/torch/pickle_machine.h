@@ -85,7 +85,5 @@ struct KnownGlobal {
 const KnownGlobal* known_global(std::string_view module, std::string_view name);
 // Whether a pickle that asks for it is known to run code by it. Of most names nobody knows.
 bool runs_code(std::string_view module, std::string_view name);
-// What values of a kind are called.
-std::string_view kind_name(PickleValue::Kind kind);
 
 }  // namespace pyflow

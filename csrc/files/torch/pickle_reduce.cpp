@@ -207,7 +207,7 @@ PickleValue PickleMachine::tensor(const std::vector<Value>& given, int version) 
   uint64_t first = natural(given[1], "storage offset");
   if (__builtin_add_overflow(first, storage.first, &first) ||
       __builtin_mul_overflow(first, t.type.block_bytes, &t.first_byte))
-    fail("storage offset", "one within the storage", grouped(first));
+    fail("storage offset", "an offset within the storage", grouped(first));
   check_extent(t);
   n_values_ += 8 + t.shape.size();
   out_.tensors.push_back(std::move(t));

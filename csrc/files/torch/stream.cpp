@@ -58,10 +58,11 @@ void read_machine(const MappedFile& file, const Pickle& machine) {
 
 std::vector<std::string_view> read_keys(Cursor& in, uint64_t at, const Pickle& keys) {
   std::vector<std::string_view> out;
-  if (keys.root.kind != Kind::List) in.fail(at, "keys", "a list", "another value", kAdviseConvert);
+  if (keys.root.kind != Kind::List)
+    in.fail(at, "keys", "a list", "a " + std::string(kind_name(keys.root.kind)), kAdviseConvert);
   for (const PickleValue& key : keys.items_of(keys.root)) {
     if (key.kind != Kind::Text && key.kind != Kind::Bytes)
-      in.fail(at, "keys", "texts", "another value", kAdviseConvert);
+      in.fail(at, "keys", "strings", "a " + std::string(kind_name(key.kind)), kAdviseConvert);
     out.push_back(key.text());
   }
   refuse_twins(
@@ -80,12 +81,12 @@ void TorchFile::read_stream(std::vector<PickleGlobal>& globals) {
   Stream stream(in, globals);
   const Pickle magic = stream.next("magic");
   if (magic.root.kind != Kind::BigInt || magic.root.text() != kMagic)
-    in.fail(0, "pickle", "the magic number of PyTorch first", "a pickle of something else",
+    in.fail(0, "pickle", "the magic number of torch.save", "another pickle",
             "if it holds weights, save them with torch.save or as safetensors");
   uint64_t at = in.pos();
   const Pickle version = stream.next("version");
   if (version.root.kind != Kind::Int || version.root.number != kVersion)
-    in.fail(at, "pickle", "1001", "another value", kAdviseConvert);
+    in.fail(at, "pickle", "protocol version 1001", "another version", kAdviseConvert);
   read_machine(file, stream.next("system"));
   const Pickle pickle = stream.next("contents");
   at = in.pos();
@@ -101,7 +102,7 @@ void TorchFile::read_stream(std::vector<PickleGlobal>& globals) {
           return (x == UINT32_MAX ? keys[i] : key_of(x)) < (y == UINT32_MAX ? keys[i] : key_of(y));
         });
     if (first == last)
-      in.fail(at, "key", "one that the contents use", quoted(keys[i]), kAdviseConvert);
+      in.fail(at, "key", "a storage that the contents use", quoted(keys[i]), kAdviseConvert);
     const uint64_t size_at = in.pos();
     const auto n = in.read<uint64_t>("number of elements");
     uint64_t nbytes = 0;
@@ -119,7 +120,7 @@ void TorchFile::read_stream(std::vector<PickleGlobal>& globals) {
   in.enter("contents", 0, 0);
   for (size_t i = 0; i < numbers.size(); ++i)
     if (numbers[i] == UINT32_MAX)
-      in.fail(pickle.storages[i].offset, "storage", "a key of the list",
+      in.fail(pickle.storages[i].offset, "storage", "a key in the list of storages",
               quoted(pickle.storages[i].key), kAdviseConvert);
   if (in.remaining() > 0)
     in.fail(in.pos(), "end", "the end of the file", grouped(in.remaining()) + " bytes more",

@@ -33,7 +33,7 @@ std::string prefix_of(const MappedFile& file, const std::vector<ZipMember>& memb
     const bool in_folder =
         m.name.ends_with("/data.pkl") && std::count(m.name.begin(), m.name.end(), '/') == 1;
     if (!in_folder && m.name != kPickle) continue;
-    if (found) refuse_member(file, m, "name", "one data.pkl", "a second one");
+    if (found) refuse_member(file, m, "name", "one data.pkl", "a second data.pkl");
     found = &m;
   }
   if (!found)
@@ -185,9 +185,8 @@ void TorchFile::build(const Pickle& pickle, const Cursor& in,
     const PickleTensor& p = pickle.tensors[number];
     if (!p.lazy.empty())
       throw UnsupportedError(label() + ": tensor " + quoted(name) +
-                             ": expected values as they lie in the file, found ones that are "
-                             "still to be " +
-                             (p.lazy == "conj" ? "conjugated (conj)" : "negated (neg)") +
+                             ": expected plain values, found values to be " +
+                             std::string(p.lazy == "conj" ? "conjugated (conj)" : "negated (neg)") +
                              "; save the model again with resolve_conj() and resolve_neg() of it");
     const uint32_t storage = numbers[p.storage];
     TensorRow& t = table.emplace_back();
@@ -230,7 +229,7 @@ std::shared_ptr<const uint8_t> TorchFile::unpacked(const TorchStorage& s) const 
   const MappedFile& file = *files()[0];
   if (!inflate_)
     throw UnsupportedError(file.label() + ": zip member at offset " + grouped(s.offset) +
-                           ": expected one that is stored, found a deflated one; pack the archive "
+                           ": expected a stored member, found a deflated one; pack the archive "
                            "again without compression");
   auto data = inflate_(file.data() + s.offset, s.packed, s.nbytes);
   if (!data)

@@ -47,7 +47,7 @@ uint64_t find_end(const MappedFile& file) {
       if (load<uint32_t>(p) == kEnd && load<uint16_t>(p + 20) == back) return last - back;
     }
   }
-  in.fail(file.size(), "end record", "one in the last 65,557 bytes", "none", kAdviseDownload);
+  in.fail(file.size(), "end record", "a record in the last 65,557 bytes", "none", kAdviseDownload);
 }
 
 // Reads the number of a part, of which there may be one.
@@ -121,7 +121,7 @@ Directory read_end(const MappedFile& file) {
   if (d.size > directory_end || d.offset != directory_end - d.size)
     in.fail(at, "directory offset",
             "a directory of " + grouped(d.size) + " bytes that ends at " + grouped(directory_end),
-            "one at " + grouped(d.offset), kAdviseDownload);
+            "a directory at " + grouped(d.offset), kAdviseDownload);
   if (d.count > d.size / kCentralBytes)
     in.fail(at, "count",
             "at most " + grouped(d.size / kCentralBytes) + " (what the directory can hold)",
@@ -202,8 +202,8 @@ void place(const MappedFile& file, ZipMember& m, uint16_t flags, uint64_t member
   in.enter("zip member", 0, 0);
   in.name(m.name);
   if (m.offset > members_end)
-    in.fail(m.offset, "local header", "one before the directory at " + grouped(members_end),
-            "an offset behind it", kAdviseDownload);
+    in.fail(m.offset, "local header", "an offset before the directory at " + grouped(members_end),
+            grouped(m.offset), kAdviseDownload);
   in.skip(m.offset, "local header");
   expect_signature(in, kLocal, "PK\\3\\4");
   in.skip(2, "version");
@@ -271,8 +271,8 @@ std::vector<ZipMember> read_zip(const MappedFile& file) {
     const ZipMember& before = members[order[i - 1]];
     if (headers[order[i]] >= before.offset + before.packed) continue;
     in.name(members[order[i]].name);
-    in.fail(0, "local header", "one behind " + quoted(before.name),
-            "one inside of it, at " + grouped(headers[order[i]]), kAdviseConvert);
+    in.fail(0, "local header", "an offset after member " + quoted(before.name),
+            "an offset inside that member, " + grouped(headers[order[i]]), kAdviseConvert);
   }
   return members;
 }
