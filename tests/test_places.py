@@ -348,7 +348,8 @@ from pyflow.cluster.mpi.pipeline import serve
 from pyflow.cluster.run.strategy import iterative
 
 path, greedy = sys.argv[1], SamplingParams(temperature=0, seed=0)
-other = Thread(target=serve, args=(path,), kwargs={"pool": _core.ThreadPool(1)}, name="rank 1")
+pool = _core.ThreadPool(1)
+other = Thread(target=serve, args=(path,), kwargs={"pool": pool}, name="rank 1", daemon=True)
 other.start()
 current_thread().name = "rank 0"
 layers = [range(0, 2), range(2, 4)]
