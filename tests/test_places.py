@@ -43,6 +43,11 @@ class Tree:
                 (root / "site" / package).symlink_to(root / source)
         extension = Path(_core.__file__)
         (site / extension.name).symlink_to(extension)
+        # An editable install answers for pyflow before any path is searched.
+        (root / "site/sitecustomize.py").write_text(
+            "import sys\n"
+            "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
+        )
 
     def add(self, path: str, text: str) -> None:
         """A new file."""
