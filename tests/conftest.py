@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import programs, rings
+from . import programs
 
 if TYPE_CHECKING:
     from pyflow.tokenizer import Tokenizer
@@ -53,10 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(isinstance(value, str) and value in models for value in parameters):
             item.add_marker("model")
-        if rings.is_in(rings.SLOW, item.nodeid):
-            item.add_marker("slow")
-        if rings.is_in(rings.QUICK, item.nodeid):
-            item.add_marker("quick")
 
 
 Oracle = Callable[[str], Any]

@@ -27,7 +27,7 @@ SURE = 0.5
 LLAMA_CPP_ROUNDS_AWAY = {"qwen2.5-coder-1.5b": ["one token, token 0: expected 15, found 16"]}
 
 MODELS = [
-    "smollm2",
+    pytest.param("smollm2", marks=pytest.mark.quick),
     "gemma3",
     pytest.param("qwen2.5-coder-1.5b", marks=pytest.mark.accept),
 ]

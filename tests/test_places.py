@@ -46,7 +46,8 @@ class Tree:
         # An editable install answers for pyflow before any path is searched.
         (root / "site/sitecustomize.py").write_text(
             "import sys\n"
-            "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
+            "finders = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
+            "sys.meta_path[:] = finders\n"
         )
 
     def add(self, path: str, text: str) -> None:

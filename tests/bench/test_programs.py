@@ -27,6 +27,7 @@ def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p not in ("sides.py", "cluster/rank.py")]
 )

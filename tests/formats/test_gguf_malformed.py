@@ -71,6 +71,7 @@ def test_the_corpus_is_no_smaller_than_promised(corpus: ModuleType) -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 def test_every_prefix_of_a_valid_file_is_refused(corpus: ModuleType, tmp_path: Path) -> None:
     whole = corpus.VALID["version_3"]
     # Of the last tensor only the first byte is needed: its type, hence its size, is unknown.
@@ -148,6 +149,7 @@ def mutate(data: bytes, edits: list[tuple[str, int, int]]) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.slow
 @example(edits=[("byte", 4188, 0)])  # in the name of a tensor, spelt out when shown
 @example(edits=[("byte", 4188, 0x5C)])
 @example(edits=[("byte", 4188, 0xFF)])

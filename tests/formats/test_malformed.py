@@ -26,6 +26,7 @@ def test_a_malformed_file_is_refused_with_its_fault(malformed_other: tuple[Path,
     assert any(words in message for words in case.any_of), message
 
 
+@pytest.mark.slow
 def test_most_say_where_what_was_expected_and_found(others: Any, tmp_path: Path) -> None:
     shape = re.compile(r".+: .+ at offset [\d,]+: expected .+, found .+; .+")
     for name, cases, beside in others.values():

@@ -281,6 +281,7 @@ def test_shards_of_pytorch_are_one_checkpoint(tmp_path: Path) -> None:
     assert np.shares_memory(checkpoint.array("embed.weight"), checkpoint.array("head.weight"))
 
 
+@pytest.mark.slow
 def test_a_mutated_file_opens_or_is_refused(
     torch_corpus: ModuleType, written: Callable[[bytes], Path]
 ) -> None:

@@ -12,6 +12,8 @@ import pyflow
 from pyflow import Context, Model, PyflowError, SamplingParams
 from pyflow.arguments import whole_numbers
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def model(model_path: Callable[[str], Path]) -> Iterator[Model]:

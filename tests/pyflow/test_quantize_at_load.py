@@ -97,6 +97,7 @@ def test_a_model_quantized_while_it_is_loaded_is_that_of_a_quantized_file(
         assert quantized == pytest.approx(nats(model.logits(tokens), tokens), rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [name for name in FORMATS if name != "F32"])
 def test_what_quantize_writes_is_also_loaded_into(form: str, tmp_path: Path) -> None:
     floats = write_model(tmp_path / "f32.gguf", n_layers=1, window=0, n_embd=256)

@@ -60,6 +60,7 @@ def source(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "source")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", BLOCKS)
 def test_every_format_runs_from_a_folder(form: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
@@ -70,6 +71,7 @@ def test_every_format_runs_from_a_folder(form: str, tmp_path: Path) -> None:
         assert stored.memory().weights == loaded.memory().weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUBS)
 def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: Path) -> None:
     golden = fixture(name)

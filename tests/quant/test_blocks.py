@@ -78,6 +78,7 @@ def block(kind: str, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDS)
 @settings(max_examples=60, deadline=None)
 @given(

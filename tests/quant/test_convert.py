@@ -77,6 +77,7 @@ def blocks_of(checkpoint: formats.Checkpoint, name: str) -> NDArray[np.uint8]:
     return np.asarray(checkpoint.native.data(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_name", mixes.TYPES)
 def test_files_of_every_type_hold_what_quantize_makes_of_the_weights(
     source: Path, tmp_path: Path, type_name: str
@@ -103,6 +104,7 @@ def test_files_of_every_type_hold_what_quantize_makes_of_the_weights(
     assert after.metadata.get("pyflow.formats", []) == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_name", ["Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "BF16", "F32"])
 def test_the_gguf_package_reads_the_same_values(
     source: Path, tmp_path: Path, type_name: str

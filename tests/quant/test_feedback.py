@@ -10,6 +10,8 @@ from pyflow.quant import FORMATS, dequantize, quantize
 from pyflow import _core
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
 
+pytestmark = pytest.mark.slow
+
 Array = NDArray[np.float32]
 BLOCKS = [name for name, form in FORMATS.items() if form.block > 1]
 WIDTH, DAMPING = 2048, 0.01  # csrc/encode/feedback.h

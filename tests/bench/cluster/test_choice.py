@@ -15,6 +15,8 @@ from pyflow.cluster.planning.simulation import cluster_times, simulate
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.wire.messages import RankProfile
 
+pytestmark = pytest.mark.slow
+
 Bench = Callable[[str], ModuleType]
 # No choice may be slower than this, of the best one.
 LEAST = 0.97

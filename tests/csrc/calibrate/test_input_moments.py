@@ -93,6 +93,7 @@ def test_moments_are_those_of_the_definition_and_shared_by_what_has_one_input(
             np.testing.assert_allclose(got[lower], want[lower], rtol=0.02, atol=4e-3 * want.max())
 
 
+@pytest.mark.slow
 def test_moments_of_many_rows_alike_do_not_drift(tmp_path: Path) -> None:
     """Each of 65,536 equal terms would be rounded alike: one f32 for all is off by up to 9e-4."""
     spec, _, file = built("slopes", tmp_path)

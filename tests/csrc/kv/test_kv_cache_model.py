@@ -16,6 +16,8 @@ from pyflow.errors import ShapeError
 
 from .kv_reference import END, Reference, Row
 
+pytestmark = pytest.mark.slow
+
 HEADS, DIM = 2, 16
 
 

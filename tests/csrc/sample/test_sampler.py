@@ -95,6 +95,7 @@ def test_the_draw_is_that_of_the_plain_reference(
     assert _core.Sampler(**p).sample(x, position).token == expected
 
 
+@pytest.mark.slow
 def test_shortcuts_over_a_large_vocabulary_change_nothing() -> None:
     # The whole vocabulary takes part: most tokens are dismissed by bounds, none wrongly.
     x = random_logits(50_000, 3, 1.0)

@@ -102,6 +102,7 @@ THREE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_children", [(1,), (2,), (3,), (1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
 @pytest.mark.parametrize("case", THREE)
 @pytest.mark.parametrize("policy", REFERENCES)
@@ -114,6 +115,7 @@ def test_law_of_two_tokens_over_all_drafts(
 small = st.lists(st.integers(0, 7), min_size=4, max_size=4).filter(any)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(small, min_size=10, max_size=10), n_children=st.sampled_from([(3,), (1, 1)]))
 def test_law_of_two_tokens_for_any_laws(rows: list[list[int]], n_children: tuple[int, ...]) -> None:
@@ -228,6 +230,7 @@ def chi_square(counts: NDArray[np.int64], law_of_two: NDArray[np.float64]) -> fl
     return float((np.square(counts - expected) / expected).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "n_children", "sampler", "n"),
     [

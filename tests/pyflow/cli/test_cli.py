@@ -273,6 +273,7 @@ def test_numbers_of_bench_may_be_ranges() -> None:
             list(_range(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["PYFLOW_ISA", "PYFLOW_PREFETCH"])
 @pytest.mark.parametrize(
     ("value", "shown"),
@@ -292,6 +293,7 @@ def test_variables_of_any_bytes_are_refused_in_one_line(
     assert found.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "name"), [("0", "none"), ("1", "near"), ("2", "far")])
 def test_prefetches_are_those_asked_for(value: str, name: str) -> None:
     command = [sys.executable, "-m", "pyflow", "doctor", "--json"]
@@ -302,6 +304,7 @@ def test_prefetches_are_those_asked_for(value: str, name: str) -> None:
     assert json.loads(out)["prefetches"] == name
 
 
+@pytest.mark.slow
 def test_doctor_says_what_it_found(run: Run) -> None:
     code, out, _ = run("doctor", "--json")
     assert code == 0

@@ -100,6 +100,7 @@ def test_a_draft_model_gets_the_first_rank_to_itself_where_it_computes_beside_ot
     ]
 
 
+@pytest.mark.slow
 def test_a_draft_model_on_a_rank_of_its_own_leaves_the_first_rank_its_layers() -> None:
     # It says that it has no memory for layers, and how long a guess takes.
     found = ranks(1.0, 1.0, 1.0, nbytes=(10**6, 10**6, 0))
@@ -152,6 +153,7 @@ def chooser(told: list[str]) -> Chooser:
     return Chooser(pipeline, choose(predictions(pipeline, LOOKUP)), LOOKUP, told.append)
 
 
+@pytest.mark.slow
 def test_a_job_learns_from_those_before_and_nothing_changes_while_guesses_do_not() -> None:
     told: list[str] = []
     each = chooser(told)
@@ -177,6 +179,7 @@ def test_a_job_learns_from_those_before_and_nothing_changes_while_guesses_do_not
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_what_was_given_up_is_tried_again_after_some_jobs_and_not_at_every_one() -> None:
     told: list[str] = []
     each = chooser(told)

@@ -27,6 +27,8 @@ from ..tokenizer.conftest import SLICES
 from ..tokenizer.test_sentencepiece import KINDS, blob, files, number, piece
 from .written import write
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["files"]
 Folders = Callable[[str], Path]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"

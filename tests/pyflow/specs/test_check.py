@@ -165,6 +165,7 @@ def test_the_walk_through_of_the_documentation(
     assert re.search(r"0/tell\.weight.*0/told\.weight", out)
 
 
+@pytest.mark.slow
 def test_the_proof_of_the_documentation(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

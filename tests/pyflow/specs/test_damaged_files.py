@@ -63,6 +63,7 @@ def described(checkpoint: Checkpoint) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @SMALL
 @given(data=st.data())

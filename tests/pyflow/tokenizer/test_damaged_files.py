@@ -107,6 +107,7 @@ VOCAB = {"a": 0, "b": 1, "ab": 2, "<s>": 3, "<x>": 4, "Ġ": 6}
 SETTINGS = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 
 
+@pytest.mark.slow
 @SMALL
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "vocab.txt", *SETTINGS])

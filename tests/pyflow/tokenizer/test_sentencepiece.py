@@ -108,6 +108,7 @@ def reference(folder: Path) -> Any:
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 
+@pytest.mark.slow
 @of_each
 def test_any_text_gives_the_ids_of_the_library(
     name: str, files: Files, wiki: str, hostile: str
@@ -322,6 +323,7 @@ def test_every_cut_of_a_file_is_read_or_refused(files: Files, tmp_path: Path) ->
     assert n_read < 9
 
 
+@pytest.mark.slow
 def test_flipped_bits_are_read_or_refused(files: Files, tmp_path: Path) -> None:
     raw = (files("unigram") / "tokenizer.model").read_bytes()
     broken = tmp_path / "tokenizer.model"

@@ -42,6 +42,7 @@ def agree(folder: Path, text: str) -> None:
         assert ours.decode(ids, skip_special=True) == theirs.decode(ids)
 
 
+@pytest.mark.slow
 @of_each
 def test_hostile_text_gives_the_ids_of_the_library(
     name: str, folder_of: Folders, hostile: str
@@ -49,6 +50,7 @@ def test_hostile_text_gives_the_ids_of_the_library(
     agree(folder_of(name), hostile)
 
 
+@pytest.mark.slow
 @of_each
 def test_wikipedia_gives_the_ids_of_the_library(name: str, folder_of: Folders, wiki: str) -> None:
     for start in (0, 600_000, len(wiki) - 60_000):
@@ -63,6 +65,7 @@ def test_all_of_wikipedia_gives_the_ids_of_the_library(
     agree(folder_of(name), wiki)
 
 
+@pytest.mark.slow
 @of_each
 def test_a_control_token_in_plain_text_is_text(name: str, folder_of: Folders) -> None:
     tokenizer = read(folder_of(name))

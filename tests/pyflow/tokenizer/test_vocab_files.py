@@ -68,6 +68,7 @@ def agree(folder: Path, library: Any, texts: list[str]) -> None:
         assert tokenizer.decode(ids) == library.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_vocab_json_and_merges_give_the_ids_of_the_library(
     name: str, vocab: Callable[[str], Path], wiki: str, hostile: str, tmp_path: Path
@@ -90,6 +91,7 @@ def test_vocab_json_and_merges_give_the_ids_of_the_library(
     assert from_folder(folder).add_eos == roberta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORDPIECE)
 def test_vocab_txt_gives_the_ids_of_the_library(
     name: str, vocab: Callable[[str], Path], wiki: str, hostile: str, tmp_path: Path

@@ -311,6 +311,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("there", [True, False])
 def test_an_interruption_leaves_what_was_there(
@@ -326,6 +327,7 @@ def test_an_interruption_leaves_what_was_there(
     assert {*tmp_path.iterdir()} == ({target} if there else set())
 
 
+@pytest.mark.slow
 def test_memory_stays_far_below_the_size_of_the_model(large: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pyflow.cli import main; code = main(sys.argv[1:]);"
@@ -345,6 +347,7 @@ def test_memory_stays_far_below_the_size_of_the_model(large: Path, tmp_path: Pat
     assert kilobytes < 170_000 < (large / "model.safetensors").stat().st_size / 1000
 
 
+@pytest.mark.slow
 def test_transformers_name_the_method_and_do_not_load_it(quantized: Path, oracle: Oracle) -> None:
     transformers = oracle("transformers")
     oracle("torch")

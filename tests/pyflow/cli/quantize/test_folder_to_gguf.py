@@ -97,6 +97,7 @@ def test_llama_cpp_finds_the_same_perplexity(smollm2: tuple[Path, Path], tmp_pat
     assert by_llama_cpp(made) == pytest.approx(by_us(made), rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_K_M", "Q3H_M"])
 @pytest.mark.parametrize("more", [(), ("--pure",), ("--keep-output", "--tensor-type", "_v=q6_k")])
 def test_options_do_what_they_do_for_files(
@@ -236,6 +237,7 @@ def test_blocks_of_several_types_make_no_tensor(run: Run, tmp_path: Path) -> Non
     assert "found Q4_0, Q8_0" in err
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_nothing(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     folder.mkdir()

@@ -164,6 +164,7 @@ def pipelines(draw: st.DrawFn) -> ClusterProfile:
     return ClusterProfile(tuple(ranks), links, layers)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(pipelines(), st.sampled_from(["latency", "throughput"]), st.integers(1, 3))
 def test_no_split_is_better(pipeline: ClusterProfile, objective: Objective, n_rows: int) -> None:
@@ -189,6 +190,7 @@ def test_no_split_is_better(pipeline: ClusterProfile, objective: Objective, n_ro
     assert judged(way) == min(map(judged, fitting))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(pipelines(), st.integers(1, 3), st.data())
 def test_splits_by_hand_are_predicted(

@@ -76,11 +76,13 @@ def test_more_rows_than_were_measured_go_on_like_the_last() -> None:
     )
 
 
+@pytest.mark.slow
 def test_guesses_that_are_never_right_are_not_made() -> None:
     found = chosen(pipeline(1, 1, 1, 1), Drafts(ms=10, acceptance=0.0, beside=False))
     assert found.kind == "iterative"
 
 
+@pytest.mark.slow
 def test_good_guesses_fill_a_deep_pipeline_and_the_head_is_no_stage_then() -> None:
     cluster = pipeline(*[1.0] * 8, max_nbytes=10**5)
     found = by_kind(predictions(cluster, Drafts(ms=2, acceptance=0.8)))
@@ -111,6 +113,7 @@ def test_a_slow_rank_takes_few_layers_or_none() -> None:
     assert max(map(len, best.ranges)) == 7
 
 
+@pytest.mark.slow
 def test_the_same_profiles_give_the_same_choice() -> None:
     cluster, drafts = pipeline(1, 1.5, 1, link=LAN), Drafts(ms=3, acceptance=0.6)
     assert predictions(cluster, drafts) == predictions(cluster, drafts)

@@ -49,6 +49,7 @@ def test_there_is_a_strategy_and_a_sample_for_every_message() -> None:
     assert set(STRATEGIES) == set(get_args(Message)) == {type(m) for m in SAMPLES.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
 @settings(max_examples=60)
@@ -157,6 +158,7 @@ def test_every_truncation_is_refused(message: Message) -> None:
             decode(sealed(whole, rows[:n], shape))
 
 
+@pytest.mark.slow
 @samples
 def test_every_flipped_byte_is_refused(message: Message) -> None:
     data = encode(message)
@@ -225,6 +227,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+@pytest.mark.slow
 @samples
 @given(data=st.data())
 @settings(max_examples=60)
