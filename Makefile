@@ -25,10 +25,13 @@ TEST_EXTRAS ?= test,lint
 comma := ,
 TOOLS := $(VENV)/.tools-$(subst $(comma),-,$(TEST_EXTRAS))
 
-# Four stamps in the environment say how far it has come: created, able to build, holding the wheel,
-# holding the wheel and the tools that test and lint. The way to the third is silent, for `make chat`
-# may answer into a pipe. The build tools live in it, not in a throwaway
-# environment, because only unchanging paths let a second build reuse the first one's objects.
+# Stamps in the environment say how far it has come: created, able to build, holding the wheel, holding
+# the wheel and the tools that test and lint; or, from `make dev`, holding the tools and an editable
+# install. The way to the third is silent, for `make chat` may answer into a pipe. The build tools live
+# in it, not in a throwaway environment, because only unchanging paths let a second build reuse the
+# first one's objects; for the same reason make builds in a folder that a plain `pip install .` leaves alone.
+BUILD = build/make/$$($(BIN)/python -c '$(TREE_TAG)')
+EDITABLE := $(VENV)/.editable
 venv: $(VENV)/.created
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pyflow needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -44,13 +47,14 @@ wheel: dist/.built
 dist/.built: $(VENV)/.can-build $(SOURCES)
 	@echo "building the wheel (a few minutes the first time)" >&2
 	@rm -rf dist
-	@$(PIP) wheel --no-build-isolation --no-deps -w dist . </dev/null
+	@$(PIP) wheel --no-build-isolation --no-deps -C build-dir=$(BUILD) -w dist . </dev/null
 	@touch $@
 
 install: $(VENV)/.installed
 $(VENV)/.installed: dist/.built
 	@$(PIP) install dist/*.whl </dev/null
 	@$(PIP) install --no-deps --force-reinstall dist/*.whl </dev/null
+	@rm -f $(EDITABLE)
 	@touch $@
 
 tools: $(TOOLS)
@@ -64,14 +68,18 @@ TREE_TAG := import sys, sysconfig; cp = "cp%d%d" % sys.version_info[:2]; \
             print(cp, cp, sysconfig.get_platform().replace("-", "_").replace(".", "_"), sep="-")
 testing: build/testing/.built
 build/testing/.built: dist/.built
-	@$(BIN)/cmake --build build/$$($(BIN)/python -c '$(TREE_TAG)') --target pyflow_testing >build/testing.log || { cat build/testing.log; exit 1; }
-	@rm -rf build/testing && cp -r build/$$($(BIN)/python -c '$(TREE_TAG)')/testing build/testing
+	@$(BIN)/cmake --build $(BUILD) --target pyflow_testing >build/testing.log || { cat build/testing.log; exit 1; }
+	@rm -rf build/testing && cp -r $(BUILD)/testing build/testing
 	@touch $@
 
-# Python sources are then read from the clone; run it again after a change to C++. `make install` goes back.
+# Python sources are then read from the clone; run it again after a change to C++. `make test` goes back.
 dev: $(TOOLS) testing
-	$(PIP) install --no-build-isolation --no-deps -e . </dev/null
+	$(PIP) install --no-build-isolation --no-deps -C build-dir=$(BUILD) -e . </dev/null
 	rm -f $(VENV)/.installed $(VENV)/.tools*
+	touch $(EDITABLE)
+
+# What reads the package and its tools takes the editable install as it is.
+ANY_INSTALL := $(if $(wildcard $(EDITABLE)),,$(TOOLS))
 
 chat: install
 	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null >/dev/null
@@ -89,15 +97,19 @@ oracles: $(TOOLS) testing
 accept: $(TOOLS) testing
 	$(SAFE) $(BIN)/python tests/accept.py $(if $(AGAIN),--again) $(ARGS)
 
-# mypy reads the installed package, where pyflow.quant and pyflow.formats have their places.
-lint: $(TOOLS)
+# mypy reads the package as it is installed: pyflow.quant and pyflow.formats in their places.
+MYPY_TREE := build/mypy/pyflow
+lint: $(ANY_INSTALL)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(CPP) | sort | xargs $(BIN)/clang-format --dry-run -Werror
-	cd $(VENV) && bin/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p pyflow
+	rm -rf $(MYPY_TREE) && mkdir -p $(MYPY_TREE)
+	ln -s $(addprefix $(CURDIR)/,$(wildcard pyflow/*) quant formats) $(MYPY_TREE)
+	cd $(MYPY_TREE)/.. && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
+	  --cache-dir $(CURDIR)/.mypy_cache -p pyflow
 	$(SAFE) $(BIN)/python docs/document_cli.py --check
 
-format: $(TOOLS)
+format: $(ANY_INSTALL)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(CPP) | sort | xargs $(BIN)/clang-format -i
@@ -107,13 +119,13 @@ count:
 	@echo "Python $$(find pyflow quant formats -name '*.py' -o -name '*.pyi' | xargs cat | wc -l)" \
 	  "C++ $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.def' | xargs cat | wc -l)"
 
-docs: $(TOOLS)
+docs: $(ANY_INSTALL)
 	$(SAFE) $(BIN)/python docs/document_cli.py
 
 # Every C++ file with warnings as errors: make warnings CXX=clang++-16. Clang's do not depend on how much it
 # optimizes.
 WARNINGS := build/warnings-$(notdir $(CXX))
-warnings: $(TOOLS)
+warnings: $(ANY_INSTALL)
 	$(BIN)/cmake -S . -B $(WARNINGS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
 	  -DPYFLOW_ISA_OPTIMIZATION=-O1 -DPYFLOW_TESTING=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python \
@@ -134,7 +146,7 @@ SANITIZED_TESTS ?= tests/csrc tests/formats
 NOT_SANITIZED := --deselect tests/formats/test_mapped_file.py::test_no_descriptors_left
 sanitize: LIBASAN = $(or $(wildcard $(call asan_of,$(SANITIZE_CXX))),\
                          $(shell $(SANITIZE_CXX) -print-file-name=libasan.so))
-sanitize: $(TOOLS)
+sanitize: $(ANY_INSTALL)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
 	  -C build-dir=$(ASAN)/$(notdir $(SANITIZE_CXX)) -C cmake.define.CMAKE_CXX_COMPILER=$(SANITIZE_CXX) \
 	  -C cmake.define.PYFLOW_SANITIZE=address,undefined -C cmake.define.PYFLOW_TESTING=ON . </dev/null
@@ -145,7 +157,7 @@ sanitize: $(TOOLS)
 
 # The same with ThreadSanitizer, on whole steps of a real model: races between the threads of a step.
 TSAN := $(abspath build/tsan)
-sanitize-threads: $(TOOLS)
+sanitize-threads: $(ANY_INSTALL)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(TSAN)/site \
 	  -C build-dir=$(TSAN)/cmake -C cmake.define.PYFLOW_SANITIZE=thread . </dev/null
 	LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" \
