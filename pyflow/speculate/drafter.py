@@ -87,7 +87,7 @@ class Observed:
 
 
 class Drafter(Protocol):
-    """Guesses how one sequence goes on."""
+    """Guesses how one sequence goes on. `close` may be left to this class."""
 
     def propose(self, budget: Budget) -> DraftTree:
         """A tree within the budget, or an empty one. Possibly only part of it will run.
@@ -105,12 +105,15 @@ class Drafter(Protocol):
         ...
 
     def close(self) -> None:
-        """The sequence has ended; idempotent."""
-        ...
+        """The sequence has ended: frees what the drafter keeps, by default nothing; idempotent."""
+        return
 
 
 class Method(Protocol):
-    """A way to draft. Keeps what outlives a sequence: pools, the context of a draft model."""
+    """A way to draft. Keeps what outlives a sequence: pools, the context of a draft model.
+
+    Only `name` and `start` have no default.
+    """
 
     @property
     def name(self) -> str:
@@ -120,18 +123,18 @@ class Method(Protocol):
     @property
     def wants_hidden(self) -> bool:
         """Whether its drafters use Observed.hidden."""
-        ...
+        return False
 
     @property
     def n_asked(self) -> int:
         """Rows per step that only ask the model something; a pipeline's predicted speed counts
         them."""
-        ...
+        return 0
 
     def start(self, sequence: Start) -> Drafter:
         """A drafter for one sequence."""
         ...
 
     def close(self) -> None:
-        """Frees what it keeps; idempotent."""
-        ...
+        """Frees what it keeps, by default nothing; idempotent."""
+        return

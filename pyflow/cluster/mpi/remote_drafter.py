@@ -8,14 +8,14 @@ from queue import Empty, SimpleQueue
 from pyflow.cluster.run.drafts import IsWanted
 from pyflow.cluster.wire.messages import Drafted, DraftRequest
 from pyflow.engine.cached_text import common_prefix
-from pyflow.speculate.drafter import Budget, Chain, Observed, Start
+from pyflow.speculate.drafter import Budget, Chain, Drafter, Method, Observed, Start
 from pyflow.speculate.tree import DraftTree
 
 # How often a wait looks whether its answer is still wanted.
 _PAUSE_S = 0.002
 
 
-class RemoteDrafter:
+class RemoteDrafter(Method, Drafter):
     """A method of speculation, and its only drafter: asks another rank.
 
     Keeps one request ahead: after each answer it asks the other rank to continue, so that its next
@@ -24,8 +24,6 @@ class RemoteDrafter:
     """
 
     name = "remote"
-    wants_hidden = False
-    n_asked = 0
 
     def __init__(self, send: Callable[[DraftRequest], None]) -> None:
         """send: fills in the epoch."""
@@ -72,9 +70,6 @@ class RemoteDrafter:
 
     def observe(self, observed: Observed) -> None:
         self._text += observed.tokens
-
-    def close(self) -> None:
-        """The other rank ends by itself."""
 
     def _ask(self, text: list[int], guesses: list[int], n: int, least: float) -> None:
         told = text + guesses

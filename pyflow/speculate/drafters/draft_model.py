@@ -47,7 +47,7 @@ def check_vocabulary(target: ModelFiles, draft: ModelFiles) -> None:
             )
 
 
-class DraftModel:
+class DraftModel(Method):
     """The method "draft": a model of the same vocabulary guesses one token after the other.
 
     It draws like the target, noise included: under the policy `exact`, sampled drafts are accepted
@@ -56,8 +56,6 @@ class DraftModel:
     """
 
     name = "draft"
-    wants_hidden = False
-    n_asked = 0
 
     def __init__(
         self,
@@ -115,7 +113,7 @@ class DraftModel:
         return context
 
 
-class _ModelDrafter:
+class _ModelDrafter(Drafter):
     """Drafts for one sequence. Between drafts all that it keeps are the cells of a text."""
 
     def __init__(

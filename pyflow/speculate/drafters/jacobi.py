@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pyflow.arguments import whole
-from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.entry import Entry
 from pyflow.speculate.tree import DraftTree
 
@@ -21,12 +21,11 @@ _BELIEF = (0.05, 0.3, 0.6)
 
 
 @dataclass(frozen=True, slots=True)
-class Jacobi:
+class Jacobi(Method):
     """Drafts the answers of the last step from behind the accepted tokens on, `window` of them."""
 
     window: int = 8
     name: ClassVar[str] = "jacobi"
-    wants_hidden: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole("window", self.window, 1)
@@ -40,11 +39,8 @@ class Jacobi:
         """A drafter whose first chain is random tokens of the prompt."""
         return JacobiDrafter(self, sequence.tokens)
 
-    def close(self) -> None:
-        """There is nothing to free."""
 
-
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """The chain of one sequence.
 
     Evidence: 0 for a random token, 1 for an answer, 2 for an answer that did not change.
@@ -84,9 +80,6 @@ class JacobiDrafter:
         ]
         self._chain += before[len(answered) :]
         self._fill()
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 ENTRY = Entry(

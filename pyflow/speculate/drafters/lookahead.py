@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, ClassVar
 
 from pyflow.arguments import whole
-from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.drafters.trie import Trie
 from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.tree import DraftTree
@@ -29,7 +29,7 @@ _FIRST, _FOLLOWING = 0.2, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Lookahead:
+class Lookahead(Method):
     """Collects n-grams that the model would write, and drafts those that begin with the root.
 
     A step takes window x (ngram - 1) rows for the window, the root's included, and up to guesses x
@@ -52,7 +52,6 @@ class Lookahead:
     """Tokens that end a text. After them a model writes nothing of use, so that in the window
     others take their place."""
     name: ClassVar[str] = "lookahead"
-    wants_hidden: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         whole("window", self.window, 1)
@@ -68,11 +67,8 @@ class Lookahead:
         """A drafter with a window and a pool of its own."""
         return LookaheadDrafter(self, sequence.tokens)
 
-    def close(self) -> None:
-        """There is nothing to free."""
 
-
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """The window and the n-grams of one sequence.
 
     The window is a table: level l of column i guesses the token l + i after the root, which is
@@ -184,9 +180,6 @@ class LookaheadDrafter:
         kept[ngram[1:]] = None
         if len(kept) > self._method.guesses:
             del kept[next(iter(kept))]
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 def _make(model: ModelFiles, options: Speculation) -> Made:

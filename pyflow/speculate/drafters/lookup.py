@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from typing import ClassVar
 
 from pyflow.arguments import whole
-from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.drafters.trie import Trie
 from pyflow.speculate.entry import Entry
 from pyflow.speculate.tree import DraftTree
@@ -31,7 +31,7 @@ _RECENT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLookup:
+class PromptLookup(Method):
     """Drafts the continuations of earlier occurrences of the last n_min to n_max tokens.
 
     At most `branches` continuations, of at most `length` tokens each and twice the tokens that
@@ -44,8 +44,6 @@ class PromptLookup:
     branches: int = 3
     length: int = 16
     name: ClassVar[str] = "lookup"
-    wants_hidden: ClassVar[bool] = False
-    n_asked: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         whole("n_min", self.n_min, 1)
@@ -57,11 +55,8 @@ class PromptLookup:
         """A drafter that knows the prompt, and learns the output."""
         return LookupDrafter(self, sequence.tokens)
 
-    def close(self) -> None:
-        """There is nothing to free."""
 
-
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """The index of one sequence.
 
     Evidence of a node is 2 x the kind of its match, 0 to 6, and 1 more for rivals (Trie).
@@ -173,9 +168,6 @@ class LookupDrafter:
                     latest[tuple(tokens[at - n :])] = before
                 elif at >= n:
                     del latest[tuple(tokens[at - n :])]
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 ENTRY = Entry("lookup", lambda _model, _options: ([PromptLookup()], 16))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.arguments import whole, whole_numbers
-from pyflow.speculate.drafter import Budget, Observed, Start
+from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
 from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.tree import DraftTree
 
@@ -26,7 +26,7 @@ _SAMPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class NgramPool:
+class NgramPool(Method):
     """All n-grams of a text, sorted; shared by all sequences and never changed.
 
     Takes 8 bytes per token of the text. An n-gram is looked up by bisection, longest first, and
@@ -42,8 +42,6 @@ class NgramPool:
     branches: int
     length: int
     name: ClassVar[str] = "pool"
-    wants_hidden: ClassVar[bool] = False
-    n_asked: ClassVar[int] = 0
 
     @classmethod
     def from_tokens(
@@ -75,9 +73,6 @@ class NgramPool:
         """A drafter that looks up the end of this sequence."""
         return PoolDrafter(self, sequence.tokens)
 
-    def close(self) -> None:
-        """There is nothing to free."""
-
     def find(self, ngram: Sequence[int]) -> NDArray[np.int32]:
         """Where the text goes on after an n-gram of up to n_max tokens: all positions, sorted by
         what follows as far as n_max tokens reach."""
@@ -95,7 +90,7 @@ class NgramPool:
         return found[found < len(self.order)]
 
 
-class PoolDrafter:
+class PoolDrafter(Drafter):
     """The latest tokens of one sequence.
 
     Scores are frequencies, n of N as n / (N + 1): what happened once need not happen again.
@@ -149,9 +144,6 @@ class PoolDrafter:
     def observe(self, observed: Observed) -> None:
         """Keeps what was emitted last."""
         self._latest = [*self._latest, *observed.tokens][-self._pool.n_max :]
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 def _make(_model: ModelFiles, options: Speculation) -> Made:
