@@ -22,9 +22,9 @@ from pyflow.cluster.planning.predict import (
     expected,
     predictions,
 )
-from pyflow.cluster.run.job import Counts
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.errors import PyflowError
+from pyflow.speculate.stats import PipelineStats
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
@@ -118,7 +118,7 @@ class Chooser:
                 self._tell(_why(best, found, drafts))
         return self._strategy
 
-    def learn(self, counts: Counts) -> None:
+    def learn(self, counts: PipelineStats) -> None:
         """Counts accepted and decided drafts of a job. An empty draft counts as a wrong token."""
         self._n_decided = _MEMORY * self._n_decided + counts.decided + counts.dry
         self._n_accepted = _MEMORY * self._n_accepted + counts.accepted

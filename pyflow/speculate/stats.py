@@ -114,6 +114,8 @@ class PipelineStats(DraftStats):
     """Runs that were cancelled on their way."""
     decided: int = 0
     """Guesses whose place the text has reached."""
+    dry: int = 0
+    """Empty drafts."""
     strategies: Counter[str] = field(default_factory=Counter)
     """Texts by the strategy that they were written with."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
@@ -16,8 +16,16 @@ from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, DraftRequest, Fra
 from pyflow.sampling import SamplingParams
 
 
-class StageChannel(Protocol):
-    """How the driver reaches the stages, and gets what they and the drafter return."""
+class DraftChannel(Protocol):
+    """The way to a drafter."""
+
+    def ask(self, request: DraftRequest) -> None:
+        """The pipeline receives the draft, unless a later request overtakes this one."""
+        ...
+
+
+class Pipeline(Protocol):
+    """Stages, and the way to them and back, for one job after the other."""
 
     def send(self, frame: Frame) -> None:
         """To the first stage, behind all frames before."""
@@ -34,18 +42,6 @@ class StageChannel(Protocol):
     def post(self, message: Drafted | BaseException) -> None:
         """Has `receive` return a message or raise. From any thread."""
         ...
-
-
-class DraftChannel(Protocol):
-    """The way to a drafter."""
-
-    def ask(self, request: DraftRequest) -> None:
-        """The draft comes through the stage channel, unless a later request overtakes this one."""
-        ...
-
-
-class Pipeline(StageChannel, Protocol):
-    """Stages, and the way to them, for one job after the other."""
 
     @property
     def draft_channel(self) -> DraftChannel | None:
@@ -84,15 +80,15 @@ class DraftThread(Closing):
     while it drafts ends the draft after the present guess, which the driver no longer waits for.
     """
 
-    def __init__(self, drafter: PipelineDrafter, stages: StageChannel) -> None:
+    def __init__(self, drafter: PipelineDrafter, pipeline: Pipeline) -> None:
         self._drafter = drafter
-        self._stages = stages
+        self._pipeline = pipeline
         self._requests: SimpleQueue[DraftRequest | None] = SimpleQueue()
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def ask(self, request: DraftRequest) -> None:
-        """The draft is posted to the stage channel, unless a later request overtakes this one."""
+        """The draft is posted to the pipeline, unless a later request overtakes this one."""
         self._requests.put(request)
 
     def close(self) -> None:
@@ -105,22 +101,25 @@ class DraftThread(Closing):
             while (request := self._requests.get()) is not None:
                 drafted = answer_latest(self._drafter, request, self._requests.empty)
                 if drafted is not None:
-                    self._stages.post(drafted)
+                    self._pipeline.post(drafted)
         except BaseException as error:
-            self._stages.post(error)
+            self._pipeline.post(error)
 
 
 def write(
     scheduler: Scheduler,
-    stages: StageChannel,
+    pipeline: Pipeline,
     drafts: DraftChannel | None = None,
     journal: Journal | None = None,
+    receive: Callable[[], Result | Drafted] | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """The tokens of the scheduler's job as they become certain, one or several at a time.
 
     To be read to its end, or the pipeline to be reset before the next job. journal: gets tokens
-    before the caller does; it has those that the job begins with.
+    before the caller does; it has those that the job begins with. receive: in place of the
+    pipeline's.
     """
+    receive = receive or pipeline.receive
     actions = scheduler.start()
     is_known = True
     while True:
@@ -128,9 +127,9 @@ def write(
         for action in actions:
             match action:
                 case Frame():
-                    stages.send(action)
+                    pipeline.send(action)
                 case Cancel():
-                    stages.cancel(action)
+                    pipeline.cancel(action)
                 case DraftRequest() if drafts is not None:
                     drafts.ask(action)
         for action in actions:
@@ -141,4 +140,4 @@ def write(
         is_known = False
         if any(isinstance(action, Done) for action in actions):
             return
-        actions = scheduler.on(stages.receive())
+        actions = scheduler.on(receive())

@@ -1,4 +1,4 @@
-"""A pipeline's job, and the actions and counts of its scheduler."""
+"""A pipeline's job, and the actions of its scheduler."""
 
 from __future__ import annotations
 
@@ -54,20 +54,3 @@ class Done:
 
 
 Action: TypeAlias = Frame | Cancel | DraftRequest | Emit | Done
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of runs and drafted tokens."""
-
-    runs: int = 0
-    rows: int = 0
-    cancelled: int = 0
-    drafted: int = 0
-    decided: int = 0
-    """Drafted tokens at positions that the text has reached."""
-    accepted: int = 0
-    dry: int = 0
-    """Empty drafts."""
-    explored: int = 0
-    """Rows of questions."""

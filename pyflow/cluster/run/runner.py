@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Protocol
 
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
-from pyflow.cluster.run.job import Counts, Job
+from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.supervise.journal import Journal
-from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Result
+from pyflow.cluster.wire.messages import Cut, Drafted, Result
 from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
 from pyflow.errors import CancelledError, PyflowError
@@ -25,7 +26,7 @@ class StrategyChooser(Protocol):
     """Chooses a strategy for each job, and learns from its counts."""
 
     def next(self) -> Strategy: ...
-    def learn(self, counts: Counts) -> None: ...
+    def learn(self, counts: PipelineStats) -> None: ...
 
 
 class PipelineRunner:
@@ -142,7 +143,7 @@ class PipelineRunner:
         """Ends the job in progress."""
         self._end_job()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises CancelledError if the user has cancelled."""
         if self._cancelled:
             raise CancelledError("stopped")
@@ -167,15 +168,28 @@ class PipelineRunner:
     ) -> Generator[tuple[int, ...], None, None]:
         """The tokens of a job as they become certain. Closed early, or cancelled, it leaves no run
         on its way."""
-        stats, n_held = self.stats(self._number), 0
+        number, job, n_held, n_read = self._number, scheduler.job, 0, 0
+        n_new = len(job.prompt) - job.n_past
+
+        def receive() -> Result | Drafted:
+            """Checks for cancellation, and reports progress of the prompt."""
+            nonlocal n_read
+            self._check()
+            message = self.pipeline.receive()
+            self._check()
+            if n_read < n_new and isinstance(message, Result):
+                n_read = min(n_read + job.n_batch, n_new)
+                if self._progress is not None:
+                    self._progress(n_read, n_new)
+            return message
+
         try:
             with ExitStack() as stack:
                 drafts: DraftChannel | None = self.pipeline.draft_channel
                 if self._drafter is not None and scheduler.strategy.n_draft:
                     self._drafter.begin(span.sampling, span.noise_stream)
                     drafts = stack.enter_context(DraftThread(self._drafter, self.pipeline))
-                channel = _JobChannel(self, scheduler.job, self._progress)
-                yield from write(scheduler, channel, drafts, journal)
+                yield from write(scheduler, self.pipeline, drafts, journal, receive)
             n_held = scheduler.n_past
         except (CancelledError, GeneratorExit):
             n_held = self.pipeline.reset(
@@ -184,50 +198,19 @@ class PipelineRunner:
             raise
         finally:
             self._held = scheduler.text[:n_held]
-            _count(scheduler, stats)
+            self._stats[number] = PipelineStats.total([self.stats(number), _counts(scheduler)])
             if chooser is not None:
                 chooser.learn(scheduler.counts)
 
 
-class _JobChannel:
-    """The stage channel of one job: checks for cancellation and reports progress of the prompt."""
-
-    def __init__(self, runner: PipelineRunner, job: Job, progress: Progress | None) -> None:
-        self._runner = runner
-        self._progress = progress
-        self._total = len(job.prompt) - job.n_past
-        self._n_batch = job.n_batch
-        self._n_read = 0
-
-    def send(self, frame: Frame) -> None:
-        self._runner.pipeline.send(frame)
-
-    def cancel(self, message: Cancel) -> None:
-        self._runner.pipeline.cancel(message)
-
-    def post(self, message: Drafted | BaseException) -> None:
-        self._runner.pipeline.post(message)
-
-    def receive(self, timeout: float | None = None) -> Result | Drafted:
-        self._runner.check()
-        message = self._runner.pipeline.receive(timeout)
-        self._runner.check()
-        if self._n_read < self._total and isinstance(message, Result):
-            self._n_read = min(self._n_read + self._n_batch, self._total)
-            if self._progress is not None:
-                self._progress(self._n_read, self._total)
-        return message
-
-
-def _count(scheduler: Scheduler, stats: PipelineStats) -> None:
+def _counts(scheduler: Scheduler) -> PipelineStats:
+    """Of the job, without the runs that have read its text."""
     job, counts, read = scheduler.job, scheduler.counts, scheduler.read
     n_drawn = len(scheduler.text) - len(job.prompt) - len(job.committed)
-    stats.tokens += max(0, n_drawn - 1)
-    stats.runs += counts.runs - read.runs
-    stats.rows += counts.rows - read.rows
-    stats.explored += counts.explored
-    stats.cancelled += counts.cancelled
-    stats.drafted += counts.drafted
-    stats.decided += counts.decided
-    stats.accepted += counts.accepted
-    stats.strategies[str(scheduler.strategy)] += 1
+    return replace(
+        counts,
+        tokens=max(0, n_drawn - 1),
+        runs=counts.runs - read.runs,
+        rows=counts.rows - read.rows,
+        strategies=Counter([str(scheduler.strategy)]),
+    )

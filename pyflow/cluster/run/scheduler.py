@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from pyflow.cluster.run.job import Action, Counts, Done, Emit, EndReason, Job
+from pyflow.cluster.run.job import Action, Done, Emit, EndReason, Job
 from pyflow.cluster.run.paths import Chain, Flight
 from pyflow.cluster.run.probes import Inquiry, Requests
 from pyflow.cluster.run.strategy import Strategy
@@ -45,6 +45,7 @@ from pyflow.cluster.wire.messages import (
     Share,
 )
 from pyflow.errors import PyflowError, ResourceError, ShapeError
+from pyflow.speculate.stats import PipelineStats
 
 
 class Scheduler:
@@ -65,8 +66,8 @@ class Scheduler:
         self.job = job
         self.strategy = strategy
         self.text = [*job.prompt, *job.committed]
-        self.counts = Counts()
-        self.read = Counts()
+        self.counts = PipelineStats()
+        self.read = PipelineStats()
         """The share spent on reading the text that the job begins with."""
         self._n_start = len(self.text)
         self._chain = Chain(self._n_start, [])

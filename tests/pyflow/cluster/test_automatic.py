@@ -17,10 +17,10 @@ from pyflow.cluster.mpi.survey import Survey
 from pyflow.cluster.planning.plan import ClusterProfile, LayerCosts
 from pyflow.cluster.planning.predict import Drafts, choose, predictions
 from pyflow.cluster.run.drafts import by_lookup
-from pyflow.cluster.run.job import Counts
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer
 from pyflow.cluster.wire.messages import Link, RankProfile
 from pyflow.errors import ResourceError, ShapeError
+from pyflow.speculate.stats import PipelineStats
 
 from .conftest import Rig
 
@@ -160,21 +160,21 @@ def test_a_job_learns_from_those_before_and_nothing_changes_while_guesses_do_not
     assert each.next().kind == "speculative"
     assert told == []
     for _ in range(3):
-        each.learn(Counts(decided=100, accepted=2))
+        each.learn(PipelineStats(decided=100, accepted=2))
     worse = each.next()
     assert worse.kind == "iterative"
     assert [line.partition(":")[0] for line in told] == ["iterative"]
     # Drafts without a guess are no better than wrong ones.
     other = chooser(told)
-    other.learn(Counts(decided=3, accepted=3, dry=200))
+    other.learn(PipelineStats(decided=3, accepted=3, dry=200))
     assert other.next().kind == "iterative"
     del told[:]
     for right in (95, 90, 97, 93, 90, 96):
-        other.learn(Counts(decided=100, accepted=right))
+        other.learn(PipelineStats(decided=100, accepted=right))
     best = other.next()
     assert best.kind == "speculative"
     for right in (88, 97, 90, 93):
-        other.learn(Counts(decided=100, accepted=right))
+        other.learn(PipelineStats(decided=100, accepted=right))
         assert other.next() is best
     assert len(told) == 1
 
@@ -188,7 +188,7 @@ def test_what_was_given_up_is_tried_again_after_some_jobs_and_not_at_every_one()
         strategy = each.next()
         kinds.append(strategy.kind)
         # Guesses of this text are never right.
-        each.learn(Counts(decided=64) if strategy.n_draft else Counts())
+        each.learn(PipelineStats(decided=64) if strategy.n_draft else PipelineStats())
     n_tried = sum(kind != "iterative" for kind in kinds)
     assert 2 <= n_tried <= 5
     assert len(told) <= 2 * n_tried
