@@ -10,7 +10,7 @@ from pyflow.specs.bind.binding import Binding, Place
 from pyflow.specs.bind.ropes import Ropes
 from pyflow.specs.block import Block, Want
 from pyflow.specs.blocks import kinds
-from pyflow.specs.language.evaluator import Evaluator
+from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.shapes import Table
 from pyflow.specs.parts import Register
 
@@ -22,10 +22,10 @@ class Blocks:
     """
 
     def __init__(
-        self, tables: Mapping[str, Any], evaluator: Evaluator, binding: Binding, ropes: Ropes
+        self, tables: Mapping[str, Any], facts: Facts, binding: Binding, ropes: Ropes
     ) -> None:
         self._tables = tables
-        self.evaluator, self.binding, self.ropes = evaluator, binding, ropes
+        self.facts, self.binding, self.ropes = facts, binding, ropes
         self.n_embd = 0
         self.unsupported: list[str] = []
 
@@ -64,7 +64,7 @@ class Context:
         return f"{self.blocks.binding.where}: {self.place}"
 
     def value(self, key: str) -> Any:
-        return self.blocks.evaluator.value(self.keys, self.table, key)
+        return self.blocks.facts.value(self.keys, self.table, key)
 
     def inner(self, key: str) -> Context | None:
         keys = cast("Table", self.keys[key])

@@ -17,7 +17,6 @@ from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
-from pyflow.specs.language.evaluator import Evaluator
 from pyflow.specs.language.facts import Facts, Source
 from pyflow.specs.model_spec import Embedding, Head, ModelSpec
 from pyflow.specs.parts import Register
@@ -59,9 +58,8 @@ def build(
     places = document["tensors"].get("places", {})
     prefixes = document["tensors"].get("prefix", ("",))
     binding = Binding(places, prefixes, facts, tensors, where)
-    evaluator = Evaluator(facts)
-    ropes = Ropes(document["ropes"], evaluator, binding, read_tensor, source.kind)
-    builder = _Builder(document, evaluator, binding, ropes)
+    ropes = Ropes(document["ropes"], facts, binding, read_tensor, source.kind)
+    builder = _Builder(document, facts, binding, ropes)
     spec, is_cut = None, False
     try:
         spec = builder.model(source.name)
@@ -85,19 +83,17 @@ def build(
 
 
 class _Builder:
-    def __init__(
-        self, document: Document, evaluator: Evaluator, binding: Binding, ropes: Ropes
-    ) -> None:
+    def __init__(self, document: Document, facts: Facts, binding: Binding, ropes: Ropes) -> None:
         self._doc, self._binding, self._ropes = document, binding, ropes
-        self._value, self._fact, self._facts = evaluator.value, evaluator.fact, evaluator.facts
-        self._blocks = Blocks(document["blocks"], evaluator, binding, ropes)
+        self._facts, self._value = facts, facts.value
+        self._blocks = Blocks(document["blocks"], facts, binding, ropes)
         self.unsupported = self._blocks.unsupported
 
     def model(self, name: str) -> ModelSpec | None:
         for refusal in self._doc["refuse"].values():
             if self._value(REFUSAL, refusal, "when"):
                 raise UnsupportedError(f"{self._binding.where}: {refusal['why']}")
-        n_embd, n_ctx = self._fact("n_embd"), self._fact("n_ctx")
+        n_embd, n_ctx = self._facts.integer("n_embd"), self._facts.integer("n_ctx")
         self._blocks.n_embd = n_embd
         if "encoder" in self._doc.tables:
             self.unsupported.append("encoders cannot run yet")
@@ -129,7 +125,7 @@ class _Builder:
         table, place = self._doc[name], Place(name)
         embed = table.get("embed", {})
         self._facts.layer = None
-        n_vocab = self._fact("n_vocab", 0)
+        n_vocab = self._facts.integer("n_vocab", 0)
         if "shared_with" in embed:
             place = Place(embed["shared_with"])
         if not n_vocab:

@@ -13,7 +13,6 @@ from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
 from pyflow.specs.grammar import GENERATION, IDS
-from pyflow.specs.language.evaluator import Evaluator
 from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import (
     ConfigSource,
@@ -95,9 +94,9 @@ class Description:
     def generation(self) -> tuple[str, dict[str, Any]]:
         """Default values of SamplingParams and n_predict, unchecked for range, after the table that
         holds them. FormatError, SpecError: one is of the wrong type."""
-        table, evaluator = self.document["generation"], Evaluator(self.facts)
+        table = self.document["generation"]
         self.facts.layer = None
-        found = {key: evaluator.value(GENERATION, table, key) for key in table}
+        found = {key: self.facts.value(GENERATION, table, key) for key in table}
         said = {key: value for key, value in found.items() if value is not None}
         return f"{label(self.document.path)}: generation", said
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.specs.language.values import Number, Whole, nearest
@@ -89,17 +89,7 @@ def make_rope(t: RopeTable) -> tuple[Rope, int]:
     for f in (*rope.inv_freq, *rope.long_inv_freq, rope.magnitude):
         if not math.isfinite(f):
             raise FormatError(f"{t.where}: expected finite frequencies, found {f}")
-    return (
-        Rope(
-            rope.inv_freq,
-            rope.magnitude,
-            t.interleaved,
-            rope.long_inv_freq,
-            rope.long_magnitude,
-            rope.n_ctx_original,
-        ),
-        n_ctx,
-    )
+    return replace(rope, interleaved=t.interleaved), n_ctx
 
 
 class Parameters:
@@ -277,17 +267,8 @@ def _longrope(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, in
         if factor > 1 and original > 1:
             magnitude = math.sqrt(1 + math.log(factor) / math.log(original))
     magnitude = p.number("magnitude", magnitude) * p.extra
-    return (
-        Rope(
-            tuple(_divided(plain, short, t.where)),
-            magnitude,
-            False,
-            tuple(_divided(plain, long, t.where)),
-            magnitude,
-            original,
-        ),
-        t.n_ctx,
-    )
+    near, far = (tuple(_divided(plain, divisors, t.where)) for divisors in (short, long))
+    return Rope(near, magnitude, False, far, magnitude, original), t.n_ctx
 
 
 _LAW = {

@@ -9,7 +9,7 @@ from pyflow.errors import FormatError, SpecError
 from pyflow.specs.bind.binding import Binding
 from pyflow.specs.bind.rope import RopeTable, make_rope
 from pyflow.specs.grammar import ROPE
-from pyflow.specs.language.evaluator import Evaluator
+from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.values import nearest
 from pyflow.specs.parts import Rope
 
@@ -26,12 +26,12 @@ class Ropes:
     def __init__(
         self,
         tables: Mapping[str, Any],
-        evaluator: Evaluator,
+        facts: Facts,
         binding: Binding,
         read_tensor: ReadTensor,
         kind: str,
     ) -> None:
-        self._given, self._evaluator, self._binding = tables, evaluator, binding
+        self._given, self._facts, self._binding = tables, facts, binding
         self._read_tensor, self._kind = read_tensor, kind
         self.tables: dict[str, RopeTable] = {}
         self._made: dict[str, Rope] = {}
@@ -64,12 +64,12 @@ class Ropes:
         table = given[name]
 
         def value(key: str) -> Any:
-            return self._evaluator.value(ROPE, table, key)
+            return self._facts.value(ROPE, table, key)
 
         n_dims, scaling, factor = value("n_dims"), value("scaling"), value("factor")
         where = f"{self._binding.where}: rope {name}"
         if scaling is not None:
-            where = table["scaling"].resolve(self._evaluator.facts).where
+            where = table["scaling"].resolve(self._facts).where
             if not isinstance(scaling, dict):
                 raise FormatError(f"{where}: expected a table, found {scaling!r:.60}")
         if factor is not None:
@@ -78,7 +78,7 @@ class Ropes:
             base=value("base"),
             n_dims=n_dims,
             interleaved=value("layout") == "interleaved",
-            n_ctx=self._evaluator.fact("n_ctx"),
+            n_ctx=self._facts.integer("n_ctx"),
             n_ctx_original=value("n_ctx_original"),
             scaling=scaling,
             divisors=self._divisors(table.get("divisors"), n_dims),

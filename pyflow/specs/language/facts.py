@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from pyflow._core import read_head
 from pyflow.errors import FormatError, SpecError
 from pyflow.specs.language.expression import UnresolvedError, Value
+from pyflow.specs.language.shapes import REQUIRED, Param, Table
 from pyflow.specs.language.values import Given, Kind, Number, Resolved, Whole
 from pyflow.text import printable
 
@@ -235,6 +236,35 @@ class Facts:
         if value is None:
             raise found.fault(kind.expected)
         return Resolved(value, found.where, found.is_from_spec)  # type: ignore[arg-type]
+
+    def value(self, shape: Table, table: Mapping[str, Any], key: str) -> Any:
+        """The value of a key of `table`, checked by `shape`; its default if nothing resolves.
+
+        FormatError: it is required and nothing resolves, or it is of another kind.
+        """
+        param = cast("Param", shape[key])
+        given = table.get(key)
+        if given is None:
+            return param.default
+        try:
+            found = given.resolve(self)
+        except UnresolvedError as error:
+            if param.default is not REQUIRED:
+                return param.default
+            raise FormatError(f"{error}: expected {param.kind.expected}, found nothing") from None
+        taken = param.kind.take(found.value)
+        if taken is None:
+            raise found.fault(param.kind.expected)
+        return taken
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A standard fact that is an integer."""
+        try:
+            return cast("int", self.fact(name))
+        except UnresolvedError as error:
+            if default is not None:
+                return default
+            raise FormatError(f"{error}: expected an integer, found nothing") from None
 
     def known(self) -> dict[str, Resolved]:
         """All facts that do not depend on the layer."""
