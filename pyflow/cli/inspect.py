@@ -23,6 +23,8 @@ from pyflow.text import printable
 # The items of an array and the characters of a text that are shown.
 _ITEMS = 4
 _CHARS = 60
+# Bytes of a MemoryPlan.
+_NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 
 
 @click.command("inspect")
@@ -107,19 +109,11 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
         numa=run.numa,
         quantize=run.quantize,
     )
-    return {
-        "weights": needs.weights,
-        "kv": needs.kv,
-        "scratch": needs.scratch,
-        "tokenizer": needs.tokenizer,
-        "total": needs.total,
-        "available": needs.available,
-        "fits": needs.fits,
-    }
+    return {name: getattr(needs, name) for name in (*_NEEDS, "fits")}
 
 
 def _print_memory(needs: dict[str, Any], *, can_quantize: bool) -> None:
-    for name in ("weights", "kv", "scratch", "tokenizer", "total", "available"):
+    for name in _NEEDS:
         click.echo(f"{name:<10} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
     if needs["fits"]:
         click.echo("it fits")

@@ -79,19 +79,10 @@ def output(*forms: str) -> Callable[[F], F]:
     return grouped(
         "output",
         form,
-        click.option(
-            "-o",
-            "--output",
-            type=click.Choice(forms),
-            default=forms[0],
-            help="Form of the result.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="The same as -o json."),
+        option("-o --output", "Form of the result.", type=click.Choice(forms), default=forms[0]),
+        flag("--json as_json", "The same as -o json."),
         rules=[Rule("--json", forbids=[f"-o {form}" for form in forms if form != "json"])],
     )
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def option(names: str, text: str, **how: Any) -> Option:
@@ -101,3 +92,6 @@ def option(names: str, text: str, **how: Any) -> Option:
 
 def flag(names: str, text: str) -> Option:
     return option(names, text, is_flag=True)
+
+
+as_json = flag("--json as_json", "Print one JSON object.")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -69,20 +67,6 @@ def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
 def json_lines(path: str) -> list[str]:
     """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
     prompts = []
-    for where, line, value in json_values(path):
-        text = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(text, str) or not text.strip():
-            raise click.UsageError(
-                f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
-            )
-        prompts.append(text)
-    if not prompts:
-        raise click.UsageError(f"{path}: expected at least one prompt, found none")
-    return prompts
-
-
-def json_values(path: str) -> Iterator[tuple[str, str, Any]]:
-    """The place, the text and the JSON of every line that is not blank."""
     # Not splitlines(): it also splits at characters that JSON texts may contain.
     for number, line in enumerate(read(path).split("\n"), start=1):
         if not line.strip():
@@ -94,4 +78,12 @@ def json_values(path: str) -> Iterator[tuple[str, str, Any]]:
             raise click.UsageError(f"{where}: is nested too deeply") from None
         except ValueError as error:
             raise click.UsageError(f"{where}: is not JSON: {error}") from None
-        yield where, line, value
+        text = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(text, str) or not text.strip():
+            raise click.UsageError(
+                f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
+            )
+        prompts.append(text)
+    if not prompts:
+        raise click.UsageError(f"{path}: expected at least one prompt, found none")
+    return prompts

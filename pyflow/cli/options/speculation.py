@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _LOSSY = [name for name, promise in POLICIES.items() if promise == "lossy"]
 SOURCES: dict[Source, str] = {"draft_models": "--draft-model", "pool": "--spec-pool"}
 """The options of what methods draft from."""
-_LOSSY = [name for name, promise in POLICIES.items() if promise == "lossy"]
 
 
 def _spec(is_one: Callable[[Entry], object] = lambda _: True) -> list[str]:
