@@ -177,8 +177,7 @@ def _measure(
             _read(context, window, n_vocab)
             if done == 1:  # the sums have nearly their final size
                 check_disk(target, _nbytes(squares))
-            if show is not None:
-                show(done, len(of_texts))
+            show(done, len(of_texts))
     checkpoint = loaded.checkpoint
     shapes = {t.name: t.shape for t in checkpoint.tensors}
     is_gguf = checkpoint.format == "GGUF"

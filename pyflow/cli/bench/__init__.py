@@ -203,8 +203,7 @@ def _measure(run: RunOptions, tests: _Tests, repetitions: int, output: str) -> N
                     )
                     for group in tests.groups:
                         results.extend(measure(loaded, group, repetitions, run.cache_type))
-                        if show is not None:
-                            show(next(done), total)
+                        show(next(done), total)
     finally:
         if output == "json" and results:
             print_json(results, indent=2)

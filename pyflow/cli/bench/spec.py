@@ -60,9 +60,7 @@ def _texts(*, texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
 
 @click.command("spec")
 @run_options(model.model, model.threads, model.numa, model.quantize)
-@ruled(
-    Rule("--draft-layers", needs=["--draft-model self"]),
-)
+@ruled(Rule("--draft-layers", needs=["--draft-model self"]))
 @grouped(
     "prompts",
     _texts,
@@ -116,8 +114,7 @@ def command(
         found = {name: Speeds() for name in speculators}
         turns = _measure(context, tokens, speculators, found, n_predict, repetitions)
         for done, _ in enumerate(turns, 1):
-            if show is not None:
-                show(done, (repetitions + 1) * len(tokens))
+            show(done, (repetitions + 1) * len(tokens))
         result = {
             "model": loaded.name,
             "cpu": _core.cpu_info()["model"],

@@ -96,8 +96,7 @@ def show(
     with progress("measuring") as told:
         for i, result in enumerate(measure(model, drafter, tests, repetitions, tokens), 1):
             results.append(result)
-            if told is not None:
-                told(i, len(tests))
+            told(i, len(tests))
     if output == "json":
         print_json(results, indent=2)
     else:

@@ -158,7 +158,7 @@ class Measurement:
 @contextmanager
 def measuring(
     journal: Journal, windows: Sequence[Window]
-) -> Iterator[tuple[Measurement, Progress | None]]:
+) -> Iterator[tuple[Measurement, Progress]]:
     """Times the body and closes the journal after it.
 
     Ctrl-C after the first window ends only the body, so that the command can print its results.

@@ -59,8 +59,7 @@ def quantize(
     paths = []
     with progress("quantizing") as show:
         for i, recipe in enumerate(recipes):
-            if show is not None:
-                show(i, len(recipes))
+            show(i, len(recipes))
             importance = imatrix if FORMATS[TYPES[recipe.type].base].block > 1 else None
             options_in_name = f"{'.pure' if recipe.pure else ''}{'.i' if importance else ''}"
             path = folder / f"{name}.{recipe.type.lower()}{options_in_name}.gguf"

@@ -143,7 +143,10 @@ def command(
         report.announce(steps, exported, imatrix is not None)
 
     with progress("quantizing, millions of weights") as show:
-        each = show and (lambda done, total: show(done // _MILLION, total // _MILLION))
+
+        def each(done: int, total: int) -> None:
+            show(done // _MILLION, total // _MILLION)
+
         shares = _convert(exported, target, recipe, Options(imatrix, n_threads, each, told, force))
     done = report.Report(
         target=target,

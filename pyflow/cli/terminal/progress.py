@@ -70,13 +70,12 @@ class _Bar:
 
 
 @contextlib.contextmanager
-def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None] | None]:
-    """A function to call with (done, total); None if standard error is no terminal.
-
-    Shows nothing for totals below `least`.
+def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with (done, total). It shows nothing for totals below `least`, or if
+    standard error is no terminal.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield lambda _done, _total: None
         return
     bar = _Bar(what, least)
     try:
@@ -85,7 +84,7 @@ def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None
         bar.stop()
 
 
-def reading_progress() -> contextlib.AbstractContextManager[Callable[[int, int], None] | None]:
+def reading_progress() -> contextlib.AbstractContextManager[Callable[[int, int], None]]:
     """Progress of reading a long prompt."""
     return progress("reading the prompt", least=_LONG_PROMPT)
 
