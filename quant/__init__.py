@@ -14,7 +14,6 @@ from pyflow.quant.blocks import (
     difference,
     distortion,
     format_of,
-    minmax,
     quantize,
 )
 
@@ -26,6 +25,5 @@ __all__ = [
     "difference",
     "distortion",
     "format_of",
-    "minmax",
     "quantize",
 ]

@@ -127,26 +127,6 @@ def distortion(weights: ArrayLike, type: str, importance: ArrayLike | None = Non
     return difference(weights, dequantize(quantize(weights, type, importance), type), importance)
 
 
-def minmax(weights: ArrayLike, levels: int) -> NDArray[np.float32]:
-    """Rounds weights (..., columns) to `levels` even steps from the minimum to the maximum of each
-    row: linear quantization without a search (Inferflow, Shi et al., 2024, equations 1 to 3).
-
-    ValueError: levels is not a whole number of at least 2. ShapeError: rows without columns.
-    UnsupportedError: a weight that is not a finite float32.
-    """
-    if not (levels >= 2 and levels % 1 == 0):
-        raise ValueError(f"levels: expected a whole number of at least 2, found {levels!r}")
-    x = np.asarray(weights, np.float64)
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise ShapeError(f"weights: expected rows of one column or more, found shape {x.shape}")
-    if not (np.abs(x) <= np.finfo(np.float32).max).all():  # catches NaN too
-        raise UnsupportedError("weights: expected finite float32, found NaN, infinity or more")
-    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
-    step = (high - low) / (levels - 1)
-    q = np.rint(np.divide(x - low, step, out=np.zeros_like(x), where=step > 0))
-    return np.asarray(low + step * q, np.float32)
-
-
 def difference(
     weights: ArrayLike, values: ArrayLike, importance: ArrayLike | None = None
 ) -> Distortion:
