@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pyflow import _core, formats
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.endpoint import Deliver, Endpoint, Traffic
-from pyflow.cluster.mpi.handshake import check, check_ranges, hello
+from pyflow.cluster.mpi.handshake import check_ranges, hello
 from pyflow.cluster.mpi.layers import Ranks, Splitter
 from pyflow.cluster.mpi.remote_drafter import RemoteDrafter
 from pyflow.cluster.mpi.survey import Survey, Surveyor
@@ -37,7 +37,6 @@ from pyflow.cluster.wire.messages import (
     Failure,
     Frame,
     Goodbye,
-    Hello,
     Message,
     Result,
     Setup,
@@ -166,13 +165,12 @@ class MpiPipeline(Closing):
             reporter.at("opening the model")
             checkpoint = open_checkpoint(path, quantize=quantize)
             spec = build_spec(checkpoint)
-            hellos = self._gather(hello(0, checkpoint))
-            check(hellos)
+            send, take = endpoint.send, lambda: self._next(None)[1]
+            surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)
+            hellos = surveyor.greet()
 
             def measure() -> Survey:
                 reporter.at("measuring")
-                send, take = endpoint.send, lambda: self._next(None)[1]
-                surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)
                 return surveyor.lead(sizes, drafters)
 
             if callable(layers):
@@ -278,15 +276,6 @@ class MpiPipeline(Closing):
     def close(self) -> None:
         """Ends the work of all ranks, and a run in progress after its layer; idempotent."""
         self._finish()
-
-    def _gather(self, own: Hello) -> list[Hello]:
-        """The Hello of every rank, rank 0 first."""
-        hellos = {0: own}
-        while len(hellos) < self._endpoint.size:
-            rank, message = self._next(None)
-            if isinstance(message, Hello):
-                hellos[rank] = message
-        return [hellos[rank] for rank in sorted(hellos)]
 
     def _next(self, timeout: float | None) -> tuple[int, Message]:
         rank, message = self._inbox.get(timeout=timeout)
