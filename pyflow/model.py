@@ -10,7 +10,6 @@ from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.topology import NumaMode, Placement
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
-from pyflow.generate.conversation import Conversation
 from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
 from pyflow.speculate import Speculator
@@ -54,7 +53,7 @@ class Model(LoadedModel, AnyModel):
         *,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
-    ) -> Conversation:
+    ) -> Run:
         """The cache behind a `ChatSession`: a context of its own, sized as `context` says."""
         context = self.context(n_ctx, cache_type=cache_type)
-        return Conversation(LocalRunner(context, speculator), self)
+        return Run(LocalRunner(context, speculator), [context.n_ctx], owned=True)

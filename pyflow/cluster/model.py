@@ -27,7 +27,6 @@ from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run, check_fits
-from pyflow.generate.conversation import Conversation
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class PipelinedModel(AnyModel, Closing):
         *,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
-    ) -> Conversation:
+    ) -> Run:
         """The cache behind a `ChatSession`: the stages keep what it shares with the last text.
 
         PyflowError for sizes that are not the pipeline's.
@@ -150,7 +149,7 @@ class PipelinedModel(AnyModel, Closing):
                 f"chat: expected the pipeline's own n_ctx={self.n_ctx} and "
                 f"cache_type={self.cache_type!r}, and no speculator"
             )
-        return Conversation(self.runner, self, owned=False)
+        return Run(self.runner, [self.n_ctx])
 
     def _shifts(self) -> bool:
         """Whether cells may move: not where positions have been learned."""

@@ -18,7 +18,6 @@ from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
-from pyflow.generate.conversation import CacheOptions, Conversation
 from pyflow.generate.runner import Runner
 from pyflow.generate.stream import Request, Stream, TextModel, View
 from pyflow.sampling import SamplingParams
@@ -49,6 +48,16 @@ class Options(TypedDict, total=False):
     """Called as progress(done, total) while long prompts are read."""
     speculator: Speculator | None
     """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
+
+
+class CacheOptions(TypedDict, total=False):
+    """Of the cache behind a conversation."""
+
+    n_ctx: int | None
+    """Tokens that it holds; None is 4096 or the model's limit, whichever is less."""
+    cache_type: CacheType
+    speculator: Speculator | None
+    """Drafts, for answers sooner; it is the caller's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +141,8 @@ class AnyModel(ABC):
         option that does not go with the model."""
 
     @abstractmethod
-    def conversation(self, **cache: Unpack[CacheOptions]) -> Conversation:
-        """The cache behind a `ChatSession`."""
+    def conversation(self, **cache: Unpack[CacheOptions]) -> Run:
+        """A runner of one text, the cache behind a `ChatSession`."""
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
         """What the model writes, chunk by chunk, each as soon as its token is drawn.

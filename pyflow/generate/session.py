@@ -15,8 +15,7 @@ from pyflow.engine.context import Progress
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.any_model import AnyModel, check_fits
-from pyflow.generate.conversation import CacheOptions
+from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
 
@@ -76,7 +75,7 @@ class ChatSession(Closing):
         """
         self._model = model
         self._template = chat_template(model)
-        self._conversation = model.conversation(**cache)
+        self._run = model.conversation(**cache)
         self._sampling = (sampling or model.defaults.sampling).seeded()
         self._notice = notice
         self._noticed = False
@@ -95,7 +94,7 @@ class ChatSession(Closing):
 
     @property
     def n_ctx(self) -> int:
-        return self._conversation.n_ctx
+        return self._run.runner.n_ctx
 
     @property
     def sampling(self) -> SamplingParams:
@@ -178,7 +177,9 @@ class ChatSession(Closing):
 
     def close(self) -> None:
         """Frees the context; idempotent."""
-        self._conversation.close()
+        self._end_open_turn()
+        if self._run.owned:
+            self._run.runner.close()
 
     @property
     def _n_system(self) -> int:
@@ -222,7 +223,9 @@ class ChatSession(Closing):
             stop=self.stop,
             make_room=make_room,
         )
-        self._open = Turn(self._conversation.answer(request, progress), finish)
+        runner = self._run.runner
+        stream = Stream(runner, self._model, [request], reuse=True, progress=progress)
+        self._open = Turn(stream, finish)
         return self._open
 
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:

@@ -21,7 +21,6 @@ from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError, ResourceError, ShapeError
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
-from pyflow.generate.conversation import Conversation
 from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
 from pyflow.tokenizer import Detokenizer
@@ -193,9 +192,9 @@ class FakeModel(AnyModel):
 
     def conversation(
         self, n_ctx: int | None = None, *, cache_type: str = "f16", speculator: Any = None
-    ) -> Conversation:
+    ) -> Run:
         context: Any = self.context(n_ctx, cache_type=cache_type)
-        return Conversation(LocalRunner(context, speculator), self)
+        return Run(LocalRunner(context, speculator), [context.n_ctx], owned=True)
 
 
 @pytest.fixture
