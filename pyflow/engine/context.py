@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
@@ -328,18 +327,6 @@ class Context(Closing):
     def close(self) -> None:
         """Frees the cache; idempotent."""
         self._native = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scorer:
-    """A context with a regime: the `LogprobSource` of `quant.perplexity`."""
-
-    context: Context
-    regime: Regime
-
-    def score(self, tokens: Tokens, first: int = 0) -> NDArray[np.float64]:
-        """log p(tokens[i + 1] | tokens[: i + 1]) for i = first .. n - 2, from an empty cache."""
-        return self.context.score(tokens, first, regime=self.regime)
 
 
 def context_args(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from pyflow.engine.context import (
     CacheType,
     Context,
     ContextArgs,
-    Regime,
-    Scorer,
     Tokens,
     context_args,
 )
@@ -188,12 +185,6 @@ class LoadedModel(ModelFiles, Closing):
             max(1, ids.size), n_batch=min(DEFAULT_BATCH, max(1, ids.size))
         ) as context:
             return context.forward(ids, logits="all")
-
-    @contextmanager
-    def scorer(self, *, n_ctx: int, regime: Regime = "prefill") -> Iterator[Scorer]:
-        """A context that gives log-probabilities of a text's tokens, for perplexity."""
-        with self.context(n_ctx, n_batch=min(DEFAULT_BATCH, n_ctx)) as context:
-            yield Scorer(context, regime)
 
     def close(self) -> None:
         """Frees the weights once no context uses them; idempotent."""

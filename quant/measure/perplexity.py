@@ -20,10 +20,16 @@ Regime = Literal["prefill", "decode"]
 Progress = Callable[[int, int], None]
 
 
-class LogprobSource(Protocol):
-    """Anything that computes log-probabilities of a text's tokens."""
+N_BATCH = 512
+"""Rows of a step at most."""
 
-    def score(self, tokens: NDArray[np.int32], first: int) -> NDArray[np.float64]:
+
+class LogprobSource(Protocol):
+    """Anything that computes log-probabilities of a text's tokens: a context."""
+
+    def score(
+        self, tokens: NDArray[np.int32], first: int, *, regime: Regime
+    ) -> NDArray[np.float64]:
         """float64[n - 1 - first]: log p(tokens[i + 1] | tokens[..i]) for i = first .. n - 2.
 
         Natural logarithm. Each call starts from an empty cache.
@@ -52,8 +58,8 @@ class ScoredModel(Protocol):
     def tokenizer(self) -> SpecialTokenizer:
         """The model's own tokenizer."""
 
-    def scorer(self, *, n_ctx: int, regime: Regime) -> AbstractContextManager[LogprobSource]:
-        """A context of n_ctx positions that computes all rows in the given regime."""
+    def context(self, n_ctx: int, *, n_batch: int) -> AbstractContextManager[LogprobSource]:
+        """A context of n_ctx positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,8 @@ def perplexity(
     """
     whole = cut_text(model.tokenizer, text, n_ctx, method=method, stride=stride)
     journal = Journal(None, {}, [w.n_scored for w in whole.windows], 1)
-    with model.scorer(n_ctx=n_ctx, regime=regime) as source:
-        score(source, limited(whole, n_chunks), journal, progress=progress)
+    with model.context(n_ctx, n_batch=min(N_BATCH, n_ctx)) as source:
+        score(source, limited(whole, n_chunks), journal, regime=regime, progress=progress)
     return summary(journal.records)
 
 
@@ -115,6 +121,7 @@ def score(
     windows: Sequence[Window],
     journal: Journal,
     *,
+    regime: Regime = "prefill",
     progress: Progress | None = None,
 ) -> None:
     """Appends (1, n) negative log-probabilities for each window that the journal lacks."""
@@ -122,7 +129,8 @@ def score(
     if progress is not None:
         progress(done, len(windows))
     for i, window in enumerate(windows[done:], start=done + 1):
-        logprobs = np.asarray(source.score(window.tokens, window.first), np.float64)
+        found = source.score(window.tokens, window.first, regime=regime)
+        logprobs = np.asarray(found, np.float64)
         if logprobs.shape != (window.n_scored,):
             raise ShapeError(
                 f"chunk {i}: expected {window.n_scored} scores, found {logprobs.shape}"

@@ -113,11 +113,6 @@ CALLS: dict[str, tuple[Callable[[Model, Context], object], str, str]] = {
         "n_threads",
         "1.5",
     ),
-    "scorer": (
-        lambda m, _: m.scorer(n_ctx=1.5).__enter__(),  # type: ignore[arg-type]
-        "n_ctx",
-        "1.5",
-    ),
 }
 
 

@@ -36,9 +36,9 @@ def ppl(*, run: RunOptions, text: TextOptions, as_json: bool) -> None:
         journal = text.journal(cut, 1, [loaded], "eval ppl")
         with (
             measuring(journal, windows) as (progress, show),
-            loaded.scorer(n_ctx=text.n_ctx, regime=text.regime) as source,
+            loaded.context(text.n_ctx, n_batch=min(perplexity.N_BATCH, text.n_ctx)) as context,
         ):
-            perplexity.score(source, windows, journal, progress=show)
+            perplexity.score(context, windows, journal, regime=text.regime, progress=show)
     result = perplexity.summary(journal.records[: progress.n_done])
     if as_json:
         figures = {

@@ -32,8 +32,12 @@ class UniformSource:
 
     n_vocab: int
     calls: list[tuple[list[int], int]] = field(default_factory=list)
+    regimes: set[Regime] = field(default_factory=set)
 
-    def score(self, tokens: NDArray[np.int32], first: int) -> NDArray[np.float64]:
+    def score(
+        self, tokens: NDArray[np.int32], first: int, *, regime: Regime
+    ) -> NDArray[np.float64]:
+        self.regimes.add(regime)
         self.calls.append((tokens.tolist(), first))
         return np.full(len(tokens) - 1 - first, -math.log(self.n_vocab))
 
@@ -44,8 +48,10 @@ class ListedSource:
     def __init__(self, *answers: NDArray[np.float64]) -> None:
         self._answers = iter(answers)
 
-    def score(self, tokens: NDArray[np.int32], first: int) -> NDArray[np.float64]:
-        del tokens, first
+    def score(
+        self, tokens: NDArray[np.int32], first: int, *, regime: Regime
+    ) -> NDArray[np.float64]:
+        del tokens, first, regime
         return next(self._answers)
 
 
@@ -64,11 +70,11 @@ class CharTokenizer:
 class ToyModel:
     tokenizer: CharTokenizer
     source: UniformSource = field(default_factory=lambda: UniformSource(8))
-    asked: list[tuple[int, Regime]] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
 
     @contextmanager
-    def scorer(self, *, n_ctx: int, regime: Regime) -> Iterator[UniformSource]:
-        self.asked.append((n_ctx, regime))
+    def context(self, n_ctx: int, *, n_batch: int) -> Iterator[UniformSource]:
+        self.asked.append((n_ctx, n_batch))
         yield self.source
 
 
@@ -141,7 +147,8 @@ def test_a_model_that_adds_bos_sees_it_in_text_and_in_every_chunk(add_bos: bool)
     heads = [tokens[0] for tokens, _ in model.source.calls]
     assert heads == ([0, 0, 0] if add_bos else [ord("a"), ord("i"), ord("q")])
     assert model.source.calls[0][0][1] == (ord("a") if add_bos else ord("b"))
-    assert model.asked == [(8, "decode")]
+    assert model.asked == [(8, 8)]
+    assert model.source.regimes == {"decode"}
     assert result.ppl == pytest.approx(8)
 
 
