@@ -51,12 +51,12 @@ def find_stop_ids(
 ) -> frozenset[int]:
     """llama.cpp's end-of-generation tokens.
 
-    special: the ids that the file names. Tokens that are recognized by their text become control
-    tokens in `types`, whatever the file says.
+    special: the ids that the file names, by eos, eot, eom and fim_*. Tokens that are recognized by
+    their text become control tokens in `types`, whatever the file says.
     """
-    stops = {special[name] for name in ("eos", "eot", "eom")}
+    stops = {special.get(name) for name in ("eos", "eot", "eom")}
     for name, candidates in _INFILL_STOPS.items():
-        chosen = special[name]
+        chosen = special.get(name)
         if chosen is None:
             chosen = next((ids[text] for text in candidates if text in ids), None)
             if chosen is not None:

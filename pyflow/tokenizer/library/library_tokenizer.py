@@ -72,8 +72,7 @@ class LibraryTokenizer(Tokenizer):
         types = bytearray(self._n_ids)
         for token in special.values():
             types[token] = TokenType.CONTROL
-        known = dict.fromkeys(("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-        stops = find_stop_ids(special, types, {**known, "eos": self.eos_id})
+        stops = find_stop_ids(special, types, {"eos": self.eos_id})
         self.stop_ids = stops | frozenset(stop_ids)
         self._control = frozenset(i for i, kind in enumerate(types) if kind == TokenType.CONTROL)
         self._piece = functools.lru_cache(maxsize=_CACHED_PIECES)(self._inner)

@@ -14,7 +14,7 @@ from pyflow.tokenizer.ours import spm
 from pyflow.tokenizer.ours.charsmap import Charsmap, Normalizer
 from pyflow.tokenizer.ours.sentencepiece_file import SentencePieceFile, read_file
 from pyflow.tokenizer.ours.unigram import Unigram
-from pyflow.tokenizer.ours.vocab import Vocab
+from pyflow.tokenizer.ours.vocab import Vocab, ids_of
 from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
 
 
@@ -64,10 +64,9 @@ def read_sentencepiece(
     for role in roles:
         if (text := settings.named.get(role)) is not None:
             roles[role] = ids.get(text)
-    known = dict.fromkeys(("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
     # Control tokens only: a vocabulary may have </s> as a piece of HTML.
     special = {text: i for text, i in ids.items() if types[i] == TokenType.CONTROL}
-    stops = find_stop_ids(special, types, {**known, "eos": roles["eos"]}) | frozenset(stop_ids)
+    stops = find_stop_ids(special, types, {"eos": roles["eos"]}) | frozenset(stop_ids)
     if stop := next((i for i in stops if not 0 <= i < len(texts)), None):
         raise FormatError(f"{source}: token {stop} is not in the vocabulary of {len(texts)} tokens")
     add_bos = kind.add_bos if config.add_bos_token is None else config.add_bos_token
@@ -105,10 +104,7 @@ def read_vocabulary(
     FormatError: two tokens have the same text."""
     source = settings.source
     texts, types = _with_added(file, settings, path=path, n_rows=n_rows, strips=strips)
-    ids = {text: i for i, text in enumerate(texts)}
-    if len(ids) < len(texts):
-        i = next(i for i, text in enumerate(texts) if ids[text] != i)
-        raise FormatError(f"{source}: tokens {i} and {ids[texts[i]]} are both {texts[i]!r}")
+    ids = ids_of(texts, where=source)
     for text in settings.special:
         if text in ids and types[ids[text]] != TokenType.UNKNOWN:
             types[ids[text]] = TokenType.CONTROL

@@ -15,6 +15,7 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import read_bytes
 from pyflow.tokenizer.base.token_types import TokenType
 from pyflow.tokenizer.ours.protobuf import Message, decoded, fields
+from pyflow.tokenizer.ours.vocab import ids_of
 
 _MAX_NBYTES = 1 << 26
 _MAX_PIECES = 1 << 21
@@ -120,10 +121,7 @@ def _read_fields(path: Path) -> tuple[list[str], array[float], bytearray, dict[i
 
 def _check_pieces(texts: list[str], types: bytearray, *, source: str) -> None:
     """FormatError unless all texts differ and exactly one piece is the unknown one."""
-    ids = {text: i for i, text in enumerate(texts)}
-    if len(ids) < len(texts):
-        i = next(i for i, text in enumerate(texts) if ids[text] != i)
-        raise FormatError(f"{source}: pieces {i} and {ids[texts[i]]} are both {texts[i]!r:.80}")
+    ids_of(texts, where=source, kind="pieces")
     if types.count(TokenType.UNKNOWN) != 1:
         raise FormatError(
             f"{source}: expected one unknown piece among {len(texts):,}, found "

@@ -38,13 +38,7 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
     # Empty texts cannot be looked up; llama.cpp uses the same name.
     if "" in texts:
         texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
-    ids = {text: i for i, text in enumerate(texts)}
-    if len(ids) != len(texts):
-        i = next(i for i, text in enumerate(texts) if ids[text] != i)
-        raise FormatError(
-            f"{source}: tokenizer.ggml.tokens: tokens {i} and {ids[texts[i]]} are both "
-            f"{texts[i]!r:.80}"
-        )
+    ids = ids_of(texts, where=f"{source}: tokenizer.ggml.tokens")
     types = bytearray(_types(metadata, len(texts), source=source))
 
     special = {
@@ -64,6 +58,15 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
         eos_id=special["eos"],
         stop_ids=stop_ids,
     )
+
+
+def ids_of(texts: Sequence[str], *, where: str, kind: str = "tokens") -> dict[str, int]:
+    """The number of each text; FormatError if two are equal."""
+    ids = {text: i for i, text in enumerate(texts)}
+    if len(ids) < len(texts):
+        i = next(i for i, text in enumerate(texts) if ids[text] != i)
+        raise FormatError(f"{where}: {kind} {i} and {ids[texts[i]]} are both {texts[i]!r:.80}")
+    return ids
 
 
 def _types(metadata: Mapping[str, object], n_tokens: int, *, source: str) -> bytes:
