@@ -1,6 +1,6 @@
 """Chat templates."""
 
 from pyflow.chat.checkpoint import from_checkpoint
-from pyflow.chat.template import ChatTemplate, Message, check_messages
+from pyflow.chat.template import ChatTemplate
 
-__all__ = ["ChatTemplate", "Message", "check_messages", "from_checkpoint"]
+__all__ = ["ChatTemplate", "from_checkpoint"]

@@ -5,12 +5,11 @@ from pyflow.speculate.entry import Speculation
 from pyflow.speculate.methods import METHODS, speculator
 from pyflow.speculate.speculator import Root, Speculator
 from pyflow.speculate.stats import SpeculationStats
-from pyflow.speculate.tree import Distribution, DraftTree
+from pyflow.speculate.tree import DraftTree
 
 __all__ = [
     "METHODS",
     "Budget",
-    "Distribution",
     "DraftTree",
     "Drafter",
     "Method",

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,7 +26,7 @@ from pyflow.cluster.mpi.endpoint import Endpoint
 from pyflow.cluster.mpi.handshake import check, hello
 from pyflow.cluster.planning.plan import ClusterProfile
 from pyflow.cluster.planning.profile import layer_costs, profile_rank, shared
-from pyflow.cluster.run.drafts import OpenDrafts, no_drafts
+from pyflow.cluster.run.drafts import OpenDrafts
 from pyflow.cluster.run.stage import Sizes
 from pyflow.cluster.run.worker import Worker, raised, unexpected
 from pyflow.cluster.wire.messages import (
@@ -258,7 +259,7 @@ def survey(
             own = surveyor()
             hellos = own.greet()
             return replace(own.lead(sizes, drafters), hellos=hellos)
-        with worker.reporting(), (drafts or no_drafts)() as models:
+        with worker.reporting(), drafts() if drafts else nullcontext(()) as models:
             own = surveyor(*models[-1:])
             endpoint.send(0, hello(rank, own.checkpoint))
             message = own.assist()

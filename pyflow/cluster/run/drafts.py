@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -28,11 +28,6 @@ IsWanted: TypeAlias = Callable[[], bool]
 
 def always_wanted() -> bool:
     return True
-
-
-def no_drafts() -> AbstractContextManager[Sequence[LoadedModel]]:
-    """No draft model on this rank."""
-    return nullcontext(())
 
 
 class PipelineDrafter(Protocol):
