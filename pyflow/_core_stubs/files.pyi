@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-Path: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
+_Path: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
 
 @final
 class TensorRow:
@@ -95,7 +95,7 @@ class Checkpoint:
 class GgufFile(Checkpoint):
     """A GGUF file (version 2 or 3, little-endian)."""
 
-    def __init__(self, path: Path) -> None: ...
+    def __init__(self, path: _Path) -> None: ...
     @property
     def version(self) -> int: ...
     @property
@@ -109,7 +109,7 @@ class GgufFile(Checkpoint):
 class SafetensorsFile(Checkpoint):
     """A safetensors file."""
 
-    def __init__(self, path: Path) -> None: ...
+    def __init__(self, path: _Path) -> None: ...
 
 @final
 class TorchFile(Checkpoint):
@@ -120,15 +120,15 @@ class TorchFile(Checkpoint):
         """What the pickle asks for, in its order: "module.name", whether it is one of those that
         rebuild tensors, as all are in a file that opens, and whether it is known to run code."""
 
-def open_checkpoint(path: Path) -> Checkpoint | None:
+def open_checkpoint(path: _Path) -> Checkpoint | None:
     """The checkpoint at path by its bytes, all shards of it where that is an index; None when it
     is of no format that this build reads."""
 
 def pickle_globals(
-    path: Path,
+    path: _Path,
 ) -> tuple[list[tuple[str, bool, bool]], str]:
     """What the pickles of a file of torch.save ask for, as TorchFile.globals, also where the file
     is refused: then the second is why, else "". FormatError when there is no such file."""
 
-def read_head(path: Path, nbytes: int) -> bytes:
+def read_head(path: _Path, nbytes: int) -> bytes:
     """The first bytes of a regular file, at most nbytes. FormatError when there is no such file."""
