@@ -11,12 +11,13 @@ from typing import Literal, TypeVar
 import msgspec
 import tokenizers
 
-from pyflow.errors import FormatError
+from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import read_json
 from pyflow.tokenizer.base.library_errors import refusing
 
 _MAX_NBYTES = 1 << 24
 T = TypeVar("T", bound="_Named")
+K = TypeVar("K")
 
 Role = Literal["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
 ROLES: tuple[Role, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -78,6 +79,16 @@ class Settings:
     def tokenizer_class(self) -> str:
         """Name of the Python class without "Fast", which makes no difference. May be empty."""
         return (self.config.tokenizer_class or "").removesuffix("Fast")
+
+    def of_class(self, known: Mapping[str, K], files: str) -> K:
+        """What is known of the Python class, for a tokenizer in these files; UnsupportedError if it
+        is another class."""
+        if self.tokenizer_class not in known:
+            raise UnsupportedError(
+                f"{self.source}: tokenizer_class: {self.tokenizer_class} is not supported with "
+                f"{files}; known: {', '.join(filter(None, known))}"
+            )
+        return known[self.tokenizer_class]
 
     def with_roles(self, default: Mapping[Role, str]) -> Settings:
         """A copy with default tokens for roles that the files do not set."""

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FormatError
 from pyflow.formats.side_files import read_json, read_text
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Role, Settings
@@ -61,12 +61,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
 
     FormatError, naming file and place: a file is broken. UnsupportedError: an unknown class.
     """
-    kind = _CLASSES.get(settings.tokenizer_class)
-    if kind is None:
-        raise UnsupportedError(
-            f"{settings.source}: tokenizer_class: {settings.tokenizer_class} is not supported with "
-            f"vocab.json and merges.txt; known: {', '.join(filter(None, _CLASSES))}"
-        )
+    kind = settings.of_class(_CLASSES, "vocab.json and merges.txt")
     settings = settings.with_roles(kind.roles)
     path = folder / "vocab.json"
     ids = read_json(path, dict[str, int], max_nbytes=MAX_NBYTES)

@@ -8,14 +8,13 @@ import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FormatError
 from pyflow.formats.side_files import read_text
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Role, Settings
 from pyflow.tokenizer.library.byte_level import add_ends
 from pyflow.tokenizer.library.tokenizer_json import MAX_NBYTES, check_vocab
 
-_CLASSES = ("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _ROLES: dict[Role, str] = {
     "unk": "[UNK]",
     "sep": "[SEP]",
@@ -23,6 +22,7 @@ _ROLES: dict[Role, str] = {
     "cls": "[CLS]",
     "mask": "[MASK]",
 }
+_CLASSES = dict.fromkeys(("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _ROLES)
 
 
 def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
@@ -32,12 +32,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
     """
     path = folder / "vocab.txt"
     config = settings.config
-    if settings.tokenizer_class not in _CLASSES:
-        raise UnsupportedError(
-            f"{settings.source}: tokenizer_class: {settings.tokenizer_class} is not supported with "
-            f"vocab.txt; known: {', '.join(filter(None, _CLASSES))}"
-        )
-    settings = settings.with_roles(_ROLES)
+    settings = settings.with_roles(settings.of_class(_CLASSES, "vocab.txt"))
     ids = _read_ids(path)
     with refusing(str(path)):
         library = tokenizers.Tokenizer(WordPiece(ids, unk_token=settings.named["unk"]))

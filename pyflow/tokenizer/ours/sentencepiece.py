@@ -46,12 +46,7 @@ def read_sentencepiece(
     """
     source = str(path)
     config = settings.config
-    kind = _CLASSES.get(settings.tokenizer_class)
-    if kind is None:
-        raise UnsupportedError(
-            f"{settings.source}: tokenizer_class: {settings.tokenizer_class} is not supported with "
-            f"{path.name}; known: {', '.join(filter(None, _CLASSES))}"
-        )
+    kind = settings.of_class(_CLASSES, path.name)
     file = read_file(path)
     user_defined = {
         text
