@@ -51,13 +51,8 @@ class ChatTemplate:
     def from_metadata(
         cls, metadata: Mapping[str, object], tokenizer: Tokenizer, *, source: str
     ) -> ChatTemplate:
-        """The template in a GGUF file's metadata; UnsupportedError if it has none."""
+        """The template in a GGUF file's metadata."""
         text = metadata.get(KEY)
-        if text is None:
-            raise UnsupportedError(
-                f"{source}: {KEY} is missing: a base model continues text and was not trained to"
-                " chat; use 'pyflow generate --raw'"
-            )
         if not isinstance(text, str):
             raise FormatError(f"{source}: {KEY}: expected text, found {text!r}")
         return cls(text, tokenizer, source=f"{source}: {KEY}")

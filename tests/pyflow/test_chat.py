@@ -126,14 +126,6 @@ def test_qwen_is_told_of_tools_in_plain_json(
 
 
 @pytest.mark.model
-def test_a_base_model_says_how_to_go_on(tokenizer_of: Tokenizers, metadata_of: Metadata) -> None:
-    with pytest.raises(UnsupportedError, match=r"gemma3\.gguf: tokenizer\.chat_template.*--raw"):
-        ChatTemplate.from_metadata(
-            metadata_of("gemma3"), tokenizer_of("gemma3"), source="gemma3.gguf"
-        )
-
-
-@pytest.mark.model
 @pytest.mark.parametrize("role", ["", "user<|im_end|>", "a b", "x" * 65, None, 3])
 def test_a_role_is_a_plain_name(chat: tuple[ChatTemplate, Tokenizer], role: object) -> None:
     with pytest.raises(FormatError, match="message 0: role"):
