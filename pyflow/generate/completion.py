@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
@@ -61,15 +61,11 @@ class Timings:
         return 1e3 * n / self.predicted_ms if self.predicted_ms > 0 else 0.0
 
     def as_dict(self) -> dict[str, float | int]:
-        return {
-            "load_ms": self.load_ms,
-            "prompt_n": self.prompt_n,
-            "prompt_ms": self.prompt_ms,
+        speeds = {
             "prompt_per_second": self.prompt_per_second,
-            "predicted_n": self.predicted_n,
-            "predicted_ms": self.predicted_ms,
             "predicted_per_second": self.predicted_per_second,
         }
+        return asdict(self) | speeds
 
 
 @dataclass(frozen=True, slots=True)

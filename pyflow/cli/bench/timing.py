@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from math import prod
@@ -113,10 +113,7 @@ def speeds(test: Test, started: datetime, ns: list[int]) -> dict[str, Any]:
     """A test and its samples, in nanoseconds and in tokens per second."""
     ts = [1e9 * test.n_tokens / spent for spent in ns]
     return {
-        "n_prompt": test.n_prompt,
-        "n_gen": test.n_gen,
-        "n_rows": test.n_rows,
-        "n_depth": test.n_depth,
+        **asdict(test),
         "test_time": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "avg_ns": round(statistics.fmean(ns)),
         "stddev_ns": round(spread(ns)),

@@ -144,15 +144,7 @@ def command(
         cpu = _cpu(loaded[0])
     _add_quality(rows, found.divergences)
     if output == "json":
-        figures = {
-            **text.facts(found.cut),
-            "chunks": found.run.n_done,
-            "tokens": found.divergences[0].tokens,
-            "seconds": found.run.seconds,
-            "cpu": cpu,
-            "models": rows,
-        }
-        print_json(figures)
+        print_json({**found.facts(text), "cpu": cpu, "models": rows})
     elif output == "csv":
         click.echo(_csv(rows), nl=False)
     else:

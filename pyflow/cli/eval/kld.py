@@ -47,10 +47,7 @@ def command(
         found = diverge(models, text)
     if as_json:
         figures = {
-            **text.facts(found.cut),
-            "chunks": found.run.n_done,
-            "tokens": found.divergences[0].tokens,
-            "seconds": found.run.seconds,
+            **found.facts(text),
             "base": {"model": base, **_mean(found.divergences[0].base_ppl, "ppl")},
             "models": [
                 {"model": name, **as_figures(divergence)}
@@ -73,8 +70,17 @@ class Found:
     run: Measurement
     divergences: list[Divergence]
 
+    def facts(self, text: TextOptions) -> dict[str, Any]:
+        """For JSON: how it was measured."""
+        return {
+            **text.facts(self.cut),
+            "chunks": self.run.n_done,
+            "tokens": self.divergences[0].tokens,
+            "seconds": self.run.seconds,
+        }
+
     def told(self, text: TextOptions) -> str:
-        """How it was measured, in a line."""
+        """The same in a line."""
         told = text.told(self.cut, self.run.n_done, self.divergences[0].tokens)
         return f"{told[0].upper()}{told[1:]}, {self.run.seconds:.1f} s"
 

@@ -50,17 +50,13 @@ class RunOptions:
             return self.threads
         return self.threads[0]
 
-    @contextmanager
-    def open(self) -> Iterator[Model | PipelinedModel]:
+    def open(self) -> AbstractContextManager[Model | PipelinedModel]:
         """The model, in one place or in several; freed in the end."""
         if self.pipeline is None:
-            with self.load() as model:
-                yield model
-            return
-        with self.pipeline.open(
+            return self.load()
+        return self.pipeline.open(
             self.model, self.n_threads, self.quantize, self.n_ctx, self.cache_type
-        ) as pipelined:
-            yield pipelined
+        )
 
     def load(self, name: str | None = None) -> Model:
         """The model in one place, or the model `name` in the same way."""
@@ -68,11 +64,15 @@ class RunOptions:
 
     @contextmanager
     def speculator(self, model: AnyModel) -> Iterator[Speculator | None]:
-        """Drafts for a model in one place; None if none is asked for, or for a pipeline."""
-        if self.speculation is None:
+        """Drafts for a model in one place, whose draft models and texts are freed in the end; None
+        if none is asked for, or for a pipeline, which has its own."""
+        from pyflow.model import Model
+
+        options = self.speculation
+        if options is None or options.method == "none" or not isinstance(model, Model):
             yield None
             return
-        with self.speculation.speculator(model) as speculator:
+        with options.speculators(model, [options.method]) as (speculator,):
             yield speculator
 
     def context_size(self, model: AnyModel) -> int | None:

@@ -21,7 +21,6 @@ from pyflow.speculate.methods import METHODS, made, speculator
 if TYPE_CHECKING:
     from pyflow.engine.context import Policy
     from pyflow.engine.model_files import ModelFiles
-    from pyflow.generate.any_model import AnyModel
     from pyflow.model import Model
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method
@@ -152,17 +151,6 @@ class SpeculationOptions:
         if self.method in ("none", "auto"):
             return "draft" if self.drafts.draft_models else "lookup"
         return self.method
-
-    @contextmanager
-    def speculator(self, target: AnyModel) -> Iterator[Speculator | None]:
-        """For a model in one place; loads draft models and texts, and frees them in the end."""
-        from pyflow.model import Model
-
-        if self.method == "none" or not isinstance(target, Model):  # a pipeline has its own
-            yield None
-            return
-        with self.speculators(target, [self.method]) as (speculator,):
-            yield speculator
 
     @contextmanager
     def speculators(self, target: Model, methods: Sequence[str]) -> Iterator[list[Speculator]]:
