@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -10,11 +11,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.formats import arrays, folder
+from pyflow.formats import arrays
 from pyflow.formats.lookalikes import describe, unknown
 
 from pyflow import _core
 from pyflow.errors import FormatError
+
+# The layout of hubs; the first pattern that matches wins. safetensors beside PyTorch files hold the
+# same weights.
+_PATTERNS = (
+    "*.safetensors.index.json",
+    "*.safetensors",
+    "*.bin.index.json",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     with suppress(OSError):  # such as a name that is too long: opening reports it
         is_folder = path.is_dir()
     if is_folder:
-        path = folder.main_file(path)
+        path = _main_file(path)
     native = _core.open_checkpoint(path)
     if native is None:
         head = _core.read_head(path, 4096)
@@ -101,3 +114,29 @@ def open(path: str | PathLike[str]) -> Checkpoint:
                 f"found {found or unknown(head)}"
             )
     return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)
+
+
+def _main_file(folder: Path) -> Path:
+    """The checkpoint in a folder; FormatError if there is none or more than one."""
+    for pattern in _PATTERNS:
+        found = sorted(p for p in folder.glob(pattern) if p.is_file())
+        # The first part of a split model opens all parts.
+        found = [
+            p
+            for p in found
+            if re.search(r"-\d{5}-of-\d{5}\.gguf$", p.name) is None or "-00001-of-" in p.name
+        ]
+        # Files that trainers save beside a model.
+        found = [p for p in found if p.name not in ("training_args.bin", "optimizer.pt")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(p.name for p in found[:8])
+            raise FormatError(
+                f"{folder}: expected one checkpoint, found {len(found)} files {pattern} "
+                f"({names}); give the path of one of them"
+            )
+    raise FormatError(
+        f"{folder}: expected a folder with a checkpoint ({', '.join(_PATTERNS)}), found none; "
+        "give the path of the file"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,10 +13,11 @@ from pyflow.cli.group import Group
 from pyflow.cli.options.groups import as_json
 from pyflow.cli.terminal.output import print_json
 from pyflow.errors import PyflowError
-from pyflow.text import printable
+from pyflow.text import plural, printable
 
 if TYPE_CHECKING:
     from pyflow.specs import Description
+    from pyflow.specs.model_spec import ModelSpec
 
 _SHOWN = 20
 _TITLES = {
@@ -56,14 +57,13 @@ def check(ctx: click.Context, *, file: str, as_json: bool) -> None:
 
 
 def _found(description: Description) -> dict[str, Any]:
-    from pyflow.specs import outline
     from pyflow.specs.document import label
 
     built, spec = description.built, description.built.spec
     fits = not built.problems and not built.unsupported and spec is not None
     tokenizer, suits = _tokenizer(description, fits=fits)
     facts = {name: fact.value for name, fact in description.facts.known().items()}
-    embedding, head = outline.ends(spec) if spec else (None, None)
+    embedding, head = _ends(spec) if spec else (None, None)
     return {
         "path": str(description.checkpoint.path),
         "spec": label(description.document.path),
@@ -77,7 +77,7 @@ def _found(description: Description) -> dict[str, Any]:
         "embedding": embedding,
         "layers": [
             {"which": str(one), "numbers": one.numbers, "blocks": one.blocks}
-            for one in outline.layers(spec)
+            for one in _layers(spec)
         ]
         if spec
         else None,
@@ -86,6 +86,45 @@ def _found(description: Description) -> dict[str, Any]:
         "n_tensors": len(built.used),
         "tokenizer": tokenizer,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Layers that differ only in their weights."""
+
+    numbers: tuple[int, ...]
+    blocks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Their numbers, as in ``layers 0-4, 6-10``."""
+        spans: list[list[int]] = []
+        for i in self.numbers:
+            if spans and spans[-1][1] == i - 1:
+                spans[-1][1] = i
+            else:
+                spans.append([i, i])
+        texts = (f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+        return f"{plural(len(self.numbers), 'layer')} {', '.join(texts)}"
+
+
+def _layers(spec: ModelSpec) -> list[_Layers]:
+    """The kinds of layers of a model by their blocks, one line each."""
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for i, layer in enumerate(spec.layers):
+        kinds.setdefault(tuple(block.line(spec.ropes) for block in layer), []).append(i)
+    return [_Layers(tuple(numbers), blocks) for blocks, numbers in kinds.items()]
+
+
+def _ends(spec: ModelSpec) -> tuple[str, str]:
+    """Embedding and head."""
+    scale = f" x {spec.embedding.scale:g}" if spec.embedding.scale != 1 else ""
+    head = spec.head
+    parts = [f"{head.norm_type} norm, {spec.n_vocab} logits"]
+    parts += ["by the embedding"] if head.weight == spec.embedding.weight else []
+    parts += [f"x {head.scale:g}"] if head.scale != 1 else []
+    parts += [f"capped at {head.softcap:g}"] if head.softcap else []
+    parts += ["bias"] if head.bias else []
+    return f"{spec.n_vocab} x {spec.n_embd}{scale}", ", ".join(parts)
 
 
 def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any], bool]:

@@ -78,7 +78,7 @@ class Automatic:
         else:
             self.planned = evaluate_split(pipeline, held)
         self.tell(_placed(self.planned, spent))
-        return [part.layers for part in self.planned.parts]
+        return self.planned.ranges
 
     def strategy(self, model: PipelinedModel) -> Strategy | Chooser:
         """The strategy for the chosen layers."""
@@ -96,7 +96,7 @@ class Chooser:
         self, pipeline: ClusterProfile, first: Prediction, drafts: Drafts | None, tell: Tell
     ) -> None:
         """first: of the first job. The drafts' own acceptance is the prior."""
-        self._pipeline, self._layers = pipeline, first.ranges
+        self._pipeline, self._layers = pipeline, first.split.ranges
         self._strategy = first.strategy
         self._drafts = drafts
         self._predicted = drafts
@@ -139,7 +139,7 @@ def _why(best: Prediction, found: Sequence[Prediction], drafts: Drafts | None) -
 
 
 def _placed(planned: SplitPlan, spent: float) -> str:
-    counts = ",".join(str(len(part.layers)) for part in planned.parts)
+    counts = ",".join(str(len(held)) for held in planned.ranges)
     return (
         f"layers {counts}, measured in {spent:.1f} s: {planned.token_ms:.2f} ms a token; the "
         f"slowest is {planned.slowest} with {planned.run_ms:.2f} ms"

@@ -199,7 +199,7 @@ def _tables(
             each.kind + (", redrafting" if each.strategy.redrafts else ""),
             str(each.strategy.n_draft),
             str(each.strategy.n_flight),
-            ",".join(str(len(layers)) for layers in each.ranges),
+            ",".join(str(len(layers)) for layers in each.split.ranges),
             f"{each.tokens_per_s:.2f}",
         ]
         for each in expected
@@ -250,7 +250,7 @@ def _as_json(
                 "n_rows": each.strategy.n_rows,
                 "n_flight": each.strategy.n_flight,
                 "redrafts": each.strategy.redrafts,
-                "layers": [len(layers) for layers in each.ranges],
+                "layers": [len(layers) for layers in each.split.ranges],
                 "tokens_per_s": each.tokens_per_s,
                 "chosen": each is best,
             }

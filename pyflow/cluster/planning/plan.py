@@ -110,6 +110,11 @@ class SplitPlan:
     run_ms: float
     slowest: str
 
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The layers of each rank."""
+        return tuple(part.layers for part in self.parts)
+
 
 def split(
     pipeline: ClusterProfile, *, objective: Objective = "latency", n_rows: int = 1

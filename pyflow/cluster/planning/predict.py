@@ -68,11 +68,6 @@ class Prediction:
     def kind(self) -> Kind:
         return self.strategy.kind
 
-    @property
-    def ranges(self) -> tuple[range, ...]:
-        """The layers of each rank."""
-        return _ranges(self.split)
-
 
 def acceptance(prior: float, n_decided: float, n_accepted: float) -> float:
     """The posterior mean acceptance, 0 to 1, after n_accepted of n_decided drafted tokens."""
@@ -188,7 +183,7 @@ class _Trial:
     def splits_for(self, make: Callable[[int], Strategy]) -> Iterator[Prediction]:
         """The strategy on each candidate split."""
         for found in self._splits():
-            strategy = make(sum(1 for part in found.parts if part.layers))
+            strategy = make(sum(map(bool, found.ranges)))
             yield self._try(strategy, found, self._fine)
             if strategy.kind != "pipeinfer":
                 return  # one run at a time: the first split is the best
@@ -198,15 +193,15 @@ class _Trial:
 
     def _splits(self) -> Iterator[SplitPlan]:
         """For few runs in flight and for many, of one row or of several."""
-        tried = {_ranges(self._latency)}
+        tried = {self._latency.ranges}
         yield self._latency
         if self._is_fixed:
             return
         n_most = min(len(profile.layer_ms) for profile in self._pipeline.ranks)
         for n_rows in {1, min(_ROWS[-1], n_most)} if self._is_uneven else {1}:
             found = split(self._pipeline, objective="throughput", n_rows=n_rows)
-            if _ranges(found) not in tried:
-                tried.add(_ranges(found))
+            if found.ranges not in tried:
+                tried.add(found.ranges)
                 yield found
 
     def _finest(self, rough: Sequence[Prediction]) -> Prediction:
@@ -217,7 +212,7 @@ class _Trial:
         return max((self._try(p.strategy, p.split, _FINE) for p in short), key=_rate)
 
     def _try(self, strategy: Strategy, found: SplitPlan, effort: tuple[int, int]) -> Prediction:
-        times, right = self._times(_ranges(found)), self._drafts.acceptance
+        times, right = self._times(found.ranges), self._drafts.acceptance
         n_asked = self._drafts.n_asked
         if self._drafts.beside and found.parts[0].layers and strategy.kind == "pipeinfer":
             times = in_turns(times)
@@ -228,10 +223,6 @@ class _Trial:
         ]
         seconds = statistics.fmean(1 / trace.tokens_per_s for trace in traces)
         return Prediction(strategy, found, 1 / seconds)
-
-
-def _ranges(found: SplitPlan) -> tuple[range, ...]:
-    return tuple(part.layers for part in found.parts)
 
 
 def _rate(prediction: Prediction) -> float:

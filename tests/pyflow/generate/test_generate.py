@@ -15,8 +15,8 @@ from pyflow.engine.context import Context
 from pyflow.errors import PyflowError, ResourceError, ShapeError
 from pyflow.generate import Completion
 from pyflow.generate import stream as stream_in
+from pyflow.generate.answer import StopScanner
 from pyflow.generate.any_model import is_one
-from pyflow.generate.stop import StopScanner
 from pyflow.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)

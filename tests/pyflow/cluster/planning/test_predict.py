@@ -52,7 +52,7 @@ def test_plain_decoding_takes_what_the_split_says(link: Link) -> None:
     assert found.kind == "iterative"
     # Besides hidden states, messages have headers.
     assert 1e3 / found.tokens_per_s == pytest.approx(found.split.token_ms, rel=1e-3)
-    assert sum(map(len, found.ranges)) == 40
+    assert sum(map(len, found.split.ranges)) == 40
 
 
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9, 1.0])
@@ -87,13 +87,13 @@ def test_good_guesses_fill_a_deep_pipeline_and_the_head_is_no_stage_then() -> No
     found = by_kind(predictions(cluster, Drafts(ms=2, acceptance=0.8)))
     assert next(iter(found)) == "pipeinfer"
     best = found["pipeinfer"]
-    assert len(best.ranges[0]) == 0
-    assert max(map(len, best.ranges[1:])) == 6
+    assert len(best.split.ranges[0]) == 0
+    assert max(map(len, best.split.ranges[1:])) == 6
     assert best.tokens_per_s > 1.3 * found["speculative"].tokens_per_s
     assert found["speculative"].tokens_per_s > 1.5 * found["iterative"].tokens_per_s
     lookup = chosen(cluster, Drafts(ms=0.01, acceptance=0.8, beside=False))
     assert lookup.kind == "pipeinfer"
-    assert max(map(len, lookup.ranges)) == 5
+    assert max(map(len, lookup.split.ranges)) == 5
 
 
 def test_where_all_memory_is_needed_for_layers_none_is_left_for_a_head_apart() -> None:
@@ -108,8 +108,8 @@ def test_a_slow_rank_takes_few_layers_or_none() -> None:
     cluster = pipeline(1, 1, 1, 10, 1, 1, 1, max_nbytes=10**5)
     best = chosen(cluster, Drafts(ms=0.01, acceptance=0.9, beside=False))
     assert best.kind == "pipeinfer"
-    assert len(best.ranges[3]) <= 2
-    assert max(map(len, best.ranges)) == 7
+    assert len(best.split.ranges[3]) <= 2
+    assert max(map(len, best.split.ranges)) == 7
 
 
 @pytest.mark.slow
