@@ -307,10 +307,6 @@ class Context(Closing):
             whole("seq", seq), whole("p0", p0), whole("p1", p1), whole("delta", delta)
         )
 
-    def seq_pos_min(self, seq: int) -> int:
-        """The oldest position of a sequence, -1 when it is empty."""
-        return self.native.seq_pos_min(whole("seq", seq))
-
     def seq_pos_max(self, seq: int) -> int:
         """The newest position of a sequence, -1 when it is empty."""
         return self.native.seq_pos_max(whole("seq", seq))

@@ -166,18 +166,6 @@ class LoadedModel(ModelFiles, Closing):
             )
         return Context(self, self.stage, args, layers)
 
-    def memory(
-        self,
-        n_ctx: int | None = None,
-        *,
-        n_seq_max: int = 1,
-        n_batch: int = DEFAULT_BATCH,
-        cache_type: CacheType = "f16",
-    ) -> MemoryPlan:
-        """What the model and one such context take."""
-        args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
-        return _plan(self.checkpoint, self.spec, self.stage, args)
-
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Logits after each token of a fresh sequence: (len(tokens), n_vocab)."""
         ids = whole_numbers("tokens", tokens)

@@ -53,7 +53,7 @@ load(path, n_threads=2, quantize=quantize).close()  # vocabulary, libraries
 Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
 before = status("VmRSS")
 with load(path, n_threads=2, quantize=quantize) as model:
-    print(status("VmHWM") - before, planned.weights, model.memory().weights)
+    print(status("VmHWM") - before, planned.weights, model.stage.weight_bytes)
 """
 
 
@@ -85,8 +85,8 @@ def test_a_model_quantized_while_it_is_loaded_is_that_of_a_quantized_file(
 ) -> None:
     with load(blocks, n_threads=2) as stored, load(floats, quantize="q8_0", n_threads=2) as model:
         assert model.logits(TOKENS).tobytes() == stored.logits(TOKENS).tobytes()
-        size = stored.memory().weights
-        assert model.memory().weights == size == plan(floats, quantize="Q8_0").weights
+        size = stored.stage.weight_bytes
+        assert model.stage.weight_bytes == size == plan(floats, quantize="Q8_0").weights
         texts = [m.generate(PROMPT, n_predict=24, sampling=GREEDY).text for m in (stored, model)]
         assert texts[0] == texts[1]
         assert texts[0].startswith(" Paris")
@@ -105,7 +105,7 @@ def test_what_quantize_writes_is_also_loaded_into(form: str, tmp_path: Path) -> 
     tokens = list(range(40))
     with load(blocks, n_threads=1) as stored, load(floats, quantize=form, n_threads=1) as model:
         assert model.logits(tokens).tobytes() == stored.logits(tokens).tobytes()
-        assert model.memory().weights == stored.memory().weights
+        assert model.stage.weight_bytes == stored.stage.weight_bytes
 
 
 @pytest.mark.parametrize("form", [name for name in FORMATS if FORMATS[name].block == 256])

@@ -21,7 +21,7 @@ from typing import NoReturn, TypeAlias
 from pyflow.cluster.mpi.pauses import Pauses, sleep_exactly
 from pyflow.cluster.mpi.transport import connect
 from pyflow.cluster.mpi.watch import LEAVING, Watch
-from pyflow.cluster.supervise.lifeline import EXIT_LOST, Loss, RankReporter, of_process
+from pyflow.cluster.supervise.lifeline import EXIT_LOST, Loss, of_process
 from pyflow.cluster.wire.codec import WireError, decode, encode
 from pyflow.cluster.wire.messages import Cancel, Message, Pulse
 
@@ -43,9 +43,9 @@ class Traffic:
 class Endpoint:
     """This rank among all that were started together. All ranks make one at the same time."""
 
-    def __init__(self, reporter: RankReporter | None = None) -> None:
-        """reporter: by default this process's. PyflowError if there is no transport."""
-        self.reporter = reporter or of_process()
+    def __init__(self) -> None:
+        """PyflowError if there is no transport."""
+        self.reporter = of_process()
         self.reporter.at("joining the others")
         self._transport = connect()
         self.rank, self.size = self._transport.rank, self._transport.size

@@ -92,10 +92,6 @@ class Tokenizer(ABC):
         """Like `decode_bytes`, as text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A new stream decoder; `skip_special` drops control tokens."""
-
-        def visible(token: int) -> bytes:
-            return b"" if self.is_control(token) else self.token_bytes(token)
-
-        return Detokenizer(visible if skip_special else self.token_bytes)
+    def detokenizer(self) -> Detokenizer:
+        """A new stream decoder, which drops control tokens."""
+        return Detokenizer(lambda token: b"" if self.is_control(token) else self.token_bytes(token))
