@@ -79,6 +79,17 @@ def flights(n_nodes: int) -> tuple[int, ...]:
     return tuple(sorted({2, n_nodes // 2, n_nodes, 3 * n_nodes // 2} - {0}))
 
 
+def candidates(n_nodes: int) -> Iterator[tuple[str, Strategy]]:
+    """The strategies worth trying, by name."""
+    yield "iterative", iterative()
+    for n in _SPECULATIVE:
+        yield "speculative", speculative(n)
+    for n_rows in _ROWS:
+        for n_flight in flights(n_nodes):
+            yield "pipeinfer", pipeinfer(n_rows, n_flight)
+            yield "pipeinfer, redrafting", pipeinfer(n_rows, n_flight, redrafts=True)
+
+
 def predictions(
     pipeline: ClusterProfile,
     drafts: Drafts | None = None,

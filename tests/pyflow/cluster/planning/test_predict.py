@@ -11,11 +11,12 @@ from pyflow.cluster.planning.predict import (
     Drafts,
     Prediction,
     acceptance,
+    candidates,
     choose,
     predictions,
 )
 from pyflow.cluster.planning.simulation import cluster_times, simulate
-from pyflow.cluster.run.strategy import iterative, speculative
+from pyflow.cluster.run.strategy import iterative, pipeinfer, speculative
 from pyflow.cluster.wire.messages import Link, RankProfile
 from pyflow.errors import ResourceError
 
@@ -133,6 +134,15 @@ def test_what_was_judged_takes_over_from_what_was_believed() -> None:
     assert acceptance(PRIORS["model"], 0, 0) == PRIORS["model"]
     assert acceptance(0.5, 16, 16) == pytest.approx(0.75)
     assert acceptance(0.5, 10**6, 2 * 10**5) == pytest.approx(0.2, abs=1e-3)
+
+
+def test_candidates_are_strategies_of_every_kind_each_once() -> None:
+    for n_nodes in (1, 2, 3, 8, 32):
+        found = [strategy for _, strategy in candidates(n_nodes)]
+        assert len(found) == len(set(found))
+        assert iterative() in found
+        assert speculative(4) in found
+        assert pipeinfer(1, max(2, n_nodes)) in found
 
 
 def test_a_head_of_its_own_is_split_off_by_taking_its_memory() -> None:
