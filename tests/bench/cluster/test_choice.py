@@ -52,7 +52,8 @@ def of_the_best(pair: Any, node: Any, link: Any, n_nodes: int) -> float:
     tried = [(strategy, even(name)) for name, strategy in candidates(n_nodes)]
     best = sorted(tried, key=lambda one: speed(*one, 64, 1))[-4:]
     chosen = choose(predictions(cluster, Drafts(draft_ms, pair.alpha)))
-    return speed(chosen.strategy, chosen.ranges, 256, 4) / max(speed(*one, 256, 4) for one in best)
+    found = speed(chosen.strategy, chosen.split.ranges, 256, 4)
+    return found / max(speed(*one, 256, 4) for one in best)
 
 
 @pytest.mark.parametrize(
