@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PlacementWarning,
         PyflowError,
         ResourceError,
+        SessionWarning,
         ShapeError,
         UnsupportedError,
     )
@@ -50,6 +51,7 @@ __all__ = [
     "PyflowError",
     "ResourceError",
     "SamplingParams",
+    "SessionWarning",
     "ShapeError",
     "Stream",
     "UnsupportedError",

@@ -45,5 +45,9 @@ class GenerationWarning(UserWarning):
     vocabulary lacks."""
 
 
+class SessionWarning(UserWarning):
+    """A saved session cannot be used. Only time depends on it."""
+
+
 class PlacementWarning(UserWarning):
     """Memory or threads are not where `numa` asks for them. Only time depends on it."""

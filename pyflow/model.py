@@ -12,6 +12,7 @@ from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
 from pyflow.generate.local import run_model
 from pyflow.generate.local_runner import LocalRunner
+from pyflow.generate.session_file import SessionFile
 from pyflow.speculate import Speculator
 
 
@@ -53,7 +54,9 @@ class Model(LoadedModel, AnyModel):
         *,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
+        session: SessionFile | None = None,
     ) -> Run:
         """The cache behind a `ChatSession`: a context of its own, sized as `context` says."""
         context = self.context(n_ctx, cache_type=cache_type)
-        return Run(LocalRunner(context, speculator), [context.n_ctx], owned=True)
+        runner = LocalRunner(context, speculator, session=session)
+        return Run(runner, [context.n_ctx], owned=True)

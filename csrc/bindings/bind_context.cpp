@@ -138,6 +138,51 @@ py::array_t<double> score(Context& c, const py::object& input, const IntArray& p
   return out;
 }
 
+// The keys and values of positions [p0, p1) of a sequence in a layer, a row for each cell.
+py::array_t<uint8_t> read_cells(Context& c, int64_t layer, int seq, int32_t p0, int32_t p1) {
+  const auto n_layers = static_cast<int64_t>(c.stage().kv_layers().size());
+  if (layer < 0 || layer >= n_layers || p0 < 0 || p1 < p0)
+    throw ShapeError("cells: expected a layer below " + std::to_string(n_layers) +
+                     " and ascending positions, found layer " + std::to_string(layer) + ", " +
+                     std::to_string(p0) + " to " + std::to_string(p1));
+  const auto at = static_cast<size_t>(layer);
+  py::array_t<uint8_t> out(
+      {static_cast<py::ssize_t>(p1 - p0), static_cast<py::ssize_t>(c.kv().cell_nbytes(at))});
+  c.kv().read_cells(at, seq, p0, p1, out.mutable_data());
+  return out;
+}
+
+using ByteArray = py::array_t<uint8_t, py::array::c_style>;
+
+// Appends n cells to a sequence, from a position on; cells[layer] are those of the last rows.
+void restore_cells(Context& c, int seq, int32_t position, int64_t n,
+                   const std::vector<ByteArray>& cells) {
+  const std::unique_lock busy(c.busy(), std::try_to_lock);
+  if (!busy)
+    throw ResourceError("context: already running in another thread; use one context per thread");
+  KvCache& kv = c.kv();
+  const size_t n_layers = c.stage().kv_layers().size();
+  if (cells.size() != n_layers || n < 1 || n > c.config().n_batch || position < 0 ||
+      position > std::numeric_limits<int32_t>::max() - n)
+    throw ShapeError("cells: expected those of " + std::to_string(n_layers) +
+                     " layers and at most " + std::to_string(c.config().n_batch) + " rows, found " +
+                     std::to_string(cells.size()) + " and " + std::to_string(n));
+  for (size_t i = 0; i < n_layers; ++i)
+    if (cells[i].ndim() != 2 || cells[i].shape(0) > n ||
+        static_cast<size_t>(cells[i].shape(1)) != kv.cell_nbytes(i))
+      throw ShapeError("cells: layer " + std::to_string(i) + ": expected at most " +
+                       std::to_string(n) + " rows of " + std::to_string(kv.cell_nbytes(i)) +
+                       " bytes");
+  std::vector<KvRow> rows(static_cast<size_t>(n));
+  for (KvRow& row : rows) {
+    row.position = position++;
+    row.sequences.add(checked_sequence(seq));
+  }
+  kv.begin(rows);
+  for (size_t i = 0; i < n_layers; ++i) kv.write_cells(i, cells[i].shape(0), cells[i].data());
+  kv.commit();
+}
+
 // A method of the context's cache.
 template <class R, class... Args>
 auto on_cache(R (KvCache::*method)(Args...)) {
@@ -193,6 +238,18 @@ void register_context(py::module_& m) {
       .def("seq_pos_max", on_cache(&KvCache::seq_pos_max))
       .def("seq_reusable", on_cache(&KvCache::seq_reusable))
       .def("clear", on_cache(&KvCache::clear))
+      .def("read_cells", &read_cells, py::arg("layer"), py::arg("seq"), py::arg("p0"),
+           py::arg("p1"))
+      .def("restore_cells", &restore_cells, py::arg("seq"), py::arg("position"), py::arg("n"),
+           py::arg("cells"))
+      .def_property_readonly("layer_windows",
+                             [](Context& c) {
+                               const std::vector<KvGroup> groups = c.kv().groups();
+                               std::vector<int64_t> windows;
+                               for (size_t i = 0; i < c.stage().kv_layers().size(); ++i)
+                                 windows.push_back(groups[c.kv().group_of(i)].window);
+                               return windows;
+                             })
       .def_property_readonly("n_free", [](Context& c) {
         int64_t n = std::numeric_limits<int64_t>::max();
         for (const KvGroup& g : c.kv().groups()) n = std::min(n, g.capacity - g.used);

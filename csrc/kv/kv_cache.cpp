@@ -331,6 +331,27 @@ int32_t KvCache::seq_reusable(int seq, int32_t n) const {
   return static_cast<int32_t>(m);
 }
 
+void KvCache::read_cells(size_t layer, int seq, int32_t p0, int32_t p1, uint8_t* out) const {
+  check_sequence(seq);
+  int64_t next = p0;
+  cells_of(layer).sequence(seq).each(p0, p1, [&](const Run& r) {
+    if (r.position != next || !r.held()) return;
+    for (next = r.position; next < r.end(); ++next, out += storage_.cell_nbytes(layer))
+      storage_.read(layer, r.slot_at(static_cast<int32_t>(next)), out);
+  });
+  if (next != std::max(p0, p1))
+    throw ShapeError("KV cache: layer " + str(static_cast<int64_t>(layer)) +
+                     " does not hold position " + str(next) + " of sequence " + str(seq));
+}
+
+void KvCache::write_cells(size_t layer, int64_t n, const uint8_t* cells) {
+  check_pending("write_cells");
+  for (const int32_t slot : slots(layer).last(static_cast<size_t>(n))) {
+    storage_.write(layer, slot, cells);
+    cells += storage_.cell_nbytes(layer);
+  }
+}
+
 std::vector<KvGroup> KvCache::groups() const {
   std::vector<KvGroup> all;
   for (const Group& g : groups_)

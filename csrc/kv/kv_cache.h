@@ -94,6 +94,14 @@ class KvCache {
   // than asked for when a window has already evicted what position m would see.
   int32_t seq_reusable(int seq, int32_t n = std::numeric_limits<int32_t>::max()) const;
 
+  // Bytes of the keys and values of a cell in a layer.
+  size_t cell_nbytes(size_t layer) const { return storage_.cell_nbytes(layer); }
+  // The keys and values of positions [p0, p1) of a sequence, cell after cell, in an order of their
+  // own. ShapeError: the layer does not hold them all.
+  void read_cells(size_t layer, int seq, int32_t p0, int32_t p1, uint8_t* out) const;
+  // Stores what read_cells gave as the keys and values of the last n pending rows.
+  void write_cells(size_t layer, int64_t n, const uint8_t* cells);
+
   // Unwindowed first, then descending windows.
   std::vector<KvGroup> groups() const;
   size_t group_of(size_t layer) const { return group_of_[layer]; }

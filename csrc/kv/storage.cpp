@@ -74,31 +74,72 @@ Storage::Storage(const KvConfig& config, std::span<const GroupPlan> groups)
     }
 }
 
-void Storage::copy(size_t layer, int32_t from, int32_t to) {
-  const KvView& kv = views_[layer];
-  const bool f16 = kv.type == CacheType::F16;
-  const auto bytes = static_cast<size_t>(slot_nbytes({kv.n_kv_heads, kv.head_dim, 0}, kv.type));
-  std::memcpy(kv.v + static_cast<size_t>(to) * bytes, kv.v + static_cast<size_t>(from) * bytes,
-              bytes);
-  // Keys: in each block of sixteen cells, pieces of sixteen f16 (a dimension, or 32 scales' worth)
-  // or of sixteen bytes; a cell is one lane of every piece.
-  const uint8_t* src = kv.k + static_cast<size_t>(from / kBlockCells * kBlockCells) * bytes;
-  uint8_t* dst = kv.k + static_cast<size_t>(to / kBlockCells * kBlockCells) * bytes;
-  const int64_t a = from % kBlockCells, b = to % kBlockCells;
-  const auto lane = [&](int64_t width) {
-    std::memcpy(dst + b * width, src + a * width, static_cast<size_t>(width));
-    src += kBlockCells * width;
-    dst += kBlockCells * width;
+namespace {
+
+size_t slot_nbytes(const KvView& kv) {
+  return static_cast<size_t>(slot_nbytes({kv.n_kv_heads, kv.head_dim, 0}, kv.type));
+}
+
+// Where the keys of a slot's block begin, and the slot's lane there.
+uint8_t* key_block(const KvView& kv, int32_t slot) {
+  return kv.k + static_cast<size_t>(slot / kBlockCells * kBlockCells) * slot_nbytes(kv);
+}
+size_t key_lane(int32_t slot) { return static_cast<size_t>(slot % kBlockCells); }
+
+// Keys: in each block of sixteen cells, pieces of sixteen f16 (a dimension, or 32 scales' worth) or
+// of sixteen bytes; a cell is one lane of every piece. Calls f(where the piece begins, bytes of a lane).
+template <class F>
+void for_key_pieces(const KvView& kv, F&& f) {
+  size_t at = 0;
+  const auto piece = [&](size_t width) {
+    f(at, width);
+    at += kBlockCells * width;
   };
   const int64_t n = kv.n_kv_heads * kv.head_dim;
-  if (f16) {
-    for (int64_t i = 0; i < n; ++i) lane(2);
+  if (kv.type == CacheType::F16) {
+    for (int64_t i = 0; i < n; ++i) piece(2);
   } else {
     for (int64_t block = 0; block < n / kBlockDims; ++block) {
-      lane(2);
-      for (int64_t i = 0; i < kBlockDims; ++i) lane(1);
+      piece(2);
+      for (int64_t i = 0; i < kBlockDims; ++i) piece(1);
     }
   }
+}
+
+}  // namespace
+
+size_t Storage::cell_nbytes(size_t layer) const { return 2 * slot_nbytes(views_[layer]); }
+
+void Storage::copy(size_t layer, int32_t from, int32_t to) {
+  const KvView& kv = views_[layer];
+  const size_t bytes = slot_nbytes(kv), a = key_lane(from), b = key_lane(to);
+  std::memcpy(kv.v + static_cast<size_t>(to) * bytes, kv.v + static_cast<size_t>(from) * bytes,
+              bytes);
+  const uint8_t* src = key_block(kv, from);
+  uint8_t* dst = key_block(kv, to);
+  for_key_pieces(kv, [&](size_t at, size_t width) {
+    std::memcpy(dst + at + b * width, src + at + a * width, width);
+  });
+}
+
+void Storage::read(size_t layer, int32_t slot, uint8_t* out) const {
+  const KvView& kv = views_[layer];
+  const uint8_t* src = key_block(kv, slot);
+  for_key_pieces(kv, [&](size_t at, size_t width) {
+    std::memcpy(out, src + at + key_lane(slot) * width, width);
+    out += width;
+  });
+  std::memcpy(out, kv.v + static_cast<size_t>(slot) * slot_nbytes(kv), slot_nbytes(kv));
+}
+
+void Storage::write(size_t layer, int32_t slot, const uint8_t* in) {
+  const KvView& kv = views_[layer];
+  uint8_t* dst = key_block(kv, slot);
+  for_key_pieces(kv, [&](size_t at, size_t width) {
+    std::memcpy(dst + at + key_lane(slot) * width, in, width);
+    in += width;
+  });
+  std::memcpy(kv.v + static_cast<size_t>(slot) * slot_nbytes(kv), in, slot_nbytes(kv));
 }
 
 }  // namespace pyflow::kv

@@ -22,8 +22,13 @@ class Storage {
   static size_t nbytes(const KvConfig& config, std::span<const GroupPlan> groups);
 
   const KvView& view(size_t layer) const { return views_[layer]; }
+  // Bytes of the keys and values of a cell of a layer.
+  size_t cell_nbytes(size_t layer) const;
   // Copies a cell of a layer, bit for bit.
   void copy(size_t layer, int32_t from, int32_t to);
+  // Reads or writes a cell of a layer: its keys head by head, then its values, cell_nbytes() in all.
+  void read(size_t layer, int32_t slot, uint8_t* out) const;
+  void write(size_t layer, int32_t slot, const uint8_t* in);
 
  private:
   Buffer buffer_;

@@ -138,3 +138,14 @@ class Context:
     def seq_reusable(self, seq: int, n: int) -> int: ...
     @property
     def n_free(self) -> int: ...
+    @property
+    def layer_windows(self) -> list[int]:
+        """Per layer: how many positions a row sees, itself included; 0 is all."""
+    def read_cells(self, layer: int, seq: int, p0: int, p1: int) -> NDArray[np.uint8]:
+        """Keys and values of positions [p0, p1), (p1 - p0, bytes of a cell). ShapeError: the layer
+        does not hold them all."""
+    def restore_cells(
+        self, seq: int, position: int, n: int, cells: Sequence[NDArray[np.uint8]]
+    ) -> None:
+        """Appends n cells to a sequence, n_batch at most; cells[layer] are those of the last rows,
+        as `read_cells` gave them. A layer with a window may lack what no later position sees."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 
 import click
 
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options import sampling as draws
-from pyflow.cli.options.groups import option
+from pyflow.cli.options.groups import option, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
@@ -32,9 +33,12 @@ from pyflow.sampling import SamplingParams
 @draws.n_predict
 @draws.sampling
 @draws.stop
+@ruled(model.NO_SESSION)
+@model.session
 def command(
     *,
     run: RunOptions,
+    session_file: str | None,
     system_prompt: str | None,
     n_predict: int,
     sampling: SamplingParams,
@@ -53,25 +57,25 @@ def command(
         raise click.UsageError("standard input is empty; pipe a question in, or use a terminal")
     system = None if system_prompt is None else inputs.argument(system_prompt, "-sys")
     draws_seed = sampling.seed is None
-    sampling = sampling.seeded()
-    with (
-        run.open() as loaded,
-        run.speculator(loaded) as speculator,
-        ChatSession(
-            loaded,
-            system=system,
-            sampling=draws.with_defaults(sampling, loaded),
-            n_predict=n_predict if is_given("n_predict") else None,
-            stop=stop,
-            n_ctx=run.context_size(loaded),
-            cache_type=run.cache_type,
-            speculator=speculator,
-            notice=lambda text: click.echo(f"({text})", err=True),
-        ) as session,
-    ):
+    with run.open() as loaded, run.speculator(loaded) as speculator, ExitStack() as stack:
+        with model.printing_warnings():
+            session = stack.enter_context(
+                ChatSession(
+                    loaded,
+                    system=system,
+                    sampling=draws.with_defaults(sampling, loaded),
+                    n_predict=n_predict if is_given("n_predict") else None,
+                    stop=stop,
+                    n_ctx=run.context_size(loaded),
+                    cache_type=run.cache_type,
+                    speculator=speculator,
+                    notice=lambda text: click.echo(f"({text})", err=True),
+                    session=session_file,
+                )
+            )
         draws.check_tokens(sampling, loaded)
         if draws_seed and session.sampling.temperature > 0:
-            click.echo(f"seed {sampling.seed}", err=True)
+            click.echo(f"seed {session.sampling.seed}", err=True)
         if question is not None:
             with reading_progress() as progress:
                 done = show(session.ask(question, progress=progress))

@@ -87,6 +87,8 @@ _sampling = grouped(
     Rule("--logprobs", needs=["--json", "--jsonl"]),
     Rule("--jsonl", needs=["-f"]),
     Rule("--jsonl", forbids=["-p"]),
+    Rule("--jsonl", forbids=["--session"]),
+    model.NO_SESSION,
 )
 @_prompt
 @option(
@@ -98,10 +100,12 @@ _sampling = grouped(
 @draws.n_predict
 @_sampling
 @draws.stop
+@model.session
 @as_json
 def command(
     *,
     run: RunOptions,
+    session_file: str | None,
     prompts: list[str],
     chat: bool | None,
     n_predict: int,
@@ -132,8 +136,11 @@ def command(
                 "n_ctx": run.context_size(loaded),
                 "cache_type": run.cache_type,
                 "speculator": speculator,
+                "session": session_file,
             }
-        chunks = loaded.stream([encode(loaded, text, chat) for text in prompts], **wanted)
+        tokens = [encode(loaded, text, chat) for text in prompts]
+        with model.printing_warnings():
+            chunks = loaded.stream(tokens, **wanted)
         with chunks, on_interrupt(chunks.cancel):
             for chunk in chunks:
                 if not as_json:

@@ -31,6 +31,7 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
+    from pyflow.generate.session_file import SessionFile
     from pyflow.speculate import Speculator
     from pyflow.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ N_PARTITIONS = 8
 # More than 128 rows do not make a matrix product faster per row.
 N_BATCH = 128
 # Options that are fixed when the stages are made.
-_FIXED = ("n_ctx", "cache_type", "speculator")
+_FIXED = ("n_ctx", "cache_type", "speculator", "session")
 
 # Makes the stages; which layers each rank has.
 Connect: TypeAlias = Callable[[Sizes], tuple[Pipeline, Sequence[range]]]
@@ -139,15 +140,18 @@ class PipelinedModel(AnyModel, Closing):
         *,
         cache_type: CacheType = "f16",
         speculator: Speculator | None = None,
+        session: SessionFile | None = None,
     ) -> Run:
         """The cache behind a `ChatSession`: the stages keep what it shares with the last text.
 
-        PyflowError for sizes that are not the pipeline's.
+        PyflowError for sizes that are not the pipeline's, and for a session: cells stay on the
+        ranks.
         """
-        if n_ctx not in (None, self.n_ctx) or cache_type != self.cache_type or speculator:
+        given = cache_type != self.cache_type or speculator or session
+        if n_ctx not in (None, self.n_ctx) or given:
             raise PyflowError(
                 f"chat: expected the pipeline's own n_ctx={self.n_ctx} and "
-                f"cache_type={self.cache_type!r}, and no speculator"
+                f"cache_type={self.cache_type!r}, no speculator and no session"
             )
         return Run(self.runner, [self.n_ctx])
 

@@ -61,6 +61,7 @@ class Context(Closing):
         self.n_ctx = args["n_ctx"]
         self.n_seq_max = args["n_seq_max"]
         self.n_batch = args["n_batch"]
+        self.cache_type = args["cache_type"]
         self._native: _core.Context | None = _core.Context(
             stage,
             layers=whole_numbers("layers", layers).tolist(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from pyflow import catalogue, chat, formats
 from pyflow.chat import ChatTemplate
 from pyflow.engine.defaults import read_defaults
+from pyflow.engine.fingerprint import fingerprint
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.quant import FORMATS, format_of
@@ -74,6 +75,11 @@ class ModelFiles:
         if self._tokenizer is None:
             raise NoTokenizerError(self._no_tokenizer)
         return self._tokenizer
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the arithmetic and the weights; see `engine.fingerprint`."""
+        return fingerprint(self.checkpoint, self.spec)
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate | None:

@@ -19,6 +19,7 @@ from pyflow.engine.defaults import Defaults
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.completion import Completion
 from pyflow.generate.runner import Runner
+from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Request, Stream, TextModel, View
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
@@ -48,6 +49,8 @@ class Options(TypedDict, total=False):
     """Called as progress(done, total) while long prompts are read."""
     speculator: Speculator | None
     """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
+    session: str | Path | None
+    """A file that keeps a single text's cells: what it begins with is not computed again."""
 
 
 class CacheOptions(TypedDict, total=False):
@@ -68,6 +71,8 @@ class Run:
     limits: Sequence[int]
     owned: bool = False
     """Whether the runner is closed at the end."""
+    reuse: bool = False
+    """Whether a text may begin with cells that the runner has."""
 
 
 class Prompted(TextModel, Protocol):
@@ -100,6 +105,7 @@ class Wish:
         return [len(tokens) for tokens in self.prompts]
 
     def stream(self, model: TextModel, run: Run) -> Stream:
+        """Of all prompts; cells that the runner holds of an earlier text are used if it reuses."""
         requests = [
             Request(
                 view=View(tokens, noise_stream),
@@ -112,7 +118,14 @@ class Wish:
                 self.prompts, self.noise_streams, run.limits, strict=True
             )
         ]
-        return Stream(run.runner, model, requests, owned=run.owned, progress=self.progress)
+        return Stream(
+            run.runner,
+            model,
+            requests,
+            owned=run.owned,
+            reuse=run.reuse,
+            progress=self.progress,
+        )
 
 
 class AnyModel(ABC):
@@ -141,8 +154,10 @@ class AnyModel(ABC):
         option that does not go with the model."""
 
     @abstractmethod
-    def conversation(self, **cache: Unpack[CacheOptions]) -> Run:
-        """A runner of one text, the cache behind a `ChatSession`."""
+    def conversation(
+        self, *, session: SessionFile | None = None, **cache: Unpack[CacheOptions]
+    ) -> Run:
+        """A runner of one text, the cache behind a `ChatSession`, which a session may keep."""
 
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
         """What the model writes, chunk by chunk, each as soon as its token is drawn.

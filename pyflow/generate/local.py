@@ -11,6 +11,7 @@ from pyflow.engine.loaded import LoadedModel
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.any_model import Options, Prompt, Run, check_fits, checked
 from pyflow.generate.local_runner import LocalRunner
+from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Stream
 from pyflow.speculate import Speculator
 
@@ -33,14 +34,22 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
             f"found {n_ctx:,}"
         )
     limits = [_limit(n_ctx or min(most, _wanted(n, n_predict)), n, n_predict) for n in lengths]
+    cache_type = options.get("cache_type", "f16")
+    session = None
+    if (path := options.get("session")) is not None:
+        if len(limits) > 1:
+            raise PyflowError(f"session: expected one prompt, found {len(limits)}")
+        session = SessionFile(path, model, cache_type)
     n_parallel = min(len(limits), N_PARALLEL)
     n_cells = sum(sorted(limits, reverse=True)[:n_parallel])
     if speculator is not None:
         # Trees must fit in beside the text until its end.
         n_cells = min(n_cells + n_parallel * speculator.n_max, n_parallel * most)
-    cache_type = options.get("cache_type", "f16")
+    if session is not None:
+        n_cells = max(n_cells, min(session.n_tokens, most))
     context = model.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
-    return Run(LocalRunner(context, speculator, n_parallel=n_parallel), limits, owned=True)
+    runner = LocalRunner(context, speculator, n_parallel=n_parallel, session=session)
+    return Run(runner, limits, owned=True, reuse=session is not None)
 
 
 def stream(
@@ -52,8 +61,9 @@ def stream(
     """
     wish = checked(context.model, prompt, options)
     speculator = _speculator(options)
-    if options.get("n_ctx") is not None:
-        raise PyflowError("n_ctx: a context has its own; leave n_ctx out, or give the model")
+    for name in ("n_ctx", "session"):
+        if options.get(name) is not None:
+            raise PyflowError(f"{name}: a context has its own; leave it out, or give the model")
     limits = [_limit(context.n_ctx, n, wish.n_predict) for n in wish.lengths]
     most_first = sorted(limits, reverse=True)
     n_parallel = min(len(limits), N_PARALLEL, context.n_seq_max)

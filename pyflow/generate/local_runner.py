@@ -15,6 +15,7 @@ from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context, Progress
 from pyflow.generate.completion import TokenLogprobs
 from pyflow.generate.runner import Begun, Draw, Span
+from pyflow.generate.session_file import SessionFile
 from pyflow.speculate import Root, SpeculationStats, Speculator, Start
 
 
@@ -59,9 +60,17 @@ class LocalRunner(Closing):
     """
 
     def __init__(
-        self, context: Context, speculator: Speculator | None = None, *, n_parallel: int = 1
+        self,
+        context: Context,
+        speculator: Speculator | None = None,
+        *,
+        n_parallel: int = 1,
+        session: SessionFile | None = None,
     ) -> None:
-        """The speculator is the caller's, and may serve other runners when this one is free."""
+        """The speculator is the caller's, and may serve other runners when this one is free.
+
+        session: the first text may begin with the cells in this file, which `close` writes.
+        """
         self._context = context
         self._speculator = speculator
         self._cached = [CachedText(context, seq) for seq in range(n_parallel)]
@@ -70,6 +79,9 @@ class LocalRunner(Closing):
         self._arrays: _Step | None = None
         self._progress: Progress | None = None
         self._user: object | None = None
+        self._session = session
+        if session is not None:
+            session.restore(self._cached[0])
 
     @property
     def n_ctx(self) -> int:
@@ -154,8 +166,13 @@ class LocalRunner(Closing):
             self._context.interrupt()
 
     def close(self) -> None:
-        """Frees the context; idempotent."""
-        self._context.close()
+        """Writes the session, if there is one, and frees the context; idempotent."""
+        session, self._session = self._session, None
+        try:
+            if session is not None:
+                session.save(self._cached[0])
+        finally:
+            self._context.close()
 
     def _inform(
         self, speculator: Speculator, texts: Sequence[_Text], tokens: Sequence[int]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Literal, Unpack, cast
 
 import msgspec
 
 from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
 from pyflow.engine.context import Progress
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
 from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits
+from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
 
@@ -35,6 +37,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     model: str
     messages: list[ChatMessage]
+
+
+class _Resumed(msgspec.Struct, forbid_unknown_fields=True):
+    """What a session file keeps of a conversation beside its cells."""
+
+    messages: list[ChatMessage]
+    n_forgotten: int
+    noise_stream: int
+    seed: int
 
 
 def chat_template(model: AnyModel) -> ChatTemplate:
@@ -65,27 +76,38 @@ class ChatSession(Closing):
         n_predict: int | None = None,
         stop: Sequence[str] = (),
         notice: Callable[[str], None] = lambda _: None,
+        session: str | Path | None = None,
         **cache: Unpack[CacheOptions],
     ) -> None:
         """sampling, n_predict: None is what the model's files say. cache: n_ctx, cache_type and
         speculator, as `Model.conversation` takes them; a speculator may serve other sessions too.
-        notice: called with a sentence, once, when the model begins to forget turns.
+        notice: called with a sentence, once, when the model begins to forget turns. session: a
+        file with the conversation to go on with, cells included; `close` writes it. What is there
+        and cannot be used is a SessionWarning.
 
         UnsupportedError: the model has no chat template.
         """
         self._model = model
         self._template = chat_template(model)
-        self._run = model.conversation(**cache)
-        self._sampling = (sampling or model.defaults.sampling).seeded()
+        self._file: SessionFile | None = None
+        if session is not None:
+            if not isinstance(model, ModelFiles):
+                raise PyflowError("session: a pipeline's cells stay on its ranks; leave it out")
+            self._file = SessionFile(session, model, cache.get("cache_type", "f16"))
+        self._run = model.conversation(**cache, session=self._file)
+        self._sampling = sampling or model.defaults.sampling
         self._notice = notice
         self._noticed = False
         self._messages: list[ChatMessage] = []
         self._n_forgotten = 0  # messages after the system message
         self._stream = 0
         self._open: Turn | None = None
+        self._resume()
+        self._sampling = self._sampling.seeded()
         self.n_predict = model.defaults.n_predict if n_predict is None else n_predict
         self.stop = stop
-        self.system = system
+        if system is not None:
+            self.system = system
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -176,10 +198,31 @@ class ChatSession(Closing):
         self._stream += 1
 
     def close(self) -> None:
-        """Frees the context; idempotent."""
+        """Writes the session, if there is one, and frees the context; idempotent."""
         self._end_open_turn()
+        if self._file is not None:
+            kept = _Resumed(
+                messages=self._messages,
+                n_forgotten=self._n_forgotten,
+                noise_stream=self._stream,
+                seed=cast(int, self._sampling.seed),
+            )
+            self._file.notes = {"chat": msgspec.json.encode(kept).decode()}
         if self._run.owned:
             self._run.runner.close()
+
+    def _resume(self) -> None:
+        """Takes over the conversation of the session file, if it holds one."""
+        if self._file is None or (notes := self._file.notes.get("chat")) is None:
+            return
+        try:
+            kept = msgspec.json.decode(notes, type=_Resumed)
+        except msgspec.DecodeError as error:
+            raise PyflowError(f"{self._file.path}: is not a saved conversation: {error}") from None
+        self._messages, self._n_forgotten = kept.messages, kept.n_forgotten
+        self._stream = kept.noise_stream
+        if self._sampling.seed is None:
+            self._sampling = replace(self._sampling, seed=kept.seed)
 
     @property
     def _n_system(self) -> int:

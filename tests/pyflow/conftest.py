@@ -191,8 +191,14 @@ class FakeModel(AnyModel):
         return run_model(model, lengths, n_predict, options)
 
     def conversation(
-        self, n_ctx: int | None = None, *, cache_type: str = "f16", speculator: Any = None
+        self,
+        n_ctx: int | None = None,
+        *,
+        cache_type: str = "f16",
+        speculator: Any = None,
+        session: None = None,
     ) -> Run:
+        assert session is None
         context: Any = self.context(n_ctx, cache_type=cache_type)
         return Run(LocalRunner(context, speculator), [context.n_ctx], owned=True)
 

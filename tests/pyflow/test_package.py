@@ -10,6 +10,8 @@ import sysconfig
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
+
 import pyflow
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,8 @@ def test_an_interruption_while_the_command_is_imported_is_quiet() -> None:
 
 def test_every_file_of_the_tree_is_installed() -> None:
     installed = Path(pyflow.__file__).parent
+    if installed == ROOT / "pyflow":
+        pytest.skip("an editable install")
     for folder, package in [("pyflow", "."), ("quant", "quant"), ("formats", "formats")]:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix != ".pyc":

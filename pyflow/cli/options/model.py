@@ -12,6 +12,7 @@ import click
 
 from pyflow import catalogue
 from pyflow.cli.options.groups import option
+from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
     NUMA_MODES,
     NumaMode,
@@ -77,6 +78,14 @@ ctx_size = option(
     "Tokens of context; 0 is as many as the model was trained for.",
     type=click.IntRange(0),
 )
+session = option(
+    "--session session_file",
+    "Go on from the text in FILE, whose keys and values are not computed again, and write it there"
+    " at the end.",
+    metavar="FILE",
+    callback=not_empty,
+)
+NO_SESSION = Rule("--session", forbids=["--pipeline"], advice="cells stay on their ranks")
 cache_type = option(
     "--cache-type",
     "The type of cached keys and values; q8_0 takes about half the memory.",
