@@ -101,7 +101,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     with suppress(OSError):  # such as a name that is too long: opening reports it
         is_folder = path.is_dir()
     if is_folder:
-        path = _main_file(path)
+        path = main_file(path)
     native = _core.open_checkpoint(path)
     if native is None:
         head = _core.read_head(path, 4096)
@@ -116,7 +116,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)
 
 
-def _main_file(folder: Path) -> Path:
+def main_file(folder: Path) -> Path:
     """The checkpoint in a folder; FormatError if there is none or more than one."""
     for pattern in _PATTERNS:
         found = sorted(p for p in folder.glob(pattern) if p.is_file())

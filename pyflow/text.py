@@ -9,6 +9,13 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def size(nbytes: int) -> str:
+    """Bytes in the unit that suits them, as in 98 MB."""
+    if nbytes < 1_000_000:
+        return f"{nbytes / 1e3:.0f} kB"
+    return f"{nbytes / 1e6:.0f} MB" if nbytes < 1_000_000_000 else f"{nbytes / 1e9:.1f} GB"
+
+
 def counted(n: int, noun: str) -> str:
     """The number and the noun, with an s unless it is one."""
     return f"{n} {plural(n, noun)}"

@@ -61,6 +61,9 @@ PYTHON = (
     "chat",
     "sampling",
     "gguf_export",
+    "downloads",
+    "hub",
+    "stores",
     "catalogue",
     "engine",
     "speculate",
@@ -76,6 +79,7 @@ PYTHON_ONLY = {
     "jinja2": r"pyflow/chat.*",
     "mpi4py": r"pyflow/cluster/mpi/.*",
     "click": r"pyflow/cli/.*",
+    "huggingface_hub": r"pyflow/hub/.*",
 }
 # Folders of the tree that are installed inside pyflow.
 MOVED = {"quant", "formats"}

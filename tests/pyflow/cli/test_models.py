@@ -19,6 +19,9 @@ def run(command: click.Command, *arguments: str, stdin: bytes = b"") -> Result:
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("PYFLOW_CACHE", str(tmp_path))
     return tmp_path
 
@@ -43,9 +46,10 @@ def test_pull_prints_the_path_on_stdout_and_the_licence_on_stderr() -> None:
 
 @pytest.mark.usefixtures("empty_cache")
 def test_pull_refuses_a_name_that_it_does_not_know() -> None:
-    result = run(pull.command, "llama")
-    assert result.exit_code == 2
-    assert "smollm2" in result.stderr
+    for name, near in (("llama", "gemma3"), ("SmolLM-2", "smollm2"), ("a b/c", "'a b/c'")):
+        result = run(pull.command, name)
+        assert result.exit_code == 2
+        assert near in result.stderr
 
 
 def test_rm_asks_first(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

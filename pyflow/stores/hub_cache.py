@@ -1,0 +1,65 @@
+"""The models in the hub's cache, whichever program pulled them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyflow.errors import PyflowError
+from pyflow.hub.cache import RepoCache, repos
+from pyflow.hub.listing import RemoteFile
+from pyflow.hub.names import HubName
+from pyflow.hub.pull import cached
+from pyflow.hub.quants import quants
+from pyflow.stores.stored import Aside, Stored
+
+
+def models() -> Iterator[Stored | Aside]:
+    """One per quant, or one per folder of weights; of each repository as it is at main, or at the
+    only revision that is there."""
+    for name, cache in repos():
+        commit, shown = _revision(name, cache)
+        if commit is None:
+            if cache.folder.joinpath("snapshots").is_dir():
+                yield Aside(cache.folder, "no revision of it is complete")
+            continue
+        files, broken = cache.files(commit)
+        for path in broken:
+            yield Aside(path, "a link to bytes that are gone")
+        yield from _of_snapshot(shown, cache.snapshot(commit), files)
+    for name, cache in repos():
+        for path in sorted((cache.folder / "blobs").glob("*.incomplete")):
+            yield Aside(path, f"a pull of {name.repo} that is not complete")
+
+
+def _revision(name: HubName, cache: RepoCache) -> tuple[str | None, HubName]:
+    if (commit := cache.commit(None)) is not None:
+        return commit, name
+    try:
+        only = [path.name for path in (cache.folder / "snapshots").iterdir()]
+    except OSError:
+        only = []
+    commit = cache.commit(only[0]) if len(only) == 1 else None
+    return commit, HubName(name.repo, commit)
+
+
+def _of_snapshot(
+    name: HubName, snapshot: Path, files: list[RemoteFile]
+) -> Iterator[Stored | Aside]:
+    found = quants(files)
+    labels = [quant.label for quant in found]
+    for quant in found:
+        unique = quant.label and labels.count(quant.label) == 1
+        wanted = quant.label if unique else quant.files[0].name
+        shown = name if len(found) == 1 else HubName(name.repo, name.revision, wanted)
+        yield Stored(str(shown), snapshot / quant.files[0].name, quant.nbytes or 0)
+    if found:
+        return
+    if not any(file.name.endswith((".safetensors", ".bin", ".pt", ".pth")) for file in files):
+        return  # only a tokenizer, or a model of another kind
+    try:
+        pulled = cached(name)
+    except (PyflowError, OSError) as error:
+        yield Aside(snapshot, str(error))
+    else:
+        yield Stored(str(name), pulled.path, pulled.nbytes)
