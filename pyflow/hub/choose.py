@@ -23,9 +23,9 @@ _BESIDE = frozenset(
     }
 )
 # Of weights, the first kind that is there; others would hold the same again.
-_WEIGHTS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pt", ".pth")
+WEIGHTS = (".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pt", ".pth")
 _USUAL = ("model.", "pytorch_model.")
-_NOT_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"})
+_NOTWEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"})
 _SAFETENSORS = "safetensors"
 # Bytes of memory per byte of a file: weights, and beside them a cache and scratch.
 _MEMORY = 1.1
@@ -75,7 +75,7 @@ def choose(
     aside = tuple(f.name for f in files if is_gguf(f.name) and is_aside(f.name))
     wanted = name.wanted
     asks_folder = wanted is not None and (
-        wanted.lower() == _SAFETENSORS or wanted.lower().endswith(_WEIGHTS)
+        wanted.lower() == _SAFETENSORS or wanted.lower().endswith(WEIGHTS)
     )
     if asks_folder or not found:
         return _folder(name, files, read, found)
@@ -158,8 +158,8 @@ def _folder(
 
 def _main(name: HubName, top: list[str], files: Sequence[RemoteFile]) -> str:
     wanted = name.wanted if name.wanted and name.wanted.lower() != _SAFETENSORS else None
-    for kind in _WEIGHTS:
-        found = sorted(f for f in top if f.endswith(kind) and f not in _NOT_WEIGHTS)
+    for kind in WEIGHTS:
+        found = sorted(f for f in top if f.endswith(kind) and f not in _NOTWEIGHTS)
         if wanted is not None:
             found = [f for f in found if f.lower() == wanted.lower()]
         if len(found) > 1:
@@ -169,7 +169,7 @@ def _main(name: HubName, top: list[str], files: Sequence[RemoteFile]) -> str:
         if found:
             names = ", ".join(f"{name}:{f}" for f in found[:8])
             raise FormatError(f"{name.repo}: has several models; name one: {names}")
-    known = [f.name for f in files if f.name.lower().endswith((".gguf", *_WEIGHTS))]
+    known = [f.name for f in files if f.name.lower().endswith((".gguf", *WEIGHTS))]
     if wanted is not None:
         raise missing(name.repo, wanted, known)
     raise FormatError(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pyflow.errors import PyflowError
 from pyflow.hub.cache import RepoCache, repos
+from pyflow.hub.choose import WEIGHTS
 from pyflow.hub.listing import RemoteFile
 from pyflow.hub.names import HubName
 from pyflow.hub.pull import cached
@@ -55,7 +56,7 @@ def _of_snapshot(
         yield Stored(str(shown), snapshot / quant.files[0].name, quant.nbytes or 0)
     if found:
         return
-    if not any(file.name.endswith((".safetensors", ".bin", ".pt", ".pth")) for file in files):
+    if not any(file.name.endswith(WEIGHTS) for file in files):
         return  # only a tokenizer, or a model of another kind
     try:
         pulled = cached(name)

@@ -19,6 +19,7 @@ from pyflow.stores.stored import Aside, Stored
 
 PREFIX = "ollama:"
 _WEIGHTS = "application/vnd.ollama.image.model"
+SERVICE = Path("/usr/share/ollama/.ollama/models")
 _HOST, _NAMESPACE = "registry.ollama.ai", "library"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MOST_BYTES = 1 << 20  # of a manifest, which has some hundred
@@ -38,7 +39,7 @@ def folders() -> list[Path]:
     """$OLLAMA_MODELS, or the folders that ollama uses by itself and as a service."""
     if named := os.environ.get("OLLAMA_MODELS"):
         return [Path(named)]
-    return [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+    return [Path.home() / ".ollama/models", SERVICE]
 
 
 def full_name(name: str) -> str:

@@ -67,6 +67,9 @@ class Hub:
         self.refusals: list[Refusal] = []
         self.cuts: list[int] = []
         """Bytes after which the next answers with a body break off."""
+        self.stops_after: int | None = None
+        """Bytes after which an answer of the storage server waits for `goes_on`."""
+        self.stopped, self.goes_on = threading.Event(), threading.Event()
         self.sent: dict[str, bytes] = {}
         """Other bytes than those that were promised, by the end of their path."""
         self.ranges = True
@@ -188,6 +191,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        if self.name == "storage" and self.hub.stops_after is not None:
+            self.wfile.write(body[: self.hub.stops_after])
+            self.hub.stopped.set()
+            self.hub.goes_on.wait(20)
+            body = body[self.hub.stops_after :]
         cut = self.hub.cuts.pop(0) if self.hub.cuts and status in (200, 206) else len(body)
         self.wfile.write(body[:cut])
         self.close_connection = cut < len(body)
