@@ -74,11 +74,14 @@ def os_errors(variable: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = ResourceError if error.errno == errno.ENOSPC else PyflowError
         where = error.filename or "cache"
-        raise kind(
-            f"{where}: {error.strerror or error}; make room there, or set {variable} to a folder"
-            " that can be written"
+        if error.errno == errno.ENOSPC:
+            raise ResourceError(
+                f"{where}: {error.strerror}; make room, or set {variable} to a folder on a larger"
+                " disk"
+            ) from error
+        raise PyflowError(
+            f"{where}: {error.strerror or error}; set {variable} to a folder that can be written"
         ) from error
 
 

@@ -24,8 +24,11 @@ def load(
     quantize: str | None = None,
     layers: Sequence[int] = (),
 ) -> Model:
-    """A model from a pulled name or the path of a checkpoint, ready to run.
+    """A model from the path of a checkpoint or a name, ready to run.
 
+    path: as for `-m`: a file, a folder, a pulled name, hf:ORG/REPO[:QUANT], or a name of another
+    program's store, as in ollama:llama3.2:1b. Nothing is fetched: FormatError names the command
+    that pulls a model.
     n_threads: None chooses by `topology.choose_threads`. numa: where weights and threads go on a
     machine with several memory nodes: a mode of `--numa`, or a plan of one's own; None chooses by
     `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a weight

@@ -28,7 +28,7 @@ _NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 
 
 @click.command("inspect")
-@click.argument("file", metavar="FILE|DIR")
+@click.argument("file", metavar="FILE|DIR", callback=model.offered)
 @flag("--memory", "Show the memory that it takes to run, and whether that fits.")
 @run_options(model.ctx_size, model.cache_type, model.numa, model.quantize)
 @ruled(*(Rule(option, needs=["--memory"]) for option in ("-c", "--numa", "--quantize")))

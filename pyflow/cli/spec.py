@@ -10,6 +10,7 @@ import click
 
 from pyflow import catalogue, formats
 from pyflow.cli.group import Group
+from pyflow.cli.options import model
 from pyflow.cli.options.groups import as_json
 from pyflow.cli.terminal.output import print_json
 from pyflow.errors import PyflowError
@@ -33,7 +34,7 @@ def command() -> None:
 
 
 @command.command("check")
-@click.argument("file", metavar="FILE|DIR")
+@click.argument("file", metavar="FILE|DIR", callback=model.offered)
 @as_json
 @click.pass_context
 def check(ctx: click.Context, *, file: str, as_json: bool) -> None:

@@ -68,8 +68,8 @@ class Repo:
 
 def describe(session: Session, name: HubName) -> Repo:
     """The repository that a name means. PyflowError: there is none, or it is closed to us."""
-    revision = quote(name.revision or "main", safe="")
-    url = f"{session.endpoint}/api/models/{name.repo}/revision/{revision}?blobs=true"
+    revision = f"/revision/{quote(name.revision, safe='')}" if name.revision else ""
+    url = f"{session.endpoint}/api/models/{name.repo}{revision}?blobs=true"
     try:
         found = session.json(url, _Listing)
     except RefusedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,25 @@ def not_empty(
     return value
 
 
+def offered(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The name of a model. One that is not here is pulled, if somebody is asked and agrees."""
+    not_empty(ctx, param, value)
+    if value and _somebody_answers():
+        from pyflow.cli.fetching import offer
+
+        offer(value)
+    return value
+
+
+def _somebody_answers() -> bool:
+    """Whether a person is at a terminal, and this is no rank of several."""
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+        return False
+    from pyflow.cluster.supervise.launcher import rank_of
+
+    return rank_of(os.environ) is None
+
+
 def _weight_format(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     from pyflow.quant import format_of
 
@@ -50,10 +70,10 @@ def _weight_format(ctx: click.Context, param: click.Parameter, value: str | None
 
 model = option(
     "-m --model",
-    "A pulled model's name, or the path of a GGUF file or of a model's folder.  [default:"
-    " the pulled one]",
+    "The path of a GGUF file or of a model's folder, or a name: of a model of 'pyflow list',"
+    " hf:ORG/REPO[:QUANT], or one of 'pyflow list --local'.  [default: the pulled one]",
     metavar="MODEL",
-    callback=not_empty,
+    callback=offered,
 )
 threads = option(
     "-t --threads",

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import zipfile
@@ -322,6 +323,56 @@ def test_a_model_is_found_by_name_or_path(tmp_path: Path) -> None:
     assert catalogue.resolve(tmp_path) == tmp_path
     with pytest.raises(FormatError, match="tiny"):
         catalogue.resolve("")
+
+
+@pytest.mark.usefixtures("index")
+def test_a_path_that_is_there_wins_over_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled = catalogue.pull("tiny")
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    assert catalogue.resolve("tiny") == pulled  # a folder without a model is no model
+    Path("tiny/config.json").touch()
+    assert catalogue.resolve("tiny") == Path("tiny")
+    for name in ("ollama:x", "hf:org/repo"):
+        path = Path(name)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        assert catalogue.resolve(name) == path
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("Tinny", "tiny"),
+        ("org/repo", "hf:org/repo"),
+        ("hf:org/repo:Q8_0", "pyflow pull hf:org/repo:Q8_0"),
+        ("hf:org/repo/x", "hf:org/repo/x"),
+        ("https://x.example/a.gguf", "pyflow pull https://x.example/a.gguf"),
+    ],
+)
+def test_a_name_that_is_not_here_is_answered_with_what_to_do(
+    name: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FormatError) as error:
+        catalogue.resolve(name)
+    assert named in str(error.value)
+
+
+def test_a_path_is_resolved_without_the_library_of_the_hub(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pyflow import catalogue; import pyflow.cli.pull, pyflow.cli.list;"
+        "catalogue.resolve(sys.argv[1]); print('huggingface_hub' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "x")]
+    (tmp_path / "x").touch()
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"
 
 
 def test_what_is_there_and_no_file_is_said_to_be_none(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         name, _, revision = path.partition("/revision/")
         if (repo := self.repo(name)) is None:
             return
-        if revision not in ("main", repo.commit):
+        if revision not in ("", "main", repo.commit):
             self.reply(404, {"X-Error-Code": "RevisionNotFound"})
             return
         siblings = []

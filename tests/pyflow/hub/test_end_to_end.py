@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -86,6 +87,22 @@ def test_a_folder_is_pulled_and_run(
     assert main(["spec", "check", "hf:org/tiny"]) == 0
     assert main(["rm", "-y", "hf:org/tiny"]) == 2
     assert Path(path).is_dir()
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_at_a_terminal_a_missing_model_is_offered(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    from pyflow.cli.options import model
+
+    put(hub)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{answer}\n".encode())))
+    tokenize = ["tokenize", "-m", "hf:org/tiny", "-p", "x"]
+    assert main(tokenize) == 3
+    assert hub.seen == []
+    monkeypatch.setattr(model, "_somebody_answers", lambda: True)
+    assert main(tokenize) == 3  # it is no real model
+    assert bool(hub.seen) is (answer == "y")
 
 
 def test_ctrl_c_ends_with_130_and_leaves_a_pull_that_can_go_on(

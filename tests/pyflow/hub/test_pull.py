@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from pyflow import downloads
 from pyflow import hub as client
 from pyflow.downloads import Progress
 from pyflow.errors import FormatError
@@ -197,3 +199,27 @@ def test_a_revision_is_pulled_and_kept_beside_others(hub: Hub) -> None:
     hub.seen.clear()
     assert client.cached(client.HubName("org/tiny")).revision == "e" * 40
     assert hub.seen == []
+
+
+def test_two_pulls_of_a_file_at_once_fetch_it_once(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "_POLL_S", 0)
+    repo = put(hub)
+    etag = repo.etag("t-Q4_K_M.gguf")
+    blob = tmp_path / "hub/models--org--tiny/blobs" / etag
+    stages: list[str] = []
+    with contextlib.ExitStack() as other:
+        other.enter_context(
+            downloads.lock(tmp_path / f"hub/.locks/models--org--tiny/{etag}.lock", lambda: None)
+        )
+
+        def finish(progress: Progress) -> None:
+            stages.append(progress.stage)
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            blob.write_bytes(Q4)
+            other.close()
+
+        assert pull(progress=finish).path.read_bytes() == Q4
+    assert set(stages) == {"waiting"}
+    assert bodies(hub) == []

@@ -195,3 +195,15 @@ def test_a_cache_that_cannot_be_written_is_one_line(hub: Hub, tmp_path: Path) ->
 def test_the_licence_is_that_of_the_card(hub: Hub, card: object, licence: str) -> None:
     put(hub, card=card, tags=["gguf", "license:llama3"])
     assert client.plan(client.HubName("org/tiny"), available=FREE).repo.licence == licence
+
+
+@pytest.mark.parametrize("token", ["hf_ä", "hf_a b", "hf_\x1b"])
+def test_a_token_that_is_none_is_refused_unseen(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    put(hub)
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(PyflowError, match="HF_TOKEN") as error:
+        pull()
+    assert token not in str(error.value)
+    assert hub.seen == []
