@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -34,14 +35,14 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         *,
         source: str,
-        names: Mapping[str, str] | None = None,
+        names: Mapping[str, object] | None = None,
     ) -> None:
         """Compiles `text`; FormatError, naming `source`, if it is not a template. names: further
         variables of the template, such as `pad_token`."""
         self._tokenizer = tokenizer
         self._source = source
         self._text = text
-        self._names = dict(names or {})
+        self._names: dict[str, object] = dict(names or {})
         try:
             self._template = compile_template(text)
         except (TemplateError, SyntaxError, RecursionError, MemoryError) as error:
@@ -56,6 +57,12 @@ class ChatTemplate:
         if not isinstance(text, str):
             raise FormatError(f"{source}: {KEY}: expected text, found {text!r}")
         return cls(text, tokenizer, source=f"{source}: {KEY}")
+
+    def using(self, variables: Mapping[str, object]) -> ChatTemplate:
+        """The same template with further variables, such as `enable_thinking`."""
+        copied = copy.copy(self)
+        copied._names = {**self._names, **variables}
+        return copied
 
     def render(
         self,
@@ -93,8 +100,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        prefill: str = "",
     ) -> list[int]:
         """The tokens of the conversation, with BOS once if the vocabulary asks for it.
+
+        prefill: how the answer begins; it stands behind the rendered text.
 
         The template's control tokens are encoded as such. In messages they are plain text: a user
         who writes "<|im_end|>" does not end the turn. Messages without such text give exactly the
@@ -107,14 +117,17 @@ class ChatTemplate:
                 f"messages: expected up to {_MAX_CHARS:,} characters, found {n_chars:,}; shorten "
                 "them, or use 'pyflow generate --raw'"
             )
-        shield = _Shield(self._tokenizer, self._text, messages, variables)
+        shield = _Shield(self._tokenizer, self._text, messages, variables, prefill)
         text = self.render(
             cast("Sequence[Message]", shield(messages)),
             add_generation_prompt=add_generation_prompt,
             variables=cast("Mapping[str, object]", shield(dict(variables or {}))),
         )
         ids = self._tokenizer.encode(
-            text, add_special=False, parse_special=True, literal=shield.literal
+            text + cast(str, shield(prefill)),
+            add_special=False,
+            parse_special=True,
+            literal=shield.literal,
         )
         if not ids:
             raise FormatError(f"{self._source}: expected a text of these messages, found none")

@@ -9,7 +9,8 @@ import click
 
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options import sampling as draws
-from pyflow.cli.options.groups import option, ruled
+from pyflow.cli.options.asking import Templating, templating
+from pyflow.cli.options.groups import ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
@@ -29,7 +30,7 @@ from pyflow.sampling import SamplingParams
     speculation,
     pipelines,
 )
-@option("-sys --system-prompt", "Instructions for the model.", metavar="TEXT")
+@templating
 @draws.n_predict
 @draws.sampling
 @draws.stop
@@ -39,7 +40,7 @@ def command(
     *,
     run: RunOptions,
     session_file: str | None,
-    system_prompt: str | None,
+    templating: Templating,
     n_predict: int,
     sampling: SamplingParams,
     stop: tuple[str, ...],
@@ -55,17 +56,17 @@ def command(
     question = None if interactive else inputs.read("-").strip()
     if question == "":
         raise click.UsageError("standard input is empty; pipe a question in, or use a terminal")
-    system = None if system_prompt is None else inputs.argument(system_prompt, "-sys")
     draws_seed = sampling.seed is None
     with run.open() as loaded, run.speculator(loaded) as speculator, ExitStack() as stack:
         with model.printing_warnings():
             session = stack.enter_context(
                 ChatSession(
                     loaded,
-                    system=system,
+                    system=templating.system,
                     sampling=draws.with_defaults(sampling, loaded),
                     n_predict=n_predict if is_given("n_predict") else None,
-                    stop=stop,
+                    stop=templating.stops(stop),
+                    template=templating.template(loaded),
                     n_ctx=run.context_size(loaded),
                     cache_type=run.cache_type,
                     speculator=speculator,

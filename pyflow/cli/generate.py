@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from pyflow.cli.options import inputs, model
+from pyflow.cli.options import model
 from pyflow.cli.options import sampling as draws
-from pyflow.cli.options.groups import as_json, flag, grouped, option, ruled
+from pyflow.cli.options.asking import Question, question
+from pyflow.cli.options.groups import as_json, grouped, option, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
@@ -31,26 +32,6 @@ _ENDS: dict[StopReason, str] = {
     "cancelled": "interruption",
     "context": "the end of the context (-c)",
 }
-
-
-def _prompts(prompt: str | None, file: str | None, stdin: str | None, jsonl: bool) -> list[str]:
-    if jsonl and file is not None:
-        return inputs.json_lines(file)
-    return [inputs.prompt(prompt, file, stdin)]
-
-
-_prompt = grouped(
-    "prompts",
-    _prompts,
-    option("-p --prompt", "The text to continue.", metavar="TEXT"),
-    option("-f --file", "A file with the text.", metavar="FILE"),
-    click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
-    flag(
-        "--jsonl",
-        'FILE has a prompt per line, as JSON text or {"prompt": TEXT}; all run in one batch, '
-        "and each gives a line of JSON.",
-    ),
-)
 
 
 def _with_logprobs(sampling: SamplingParams, n_logprobs: int) -> SamplingParams:
@@ -85,18 +66,10 @@ _sampling = grouped(
 @ruled(
     Rule("--logprobs", forbids=["--pipeline"], advice="stages return tokens, not logits"),
     Rule("--logprobs", needs=["--json", "--jsonl"]),
-    Rule("--jsonl", needs=["-f"]),
-    Rule("--jsonl", forbids=["-p"]),
     Rule("--jsonl", forbids=["--session"]),
     model.NO_SESSION,
 )
-@_prompt
-@option(
-    "--chat/--raw chat",
-    "Ask it as a question with the model's chat template, or continue the text as it is."
-    "  [default: --chat if the model has a template]",
-    default=None,
-)
+@question
 @draws.n_predict
 @_sampling
 @draws.stop
@@ -106,8 +79,7 @@ def command(
     *,
     run: RunOptions,
     session_file: str | None,
-    prompts: list[str],
-    chat: bool | None,
+    question: Question,
     n_predict: int,
     sampling: SamplingParams,
     stop: tuple[str, ...],
@@ -128,7 +100,7 @@ def command(
         wanted: Options = {
             "n_predict": n_predict if is_given("n_predict") else loaded.defaults.n_predict,
             "sampling": seeded,
-            "stop": stop,
+            "stop": question.templating.stops(stop),
             "progress": progress,
         }
         if run.pipeline is None:
@@ -138,7 +110,7 @@ def command(
                 "speculator": speculator,
                 "session": session_file,
             }
-        tokens = [encode(loaded, text, chat) for text in prompts]
+        tokens = question.encode(loaded)
         with model.printing_warnings():
             chunks = loaded.stream(tokens, **wanted)
         with chunks, on_interrupt(chunks.cancel):
@@ -155,15 +127,6 @@ def command(
             click.echo(f"seed {seeded.seed}", err=True)
         _print_statistics(done)
     return 130 if any(c.stop_reason == "cancelled" for c in done) else 0
-
-
-def encode(model: AnyModel, text: str, chat: bool | None) -> list[int]:
-    """The tokens of a prompt; chat: in the chat template, None: if the model has one."""
-    from pyflow.generate.session import chat_template
-
-    if chat or (chat is None and model.chat_template is not None):
-        return chat_template(model).encode([{"role": "user", "content": text}])
-    return model.tokenizer.encode(text)
 
 
 def _as_dict(run: RunOptions, model: AnyModel, done: Completion) -> dict[str, Any]:

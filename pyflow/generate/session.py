@@ -48,6 +48,16 @@ class _Resumed(msgspec.Struct, forbid_unknown_fields=True):
     seed: int
 
 
+class ChatOptions(CacheOptions, total=False):
+    """Further options of a conversation."""
+
+    template: ChatTemplate | None
+    """In place of the model's own."""
+    session: str | Path | None
+    """A file with the conversation to go on with, cells included; `close` writes it. What is there
+    and cannot be used is a SessionWarning."""
+
+
 def chat_template(model: AnyModel) -> ChatTemplate:
     """The model's chat template; UnsupportedError, with advice, without one."""
     if model.chat_template is None:
@@ -76,25 +86,21 @@ class ChatSession(Closing):
         n_predict: int | None = None,
         stop: Sequence[str] = (),
         notice: Callable[[str], None] = lambda _: None,
-        session: str | Path | None = None,
-        **cache: Unpack[CacheOptions],
+        **options: Unpack[ChatOptions],
     ) -> None:
-        """sampling, n_predict: None is what the model's files say. cache: n_ctx, cache_type and
-        speculator, as `Model.conversation` takes them; a speculator may serve other sessions too.
-        notice: called with a sentence, once, when the model begins to forget turns. session: a
-        file with the conversation to go on with, cells included; `close` writes it. What is there
-        and cannot be used is a SessionWarning.
+        """sampling, n_predict: None is what the model's files say. A speculator may serve other
+        sessions too. notice: called with a sentence, once, when the model begins to forget turns.
 
         UnsupportedError: the model has no chat template.
         """
         self._model = model
-        self._template = chat_template(model)
+        self._template = options.pop("template", None) or chat_template(model)
         self._file: SessionFile | None = None
-        if session is not None:
+        if (path := options.pop("session", None)) is not None:
             if not isinstance(model, ModelFiles):
                 raise PyflowError("session: a pipeline's cells stay on its ranks; leave it out")
-            self._file = SessionFile(session, model, cache.get("cache_type", "f16"))
-        self._run = model.conversation(**cache, session=self._file)
+            self._file = SessionFile(path, model, options.get("cache_type", "f16"))
+        self._run = model.conversation(**cast("CacheOptions", options), session=self._file)
         self._sampling = sampling or model.defaults.sampling
         self._notice = notice
         self._noticed = False

@@ -38,6 +38,12 @@ class FakeTokenizer:
         raw = text.encode() if isinstance(text, str) else text
         return [BOS] * (add_special and bool(raw)) + list(raw)
 
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode()
+
+    def control_starts(self, text: str) -> list[int]:  # noqa: ARG002
+        return []
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 
@@ -51,13 +57,21 @@ class FakeTokenizer:
 class FakeTemplate:
     """<TURN>role:content<EOS> for every message."""
 
+    def using(self, variables: Mapping[str, object]) -> FakeTemplate:
+        assert not variables
+        return self
+
     def encode(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        prefill: str = "",
     ) -> list[int]:
         ids = [BOS]
         for message in messages:
             ids += [TURN, *f"{message['role']}:{message['content']}".encode(), EOS]
-        return ids + [TURN, *b"assistant:"] * add_generation_prompt
+        return ids + [TURN, *b"assistant:", *prefill.encode()] * add_generation_prompt
 
 
 def hashed_logits(tokens: list[int]) -> NDArray[np.float32]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow import _core
-from pyflow.cli.generate import encode
 from pyflow.cli.options import inputs, model
+from pyflow.cli.options.asking import as_asked
 from pyflow.cli.options.groups import grouped, option, output, ruled
 from pyflow.cli.options.rules import Rule
 from pyflow.cli.options.run import RunOptions, run_options
@@ -105,7 +105,8 @@ def command(
         made = SpeculationOptions(drafts=drafts).speculators(loaded, names)
         speculators: dict[str, Speculator | None] = {PLAIN: None}
         speculators |= zip(names, stack.enter_context(made), strict=True)
-        tokens = [encode(loaded, text, None) for text in prompts or _PROMPTS]
+        texts, template = prompts or _PROMPTS, loaded.chat_template
+        tokens = as_asked(template, texts) if template else [*map(loaded.tokenizer.encode, texts)]
         n_ctx = max(map(len, tokens)) + n_predict
         model.context_size(n_ctx, loaded.spec.n_ctx_train, "the prompt and -n")
         n_ctx += _SPARE_CELLS + max((s.n_max for s in speculators.values() if s), default=0)

@@ -14,6 +14,7 @@ import click
 
 from pyflow.cli.eval.types import stamp
 from pyflow.cli.options import inputs
+from pyflow.cli.options.asking import raw_tokens, special
 from pyflow.cli.options.groups import grouped, option
 from pyflow.cli.options.model import context_size
 from pyflow.cli.options.rules import Rule
@@ -41,15 +42,17 @@ class TextOptions:
     stride: int | None
     regime: Regime
     resume: str | None
+    special: bool
 
     def cut(self, model: ModelFiles) -> Cut:
         """The windows for a model; UsageError for a text or a size that makes none."""
         from pyflow.quant.measure.perplexity import cut_text
 
         context_size(self.n_ctx, model.spec.n_ctx_train)
+        tokens = raw_tokens(model.tokenizer, self.text, self.special)
         try:
             return cut_text(
-                model.tokenizer, self.text, self.n_ctx, method=self.method, stride=self.stride
+                model.tokenizer, tokens, self.n_ctx, method=self.method, stride=self.stride
             )
         except ShapeError as error:  # the text is too short
             raise click.UsageError(str(error)) from None
@@ -141,6 +144,7 @@ of_text = grouped(
         metavar="FILE",
         type=Name(),
     ),
+    special,
     rules=[Rule("--stride", needs=["--method strided"])],
 )
 """Adds the options of a text; the command receives `text: TextOptions`."""

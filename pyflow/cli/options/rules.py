@@ -45,8 +45,9 @@ def given() -> set[str]:
             value = context.params.get(str(param.name))
             values = value.split(",") if isinstance(value, str) else value
             values = values if isinstance(values, (list, tuple)) else ()
-            found.update(param.opts)
-            found.update(f"{option} {each}" for option in param.opts for each in values)
+            opts = param.secondary_opts if value is False else param.opts
+            found.update(opts)
+            found.update(f"{option} {each}" for option in opts for each in values)
     return found
 
 

@@ -52,7 +52,7 @@ Run = Callable[..., tuple[int, str, str]]
         (["generate", "--jsonl", "-p", "x"], "--jsonl needs -f"),
         (["generate", "--cache-type", "q4_0", "-p", "x"], "f16"),
         (["chat"], "standard input is empty"),
-        (["chat", "-sys", "\udc80"], "standard input is empty"),
+        (["chat", "-sys", "\udc80"], "0x80"),
         (["inspect", "x", "-c", "5"], "--memory"),
         (["bench", "-p", "0", "-n", "0"], "nothing to measure"),
         (["bench", "-p", "5-1"], "expected numbers"),

@@ -1,0 +1,236 @@
+"""The options that make a prompt: what is asked, and by which template."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from pyflow.cli.options import inputs
+from pyflow.cli.options.groups import flag, grouped, option
+from pyflow.cli.options.rules import Rule
+
+if TYPE_CHECKING:
+    from pyflow.chat import ChatTemplate
+    from pyflow.generate.any_model import AnyModel
+    from pyflow.tokenizer import Tokenizer
+
+_ESCAPE = re.compile(r"\\(?:[\\'\"nrtabfv0]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U00[01][0-9A-Fa-f]{5})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templating:
+    """The system message and the template of a command."""
+
+    system: str | None
+    path: str | None
+    """A file with a template in place of the model's own."""
+    variables: Mapping[str, object]
+    """Of the template."""
+    escape: bool
+    """Whether backslashes are read in texts."""
+
+    def template(self, model: AnyModel) -> ChatTemplate | None:
+        """The template to use, with the variables; None without any."""
+        if self.path is None:
+            own = model.chat_template
+            return own and own.using(self.variables)
+        from pyflow.chat import ChatTemplate
+
+        text = inputs.read(self.path)
+        return ChatTemplate(text, model.tokenizer, source=self.path, names=self.variables)
+
+    def stops(self, texts: Sequence[str]) -> list[str]:
+        """The texts of --stop."""
+        return [unescape(text) if self.escape else text for text in texts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What `generate` asks."""
+
+    templating: Templating
+    texts: Sequence[str]
+    """The prompts; none where there is a gap."""
+    gap: tuple[str, str] | None
+    """The texts before and after what the model is to write."""
+    chat: bool | None
+    """In the chat template; None: if the model has one."""
+    prefill: str
+    special: bool
+
+    def encode(self, model: AnyModel) -> list[list[int]]:
+        """The tokens of the prompts."""
+        if self.gap is not None:
+            from pyflow.chat.infill import infill
+
+            return [infill(model.tokenizer, *self.gap, source=model.name)]
+        template = None if self.chat is False else self.templating.template(model)
+        if template is None and self.chat:
+            from pyflow.generate.session import chat_template
+
+            template = chat_template(model)
+        if template is None:
+            return [raw_tokens(model.tokenizer, text, self.special) for text in self.texts]
+        return as_asked(template, self.texts, self.templating.system, self.prefill)
+
+
+def as_asked(
+    template: ChatTemplate, texts: Sequence[str], system: str | None = None, prefill: str = ""
+) -> list[list[int]]:
+    """The tokens of questions, each alone."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [
+        template.encode([*first, {"role": "user", "content": text}], prefill=prefill)
+        for text in texts
+    ]
+
+
+def raw_tokens(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+    """The tokens of a text as it is; control tokens that it spells are read with `special` only.
+
+    Prints a warning, once, where they are read as text.
+    """
+    if not special and (starts := tokenizer.control_starts(text)):
+        click.echo(
+            f"warning: the text spells {len(starts)} control tokens, the first at character "
+            f"{starts[0]}: {text[starts[0] :][:16]!r}; they are read as text, --special reads them "
+            "as tokens",
+            err=True,
+        )
+    return tokenizer.encode(text, parse_special=special)
+
+
+def text_of(given: str, name: str, escape: bool) -> str:
+    """The text of an argument: @FILE is a file's, and @@ begins a text with @."""
+    if given.startswith("@") and not given.startswith("@@"):
+        return inputs.read(given[1:]).removesuffix("\n")
+    text = inputs.argument(given.removeprefix("@") if given.startswith("@@") else given, name)
+    return unescape(text) if escape else text
+
+
+def unescape(text: str) -> str:
+    """Backslashes read as in C and JSON; those before other characters stay."""
+    return _ESCAPE.sub(lambda found: codecs.decode(found[0], "unicode_escape"), text)
+
+
+def _templating(
+    system_prompt: str | None, chat_template: str | None, template_var: Sequence[str], escape: bool
+) -> Templating:
+    return Templating(
+        system=None if system_prompt is None else text_of(system_prompt, "-sys", escape),
+        path=chat_template,
+        variables=dict(_variable(given) for given in template_var),
+        escape=escape,
+    )
+
+
+def _variable(given: str) -> tuple[str, object]:
+    name, equals, value = given.partition("=")
+    if not equals or not name.isidentifier():
+        raise click.UsageError(f"--template-var: expected NAME=VALUE, found {given!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, inputs.argument(value, "--template-var")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where prompts come from, as given."""
+
+    prompt: str | None
+    file: str | None
+    stdin: str | None
+    jsonl: bool
+
+    def texts(self, escape: bool) -> list[str]:
+        if self.jsonl and self.file is not None:
+            return inputs.json_lines(self.file)
+        text = None if self.prompt is None else text_of(self.prompt, "-p", escape)
+        return [inputs.prompt(text, self.file, self.stdin)]
+
+
+def _question(
+    *,
+    templating: Templating,
+    source: _Source,
+    gap: dict[str, str | None],
+    chat: bool | None,
+    prefill: str | None,
+    special: bool,
+) -> Question:
+    ends = {
+        name: text_of(given, f"--{name}", templating.escape)
+        for name, given in gap.items()
+        if given is not None
+    }
+    return Question(
+        templating=templating,
+        texts=[] if ends else source.texts(templating.escape),
+        gap=(ends.get("prefix", ""), ends.get("suffix", "")) if ends else None,
+        chat=chat,
+        prefill="" if prefill is None else text_of(prefill, "--prefill", templating.escape),
+        special=special,
+    )
+
+
+_ALONE = ["-p", "-f", "--jsonl", "--chat", "--raw", "-sys", "--prefill", "--special"]
+special = flag("--special", 'Read control tokens such as "<|im_end|>" in the text.')
+templating = grouped(
+    "templating",
+    _templating,
+    option("-sys --system-prompt", "Instructions for the model.", metavar="TEXT"),
+    option("--chat-template", "A Jinja template in place of the model's own.", metavar="FILE"),
+    option(
+        "--template-var",
+        "A variable of the template, such as enable_thinking=false; VALUE is JSON or text.",
+        metavar="NAME=VALUE",
+        multiple=True,
+    ),
+    flag("-e --escape", r"Read \n, \t, \\ and the like in the texts of other options."),
+)
+question = grouped(
+    "question",
+    _question,
+    grouped(
+        "source",
+        _Source,
+        option("-p --prompt", "The text to continue; @FILE reads it.", metavar="TEXT"),
+        option("-f --file", "A file with the text.", metavar="FILE"),
+        click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
+        flag(
+            "--jsonl",
+            'FILE has a prompt per line, as JSON text or {"prompt": TEXT}; all run in one batch, '
+            "and each gives a line of JSON.",
+        ),
+    ),
+    grouped(
+        "gap",
+        dict,
+        option("--prefix", "Fill in the middle: the text before the gap.", metavar="TEXT"),
+        option("--suffix", "Fill in the middle: the text after the gap.", metavar="TEXT"),
+    ),
+    option(
+        "--chat/--raw chat",
+        "Ask it as a question with the model's chat template, or continue the text as it is."
+        "  [default: --chat if the model has a template]",
+        default=None,
+    ),
+    option("--prefill", "How the answer begins.", metavar="TEXT"),
+    special,
+    templating,
+    rules=[
+        Rule("--jsonl", needs=["-f"]),
+        Rule("--jsonl", forbids=["-p"]),
+        Rule("--prefix", forbids=_ALONE),
+        Rule("--suffix", forbids=_ALONE),
+        Rule("--special", needs=["--raw"]),
+        Rule("--raw", forbids=["-sys", "--prefill", "--chat-template", "--template-var"]),
+    ],
+)
