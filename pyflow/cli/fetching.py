@@ -95,7 +95,7 @@ def _from_hub(name: hub.HubName, force: bool) -> dict[str, Any]:
     from pyflow.engine.memory import available_nbytes
 
     try:
-        plan = hub.plan(name, available=available_nbytes())
+        plan = hub.plan(name, available=available_nbytes(), told=_tell)
     except hub.UnreachableError as error:
         if force:
             raise
@@ -123,7 +123,7 @@ def _from_hub(name: hub.HubName, force: bool) -> dict[str, Any]:
 def _from_url(url: hub.FileUrl, force: bool) -> dict[str, Any]:
     _tell(f"{url.file}, licence: not known for a single file; see where the URL is from")
     with _progress() as show:
-        done = hub.fetch_url(url, force=force, progress=show)
+        done = hub.fetch_url(url, force=force, progress=show, told=_tell)
     return _object(str(url), done.path, done.files, None, None)
 
 

@@ -90,7 +90,7 @@ class RepoCache:
 
     def refer(self, revision: str, commit: str) -> None:
         """Writes down the commit of a branch or tag."""
-        if revision == commit:
+        if revision == commit or self.commit(revision) == commit:
             return
         path = self.folder / "refs" / revision
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -78,6 +78,9 @@ def choose(
         wanted.lower() == _SAFETENSORS or wanted.lower().endswith(WEIGHTS)
     )
     if asks_folder or not found:
+        part = next((f.name for f in files if is_gguf(f.name) and not is_aside(f.name)), None)
+        if part is not None and not found and not asks_folder:
+            raise FormatError(f"{name.repo}: {part} is one of several parts, of which others lack")
         return _folder(name, files, read, found)
     if wanted is not None:
         quant = one_of(found, wanted, name.repo)

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from pyflow.errors import FormatError, PyflowError
 from pyflow.hub.names import PREFIX, HubName, is_safe
-from pyflow.hub.session import RefusedError, Session
+from pyflow.hub.session import RefusedError, Session, origin
 from pyflow.text import printable
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -87,6 +87,8 @@ def describe(session: Session, name: HubName) -> Repo:
 
 def explained(error: RefusedError, session: Session, name: HubName) -> PyflowError:
     """What a refusal means for a repository, and what to do."""
+    if origin(error.url) != origin(session.endpoint):
+        return error  # of a storage server, which knows no repositories
     repo, page = name.repo, f"{session.endpoint}/{name.repo}"
     token = "set HF_TOKEN or run 'hf auth login'"
     if error.code == "GatedRepo" or "gated" in error.message.lower():

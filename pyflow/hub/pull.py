@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -10,12 +10,15 @@ from urllib.parse import quote
 from pyflow.downloads import Progress, Report, check_disk, lock, os_errors
 from pyflow.errors import FormatError, PyflowError
 from pyflow.formats.checkpoint import main_file
+from pyflow.formats.side_files import read_text
 from pyflow.hub.cache import VARIABLE, RepoCache
 from pyflow.hub.choose import Choice, choose
 from pyflow.hub.listing import RemoteFile, Repo, describe, explained
 from pyflow.hub.names import HubName
 from pyflow.hub.session import RefusedError, Session, session
 from pyflow.hub.transfer import Wanted, fill, locate, verify
+
+_MOST_INDEX = 64 << 20  # bytes, as for reading the shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +55,21 @@ class Plan:
         return _pulled(self.repo.name, self.cache, self.repo.commit, self.choice)
 
 
-def plan(name: HubName, *, available: int) -> Plan:
+def plan(name: HubName, *, available: int, told: Callable[[str], None] = lambda _: None) -> Plan:
     """What a pull of `name` will bring. Reads the repository's listing, and the index of shards.
 
-    available: bytes of memory that are free, to choose a quant where none is asked for.
+    available: bytes of memory that are free, to choose a quant where none is asked for. told: gets
+    a line before each wait, also while the plan is fetched.
     PyflowError: no such repository or model, or no access. ResourceError: no quant fits.
     """
-    hub = session()
+    hub = session(told)
     with os_errors(VARIABLE):
         repo = describe(hub, name)
         cache = RepoCache.of(name.repo)
 
         def read(file: RemoteFile) -> str:
-            return _brought(hub, repo, cache, file, lambda _: None).read_text(errors="replace")
+            path = _brought(hub, repo, cache, file, lambda _: None)
+            return read_text(path, max_nbytes=_MOST_INDEX)
 
         return Plan(hub, repo, choose(name, repo.files, read, available=available))
 
@@ -106,7 +111,7 @@ def cached(name: HubName) -> Pulled:
     snapshot = cache.snapshot(commit)
 
     def read(file: RemoteFile) -> str:
-        return (snapshot / file.name).read_text(errors="replace")
+        return read_text(snapshot / file.name, max_nbytes=_MOST_INDEX)
 
     try:
         choice = choose(name, files, read)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from pyflow.text import printable
 
 T = TypeVar("T")
 
+_GOOD = frozenset({200, 206})
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _TRIES = 5
 _LONGEST_WAIT_S = 120
@@ -68,6 +69,8 @@ class Session:
 
     endpoint: str
     token: str | None
+    told: Callable[[str], None] = lambda _: None
+    """Gets a line before each wait."""
 
     @property
     def host(self) -> str:
@@ -86,7 +89,7 @@ class Session:
 
         stops_at_link: do not follow a redirect that has the file's X-Linked-Etag.
         Waits and tries again after 429 and errors of the server. RefusedError for other statuses
-        from 400 on, UnreachableError without an answer.
+        than 200 and 206, UnreachableError without an answer.
         """
         with ExitStack() as stack:
             for again in range(_TRIES):
@@ -98,13 +101,17 @@ class Session:
                     pause(2.0**again)
                     continue
                 response = answer.response
-                if response.status_code < 400:
+                if response.status_code in _GOOD or (stops_at_link and _is_redirect(response)):
                     break
                 wait = _wait_s(response.headers, again)
                 last = again == _TRIES - 1 or wait > _LONGEST_WAIT_S
                 if response.status_code not in _TRANSIENT or last:
                     raise self._refused(answer, wait)
                 stack.close()
+                self.told(
+                    f"{urlsplit(answer.url).hostname} answers {response.status_code}; waiting"
+                    f" {wait:.0f} s"
+                )
                 pause(wait)
             with self.translated():
                 yield answer
@@ -146,11 +153,10 @@ class Session:
                 )
             if origin(url) == origin(first):
                 by_endpoint = dict(response.headers)
-            location = response.headers.get("location")
             is_link = stops_at_link and "x-linked-etag" in response.headers
-            if not 300 <= response.status_code < 400 or location is None or is_link:
+            if not _is_redirect(response) or is_link:
                 return Answer(response, url, by_endpoint)
-            url = _target(url, location)
+            url = _target(url, response.headers["location"])
             stack.close()
         raise UnreachableError(f"{printable(first)}: more than {_MOST_HOPS} redirects")
 
@@ -215,7 +221,7 @@ class Session:
             ) from None
 
 
-def session() -> Session:
+def session(told: Callable[[str], None]) -> Session:
     """The hub that HF_ENDPOINT names, with the token of HF_TOKEN or of `hf auth login`."""
     from huggingface_hub import constants, get_token
 
@@ -225,7 +231,7 @@ def session() -> Session:
             "HF_TOKEN or the token file: has characters that no token has; set it again, or run"
             " 'hf auth login'"
         )
-    return Session(constants.ENDPOINT, token)
+    return Session(constants.ENDPOINT, token, told)
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -237,6 +243,10 @@ def origin(url: str) -> tuple[str, str, int]:
 def pause(seconds: float) -> None:
     """Waits before another try."""
     time.sleep(seconds)
+
+
+def _is_redirect(response: Any) -> bool:
+    return 300 <= response.status_code < 400 and "location" in response.headers
 
 
 def _target(url: str, location: str) -> str:

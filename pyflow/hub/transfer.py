@@ -128,7 +128,7 @@ def _read_one_answer(
     try:
         with session.open("GET", wanted.url, headers=headers) as answer:
             _check_version(answer, wanted)
-            if have and not _continues(answer.response, have, wanted):
+            if not _continues(answer.response, have, wanted):
                 growing.truncate(0)
                 growing.seek(0)
             # In pieces as they come: gathered ones would be lost with the connection.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -61,16 +61,23 @@ def folder_of(url: FileUrl) -> Path:
     return cache_dir() / "urls" / key
 
 
-def fetch_url(url: FileUrl, *, force: bool = False, progress: Report | None = None) -> PulledUrl:
+def fetch_url(
+    url: FileUrl,
+    *,
+    force: bool = False,
+    progress: Report | None = None,
+    told: Callable[[str], None] = lambda _: None,
+) -> PulledUrl:
     """The file of an URL, or all parts of a split one; fetched unless it is there.
 
-    No token is sent. Bytes of a stopped pull are kept if the server names their version.
+    No token is sent. Bytes of a stopped pull are kept if the server names their version. told: gets
+    a line before each wait.
     FormatError: the server sent no GGUF or safetensors file; otherwise as for a model of the hub.
     """
     report = progress or (lambda _: None)
     folder = folder_of(url)
     # Without a token, and for errors under the name of this server.
-    here = Session(urlunsplit((*urlsplit(url.url)[:2], "", "", "")), None)
+    here = Session(urlunsplit((*urlsplit(url.url)[:2], "", "", "")), None, told)
     with os_errors(_VARIABLE), lock(folder / "lock", lambda: report(Progress("waiting", 0, 0))):
         for part in _parts(url):
             target = folder / part.file

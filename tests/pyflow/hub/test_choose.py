@@ -105,6 +105,8 @@ def test_split_files_are_one_model() -> None:
 def test_a_model_that_lacks_a_part_is_none(lost: int) -> None:
     names = [f"m-{i:05}-of-00003.gguf" for i in (1, 2, 3) if i != lost]
     assert quants(files(*names)) == []
+    with pytest.raises(FormatError, match=names[0]):
+        chosen(files(*names))
 
 
 def test_encoders_of_images_are_left_aside() -> None:

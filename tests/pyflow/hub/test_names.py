@@ -29,7 +29,7 @@ from pyflow.hub.names import FileUrl, HubName, is_repo, is_safe, parse
         ("https://a.example/b/x.gguf#part", FileUrl("https://a.example/b/x.gguf")),
         ("http://[::1]:8/x.SAFETENSORS?k=1", FileUrl("http://[::1]:8/x.SAFETENSORS?k=1")),
         ("org/repo", None),
-        ("smollm2", None),
+        ("some-model", None),
         ("C:/x.gguf", None),
     ],
 )

@@ -201,6 +201,19 @@ def test_a_revision_is_pulled_and_kept_beside_others(hub: Hub) -> None:
     assert hub.seen == []
 
 
+def test_where_links_are_switched_off_the_file_itself_is_in_the_snapshot(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    put(hub)
+    done = pull()
+    assert not done.path.is_symlink()
+    assert (done.path.read_bytes(), pull()) == (Q4, done)
+    assert len(bodies(hub)) == 1
+
+
 def test_two_pulls_of_a_file_at_once_fetch_it_once(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,8 @@ def test_a_gated_repository_says_where_to_ask(
         (403, {}, "settings/tokens"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "main"),
         (404, {}, "org/tiny"),
+        (304, {}, "304"),
+        (204, {}, "204"),
         (418, {"X-Error-Message": f"tea\x1b[1m {TOKEN}"}, "418"),
     ],
 )
@@ -87,8 +89,12 @@ def test_a_busy_server_is_asked_again(
 ) -> None:
     put(hub)
     hub.refusals = [Refusal(status, headers, times=2, path=path)]
-    assert pull().path.read_bytes() == Q4
+    told: list[str] = []
+    plan = client.plan(client.HubName("org/tiny"), available=FREE, told=told.append)
+    assert client.fetch(plan).path.read_bytes() == Q4
     assert pauses == waits
+    assert all(str(status) in line for line in told)
+    assert len(told) == 2
 
 
 def test_a_server_that_stays_busy_is_named_with_the_wait(hub: Hub, pauses: list[float]) -> None:
