@@ -17,6 +17,7 @@ from typing import Literal
 import platformdirs
 
 from pyflow.errors import PyflowError, ResourceError
+from pyflow.text import size
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2
@@ -47,8 +48,8 @@ def check_disk(folder: Path, nbytes: int, *, what: str, variable: str) -> None:
     free = shutil.disk_usage(there).free
     if nbytes and free < nbytes + _SPARE:
         raise ResourceError(
-            f"{folder}: pulling {what} takes {nbytes / 1e6:.0f} MB, {free / 1e6:.0f} MB are free;"
-            f" make room, or set {variable} to a folder on a larger disk"
+            f"{folder}: pulling {what} takes {size(nbytes)}, {size(free)} are free; make room, or"
+            f" set {variable} to a folder on a larger disk"
         )
 
 

@@ -71,10 +71,8 @@ def parse(name: str) -> Wanted:
     except FormatError as error:
         raise click.UsageError(str(error)) from None
     if Path(name).exists():
-        raise click.UsageError(
-            f"{name!r} is on this machine already: use -m {name}; hf:{name} would name a repository"
-            " of the hub"
-        )
+        repo = f"; hf:{name} names the repository of the hub" if hub.is_repo(name) else ""
+        raise click.UsageError(f"{name!r} is on this machine already: use -m {name}{repo}")
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)};"
     raise click.UsageError(
@@ -151,13 +149,15 @@ def _tell(text: str) -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
     """A bar on standard error, removed at the end."""
+    console = Console(stderr=True)
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task(_LABELS["downloading"], total=None, visible=False)
 

@@ -171,9 +171,9 @@ class Session:
             text = f"{host}: the server has a fault ({status}); run the same command later"
         else:
             told = self.hide(headers.get("x-error-message", ""))
-            text = (
-                f"{host}: answers {status}{f': {printable(told)}' if told else ''}; check the name"
-            )
+            where = f"{host}{printable(urlsplit(answer.url).path)}"
+            told = f": {printable(told)}" if told else ""
+            text = f"{where}: answers {status}{told}; check the name"
         return RefusedError(answer.url, status, headers, text)
 
     def hide(self, text: str) -> str:

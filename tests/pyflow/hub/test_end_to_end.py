@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import pyflow
 from pyflow.cli import main
 from pyflow.errors import FormatError
 
 from .. import tiny_folders, tiny_models
+from ..stores.test_stores import put_in_ollama
 from .server import COMMIT, Hub, Repo
 from .tiny import Q4, TOKEN, in_cache, put
 
@@ -42,7 +44,10 @@ def program(hub: Hub, tmp_path: Path, *args: str) -> subprocess.Popen[str]:
 
 
 def test_a_gguf_model_is_pulled_and_run(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tiny_models.write_model(
         tmp_path / "t-F16.gguf", n_layers=2, window=0, has_tokenizer=True
@@ -60,22 +65,41 @@ def test_a_gguf_model_is_pulled_and_run(
     assert told["bytes"] == path.stat().st_size
     assert (told["name"], told["revision"]) == ("hf:org/tiny", COMMIT)
     assert told["licence"] == "apache-2.0"
+    put_in_ollama(tmp_path / "ollama", "registry.ollama.ai/library/t/1", path.read_bytes())
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     answers = []
-    for name in (str(path), "hf:org/tiny", f"{hub.url}/org/tiny/blob/main/t-F16.gguf"):
+    page = f"{hub.url}/org/tiny/blob/main/t-F16.gguf"
+    for name in (str(path), "hf:org/tiny", page, "ollama:t:1"):
         assert main(["generate", "-m", name, *GREEDY]) == 0
         answers.append(json.loads(capsys.readouterr().out)["tokens"])
-    assert answers[0] == answers[1] == answers[2] != []
+    assert answers == [answers[0]] * 4 != [[]] * 4
 
 
-def test_a_folder_is_pulled_and_run(
+def shard(folder: Path) -> None:
+    """Divides model.safetensors into two files and an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {}
+    for i in (1, 2):
+        part = f"model-{i:05}-of-00002.safetensors"
+        own = sorted(tensors)[i - 1 :: 2]
+        save_file({name: tensors[name] for name in own}, folder / part)
+        places |= dict.fromkeys(own, part)
+    index = json.dumps({"metadata": {}, "weight_map": places})
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
+def test_a_folder_of_shards_is_pulled_and_run(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     tiny_folders.write_folder(folder)
+    shard(folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     others = {"README.md": b"", "pytorch_model.bin": b"x", "onnx/model.onnx": b"x"}
-    hub.repos["org/tiny"] = Repo(files | others, frozenset({"model.safetensors"}))
+    large = frozenset(name for name in files if name.endswith(".safetensors"))
+    hub.repos["org/tiny"] = Repo(files | others, large)
     assert main(["pull", "org/tiny"]) == 0
     (path,) = capsys.readouterr().out.splitlines()
     assert {one.name for one in Path(path).iterdir()} == set(files)
