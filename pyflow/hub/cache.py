@@ -79,7 +79,7 @@ class RepoCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{uuid.uuid4().hex[:8]}.tmp")
         try:
-            if constants.HF_HUB_DISABLE_SYMLINKS:
+            if getattr(constants, "HF_HUB_DISABLE_SYMLINKS", False):  # not in version 1.0
                 raise OSError
             beside.symlink_to(os.path.relpath(blob, path.parent))
         except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -114,7 +115,7 @@ def explained(error: RefusedError, session: Session, name: HubName) -> PyflowErr
         )
     if error.status in (401, 404):
         private = "" if session.token else f"; if it is private, {token}"
-        near = _nearest(session, name)
+        near = _nearest_there(session, name)
         hint = f"did you mean {near}?" if near else "check the name"
         return PyflowError(f"{repo}: no such repository at {session.host}; {hint}{private}")
     if error.status == 403:
@@ -125,7 +126,7 @@ def explained(error: RefusedError, session: Session, name: HubName) -> PyflowErr
     return error
 
 
-def _nearest(session: Session, name: HubName) -> str | None:
+def _nearest_there(session: Session, name: HubName) -> str | None:
     """The repository of the same organization with the nearest name."""
     organization, slash, _ = name.repo.partition("/")
     if not slash:
@@ -135,7 +136,12 @@ def _nearest(session: Session, name: HubName) -> str | None:
         ids = [one.id for one in session.json(url, list[_Id])]
     except PyflowError:
         return None
-    known = {one.lower(): one for one in ids if one.isprintable()}
+    return nearest(name, ids)
+
+
+def nearest(name: HubName, repos: Iterable[str]) -> str | None:
+    """The name of the repository that could have been meant."""
+    known = {repo.lower(): repo for repo in repos if repo.isprintable() and repo != name.repo}
     near = difflib.get_close_matches(name.repo.lower(), known, n=1)
     return f"{PREFIX}{known[near[0]]}" if near else None
 

@@ -11,9 +11,9 @@ from pyflow.downloads import Progress, Report, check_disk, lock, os_errors
 from pyflow.errors import FormatError, PyflowError
 from pyflow.formats.checkpoint import main_file
 from pyflow.formats.side_files import read_text
-from pyflow.hub.cache import VARIABLE, RepoCache
+from pyflow.hub.cache import VARIABLE, RepoCache, repos
 from pyflow.hub.choose import Choice, choose
-from pyflow.hub.listing import RemoteFile, Repo, describe, explained
+from pyflow.hub.listing import RemoteFile, Repo, describe, explained, nearest
 from pyflow.hub.names import HubName
 from pyflow.hub.session import RefusedError, Session, session
 from pyflow.hub.transfer import Wanted, fill, locate, verify
@@ -107,7 +107,10 @@ def cached(name: HubName) -> Pulled:
     files, _ = cache.files(commit) if commit else ([], [])
     pull = f"run 'pyflow pull {name}'"
     if commit is None or not files:
-        raise FormatError(f"{name}: is not pulled yet; {pull}")
+        near = nearest(name, [other.repo for other, _ in repos()])
+        raise FormatError(
+            f"{name}: is not pulled yet; {f'did you mean {near}? ' if near else ''}{pull}"
+        )
     snapshot = cache.snapshot(commit)
 
     def read(file: RemoteFile) -> str:

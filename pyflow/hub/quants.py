@@ -13,20 +13,9 @@ from pyflow.hub.listing import RemoteFile
 # Best first, for a machine with room for all: 4 bits are the usual choice, and more bits come
 # before fewer ones. Types that this build cannot run are not here.
 ORDER = (
-    *(
-        "Q4_K_M",
-        "Q4_K_L",
-        "Q4_K_S",
-        "IQ4_XS",
-        "IQ4_NL",
-        "Q4_1",
-        "Q4_0",
-        "Q5_K_M",
-        "Q5_K_L",
-        "Q5_K_S",
-    ),
-    *("Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_L"),
-    *("Q2_K_S", "BF16", "F16", "F32"),
+    *("Q4_K_M", "Q4_K_L", "Q4_K_S", "IQ4_XS", "IQ4_NL", "Q4_1", "Q4_0", "Q4"),
+    *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q5", "Q6_K", "Q6_K_L", "Q6", "Q8_0", "Q8"),
+    *("Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3", "Q2_K", "Q2_K_L", "Q2_K_S", "Q2", "BF16", "F16", "F32"),
 )
 _LABEL = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I|T)?Q\d(?:_[A-Z0-9]+)*|BF16|FP?16|FP?32|MXFP4(?:_MOE)?)"

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -68,7 +68,7 @@ class Session:
     """Where the hub is, and the token that only the hub may see."""
 
     endpoint: str
-    token: str | None
+    token: str | None = field(repr=False)
     told: Callable[[str], None] = lambda _: None
     """Gets a line before each wait."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyflow.errors import FormatError
@@ -13,7 +13,13 @@ from pyflow.stores.folders import LLAMA_CPP, LM_STUDIO
 from pyflow.stores.stored import Aside, Stored
 from pyflow.text import printable
 
-PREFIXES = (ollama.PREFIX, LM_STUDIO, LLAMA_CPP)
+# By the prefix of its names, each store: the models of all folders that it may have.
+_STORES: dict[str, Callable[[], Iterator[Iterator[Stored | Aside]]]] = {
+    ollama.PREFIX: lambda: map(ollama.models, ollama.folders()),
+    LM_STUDIO: lambda: (folders.models(top, LM_STUDIO) for top in folders.lm_studio()),
+    LLAMA_CPP: lambda: (folders.models(top, LLAMA_CPP) for top in folders.llama_cpp()),
+}
+PREFIXES = tuple(_STORES)
 
 __all__ = ["PREFIXES", "Aside", "Stored", "found", "of_hub", "resolve"]
 
@@ -70,12 +76,7 @@ def _is_short(wanted: str, name: str) -> bool:
 def _of_store(prefix: str) -> Iterator[Stored | Aside]:
     """Each model once, from the first folder that has it."""
     named = set()
-    if prefix == ollama.PREFIX:
-        all_of = (ollama.models(folder) for folder in ollama.folders())
-    else:
-        tops = folders.lm_studio() if prefix == LM_STUDIO else folders.llama_cpp()
-        all_of = (folders.models(folder, prefix) for folder in tops)
-    for models in all_of:
+    for models in _STORES[prefix]():
         for one in models:
             if isinstance(one, Aside):
                 yield one

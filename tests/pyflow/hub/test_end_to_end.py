@@ -43,6 +43,7 @@ def program(hub: Hub, tmp_path: Path, *args: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_gguf_model_is_pulled_and_run(
     hub: Hub,
     tmp_path: Path,
@@ -129,6 +130,7 @@ def test_at_a_terminal_a_missing_model_is_offered(
     assert bool(hub.seen) is (answer == "y")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_leaves_a_pull_that_can_go_on(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
