@@ -109,9 +109,9 @@ class RepoCache:
                 relative = path.relative_to(top).as_posix()
                 if not is_safe(relative) or len(files) == _MOST_FILES:
                     continue
-                try:
+                if path.is_file():
                     files.append(RemoteFile(relative, path.stat().st_size))
-                except OSError:
+                else:
                     broken.append(path)
         files.sort(key=lambda file: file.name)
         return files, broken

@@ -45,6 +45,8 @@ def models(folder: Path, prefix: str) -> Iterator[Stored | Aside]:
             yield Aside(path, "a download that is not complete")
         elif is_gguf(name) and not is_aside(name):
             try:
+                if not path.is_file():  # opening a pipe would wait
+                    raise OSError(0, "is no file, or a link to none")
                 with path.open("rb") as opened:
                     is_model = opened.read(4) == b"GGUF"
                 nbytes = path.stat().st_size

@@ -124,7 +124,8 @@ def default_model() -> str:
     if pulled:
         raise click.UsageError(f"several models are pulled; choose one: -m {' or '.join(pulled)}")
     raise PyflowError(
-        "no model is pulled; run 'pyflow pull smollm2' (98 MB), or name a GGUF file with -m"
+        "no model is pulled; run 'pyflow pull smollm2' (98 MB), or name a GGUF file or a model of"
+        " 'pyflow list --local' with -m"
     )
 
 

@@ -86,7 +86,7 @@ _of_recipe = grouped(
 
 
 @click.command("quantize")
-@click.argument("source", metavar="IN")
+@click.argument("source", metavar="IN", callback=model.offered)
 @click.argument("target", metavar="OUT", callback=named)
 @_of_recipe
 @option(

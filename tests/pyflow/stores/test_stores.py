@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyflow import catalogue, stores
+from pyflow.cli import main
 from pyflow.errors import FormatError
 from pyflow.stores import Aside, Stored
 
@@ -156,10 +157,11 @@ def test_half_files_and_broken_links_are_left_aside(home: Path) -> None:
     write(top / "d-00001-of-00002.gguf")
     (top / "e.gguf").symlink_to("nowhere")
     (top / "f.gguf").symlink_to("f.gguf")
+    os.mkfifo(top / "g.gguf")
     assert usable() == {}
     assert aside() == {
         *("a.gguf.downloadInProgress", "b.gguf.part", "c.gguf", "d-00001-of-00002.gguf"),
-        *("e.gguf", "f.gguf"),
+        *("e.gguf", "f.gguf", "g.gguf"),
     }
 
 
@@ -210,3 +212,33 @@ def test_stores_are_only_read(home: Path) -> None:
     for name in usable():
         catalogue.resolve(name)
     assert state() == before
+
+
+def test_list_shows_what_is_here_and_what_is_left_aside(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = put_in_ollama(home / ".ollama/models", "registry.ollama.ai/library/m/1")
+    half = write(home / ".cache/llama.cpp/a\x1b.gguf.part")
+    pulled = put_in_hub(home, "org/one", ["x.gguf"]) / "x.gguf"
+
+    def shown(*args: str) -> tuple[str, str]:
+        assert main(["list", *args]) == 0
+        found = capsys.readouterr()
+        return found.out, found.err
+
+    told = json.loads(shown("--local", "--json")[0])
+    assert [(one["name"], one["path"], one["bytes"]) for one in told["models"]] == [
+        ("ollama:m:1", str(path), len(GGUF)),
+        ("hf:org/one", str(pulled), len(GGUF)),
+    ]
+    assert [one["path"] for one in told["aside"]] == [str(half)]
+    out, err = shown("--local", "-v")
+    assert "ollama:m:1" in out
+    assert half.name.replace("\x1b", "\\x1b") in err
+    assert half.name not in shown("--local")[1]
+    assert "hf:org/one" in shown()[0]
+    assert json.loads(shown("--json")[0])[-1]["path"] == str(pulled)
+    for name in ("hf:org/one", "org/one", "ollama:m:1"):
+        assert main(["rm", "-y", name]) == 2
+    assert path.exists()
+    assert pulled.exists()
