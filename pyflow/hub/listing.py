@@ -37,8 +37,8 @@ class _Listing(Struct):
     sha: str
     siblings: list[_Sibling]
     card: Any = field(default=None, name="cardData")
-    tags: list[str] = []
-    gated: bool | str = False
+    tags: list[str] | None = None
+    gated: bool | str | None = None
 
 
 class _Id(Struct):
@@ -109,7 +109,8 @@ def explained(error: RefusedError, session: Session, name: HubName) -> PyflowErr
         return PyflowError(f"{error.url}: no such file; pull again, for {repo} has changed")
     if "disabled" in error.message.lower():
         return PyflowError(f"{repo}: the hub has disabled it; choose another repository")
-    if error.status == 401 and "invalid" in error.message.lower() and session.token is not None:
+    is_token = "invalid" in error.message.lower() and error.code != "RepoNotFound"
+    if error.status == 401 and is_token and session.token is not None:
         return PyflowError(
             "the hub refuses the token in HF_TOKEN or the token file; renew it by 'hf auth login'"
         )
@@ -161,7 +162,7 @@ def _file(one: _Sibling, name: HubName) -> RemoteFile:
 def _licence(found: _Listing) -> str:
     """The licence that the model's card names, with its link, or "unknown"."""
     card = found.card if isinstance(found.card, dict) else {}
-    named = (t.removeprefix("license:") for t in found.tags if t.startswith("license:"))
+    named = (t.removeprefix("license:") for t in found.tags or () if t.startswith("license:"))
     parts = [
         card.get("license") or next(named, None),
         *(card.get("license_name"), card.get("license_link")),
