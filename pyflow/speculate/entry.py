@@ -42,6 +42,12 @@ class Speculation:
 Made: TypeAlias = tuple[list[Method], int]
 Source: TypeAlias = Literal["draft_models", "pool"]
 Size: TypeAlias = Literal["window", "ngram", "guesses"]
+SIZES: dict[Size, range] = {
+    "window": range(1, 65),
+    "ngram": range(2, 17),
+    "guesses": range(1, 65),
+}
+"""What each can be on the command line."""
 
 
 @dataclass(frozen=True, slots=True)

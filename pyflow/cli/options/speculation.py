@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,7 @@ from pyflow.cli.options import model as models
 from pyflow.cli.options.finite import Finite
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
-from pyflow.speculate.entry import Entry, Source, Speculation
+from pyflow.speculate.entry import SIZES, Entry, Source, Speculation
 from pyflow.speculate.methods import METHODS, made, speculator
 
 if TYPE_CHECKING:
@@ -88,18 +88,27 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> li
     return sorted(found)
 
 
-def _three(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int, int]:
+def _sizes(entry: Entry, text: str) -> dict[str, Any]:
+    """The numbers of a method from `--lookahead`, as many as its entry lists."""
     try:
-        w, n, g = (int(part) for part in value.split(","))
+        found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(
-            f"expected W,N,G such as 7,5,7, found {value!r}", ctx, param
-        ) from None
-    if not (1 <= w <= 64 and 2 <= n <= 16 and 1 <= g <= 64):
-        raise click.BadParameter(
-            f"expected W and G from 1 to 64 and N from 2 to 16, found {value!r}", ctx, param
+        found = []
+    if len(found) != len(entry.sizes):
+        raise click.UsageError(
+            f"--lookahead: expected {_form(entry)} for --spec {entry.name}, found {text!r}"
         )
-    return w, n, g
+    for size, n in zip(entry.sizes, found, strict=True):
+        if n not in SIZES[size]:
+            least, most = SIZES[size][0], SIZES[size][-1]
+            raise click.UsageError(f"--lookahead: {size}: expected {least} to {most}, found {n}")
+    return dict(zip(map(str, entry.sizes), found, strict=True))
+
+
+def _form(entry: Entry) -> str:
+    """The sizes of a method and their defaults, as in `window,ngram,guesses (7,5,7)`."""
+    defaults = ",".join(str(getattr(Speculation(), size)) for size in entry.sizes)
+    return f"{','.join(entry.sizes)} ({defaults})"
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -142,7 +151,8 @@ class SpeculationOptions:
     method: str = "none"
     n_max: int = 0
     p_split: float = 1.0
-    lookahead: tuple[int, int, int] = (7, 5, 7)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of the method that differ from the defaults."""
     policy: Policy = "exact"
 
     @property
@@ -180,16 +190,13 @@ class SpeculationOptions:
         return method, n_nodes
 
     def _options(self, model: ModelFiles) -> Speculation:
-        window, ngram, guesses = self.lookahead
         return Speculation(
             method=self.method,
             n_max=self.n_max,
             p_split=self.p_split,
-            window=window,
-            ngram=ngram,
-            guesses=guesses,
             pool=None if self.drafts.pool is None else _ngram_pool(model, self.drafts.pool),
             policy=self.policy,
+            **self.sizes,
         )
 
 
@@ -246,18 +253,20 @@ _method = option(
     type=click.Choice(["none", *METHODS]),
     default="none",
 )
+_SIZED = [entry for entry in METHODS.values() if entry.sizes]
 _lookahead = option(
     "--lookahead",
-    "Lookahead's window, n-gram size and guesses; jacobi guesses W tokens.",
-    metavar="W,N,G",
-    default="7,5,7",
-    callback=_three,
+    f"Sizes of the method: for {', for '.join(f'{one.name} {_form(one)}' for one in _SIZED)}.",
+    metavar="N[,N...]",
 )
 
 
-def _chosen(*, lossy: bool = False, **values: Any) -> SpeculationOptions:
+def _chosen(
+    *, method: str = "none", lookahead: str | None = None, lossy: bool = False, **values: Any
+) -> SpeculationOptions:
     del lossy  # only allows some policies
-    return SpeculationOptions(**values)
+    sizes = {} if lookahead is None else _sizes(METHODS[method], lookahead)
+    return SpeculationOptions(method=method, sizes=sizes, **values)
 
 
 speculation = grouped(

@@ -15,6 +15,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
 LIKELIEST = SamplingParams(temperature=0)
+LOOKAHEAD = ["--spec", "lookahead", "--lookahead"]
 TEXT = "red, green, blue, red, green, blue, red, green,"
 
 
@@ -27,8 +28,11 @@ TEXT = "red, green, blue, red, green, blue, red, green,"
         (["--draft-model", "self"], "--draft-model needs --spec"),
         (["--spec", "auto", "--draft-layers", "0-3"], "--draft-layers needs --draft-model self"),
         (["--draft-layers", "3-1"], "expected layers such as 0-9,29"),
-        (["--lookahead", "3,1,3"], "expected W and G from 1 to 64 and N from 2 to 16"),
-        (["--lookahead", "3,3"], "expected W,N,G such as 7,5,7"),
+        ([*LOOKAHEAD, "3,1,3"], "ngram: expected 2 to 16, found 1"),
+        ([*LOOKAHEAD, "3,3"], "window,ngram,guesses (7,5,7)"),
+        ([*LOOKAHEAD, "3,3,x"], "'3,3,x'"),
+        (["--spec", "jacobi", "--lookahead", "3,3,3"], "window (7)"),
+        (["--spec", "jacobi", "--lookahead", "65"], "window: expected 1 to 64, found 65"),
         (["--lookahead", "3,3,3"], "--lookahead needs --spec lookahead"),
         (["--spec-pool", "x"], "--spec-pool needs --spec"),
         (["--spec", "lookup", "--spec-policy", "typical"], "needs --lossy"),
@@ -59,8 +63,8 @@ def test_statistics_are_told(
         ["--spec", "lookup", "--spec-n-max", "3"],
         ["--spec", "pool", "--spec-pool", str(pool)],
         ["--spec", "draft", "--draft-model", "self,self", "--draft-layers", "0-9,29"],
-        ["--spec", "lookahead", "--lookahead", "3,3,3"],
-        ["--spec", "jacobi"],
+        [*LOOKAHEAD, "3,3,3"],
+        ["--spec", "jacobi", "--lookahead", "3"],
     ):
         assert main([*args, *options]) == 0
         out, err = capsys.readouterr()
