@@ -12,23 +12,23 @@ constexpr int64_t kRowTile = 16;  // rows of one call of the kernel, at most
 
 // Sizes, in floats, and where things lie in the memory that layers share.
 struct Layout {
-  int64_t n_slots, n_kv_heads, head_dim, n_heads, n_rows;
-  int64_t n_slices;  // of head_dim columns, the last one padded
+  int64_t n_slots, n_kv_heads, dim, n_heads, n_rows;  // dim: of a cell's values
+  int64_t n_slices;                                   // of dim columns, the last one padded
   float* memory;
 
   Layout(const AttentionInput& in, float* shared)
       : n_slots(in.n_slots),
         n_kv_heads(in.attended.kv.n_kv_heads),
-        head_dim(in.attended.kv.head_dim),
+        dim(in.attended.kv.value_dim),
         n_heads(in.attended.n_heads),
         n_rows(std::ssize(in.rows)),
-        n_slices((in.values.cols() + head_dim - 1) / head_dim),
+        n_slices((in.values.cols() + dim - 1) / dim),
         memory(shared) {}
 
-  int64_t q_dim() const { return n_heads * head_dim; }
-  int64_t width() const { return n_slices * head_dim; }
+  int64_t q_dim() const { return n_heads * dim; }
+  int64_t width() const { return n_slices * dim; }
   int64_t group() const { return n_heads / n_kv_heads; }
-  int64_t cache_floats() const { return n_slots * n_kv_heads * head_dim; }
+  int64_t cache_floats() const { return n_slots * n_kv_heads * dim; }
   int64_t own_floats() const { return n_slots * width(); }
   int64_t shared_floats() const {
     return 2 * cache_floats() + n_rows * (q_dim() + n_heads * width());
@@ -71,10 +71,11 @@ void grow(Buffer& buffer, int64_t floats) {
 void store_slice(Team& team, const Layout& at, const float* inputs, int64_t i, KvView cache,
                  const KernelTable& kernels) {
   cache.k = reinterpret_cast<uint8_t*>(at.keys());
+  cache.key_dim = cache.value_dim;  // store_kv writes the slice as keys too
   team.for_each(at.n_slots / 16, 1, [&](int64_t begin, int64_t end) {
     for (int64_t slot = 16 * begin; slot < 16 * end; ++slot)
       for (int64_t h = 0; h < at.n_kv_heads; ++h) {
-        const float* slice = inputs + slot * at.width() + i * at.head_dim;
+        const float* slice = inputs + slot * at.width() + i * at.dim;
         kernels.store_kv(cache, slot, h, slice, slice);
       }
   });
@@ -86,7 +87,7 @@ void mix_slice(Team& team, const Layout& at, std::span<const Run> runs, int64_t 
   team.for_each(std::ssize(runs) * at.n_kv_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) {
       const Run& run = runs[static_cast<size_t>(j / at.n_kv_heads)];
-      const int64_t head = j % at.n_kv_heads, dim = at.head_dim;
+      const int64_t head = j % at.n_kv_heads, dim = at.dim;
       AttendArgs part = args;
       part.q += run.row * args.q_stride;
       part.views += run.row;

@@ -4,8 +4,8 @@
 // first, counts accordingly, and errors in many cells count as the sum that attention makes of
 // them.
 //
-// The attention kernels compute the mixes over the same keys, with slices of head_dim columns of
-// the inputs in place of values. Inputs are kept by slot as long as their cells may be seen.
+// The attention kernels compute the mixes over the same keys, with slices of the inputs in place of
+// values, as wide as these. Inputs are kept by slot as long as their cells may be seen.
 #pragma once
 
 #include <cstdint>

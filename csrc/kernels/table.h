@@ -54,10 +54,10 @@ struct MatmulArgs {
 
 // Keys and values of one layer. Keys of sixteen cells share a block, cells innermost, so that whole
 // vectors give the scores of sixteen cells; values lie cell by cell. S = slots, a multiple of 16;
-// head_dim is a multiple of 16, for Q8_0 of 32, and at most kMaxHeadDim.
-//   F16   k[S/16][n_kv_heads][head_dim][16] f16      v[S][n_kv_heads][head_dim] f16
-//   Q8_0  k[S/16][n_kv_heads][head_dim/32]{ d[16] f16, q[32][16] i8 }
-//         v[S][n_kv_heads][head_dim/32]{ d f16, q[32] i8 }
+// key_dim and value_dim are cell_dim() of a model's sizes, at most kMaxHeadDim.
+//   F16   k[S/16][n_kv_heads][key_dim][16] f16      v[S][n_kv_heads][value_dim] f16
+//   Q8_0  k[S/16][n_kv_heads][key_dim/32]{ d[16] f16, q[32][16] i8 }
+//         v[S][n_kv_heads][value_dim/32]{ d f16, q[32] i8 }
 inline constexpr int64_t kMaxHeadDim = 16384;
 enum class CacheType : uint8_t { F16, Q8_0 };
 struct KvView {
@@ -65,8 +65,16 @@ struct KvView {
   uint8_t* v;
   CacheType type;
   int64_t n_kv_heads;
-  int64_t head_dim;
+  int64_t key_dim;    // of queries and keys
+  int64_t value_dim;  // of values and outputs
 };
+
+// What a head takes in cells: whole vectors, for Q8_0 whole blocks. Zeros fill it up, which add
+// nothing to scores; outputs there are of no use. A head of 100 takes 112, for Q8_0 128.
+constexpr int64_t cell_dim(int64_t head_dim, CacheType type) {
+  const int64_t unit = type == CacheType::F16 ? 16 : 32;
+  return (head_dim + unit - 1) / unit * unit;
+}
 
 // The cells that a row attends to, by ascending position; positions are distinct and at least 0.
 struct RowView {
@@ -77,9 +85,9 @@ struct RowView {
 
 struct AttendArgs {
   KvView kv;
-  const float* q;  // n_rows x n_heads x head_dim
+  const float* q;  // n_rows x n_heads x key_dim
   int64_t q_stride;
-  float* out;  // as q, and not the same memory
+  float* out;  // n_rows x n_heads x value_dim, not in the memory of q
   int64_t out_stride;
   const RowView* views;  // one per row
   int64_t n_heads;
@@ -121,9 +129,9 @@ struct KernelTable {
   // Rotates the first 2 * n_pairs values of a head. cos_sin: n_pairs cosines, then n_pairs sines.
   // Half order pairs (i, i + n_pairs), interleaved order (2i, 2i + 1).
   void (*rope)(float* head, const float* cos_sin, int64_t n_pairs, bool interleaved);
-  // Writes one head's key and value, head_dim floats each, into a cell.
+  // Writes one head's key and value, key_dim and value_dim floats, into a cell.
   void (*store_kv)(const KvView&, int64_t slot, int64_t kv_head, const float* k, const float* v);
-  // Reads, writes all keys of a cell, n_kv_heads x head_dim floats.
+  // Reads, writes all keys of a cell, n_kv_heads x key_dim floats.
   void (*load_k)(const KvView&, int64_t slot, float* k);
   void (*store_k)(const KvView&, int64_t slot, const float* k);
 
@@ -131,7 +139,7 @@ struct KernelTable {
   // view.
   void (*attend)(const AttendArgs&, int64_t row_begin, int64_t row_end, int64_t kv_head);
   // The same for one row, cut into spans of kLogicalSpan positions that several threads can share:
-  // attend_span writes (n_heads / n_kv_heads) x (head_dim + 2) floats, attend_merge joins the spans
+  // attend_span writes (n_heads / n_kv_heads) x (value_dim + 2) floats, attend_merge joins the spans
   // in order. Bitwise equal to attend.
   void (*attend_span)(const AttendArgs&, int64_t row, int64_t kv_head, int64_t span,
                       float* partial);

@@ -42,7 +42,7 @@ KvCache::KvCache(KvConfig config, const KernelTable& table, std::vector<GroupPla
   }
   int64_t widest = 0;
   for (const LayerKv& layer : config_.layers)
-    widest = std::max(widest, layer.n_kv_heads * layer.head_dim);
+    widest = std::max(widest, layer.n_kv_heads * cell_dim(layer.key_dim, config_.type));
   key_.resize(static_cast<size_t>(widest));
 }
 
@@ -293,7 +293,7 @@ void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
       for (const Run& r : shift.turned)
         for (int32_t slot = r.slot; slot < r.slot + r.n; ++slot) {
           table_->load_k(view(layer), slot, key_.data());
-          config_.rotate(layer, key_.data(), delta);
+          config_.rotate(layer, key_.data(), view(layer).key_dim, delta);
           table_->store_k(view(layer), slot, key_.data());
         }
     group.cells.evict();

@@ -37,7 +37,7 @@ struct KvGroup {
 
 class KvCache {
  public:
-  // Throws ShapeError or UnsupportedError for a config that cannot be, ResourceError when the
+  // Throws ShapeError for a config that cannot be, ResourceError when the
   // memory is refused. The table must outlive the cache.
   KvCache(KvConfig config, const KernelTable& table);
 

@@ -17,8 +17,8 @@ class Storage {
   // Throws ResourceError when the memory is refused.
   Storage(const KvConfig& config, std::span<const GroupPlan> groups);
 
-  // Throws ShapeError or UnsupportedError for a layer that the cache type cannot hold,
-  // ResourceError when no memory could.
+  // Throws ShapeError for a layer without heads or of too large ones, ResourceError when no memory
+  // could hold them.
   static size_t nbytes(const KvConfig& config, std::span<const GroupPlan> groups);
 
   const KvView& view(size_t layer) const { return views_[layer]; }

@@ -20,14 +20,14 @@ int64_t now_ns() {
 }
 
 KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
-  const auto rotate = [&stage, n_ctx = c.n_ctx](size_t layer, float* k, int32_t delta) {
+  const auto rotate = [&stage, n_ctx = c.n_ctx](size_t layer, float* k, int64_t stride,
+                                                int32_t delta) {
     const RopeSpec* rope = stage.kv_rope(layer);
     if (!rope) return;  // the keys do not depend on positions
     std::vector<float> cos_sin(2 * rope->pairs());
     rope->angles(delta, n_ctx, 1.0, cos_sin.data());
-    const LayerKv& kv = stage.kv_layers()[layer];
-    for (int64_t h = 0; h < kv.n_kv_heads; ++h)
-      stage.kernels().rope(k + h * kv.head_dim, cos_sin.data(), static_cast<int64_t>(rope->pairs()),
+    for (int64_t h = 0; h < stage.kv_layers()[layer].n_kv_heads; ++h)
+      stage.kernels().rope(k + h * stride, cos_sin.data(), static_cast<int64_t>(rope->pairs()),
                            rope->interleaved);
   };
   const auto place = [&stage](const Buffer& cells) {
@@ -72,7 +72,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
       }()),
       runs_layer_(stage_->layers().size(), config_.layers.empty()),
       kv_(kv_config(*stage_, config_), stage_->kernels()),
-      scratch_(*stage_, config_.n_batch, config_.n_ctx) {
+      scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type) {
   for (const int64_t layer : config_.layers) {
     if (layer < 0 || layer >= std::ssize(runs_layer_))
       throw ShapeError("layer " + std::to_string(layer) + ": expected 0 to " +
@@ -83,7 +83,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
 
 Context::Memory Context::memory(const Stage& stage, const ContextConfig& config) {
   return {KvCache::nbytes(kv_config(stage, config)),
-          ScratchLayout(stage, config.n_batch, config.n_ctx).nbytes};
+          ScratchLayout(stage, config.n_batch, config.n_ctx, config.cache_type).nbytes};
 }
 
 int64_t Context::end_layer(const Input& input) const {

@@ -13,8 +13,8 @@ constexpr int64_t kFloat = sizeof(float), kAct = sizeof(ActBlock);
 
 }  // namespace
 
-ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx) {
-  const ScratchNeeds& needs = stage.needs();
+ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells) {
+  const ScratchNeeds needs = stage.needs(cells);
   stride = padded(stage.spec().n_embd);
   head_stride = padded(stage.spec().n_vocab);
   head_rows = stage.last() ? std::min(kHeadRows, n_batch) : 0;

@@ -33,7 +33,7 @@ struct ScratchNeeds {
 // Where everything lies, in bytes from the start.
 class ScratchLayout {
  public:
-  ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx);
+  ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells);
 
   int64_t stride, head_stride;  // floats between rows of registers, of logits
   int64_t head_rows;            // rows whose logits are held at once
@@ -51,8 +51,8 @@ class ScratchLayout {
 class Scratch {
  public:
   // Throws ResourceError if the memory is refused.
-  Scratch(const Stage& stage, int64_t n_batch, int64_t n_ctx)
-      : at_(stage, n_batch, n_ctx), buffer_(at_.nbytes, "scratch") {}
+  Scratch(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells)
+      : at_(stage, n_batch, n_ctx, cells), buffer_(at_.nbytes, "scratch") {}
 
   // The memory of a step of n_rows rows for one thread of its team.
   StepMemory step(const Team& team, int64_t n_rows) const;

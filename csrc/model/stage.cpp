@@ -33,7 +33,6 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     for (const BlockSpec& block : layer) {
       layers_.back().push_back(make_block(block, context));
       context.is_first = false;
-      needs_.at_least(layers_.back().back()->needs());
       for (const char* name : {"input", "output"})
         if (block.has(name)) needs_.at_least({.n_registers = register_index(block.text(name)) + 1});
     }
@@ -53,6 +52,13 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     weights_.pack(*pool_, poll);
   else
     weights_.release_source();
+}
+
+ScratchNeeds Stage::needs(CacheType cells) const {
+  ScratchNeeds all = needs_;
+  for (const auto& layer : layers_)
+    for (const auto& block : layer) all.at_least(block->needs(cells));
+  return all;
 }
 
 std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {

@@ -47,7 +47,7 @@ class Stage {
   // Whether cells may move to other positions: only if scores depend on distances alone.
   bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
   int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
-  const ScratchNeeds& needs() const { return needs_; }
+  ScratchNeeds needs(CacheType cells) const;
   bool fine_inputs() const;  // whether any matrix has them
 
   bool first() const { return embedding_ != nullptr; }

@@ -21,13 +21,16 @@ def write_model(
     n_vocab: int = 96,
     n_embd: int = N_EMBD,
     has_tokenizer: bool = False,
+    dims: tuple[int, int] | None = None,
 ) -> Path:
     """A model of the Mistral shape, scaled down. window: of every layer; 0 is none.
 
+    dims: of a head's keys and values; None is n_embd / N_HEADS.
     has_tokenizer: with a token per byte, one for "th", a last one that ends texts, and n_vocab to
     match.
     """
     n_ff = 2 * n_embd
+    key_dim, value_dim = dims or (n_embd // N_HEADS, n_embd // N_HEADS)
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1 << 16)
@@ -37,7 +40,10 @@ def write_model(
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(N_KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(n_embd // N_HEADS)
+    writer.add_rope_dimension_count(key_dim // 2 * 2)
+    if dims:
+        writer.add_key_length(key_dim)
+        writer.add_value_length(value_dim)
     if window:
         writer.add_sliding_window(window)
     if has_tokenizer:
@@ -56,15 +62,14 @@ def write_model(
     matrix("token_embd.weight", n_vocab, n_embd)
     matrix("output.weight", n_vocab, n_embd)
     writer.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
-    kv_dim = n_embd // N_HEADS * N_KV_HEADS
     for i in range(n_layers):
         p = f"blk.{i}."
         writer.add_tensor(p + "attn_norm.weight", np.ones(n_embd, np.float32))
         writer.add_tensor(p + "ffn_norm.weight", np.ones(n_embd, np.float32))
-        matrix(p + "attn_q.weight", n_embd, n_embd)
-        matrix(p + "attn_k.weight", kv_dim, n_embd)
-        matrix(p + "attn_v.weight", kv_dim, n_embd)
-        matrix(p + "attn_output.weight", n_embd, n_embd)
+        matrix(p + "attn_q.weight", N_HEADS * key_dim, n_embd)
+        matrix(p + "attn_k.weight", N_KV_HEADS * key_dim, n_embd)
+        matrix(p + "attn_v.weight", N_KV_HEADS * value_dim, n_embd)
+        matrix(p + "attn_output.weight", n_embd, N_HEADS * value_dim)
         matrix(p + "ffn_gate.weight", n_ff, n_embd)
         matrix(p + "ffn_up.weight", n_ff, n_embd)
         matrix(p + "ffn_down.weight", n_embd, n_ff)

@@ -121,7 +121,7 @@ static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // How many heads of a group are computed together: all, except in very wide groups.
 static inline int64_t most_pairs(const AttendArgs& args) {
-  return smaller(kMaxPairs, kStateFloats / args.kv.head_dim);
+  return smaller(kMaxPairs, kStateFloats / args.kv.value_dim);
 }
 static inline int64_t most_heads(const AttendArgs& args) {
   return smaller(args.n_heads / args.kv.n_kv_heads, most_pairs(args));
@@ -149,7 +149,7 @@ struct Spans {
 };
 
 static void attend(const AttendArgs& args, int64_t row_begin, int64_t row_end, int64_t kv_head) {
-  const int64_t dim = args.kv.head_dim, group = args.n_heads / args.kv.n_kv_heads;
+  const int64_t dim = args.kv.value_dim, group = args.n_heads / args.kv.n_kv_heads;
   const int64_t head_step = most_heads(args);
   const int64_t row_step = smaller(kMaxRows, most_pairs(args) / head_step);
   for (int64_t h = 0; h < group; h += head_step) {
@@ -177,7 +177,7 @@ static void attend(const AttendArgs& args, int64_t row_begin, int64_t row_end, i
 
 static void attend_span(const AttendArgs& args, int64_t row, int64_t kv_head, int64_t span,
                         float* partial) {
-  const int64_t dim = args.kv.head_dim, group = args.n_heads / args.kv.n_kv_heads;
+  const int64_t dim = args.kv.value_dim, group = args.n_heads / args.kv.n_kv_heads;
   for (int64_t h = 0; h < group; h += most_heads(args)) {
     const int64_t n_heads = smaller(most_heads(args), group - h);
     Pairs pairs(args, row, 1, kv_head, kv_head * group + h, n_heads);
@@ -197,7 +197,7 @@ static void attend_span(const AttendArgs& args, int64_t row, int64_t kv_head, in
 
 static void attend_merge(const AttendArgs& args, int64_t row, int64_t kv_head,
                          const float* partials, int64_t n_spans) {
-  const int64_t dim = args.kv.head_dim, group = args.n_heads / args.kv.n_kv_heads;
+  const int64_t dim = args.kv.value_dim, group = args.n_heads / args.kv.n_kv_heads;
   for (int64_t h = 0; h < group; ++h) {
     float* out = args.out + row * args.out_stride + (kv_head * group + h) * dim;
     for (int64_t i = 0; i < dim; i += 16) Simd::store(out + i, Simd::zero());

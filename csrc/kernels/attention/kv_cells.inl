@@ -1,5 +1,4 @@
-// Where keys and values lie in a KvView (table.h draws it), and how they are written. head_dim is a
-// multiple of 16, for Q8_0 of 32.
+// Where keys and values lie in a KvView (table.h draws it), and how they are written.
 
 // A key block of Q8_0: 32 dims of 16 cells. A value block: 32 dims of one cell.
 struct KeyQ8 {
@@ -14,21 +13,21 @@ static_assert(sizeof(KeyQ8) == 544 && sizeof(ValueQ8) == 34);
 
 // The first dim of the keys of the sixteen cells around `slot`; of the values of `slot`.
 static inline uint16_t* key_f16(const KvView& kv, int64_t slot, int64_t head) {
-  return reinterpret_cast<uint16_t*>(kv.k) + (slot / 16 * kv.n_kv_heads + head) * kv.head_dim * 16;
+  return reinterpret_cast<uint16_t*>(kv.k) + (slot / 16 * kv.n_kv_heads + head) * kv.key_dim * 16;
 }
 static inline uint16_t* value_f16(const KvView& kv, int64_t slot, int64_t head) {
-  return reinterpret_cast<uint16_t*>(kv.v) + (slot * kv.n_kv_heads + head) * kv.head_dim;
+  return reinterpret_cast<uint16_t*>(kv.v) + (slot * kv.n_kv_heads + head) * kv.value_dim;
 }
 static inline KeyQ8* key_q8(const KvView& kv, int64_t slot, int64_t head) {
-  return reinterpret_cast<KeyQ8*>(kv.k) + (slot / 16 * kv.n_kv_heads + head) * (kv.head_dim / 32);
+  return reinterpret_cast<KeyQ8*>(kv.k) + (slot / 16 * kv.n_kv_heads + head) * (kv.key_dim / 32);
 }
 static inline ValueQ8* value_q8(const KvView& kv, int64_t slot, int64_t head) {
-  return reinterpret_cast<ValueQ8*>(kv.v) + (slot * kv.n_kv_heads + head) * (kv.head_dim / 32);
+  return reinterpret_cast<ValueQ8*>(kv.v) + (slot * kv.n_kv_heads + head) * (kv.value_dim / 32);
 }
 
 // Bytes of the keys of n slots, a multiple of 16, of all heads.
 static inline int64_t key_nbytes(const KvView& kv, int64_t n) {
-  const int64_t dims = n / 16 * kv.n_kv_heads * kv.head_dim;
+  const int64_t dims = n / 16 * kv.n_kv_heads * kv.key_dim;
   return kv.type == CacheType::F16 ? dims * 32 : dims / 32 * static_cast<int64_t>(sizeof(KeyQ8));
 }
 
@@ -56,14 +55,14 @@ static inline void store_key(const KvView& kv, int64_t slot, int64_t head, const
   const int64_t lane = slot % 16;
   if (kv.type == CacheType::F16) {
     uint16_t* to = key_f16(kv, slot, head) + lane;
-    for (int64_t i = 0; i < kv.head_dim; i += 16) {
+    for (int64_t i = 0; i < kv.key_dim; i += 16) {
       uint16_t half[16];
       Simd::store_f16(half, Simd::load(k + i));
       for (int64_t j = 0; j < 16; ++j) to[(i + j) * 16] = half[j];
     }
   } else {
     KeyQ8* to = key_q8(kv, slot, head);
-    for (int64_t i = 0; i < kv.head_dim; i += 32, ++to) {
+    for (int64_t i = 0; i < kv.key_dim; i += 32, ++to) {
       int8_t q[32];
       quantize_q8(k + i, &to->d[lane], q);
       for (int64_t j = 0; j < 32; ++j) to->q[j * 16 + lane] = q[j];
@@ -74,10 +73,10 @@ static inline void store_key(const KvView& kv, int64_t slot, int64_t head, const
 static inline void store_value(const KvView& kv, int64_t slot, int64_t head, const float* v) {
   if (kv.type == CacheType::F16) {
     uint16_t* to = value_f16(kv, slot, head);
-    for (int64_t i = 0; i < kv.head_dim; i += 16) Simd::store_f16(to + i, Simd::load(v + i));
+    for (int64_t i = 0; i < kv.value_dim; i += 16) Simd::store_f16(to + i, Simd::load(v + i));
   } else {
     ValueQ8* to = value_q8(kv, slot, head);
-    for (int64_t i = 0; i < kv.head_dim; i += 32, ++to) quantize_q8(v + i, &to->d, to->q);
+    for (int64_t i = 0; i < kv.value_dim; i += 32, ++to) quantize_q8(v + i, &to->d, to->q);
   }
 }
 
@@ -89,13 +88,13 @@ static void store_kv(const KvView& kv, int64_t slot, int64_t kv_head, const floa
 
 static void store_k(const KvView& kv, int64_t slot, const float* k) {
   for (int64_t head = 0; head < kv.n_kv_heads; ++head)
-    store_key(kv, slot, head, k + head * kv.head_dim);
+    store_key(kv, slot, head, k + head * kv.key_dim);
 }
 
 static void load_k(const KvView& kv, int64_t slot, float* k) {
   const int64_t lane = slot % 16;
-  for (int64_t head = 0; head < kv.n_kv_heads; ++head, k += kv.head_dim) {
-    for (int64_t i = 0; i < kv.head_dim; ++i) {
+  for (int64_t head = 0; head < kv.n_kv_heads; ++head, k += kv.key_dim) {
+    for (int64_t i = 0; i < kv.key_dim; ++i) {
       float cells[16];
       if (kv.type == CacheType::F16) {
         Simd::store(cells, Simd::load_f16(key_f16(kv, slot, head) + i * 16));

@@ -19,23 +19,24 @@ class Pairs {
   Pairs(const AttendArgs& args, int64_t row_begin, int64_t n_rows, int64_t kv_head, int64_t head,
         int64_t n_heads)
       : args_(args),
-        dim_(args.kv.head_dim),
+        key_dim_(args.kv.key_dim),
+        value_dim_(args.kv.value_dim),
         kv_head_(kv_head),
         head_(head),
         row_begin_(row_begin),
         n_heads_(n_heads),
         n_pairs_(n_rows * n_heads),
-        q_(args.q + row_begin * args.q_stride + head * args.kv.head_dim) {
+        q_(args.q + row_begin * args.q_stride + head * args.kv.key_dim) {
     reset();
   }
 
   void reset() {
     for (int64_t p = 0; p < kMaxPairs; ++p) m_[p] = -__builtin_inff(), l_[p] = 0.0f;
-    for (int64_t i = 0; i < n_pairs_ * dim_; i += 16) Simd::store(out_ + i, Simd::zero());
+    for (int64_t i = 0; i < n_pairs_ * value_dim_; i += 16) Simd::store(out_ + i, Simd::zero());
   }
   float* m() { return m_; }
   float* l() { return l_; }
-  float* out(int64_t pair) { return out_ + pair * dim_; }
+  float* out(int64_t pair) { return out_ + pair * value_dim_; }
 
   // Computes the rows' shares of one block.
   void attend_block(const RowView& cells, const Share* shares, int64_t n_shares) {
@@ -49,7 +50,7 @@ class Pairs {
                             s->end,
                             block.lane(s->begin),
                             block.lane(s->end - 1),
-                            q_ + s->row * args_.q_stride + h * dim_,
+                            q_ + s->row * args_.q_stride + h * key_dim_,
                             args_.slopes ? args_.slopes[head_ + h] : 0.0f,
                             ahead(cells.positions[0], s->row)};
     const bool direct = n_shares == 1 && block.n_pieces <= kMaxDirectPieces;
@@ -74,15 +75,16 @@ class Pairs {
     merge_weights(n, m, l, mb, lb, keep, take);
     for (int64_t p = 0; p < n; ++p) m_[seen_[p].pair] = m[p], l_[seen_[p].pair] = l[p];
 
-    for (int64_t d = 0; d < dim_; d += kChunk) {
-      const Outputs o = {weights, keep, take, d, (dim_ - d < kChunk ? dim_ - d : kChunk) / 16};
+    const int64_t n_values = args_.kv.n_kv_heads * value_dim_;
+    for (int64_t d = 0; d < value_dim_; d += kChunk) {
+      const int64_t n_dims = value_dim_ - d < kChunk ? value_dim_ - d : kChunk;
+      const Outputs o = {weights, keep, take, d, n_dims / 16};
       if (args_.kv.type == CacheType::F16) {
-        const ValueRowsF16 rows = {value_f16(args_.kv, 0, kv_head_) + d, args_.kv.n_kv_heads * dim_,
-                                   cells.slots};
+        const ValueRowsF16 rows = {value_f16(args_.kv, 0, kv_head_) + d, n_values, cells.slots};
         add_values(rows, cells.n, direct, o);
       } else {
-        const ValueRowsQ8 rows = {value_q8(args_.kv, 0, kv_head_) + d / 32,
-                                  args_.kv.n_kv_heads * dim_ / 32, cells.slots};
+        const ValueRowsQ8 rows = {value_q8(args_.kv, 0, kv_head_) + d / 32, n_values / 32,
+                                  cells.slots};
         add_values(rows, cells.n, direct, o);
       }
     }
@@ -121,8 +123,8 @@ class Pairs {
         Simd::store(sums[p] + n_pieces * 16, Simd::zero());  // what the last piece's move runs into
       }
       // Q8_0 has a scale per 32 dims.
-      const int64_t step = kv.type == CacheType::F16 ? dim_ : 32;
-      for (int64_t d0 = 0; d0 < dim_; d0 += step) {
+      const int64_t step = kv.type == CacheType::F16 ? key_dim_ : 32;
+      for (int64_t d0 = 0; d0 < key_dim_; d0 += step) {
         const float* coefficients[kPairTile];
         for (int64_t p = 0; p < n; ++p) coefficients[p] = seen_[p0 + p].q + d0;
         if (kv.type == CacheType::F16) {
@@ -146,8 +148,8 @@ class Pairs {
 
   // Converts keys to f32 in the order of the lanes, once for all pairs.
   void score_converted(const Block& block) {
-    for (int64_t d = 0; d < dim_; d += kChunk) {
-      const int64_t n_dims = dim_ - d < kChunk ? dim_ - d : kChunk;
+    for (int64_t d = 0; d < key_dim_; d += kChunk) {
+      const int64_t n_dims = key_dim_ - d < kChunk ? key_dim_ - d : kChunk;
       convert_keys(args_.kv, kv_head_, block.pieces, block.n_pieces, d, n_dims, scratch_);
       for (int64_t p0 = 0; p0 < n_seen_; p0 += kPairTile) {
         const int64_t n = n_seen_ - p0 < kPairTile ? n_seen_ - p0 : kPairTile;
@@ -220,7 +222,7 @@ class Pairs {
   }
 
   const AttendArgs& args_;
-  const int64_t dim_, kv_head_, head_, row_begin_, n_heads_, n_pairs_;
+  const int64_t key_dim_, value_dim_, kv_head_, head_, row_begin_, n_heads_, n_pairs_;
   const float* const q_;
   int64_t n_seen_ = 0;
   Seen seen_[kMaxPairs];  // of the block at hand

@@ -13,7 +13,7 @@ class Add final : public Block {
         out_(register_index(spec.text("output"))),
         scale_(spec.number("scale")) {}
 
-  ScratchNeeds needs() const override { return {}; }
+  ScratchNeeds needs(CacheType) const override { return {}; }
 
   void forward(Step& s, Team& team) const override {
     const float* old = s.registers[out_];

@@ -17,6 +17,30 @@ constexpr int64_t kRowTile = 16;
 // From so many cells on, splitting attention over more threads saves more than its barrier costs.
 constexpr int64_t kCellsWorthABarrier = 64;
 
+// Heads of the rows of a step.
+struct Heads {
+  float* rows;
+  int64_t stride, dim;  // floats between rows, between heads
+
+  float* at(int64_t row, int64_t head) const { return rows + row * stride + head * dim; }
+  // Copies heads [first, last) of a row, cut or filled up with zeros; nothing to do if both are one.
+  void copy_to(const Heads& to, int64_t row, int64_t first, int64_t last) const {
+    if (rows == to.rows) return;
+    const int64_t n = std::min(dim, to.dim);
+    for (int64_t h = first; h < last; ++h)
+      std::fill_n(std::copy_n(at(row, h), n, to.at(row, h)), to.dim - n, 0.0f);
+  }
+};
+
+// Queries, keys, values, and the mixes of values.
+struct Rows {
+  Heads q, k, v, mixed;
+};
+// As matrices have them, and as cells have them: one memory if heads fill their cells.
+struct RowMemory {
+  Rows plain, cells;
+};
+
 class Attention final : public Block {
  public:
   Attention(const BlockSpec& spec, BlockContext& c)
@@ -26,13 +50,18 @@ class Attention final : public Block {
         n_heads_(spec.integer("n_heads")),
         n_kv_heads_(spec.integer("n_kv_heads")),
         head_dim_(spec.integer("head_dim")),
+        value_dim_(spec.has("value_dim") ? spec.integer("value_dim") : head_dim_),
         scale_(spec.number("scale")),
         softcap_(spec.number("softcap")),
         layer_(c.facts.kv_layers.size()) {
-    if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || n_heads_ % n_kv_heads_)
+    if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || value_dim_ < 1 ||
+        n_heads_ % n_kv_heads_)
       throw ShapeError("attention: " + std::to_string(n_heads_) + " heads of " +
                        std::to_string(head_dim_) + " cannot share " + std::to_string(n_kv_heads_) +
                        " kv heads evenly");
+    if (const int64_t most = std::max(head_dim_, value_dim_); most > kMaxHeadDim)
+      throw UnsupportedError("attention: expected heads of up to " + std::to_string(kMaxHeadDim) +
+                             ", found " + std::to_string(most));
     if (spec.has("rope")) rope_ = static_cast<size_t>(spec.integer("rope"));
     if (rope_ && (*rope_ >= c.stage.ropes.size() ||
                   2 * static_cast<int64_t>(c.stage.ropes[*rope_].pairs()) > head_dim_))
@@ -46,15 +75,15 @@ class Attention final : public Block {
                        std::to_string(slopes_.size()));
     Weights& w = c.weights;
     q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
-    k_ = &w.matrix(spec.tensor("k"), kv_dim(), n_embd_, Weights::Loop::Continued);
-    v_ = &w.matrix(spec.tensor("v"), kv_dim(), n_embd_, Weights::Loop::Continued);
+    k_ = &w.matrix(spec.tensor("k"), k_dim(), n_embd_, Weights::Loop::Continued);
+    v_ = &w.matrix(spec.tensor("v"), v_dim(), n_embd_, Weights::Loop::Continued);
     values_apart_ = spec.tensor("v").name != spec.tensor("q").name &&
                     spec.tensor("v").name != spec.tensor("k").name;
     if (values_apart_) c.facts.values.insert(v_);
-    o_ = &w.matrix(spec.tensor("o"), n_embd_, q_dim());
+    o_ = &w.matrix(spec.tensor("o"), n_embd_, mixed_dim());
     q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
-    k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), kv_dim());
-    v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), kv_dim());
+    k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), k_dim());
+    v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), v_dim());
     o_bias_ = w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_);
     norms_all_ = spec.text("norm_span") == "all";
     if (!norms_all_ && spec.text("norm_span") != "head")
@@ -62,65 +91,61 @@ class Attention final : public Block {
                              "': expected head or all");
     q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", n_heads_);
     k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", n_kv_heads_);
-    c.facts.kv_layers.push_back(
-        {.n_kv_heads = n_kv_heads_, .head_dim = head_dim_, .window = spec.integer("window")});
+    c.facts.kv_layers.push_back({.n_kv_heads = n_kv_heads_,
+                                 .key_dim = head_dim_,
+                                 .value_dim = value_dim_,
+                                 .window = spec.integer("window")});
     c.facts.kv_ropes.push_back(rope_);
     c.facts.relative = c.facts.relative || rope_ || !slopes_.empty();
   }
 
-  ScratchNeeds needs() const override {
-    return {.floats_per_row = 2 * padded(q_dim()) + 2 * padded(kv_dim()),
-            .act_blocks_per_row = act_blocks(std::max(n_embd_, q_dim())),
-            .partial_floats = n_heads_ * (head_dim_ + 2)};
+  ScratchNeeds needs(CacheType cells) const override {
+    const auto floats = [cells](int64_t n_heads, int64_t dim) {
+      const int64_t in_cells = cell_dim(dim, cells);
+      return padded(n_heads * dim) + (in_cells == dim ? 0 : n_heads * in_cells);
+    };
+    return {.floats_per_row = floats(n_heads_, head_dim_) + floats(n_kv_heads_, head_dim_) +
+                              floats(n_kv_heads_, value_dim_) + floats(n_heads_, value_dim_),
+            .act_blocks_per_row = act_blocks(std::max(n_embd_, mixed_dim())),
+            .partial_floats = n_heads_ * (cell_dim(value_dim_, cells) + 2)};
   }
 
   void forward(Step& s, Team& team) const override {
-    float* q = s.temp;
-    float* k = q + s.n_rows * padded(q_dim());
-    float* v = k + s.n_rows * padded(kv_dim());
-    float* mixed = v + s.n_rows * padded(kv_dim());
+    const KvView& kv = s.kv->view(layer_);
+    const RowMemory memory = lay_out(s.temp, s.n_rows, kv.type);
+    const auto& [q, k, v, mixed] = memory.plain;
     const float* in = s.registers[in_];
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
-    const std::array products = {Product{q_, q, padded(q_dim())}, Product{k_, k, padded(kv_dim())},
-                                 Product{v_, v, padded(kv_dim())}};
+    const std::array products = {Product{q_, q.rows, q.stride}, Product{k_, k.rows, k.stride},
+                                 Product{v_, v.rows, v.stride}};
     multiply(s, team, products, in, s.stride, s.n_rows);
     if (norms_all_ && (q_norm_ || k_norm_))
       team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
           if (i % 2 == 0)
-            normalize_all(s, q + i / 2 * padded(q_dim()), q_dim(), q_bias_, q_norm_);
+            normalize_all(s, q.at(i / 2, 0), q_dim(), q_bias_, q_norm_);
           else
-            normalize_all(s, k + i / 2 * padded(kv_dim()), kv_dim(), k_bias_, k_norm_);
+            normalize_all(s, k.at(i / 2, 0), k_dim(), k_bias_, k_norm_);
       });
-    const AttendArgs args = {.kv = s.kv->view(layer_),
-                             .q = q,
-                             .q_stride = padded(q_dim()),
-                             .out = mixed,
-                             .out_stride = padded(q_dim()),
+    const AttendArgs args = {.kv = kv,
+                             .q = memory.cells.q.rows,
+                             .q_stride = memory.cells.q.stride,
+                             .out = memory.cells.mixed.rows,
+                             .out_stride = memory.cells.mixed.stride,
                              .views = s.kv->views(layer_).data() + s.first_row,
                              .n_heads = n_heads_,
                              .scale = scale_,
                              .softcap = softcap_,
                              .slopes = slopes_.empty() ? nullptr : slopes_.data()};
     const Cut cut = cut_for(s, team, args);
-    // Prepares heads [first, last) of the keys and values, and the queries that share them.
-    const auto prepare_heads = [&](int64_t row, int64_t first, int64_t last) {
-      prepare(s, row, q + row * padded(q_dim()), first * group(), last * group(), q_bias_, q_norm_);
-      float* k_row = k + row * padded(kv_dim());
-      float* v_row = v + row * padded(kv_dim());
-      prepare(s, row, k_row, first, last, k_bias_, k_norm_);
-      const int64_t at = first * head_dim_, n = (last - first) * head_dim_;
-      if (v_bias_) s.kernels.add(v_row + at, v_bias_ + at, n);
-      const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(s.first_row + row)];
-      for (int64_t h = first; h < last; ++h)
-        s.kernels.store_kv(args.kv, slot, h, k_row + h * head_dim_, v_row + h * head_dim_);
-    };
     if (s.own_rows && cut.whole()) {
       // A head is prepared and attended to by one thread; no other thread reads its cells in this
       // step.
       team.for_each(n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t r = 0; r < s.n_rows; ++r) prepare_heads(r, begin, end);
+        for (int64_t r = 0; r < s.n_rows; ++r) prepare(s, memory, r, begin, end);
         for (int64_t h = begin; h < end; ++h) s.kernels.attend(args, 0, s.n_rows, h);
+        for (int64_t r = 0; r < s.n_rows; ++r)
+          take_mixed(memory, r, begin * group(), end * group());
       });
     } else {
       team.for_each(s.n_rows * n_kv_heads_,
@@ -129,20 +154,45 @@ class Attention final : public Block {
                       for (int64_t i = begin, n; i < end; i += n) {
                         const int64_t head = i % n_kv_heads_;
                         n = std::min(n_kv_heads_ - head, end - i);
-                        prepare_heads(i / n_kv_heads_, head, head + n);
+                        prepare(s, memory, i / n_kv_heads_, head, head + n);
                       }
                     });
-      attend(s, team, args, cut);
+      attend(s, team, args, cut, memory);
     }
     if (s.observer && values_apart_) observe(s, team, args, in);
-    quantize_rows(s, team, mixed, padded(q_dim()), s.n_rows, q_dim());
-    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_, mixed,
-             padded(q_dim()), s.n_rows);
+    quantize_rows(s, team, mixed.rows, mixed.stride, s.n_rows, mixed_dim());
+    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_, mixed.rows,
+             mixed.stride, s.n_rows);
   }
 
  private:
   int64_t q_dim() const { return n_heads_ * head_dim_; }
-  int64_t kv_dim() const { return n_kv_heads_ * head_dim_; }
+  int64_t k_dim() const { return n_kv_heads_ * head_dim_; }
+  int64_t v_dim() const { return n_kv_heads_ * value_dim_; }
+  int64_t mixed_dim() const { return n_heads_ * value_dim_; }
+
+  RowMemory lay_out(float* temp, int64_t n_rows, CacheType cells) const {
+    const auto take = [&](int64_t n_heads, int64_t dim) {
+      const Heads heads = {temp, padded(n_heads * dim), dim};
+      temp += n_rows * heads.stride;
+      return heads;
+    };
+    RowMemory memory;
+    Rows& p = memory.plain;
+    p = {.q = take(n_heads_, head_dim_),
+         .k = take(n_kv_heads_, head_dim_),
+         .v = take(n_kv_heads_, value_dim_),
+         .mixed = take(n_heads_, value_dim_)};
+    const auto in_cells = [&](const Heads& plain, int64_t n_heads) {
+      const int64_t dim = cell_dim(plain.dim, cells);
+      return dim == plain.dim ? plain : take(n_heads, dim);
+    };
+    memory.cells = {.q = in_cells(p.q, n_heads_),
+                    .k = in_cells(p.k, n_kv_heads_),
+                    .v = in_cells(p.v, n_kv_heads_),
+                    .mixed = in_cells(p.mixed, n_heads_)};
+    return memory;
+  }
 
   // A norm of queries or keys, and the distance between the weights of two heads.
   struct HeadNorm {
@@ -169,19 +219,42 @@ class Attention final : public Block {
     if (norm) norm.norm(s.kernels, heads, n, heads);
   }
 
+  // Stores heads [first, last) of the keys and values of a row, and prepares the queries that share
+  // them.
+  void prepare(const Step& s, const RowMemory& memory, int64_t row, int64_t first,
+               int64_t last) const {
+    const auto& [q, k, v, mixed] = memory.plain;
+    const Rows& cells = memory.cells;
+    turn(s, row, q, first * group(), last * group(), q_bias_, q_norm_);
+    turn(s, row, k, first, last, k_bias_, k_norm_);
+    if (v_bias_)
+      s.kernels.add(v.at(row, first), v_bias_ + first * value_dim_, (last - first) * value_dim_);
+    q.copy_to(cells.q, row, first * group(), last * group());
+    k.copy_to(cells.k, row, first, last);
+    v.copy_to(cells.v, row, first, last);
+    const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(s.first_row + row)];
+    for (int64_t h = first; h < last; ++h)
+      s.kernels.store_kv(s.kv->view(layer_), slot, h, cells.k.at(row, h), cells.v.at(row, h));
+  }
+
   // Bias, norm and rotation of heads [first, last) of one row's queries or keys.
-  void prepare(const Step& s, int64_t r, float* heads, int64_t first, int64_t last,
-               const float* bias, const HeadNorm& norm) const {
+  void turn(const Step& s, int64_t r, const Heads& heads, int64_t first, int64_t last,
+            const float* bias, const HeadNorm& norm) const {
     const bool by_head = !norms_all_ || !(q_norm_ || k_norm_);  // otherwise already done
-    const int64_t at = first * head_dim_;
-    if (bias && by_head) s.kernels.add(heads + at, bias + at, (last - first) * head_dim_);
+    if (bias && by_head)
+      s.kernels.add(heads.at(r, first), bias + first * head_dim_, (last - first) * head_dim_);
     for (int64_t h = first; h < last; ++h) {
-      float* head = heads + h * head_dim_;
+      float* head = heads.at(r, h);
       if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, h * norm.step);
       if (!rope_) continue;
       const RopeTable& rope = s.ropes[*rope_];
       s.kernels.rope(head, rope.row(r), rope.n_pairs, rope.interleaved);
     }
+  }
+
+  // Takes query heads [first, last) of a row's mixes out of the size of cells.
+  static void take_mixed(const RowMemory& memory, int64_t row, int64_t first, int64_t last) {
+    memory.cells.mixed.copy_to(memory.plain.mixed, row, first, last);
   }
 
   static int64_t spans(const RowView& v) {
@@ -203,13 +276,15 @@ class Attention final : public Block {
       cut.spans = std::max(cut.spans, spans(args.views[r]));
       cells = std::max(cells, args.views[r].n);
     }
-    if (s.n_rows * n_kv_heads_ * cut.spans * partial_floats() > s.partial_capacity) cut.spans = 1;
+    if (s.n_rows * n_kv_heads_ * cut.spans * partial_floats(args) > s.partial_capacity)
+      cut.spans = 1;
     if (cut.spans == 1 && cells >= kCellsWorthABarrier)
       while (cut.parts < group() && cut.parts * n_kv_heads_ % team.size()) ++cut.parts;
     return cut;
   }
 
-  void attend(const Step& s, Team& team, const AttendArgs& args, const Cut& cut) const {
+  void attend(const Step& s, Team& team, const AttendArgs& args, const Cut& cut,
+              const RowMemory& memory) const {
     if (cut.spans == 1) {
       const int64_t tiles = (s.n_rows + kRowTile - 1) / kRowTile, parts = cut.parts;
       team.for_each(tiles * n_kv_heads_ * parts, 1, [&](int64_t begin, int64_t end) {
@@ -217,27 +292,30 @@ class Attention final : public Block {
           const int64_t row = i / (n_kv_heads_ * parts) * kRowTile, head = i / parts % n_kv_heads_;
           const int64_t first = group() * (i % parts) / parts,
                         last = group() * (i % parts + 1) / parts;
-          s.kernels.attend(part_of(args, head, first, last), row,
-                           std::min(row + kRowTile, s.n_rows), head);
+          const int64_t end_row = std::min(row + kRowTile, s.n_rows);
+          s.kernels.attend(part_of(args, head, first, last), row, end_row, head);
+          for (int64_t r = row; r < end_row; ++r)
+            take_mixed(memory, r, head * group() + first, head * group() + last);
         }
       });
       return;
     }
-    const auto partial = [&](int64_t row_head) {
-      return s.partials + row_head * cut.spans * partial_floats();
-    };
+    const int64_t size = partial_floats(args);
+    const auto partial = [&](int64_t row_head) { return s.partials + row_head * cut.spans * size; };
     team.for_each(s.n_rows * n_kv_heads_ * cut.spans, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row_head = i / cut.spans, span = i % cut.spans, row = row_head / n_kv_heads_;
         if (span < spans(args.views[row]))
           s.kernels.attend_span(args, row, row_head % n_kv_heads_, span,
-                                partial(row_head) + span * partial_floats());
+                                partial(row_head) + span * size);
       }
     });
     team.for_each(s.n_rows * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        s.kernels.attend_merge(args, i / n_kv_heads_, i % n_kv_heads_, partial(i),
-                               spans(args.views[i / n_kv_heads_]));
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / n_kv_heads_, head = i % n_kv_heads_;
+        s.kernels.attend_merge(args, row, head, partial(i), spans(args.views[row]));
+        take_mixed(memory, row, head * group(), (head + 1) * group());
+      }
     });
   }
 
@@ -258,17 +336,17 @@ class Attention final : public Block {
     // The kernel takes query heads from kv_head * (last - first) on.
     const int64_t shift = kv_head * (group() - (last - first)) + first;
     args.n_heads = n_kv_heads_ * (last - first);
-    args.q += shift * head_dim_;
-    args.out += shift * head_dim_;
+    args.q += shift * args.kv.key_dim;
+    args.out += shift * args.kv.value_dim;
     if (args.slopes) args.slopes += shift;
     return args;
   }
 
   int64_t group() const { return n_heads_ / n_kv_heads_; }
-  int64_t partial_floats() const { return group() * (head_dim_ + 2); }
+  int64_t partial_floats(const AttendArgs& args) const { return group() * (args.kv.value_dim + 2); }
 
   size_t in_, out_;
-  int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_;
+  int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_, value_dim_;
   float scale_, softcap_;
   std::optional<size_t> rope_;
   size_t layer_;

@@ -20,7 +20,8 @@ namespace pyflow {
 class Block {
  public:
   virtual ~Block() = default;
-  virtual ScratchNeeds needs() const = 0;
+  // With a cache of such cells.
+  virtual ScratchNeeds needs(CacheType cells) const = 0;
   // Called by every thread of the team; ends with all rows of its output register written.
   virtual void forward(Step&, Team&) const = 0;
 };

@@ -27,7 +27,7 @@ class Ffn final : public Block {
     if (gate_bias_ && !gate_) throw ShapeError("ffn: gate_bias: there is no gate");
   }
 
-  ScratchNeeds needs() const override {
+  ScratchNeeds needs(CacheType) const override {
     return {.floats_per_row = (gate_ ? 2 : 1) * padded(n_ff_),
             .act_blocks_per_row = act_blocks(std::max(n_ff_, n_embd_))};
   }

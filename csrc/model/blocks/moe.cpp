@@ -71,7 +71,7 @@ class Moe final : public Block {
     }
   }
 
-  ScratchNeeds needs() const override {
+  ScratchNeeds needs(CacheType) const override {
     const int64_t inner = top_k_ * padded(n_ff_) + padded(n_ff_shared_),
                   outer = (top_k_ + n_shared()) * padded(n_embd_);
     return {.floats_per_row = padded(n_experts_) + kTileRows + 2 * inner + outer,

@@ -14,7 +14,7 @@ class Norm final : public Block {
         norm_(c.weights, spec.text("type"), spec.number("eps"), spec.tensor_or_none("weight"),
               spec.tensor_or_none("bias"), n_) {}
 
-  ScratchNeeds needs() const override { return {}; }
+  ScratchNeeds needs(CacheType) const override { return {}; }
 
   void forward(Step& s, Team& team) const override {
     const float* in = s.registers[in_];

@@ -24,7 +24,7 @@ class Positions final : public Block {
     c.facts.n_positions = std::min(c.facts.n_positions, n_positions);
   }
 
-  ScratchNeeds needs() const override { return {}; }
+  ScratchNeeds needs(CacheType) const override { return {}; }
 
   void forward(Step& s, Team& team) const override {
     const float* old = s.registers[0];

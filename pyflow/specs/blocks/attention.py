@@ -18,7 +18,9 @@ from pyflow.specs.parts import NormType, Ref, Register, Rope
 class Attention(Block):
     """Grouped-query attention over the KV cache; rope is an index into `ModelSpec.ropes`.
 
-    q, o: (n_heads * head_dim, n_embd) and back; k, v: (n_kv_heads * head_dim, n_embd).
+    q: (n_heads * head_dim, n_embd); k: (n_kv_heads * head_dim, n_embd).
+    v: (n_kv_heads * value_dim, n_embd); o: (n_embd, n_heads * value_dim). value_dim: None is
+    head_dim.
     window: a position sees the `window` newest positions, itself included; 0 = all of them.
     softcap: scores s become softcap * tanh(s / softcap); 0 = none.
     alibi: one slope per query head, or none; scores (scaled, capped) get slope * -distance.
@@ -50,12 +52,14 @@ class Attention(Block):
     norm_type: NormType = "rms"
     norm_span: Literal["head", "all"] = "head"
     alibi: tuple[float, ...] = ()
+    value_dim: int | None = None
 
     kind: ClassVar = "attention"
     keys: ClassVar = {
         "n_heads": Param(Whole(most=1 << 16)),
         "n_kv_heads": Param(Whole(most=1 << 16)),
         "head_dim": Param(Whole(most=1 << 16)),
+        "value_dim": Param(Whole(most=1 << 16), None),
         "scale": Param(Number()),
         "mask": Param(Choice.of("causal", "full"), "causal"),
         "window": Param(Whole(least=0, most=1 << 30), 0),
@@ -94,8 +98,10 @@ class Attention(Block):
             )
         if at.value("mask") != "causal" or at.value("kv_from") != "self":
             at.cannot_run("attention to what comes later, or to an encoder, cannot run yet")
-        head_dim = at.value("head_dim")
-        wants = _wants(at, n_heads * head_dim, n_kv_heads * head_dim)
+        head_dim, value_dim = at.value("head_dim"), at.value("value_dim")
+        if value_dim == head_dim:
+            value_dim = None
+        wants = _wants(at, (n_heads, n_kv_heads), (head_dim, value_dim or head_dim))
         norm = _add_norms(wants, at, {"q_norm": n_heads, "k_norm": n_kv_heads}, head_dim)
         if (relative := at.inner("relative")) is not None:
             at.cannot_run("relative position biases cannot run yet")
@@ -114,11 +120,13 @@ class Attention(Block):
             norm_type=norm.type if norm else "rms",
             norm_span=at.value("qk_norm_span"),
             alibi=_slopes(n_heads, at.value("alibi")),
+            value_dim=value_dim,
             **at.bind(wants),
         )
 
     def words(self, ropes: Sequence[Rope], /) -> Iterator[str]:
         yield f"attention: {self.n_heads} heads of {self.head_dim}, {self.n_kv_heads} of keys"
+        yield from [f"values of {self.value_dim}"] if self.value_dim else []
         if self.rope is not None:
             rope = ropes[self.rope]
             n, order = 2 * len(rope.inv_freq), "interleaved" if rope.interleaved else "halves"
@@ -131,17 +139,19 @@ class Attention(Block):
         yield from ["biases"] if self.q_bias or self.o_bias else []
 
 
-def _wants(at: BlockContext, n_q: int, n_kv: int) -> dict[str, Want]:
-    """Matrices and biases of n_q rows for queries, n_kv for keys and values."""
+def _wants(at: BlockContext, heads: tuple[int, int], dims: tuple[int, int]) -> dict[str, Want]:
+    """Matrices and biases. heads: of queries, and of keys and values. dims: of keys, of values."""
+    (n_heads, n_kv_heads), (key_dim, value_dim) = heads, dims
+    n_q, n_k, n_v = n_heads * key_dim, n_kv_heads * key_dim, n_kv_heads * value_dim
     bias = at.value("qkv_bias")
     return {
         "q": Want((n_q, at.n_embd)),
-        "k": Want((n_kv, at.n_embd)),
-        "v": Want((n_kv, at.n_embd)),
-        "o": Want((at.n_embd, n_q)),
+        "k": Want((n_k, at.n_embd)),
+        "v": Want((n_v, at.n_embd)),
+        "o": Want((at.n_embd, n_heads * value_dim)),
         "q_bias": Want((n_q,), bias),
-        "k_bias": Want((n_kv,), bias),
-        "v_bias": Want((n_kv,), bias),
+        "k_bias": Want((n_k,), bias),
+        "v_bias": Want((n_v,), bias),
         "o_bias": Want((at.n_embd,), at.value("o_bias")),
     }
 

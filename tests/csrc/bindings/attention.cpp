@@ -17,35 +17,39 @@ struct Cells {
   int64_t n_slots;
 
   Cells(ByteArray k_bytes, ByteArray v_bytes, const std::string& type, int64_t n_kv_heads,
-        int64_t head_dim)
+        int64_t key_dim, int64_t value_dim)
       : k(std::move(k_bytes)), v(std::move(v_bytes)) {
-    view = {k.mutable_data(), v.mutable_data(), cache_type(type), n_kv_heads, head_dim};
+    view = {k.mutable_data(), v.mutable_data(), cache_type(type), n_kv_heads, key_dim, value_dim};
     const bool f16 = view.type == CacheType::F16;
-    require(n_kv_heads > 0 && head_dim > 0 && head_dim % (f16 ? 16 : 32) == 0,
-            "head_dim is a multiple of 16, for q8_0 of 32");
-    const int64_t cell = n_kv_heads * (f16 ? head_dim * 2 : head_dim / 32 * 34);
-    n_slots = v.size() / cell;
-    require(v.size() == n_slots * cell && k.size() == v.size() && n_slots % 16 == 0,
+    const auto fills = [&](int64_t dim) { return dim > 0 && cell_dim(dim, view.type) == dim; };
+    require(n_kv_heads > 0 && fills(key_dim) && fills(value_dim),
+            "key_dim and value_dim are multiples of 16, for q8_0 of 32");
+    const auto cell = [&](int64_t dim) { return n_kv_heads * (f16 ? dim * 2 : dim / 32 * 34); };
+    n_slots = v.size() / cell(value_dim);
+    require(v.size() == n_slots * cell(value_dim) && k.size() == n_slots * cell(key_dim) &&
+                n_slots % 16 == 0,
             "k and v hold the same number of cells, a multiple of 16");
   }
   void check_slot(int64_t slot) const { require(slot >= 0 && slot < n_slots, "slot out of range"); }
 
   void store_kv(const std::string& isa, int64_t slot, const ExactFloats& k_row,
                 const ExactFloats& v_row) {
-    const int64_t dim = view.head_dim, n = view.n_kv_heads * dim;
-    require(k_row.size() == n && v_row.size() == n, "k and v are n_kv_heads x head_dim");
+    require(k_row.size() == view.n_kv_heads * view.key_dim &&
+                v_row.size() == view.n_kv_heads * view.value_dim,
+            "k and v are n_kv_heads x key_dim and value_dim");
     check_slot(slot);
     for (int64_t h = 0; h < view.n_kv_heads; ++h)
-      kernel_table(isa).store_kv(view, slot, h, k_row.data() + h * dim, v_row.data() + h * dim);
+      kernel_table(isa).store_kv(view, slot, h, k_row.data() + h * view.key_dim,
+                                 v_row.data() + h * view.value_dim);
   }
   void store_k(const std::string& isa, int64_t slot, const ExactFloats& k_row) {
-    require(k_row.size() == view.n_kv_heads * view.head_dim, "k is n_kv_heads x head_dim");
+    require(k_row.size() == view.n_kv_heads * view.key_dim, "k is n_kv_heads x key_dim");
     check_slot(slot);
     kernel_table(isa).store_k(view, slot, k_row.data());
   }
   ExactFloats load_k(const std::string& isa, int64_t slot) const {
     check_slot(slot);
-    ExactFloats out({view.n_kv_heads, view.head_dim});
+    ExactFloats out({view.n_kv_heads, view.key_dim});
     kernel_table(isa).load_k(view, slot, out.mutable_data());
     return out;
   }
@@ -53,7 +57,7 @@ struct Cells {
 
 using Rows = std::vector<std::pair<ExactInts, ExactInts>>;  // slots and positions that a row sees
 
-// Attention of rows q[n_rows, n_heads * head_dim] over cells.
+// Attention of rows q[n_rows, n_heads * key_dim] over cells.
 class Attention {
  public:
   Attention(const std::string& isa, Cells cells, ExactFloats q, Rows rows, int64_t n_heads,
@@ -81,7 +85,7 @@ class Attention {
     args_.scale = scale;
     args_.softcap = softcap;
     args_.slopes = slopes_ ? slopes_->data() : nullptr;
-    args_.q_stride = stride_of(q_);
+    args_.q_stride = stride_of(q_, cells_.view.key_dim);
   }
 
   void attend(ExactFloats& out, int64_t row_begin, int64_t row_end, int64_t kv_head) const {
@@ -104,15 +108,15 @@ class Attention {
   }
 
  private:
-  int64_t stride_of(const ExactFloats& rows) const {
+  int64_t stride_of(const ExactFloats& rows, int64_t dim) const {
     require(rows.ndim() == 2 && rows.shape(0) == static_cast<int64_t>(views_.size()) &&
-                rows.shape(1) >= args_.n_heads * cells_.view.head_dim,
+                rows.shape(1) >= args_.n_heads * dim,
             "q and out have a row per view");
     return rows.shape(1);
   }
   AttendArgs into(ExactFloats& out) const {
     AttendArgs args = args_;
-    args.out_stride = stride_of(out);
+    args.out_stride = stride_of(out, args.kv.value_dim);
     args.out = out.mutable_data();
     return args;
   }
@@ -121,7 +125,7 @@ class Attention {
     require(kv_head >= 0 && kv_head < args_.kv.n_kv_heads, "kv_head out of range");
   }
   int64_t partial_size() const {
-    return args_.n_heads / args_.kv.n_kv_heads * (args_.kv.head_dim + 2);
+    return args_.n_heads / args_.kv.n_kv_heads * (args_.kv.value_dim + 2);
   }
 
   const KernelTable& table_;
@@ -137,9 +141,9 @@ class Attention {
 
 void register_attention(py::module_& m) {
   py::class_<Cells>(m, "Cells")
-      .def(py::init<ByteArray, ByteArray, const std::string&, int64_t, int64_t>(),
+      .def(py::init<ByteArray, ByteArray, const std::string&, int64_t, int64_t, int64_t>(),
            py::arg("k").noconvert(), py::arg("v").noconvert(), py::arg("type"),
-           py::arg("n_kv_heads"), py::arg("head_dim"))
+           py::arg("n_kv_heads"), py::arg("key_dim"), py::arg("value_dim"))
       .def("store_kv", &Cells::store_kv, py::arg("isa"), py::arg("slot"), py::arg("k").noconvert(),
            py::arg("v").noconvert())
       .def("store_k", &Cells::store_k, py::arg("isa"), py::arg("slot"), py::arg("k").noconvert())

@@ -13,23 +13,25 @@
 namespace pyflow {
 namespace {
 
-using Row = std::pair<int32_t, std::vector<int>>;                    // position, sequences
-using Layer = std::tuple<int64_t, int64_t, int64_t>;                 // n_kv_heads, head_dim, window
+using Row = std::pair<int32_t, std::vector<int>>;              // position, sequences
+using Layer = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // n_kv_heads, key, value dim, window
 using Seen = std::pair<std::vector<int32_t>, std::vector<int32_t>>;  // positions, slots
 
 KvConfig config_from(const std::vector<Layer>& layers, const std::string& type, int64_t n_ctx,
                      int n_seq_max, int64_t n_batch, const py::object& rotate) {
   KvConfig config;
-  for (const auto& [n_kv_heads, head_dim, window] : layers)
-    config.layers.push_back({n_kv_heads, head_dim, window});
+  for (const auto& [n_kv_heads, key_dim, value_dim, window] : layers)
+    config.layers.push_back({n_kv_heads, key_dim, value_dim, window});
   config.type = cache_type(type);
   config.n_ctx = n_ctx;
   config.n_seq_max = n_seq_max;
   config.n_batch = n_batch;
   if (!rotate.is_none())
-    config.rotate = [rotate, layers](size_t layer, float* k, int32_t delta) {
-      const auto& [n_kv_heads, head_dim, window] = layers[layer];
-      rotate(layer, py::array_t<float>({n_kv_heads, head_dim}, k, py::none()), delta);
+    config.rotate = [rotate, layers](size_t layer, float* k, int64_t stride, int32_t delta) {
+      constexpr int64_t kFloat = sizeof(float);
+      const auto& [n_kv_heads, key_dim, value_dim, window] = layers[layer];
+      const std::vector<int64_t> strides = {stride * kFloat, kFloat};
+      rotate(layer, py::array_t<float>({n_kv_heads, key_dim}, strides, k, py::none()), delta);
     };
   return config;
 }
@@ -48,7 +50,7 @@ std::vector<KvRow> rows_from(const std::vector<Row>& rows) {
 py::array_t<uint8_t> bytes(KvCache& cache, size_t layer, bool keys, const py::object& owner) {
   const KvView& kv = cache.view(layer);
   const int64_t slots = (cache.groups()[cache.group_of(layer)].capacity + 15) / 16 * 16;
-  const int64_t n = kv.n_kv_heads * kv.head_dim;
+  const int64_t n = kv.n_kv_heads * (keys ? kv.key_dim : kv.value_dim);
   const int64_t size = slots * (kv.type == CacheType::F16 ? n * 2 : n / 32 * 34);
   return py::array_t<uint8_t>(size, keys ? kv.k : kv.v, owner);
 }

@@ -42,13 +42,15 @@ def dot_peak(isa: str, n: int, weights: Bytes, acts: NDArray[np.int8]) -> tuple[
 class Cells:
     """One layer's KV cells over two byte arrays."""
 
-    def __init__(self, k: Bytes, v: Bytes, type: str, n_kv_heads: int, head_dim: int) -> None: ...
+    def __init__(
+        self, k: Bytes, v: Bytes, type: str, n_kv_heads: int, key_dim: int, value_dim: int
+    ) -> None: ...
     def store_kv(self, isa: str, slot: int, k: Floats, v: Floats) -> None: ...
     def store_k(self, isa: str, slot: int, k: Floats) -> None: ...
     def load_k(self, isa: str, slot: int) -> Floats: ...
 
 class Attention:
-    """Attention of rows over cells. q: (n_rows, n_heads * head_dim or more); rows: slots and
+    """Attention of rows over cells. q: (n_rows, n_heads * key_dim or more); rows: slots and
     positions that each row sees, positions ascending."""
 
     def __init__(
@@ -108,8 +110,8 @@ def read(isa: str, weights: PackedTensor) -> int:
 
 # ---- kv.cpp
 
-Layer = tuple[int, int, int]
-"""n_kv_heads, head_dim, window."""
+Layer = tuple[int, int, int, int]
+"""n_kv_heads, sizes of keys and values, window."""
 Row = tuple[int, Sequence[int]]
 """A position, and the sequences that the row belongs to."""
 

@@ -23,24 +23,46 @@ def view(slots: Any, positions: Any) -> View:
 
 @dataclass
 class Cache:
-    """Random keys and values by position, in chosen slots among cells full of nan patterns."""
+    """Random keys and values by position, in chosen slots among cells full of nan patterns.
+
+    head_dim: of queries and keys. value_dim: 0 for as many. Cells hold zeros after them.
+    """
 
     kind: str
     n_kv_heads: int
     head_dim: int
     n_slots: int
+    value_dim: int = 0
     k: np.ndarray = field(init=False)
     v: np.ndarray = field(init=False)
     cells: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        wide = self.head_dim * 2 if self.kind == "f16" else self.head_dim // 32 * 34
-        self.k, self.v = np.full((2, self.n_slots * self.n_kv_heads * wide), 0xFF, np.uint8)
-        self.cells = kernels.Cells(self.k, self.v, self.kind, self.n_kv_heads, self.head_dim)
+        self.value_dim = self.value_dim or self.head_dim
+        dims = self.in_cells(self.head_dim), self.in_cells(self.value_dim)
+        wide = [dim * 2 if self.kind == "f16" else dim // 32 * 34 for dim in dims]
+        n = self.n_slots * self.n_kv_heads
+        self.k, self.v = (np.full(n * w, 0xFF, np.uint8) for w in wide)
+        self.cells = kernels.Cells(self.k, self.v, self.kind, self.n_kv_heads, *dims)
 
-    def data(self, position: int, seed: int = 0) -> np.ndarray:
+    def in_cells(self, dim: int) -> int:
+        unit = 16 if self.kind == "f16" else 32
+        return (dim + unit - 1) // unit * unit
+
+    def filled_up(self, heads: np.ndarray, dim: int) -> np.ndarray:
+        """Rows of heads of `dim`, each filled up with zeros to its size in cells."""
+        wide = np.zeros((*heads.shape[:-1], heads.shape[-1] // dim, self.in_cells(dim)), np.float32)
+        wide[..., :dim] = heads.reshape(*wide.shape[:-1], dim)
+        return wide.reshape(*heads.shape[:-1], -1)
+
+    def data(self, position: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values as cells have them."""
         rng = np.random.default_rng([seed, position])
-        return rng.normal(0, 1, (2, self.n_kv_heads * self.head_dim)).astype(np.float32)
+        k, v = (
+            rng.normal(0, 1, self.n_kv_heads * dim).astype(np.float32)
+            for dim in (self.head_dim, self.value_dim)
+        )
+        return self.filled_up(k, self.head_dim), self.filled_up(v, self.value_dim)
 
     def fill(self, slots: Any, positions: Any, seed: int = 0) -> None:
         for slot, position in zip(slots, positions, strict=True):
@@ -53,11 +75,12 @@ class Cache:
         else:
             b = self.v.view(np.dtype([("d", np.float16), ("q", np.int8, 32)]))
             v = b["d"].astype(np.float64)[:, None] * b["q"]
-        return v.reshape(self.n_slots, self.n_kv_heads, self.head_dim)
+        return v.reshape(self.n_slots, self.n_kv_heads, -1)[..., : self.value_dim]
 
     def keys(self, slots: np.ndarray) -> np.ndarray:
         """Stored keys as float64 [cell, kv_head, dim]."""
-        return np.array([self.cells.load_k(BEST, int(s)) for s in slots], np.float64)
+        keys = np.array([self.cells.load_k(BEST, int(s)) for s in slots], np.float64)
+        return keys[..., : self.head_dim]
 
 
 def attend(
@@ -71,16 +94,23 @@ def attend(
     cuts: tuple[int, ...] = (),
 ) -> np.ndarray:
     """All rows and heads, the rows cut into several calls; outputs start as nan between guards."""
-    n_heads = q.shape[1] // cache.head_dim
-    out = np.full((len(rows), q.shape[1] + 3), np.nan, np.float32)
+    n_heads, dim = q.shape[1] // cache.head_dim, cache.in_cells(cache.value_dim)
+    out = np.full((len(rows), n_heads * dim + 3), np.nan, np.float32)
     scale = cache.head_dim**-0.5
+    q = cache.filled_up(q, cache.head_dim)
     attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, softcap, slopes)
     edges = [0, *cuts, len(rows)]
     for begin, end in itertools.pairwise(edges):
         for kv_head in range(cache.n_kv_heads):
             attention.attend(out, begin, end, kv_head)
-    assert np.isnan(out[:, q.shape[1] :]).all()
-    return out[:, : q.shape[1]].copy()
+    assert np.isnan(out[:, n_heads * dim :]).all()
+    return cut(cache, out[:, : n_heads * dim])
+
+
+def cut(cache: Cache, out: np.ndarray) -> np.ndarray:
+    """Outputs without what cells add to values."""
+    heads = out.reshape(len(out), -1, cache.in_cells(cache.value_dim))
+    return np.ascontiguousarray(heads[..., : cache.value_dim]).reshape(len(out), -1)
 
 
 def reference(
@@ -92,7 +122,7 @@ def reference(
 ) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
     group = n_heads // cache.n_kv_heads
-    out = np.zeros((len(rows), n_heads, cache.head_dim))
+    out = np.zeros((len(rows), n_heads, cache.value_dim))
     all_values = cache.values()
     for r, (slots, positions) in enumerate(rows):
         if slots.size == 0:
@@ -107,7 +137,7 @@ def reference(
                 s = s + float(slopes[h]) * (positions - positions[-1])
             p = np.exp(s - s.max())
             out[r, h] = p @ values[:, h // group] / p.sum()
-    return out.reshape(q.shape)
+    return out.reshape(len(rows), -1)
 
 
 def queries(n_rows: int, n_heads: int, head_dim: int, seed: int = 1) -> np.ndarray:
@@ -138,10 +168,11 @@ def by_spans(
 ) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
     scale = cache.head_dim**-0.5
+    q = cache.filled_up(q, cache.head_dim)
     attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, 0.0, slopes)
-    out = np.full_like(q, np.nan)
+    out = np.full((len(q), n_heads * cache.in_cells(cache.value_dim)), np.nan, np.float32)
     for r in range(len(rows)):
         for kv_head in range(cache.n_kv_heads):
             partials = [attention.span(r, kv_head, s) for s in range(n_spans)]
             attention.merge(out, r, kv_head, np.concatenate(partials))
-    return out
+    return cut(cache, out)

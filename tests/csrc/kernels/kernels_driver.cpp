@@ -143,31 +143,32 @@ struct View {
   }
 };
 
-void run_cache(const KernelTable& t, Random& random, Record& out, CacheType type,
-               int64_t head_dim) {
+void run_cache(const KernelTable& t, Random& random, Record& out, CacheType type, int64_t key_dim,
+               int64_t value_dim) {
   constexpr int64_t kSlots = 1040, kHeads = 2, kQueryHeads = 14, kRows = 7;
   const std::string name = type == CacheType::F16 ? " F16" : " Q8_0";
-  const int64_t width = kHeads * head_dim;
-  const auto nbytes =
-      static_cast<size_t>(type == CacheType::F16 ? kSlots * width * 2 : kSlots * width / 32 * 34);
-  std::vector<uint8_t> keys(nbytes), values(nbytes);
-  const KvView kv = {keys.data(), values.data(), type, kHeads, head_dim};
+  const auto nbytes = [type](int64_t dim) {
+    const int64_t n = kSlots * kHeads * dim;
+    return static_cast<size_t>(type == CacheType::F16 ? n * 2 : n / 32 * 34);
+  };
+  std::vector<uint8_t> keys(nbytes(key_dim)), values(nbytes(value_dim));
+  const KvView kv = {keys.data(), values.data(), type, kHeads, key_dim, value_dim};
 
   for (int64_t slot = 0; slot < kSlots; ++slot)
     for (int64_t head = 0; head < kHeads; ++head) {
       // Slot 3 is poisoned, and some rows see it.
-      const auto k = slot == 3 ? random.odd_reals(head_dim) : random.reals(head_dim);
-      const auto v = slot == 3 ? random.odd_reals(head_dim) : random.reals(head_dim);
+      const auto k = slot == 3 ? random.odd_reals(key_dim) : random.reals(key_dim);
+      const auto v = slot == 3 ? random.odd_reals(value_dim) : random.reals(value_dim);
       t.store_kv(kv, slot, head, k.data(), v.data());
     }
   out.add("store_kv" + name, keys);
   out.add("store_kv" + name, values);
   for (const int64_t slot : {0, 3, 517}) {
-    std::vector<float> k = poisoned(width);
+    std::vector<float> k = poisoned(kHeads * key_dim);
     t.load_k(kv, slot, k.data());
     out.add("load_k" + name, k);
   }
-  for (const int64_t slot : {5, 700}) t.store_k(kv, slot, random.reals(width).data());
+  for (const int64_t slot : {5, 700}) t.store_k(kv, slot, random.reals(kHeads * key_dim).data());
   out.add("store_k" + name, keys);
 
   // In a row from the start; the same and one more; in a row from inside a block; with gaps and in
@@ -188,20 +189,20 @@ void run_cache(const KernelTable& t, Random& random, Record& out, CacheType type
   std::vector<RowView> rows;
   for (const View& v : views) rows.push_back(v.row());
 
-  const std::vector<float> q = random.reals(kRows * kQueryHeads * head_dim);
+  const std::vector<float> q = random.reals(kRows * kQueryHeads * key_dim);
   const std::vector<float> slopes = random.reals(kQueryHeads);
   for (const float softcap : {0.0f, 20.0f}) {
-    std::vector<float> y = poisoned(static_cast<int64_t>(q.size()));
-    const int64_t stride = kQueryHeads * head_dim;
+    const int64_t q_stride = kQueryHeads * key_dim, stride = kQueryHeads * value_dim;
+    std::vector<float> y = poisoned(kRows * stride);
     const AttendArgs args = {
-        kv,          q.data(),    stride, y.data(), stride,
-        rows.data(), kQueryHeads, 0.11f,  softcap,  softcap > 0 ? slopes.data() : nullptr};
+        kv,          q.data(),    q_stride, y.data(), stride,
+        rows.data(), kQueryHeads, 0.11f,    softcap,  softcap > 0 ? slopes.data() : nullptr};
     for (int64_t head = 0; head < kHeads; ++head) t.attend(args, 0, kRows, head);
     out.add("attend" + name, y);
 
     y.assign(y.size(), kPoison);
     constexpr int64_t kSpans = 4, kGroup = kQueryHeads / kHeads;
-    const int64_t size = kGroup * (head_dim + 2);
+    const int64_t size = kGroup * (value_dim + 2);
     for (int64_t r = 0; r < kRows; ++r) {
       std::vector<float> partials = poisoned(kSpans * size);
       for (int64_t span = 0; span < kSpans; ++span)
@@ -220,9 +221,9 @@ Record run(const KernelTable& t) {
   run_matmul(t, random, out);
   run_elementwise(t, random, out);
   run_encode(encode_table(t), random, out);
-  for (const int64_t head_dim : {32, 96}) {
-    run_cache(t, random, out, CacheType::F16, head_dim);
-    run_cache(t, random, out, CacheType::Q8_0, head_dim);
+  for (const auto& [key_dim, value_dim] : {std::pair(32, 32), std::pair(96, 64)}) {
+    run_cache(t, random, out, CacheType::F16, key_dim, value_dim);
+    run_cache(t, random, out, CacheType::Q8_0, key_dim, value_dim);
   }
   return out;
 }

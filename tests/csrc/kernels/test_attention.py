@@ -51,9 +51,12 @@ def test_every_table_gives_the_scalar_bits_and_they_are_right(
     np.testing.assert_allclose(results[0], reference(cache, q, rows, softcap), rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("head_dim", [16, 80])
-def test_f16_heads_of_any_multiple_of_sixteen(head_dim: int) -> None:
-    cache = Cache("f16", 2, head_dim, 80)
+@pytest.mark.parametrize("dims", [(16, 16), (80, 80), (1, 1), (100, 20), (24, 120), (192, 128)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_of_any_size_are_filled_up_with_zeros(kind: str, dims: tuple[int, int]) -> None:
+    """Attention is right, whole and by spans."""
+    head_dim, value_dim = dims
+    cache = Cache(kind, 2, head_dim, 80, value_dim)
     slots, positions = view(np.arange(70), np.arange(70))
     cache.fill(slots, positions)
     q = queries(70, 4, head_dim)
@@ -62,6 +65,7 @@ def test_f16_heads_of_any_multiple_of_sixteen(head_dim: int) -> None:
     for result in results:
         assert same_bits(result, results[0])
     np.testing.assert_allclose(results[0], reference(cache, q, rows), rtol=0, atol=3e-6)
+    assert same_bits(by_spans(BEST, cache, q, rows, 1), results[0])
 
 
 @pytest.mark.parametrize("n_heads", range(1, 9))

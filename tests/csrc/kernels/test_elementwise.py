@@ -275,7 +275,7 @@ def test_the_peak_of_dot_products_does_all_that_it_counts(table: str) -> None:
 def poisoned_cells(kind: str, n_kv_heads: int, head_dim: int, slots: int) -> tuple[Any, Any, Any]:
     cell = n_kv_heads * (head_dim * 2 if kind == "f16" else head_dim // 32 * 34)
     k, v = np.full((2, slots * cell), 0xFF, np.uint8)
-    return k, v, kernels.Cells(k, v, kind, n_kv_heads, head_dim)
+    return k, v, kernels.Cells(k, v, kind, n_kv_heads, head_dim, head_dim)
 
 
 def q8_0(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

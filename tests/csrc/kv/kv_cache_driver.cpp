@@ -36,7 +36,7 @@ size_t steady(F&& step) {
 
 KvConfig config(int n_seq_max) {
   KvConfig c;
-  c.layers = {{1, 16, 0}, {1, 16, 32}};
+  c.layers = {{1, 16, 16, 0}, {1, 16, 16, 32}};
   c.n_ctx = 16384;
   c.n_seq_max = n_seq_max;
   c.n_batch = 8;

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyflow_testing as kernels
 
-LAYER = (2, 32)  # heads, head_dim
+LAYER = (2, 30, 50)  # heads, sizes of keys and values
+CELL = (2, 32, 64)  # the same in cells
 
 
 def make(*windows: int, n_ctx: int, n_seq_max: int = 1, n_batch: int = 8, **kwargs: Any) -> Any:

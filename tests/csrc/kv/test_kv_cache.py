@@ -14,7 +14,7 @@ from pyflow import _core
 from pyflow.errors import ResourceError, ShapeError
 
 from ... import programs
-from .kv_caches import LAYER, feed, kernels, make
+from .kv_caches import CELL, LAYER, feed, kernels, make
 
 ROOT = Path(__file__).parents[3]
 TABLES: list[str] = _core.cpu_info()["tables"]
@@ -23,10 +23,10 @@ LAST = 2**31 - 2
 
 def raw(cache: Any, layer: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
     """The bytes of one cell's keys and values; writable views of Q8_0 storage."""
-    heads, dim = LAYER
+    heads, key_dim, value_dim = CELL
     block = np.dtype([("d", "<f2", 16), ("q", "i1", (32, 16))])
-    k = cache.keys(layer).view(block).reshape(-1, heads, dim // 32)
-    return k[slot // 16], cache.values(layer).reshape(-1, heads * dim // 32 * 34)[slot]
+    k = cache.keys(layer).view(block).reshape(-1, heads, key_dim // 32)
+    return k[slot // 16], cache.values(layer).reshape(-1, heads * value_dim // 32 * 34)[slot]
 
 
 def test_text_streams_round_a_ring() -> None:
@@ -57,10 +57,10 @@ def test_sequences_that_grow_together_keep_runs_of_their_own() -> None:
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_windowed_cache_is_sevenfold_smaller_at_eight_windows(kind: str) -> None:
     def nbytes(window: int) -> int:
-        return int(kernels.kv_nbytes([(2, 64, window)] * 8, kind, 8 * 512, 1, 32))
+        return int(kernels.kv_nbytes([(2, 50, 20, window)] * 8, kind, 8 * 512, 1, 32))
 
     assert nbytes(0) >= 7 * nbytes(512)
-    per_cell = {"f16": 2 * 2 * 64 * 2, "q8_0": 2 * 2 * 2 * 34}[kind] * 8
+    per_cell = {"f16": 2 * (64 + 32) * 2, "q8_0": 2 * 3 * 34}[kind] * 8
     assert (nbytes(0), nbytes(512)) == (8 * 512 * per_cell, (512 + 32) * per_cell)
     cache = make(512, n_ctx=8 * 512, n_batch=32)
     feed(cache, 8 * 512, chunk=32)
@@ -115,7 +115,7 @@ def test_accepted_cells_move_behind_the_text_bit_for_bit(kind: str) -> None:
 
 def cell(keys: np.ndarray, slot: int, width: int) -> bytes:
     """A cell's keys: its lane of each sixteen f16 (dims, or the scales of 32) or sixteen bytes."""
-    heads, dim = LAYER
+    heads, dim, _ = CELL
     widths = [2] * (heads * dim) if width == 2 else ([2] + [1] * 32) * (heads * dim // 32)
     at = slot // 16 * 16 * sum(widths)
     lane = b""
@@ -128,17 +128,19 @@ def cell(keys: np.ndarray, slot: int, width: int) -> bytes:
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_shift_turns_the_keys_of_one_sequence_alone(kind: str) -> None:
     def negate(layer: int, k: np.ndarray, delta: int) -> None:
-        assert (layer, delta, k.shape) == (0, -4, LAYER)
+        assert (layer, delta, k.shape) == (0, -4, LAYER[:2])
         k[:] = -k
 
     cache = make(0, n_ctx=32, n_seq_max=2, type=kind, rotate=negate)
-    cells = kernels.Cells(cache.keys(0), cache.values(0), kind, *LAYER)
+    cells = kernels.Cells(cache.keys(0), cache.values(0), kind, *CELL)
     rng = np.random.default_rng(11)
-    keys = rng.integers(-127, 128, (12, *LAYER)).astype(np.float32)
+    keys = rng.integers(-127, 128, (12, *CELL[:2])).astype(np.float32)
     keys[:, :, :] = np.where(np.arange(32) == 3, 127, keys)  # q8_0 holds them exactly
+    keys[:, :, LAYER[1] :] = 0
+    values = np.zeros((CELL[0], CELL[2]), np.float32)
     for p in range(12):
         cache.begin([(p, [0])])
-        cells.store_kv(TABLES[0], cache.slots(0)[0], keys[p], keys[p])
+        cells.store_kv(TABLES[0], cache.slots(0)[0], keys[p], values)
         cache.commit()
     cache.seq_cp(0, 1, 0, 8)
     cache.seq_rm(0, 0, 4)
@@ -154,25 +156,27 @@ def test_a_shift_turns_the_keys_of_one_sequence_alone(kind: str) -> None:
 def test_attention_over_a_ring_equals_a_full_cache_under_a_mask() -> None:
     window, n, heads = 70, 600, 4
     cache = make(0, window, n_ctx=n, n_batch=7)
-    cells = [kernels.Cells(cache.keys(i), cache.values(i), "f16", *LAYER) for i in range(2)]
+    cells = [kernels.Cells(cache.keys(i), cache.values(i), "f16", *CELL) for i in range(2)]
     rng = np.random.default_rng(3)
-    q = rng.standard_normal((n, heads * LAYER[1]), np.float32)
-    kv = rng.standard_normal((n, 2, *LAYER), np.float32)
+    n_kv_heads, key_dim, value_dim = CELL
+    q = rng.standard_normal((n, heads * key_dim), np.float32)
+    k = rng.standard_normal((n, n_kv_heads, key_dim), np.float32)
+    v = rng.standard_normal((n, n_kv_heads, value_dim), np.float32)
     for start in range(0, n, 7):
         rows = range(start, min(start + 7, n))
         cache.begin([(p, [0]) for p in rows])
         for layer in range(2):
             for p, slot in zip(rows, cache.slots(layer), strict=True):
-                cells[layer].store_kv(TABLES[0], slot, *kv[p])
+                cells[layer].store_kv(TABLES[0], slot, k[p], v[p])
         full = [(np.array(p, np.int32), np.array(s, np.int32)) for p, s in cache.views(0)]
         masked = [(s[p > p[-1] - window], p[p > p[-1] - window]) for p, s in full]
         ring = [(np.array(s, np.int32), np.array(p, np.int32)) for p, s in cache.views(1)]
         for table in TABLES:
-            out = np.full((2, len(rows), q.shape[1]), np.nan, np.float32)
+            out = np.full((2, len(rows), heads * value_dim), np.nan, np.float32)
             for layer, views in enumerate((masked, ring)):
                 args = (cells[layer], q[rows.start : rows.stop], views, heads, 0.1, 0.0)
                 attention = kernels.Attention(table, *args)
-                for head in range(LAYER[0]):
+                for head in range(n_kv_heads):
                     attention.attend(out[layer], 0, len(rows), head)
             assert np.isfinite(out).all()
             assert (out[0].view(np.uint32) == out[1].view(np.uint32)).all()

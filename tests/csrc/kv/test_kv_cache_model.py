@@ -54,7 +54,7 @@ class Store:
 
 
 def make(windows: list[int], n_ctx: int, n_seq_max: int, n_batch: int, **kwargs: Any) -> Any:
-    layers = [(HEADS, DIM, w) for w in windows]
+    layers = [(HEADS, DIM, DIM, w) for w in windows]
     return pyflow_testing.KvCache(layers, "f16", n_ctx, n_seq_max, n_batch, **kwargs)
 
 

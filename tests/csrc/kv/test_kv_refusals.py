@@ -63,17 +63,17 @@ def test_steps_and_operations_do_not_mix() -> None:
 def test_a_cache_that_cannot_be_is_refused() -> None:
     for layers, kind, n_ctx, n_seq, n_batch, error, message in [
         ([], "f16", 16, 1, 1, ShapeError, "layers"),
-        ([(1, 32, 0)], "f16", 0, 1, 1, ShapeError, r"n_ctx.*\b0\b"),
-        ([(1, 32, 0)], "f16", 2**31, 1, 1, ShapeError, "n_ctx"),
-        ([(1, 32, 0)], "f16", 16, 257, 1, ShapeError, r"n_seq_max.*\b257\b"),
-        ([(1, 32, 0)], "f16", 16, 1, 0, ShapeError, r"n_batch.*\b0\b"),
-        ([(1, 32, -1)], "f16", 16, 1, 1, ShapeError, r"window.*-1\b"),
-        ([(0, 32, 0)], "f16", 16, 1, 1, ShapeError, r"layer 0\b.*\b0\b.*\b32\b"),
-        ([(1, 32, 0), (1, 48, 0)], "q8_0", 16, 1, 1, UnsupportedError, r"layer 1\b.*\b48\b"),
-        ([(1, 40, 0)], "f16", 16, 1, 1, UnsupportedError, r"layer 0\b.*\b40\b"),
-        ([(1, 16400, 0)], "f16", 16, 1, 1, UnsupportedError, r"\b16\b.*\b16384\b"),
-        ([(1024, 4096, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
-        ([(2**20, 2**14, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
+        ([(1, 32, 32, 0)], "f16", 0, 1, 1, ShapeError, r"n_ctx.*\b0\b"),
+        ([(1, 32, 32, 0)], "f16", 2**31, 1, 1, ShapeError, "n_ctx"),
+        ([(1, 32, 32, 0)], "f16", 16, 257, 1, ShapeError, r"n_seq_max.*\b257\b"),
+        ([(1, 32, 32, 0)], "f16", 16, 1, 0, ShapeError, r"n_batch.*\b0\b"),
+        ([(1, 32, 32, -1)], "f16", 16, 1, 1, ShapeError, r"window.*-1\b"),
+        ([(0, 32, 32, 0)], "f16", 16, 1, 1, ShapeError, r"layer 0\b.*\b0\b.*\b32\b"),
+        ([(1, 16, 16, 0), (1, 0, 16, 0)], "f16", 16, 1, 1, ShapeError, r"layer 1\b.*\b0\b"),
+        ([(1, 16385, 16, 0)], "f16", 16, 1, 1, ShapeError, r"\b16384\b.*\b16385\b"),
+        ([(1, 16, 16385, 0)], "f16", 16, 1, 1, ShapeError, r"\b16384\b.*\b16385\b"),
+        ([(1024, 4096, 4096, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
+        ([(2**20, 2**14, 2**14, 0)] * 64, "f16", 2**31 - 17, 1, 1, ResourceError, "KV cache"),
     ]:
         with pytest.raises(error, match=message):
             kernels.KvCache(layers, kind, n_ctx, n_seq, n_batch)

@@ -108,7 +108,7 @@ class Reference:
             y = self.linear(ref, x, bias)
             if norm is not None and b.norm_span == "all":
                 y = self.normed(b.norm_type, y, b.norm_eps, norm, norm_bias)
-            y = y.reshape(n, n_heads, b.head_dim)
+            y = y.reshape(n, n_heads, -1)
             if norm is not None and b.norm_span == "head":
                 y = self.normed(b.norm_type, y, b.norm_eps, norm, norm_bias)
             return y

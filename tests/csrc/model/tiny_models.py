@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -67,14 +68,15 @@ class Draft:
 
 def attention(t: Draft, p: str, n_heads: int = 4, n_kv: int = 2, **more: object) -> Attention:
     """Plain attention of heads of 16, h to h, but for what is said otherwise."""
-    q, kv = n_heads * 16, n_kv * 16
-    given: dict[str, object] = {"input": "h", "output": "h", "rope": 0, "scale": 0.25} | more
-    for name, rows, cols in (("q", q, N_EMBD), ("k", kv, N_EMBD), ("v", kv, N_EMBD)):
+    given: dict[str, Any] = {"input": "h", "output": "h", "rope": 0, "scale": 0.25} | more
+    dim = given.setdefault("head_dim", 16)
+    value_dim = given.get("value_dim", dim)
+    for name, rows in (("q", n_heads * dim), ("k", n_kv * dim), ("v", n_kv * value_dim)):
         if name not in given:
-            given[name] = t(p + name, rows, cols)
+            given[name] = t(p + name, rows, N_EMBD)
     if "o" not in given:
-        given["o"] = t(p + "o", N_EMBD, q)
-    return Attention(n_heads=n_heads, n_kv_heads=n_kv, head_dim=16, **given)  # type: ignore[arg-type]
+        given["o"] = t(p + "o", N_EMBD, n_heads * value_dim)
+    return Attention(n_heads=n_heads, n_kv_heads=n_kv, **given)
 
 
 def ffn(t: Draft, p: str, **more: object) -> Ffn:
@@ -238,6 +240,23 @@ def norms_of_each_head(t: Draft) -> ModelSpec:
     )
 
 
+def heads_of_odd_sizes(t: Draft) -> ModelSpec:
+    """Heads that fill no vector, each time with something else; values of other sizes than keys."""
+    biases = {"q_bias": t("qb", 60), "k_bias": t("kb", 20), "v_bias": t("vb", 72)}
+    each = {"q_norm": t.norm("3.qn", 7), "k_norm": t.norm("3.kn", 2, 7), "norm_eps": EPS}
+    over_all = {"q_norm": t.norm("4.qn", 400), "k_norm": t.norm("4.kn", 200), "norm_span": "all"}
+    alibi = (0.5, 0.25, 0.125)
+    return t.spec(
+        around(t, "0.", attention(t, "0.", 8, 4, head_dim=8, rope=2)),
+        around(t, "1.", attention(t, "1.", 3, 1, head_dim=1, rope=None, alibi=alibi)),
+        around(t, "2.", attention(t, "2.", 3, 1, head_dim=20, value_dim=72, rope=1, **biases)),
+        around(t, "3.", attention(t, "3.", 4, 2, head_dim=7, value_dim=1, rope=2, **each)),
+        around(t, "4.", attention(t, "4.", 4, 2, head_dim=100, norm_eps=EPS, **over_all)),
+        around(t, "5.", attention(t, "5.", 3, 1, head_dim=36, value_dim=32, window=6)),
+        around(t, "6.", attention(t, "6.", 2, 2, head_dim=48, value_dim=80, softcap=3.0)),
+    )
+
+
 def scaled(t: Draft) -> ModelSpec:
     """Granite and Gemma: scales of the embedding, branches and logits; weights less one; caps."""
     gate_up = t("gate_up", 2 * N_FF, N_EMBD)
@@ -334,6 +353,7 @@ TINY: dict[str, Callable[[Draft], ModelSpec]] = {
         experts,
         shared_expert,
         long_rope,
+        heads_of_odd_sizes,
     )
 }
 
