@@ -25,7 +25,7 @@ std::string Cursor::describe(uint64_t offset, std::string_view field, std::strin
     s.append(" ").append(quoted(name_));
   else if (count_ > 0)
     s += " entry " + grouped(index_ + 1) + " of " + grouped(count_);
-  s.append(": ").append(field).append(" at offset ").append(grouped(in_file(offset)));
+  s.append(": ").append(field).append(" at byte ").append(grouped(in_file(offset)));
   s.append(": expected ").append(expected).append(", found ").append(found);
   return s.append("; ").append(advice);
 }

@@ -93,7 +93,7 @@ class Cursor {
   // the file is refused before anything is allocated for it.
   uint64_t read_count(uint64_t min_bytes, std::string_view field);
 
-  // "<file>: <place>: <field> at offset <n>: expected <expected>, found <found>; <advice>"
+  // "<file>: <place>: <field> at byte <n>: expected <expected>, found <found>; <advice>"
   std::string describe(uint64_t offset, std::string_view field, std::string_view expected,
                        std::string_view found, std::string_view advice) const;
   [[noreturn]] void fail(uint64_t offset, std::string_view field, std::string_view expected,

@@ -160,7 +160,7 @@ ShardedCheckpoint::ShardedCheckpoint(std::string label,
   const auto name = [&](uint32_t i) -> std::string_view { return table[i].name; };
   refuse_twins(table.size(), name, [&](uint32_t a, uint32_t b) {
     throw FormatError(files()[table[b].file]->label() + ": tensor " + quoted(name(b)) +
-                      " at offset " + grouped(table[b].offset) +
+                      " at byte " + grouped(table[b].offset) +
                       ": expected each name once, found it in " + files()[table[a].file]->label() +
                       " as well; " + std::string(kAdviseConvert));
   });

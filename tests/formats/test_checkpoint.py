@@ -87,7 +87,7 @@ def test_a_gguf_file_is_a_checkpoint_whatever_its_name(corpus: ModuleType, tmp_p
 def test_a_broken_gguf_file_is_refused_as_one(corpus: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(corpus.VALID["version_3"][:100])
-    with pytest.raises(errors.FormatError, match=r"x\.gguf: header: .* offset 8"):
+    with pytest.raises(errors.FormatError, match=r"x\.gguf: header: .* byte 8"):
         pyflow.formats.open(path)
 
 

@@ -47,7 +47,7 @@ def check(path: Path, case: Any) -> None:
     error = refusal(path, case.data)
     message = str(error)
     assert type(error).__name__ == case.error
-    shape = rf"{re.escape(str(path))}: .+ at offset [\d,]+: expected .+, found .+; .+"
+    shape = rf"{re.escape(str(path))}: .+ at byte [\d,]+: expected .+, found .+; .+"
     assert re.fullmatch(shape, message), message
     for words in case.mentions:
         assert words in message
@@ -92,7 +92,7 @@ def test_counts_are_bounded_however_large_the_file(
     path.write_bytes(builder.Gguf(**{counts[field]: count}).build())
     with path.open("r+b") as f:
         f.truncate(24 + count * entry_bytes)
-    with pytest.raises(errors.FormatError, match=f"{field} at offset .*1,048,576.* 1,048,577"):
+    with pytest.raises(errors.FormatError, match=f"{field} at byte .*1,048,576.* 1,048,577"):
         _core.GgufFile(path)
 
 

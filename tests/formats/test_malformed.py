@@ -28,7 +28,7 @@ def test_a_malformed_file_is_refused_with_its_fault(malformed_other: tuple[Path,
 
 @pytest.mark.slow
 def test_most_say_where_what_was_expected_and_found(others: Any, tmp_path: Path) -> None:
-    shape = re.compile(r".+: .+ at offset [\d,]+: expected .+, found .+; .+")
+    shape = re.compile(r".+: .+ at byte [\d,]+: expected .+, found .+; .+")
     for name, cases, beside in others.values():
         for other, data in beside.items():
             (tmp_path / other).write_bytes(data)

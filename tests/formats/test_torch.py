@@ -53,7 +53,7 @@ def test_a_pickle_that_would_run_code_runs_nothing(
             pyflow.formats.open(path)
         names, error = _core.pickle_globals(path)
         assert any(not known for _, known, _ in names), case.name
-        assert "global at offset" in error
+        assert "global at byte" in error
         CliRunner().invoke(cli, ["inspect", str(path)])
     assert not marker.exists()
     with zipfile.ZipFile(io.BytesIO(cases_by_name(cases)["global_os_system"].data)) as z:
@@ -216,7 +216,7 @@ def test_a_damaged_storage_is_found_by_its_checksum(written: Callable[[bytes], P
     data = bytearray((FIXTURES / "parameter.pt").read_bytes())
     data[good.tensors[0].offset] ^= 1
     checkpoint = pyflow.formats.open(written(bytes(data)))
-    with pytest.raises(errors.FormatError, match=r"storage at offset \d+: .*CRC"):
+    with pytest.raises(errors.FormatError, match=r"storage at byte \d+: .*CRC"):
         checkpoint.array("w")
 
 

@@ -96,7 +96,7 @@ class Tensor:
             ),
             *(Part("dimension", u64(n)) for n in self.dims),
             Part("type", u32(self.type)),
-            Part("offset", u64(self.offset)),
+            Part("data offset", u64(self.offset)),
         ]
 
 
@@ -132,7 +132,7 @@ class Gguf:
         if tensors:
             padding = -sum(len(p.data) for p in self.parts) % self.alignment
             # Where data are missing, the loader names the offset of the tensor they belong to.
-            self.parts.append(Part("offset", bytes(padding) + self.data))
+            self.parts.append(Part("data offset", bytes(padding) + self.data))
 
     def build(self) -> bytes:
         return b"".join(p.data for p in self.parts)

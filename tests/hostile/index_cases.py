@@ -25,7 +25,7 @@ def cases() -> Iterator[Case]:
         return Case(f"index_{name}", json.dumps({"weight_map": files}).encode(), mentions)
 
     for name, data, words in [
-        ("list", b"[]", "JSON at offset 0: expected an object"),
+        ("list", b"[]", "JSON at byte 0: expected an object"),
         ("no_map", b'{"metadata": {}}', "expected a weight_map, found none"),
         ("twice", b'{"weight_map":{},"weight_map":{}}', "key 'weight_map'"),
         ("after", b'{"weight_map":{"a":"a.safetensors"}}x', "nothing after the end"),

@@ -49,16 +49,16 @@ VALID = {
 
 
 def cases() -> Iterator[Case]:
-    size = "dims at offset"
+    size = "dims at byte"
     for name, data in VALID.items():
         yield Case(f"{name}_cut", data[:-1], (size, "dims that need"))
         yield Case(f"{name}_long", data + b"\0", (size, "dims that need"))
         yield Case(f"{name}_head_only", data[:300], (size,))
     for version in (0, 2, 3, -1):
-        mentions = (f"version at offset 4: expected 1, found {version}",)
+        mentions = (f"version at byte 4: expected 1, found {version}",)
         data = version_1(version=version)
         yield Case(f"version_{version}".replace("-", "m"), data, mentions, "UnsupportedError")
-    yield Case("header_cut", version_1()[:255], ("header at offset 0: expected 256 bytes",))
+    yield Case("header_cut", version_1()[:255], ("header at byte 0: expected 256 bytes",))
     for i, name in enumerate(
         ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
     ):
@@ -66,11 +66,11 @@ def cases() -> Iterator[Case]:
             data = bytearray(version_1())
             struct.pack_into("<i", data, 8 + 4 * i, value)
             label = f"{name}_{value & 0xFFFFFFFF:x}"
-            yield Case(label, bytes(data), ("header: dims at offset 8: expected positive values",))
+            yield Case(label, bytes(data), ("header: dims at byte 8: expected positive values",))
     for name, i, value in [("heads_odd", 3, 3), ("kv_heads_odd", 4, 3), ("kv_heads_more", 4, 8)]:
         data = bytearray(version_1())
         struct.pack_into("<i", data, 8 + 4 * i, value)
-        yield Case(name, bytes(data), ("dims at offset 8",))
+        yield Case(name, bytes(data), ("dims at byte 8",))
 
 
 CASES = list(cases())

@@ -83,7 +83,7 @@ def global_cases() -> Iterator[Case]:
     touch = tuple_of(text(f"touch {MARKER}"))
 
     def case(name: str, found: str, *body: bytes) -> Case:
-        mentions = ("global at offset", "expected functions that rebuild tensors", f"found {found}")
+        mentions = ("global at byte", "expected functions that rebuild tensors", f"found {found}")
         return Case(f"global_{name}", archive(*body), mentions)
 
     for module, name in _GLOBALS:
@@ -114,7 +114,7 @@ def global_cases() -> Iterator[Case]:
     yield case("nine", "m.g0, m.g1, m.g2, m.g3, m.g4 and 4 more", many + NONE)
     for protocol in (2, 3, 4, 5):
         data = pickle.dumps({"w": Evil(print, MARKER)}, protocol)
-        mentions = ("global at offset", "print;")
+        mentions = ("global at byte", "print;")
         yield Case(f"global_plain_{protocol}", data, mentions)
         yield Case(f"global_stream_{protocol}", stream(data), mentions)
         yield Case(f"global_zip_{protocol}", zipped([replace(PICKLE, data=data)]), mentions)
@@ -150,7 +150,7 @@ _PICKLE_FAULTS = [
     ("stop_empty", b"", "marks at the end, found 0"),
     ("stop_two", NONE + NONE, "marks at the end, found 2"),
     ("stop_mark", MARK + NONE, "found 1 values and 1 marks"),
-    ("pop_empty", b"0", "stack at offset"),
+    ("pop_empty", b"0", "stack at byte"),
     ("dup_empty", b"2", "a value, found none"),
     ("dup_below_mark", NONE + MARK + b"2", "a value, found none"),
     ("tuple_without_mark", NONE + b"t", "a mark, found none"),
@@ -169,7 +169,7 @@ _PICKLE_FAULTS = [
     (
         "get_nothing",
         b"h\0",
-        "memo at offset",
+        "memo at byte",
     ),
     ("get_far", b"j\xff\xff\xff\xff", "an index that is in use, found 4,294,967,295"),
     ("get_hole", NONE + b"q\2h\1", "an index that is in use, found 1"),
@@ -180,20 +180,20 @@ _PICKLE_FAULTS = [
     (
         "text_past_end",
         text("a", length=1000),
-        "length at offset",
+        "length at byte",
     ),
-    ("text_max", text("a", length=(1 << 32) - 1), "length at offset"),
-    ("text_64_bits", b"\x8d" + bytes([255] * 8), "length at offset"),
-    ("text_63_bits", b"\x8d" + bytes([255] * 7) + b"\x7f", "length at offset"),
+    ("text_max", text("a", length=(1 << 32) - 1), "length at byte"),
+    ("text_64_bits", b"\x8d" + bytes([255] * 8), "length at byte"),
+    ("text_63_bits", b"\x8d" + bytes([255] * 7) + b"\x7f", "length at byte"),
     ("text_not_utf8", text(b"\xff"), "expected UTF-8"),
     ("text_surrogate", text(b"\xed\xa0\x80"), "expected UTF-8"),
-    ("bytes_past_end", b"C\xff", "length at offset"),
-    ("bytes_64_bits", b"\x8e" + bytes([255] * 8), "length at offset"),
-    ("array_64_bits", b"\x96" + bytes([255] * 8), "length at offset"),
-    ("long_past_end", b"\x8b\xff\xff\xff\xff", "length at offset"),
-    ("long_negative", b"\x8b\xff\xff\xff\x7f", "length at offset"),
-    ("frame_past_end", b"\x95" + struct.pack("<Q", 1 << 60) + NONE, "frame at offset"),
-    ("float_cut", b"G\0", "number at offset"),
+    ("bytes_past_end", b"C\xff", "length at byte"),
+    ("bytes_64_bits", b"\x8e" + bytes([255] * 8), "length at byte"),
+    ("array_64_bits", b"\x96" + bytes([255] * 8), "length at byte"),
+    ("long_past_end", b"\x8b\xff\xff\xff\xff", "length at byte"),
+    ("long_negative", b"\x8b\xff\xff\xff\x7f", "length at byte"),
+    ("frame_past_end", b"\x95" + struct.pack("<Q", 1 << 60) + NONE, "frame at byte"),
+    ("float_cut", b"G\0", "number at byte"),
     ("global_open", b"ctorch", "a name of at most 256 bytes"),
     ("global_long", b"c" + b"a" * 300 + b"\nb\n", "a name of at most 256 bytes"),
     ("global_half", b"ctorch\n", "a name of at most 256 bytes"),
@@ -238,8 +238,8 @@ _PICKLE_FAULTS = [
         named("torch", "device") + tuple_of(number(1)) + REDUCE,
         "a text, found a number",
     ),
-    ("marks", MARK * 1025, "marks at offset"),
-    ("deep", (EMPTY_LIST + MARK) * 5000, "marks at offset"),
+    ("marks", MARK * 1025, "marks at byte"),
+    ("deep", (EMPTY_LIST + MARK) * 5000, "marks at byte"),
     ("nested", EMPTY_LIST * 70 + b"a" * 69, "at most 64 containers in each other"),
     ("cycle_by_memo", EMPTY_LIST + b"q\0h\0a", "at most 64 containers in each other"),
     ("bombs_of_names", dict_of(text("n" * 5000), tensor()), "at most 4,096 bytes of UTF-8"),
@@ -259,12 +259,12 @@ def opcode_cases() -> Iterator[Case]:
 
     for code in _CODES:
         words = f"expected an opcode that torch.save writes, found 0x{code[0]:02x}"
-        yield case(f"opcode_{code[0]:02x}", MARK + NONE + code, "opcode at offset", words)
+        yield case(f"opcode_{code[0]:02x}", MARK + NONE + code, "opcode at byte", words)
     for n in (0, 1, 6, 255):
         yield Case(
             f"protocol_{n}",
             archive(b"\x80" + bytes([n]) + NONE),
-            ("protocol at offset", f"2 to 5, found {n}"),
+            ("protocol at byte", f"2 to 5, found {n}"),
         )
     for name, body, words in _PICKLE_FAULTS:
         yield case(name, body, words)
@@ -278,7 +278,7 @@ def opcode_cases() -> Iterator[Case]:
             for i in range(1, 20)
         )
     )
-    yield case("laughs_shared", laughs + b"h\x13", "contents at offset")
+    yield case("laughs_shared", laughs + b"h\x13", "contents at byte")
     yield case("globals", b"".join(named("m", f"{i}") + b"0" for i in range(300)), "found m.0, m.1")
 
 

@@ -73,21 +73,21 @@ VALID = {
 
 def header_cases() -> Iterator[Case]:
     for name, data, mentions in [
-        ("length_huge", build(b"{", length=1 << 60), ("length at offset 0", "at most 100,000,000")),
-        ("length_max", build(b"{}", length=(1 << 64) - 1), ("length at offset 0",)),
-        ("length_past_end", build(b"{}", length=3), ("length at offset 0: expected at most 2 ",)),
+        ("length_huge", build(b"{", length=1 << 60), ("length at byte 0", "at most 100,000,000")),
+        ("length_max", build(b"{}", length=(1 << 64) - 1), ("length at byte 0",)),
+        ("length_past_end", build(b"{}", length=3), ("length at byte 0: expected at most 2 ",)),
         ("length_cap", build(b"{}", length=100_000_001), ("found 100,000,001",)),
-        ("length_zero", build(b"", b"{}", length=0), ("JSON at offset 8: expected an object",)),
-        ("length_short", build('{"a":1}', length=3), ("offset 11", "end of a string")),
+        ("length_zero", build(b"", b"{}", length=0), ("JSON at byte 8: expected an object",)),
+        ("length_short", build('{"a":1}', length=3), ("at byte 11", "end of a string")),
         ("list", build("[]"), ("expected an object, found '['",)),
         ("null", build("null"), ("expected an object",)),
-        ("open", build("{"), ("key at offset 9: expected a string, found the end",)),
-        ("comma_first", build("{,}"), ("key at offset 9: expected a string",)),
-        ("comma_last", build('{"__metadata__":{},}'), ("key at offset 27: expected a string",)),
+        ("open", build("{"), ("key at byte 9: expected a string, found the end",)),
+        ("comma_first", build("{,}"), ("key at byte 9: expected a string",)),
+        ("comma_last", build('{"__metadata__":{},}'), ("key at byte 27: expected a string",)),
         ("no_comma", build('{"__metadata__":{} "a":{}}'), ("expected ',' or '}', found '\"'",)),
         ("no_colon", build('{"a" 1}'), ("expected ':' after a key",)),
         ("key_number", build("{1:2}"), ("expected a string, found '1'",)),
-        ("key_not_utf8", build(b'{"\xff":1}'), ("key at offset 9: expected UTF-8",)),
+        ("key_not_utf8", build(b'{"\xff":1}'), ("key at byte 9: expected UTF-8",)),
         ("key_overlong", build(b'{"\xc0\x80":1}'), ("expected UTF-8",)),
         ("key_surrogate", build('{"\\ud800":1}'), ("found a lone surrogate",)),
         ("key_low_surrogate", build('{"\\udc00":1}'), ("a pair of surrogates",)),
@@ -106,22 +106,22 @@ def header_cases() -> Iterator[Case]:
         (
             "metadata_twice",
             build('{"__metadata__":{},"__metadata__":{}}'),
-            ("key '__metadata__' at offset 27: expected each key once",),
+            ("key '__metadata__' at byte 27: expected each key once",),
         ),
         ("metadata_key_twice", build('{"__metadata__":{"a":"","a":""}}'), ("each key once",)),
     ]:
         yield Case(name, data, mentions)
     one = json.dumps(tensor("U8", (0,), (0, 0)))
     twice = build(f'{{"a":{one},"\\u0061":{one}}}')
-    yield Case("tensor_twice", twice, ("key 'a' at offset 67: expected each key once",))
+    yield Case("tensor_twice", twice, ("key 'a' at byte 67: expected each key once",))
 
 
 def tensor_cases() -> Iterator[Case]:
     def case(name: str, value: object, *mentions: str, data: int = 8) -> Case:
         return Case(name, build({"w": value}, bytes(data)), ("header 'w': ", *mentions))
 
-    yield case("tensor_list", [], "tensor at offset 14: expected an object")
-    yield case("tensor_string", "F32", "tensor at offset 14: expected an object")
+    yield case("tensor_list", [], "tensor at byte 14: expected an object")
+    yield case("tensor_string", "F32", "tensor at byte 14: expected an object")
     yield case("tensor_empty", {}, "expected dtype, shape and data_offsets, found fewer")
     for key in ("dtype", "shape", "data_offsets"):
         rest = {k: v for k, v in dict(tensor()).items() if k != key}  # type: ignore[call-overload]
@@ -135,15 +135,15 @@ def tensor_cases() -> Iterator[Case]:
         ("ggml", "Q4_K"),
         ("torch", "C128"),
     ]:
-        yield case(f"dtype_{name}", tensor(dtype), "dtype at offset 24", f"found '{dtype}'")
-    yield case("dtype_number", tensor(1), "dtype at offset 24: expected a string")
+        yield case(f"dtype_{name}", tensor(dtype), "dtype at byte 24", f"found '{dtype}'")
+    yield case("dtype_number", tensor(1), "dtype at byte 24: expected a string")
     for name, shape, words in [
         ("negative", [-2], "expected an integer of 0 or more, found '-'"),
         ("float", [2.0], "expected an integer of 0 or more, found '.'"),
         ("exponent", [2e22], "expected an integer of 0 or more"),
         ("string", ["2"], "expected an integer of 0 or more"),
         ("bool", [True], "expected an integer of 0 or more"),
-        ("null", None, "shape at offset 40: expected an array"),
+        ("null", None, "shape at byte 40: expected an array"),
         ("nested", [[2]], "expected an integer of 0 or more"),
         ("63_bits", [1 << 63], "expected an integer below 2^63"),
         ("64_bits", [1 << 64], "expected an integer below 2^63"),
@@ -189,7 +189,7 @@ def placement_cases() -> Iterator[Case]:
     yield case("same", {"a": (0, 4), "b": (0, 4)}, 4, f"{gap}: 4 first, found 0 to 4")
     yield case("inside", {"a": (0, 4), "b": (1, 2)}, 4, f"{gap}: 4 first, found 1 to 2")
     yield case("empty_inside", {"a": (0, 4), "b": (2, 2)}, 4, "header 'b'", gap)
-    yield case("tail", {"a": (0, 4)}, 5, "data at offset", "all 5 bytes, found 4 bytes")
+    yield case("tail", {"a": (0, 4)}, 5, "data at byte", "all 5 bytes, found 4 bytes")
     yield case("no_tensors", {}, 1, "all 1 bytes, found 0 bytes")
     yield case("cut", {"a": (0, 4)}, 3, "an end within the 3 bytes of data")
 
@@ -207,23 +207,23 @@ def block_cases() -> Iterator[Case]:
     alone = build({"__metadata__": {"pyflow.version": "1"}})
     yield case("no_tensors", alone, "both pyflow.version", "one of them")
     for version in ("2", "", "01", "x" * 200):
-        found = "pyflow.version at offset 8: expected 1"
+        found = "pyflow.version at byte 8: expected 1"
         yield case(f"version_{version[:5]}", blocks(one, version=version), found, error=newer)
     other = {"pyflow.table": ""}
     yield case("other_key", blocks(one, more=other), "or neither, found 'pyflow.table'")
     yield case("newer_key", blocks(one, version="2", more=other), "pyflow.version", error=newer)
     for name, text, words in [
-        ("empty", "", "JSON at offset 0: expected an object, found the end"),
-        ("list", "[]", "JSON at offset 0: expected an object"),
+        ("empty", "", "JSON at byte 0: expected an object, found the end"),
+        ("list", "[]", "JSON at byte 0: expected an object"),
         ("open", '{"w":', "pyflow.tensors 'w'"),
         ("after", "{} {}", "nothing after the end of the JSON"),
-        ("deep", '{"w":{"shape":' + "[" * 100_000, "shape at offset 15: expected an integer"),
+        ("deep", '{"w":{"shape":' + "[" * 100_000, "shape at byte 15: expected an integer"),
     ]:
         yield case(f"text_{name}", blocks(text), words)
     line = json.dumps(block())
     twice = f'{{"w":{line},"w":{line}}}'
     yield case("twice", blocks(twice), "'w'", "type U8, found Q4_K")
-    yield case("no_such", blocks({"v": block()}), "'v': tensor at offset 6", "name of the header")
+    yield case("no_such", blocks({"v": block()}), "'v': tensor at byte 6", "name of the header")
     yield case("metadata", blocks({"__metadata__": block()}), "name of the header")
     yield told("string", "Q4_K", "expected an object")
     yield told("no_shape", {"dtype": "Q4_K"}, "dtype and shape, found fewer")
@@ -233,7 +233,7 @@ def block_cases() -> Iterator[Case]:
     again = '{"w":{"dtype":"Q4_K","dtype":"Q4_K"}}'
     yield case("key_twice", blocks(again), "expected each key once")
     for name in ("Q9_Z", "q4_k", "IQ2_XXS", "MXFP4", "F32", "U8", ""):
-        words = f"dtype at offset 16: expected a type of blocks .*, found '{name}'".split(" .*, ")
+        words = f"dtype at byte 16: expected a type of blocks .*, found '{name}'".split(" .*, ")
         yield told(f"dtype_{name or 'none'}", block(name), *words, error=newer)
     for dtype in ("F32", "I8", "BOOL"):
         nbytes = 4 if dtype == "F32" else 1
@@ -263,7 +263,7 @@ def block_cases() -> Iterator[Case]:
 
 def depth_cases() -> Iterator[Case]:
     for name, nested in [("lists", "[" * 100_000), ("objects", '{"a":' * 100_000)]:
-        mentions = ("shape at offset" if name == "lists" else "header 'w'",)
+        mentions = ("shape at byte" if name == "lists" else "header 'w'",)
         yield Case(f"deep_{name}", build('{"w":{"shape":' + nested), mentions)
 
 

@@ -77,9 +77,9 @@ _TENSOR_FAULTS = [
     ("offset_of_empty", tensor((0,), (1,), first=5), "found an end at 20"),
     ("stride", tensor((2, 2), (4, 1)), "found an end at 24"),
     ("stride_max", tensor((2, 2), ((1 << 63) - 1, 1)), "an end beyond 2^64"),
-    ("stride_negative", tensor((2, 2), (-2, 1)), "strides at offset"),
+    ("stride_negative", tensor((2, 2), (-2, 1)), "strides at byte"),
     ("stride_missing", tensor((2, 2), (1,)), "2, one per dimension, found 1"),
-    ("shape_negative", tensor((-2, 2)), "shape at offset"),
+    ("shape_negative", tensor((-2, 2)), "shape at byte"),
     ("shape_huge", tensor((1 << 62, 1 << 62)), "fewer than 2^63 values"),
     ("shape_bytes", tensor((1 << 62,), (0,)), "fewer than 2^64 bytes"),
     ("shape_list", tensor(shape_op=EMPTY_LIST), "a tuple of integers, found a list"),
@@ -204,7 +204,7 @@ def stream_cases() -> Iterator[Case]:
     yield case(
         "big_endian", stream(machine=big), "found a big-endian one", error="UnsupportedError"
     )
-    yield case("keys_tuple", stream(keys=pickled(EMPTY_TUPLE)), "keys at offset", "a list")
+    yield case("keys_tuple", stream(keys=pickled(EMPTY_TUPLE)), "keys at byte", "a list")
     yield case("keys_numbers", stream(keys=pickled(EMPTY_LIST, number(0), b"a")), "strings")
     yield case("keys_none", stream(keys=pickled(EMPTY_LIST), data=b""), "list of storages")
     yield case(
@@ -214,15 +214,15 @@ def stream_cases() -> Iterator[Case]:
     )
     twice = pickled(EMPTY_LIST, MARK, text("0"), text("0"), b"e")
     yield case("keys_twice", stream(keys=twice), "'0' twice")
-    yield case("no_data", stream(data=b""), "number of elements at offset", "8 bytes")
-    yield case("data_short", stream(data=n4 + bytes(15)), "data at offset", "16 bytes")
+    yield case("no_data", stream(data=b""), "number of elements at byte", "8 bytes")
+    yield case("data_short", stream(data=n4 + bytes(15)), "data at byte", "16 bytes")
     yield case("data_more", stream(data=n4 + bytes(17)), "the end of the file, found 1 bytes more")
     yield case(
         "data_count", stream(data=struct.pack("<Q", 5) + bytes(20)), "4 as in the contents, found 5"
     )
     yield case("data_count_max", stream(data=bytes([255] * 8)), "found 18,446,744,073,709,551,615")
     far = weights(tensor((1 << 60,), (1,), of=storage(n=long(1 << 60))))
-    yield case("data_large", stream(far, data=struct.pack("<Q", 1 << 60)), "data at offset")
+    yield case("data_large", stream(far, data=struct.pack("<Q", 1 << 60)), "data at byte")
     two = weights(tensor(), tensor((4,), (1,), of=storage(named("torch", "DoubleStorage"))))
     yield case("two_types", stream(two), "as in the contents")
 

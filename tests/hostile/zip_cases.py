@@ -25,7 +25,7 @@ def member(label: str, /, *mentions: str, error: str = "FormatError", **changes:
 
 
 def directory_cases() -> Iterator[Case]:
-    yield case("only_magic", b"PK\3\4", "end record at offset 4")
+    yield case("only_magic", b"PK\3\4", "end record at byte 4")
     yield case("no_end", WHOLE[:-22], "a record in the last 65,557 bytes, found none")
     yield case("tail", WHOLE + b"x", "end record", "found none")
     yield case("no_members", b"PK\3\4" + zipped([], directory_offset=4), "found 0 members")
@@ -72,10 +72,10 @@ def directory_cases() -> Iterator[Case]:
 def zip64_cases() -> Iterator[Case]:
     at = _MEMBERS + _DIRECTORY
     for name, wide, words in [
-        ("count", zip64_end(3, _DIRECTORY, _MEMBERS, at), "count at offset"),
-        ("size", zip64_end(2, 1 << 62, _MEMBERS, at), "directory size at offset"),
-        ("offset", zip64_end(2, _DIRECTORY, (1 << 64) - 1, at), "directory offset at offset"),
-        ("record", zip64_end(2, _DIRECTORY, _MEMBERS, 1 << 63), "record at offset"),
+        ("count", zip64_end(3, _DIRECTORY, _MEMBERS, at), "count at byte"),
+        ("size", zip64_end(2, 1 << 62, _MEMBERS, at), "directory size at byte"),
+        ("offset", zip64_end(2, _DIRECTORY, (1 << 64) - 1, at), "directory offset at byte"),
+        ("record", zip64_end(2, _DIRECTORY, _MEMBERS, 1 << 63), "record at byte"),
         ("signature", zip64_end(2, _DIRECTORY, _MEMBERS, 0), "expected PK\\6\\6, found another"),
         ("length", zip64_end(2, _DIRECTORY, _MEMBERS, at, record=43), "where the locator starts"),
         (

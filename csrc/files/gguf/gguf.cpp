@@ -1,5 +1,6 @@
 #include "files/gguf/gguf.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -16,16 +17,22 @@ constexpr std::string_view kMagic = "GGUF";
 // for: an entry takes about ten times its bytes in the file.
 constexpr uint64_t kMaxEntries = 1 << 20;
 
+// What no version will reach: a greater number is no version, and the file is damaged.
+constexpr uint32_t kMaxVersion = 255;
+
 void check_version(const Cursor& in, uint32_t version) {
   if (version == 2 || version == 3) return;
   constexpr std::string_view kExpected = "2 or 3";
   if (version == 0) in.fail(4, "version", kExpected, "0", kAdviseConvert);
+  // A big-endian file's version has its bytes the other way round.
+  const uint32_t swapped = __builtin_bswap32(version);
+  if (std::min(version, swapped) > kMaxVersion)
+    in.fail(4, "version", kExpected, grouped(version), kAdviseDownload);
   const auto refuse = [&](const std::string& found, std::string_view advice) {
     throw UnsupportedError(in.describe(4, "version", kExpected, found, advice));
   };
-  // A big-endian file's version has its bytes the other way round.
-  if ((version & 0xFFFF) == 0)
-    refuse("a big-endian file of version " + std::to_string(__builtin_bswap32(version)),
+  if (swapped < version)
+    refuse("a big-endian file of version " + std::to_string(swapped),
            "get the little-endian file, or swap this one with gguf_convert_endian.py");
   if (version == 1) refuse("1", "convert the model again, or download a newer file of it");
   refuse(grouped(version), "update pyflow, or download a file of version 3");

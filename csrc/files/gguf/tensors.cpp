@@ -71,12 +71,12 @@ uint64_t least_bytes(const TensorRow& t) { return std::max<uint64_t>(t.nbytes, 1
 // Turns the offset, so far from the start of the data, into one in the file.
 void place(Cursor& in, TensorRow& t, uint64_t at, uint64_t data_offset, uint32_t alignment) {
   if (t.offset % alignment != 0)
-    in.fail(at, "offset", "a multiple of the alignment " + grouped(alignment), grouped(t.offset),
-            kAdviseConvert);
+    in.fail(at, "data offset", "a multiple of the alignment " + grouped(alignment),
+            grouped(t.offset), kAdviseConvert);
   const uint64_t end = in.size();
   if (data_offset > end || t.offset > end - data_offset ||
       least_bytes(t) > end - data_offset - t.offset)
-    in.fail(at, "offset", "data that end within the file (" + grouped(end) + " bytes)",
+    in.fail(at, "data offset", "data that end within the file (" + grouped(end) + " bytes)",
             grouped(data_offset) + " + " + grouped(t.offset) + " + " + grouped(t.nbytes) + " bytes",
             kAdviseDownload);
   t.offset += data_offset;
@@ -90,7 +90,7 @@ void refuse_overlaps(Cursor& in, const Tensors& t, const std::vector<uint64_t>& 
     const TensorRow& b = t.table[order[i]];
     if (b.offset - a.offset >= least_bytes(a)) continue;
     in.name(b.name);
-    in.fail(offset_fields[order[i]], "offset", "data that overlap no other tensor",
+    in.fail(offset_fields[order[i]], "data offset", "data that overlap no other tensor",
             "first byte " + grouped(b.offset) + " inside tensor " + quoted(a.name) + " (" +
                 grouped(a.offset) + " + " + grouped(a.nbytes) + " bytes)",
             kAdviseConvert);
@@ -111,13 +111,13 @@ Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment) {
     const uint64_t n_weights = read_shape(in, t.shape);
     read_type(in, t, n_weights);
     offset_fields.push_back(in.pos());
-    t.offset = in.read<uint64_t>("offset");
+    t.offset = in.read<uint64_t>("data offset");
   }
   const auto name = [&](uint32_t i) -> std::string_view { return out.table[i].name; };
   refuse_twins(out.table.size(), name, [&](uint32_t a, uint32_t b) {
     in.name(name(b));
     in.fail(name_fields[b], "name", "each name once",
-            "the name at offset " + grouped(name_fields[a]) + " again", kAdviseConvert);
+            "the name at byte " + grouped(name_fields[a]) + " again", kAdviseConvert);
   });
   out.data_offset = (in.pos() + alignment - 1) / alignment * alignment;
   for (size_t i = 0; i < out.table.size(); ++i) {

@@ -228,12 +228,12 @@ std::string TorchFile::hindrance(const TensorRow& t) const {
 std::shared_ptr<const uint8_t> TorchFile::unpacked(const TorchStorage& s) const {
   const MappedFile& file = *files()[0];
   if (!inflate_)
-    throw UnsupportedError(file.label() + ": zip member at offset " + grouped(s.offset) +
+    throw UnsupportedError(file.label() + ": zip member at byte " + grouped(s.offset) +
                            ": expected a stored member, found a deflated one; pack the archive "
                            "again without compression");
   auto data = inflate_(file.data() + s.offset, s.packed, s.nbytes);
   if (!data)
-    throw FormatError(file.label() + ": zip member: deflated bytes at offset " + grouped(s.offset) +
+    throw FormatError(file.label() + ": zip member: deflated bytes at byte " + grouped(s.offset) +
                       ": expected " + grouped(s.nbytes) + " bytes once unpacked, found others; " +
                       std::string(kAdviseDownload));
   return data;
@@ -243,7 +243,7 @@ void TorchFile::check_crc(uint32_t number, const uint8_t* data) const {
   const TorchStorage& s = storages_[number];
   if (!s.has_crc || checked_[number]) return;
   if (const uint32_t found = crc32(data, s.nbytes); found != s.crc)
-    throw FormatError(label() + ": storage at offset " + grouped(s.offset) + ": expected CRC " +
+    throw FormatError(label() + ": storage at byte " + grouped(s.offset) + ": expected CRC " +
                       grouped(s.crc) + ", found " + grouped(found) + "; " +
                       std::string(kAdviseDownload));
   checked_[number] = 1;

@@ -90,7 +90,7 @@ def places_of(path: str | Path) -> list[Place]:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise PyflowError(
-            f"{path}: expected a text with a host per line, found bytes at offset {error.start:,} "
+            f"{path}: expected a text with a host per line, found bytes at byte {error.start:,} "
             "that are not UTF-8"
         ) from None
     for number, line in enumerate(text.splitlines(), 1):
