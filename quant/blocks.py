@@ -84,7 +84,7 @@ def quantize(
     by = None if importance is None else np.ascontiguousarray(importance, np.float32)
     if n_threads is None:
         n_threads = len(os.sched_getaffinity(0)) if rows.size >= _WORTH_THREADS else 1
-    n_threads = whole("n_threads", n_threads, 1)
+    n_threads = whole("n_threads", n_threads, 1, _core.MAX_THREADS)
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
     return _core.quantize(format_of(type).name, rows, by, pool)
 

@@ -33,6 +33,8 @@ std::shared_ptr<Placement> make_placement(const std::string& mode, const std::ve
 }  // namespace
 
 void register_threads(py::module_& m) {
+  m.attr("MAX_THREADS") = kMaxThreads;
+
   py::class_<Placement, std::shared_ptr<Placement>>(m, "Placement")
       .def(py::init(&make_placement), py::arg("mode"), py::arg("nodes"))
       .def_property_readonly("n_copies", &Placement::n_copies)

@@ -99,8 +99,8 @@ void InputMoments::reserve(Matrices matrices) noexcept {
     Moments& m = moments_.back();
     moments_at_[matrices[0]] = moments_.size() - 1;
     const size_t nbytes = static_cast<size_t>(m.shape.size()) * sizeof(float);
-    m.recent = Buffer(nbytes, "second moments of inputs");
-    m.sums = Buffer(nbytes, "second moments of inputs");
+    m.recent = Buffer(nbytes, "second moments of inputs", "model");
+    m.sums = Buffer(nbytes, "second moments of inputs", "model");
   } catch (const std::exception&) {  // moments() then has some without sums
   }
 }

@@ -2,6 +2,7 @@
 
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "core/errors.h"
+#include "core/message.h"
 
 namespace pyflow {
 namespace {
@@ -32,9 +34,21 @@ int bind_pages(uint8_t* begin, size_t nbytes, int policy, std::span<const int> n
   return syscall(SYS_mbind, begin, nbytes, policy, mask.data(), kNodes + 1, 0) == 0 ? 0 : errno;
 }
 
+// What a user can do where mmap refused memory.
+std::string advice(const char* cause) {
+  const auto is_limited = [](auto resource) {
+    rlimit limit{};
+    return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  };
+  const std::string smaller = std::string(" or choose a smaller ") + cause;
+  if (is_limited(RLIMIT_AS)) return "raise the limit on address space (ulimit -v)" + smaller;
+  if (is_limited(RLIMIT_DATA)) return "raise the limit on data (ulimit -d)" + smaller;
+  return "close other programs" + smaller;
+}
+
 }  // namespace
 
-Buffer::Buffer(size_t nbytes, const char* what) : size_(nbytes) {
+Buffer::Buffer(size_t nbytes, const char* what, const char* cause) : size_(nbytes) {
   if (nbytes == 0) return;
   // Where a huge page is to fit, the memory starts on its border.
   const size_t spare = nbytes >= kHugePage ? kHugePage : 0;
@@ -43,8 +57,8 @@ Buffer::Buffer(size_t nbytes, const char* what) : size_(nbytes) {
                                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
     size_ = 0;
-    throw ResourceError(std::string(what) + ": the system refused " + std::to_string(nbytes) +
-                        " bytes of memory; close other programs or choose a smaller context");
+    throw ResourceError(std::string(what) + ": the system refused " + grouped(nbytes) +
+                        " bytes of memory; " + advice(cause));
   }
   data_ = static_cast<uint8_t*>(p);
   if (spare == 0) return;

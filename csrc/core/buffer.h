@@ -12,8 +12,9 @@ namespace pyflow {
 class Buffer {
  public:
   Buffer() = default;
-  // Throws ResourceError, naming `what`, when the memory cannot be had.
-  Buffer(size_t nbytes, const char* what);
+  // Throws ResourceError, naming `what`, when the memory cannot be had. Less is needed with a
+  // smaller `cause`: a context, a model.
+  Buffer(size_t nbytes, const char* what, const char* cause = "context");
   ~Buffer();
   Buffer(Buffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

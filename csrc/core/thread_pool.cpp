@@ -59,8 +59,9 @@ ThreadPool::ThreadPool(int n_threads, bool adapts, std::shared_ptr<const Placeme
       team_size_(n_threads),
       n_team_(n_threads),
       spins_(kSpins) {
-  if (n_threads < 1 || n_threads > 1024)
-    throw ResourceError("threads: expected 1 to 1024, found " + std::to_string(n_threads));
+  if (n_threads < 1 || n_threads > kMaxThreads)
+    throw ShapeError("n_threads: expected 1 to " + std::to_string(kMaxThreads) + ", found " +
+                     std::to_string(n_threads));
   cursors_ = std::make_unique<Cursor[]>(2 * static_cast<size_t>(n_threads));
   members_ = std::make_unique<Member[]>(static_cast<size_t>(n_threads));
   seat_members();

@@ -25,6 +25,9 @@ namespace pyflow {
 
 class ThreadPool;
 
+// Far more than machines have; a number beyond it is a slip.
+inline constexpr int kMaxThreads = 1024;
+
 // Where the share of a thread begins, of pieces that a team of `size` shares.
 inline int64_t share_begin(int64_t pieces, int rank, int size) { return pieces * rank / size; }
 

@@ -144,7 +144,7 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
   check_segments(where, ref, have, n);
   Buffer& buffer = vectors_[ref];
   if (buffer.data()) return buffer.as<float>();
-  Buffer values(static_cast<size_t>(n) * sizeof(float), ref.name.c_str());
+  Buffer values(static_cast<size_t>(n) * sizeof(float), ref.name.c_str(), "model");
   float* to = values.as<float>();
   const auto take = [&](int64_t start, int64_t count) {
     if (start % block || count % block)
@@ -170,7 +170,7 @@ const float* Weights::vector(const std::vector<TensorRef>& refs, int64_t n) {
                      std::to_string(refs.size()) + " tensors");
   Buffer& buffer = joined_[refs];
   if (buffer.data()) return buffer.as<float>();
-  Buffer values(static_cast<size_t>(n) * sizeof(float), refs[0].name.c_str());
+  Buffer values(static_cast<size_t>(n) * sizeof(float), refs[0].name.c_str(), "model");
   float* to = values.as<float>();
   for (const TensorRef& ref : refs) to = std::copy_n(vector(ref, each), each, to);
   buffer = std::move(values);
@@ -181,7 +181,7 @@ const float* Weights::vector_or_ones(const std::optional<TensorRef>& ref, int64_
   if (ref) return vector(*ref, n);
   Buffer& ones = ones_[n];
   if (!ones.data()) {
-    ones = Buffer(static_cast<size_t>(n) * sizeof(float), "ones");
+    ones = Buffer(static_cast<size_t>(n) * sizeof(float), "ones", "model");
     std::fill_n(ones.as<float>(), n, 1.0f);
   }
   return ones.as<float>();
@@ -253,7 +253,7 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
     ++uses[m->record];
     per_thread = std::max(per_thread, (scratch_bytes(*m) + 63) / 64 * 64);
   }
-  const Buffer scratch(per_thread * static_cast<size_t>(pool.size()), "weights");
+  const Buffer scratch(per_thread * static_cast<size_t>(pool.size()), "weights", "model");
   for (Matrix* m : in_order_) {
     poll();
     const int64_t tiles = m->packed->tiles();
@@ -293,7 +293,7 @@ void Weights::place(const Placement& placement) {
   for (const Matrix* m : in_order_) total += m->packed->nbytes();
   const size_t n_copies = placement.n_copies();
   const size_t stride = n_copies == 1 ? total : (total + kCopyAlign - 1) / kCopyAlign * kCopyAlign;
-  arena_ = Buffer((n_copies - 1) * stride + total, "weights");
+  arena_ = Buffer((n_copies - 1) * stride + total, "weights", "model");
   size_t at = 0;
   for (Matrix* m : in_order_) {
     m->packed->place(arena_.data() + at, stride);

@@ -148,7 +148,7 @@ PackedTensor::PackedTensor(DType dtype, int64_t rows, int64_t cols)
 
 PackedTensor PackedTensor::pack(const uint8_t* src, int64_t rows, int64_t cols, DType dtype) {
   PackedTensor tensor(dtype, rows, cols);
-  tensor.own_ = Buffer(tensor.nbytes(), "weights");
+  tensor.own_ = Buffer(tensor.nbytes(), "weights", "model");
   tensor.place(tensor.own_.data());
   tensor.pack_tiles(src, 0, tensor.tiles());
   return tensor;

@@ -17,6 +17,8 @@ class Placement:
     def refusals(self) -> list[str]:
         """What the system refused so far, and why; each once."""
 
+MAX_THREADS: int
+
 class ThreadPool:
     """Persistent worker threads, shared by all contexts of a model."""
 

@@ -188,7 +188,7 @@ def _placed_pool(
         n_threads = n_threads or sum(node.n_threads for node in numa.nodes)
     elif n_threads is None:
         n_threads, _ = choose_threads(machine, cgroup_cpus())
-    n_threads = whole("n_threads", n_threads, 1)
+    n_threads = whole("n_threads", n_threads, 1, _core.MAX_THREADS)
     if not isinstance(numa, Placement):
         numa = place(machine, n_threads, numa or default_numa(machine)[0])
     return _core.ThreadPool(n_threads, placement=numa.native()), numa

@@ -18,6 +18,7 @@ from pyflow.formats import Checkpoint
 from pyflow.quant import FORMATS, format_of
 from pyflow.specs import describe
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
+from pyflow.tokenizer.base.headroom import is_limited
 
 
 class ModelFiles:
@@ -47,23 +48,31 @@ class ModelFiles:
             n_vocab=self.spec.n_vocab,
             spec=self._description.generation,
         )
-        with ThreadPoolExecutor(1) as reader:
-            tokenizer = reader.submit(
-                from_checkpoint,
-                self.checkpoint,
-                n_rows=self.spec.n_vocab,
-                stop_ids=self.defaults.stop_ids | frozenset(self._description.stop_ids),
-            )
+        stop_ids = self.defaults.stop_ids | frozenset(self._description.stop_ids)
+        self.defaults = replace(self.defaults, stop_ids=stop_ids)
+        self._tokenizer: Tokenizer | None = None
+        self._no_tokenizer = ""
+        if is_limited():  # then neither may take the memory that the other counts on
+            self._read_tokenizer()
             meanwhile()
-            self._tokenizer: Tokenizer | None = None
-            self._no_tokenizer = ""
-            try:
-                self._tokenizer = tokenizer.result()
-            except NoTokenizerError as error:
-                self._no_tokenizer = str(error)
+        else:
+            with ThreadPoolExecutor(1) as reader:
+                reading = reader.submit(self._read_tokenizer)
+                meanwhile()
+                reading.result()
         # The system maps neighbours of the pages that are read: the whole file, at worst.
         self.checkpoint.native.release_all()
         self.load_ms = 1e3 * (time.monotonic() - start)
+
+    def _read_tokenizer(self) -> None:
+        try:
+            self._tokenizer = from_checkpoint(
+                self.checkpoint,
+                n_rows=self.spec.n_vocab,
+                stop_ids=self.defaults.stop_ids,
+            )
+        except NoTokenizerError as error:
+            self._no_tokenizer = str(error)
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from pyflow._core import MAX_THREADS
 from pyflow.cli.bench import spec
 from pyflow.cli.bench.timing import N_BATCH, Test, measure
 from pyflow.cli.group import Group
@@ -46,7 +47,7 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str | None) -> li
     least = 0 if param.name in {"n_prompt", "n_gen", "n_depth"} else 1
     if min(counts) < least:
         raise click.BadParameter(f"expected {least} or more, found {min(counts)}", ctx, param)
-    most = {"n_rows": N_BATCH, "threads": model.MAX_THREADS}.get(str(param.name))
+    most = {"n_rows": N_BATCH, "threads": MAX_THREADS}.get(str(param.name))
     if most is not None and max(counts) > most:
         raise click.BadParameter(f"expected at most {most}, found {max(counts)}", ctx, param)
     return counts

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyflow import catalogue
+from pyflow._core import MAX_THREADS
 from pyflow.cli.options.groups import option
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pyflow.engine.topology import Placement
     from pyflow.model import Model
 
-MAX_THREADS = 1024
 # From this many threads per CPU on, teams cannot leave enough threads out to keep their speed.
 _CROWDED = 4
 

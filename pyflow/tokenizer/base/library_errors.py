@@ -7,15 +7,18 @@ from contextlib import contextmanager
 
 from pyflow.errors import FormatError, PyflowError
 from pyflow.text import printable
+from pyflow.tokenizer.base.headroom import check_headroom
 
 
 @contextmanager
-def refusing(source: str) -> Iterator[None]:
+def refusing(source: str, nbytes: int) -> Iterator[None]:
     """Converts the library's exceptions into FormatError with `source`.
 
+    nbytes: memory that the library takes at most; ResourceError if a limit leaves less.
     The library has no exception class for broken files. Where its authors expected no failure it
     panics, and PanicException is not a subclass of Exception.
     """
+    check_headroom(source, nbytes)
     try:
         yield
     except MemoryError:

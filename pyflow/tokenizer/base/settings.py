@@ -13,6 +13,7 @@ import tokenizers
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import read_json
+from pyflow.tokenizer.base.headroom import ADDED_NBYTES
 from pyflow.tokenizer.base.library_errors import refusing
 
 _MAX_NBYTES = 1 << 24
@@ -129,7 +130,7 @@ def add_tokens(library: tokenizers.Tokenizer, settings: Settings) -> None:
     FormatError if a token would get another id than its settings say.
     """
     known = library.get_added_tokens_decoder()
-    with refusing(settings.source):
+    with refusing(settings.source, ADDED_NBYTES * len(settings.added)):
         for i, token in sorted(settings.added.items()):
             if known.get(i) != token:
                 library.add_tokens([token])

@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 
 from pyflow.errors import FormatError
 from pyflow.formats.side_files import read_json, read_text
+from pyflow.tokenizer.base.headroom import vocab_nbytes
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Role, Settings
 from pyflow.tokenizer.library.tokenizer_json import MAX_NBYTES, check_vocab
@@ -68,7 +69,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
     check_vocab(ids, source=str(path))
     merges = _read_merges(folder / "merges.txt", ids)
     spaced = bool(settings.config.add_prefix_space)
-    with refusing(str(folder / "merges.txt")):
+    with refusing(str(folder / "merges.txt"), vocab_nbytes(len(ids), len(merges))):
         library = tokenizers.Tokenizer(BPE(ids, merges))
     library.decoder = decoders.ByteLevel()
     if kind.words is None:
@@ -112,7 +113,7 @@ def add_ends(
             ids[text] = found
     if ids:
         template = [text for text in (tokens[0], "$A", tokens[1]) if text]
-        with refusing(source):
+        with refusing(source, 0):
             library.post_processor = processors.TemplateProcessing(
                 single=template, special_tokens=list(ids.items())
             )

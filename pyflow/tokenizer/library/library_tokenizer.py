@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from pyflow.errors import FormatError
+from pyflow.tokenizer.base.headroom import ADDED_NBYTES, TEXT_NBYTES, check_headroom, vocab_nbytes
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.special_tokens import SpecialTokens
 from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
@@ -45,7 +46,7 @@ class LibraryTokenizer(Tokenizer):
         nothing. FormatError, naming `source`: the parts contradict each other."""
         self._library = library
         self._source = source
-        with refusing(source):
+        with refusing(source, 0):
             added = library.get_added_tokens_decoder()
             self.n_vocab = _n_vocab(library)
             self.bos_id = None if bos is None else library.token_to_id(bos)
@@ -79,6 +80,7 @@ class LibraryTokenizer(Tokenizer):
 
     def state(self) -> str:
         """The whole tokenizer as the text of a tokenizer.json."""
+        check_headroom(self._source, vocab_nbytes(self.n_vocab))
         return self._library.to_str()
 
     def is_control(self, token: int) -> bool:
@@ -135,7 +137,8 @@ class LibraryTokenizer(Tokenizer):
             raise IndexError(f"token {token} is not in the vocabulary of {self._n_ids} tokens")
 
     def _encode(self, library: tokenizers.Tokenizer, text: str, *, add_special: bool) -> list[int]:
-        with refusing(f"{self._source}: cannot be used on this text"):
+        nbytes = TEXT_NBYTES * len(text.encode())
+        with refusing(f"{self._source}: cannot be used on this text", nbytes):
             return library.encode(text, add_special_tokens=add_special).ids
 
     def _n_written(self, text: str) -> int:
@@ -149,6 +152,7 @@ class LibraryTokenizer(Tokenizer):
         literal: see `encode`. plain: treat control tokens as text. cut: split the text of control
         tokens, so that no piece equals one.
         """
+        check_headroom(self._source, ADDED_NBYTES * len(self._added))
         one = self._library
         other = tokenizers.Tokenizer(one.model)
         normalizers = [Normalizer.custom(_PutBack(literal))] if literal else []

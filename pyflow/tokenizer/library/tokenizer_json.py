@@ -21,6 +21,7 @@ import tokenizers
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import parse_json, read_json
+from pyflow.tokenizer.base.headroom import JSON_NBYTES
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Settings
 from pyflow.tokenizer.library.patterns import check_pattern
@@ -93,8 +94,9 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
     # Truncation and padding are for training.
     whole = {"version": "1.0", "truncation": None, "padding": None, **sections}
     whole |= {"added_tokens": file.added_tokens, "model": file.model}
-    with refusing(source):
-        library = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(whole))
+    raw = msgspec.json.encode(whole)
+    with refusing(source, JSON_NBYTES * len(raw)):
+        library = tokenizers.Tokenizer.from_buffer(raw)
     for token in file.added_tokens:
         if (found := library.token_to_id(token.content)) != token.id:
             raise FormatError(

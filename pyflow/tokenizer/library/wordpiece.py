@@ -10,6 +10,7 @@ from tokenizers.models import WordPiece
 
 from pyflow.errors import FormatError
 from pyflow.formats.side_files import read_text
+from pyflow.tokenizer.base.headroom import vocab_nbytes
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Role, Settings
 from pyflow.tokenizer.library.byte_level import add_ends
@@ -34,7 +35,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
     config = settings.config
     settings = settings.with_roles(settings.of_class(_CLASSES, "vocab.txt"))
     ids = _read_ids(path)
-    with refusing(str(path)):
+    with refusing(str(path), vocab_nbytes(len(ids))):
         library = tokenizers.Tokenizer(WordPiece(ids, unk_token=settings.named["unk"]))
     library.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=config.tokenize_chinese_chars is not False,

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from tokenizers.models import BPE
 
-from pyflow.errors import FormatError
+from pyflow.tokenizer.base.headroom import TEXT_NBYTES, check_headroom, vocab_nbytes
+from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.ours.pretokenize import PreTokenizer, by_name
 from pyflow.tokenizer.ours.vocab import Vocab, read, read_merges
 
@@ -40,12 +41,12 @@ class ByteLevelBpe:
         name = read(metadata, "tokenizer.ggml.pre", str, "default", source=source)
         self._pre: PreTokenizer = by_name(name, source=source)
         self._ids = vocab.ids
+        self._source = source
         self._words: dict[str, list[int]] = {}
         merges = read_merges(metadata, source=source)
-        try:
+        nbytes = vocab_nbytes(len(vocab.ids), len(merges))
+        with refusing(f"{source}: tokenizer.ggml.merges", nbytes):
             self._model = BPE(dict(vocab.ids), merges, cache_capacity=0)
-        except Exception as error:  # the library raises no narrower class
-            raise FormatError(f"{source}: tokenizer.ggml.merges: {error}") from None
         missing = [c for c in BYTE_CHARACTERS if c not in vocab.ids]
         self.missing_bytes = frozenset(BYTE_CHARACTERS.index(c) for c in missing)
         # Unlike llama.cpp, the library merges across a character that it does not know.
@@ -75,6 +76,7 @@ class ByteLevelBpe:
         raw = word.encode("utf-8", "surrogatepass").decode("latin-1").translate(_TO_CHARACTERS)
         if self._pre.whole_words and raw in self._ids:
             return [self._ids[raw]]
+        check_headroom(self._source, TEXT_NBYTES * len(raw))
         parts = self._known.findall(raw) if self._known else [raw]
         return [token.id for part in parts for token in self._model.tokenize(part)]
 

@@ -263,7 +263,7 @@ void impossible_sizes_are_refused() {
     bool refused = false;
     try {
       ThreadPool pool(n_threads);
-    } catch (const pyflow::ResourceError&) {
+    } catch (const pyflow::ShapeError&) {
       refused = true;
     }
     check(refused, "a pool of " + std::to_string(n_threads) + " threads");
