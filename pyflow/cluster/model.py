@@ -131,7 +131,7 @@ class PipelinedModel(AnyModel, Closing):
         if options.get("sampling", self.defaults.sampling).n_logprobs:
             raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
         for length in lengths:
-            check_fits(length, self.n_ctx)
+            check_fits(length, self.n_ctx, self.spec.n_ctx_train)
         return Run(self.runner, [self.n_ctx] * len(lengths))
 
     def conversation(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyflow.errors import PyflowError
 from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
-from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import DrawnTokens
 
 
 class Answer:
@@ -16,7 +16,7 @@ class Answer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: DrawnTokens,
         prompt: Sequence[int],
         *,
         number: int = 0,

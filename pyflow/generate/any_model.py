@@ -162,7 +162,8 @@ class AnyModel(ABC):
     def stream(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Stream:
         """What the model writes, chunk by chunk, each as soon as its token is drawn.
 
-        Also a context manager: leaving it ends the generation. Raises like `generate`.
+        Also a context manager: leaving it ends the generation. Closing the model does not: the
+        weights stay until the stream has ended. Raises like `generate`.
         """
         wish = checked(self, prompt, options)
         return wish.stream(self, self.run(wish.lengths, wish.n_predict, options))
@@ -182,7 +183,9 @@ class AnyModel(ABC):
 
         A prompt is text, continued as it stands, or token ids. Each of several prompts gives the
         text that it gives alone; further copies of a prompt take further streams of noise.
-        Options: n_predict, sampling, stop, n_ctx, cache_type, progress; see `generate.Options`.
+        A model without a tokenizer continues token ids, and its text stays empty.
+        Options: n_predict, sampling, stop, n_ctx, cache_type, progress, speculator, session; see
+        `generate.Options`.
         PyflowError: an empty prompt, one too long for the context, an option out of range.
         TypeError: an unknown option.
         """
@@ -192,12 +195,13 @@ class AnyModel(ABC):
 
 def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options) -> Wish:
     """Prompts and options, checked; raises like `AnyModel.stream`."""
-    _ = model.tokenizer  # what is drawn becomes text: without one nothing may begin
     _check_names(options)
     n_predict = whole("n_predict", options.get("n_predict", model.defaults.n_predict))
     if n_predict < 1 and n_predict != -1:
         raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
     stop = options.get("stop", ())
+    if stop:
+        _ = model.tokenizer  # NoTokenizerError: without one no text ends by a text
     if not _are_texts(stop):
         raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
     sampling = options.get("sampling", model.defaults.sampling)
@@ -212,14 +216,21 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
     return Wish(prompts, streams, n_predict, sampling.seeded(), stop, options.get("progress"))
 
 
-def check_fits(n_tokens: int, n_ctx: int) -> None:
-    """PyflowError unless a prompt of n_tokens leaves room for one more token."""
+def check_fits(n_tokens: int, n_ctx: int, most: int) -> None:
+    """PyflowError unless a prompt of n_tokens leaves room for one more token.
+
+    most: the context that the model was trained for; advice names no larger one.
+    """
     if n_tokens == 0:
         raise PyflowError("the prompt is empty; give some text to go on from")
     if n_tokens >= n_ctx:
         raise PyflowError(
             f"the prompt has {n_tokens:,} tokens, the context holds {n_ctx:,} with the answer; "
-            f"shorten the prompt or take a larger context"
+            + (
+                f"shorten the prompt, or take a larger context (-c, n_ctx), up to {most:,}"
+                if n_ctx < most
+                else "shorten the prompt, for the model was trained for no larger context"
+            )
         )
 
 
@@ -254,7 +265,7 @@ def is_one(prompt: object) -> bool:
 def _tokens(model: Prompted, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
     given = cast("Sequence[Prompt]", [prompt] if is_one(prompt) else prompt)
     if len(given) == 0:
-        raise PyflowError("prompts: expected at least one, found none")
+        raise PyflowError("prompt: expected text, or at least one token, found nothing")
     return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
 
 

@@ -8,6 +8,7 @@ from typing import Unpack
 from pyflow.arguments import whole
 from pyflow.engine.context import Context
 from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.any_model import Options, Prompt, Run, check_fits, checked
 from pyflow.generate.local_runner import LocalRunner
@@ -33,7 +34,9 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
             f"n_ctx: expected up to {most:,}, the context that {model.name} was trained for; "
             f"found {n_ctx:,}"
         )
-    limits = [_limit(n_ctx or min(most, _wanted(n, n_predict)), n, n_predict) for n in lengths]
+    limits = [
+        _limit(model, n_ctx or min(most, _wanted(n, n_predict)), n, n_predict) for n in lengths
+    ]
     cache_type = options.get("cache_type", "f16")
     session = None
     if (path := options.get("session")) is not None:
@@ -64,7 +67,7 @@ def stream(
     for name in ("n_ctx", "session"):
         if options.get(name) is not None:
             raise PyflowError(f"{name}: a context has its own; leave it out, or give the model")
-    limits = [_limit(context.n_ctx, n, wish.n_predict) for n in wish.lengths]
+    limits = [_limit(context.model, context.n_ctx, n, wish.n_predict) for n in wish.lengths]
     most_first = sorted(limits, reverse=True)
     n_parallel = min(len(limits), N_PARALLEL, context.n_seq_max)
     while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:
@@ -78,9 +81,9 @@ def _wanted(length: int, n_predict: int) -> int:
     return length + (n_predict if n_predict > 0 else OPEN_END)
 
 
-def _limit(most: int, length: int, n_predict: int) -> int:
+def _limit(model: ModelFiles, most: int, length: int, n_predict: int) -> int:
     """Positions that a prompt and its answer may take; PyflowError if the prompt takes all."""
-    check_fits(length, most)
+    check_fits(length, most, model.spec.n_ctx_train)
     return min(most, _wanted(length, n_predict)) if n_predict > 0 else most
 
 

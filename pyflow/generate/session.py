@@ -245,7 +245,7 @@ class ChatSession(Closing):
         if n_whole >= self.n_ctx:
             ids = self._forget(messages, 0) or ids
         try:
-            check_fits(len(ids), self.n_ctx)
+            check_fits(len(ids), self.n_ctx, self._model.spec.n_ctx_train)
         except PyflowError:
             self._n_forgotten = before
             raise

@@ -10,13 +10,14 @@ from typing import Protocol, cast
 
 from pyflow.closing import Closing
 from pyflow.engine.context import Progress
+from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError
 from pyflow.generate.answer import Answer
 from pyflow.generate.completion import Chunk, Completion
 from pyflow.generate.runner import Draw, Runner, Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
-from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import DrawnTokens, NoText, NoTokenizerError, Tokenizer
 
 
 class TextModel(Protocol):
@@ -24,6 +25,8 @@ class TextModel(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def defaults(self) -> Defaults: ...
     @property
     def load_ms(self) -> float: ...
 
@@ -77,8 +80,9 @@ class Stream(Closing):
         self._reuse = reuse
         self._progress = progress
         self._cancelled = False
-        self._stops = frozenset(model.tokenizer.stop_ids)
-        self._all = [_Text(i, request, model) for i, request in enumerate(requests)]
+        reader = _reader(model)
+        self._stops = frozenset(reader.stop_ids)
+        self._all = [_Text(i, request, reader, model.load_ms) for i, request in enumerate(requests)]
         self._stats: list[SpeculationStats | PipelineStats | None] | None = None
         self._chunks = self._run()
 
@@ -174,21 +178,28 @@ class Stream(Closing):
             self._runner.close()
 
 
+def _reader(model: TextModel) -> DrawnTokens:
+    try:
+        return model.tokenizer
+    except NoTokenizerError:
+        return NoText(model.defaults.stop_ids)
+
+
 class _Text:
     """A request on its way."""
 
-    def __init__(self, number: int, request: Request, model: TextModel) -> None:
+    def __init__(self, number: int, request: Request, reader: DrawnTokens, load_ms: float) -> None:
         self.number = number
         self.request = request
         self.view = request.view
         self.answer = Answer(
-            model.tokenizer,
+            reader,
             request.view.tokens,
             number=number,
             n_predict=request.n_predict,
             stop=request.stop,
             seed=cast(int, request.sampling.seed),
-            load_ms=model.load_ms,
+            load_ms=load_ms,
         )
 
     @property

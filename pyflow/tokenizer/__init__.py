@@ -1,11 +1,19 @@
 """Tokenizers: text to token ids and back, as the model's files describe them."""
 
-from pyflow.tokenizer.base.tokenizer import Detokenizer, NoTokenizerError, Tokenizer
+from pyflow.tokenizer.base.tokenizer import (
+    Detokenizer,
+    DrawnTokens,
+    NoText,
+    NoTokenizerError,
+    Tokenizer,
+)
 from pyflow.tokenizer.open import from_checkpoint, from_folder, memory_nbytes
 from pyflow.tokenizer.ours.gguf import from_metadata
 
 __all__ = [
     "Detokenizer",
+    "DrawnTokens",
+    "NoText",
     "NoTokenizerError",
     "Tokenizer",
     "from_checkpoint",

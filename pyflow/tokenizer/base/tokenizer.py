@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from pyflow.errors import FormatError
 
@@ -33,6 +35,24 @@ class Detokenizer:
 
 class NoTokenizerError(FormatError):
     """A model's files have no tokenizer: it takes token ids only."""
+
+
+class DrawnTokens(Protocol):
+    """What drawn tokens are read by."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+    def detokenizer(self) -> Detokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """Reads the tokens of a model without a tokenizer: no text comes out."""
+
+    stop_ids: frozenset[int]
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(lambda _: b"")
 
 
 class Tokenizer(ABC):

@@ -139,6 +139,12 @@ def test_a_prompt_longer_than_the_context_is_refused(run: Run) -> None:
     code, out, err = run(*RAW, "-p", "x" * 50, "-c", "40")
     assert (code, out) == (1, "")
     assert "51 tokens, the context holds 40" in err
+    assert "-c" in err
+    assert "8,192" in err
+    code, out, err = run(*RAW, "-p", "x" * 9000)
+    assert (code, out) == (1, "")
+    assert "9,001 tokens, the context holds 8,192" in err
+    assert "-c" not in err
 
 
 def test_context_size_0_is_the_models_own(run: Run, fake_model: Any) -> None:
