@@ -14,7 +14,7 @@ from pyflow.cli.options.finite import Finite
 from pyflow.cli.options.groups import flag, option
 
 if TYPE_CHECKING:
-    from pyflow.cluster.supervise.launcher import Place
+    from pyflow.cluster.supervise.hosts import Place
 
 # Commands that can run on ranks.
 _COMMANDS = ("generate", "chat", "bench")

@@ -24,7 +24,7 @@ from pyflow.text import markdown_table
 if TYPE_CHECKING:
     from pyflow.cluster.mpi.survey import Survey
     from pyflow.cluster.planning.predict import Drafts, Prediction
-    from pyflow.cluster.supervise.launcher import Place
+    from pyflow.cluster.supervise.hosts import Place
     from pyflow.model import Model
 
 _GIGA, _MEGA = 1e9, 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +13,24 @@ from pyflow.cli.options.groups import grouped, option
 from pyflow.cli.options.rules import Rule
 
 if TYPE_CHECKING:
-    from pyflow.cluster.supervise.launcher import Place
+    from pyflow.cluster.supervise.hosts import Place
+
+
+# Ranks that one machine may be asked for: to try a cluster of sixteen, or a few for each CPU.
+_FEW, _PER_CPU = 16, 4
 
 
 def _places(n_ranks: int | None, hosts: Path | None) -> list[Place] | None:
     """Where to start ranks; None: nowhere."""
-    from pyflow.cluster.supervise.launcher import Place, places_of
+    from pyflow.cluster.supervise.hosts import Place, places_of
 
     if n_ranks is not None:
+        most = max(_FEW, _PER_CPU * (n_cpus := len(os.sched_getaffinity(0))))
+        if n_ranks > most:
+            raise click.UsageError(
+                f"-n: expected at most {most} ranks on {n_cpus} CPUs, found {n_ranks}; --hosts "
+                "FILE starts them on several machines"
+            )
         return [Place(None, n_ranks)]
     return None if hosts is None else places_of(hosts)
 
@@ -27,7 +38,7 @@ def _places(n_ranks: int | None, hosts: Path | None) -> list[Place] | None:
 places = grouped(
     "places",
     _places,
-    option("-n n_ranks", "Ranks on this machine.", metavar="N", type=click.IntRange(1, 1024)),
+    option("-n n_ranks", "Ranks on this machine.", metavar="N", type=click.IntRange(1)),
     option(
         "--hosts hosts",
         "A file with a machine per line, this one first; NODE:2 takes two ranks.",

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
+from pyflow.cluster.supervise.hosts import Place
 from pyflow.errors import PyflowError
 
 # What tells a process its rank: MPICH and Intel, PMIx, Open MPI, Slurm.
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::|\s+slots\s*=\s*)(\d+))?", re.ASCII)
 # A guard shell between mpiexec and a rank. It reports the rank's death before mpiexec notices and
 # kills the other ranks, which would hide the first death. It stays for 5 s while its parent does:
 # rank 0 may still have to report why it refuses what all ranks refuse.
@@ -53,14 +53,6 @@ _DEATHS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A machine and how many ranks it takes; host None is this one."""
-
-    host: str | None
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
 class Death:
     """A report on the first process that failed."""
 
@@ -78,36 +70,6 @@ class Death:
             return f"has died ({Signals(self.signal).name})"
         except ValueError:
             return f"has died (signal {self.signal})"
-
-
-def places_of(path: str | Path) -> list[Place]:
-    """A file of hosts: NAME, NAME:N or NAME slots=N a line, N ranks there, by default one.
-
-    PyflowError for any other line, or if there is no host.
-    """
-    places = []
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PyflowError(
-            f"{path}: expected a text with a host per line, found bytes at byte {error.start:,} "
-            "that are not UTF-8"
-        ) from None
-    for number, line in enumerate(text.splitlines(), 1):
-        host = line.partition("#")[0].strip()
-        if not host:
-            continue
-        match = _HOST.fullmatch(host)
-        n = int(match[2] or 1) if match else 0
-        if match is None or not 1 <= n <= 1024:
-            raise PyflowError(
-                f"{path}: line {number}: expected a host such as 'node1' or 'node1:2', found "
-                f"{host!r:.80}"
-            )
-        places.append(Place(match[1], n))
-    if not places:
-        raise PyflowError(f"{path}: expected a host per line, found none")
-    return places
 
 
 class Launcher:

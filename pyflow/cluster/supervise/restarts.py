@@ -9,7 +9,8 @@ import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from pyflow.cluster.supervise.launcher import Launcher, Place
+from pyflow.cluster.supervise.hosts import Place
+from pyflow.cluster.supervise.launcher import Launcher
 from pyflow.cluster.supervise.lifeline import Loss, Numbers
 from pyflow.cluster.supervise.signals import Signals
 from pyflow.cluster.supervise.supervisor import Attempt, Launch

@@ -24,7 +24,8 @@ from typing import Any
 
 import psutil
 
-from pyflow.cluster.supervise.launcher import Launcher, Place
+from pyflow.cluster.supervise.hosts import Place
+from pyflow.cluster.supervise.launcher import Launcher
 from pyflow.cluster.supervise.leftovers import remove_shared
 from pyflow.cluster.supervise.lifeline import (
     MAX_NBYTES,

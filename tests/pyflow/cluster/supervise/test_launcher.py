@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pyflow import PyflowError
 from pyflow.cli import main
+from pyflow.cluster.supervise.hosts import Place
 from pyflow.cluster.supervise.launcher import (
     STARTED,
     Death,
     Launcher,
-    Place,
     death,
     ended,
-    places_of,
     rank_of,
     said_by,
     started,
@@ -34,27 +32,6 @@ MPICH = """
 OPEN_MPI = (
     "prterun noticed that process rank 1 with PID 4711 on node node3 exited on signal 9 (Killed)."
 )
-
-
-def test_a_file_of_hosts_has_a_machine_per_line(tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("# ours\nnode1\nnode2:3  # big\n\nnode-3.lan slots=2\n10.0.0.7 slots = 4\n")
-    expected = [("node1", 1), ("node2", 3), ("node-3.lan", 2), ("10.0.0.7", 4)]
-    assert places_of(file) == [Place(host, n) for host, n in expected]
-
-
-@pytest.mark.parametrize("line", ["node1 node2", "node1:0", "node1:9999", "-x", "a,b", "node:"])
-def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "hosts"
-    file.write_text(f"node1\n{line}\n")
-    with pytest.raises(PyflowError, match="hosts: line 2"):
-        places_of(file)
-    file.write_text("# none\n")
-    with pytest.raises(PyflowError, match="hosts"):
-        places_of(file)
-    file.write_bytes(b"node1\n\xff")
-    with pytest.raises(PyflowError, match=r"hosts: .*offset 6.*UTF-8"):
-        places_of(file)
 
 
 def test_mpiexec_of_this_environment_is_told_ranks_and_machines() -> None:

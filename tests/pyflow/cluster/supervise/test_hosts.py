@@ -1,0 +1,46 @@
+"""Files of hosts, as people and batch systems write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyflow.cluster.supervise.hosts import Place, places_of
+from pyflow.errors import PyflowError
+
+
+def test_a_file_of_hosts_has_a_machine_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes(
+        b"\xef\xbb\xbf# ours\r\nnode1\r\nnode2:3  # big\n\nnode-3.lan slots=2 max_slots=4\n"
+        b"10.0.0.7 slots = 4\n\tnode1\nnode1 cpu=2\nn[08-10,3].lan:2\n"
+    )
+    expected = [("node1", 4), ("node2", 3), ("node-3.lan", 2), ("10.0.0.7", 4)]
+    expected += [("n08.lan", 2), ("n09.lan", 2), ("n10.lan", 2), ("n3.lan", 2)]
+    assert places_of(file) == [Place(host, n) for host, n in expected]
+
+
+WRONG = ["node1 node2", "node1:0", "node1:9999", "-x", "a,b", "node:", "me@node1", "n[3-1]", "n[-]"]
+WRONG += ["n[1-99999999]", "n[1", "node1:2 slots=2", "node1 weight=3", "node1 slots=", "n[1-1025]"]
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_other_lines_are_refused_with_their_number(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"node1\n{line}\n")
+    with pytest.raises(PyflowError, match="hosts: line 2"):
+        places_of(file)
+
+
+def test_files_without_hosts_and_with_too_many_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# none\n")
+    with pytest.raises(PyflowError, match="hosts"):
+        places_of(file)
+    file.write_bytes(b"node1\n\xff")
+    with pytest.raises(PyflowError, match=r"hosts: .*byte 6.*UTF-8"):
+        places_of(file)
+    file.write_text("a:1024\nb\n")
+    with pytest.raises(PyflowError, match=r"1,024 .*1,025"):
+        places_of(file)
