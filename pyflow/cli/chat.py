@@ -10,7 +10,7 @@ import click
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options import sampling as draws
 from pyflow.cli.options.asking import Templating, templating
-from pyflow.cli.options.groups import ruled
+from pyflow.cli.options.groups import flag, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
@@ -36,9 +36,11 @@ from pyflow.sampling import SamplingParams
 @draws.stop
 @ruled(model.NO_SESSION)
 @model.session
+@flag("--show-timings", "Print tokens and speed after each answer.")
 def command(
     *,
     run: RunOptions,
+    show_timings: bool,
     session_file: str | None,
     templating: Templating,
     n_predict: int,
@@ -79,9 +81,9 @@ def command(
             click.echo(f"seed {session.sampling.seed}", err=True)
         if question is not None:
             with reading_progress() as progress:
-                done = show(session.ask(question, progress=progress))
-            return 130 if done.stop_reason == "cancelled" else 0
+                stopped = show(session.ask(question, progress=progress), timings=show_timings)
+            return 130 if stopped else 0
         from pyflow.cli.terminal.repl import Repl
 
-        Repl(session, loaded.name).run()
+        Repl(session, run.name(loaded), timings=show_timings).run()
     return 0

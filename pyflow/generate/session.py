@@ -174,6 +174,8 @@ class ChatSession(Closing):
         target = Path(path)
         if target.is_dir():
             raise PyflowError(f"{target}: is a folder, expected the name of a file")
+        if target.exists():
+            _read_conversation(target)  # nothing else is replaced
         saved = _File(format=_FORMAT, model=self._model.name, messages=self._messages)
         text = msgspec.json.format(msgspec.json.encode(saved), indent=2)
         try:
@@ -184,22 +186,9 @@ class ChatSession(Closing):
 
     def load(self, path: str | Path) -> None:
         """Takes over a conversation that `save` wrote, its system message included."""
-        try:
-            with Path(path).open("rb") as file:
-                raw = file.read(_MAX_FILE + 1)
-            if len(raw) > _MAX_FILE:
-                raise PyflowError(f"{path}: expected a conversation of at most {_MAX_FILE:,} bytes")
-            saved = msgspec.json.decode(raw, type=_File)
-        except OSError as error:
-            raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise PyflowError(f"{path}: is not a saved conversation: {error}") from None
-        if saved.format != _FORMAT:
-            raise PyflowError(f"{path}: format: expected {_FORMAT!r}, found {saved.format!r}")
-        if any(message.role == "system" for message in saved.messages[1:]):
-            raise PyflowError(f"{path}: a system message stands after others; move it to the front")
+        messages = _read_conversation(Path(path))
         self._end_open_turn()
-        self._messages = saved.messages
+        self._messages = messages
         self._n_forgotten = 0
         self._stream += 1
 
@@ -307,6 +296,25 @@ class ChatSession(Closing):
                 "oldest turns"
             )
         return ids
+
+
+def _read_conversation(path: Path) -> list[ChatMessage]:
+    """The messages of a file that `save` wrote; PyflowError for any other."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_FILE + 1)
+        if len(raw) > _MAX_FILE:
+            raise PyflowError(f"{path}: expected a conversation of at most {_MAX_FILE:,} bytes")
+        saved = msgspec.json.decode(raw, type=_File)
+    except OSError as error:
+        raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PyflowError(f"{path}: is not a saved conversation: {error}") from None
+    if saved.format != _FORMAT:
+        raise PyflowError(f"{path}: format: expected {_FORMAT!r}, found {saved.format!r}")
+    if any(message.role == "system" for message in saved.messages[1:]):
+        raise PyflowError(f"{path}: a system message stands after others; move it to the front")
+    return saved.messages
 
 
 class Turn(Closing):

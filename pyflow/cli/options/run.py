@@ -50,6 +50,13 @@ class RunOptions:
             return self.threads
         return self.threads[0]
 
+    def name(self, model: AnyModel) -> str:
+        """What to call a model: the name it was pulled by, else its own."""
+        from pyflow import catalogue
+
+        name = self.model or models.default_model()
+        return name if name in {entry.name for entry in catalogue.models()} else model.name
+
     def open(self) -> AbstractContextManager[Model | PipelinedModel]:
         """The model, in one place or in several; freed in the end."""
         if self.pipeline is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Longer prompts show a progress bar.
 _LONG_PROMPT = 1024
+_ENDS = {"length": "ended by -n", "context": "the context is full", "cancelled": "stopped"}
+_REPEATED, _LONGEST_PIECE = 192, 48  # tokens
 
 
 @contextlib.contextmanager
@@ -89,28 +91,53 @@ def reading_progress() -> contextlib.AbstractContextManager[Callable[[int, int],
     return progress("reading the prompt", least=_LONG_PROMPT)
 
 
-def show(turn: Turn) -> Completion:
-    """Prints an answer as it comes, and its speed; Ctrl-C ends it early."""
+def show(turn: Turn, *, timings: bool = False) -> bool:
+    """Prints an answer as it comes; Ctrl-C ends it early, and so does going round in circles.
+
+    timings: print its speed too. Returns whether Ctrl-C ended it.
+    """
+    tokens: list[int] = []
+    circles = False
     with turn, on_interrupt(turn.cancel):
         for chunk in turn:
             click.echo(chunk.text, nl=False)
+            if chunk.token is not None:
+                tokens.append(chunk.token)
+            if not circles and goes_in_circles(tokens):
+                circles = True
+                turn.cancel()
     done = turn.completion
     if not done.text.endswith("\n"):
         click.echo()
-    click.echo(speed_line(done), err=True)
-    if done.speculation is not None:
-        click.echo(f"[{done.speculation}]", err=True)
-    if done.pipeline is not None:
-        click.echo(f"[{done.pipeline}]", err=True)
-    return done
+    if circles:
+        click.echo("(stopped: the answer repeats itself)", err=True)
+    elif done.stop_reason in _ENDS:
+        click.echo(f"({_ENDS[done.stop_reason]})", err=True)
+    for line in (speed_line(done), done.speculation, done.pipeline) if timings else ():
+        if line is not None:
+            click.echo(f"[{line}]", err=True)
+    return done.stop_reason == "cancelled" and not circles
 
 
 def speed_line(done: Completion) -> str:
-    """Counts and speeds of a turn, and why it ended unless the model ended it."""
+    """Counts and speeds of a turn."""
     t = done.timings
-    ends = {"length": "; ended by -n", "context": "; the context is full", "cancelled": "; stopped"}
     return (
-        f"[prompt {t.prompt_n} tokens, {t.prompt_per_second:.1f}/s; "
+        f"prompt {t.prompt_n} tokens, {t.prompt_per_second:.1f}/s; "
         f"answer {t.predicted_n} tokens, {t.predicted_per_second:.1f}/s"
-        f"{ends.get(done.stop_reason, '')}]"
+    )
+
+
+def goes_in_circles(tokens: Sequence[int]) -> bool:
+    """Whether an answer has ended in a piece of up to 48 tokens that comes again and again.
+
+    Looked at every 16 tokens: 192 of them must repeat what stands a piece before. Texts that people
+    ask for, such as tables and counting, change more often.
+    """
+    n = len(tokens)
+    if n % 16 or n < _REPEATED + _LONGEST_PIECE:
+        return False
+    tail = tokens[n - _REPEATED :]
+    return any(
+        tokens[n - _REPEATED - piece : n - piece] == tail for piece in range(1, _LONGEST_PIECE + 1)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from pyflow.cli.options.asking import unescape
 from pyflow.cli.options.sampling import NUMBERS
 from pyflow.cli.terminal.output import describe, print_error
 from pyflow.cli.terminal.progress import reading_progress, show
@@ -32,6 +34,7 @@ _HELP = """\
 /load FILE         continue a conversation that /save wrote
 /set               the parameters; /set NAME VALUE changes one
 /set system TEXT   the system message; without TEXT it is removed
+/set stop TEXT...  texts that end an answer, in quotes if they have blanks; none removes them
 /exit              leave, as Ctrl-D does
 \"\"\"                begins and ends a text of several lines; pasted text may have several anyway
 Ctrl-C             stops the answer"""
@@ -43,11 +46,18 @@ class Repl:
     """Reads questions and commands until the user leaves."""
 
     def __init__(
-        self, session: ChatSession, name: str, read: Callable[[str], str] | None = None
+        self,
+        session: ChatSession,
+        name: str,
+        read: Callable[[str], str] | None = None,
+        *,
+        timings: bool = False,
     ) -> None:
-        """read: prints a prompt and returns a line; raises EOFError and KeyboardInterrupt."""
+        """read: prints a prompt and returns a line; raises EOFError and KeyboardInterrupt.
+        timings: print the speed of each answer."""
         self._session = session
         self._name = name
+        self._timings = timings
         self._read = read if read is not None else _reader(_history())
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: click.echo(_HELP, err=True),
@@ -100,11 +110,11 @@ class Repl:
 
     def _answer(self, text: str) -> None:
         with reading_progress() as progress:
-            show(self._session.ask(text, progress=progress))
+            show(self._session.ask(text, progress=progress), timings=self._timings)
 
     def _regenerate(self, _: str) -> None:
         with reading_progress() as progress:
-            show(self._session.regenerate(progress=progress))
+            show(self._session.regenerate(progress=progress), timings=self._timings)
 
     def _clear(self, _: str) -> None:
         self._session.clear()
@@ -128,11 +138,13 @@ class Repl:
         name = name.lstrip("-").replace("-", "_")
         name = _SHORT.get(name, name)
         if not name:
-            for known in ("n_predict", *_PARAMETERS, "system"):
+            for known in ("n_predict", *_PARAMETERS, "stop", "system"):
                 self._tell(known)
             return
         if name == "system":
             session.system = value.strip() or None
+        elif name == "stop":
+            session.stop = [unescape(text) for text in _words(value, "/set stop")]
         elif name == "n_predict":
             n = _number(name, value, int)
             if n < 1 and n != -1:
@@ -143,13 +155,15 @@ class Repl:
                 session.sampling, **{name: _number(name, value, _PARAMETERS[name])}
             )
         else:
-            names = ", ".join(["system", "n_predict", *_PARAMETERS])
+            names = ", ".join(["system", "stop", "n_predict", *_PARAMETERS])
             raise PyflowError(f"no parameter is called {name!r}; there are {names}")
         self._tell(name)
 
     def _tell(self, name: str) -> None:
         holder = self._session.sampling if name in _PARAMETERS else self._session
         value = getattr(holder, name)
+        if name == "stop":
+            value = " ".join(map(repr, value)) or None
         text = "(none)" if value is None else printable(str(value), keep="\n\t")
         click.echo(f"{name} {text}", err=True)
 
@@ -165,16 +179,26 @@ def _number(name: str, value: str, kind: type[int] | type[float]) -> Any:
         raise PyflowError(f"{name}: expected a number, found {value!r}") from None
 
 
-def _path(rest: str, command: str) -> Path:
+def _words(rest: str, command: str) -> list[str]:
     try:
-        (path,) = shlex.split(rest)
-        if path:
-            return Path(path).expanduser()
-    except ValueError:
-        pass
+        return [word for word in shlex.split(rest) if word]
+    except ValueError as error:
+        raise PyflowError(f"{command}: {error}: found {rest!r}") from None
+
+
+def _path(rest: str, command: str) -> Path:
+    words = _words(rest, command)
+    if len(words) != 1:
+        raise PyflowError(f"{command}: expected one file name, found {rest!r}")
+    try:
+        return Path(words[0]).expanduser()
     except RuntimeError as error:  # ~name of an unknown user
         raise PyflowError(f"{command}: {rest}: {error}") from None
-    raise PyflowError(f"{command}: expected one file name, found {rest!r}")
+
+
+def _plain_line(prompt: str) -> str:
+    click.echo(prompt, nl=False, err=not sys.stdout.isatty())
+    return input()
 
 
 def _history() -> History:
@@ -191,6 +215,8 @@ def _history() -> History:
 
 
 def _reader(history: History) -> Callable[[str], str]:
+    if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return _plain_line  # no cursor to move, and no colours
     names = ["/help", "/clear", "/regen", "/save", "/load", "/set", "/exit"]
     prompt: PromptSession[str] = PromptSession(
         history=history,

@@ -178,7 +178,8 @@ def test_ctrl_c_ends_with_what_there_is(run: Run, saying: Any) -> None:
 
 
 def test_chat_answers_what_is_piped_in(run: Run, fake_model: Any) -> None:
-    code, out, err = run("chat", "--temp", "0", "-sys", "Be brief.", stdin=b"Who?\nWhat?\n")
+    given = ["--temp", "0", "-sys", "Be brief.", "--show-timings"]
+    code, out, err = run("chat", *given, stdin=b"Who?\nWhat?\n")
     assert code == 0
     assert out.endswith("\n")
     (context,) = fake_model.contexts

@@ -219,7 +219,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
 
 def test_a_chat_in_a_terminal(tmp_path: Path) -> None:
     env = environment(tmp_path)
-    terminal = Terminal([*PYFLOW, "chat", "-m", "smollm2", "--seed", "1"], env)
+    terminal = Terminal([*PYFLOW, "chat", "-m", "smollm2", "--seed", "1", "--show-timings"], env)
     terminal.wait_for("/help lists commands")
     terminal.wait_for(">")
     terminal.type("\x03")

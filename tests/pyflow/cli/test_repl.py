@@ -14,6 +14,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from pyflow.cli.terminal import repl
+from pyflow.cli.terminal.progress import goes_in_circles
 from pyflow.generate.session import ChatSession
 from pyflow.sampling import SamplingParams
 
@@ -41,7 +42,7 @@ def talk(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> Talk:
                 raise line
             return line
 
-        repl.Repl(session, "fake", read).run()
+        repl.Repl(session, "fake", read, timings=True).run()
         assert next(waiting, None) is None
         out, err = capsys.readouterr()
         return out, err
@@ -87,7 +88,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 
     fake_model.contexts[0].before_call = interrupt
     _, err = talk("One?", "Two?")
-    assert err.count("; stopped]") == 1
+    assert err.count("(stopped)") == 1
     assert len(session.messages[2].content) == 2
     assert roles(session) == ["system", "user", "assistant", "user", "assistant"]
 
@@ -125,8 +126,34 @@ def test_save_and_load(talk: Talk, session: ChatSession, tmp_path: Path) -> None
     assert roles(session) == ["system", "user", "assistant"]
     assert "user: One?" in err
     _, err = talk("/save", "/load a b", "/load /no/such", "/save 'x")
-    assert err.count("expected one file name") == 3
+    assert err.count("expected one file name") == 2
+    assert "'x" in err
     assert "/no/such: cannot be read" in err
+
+
+def test_save_replaces_conversations_alone(talk: Talk, tmp_path: Path) -> None:
+    path, other = tmp_path / "saved", tmp_path / "diary"
+    other.write_text("dear diary")
+    _, err = talk("One?", f"/save {path}", "Two?", f"/save {path}", f"/save {other}")
+    assert err.count("(saved as") == 2
+    assert other.read_text() == "dear diary"
+    assert str(other) in err.splitlines()[-1]
+
+
+def test_stop_texts_are_set(talk: Talk, session: ChatSession) -> None:
+    talk(r'/set stop "a b" \\n')
+    assert session.stop == ["a b", "\n"]
+    talk("/set stop")
+    assert session.stop == []
+
+
+def test_only_long_repetitions_are_circles() -> None:
+    text = [*range(304)]
+    assert not goes_in_circles(text + [7, 8, 9] * 20)
+    assert goes_in_circles(text + [7, 8, 9] * 112)
+    assert not goes_in_circles(text + [*range(49)] * 16)
+    assert not any(goes_in_circles([5] * n) for n in range(240))
+    assert goes_in_circles([5] * 240)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +230,7 @@ def test_set_changes_parameters(talk: Talk, session: ChatSession) -> None:
         ("/set temp -1", "temperature: expected 0"),
         ("/set top_k 1.5", "top_k: expected a number"),
         ("/set n_predict 0", "n_predict: expected 1 or more"),
-        ("/set colour red", "no parameter is called 'colour'; there are system, n_predict"),
+        ("/set colour red", "no parameter is called 'colour'; there are system, stop, n_predict"),
         ("/hlp", "no command is called '/hlp'"),
     ],
 )
