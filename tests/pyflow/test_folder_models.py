@@ -65,7 +65,8 @@ def test_a_model_without_a_tokenizer_takes_token_ids(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with load(folder, n_threads=1) as model:
         assert np.array_equal(model.logits(TOKENS), expected)
-        for ask in (lambda: model.tokenizer, lambda: model.generate(TOKENS, n_predict=1)):
+        assert model.generate(TOKENS, n_predict=1).text == ""
+        for ask in (lambda: model.tokenizer, lambda: model.generate("Hi", n_predict=1)):
             with pytest.raises(FormatError, match="tokenizer"):
                 ask()
     assert main(["generate", "-m", str(folder), "-p", "Hi", "-n", "4", "-t", "1"]) == 3
