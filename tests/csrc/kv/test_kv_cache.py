@@ -310,7 +310,8 @@ def test_positions_reach_to_the_last() -> None:
 
 
 def test_a_steady_step_allocates_nothing(build_program: Callable[..., Path]) -> None:
-    sources = [Path(__file__).with_name("kv_cache_driver.cpp"), ROOT / "csrc/core/buffer.cpp"]
+    sources = [Path(__file__).with_name("kv_cache_driver.cpp")]
+    sources += [ROOT / "csrc/core/buffer.cpp", ROOT / "csrc/core/message.cpp"]
     sources += sorted((ROOT / "csrc/kv").glob("*.cpp"))
     done = programs.run(build_program(sources))
     assert done.returncode == 0, done.stdout

@@ -190,7 +190,8 @@ def test_far_more_threads_than_cpus_are_told(run: Run, smollm2: str) -> None:
 
 
 def test_three_supervised_ranks_answer_a_question(start: Start, smollm2: str) -> None:
-    chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0", "-n", "24", "--pipeline", "auto"]
+    chat = ["chat", "-m", smollm2, "-t", "1", "--temp", "0", "-n", "24", "--show-timings"]
+    chat += ["--pipeline", "auto"]
     question = "Name the capital of France.\n"
     done = start(3, *chat, stdin=question, supervised=True)
     assert (done.returncode, "Paris" in done.stdout) == (0, True), done.stderr
