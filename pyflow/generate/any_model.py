@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     sampling: SamplingParams
     """The default is what the model's files say. Without a seed, one is drawn; the
     completion has it."""
-    stop: Sequence[str]
-    """The text ends before the first of these, no part of which comes out."""
+    stop: str | Sequence[str]
+    """The text ends before this, or before the first of these, no part of which comes out."""
     n_ctx: int | None
     """Tokens of a prompt and its answer together; None suits prompt and n_predict."""
     cache_type: CacheType
@@ -199,11 +199,9 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
     n_predict = whole("n_predict", options.get("n_predict", model.defaults.n_predict))
     if n_predict < 1 and n_predict != -1:
         raise PyflowError(f"n_predict: expected 1 or more, or -1 for no limit, found {n_predict}")
-    stop = options.get("stop", ())
+    stop = stop_texts(options.get("stop", ()))
     if stop:
         _ = model.tokenizer  # NoTokenizerError: without one no text ends by a text
-    if not _are_texts(stop):
-        raise PyflowError(f"stop: expected a list of texts that are not empty, found {stop!r}")
     sampling = options.get("sampling", model.defaults.sampling)
     if not isinstance(sampling, SamplingParams):
         raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
@@ -247,12 +245,12 @@ def _check_names(options: Collection[str]) -> None:
         )
 
 
-def _are_texts(given: object) -> bool:
-    return (
-        isinstance(given, Collection)
-        and not isinstance(given, str)
-        and all(isinstance(text, str) and text for text in given)
-    )
+def stop_texts(given: object) -> Sequence[str]:
+    """One stop text, or several, as a list. PyflowError: they are no texts, or empty."""
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, Collection) and all(isinstance(text, str) and text for text in texts):
+        return [*texts]
+    raise PyflowError(f"stop: expected texts that are not empty, found {given!r}")
 
 
 def is_one(prompt: object) -> bool:

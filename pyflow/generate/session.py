@@ -16,7 +16,7 @@ from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
-from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits
+from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits, stop_texts
 from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
@@ -84,7 +84,7 @@ class ChatSession(Closing):
         system: str | None = None,
         sampling: SamplingParams | None = None,
         n_predict: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         notice: Callable[[str], None] = lambda _: None,
         **options: Unpack[ChatOptions],
     ) -> None:
@@ -258,7 +258,7 @@ class ChatSession(Closing):
             sampling=self._sampling,
             limit=self.n_ctx,
             n_predict=self.n_predict,
-            stop=self.stop,
+            stop=stop_texts(self.stop),
             make_room=make_room,
         )
         runner = self._run.runner

@@ -99,6 +99,14 @@ def test_generation_ends_before_a_stop_text(saying: Callable[..., Any]) -> None:
     assert bytes(chunks.completion.tokens).decode() == "one\nUser"
 
 
+def test_a_single_stop_text_needs_no_list(saying: Callable[..., Any]) -> None:
+    done = generate(saying("Q", "one two END"), "Q", stop="END", sampling=GREEDY)
+    assert (done.text, done.stop_reason) == ("one two ", "stop")
+    for wrong in ("", [""], [3], 3):
+        with pytest.raises(PyflowError, match="stop"):
+            generate(saying("Q", "one"), "Q", stop=wrong, sampling=GREEDY)
+
+
 def test_a_held_back_beginning_comes_out_at_the_end(saying: Callable[..., Any]) -> None:
     for n_predict, reason in ((-1, "eos"), (4, "length")):
         done = generate(
@@ -265,7 +273,6 @@ def test_an_error_in_the_engine_comes_out_and_frees_the_context(fake_model: Any)
         ("x", {"n_predict": 0}, "n_predict"),
         ("x", {"n_predict": -2}, "n_predict"),
         ("x", {"stop": [""]}, "stop"),
-        ("x", {"stop": "end"}, "stop"),
         ("x", {"stop": None}, "stop: .*None"),
         ("x", {"stop": [5]}, r"stop: .*\[5\]"),
         ("x", {"n_predict": 2.5}, r"n_predict: .*2\.5"),
