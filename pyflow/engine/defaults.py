@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-_READ = (*_SAMPLING, "eos_token_id", "do_sample", "max_new_tokens")
 # Nothing that is drawn depends on these: names, and what only beams, caches or compilers read.
 _HARMLESS = """
     bos_token_id pad_token_id decoder_start_token_id transformers_version early_stopping
@@ -68,15 +67,16 @@ class Defaults:
         return SamplingParams(**self.values)
 
 
-class _Config(msgspec.Struct):
-    eos_token_id: int | list[int] | None = None
-    do_sample: bool | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+# The types of the keys that are read, as JSON has them.
+_TYPES: Mapping[str, Any] = {
+    "do_sample": bool,
+    "max_new_tokens": Annotated[int, msgspec.Meta(ge=1)],
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
 
 
 def read_defaults(
@@ -90,9 +90,8 @@ def read_defaults(
     then pyflow's own. A GGUF file has no generation_config.json.
 
     spec: where it stands, and values of SamplingParams and n_predict. n_ctx: a max_length of so
-    many tokens or more limits nothing. n_vocab: token ids are below. Keys that would change what is
-    drawn but are not supported are a GenerationWarning. FormatError for a broken file, SpecError
-    for a value out of range.
+    many tokens or more limits nothing. n_vocab: token ids are below. What the file says and cannot
+    be used is a GenerationWarning, and left out. SpecError for a value of the spec out of range.
     """
     defaults = _of_config(checkpoint, n_ctx, n_vocab)
     where, said = spec
@@ -109,49 +108,64 @@ def _of_config(checkpoint: Checkpoint, n_ctx: int, n_vocab: int) -> Defaults:
     path = checkpoint.path.parent / "generation_config.json"
     if checkpoint.format == "GGUF" or not path.exists():
         return Defaults()
-    source = str(path)
-    keys = read_json(path, dict[str, Any], max_nbytes=_MAX_NBYTES)
+    left: list[str] = []
     try:
-        config = msgspec.convert({key: keys[key] for key in _READ if key in keys}, _Config)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        raise FormatError(f"{source}: {message[:1].lower()}{message[1:]}") from None
-    values = {
-        ours: value
-        for theirs, ours in _SAMPLING.items()
-        if (value := getattr(config, theirs)) is not None
-    }
+        keys = read_json(path, dict[str, Any], max_nbytes=_MAX_NBYTES)
+    except FormatError as error:
+        warnings.warn(f"{error}; left out", GenerationWarning, stacklevel=2)
+        return Defaults()
+    said = {key: _taken(key, keys[key], left) for key in _TYPES if keys.get(key) is not None}
+    values: dict[str, Any] = {}
+    for theirs, ours in _SAMPLING.items():
+        if (value := said.get(theirs)) is not None:
+            if (theirs, value) == ("top_p", 0):
+                continue
+            try:
+                _ = SamplingParams(**{ours: value})
+                values[ours] = value
+            except PyflowError as error:
+                left.append(str(error).replace(ours, theirs))
     if values.get("repeat_penalty", 1) != 1:
         values["repeat_last_n"] = -1  # it is for all tokens before
-    if config.do_sample is False:
+    if said.get("do_sample") is False or said.get("top_p") == 0:
         values["temperature"] = 0.0
-    n_predict = -1 if config.max_new_tokens is None else config.max_new_tokens
-    if n_predict < 1 and config.max_new_tokens is not None:
-        raise FormatError(f"{source}: max_new_tokens: expected 1 or more, found {n_predict}")
-    eos = config.eos_token_id
-    stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
-    for token in stop_ids:
-        if not 0 <= token < n_vocab:
-            raise FormatError(
-                f"{source}: eos_token_id: expected a token id, 0 to {n_vocab - 1}, found "
-                f"{token!r:.60}"
-            )
-    defaults = Defaults(values, n_predict, frozenset(stop_ids))
-    try:
-        _ = defaults.sampling
-    except PyflowError as error:
-        raise FormatError(f"{source}: {error}") from None
+    stop_ids = _ids(keys.get("eos_token_id"), n_vocab, left)
     if unknown := [key for key, value in keys.items() if _changes(key, value, n_ctx)]:
-        names = printable(", ".join(unknown))
-        warnings.warn(
-            f"{source}: not supported and left out: {names:.300}", GenerationWarning, stacklevel=2
-        )
-    return defaults
+        left.append(f"not supported: {', '.join(unknown)}")
+    if left:
+        message = printable("; ".join(left))
+        warnings.warn(f"{path}: left out: {message:.400}", GenerationWarning, stacklevel=2)
+    return Defaults(values, said.get("max_new_tokens") or -1, stop_ids)
+
+
+def _taken(key: str, value: object, left: list[str]) -> Any:
+    """A key's value, or None if it cannot be used; `left` then gets the reason."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        value = int(value)
+    if key == "top_k" and value == -1:
+        return 0  # off, as in vLLM
+    if key == "top_p" and value == 0:
+        return 0  # OpenAI's clients ask for the likeliest token so; see the caller
+    try:
+        return msgspec.convert(value, _TYPES[key])
+    except msgspec.ValidationError as error:
+        reason = str(error)
+        left.append(f"{key}: {reason[:1].lower()}{reason[1:]}, found {value!r:.40}")
+        return None
+
+
+def _ids(value: object, n_vocab: int, left: list[str]) -> frozenset[int]:
+    """The token ids of a key that has one or a list."""
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    ids = frozenset(i for i in given if type(i) is int and 0 <= i < n_vocab)
+    if wrong := [i for i in given if type(i) is not int or i not in ids]:
+        left.append(f"eos_token_id: expected ids from 0 to {n_vocab - 1}, found {wrong!r:.60}")
+    return ids
 
 
 def _changes(key: str, value: object, n_ctx: int) -> bool:
     """Whether a key that is not read would change what is drawn."""
-    if key in _READ or key in _HARMLESS.split() or key.startswith("_"):
+    if key in (*_TYPES, "eos_token_id") or key in _HARMLESS.split() or key.startswith("_"):
         return False
     if value is None or value is False or value in ([], {}, ""):
         return False

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyflow.errors import FormatError, ShapeError, SpecError, UnsupportedError
+from pyflow.errors import (
+    FormatError,
+    GenerationWarning,
+    ShapeError,
+    SpecError,
+    UnsupportedError,
+)
 from pyflow.formats import Checkpoint
 from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.specs.bind.build import Built, build
@@ -68,7 +75,8 @@ class Description:
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a generation, besides those of the tokenizer.
 
-        FormatError, SpecError: they are not token ids.
+        FormatError, SpecError: they are not token ids. GenerationWarning: config.json has ids past
+        the vocabulary, or -1; they are left out.
         """
         given = self.document["tokenizer"].get("stop")
         self.facts.layer = None
@@ -78,11 +86,13 @@ class Description:
             return ()
         if found is None:
             return ()
-        ids, n_vocab = IDS.take(found.value), self.spec.n_vocab
+        value, n_vocab = found.value, self.spec.n_vocab
+        if not found.is_from_spec:
+            value = _below(value, n_vocab, found.where)
+        ids = IDS.take(value)
         if ids is None or (found.is_from_spec and max(ids, default=0) >= n_vocab):
             raise found.fault(f"{IDS.expected} below {n_vocab}")
-        # The config.json of a small model may say what its class says of a large one.
-        return tuple(i for i in ids if i < n_vocab)
+        return ids
 
     @property
     def template(self) -> tuple[str, str] | None:
@@ -104,6 +114,20 @@ class Description:
     def _advice(self) -> str:
         n = len(self.built.problems)
         return f"; 'pyflow spec check {self.checkpoint.path}' lists all" if n > 1 else ""
+
+
+def _below(value: Any, n_vocab: int, where: str) -> list[Any]:
+    """The token ids of a configuration that are below n_vocab, and what is no token id.
+    GenerationWarning: some are not below it, or negative."""
+    ids = value if isinstance(value, list) else [value]
+    wrong = [i for i in ids if type(i) is int and not 0 <= i < n_vocab]
+    if wrong:
+        warnings.warn(
+            f"{where}: expected token ids from 0 to {n_vocab - 1}, found {wrong!r:.60}; left out",
+            GenerationWarning,
+            stacklevel=2,
+        )
+    return [i for i in ids if i not in wrong]
 
 
 def _first(texts: Sequence[str], what: str) -> str:

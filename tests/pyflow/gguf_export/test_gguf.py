@@ -324,6 +324,7 @@ def test_rows_that_do_not_follow_one_another_are_refused(tmp_path: Path) -> None
         arrays.stored_floats(checkpoint.native, checkpoint.native.tensor("x"))
 
 
+@pytest.mark.filterwarnings("ignore::pyflow.errors.GenerationWarning")
 def test_configs_from_anywhere_end_in_an_error_or_a_model(tmp_path: Path) -> None:
     golden = fixture("hf_llama3")
     tiny.write(tmp_path, golden)

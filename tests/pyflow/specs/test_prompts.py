@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pyflow import load
-from pyflow.errors import FormatError, SpecError
+from pyflow.errors import FormatError, GenerationWarning, SpecError
 from pyflow.sampling import SamplingParams
 from pyflow.specs.grammar import GENERATION
 
@@ -25,7 +25,7 @@ HEAD = 'spec = 1\nname = "own"\nextends = "llama"\n'
 def folder(tmp_path: Path) -> Path:
     """A model with a token for each of 96 characters."""
     golden = json.loads(GOLDEN.read_text())
-    golden["config"]["eos_token_id"] = [7, 9, 50256]
+    golden["config"]["eos_token_id"] = [7, 9]
     tiny.write(tmp_path, golden)
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())[:96]
     library = Tokenizer(models.BPE({c: i for i, c in enumerate(characters)}, []))
@@ -45,9 +45,13 @@ def opened(folder: Path) -> Any:
 
 
 def test_config_json_says_which_tokens_end_a_text(folder: Path) -> None:
-    with opened(folder) as model:
-        assert model.tokenizer.stop_ids == {7, 9}  # there is no 50256
-        assert model.chat_template is None
+    golden = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(golden | {"eos_token_id": [7, 9, 50256]}))
+    with pytest.warns(GenerationWarning, match=r"config\.json: .*\[50256\]"):
+        model = opened(folder)
+    assert model.tokenizer.stop_ids == {7, 9}
+    assert model.chat_template is None
+    model.close()
 
 
 def test_a_spec_of_ones_own_says_it_instead(folder: Path) -> None:
