@@ -133,6 +133,7 @@ def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any],
     from pyflow.tokenizer import NoTokenizerError, from_checkpoint
 
     found: dict[str, Any] = {"found": True, "n_tokens": None, "problem": None, "warnings": []}
+    found["n_rows_without_text"] = 0
     suits = True
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -144,6 +145,8 @@ def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any],
                 stop_ids=description.stop_ids if spec else (),
             )
             found["n_tokens"] = tokenizer.n_vocab
+            if spec:
+                found["n_rows_without_text"] = max(0, spec.n_vocab - tokenizer.n_vocab)
         except PyflowError as error:
             found["problem"] = str(error)
             suits = isinstance(error, NoTokenizerError)
@@ -176,6 +179,8 @@ def _print(found: dict[str, Any]) -> None:
 
 def _print_tokenizer(found: dict[str, Any]) -> None:
     said = f"{found['n_tokens']} tokens"
+    if n := found["n_rows_without_text"]:
+        said += f"; {n} further rows of the embedding have no text"
     if not found["found"]:
         said = "none: it takes token ids, and text once there is one"
     elif found["problem"] is not None:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import tokenizers
 
-from pyflow.errors import GenerationWarning, ShapeError
+from pyflow.errors import ShapeError
 from pyflow.formats import Checkpoint
-from pyflow.tokenizer.base.settings import Role, Settings, add_tokens, read_settings
+from pyflow.tokenizer.base.settings import Settings, read_settings
 from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
 from pyflow.tokenizer.library import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.ours.gguf import from_metadata
 from pyflow.tokenizer.ours.sentencepiece import read_sentencepiece
 
-# Returns the settings with the defaults of the tokenizer class.
-_Reader = Callable[[Path, Settings], tuple[tokenizers.Tokenizer, Settings]]
+
+class _Reader(Protocol):
+    def __call__(
+        self, folder: Path, settings: Settings, *, n_rows: int
+    ) -> tuple[tokenizers.Tokenizer, Settings]:
+        """Returns the settings with the defaults of the tokenizer class."""
+
 
 # (files that a kind needs, reader), best first, since a folder often has several equivalent ones.
 # None: SentencePiece, which pyflow runs itself.
@@ -45,7 +50,7 @@ def from_checkpoint(
     if checkpoint.format != "GGUF":
         tokenizer = from_folder(checkpoint.path.parent, n_rows=n_rows, stop_ids=stop_ids)
     else:
-        tokenizer = from_metadata(checkpoint.metadata, source=str(checkpoint.path))
+        tokenizer = from_metadata(checkpoint.metadata, source=str(checkpoint.path), n_rows=n_rows)
         tokenizer.stop_ids |= frozenset(stop_ids)
     if 0 < n_rows < tokenizer.n_vocab:
         raise ShapeError(
@@ -72,21 +77,11 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
     model's embedding; ids without a token decode to nothing.
 
     FormatError, naming file and place: a file is broken. NoTokenizerError: no tokenizer files.
-    UnsupportedError: a kind of tokenizer that pyflow does not run. GenerationWarning: BOS or EOS is
-    not in the vocabulary.
+    UnsupportedError: a kind of tokenizer that pyflow does not run. GenerationWarning: tokens have
+    no row of the embedding, or other ids than the files say.
     """
     settings = read_settings(folder)
-    tokenizer = _of_kind(folder, settings, frozenset(stop_ids), n_rows)
-    found: dict[Role, int | None] = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
-    for role, token in found.items():
-        if token is None and role in settings.named:
-            warnings.warn(
-                f"{settings.source}: {role}_token {settings.named[role]!r:.60} is not in the "
-                "vocabulary: no text will have it",
-                GenerationWarning,
-                stacklevel=2,
-            )
-    return tokenizer
+    return _of_kind(folder, settings, frozenset(stop_ids), n_rows)
 
 
 def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows: int) -> Tokenizer:
@@ -95,8 +90,7 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
             path = folder / names[0]
             if read is None:
                 return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)
-            library, settings = read(folder, settings)
-            add_tokens(library, settings)
+            library, settings = read(folder, settings, n_rows=n_rows)
             _trim_heap()
             return LibraryTokenizer(
                 library,

@@ -3,20 +3,24 @@ folders special_tokens_map.json and added_tokens.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import tokenizers
 
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FormatError, GenerationWarning, UnsupportedError
 from pyflow.formats.side_files import read_json
-from pyflow.tokenizer.base.headroom import ADDED_NBYTES
-from pyflow.tokenizer.base.library_errors import refusing
 
 _MAX_NBYTES = 1 << 24
+# The library compares each token that it adds with all before: 16,384 take a second.
+_MAX_TOKENS = 1 << 14
+_MAX_CHARS = 1 << 10
+_SHOWN = 4  # tokens in a warning
 T = TypeVar("T", bound="_Named")
 K = TypeVar("K")
 
@@ -31,6 +35,9 @@ class _Token(msgspec.Struct):
     rstrip: bool = False
     normalized: bool | None = None
     special: bool | None = None
+
+
+_Tokens: TypeAlias = dict[str, _Token | str]
 
 
 class _Named(msgspec.Struct):
@@ -71,10 +78,27 @@ class Settings:
 
     source: str
     config: _Config
-    added: dict[int, tokenizers.AddedToken]
-    named: dict[Role, str]
-    special: tuple[str, ...]
-    """All control tokens, also those without a role."""
+    added: Mapping[int, tokenizers.AddedToken]
+    """By the ids that the files say."""
+    gives_way: bool
+    """Whether `added` is left out where the vocabulary has added tokens of these ids."""
+    roles: Mapping[Role, tokenizers.AddedToken]
+    further: tuple[tokenizers.AddedToken, ...]
+    """Control tokens without a role."""
+
+    @property
+    def named(self) -> dict[Role, str]:
+        """The texts of the roles."""
+        return {role: token.content for role, token in self.roles.items()}
+
+    @property
+    def special(self) -> list[tokenizers.AddedToken]:
+        """All control tokens, each once, in the order in which `transformers` adds them."""
+        roles = (self.roles[role] for role in ROLES if role in self.roles)
+        tokens: dict[str, tokenizers.AddedToken] = {}
+        for token in (*roles, *self.further):
+            tokens.setdefault(token.content, token)
+        return [*tokens.values()]
 
     @property
     def tokenizer_class(self) -> str:
@@ -93,27 +117,27 @@ class Settings:
 
     def with_roles(self, default: Mapping[Role, str]) -> Settings:
         """A copy with default tokens for roles that the files do not set."""
-        special = dict.fromkeys((*self.special, *default.values()))
-        return replace(self, named={**default, **self.named}, special=tuple(special))
+        tokens = {role: _control(text) for role, text in default.items()}
+        return replace(self, roles={**tokens, **self.roles})
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings as `transformers` reads them; empty if the folder has no such files."""
+    """The settings as `transformers` 5.24 reads them; empty if the folder has no such files.
+
+    FormatError: a file is broken, or names too many tokens or too long ones.
+    """
     path = folder / "tokenizer_config.json"
-    config = _read(path, _Config)
-    source = str(path)
+    config, source = _read(path, _Config), str(path)
     old = config.added_tokens_decoder is None
-    more = _read(folder / "special_tokens_map.json", _Named) if old else _Named()
-    named: dict[Role, str] = {}
+    path_of_map = folder / "special_tokens_map.json"
+    more = _read(path_of_map, _Named) if old else _Named()
+    roles: dict[Role, tokenizers.AddedToken] = {}
     for role in ROLES:
         token = getattr(more, f"{role}_token") or getattr(config, f"{role}_token")
         if token:
-            named[role] = _content(token)
-    special = list(named.values())
-    for listed in (more, config):
-        for tokens in (listed.additional_special_tokens, listed.extra_special_tokens):
-            found = tokens.values() if isinstance(tokens, dict) else tokens or ()
-            special += map(_content, found)
+            roles[role] = _control(token)
+    further = _further(config, more, _own(path), _own(path_of_map) if old else {})
+    special = {token.content for token in (*roles.values(), *further)}
     added: dict[int, tokenizers.AddedToken] = {}
     for key, token in (config.added_tokens_decoder or {}).items():
         added[_id(key, source=source)] = _added(token, special=token.content in special)
@@ -121,34 +145,95 @@ def read_settings(folder: Path) -> Settings:
     if old and names.exists():
         for text, i in read_json(names, dict[str, int], max_nbytes=_MAX_NBYTES).items():
             added[i] = _added(_Token(text), special=text in special)
-    return Settings(source, config, added, named, tuple(dict.fromkeys(special)))
+    _check_bounds([*added.values(), *further], source=source)
+    return Settings(source, config, added, old, roles, further)
 
 
-def add_tokens(library: tokenizers.Tokenizer, settings: Settings) -> None:
-    """Adds the settings' tokens to the library's tokenizer, or changes those that it has.
+def _further(
+    config: _Named, more: _Named, own: _Tokens, more_own: _Tokens
+) -> tuple[tokenizers.AddedToken, ...]:
+    """Control tokens that have no role of ours, first those with a name, then those of lists.
 
-    FormatError if a token would get another id than its settings say.
+    config, more: tokenizer_config.json and special_tokens_map.json. own: their tokens with names of
+    their own, such as image_token. Which list hides which is as in `transformers`.
     """
-    known = library.get_added_tokens_decoder()
-    with refusing(settings.source, ADDED_NBYTES * len(settings.added)):
-        for i, token in sorted(settings.added.items()):
-            if known.get(i) != token:
-                library.add_tokens([token])
-            if (found := library.token_to_id(token.content)) != i:
-                raise FormatError(
-                    f"{settings.source}: added token {token.content!r:.80} has id {i}, "
-                    f"expected {found}, its place in the vocabulary"
-                )
-        known = library.get_added_tokens_decoder()
-        for text in settings.special:
-            # A token that the vocabulary lacks cannot occur.
-            at = library.token_to_id(text)
-            if at is not None:
-                token = known.get(at, tokenizers.AddedToken(text))
-                library.add_special_tokens([_added(token, special=True)])
+    extra, rest = config.extra_special_tokens, config.additional_special_tokens
+    if rest is not None and not extra:
+        extra, rest = rest, None
+    # Names that are plain text in tokenizer_config.json, or keys of a dict, win and come last.
+    names: _Tokens = {k: token for k, token in own.items() if not isinstance(token, str)}
+    late: _Tokens = {k: token for k, token in own.items() if isinstance(token, str)}
+    if isinstance(extra, dict):
+        late |= extra
+        extra = None
+    if isinstance(more.extra_special_tokens, dict):
+        late |= more.extra_special_tokens
+        extra = None
+    elif more.extra_special_tokens is not None:
+        extra = [*(extra or ()), *more.extra_special_tokens]
+    if extra is None:
+        extra = more.additional_special_tokens or rest or []
+    return tuple(
+        _control(token) for token in (*(names | more_own | late).values(), *extra) if token
+    )
 
 
-def _added(token: _Token | tokenizers.AddedToken, *, special: bool) -> tokenizers.AddedToken:
+def _own(path: Path) -> _Tokens:
+    """Tokens under names of their own, such as image_token."""
+    found: _Tokens = {}
+    for key, value in _read_any(path).items():
+        if not key.endswith("_token") or key.removesuffix("_token") in ROLES:
+            continue
+        if isinstance(value, str):
+            found[key] = value
+        elif isinstance(value, dict) and "content" in value:
+            with suppress(msgspec.ValidationError):  # another kind of object
+                found[key] = msgspec.convert(value, _Token)
+    return found
+
+
+def tell_of_left(texts: list[str], *, n_rows: int, source: str) -> None:
+    """GenerationWarning, if there are any: these tokens have ids past the embedding."""
+    if texts:
+        warnings.warn(
+            f"{source}: {_listed(map(repr, texts))} past the embedding of {n_rows} rows: left out, "
+            "not in the vocabulary",
+            GenerationWarning,
+            stacklevel=2,
+        )
+
+
+def tell_of_others(others: list[str], *, source: str) -> None:
+    """GenerationWarning, if there are any: tokens have other ids than a file says."""
+    if others:
+        warnings.warn(f"{source}: {_listed(others)}", GenerationWarning, stacklevel=2)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """The first of these texts, and how many more there are."""
+    shown = [f"{text:.80}" for text in texts]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
+
+
+def _check_bounds(tokens: Collection[tokenizers.AddedToken], *, source: str) -> None:
+    if len(tokens) > _MAX_TOKENS:
+        raise FormatError(
+            f"{source}: expected up to {_MAX_TOKENS:,} added tokens, found {len(tokens):,}"
+        )
+    longest = max((token.content for token in tokens), key=len, default="")
+    if len(longest) > _MAX_CHARS:
+        raise FormatError(
+            f"{source}: token {longest!r:.40}: expected up to {_MAX_CHARS:,} characters, found "
+            f"{len(longest):,}"
+        )
+
+
+def _control(token: _Token | str) -> tokenizers.AddedToken:
+    return _added(_Token(token) if isinstance(token, str) else token, special=True)
+
+
+def _added(token: _Token, *, special: bool) -> tokenizers.AddedToken:
     special = special or bool(token.special)
     normalized = token.normalized if token.normalized is not None else True
     return tokenizers.AddedToken(
@@ -165,8 +250,8 @@ def _read(path: Path, kind: type[T]) -> T:
     return read_json(path, kind, max_nbytes=_MAX_NBYTES) if path.exists() else kind()
 
 
-def _content(token: _Token | str) -> str:
-    return token if isinstance(token, str) else token.content
+def _read_any(path: Path) -> dict[str, Any]:
+    return read_json(path, dict[str, Any], max_nbytes=_MAX_NBYTES) if path.exists() else {}
 
 
 def _id(key: str, *, source: str) -> int:

@@ -15,6 +15,7 @@ from pyflow.formats.side_files import read_json, read_text
 from pyflow.tokenizer.base.headroom import vocab_nbytes
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Role, Settings
+from pyflow.tokenizer.library.added_tokens import add_tokens
 from pyflow.tokenizer.library.tokenizer_json import MAX_NBYTES, check_vocab
 
 _MAX_MERGES = 1 << 21
@@ -57,10 +58,11 @@ _CLASSES = {
 }
 
 
-def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
+def read(folder: Path, settings: Settings, *, n_rows: int) -> tuple[tokenizers.Tokenizer, Settings]:
     """The library's tokenizer for the two files, and the settings with the roles of its class.
 
-    FormatError, naming file and place: a file is broken. UnsupportedError: an unknown class.
+    n_rows: as for `add_tokens`. FormatError, naming file and place: a file is broken.
+    UnsupportedError: an unknown class.
     """
     kind = settings.of_class(_CLASSES, "vocab.json and merges.txt")
     settings = settings.with_roles(kind.roles)
@@ -86,6 +88,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
         "bos" if settings.config.add_bos_token else None,
         "eos" if settings.config.add_eos_token else None,
     )
+    add_tokens(library, settings, n_rows=n_rows)
     add_ends(library, settings, first, last, source=str(path))
     return library, settings
 
@@ -100,14 +103,13 @@ def add_ends(
 ) -> None:
     """Makes texts begin and end with the tokens of these roles, if any; FormatError if there is no
     such token."""
-    known = {token.content: i for i, token in settings.added.items()}
     tokens: list[str | None] = []
     ids: dict[str, int] = {}
     for role in (first, last):
         text = settings.named.get(role) if role else None
         tokens.append(text)
         if role:
-            found = known.get(text or "", library.token_to_id(text or ""))
+            found = library.token_to_id(text or "")
             if text is None or found is None:
                 raise FormatError(f"{source}: has no token {text!r}, the {role}_token of each text")
             ids[text] = found

@@ -21,9 +21,10 @@ import tokenizers
 
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.side_files import parse_json, read_json
-from pyflow.tokenizer.base.headroom import JSON_NBYTES
+from pyflow.tokenizer.base.headroom import ADDED_NBYTES, JSON_NBYTES
 from pyflow.tokenizer.base.library_errors import refusing
-from pyflow.tokenizer.base.settings import Settings
+from pyflow.tokenizer.base.settings import Settings, tell_of_left
+from pyflow.tokenizer.library.added_tokens import add_tokens, fitting, tell_of_ids
 from pyflow.tokenizer.library.patterns import check_pattern
 
 # The largest known file has a million tokens in 60 MB.
@@ -75,12 +76,13 @@ class _File(msgspec.Struct):
     decoder: msgspec.Raw = _NONE
 
 
-def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
+def read(folder: Path, settings: Settings, *, n_rows: int) -> tuple[tokenizers.Tokenizer, Settings]:
     """The library's tokenizer for the tokenizer.json in `folder`, and the settings unchanged.
 
-    FormatError, naming the place in the file: it is broken. UnsupportedError: it may run for ever
-    or multiply texts. Control tokens match the text as written and never its normalized form,
-    whatever the file says.
+    n_rows: as for `add_tokens`. FormatError, naming the place in the file: it is broken.
+    UnsupportedError: it may run for ever or multiply texts. GenerationWarning: added tokens are
+    left out or have other ids. Control tokens match the text as written and never its normalized
+    form, whatever the file says.
     """
     path = folder / "tokenizer.json"
     source = str(path)
@@ -93,17 +95,28 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
         check_section(raw, source=f"{source}: {name}")
     # Truncation and padding are for training.
     whole = {"version": "1.0", "truncation": None, "padding": None, **sections}
-    whole |= {"added_tokens": file.added_tokens, "model": file.model}
-    raw = msgspec.json.encode(whole)
-    with refusing(source, JSON_NBYTES * len(raw)):
+    whole |= {"added_tokens": [], "model": file.model}
+    raw, where = msgspec.json.encode(whole), f"{source}: added_tokens"
+    nbytes = JSON_NBYTES * len(raw) + ADDED_NBYTES * len(file.added_tokens)
+    with refusing(source, nbytes):
         library = tokenizers.Tokenizer.from_buffer(raw)
-    for token in file.added_tokens:
-        if (found := library.token_to_id(token.content)) != token.id:
-            raise FormatError(
-                f"{source}: added_tokens: {token.content!r:.80} has id {token.id}, "
-                f"expected {found}, the next after those before it"
-            )
+        added, left = fitting(library, map(_made, file.added_tokens), n_rows=n_rows)
+        library.add_tokens(added)
+    tell_of_left(left, n_rows=n_rows, source=where)
+    tell_of_ids(library, [(token.id, token.content) for token in file.added_tokens], source=where)
+    add_tokens(library, settings, n_rows=n_rows)
     return library, settings
+
+
+def _made(token: AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
 
 
 _SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -137,7 +150,7 @@ def _check_tokens(file: _File, *, source: str) -> None:
     else:
         ids = vocab
     check_vocab(ids, source=f"{where}.vocab")
-    _check_added(file.added_tokens, ids, source=source)
+    _check_added(file.added_tokens, source=source)
 
 
 def check_vocab(ids: Mapping[str, int], *, source: str) -> None:
@@ -169,26 +182,18 @@ def _check_ids(ids: Mapping[str, int], *, source: str) -> None:
         raise FormatError(f"{source}: {' and '.join(map(repr, names))} both have id {twice}")
 
 
-def _check_added(tokens: list[AddedToken], ids: Mapping[str, int], *, source: str) -> None:
+def _check_added(tokens: list[AddedToken], *, source: str) -> None:
     where = f"{source}: added_tokens"
     if len(tokens) > _MAX_ADDED_TOKENS:
         raise FormatError(
             f"{where}: expected up to {_MAX_ADDED_TOKENS:,} tokens, found {len(tokens):,}"
         )
-    seen: dict[str, int] = {}
     for i, token in enumerate(tokens):
         if not 0 < len(token.content) <= _MAX_TOKEN_NBYTES:
             raise FormatError(
                 f"{where}[{i}].content: expected 1 to {_MAX_TOKEN_NBYTES:,} characters, found "
                 f"{len(token.content):,}"
             )
-        known = ids.get(token.content, seen.get(token.content, token.id))
-        if known != token.id:
-            raise FormatError(
-                f"{where}[{i}]: {token.content!r:.80} has id {token.id} here, {known} elsewhere"
-            )
-        seen[token.content] = token.id
-    _check_ids({**ids, **seen}, source=where)
 
 
 def check_section(raw: msgspec.Raw, *, source: str) -> None:

@@ -8,13 +8,14 @@ import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
-from pyflow.errors import FormatError
 from pyflow.formats.side_files import read_text
 from pyflow.tokenizer.base.headroom import vocab_nbytes
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.settings import Role, Settings
+from pyflow.tokenizer.library.added_tokens import add_tokens
 from pyflow.tokenizer.library.byte_level import add_ends
 from pyflow.tokenizer.library.tokenizer_json import MAX_NBYTES, check_vocab
+from pyflow.tokenizer.ours.vocab import ids_of
 
 _ROLES: dict[Role, str] = {
     "unk": "[UNK]",
@@ -26,10 +27,11 @@ _ROLES: dict[Role, str] = {
 _CLASSES = dict.fromkeys(("", "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _ROLES)
 
 
-def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settings]:
+def read(folder: Path, settings: Settings, *, n_rows: int) -> tuple[tokenizers.Tokenizer, Settings]:
     """The library's tokenizer for the vocab.txt in `folder`, and the settings with BERT's roles.
 
-    FormatError, naming the line: the file is broken. UnsupportedError: an unknown class.
+    n_rows: as for `add_tokens`. FormatError, naming the line: the file is broken. UnsupportedError:
+    an unknown class. GenerationWarning: a text stands there twice.
     """
     path = folder / "vocab.txt"
     config = settings.config
@@ -44,6 +46,7 @@ def read(folder: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Settin
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
+    add_tokens(library, settings, n_rows=n_rows)
     add_ends(library, settings, "cls", "sep", source=str(path))
     return library, settings
 
@@ -52,10 +55,7 @@ def _read_ids(path: Path) -> dict[str, int]:
     lines = read_text(path, max_nbytes=MAX_NBYTES).split("\n")
     if not lines[-1]:
         lines.pop()
-    ids: dict[str, int] = {}
-    for i, line in enumerate(lines):
-        text = line.removesuffix("\r")
-        if ids.setdefault(text, i) != i:
-            raise FormatError(f"{path}: lines {ids[text] + 1} and {i + 1} both hold {text!r:.80}")
+    texts = [line.removesuffix("\r") for line in lines]
+    ids = ids_of(texts, where=str(path), kind="lines", first=1)
     check_vocab(ids, source=str(path))
     return ids

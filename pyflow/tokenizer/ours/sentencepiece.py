@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tokenizers
+
 from pyflow.errors import FormatError, UnsupportedError
-from pyflow.tokenizer.base.settings import Role, Settings
+from pyflow.tokenizer.base.settings import Role, Settings, tell_of_left, tell_of_others
 from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
 from pyflow.tokenizer.base.tokenizer import Tokenizer
 from pyflow.tokenizer.ours import spm
@@ -96,13 +98,22 @@ def read_vocabulary(
 ) -> tuple[list[str], bytearray]:
     """Texts and types, with tokens that the settings add or rename. User-defined pieces become
     normal ones. strips: allow control tokens that strip spaces; the caller handles that.
-    FormatError: two tokens have the same text."""
-    source = settings.source
+    GenerationWarning: tokens have no row, or the text of another."""
     texts, types = _with_added(file, settings, path=path, n_rows=n_rows, strips=strips)
-    ids = ids_of(texts, where=source)
-    for text in settings.special:
-        if text in ids and types[ids[text]] != TokenType.UNKNOWN:
-            types[ids[text]] = TokenType.CONTROL
+    ids = ids_of(texts, where=settings.source)
+    left = []
+    for token in settings.special:
+        i = ids.get(token.content)
+        if i is None and n_rows and len(texts) >= n_rows:
+            left.append(token.content)
+        elif i is None:
+            _check_flags(token, settings.source, strips=strips)
+            texts.append(token.content)
+            types.append(TokenType.CONTROL)
+        elif types[i] != TokenType.UNKNOWN:
+            types[i] = TokenType.CONTROL
+    tell_of_left(left, n_rows=n_rows, source=settings.source)
+    _grow(texts, types, n_rows)
     return texts, types
 
 
@@ -117,25 +128,41 @@ def _with_added(
         elif kind == TokenType.BYTE:
             spm.byte_of(texts[i], source=path)
     most = max(n_rows, 2 * len(texts) + 1024)
+    # A piece keeps its id, unless another text takes it.
+    pieces = {text: i for i, text in enumerate(texts) if i not in settings.added}
+    left, known = [], []
     for i, token in sorted(settings.added.items()):
         if not 0 <= i < most:
             raise FormatError(
                 f"{source}: added token {token.content!r:.80} has id {i}, expected 0 to {most - 1}"
             )
-        stripped = (token.lstrip or token.rstrip) and not (strips and token.special)
-        if stripped or token.single_word:
-            raise UnsupportedError(
-                f"{source}: added token {token.content!r:.80}: lstrip, rstrip and single_word are "
-                "not supported without a tokenizer.json"
-            )
+        if 0 < n_rows <= i:
+            left.append(token.content)
+            continue
+        if (found := pieces.setdefault(token.content, i)) != i:
+            known.append(f"{token.content!r:.80} has id {found}, not {i}")
+            if token.special and types[found] == TokenType.NORMAL:
+                types[found] = TokenType.CONTROL
+            continue
+        _check_flags(token, source, strips=strips)
         _grow(texts, types, i + 1)
         if texts[i] != token.content:
             types[i] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
             texts[i] = token.content
         elif token.special and types[i] == TokenType.NORMAL:
             types[i] = TokenType.CONTROL
-    _grow(texts, types, n_rows)
+    tell_of_left(left, n_rows=n_rows, source=source)
+    tell_of_others(known, source=source)
     return texts, types
+
+
+def _check_flags(token: tokenizers.AddedToken, source: str, *, strips: bool) -> None:
+    stripped = (token.lstrip or token.rstrip) and not (strips and token.special)
+    if stripped or token.single_word:
+        raise UnsupportedError(
+            f"{source}: added token {token.content!r:.80}: lstrip, rstrip and single_word are "
+            "not supported without a tokenizer.json"
+        )
 
 
 def _grow(texts: list[str], types: bytearray, n: int) -> None:

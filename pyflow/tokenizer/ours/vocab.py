@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -9,10 +11,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from pyflow.errors import FormatError
+from pyflow.errors import FormatError, GenerationWarning
 from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
 
 T = TypeVar("T")
+_READ = ("bos", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,11 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
     ids = ids_of(texts, where=f"{source}: tokenizer.ggml.tokens")
     types = bytearray(_types(metadata, len(texts), source=source))
 
-    special = {
-        name: read_id(metadata, f"tokenizer.ggml.{name}_token_id", len(texts), source=source)
-        for name in ("bos", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-    }
+    # Of those that nothing here reads, only what is wrong is told.
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in _READ]
+    keys += [key for key in metadata if _ID.fullmatch(key) and key not in keys]
+    found = [read_id(metadata, key, len(texts), source=source) for key in keys]
+    special = dict(zip(_READ, found, strict=False))
     if metadata.get("tokenizer.ggml.model") == "llama":  # the defaults of the first such vocabulary
         for name, default in (("bos", 1), ("eos", 2)):
             if special[name] is None and default < len(texts):
@@ -60,12 +65,21 @@ def read_vocab(metadata: Mapping[str, object], *, source: str) -> Vocab:
     )
 
 
-def ids_of(texts: Sequence[str], *, where: str, kind: str = "tokens") -> dict[str, int]:
-    """The number of each text; FormatError if two are equal."""
+def ids_of(
+    texts: Sequence[str], *, where: str, kind: str = "tokens", first: int = 0
+) -> dict[str, int]:
+    """The number of each text. kind, first: how warnings count them. GenerationWarning: some are
+    equal, where the last one counts, as in llama.cpp and transformers."""
     ids = {text: i for i, text in enumerate(texts)}
     if len(ids) < len(texts):
-        i = next(i for i, text in enumerate(texts) if ids[text] != i)
-        raise FormatError(f"{where}: {kind} {i} and {ids[texts[i]]} are both {texts[i]!r:.80}")
+        text, one = next((text, i) for i, text in enumerate(texts) if ids[text] != i)
+        more = f"; {n} {kind} are unused so" if (n := len(texts) - len(ids)) > 1 else ""
+        warnings.warn(
+            f"{where}: {kind} {one + first} and {ids[text] + first} are both {text!r:.80}: texts "
+            f"use the last one{more}",
+            GenerationWarning,
+            stacklevel=2,
+        )
     return ids
 
 
@@ -99,14 +113,20 @@ def read_numbers(
 
 
 def read_id(metadata: Mapping[str, object], key: str, n_tokens: int, *, source: str) -> int | None:
-    """The token id under `key`, None if absent; FormatError unless it is in the vocabulary."""
+    """The token id under `key`, None if absent. FormatError: it is no number. GenerationWarning:
+    it is not in the vocabulary, such as -1 or 4294967295 for none; the answer is None."""
     value = metadata.get(key)
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise FormatError(f"{source}: {key}: expected a token id, found {value!r:.80}")
     if not 0 <= value < n_tokens:
-        raise FormatError(f"{source}: {key}: {value} is not in the vocabulary of {n_tokens} tokens")
+        warnings.warn(
+            f"{source}: {key}: {value} is not in the vocabulary of {n_tokens} tokens; left out",
+            GenerationWarning,
+            stacklevel=2,
+        )
+        return None
     return int(value)
 
 

@@ -39,9 +39,11 @@ class VocabTokenizer(Tokenizer):
         add_eos: bool,
         add_space_prefix: Prefix,
         normalize: Callable[[str, bool], str] = _prefixed,
+        n_rows: int = 0,
         source: str,
     ) -> None:
-        """normalize: (text, whether to put a space first) -> the text to encode."""
+        """normalize: (text, whether to put a space first) -> the text to encode. n_rows: rows of
+        the model's embedding; ids without a token decode to nothing."""
         self._vocab = vocab
         self._encoder = encoder
         self._source = source
@@ -51,6 +53,7 @@ class VocabTokenizer(Tokenizer):
         self._parsing = self._special_tokens(*_SPECIAL)
         self._control = self._special_tokens(*_HIDDEN)
         self.n_vocab = len(vocab)
+        self._n_ids = max(self.n_vocab, n_rows)
         self.bos_id = vocab.bos_id
         self.eos_id = vocab.eos_id
         self.stop_ids = vocab.stop_ids
@@ -66,7 +69,7 @@ class VocabTokenizer(Tokenizer):
 
     def token_text(self, token: int) -> str:
         self._type(token)
-        return self._vocab.texts[token]
+        return self._vocab.texts[token] if token < self.n_vocab else ""
 
     def encode(
         self,
@@ -103,7 +106,7 @@ class VocabTokenizer(Tokenizer):
 
     def token_bytes(self, token: int) -> bytes:
         kind = self._type(token)
-        text = self._vocab.texts[token]
+        text = self.token_text(token)
         if kind in _SPECIAL:
             return text.encode("utf-8")
         if kind == TokenType.BYTE:
@@ -133,9 +136,9 @@ class VocabTokenizer(Tokenizer):
         return b"".join(pieces)
 
     def _type(self, token: int) -> int:
-        if not 0 <= token < self.n_vocab:
-            raise IndexError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
-        return self._vocab.types[token]
+        if not 0 <= token < self._n_ids:
+            raise IndexError(f"token {token} is not in the vocabulary of {self._n_ids} tokens")
+        return self._vocab.types[token] if token < self.n_vocab else TokenType.UNUSED
 
     def _special_tokens(self, *kinds: TokenType) -> SpecialTokens:
         kind = np.frombuffer(self._vocab.types, np.uint8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FormatError, GenerationWarning, UnsupportedError
 from pyflow.tokenizer import Detokenizer, Tokenizer, from_metadata
 from pyflow.tokenizer.base.special_tokens import SpecialTokens
 from pyflow.tokenizer.base.utf8 import decode_leniently
@@ -43,8 +43,8 @@ def spm(*extra: tuple[str, float], **keys: object) -> dict[str, object]:
     }
 
 
-def make(metadata: dict[str, object]) -> Tokenizer:
-    return from_metadata(metadata, source="m.gguf")
+def make(metadata: dict[str, object], n_rows: int = 0) -> Tokenizer:
+    return from_metadata(metadata, source="m.gguf", n_rows=n_rows)
 
 
 def test_merges_happen_in_the_order_of_the_list() -> None:
@@ -195,7 +195,6 @@ BROKEN: list[tuple[Callable[..., dict[str, object]], str, object, str]] = [
     (bpe, "model", 3, "expected str"),
     (bpe, "tokens", [], "empty"),
     (bpe, "tokens", "abc", "array of strings"),
-    (bpe, "tokens", ["a", "b", "a"], "tokens 0 and 2 are both 'a'"),
     (bpe, "tokens", ["a", b"\xff"], "item 1 is not UTF-8"),
     (bpe, "tokens", ["a", "\udcff"], "item 1 is not UTF-8"),
     (bpe, "token_type", [1] * 255, "expected 256 values, one per token, found 255"),
@@ -207,11 +206,8 @@ BROKEN: list[tuple[Callable[..., dict[str, object]], str, object, str]] = [
     (bpe, "merges", ["ab"], "item 0, 'ab', is not two parts"),
     (bpe, "merges", ["a b"], "merges"),
     (bpe, "merges", ["nowhere b"], "merges"),
-    (bpe, "bos_token_id", 256, "256 is not in the vocabulary"),
-    (bpe, "eos_token_id", -1, "-1 is not in the vocabulary"),
     (bpe, "eot_token_id", "x", "expected a token id"),
     (bpe, "eom_token_id", True, "expected a token id"),
-    (bpe, "add_bos_token", True, "bos_token_id is missing"),
     (bpe, "add_eos_token", 1, "expected bool"),
     (bpe, "pre", 5, "expected str"),
     (spm, "scores", None, "scores is missing"),
@@ -234,6 +230,61 @@ def test_broken_metadata_is_a_format_error_that_names_the_key(
         make(metadata)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rows_without_a_token_have_no_text() -> None:
+    for metadata in (bpe(("<x>", CONTROL)), spm(("a", -1.0))):
+        tokenizer = make(metadata, n_rows=400)
+        assert tokenizer.n_vocab < 300
+        ids = tokenizer.encode("b", add_special=False)
+        assert tokenizer.decode([350, *ids, 399]) == tokenizer.decode(ids)
+        assert tokenizer.detokenizer().feed(399) == tokenizer.token_text(399) == ""
+        assert not tokenizer.is_control(399)
+        for token in (-1, 400):
+            with pytest.raises(IndexError, match="400"):
+                tokenizer.token_text(token)
+
+
+def test_marks_past_the_embedding_are_left_out_and_text_is_not() -> None:
+    marks = bpe(("ab", NORMAL), ("<x>", CONTROL), ("[PAD]", UNUSED), merges=("a b",))
+    with pytest.warns(GenerationWarning, match=r"m\.gguf: .* 259 .* 257 "):
+        tokenizer = make(marks, n_rows=257)
+    assert tokenizer.n_vocab == 257
+    assert tokenizer.encode("ab", parse_special=True) == [256]
+    assert max(tokenizer.encode("<x>", parse_special=True)) < 256
+    assert make(marks, n_rows=256).n_vocab == 259  # which from_checkpoint refuses
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [CONTROL]
+    with pytest.warns(GenerationWarning):
+        assert make(spm(("<x>", -1.0), token_type=types), n_rows=259).n_vocab == 259
+
+
+@pytest.mark.parametrize("value", [-1, 2**32 - 1, 5000, np.int32(-1)])
+@pytest.mark.parametrize("role", ["bos", "eos", "eot", "padding", "unknown", "fim_pre"])
+def test_an_id_past_the_vocabulary_is_none_and_told(role: str, value: int) -> None:
+    key = f"tokenizer.ggml.{role}_token_id"
+    with pytest.warns(GenerationWarning, match=rf"m\.gguf: {key}: {value}"):
+        tokenizer = make({**bpe(("<x>", CONTROL)), key: value})
+    assert tokenizer.bos_id is tokenizer.eos_id is None
+    with pytest.warns(GenerationWarning):
+        made = make({**spm(), key: value})
+    assert (made.bos_id, made.eos_id) == (1, 2)  # llama.cpp falls back on these
+
+
+def test_texts_that_should_begin_with_a_token_that_is_none_go_without() -> None:
+    with pytest.warns(GenerationWarning, match="add_bos_token"):
+        tokenizer = make(bpe(add_bos_token=True))
+    assert len(tokenizer.encode("a")) == 1
+
+
+def test_a_text_that_comes_twice_is_the_last_one() -> None:
+    twice = bpe(("ab", NORMAL), ("a", NORMAL), ("b", NORMAL), merges=("a b",))
+    with pytest.warns(GenerationWarning, match=r"m\.gguf: .*97 and 257 .*'a'.* 2 "):
+        tokenizer = make(twice)
+    assert [i for i in tokenizer.encode("a ab b") if i > 255] == [257, 256, 258]
+    assert tokenizer.decode([257, 97]) == "aa"
+    with pytest.warns(GenerationWarning):
+        tokenizer = make(spm(("a", -1.0), ("a", -2.0)))
+    assert tokenizer.encode("a", add_special=False)[-1] == 260
 
 
 def test_a_byte_token_that_names_no_byte_is_a_format_error() -> None:

@@ -159,6 +159,7 @@ def test_merges_of_other_line_ends_and_without_a_version_are_the_same(
 
 SMALL = {"a": 0, "b": 1, "ab": 2}
 VOCAB = json.dumps(SMALL).encode()
+QWEN2_WITH_BOS = b'{"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": true}'
 WRONG: list[tuple[dict[str, bytes], str]] = [
     ({"vocab.json": b""}, "vocab.json: expected JSON"),
     ({"vocab.json": b'{"a": 0,'}, "vocab.json: expected JSON"),
@@ -179,11 +180,10 @@ WRONG: list[tuple[dict[str, bytes], str]] = [
     ({"merges.txt": b"a c"}, "line 1: joins 'a' and 'c', but there is no token 'c'"),
     ({"merges.txt": b"b a"}, "line 1: joins 'b' and 'a', but there is no token 'ba'"),
     ({"merges.txt": b"a" * (1 << 20)}, "line 1: expected two tokens"),
-    ({"tokenizer_config.json": b'{"add_bos_token": true}'}, "no token '<|endoftext|>'"),
+    ({"tokenizer_config.json": QWEN2_WITH_BOS}, "no token None, the bos_token"),
     ({"vocab.txt": b""}, "vocab.txt: expected 1 to"),
     ({"vocab.txt": b"a\nb\n\xe2\x82"}, "vocab.txt: expected UTF-8 text"),
-    ({"vocab.txt": b"a\nb\na"}, "vocab.txt: lines 1 and 3 both hold 'a'"),
-    ({"vocab.txt": b"a\nb"}, "vocab.txt: has no token '[CLS]'"),
+    ({"vocab.txt": b"a\nb"}, "vocab.txt: WordPiece error: Missing [UNK]"),
     ({"vocab.txt": b"[CLS]\n[SEP]\na"}, "vocab.txt"),
     ({"vocab.txt": b"x" * (1 << 20)}, "token 0 has 1,048,576 characters"),
 ]
