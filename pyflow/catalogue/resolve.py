@@ -25,8 +25,11 @@ def resolve(name_or_path: str | Path) -> Path:
     if not name:
         raise FormatError(f"the name of the model is empty{_suggestions(path)}")
     try:
-        # A pipe or device too: opening it says what it is.
-        if path.exists() and (not path.is_dir() or _describes_model(path)):
+        # A pipe, a device and a broken link too: opening it says what it is.
+        is_there = path.exists()
+        if is_there and (not path.is_dir() or _describes_model(path)):
+            return path
+        if path.is_symlink() and not is_there:
             return path
     except OSError:  # a name too long, a folder closed to us: opening it says which
         return path
@@ -69,9 +72,9 @@ def _near(name: str) -> str:
     """The name that could have been meant."""
     known = [entry.name for entry in models()]
     if near := difflib.get_close_matches(name.lower(), known, n=1):
-        return f"; did you mean {near[0]}?"
+        return f" (did you mean {near[0]}?)"
     if hub.is_repo(name) and not Path(name).suffix:
-        return f"; did you mean {hub.PREFIX}{name}?"
+        return f" (did you mean {hub.PREFIX}{name}?)"
     return ""
 
 

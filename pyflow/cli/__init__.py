@@ -123,7 +123,7 @@ def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:
         if _is_silent(args):
             return 2, ""
         command = error.ctx.command_path if error.ctx else "pyflow"
-        return 2, f"{error.format_message()} (see '{command} --help')"
+        return 2, f"{error.format_message().rstrip('.')} (see '{command} --help')"
     elif isinstance(error, click.ClickException):
         return error.exit_code, error.format_message()
     elif isinstance(error, Exception) and not _is_interruption(error):

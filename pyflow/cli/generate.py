@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -11,13 +12,14 @@ import click
 from pyflow.cli.options import model
 from pyflow.cli.options import sampling as draws
 from pyflow.cli.options.asking import Question, question
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import as_json, grouped, option, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.terminal.output import print_json
-from pyflow.cli.terminal.progress import on_interrupt, reading_progress
+from pyflow.cli.terminal.progress import counted, on_interrupt, reading_progress
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ _sampling = grouped(
         "--logprobs n_logprobs",
         "With --json, report the K likeliest tokens in every place.",
         metavar="K",
-        type=click.IntRange(0),
+        type=Whole(0),
         default=0,
     ),
 )
@@ -119,8 +121,10 @@ def command(
                     click.echo(chunk.text, nl=False)
         done = chunks.completions
         if as_json:
-            for completion in done:
-                print_json(_as_dict(run, loaded, completion))
+            ids = [prompt.id for prompt in question.prompts]
+            for completion, own in zip_longest(done, ids):
+                result = _as_dict(run, loaded, completion)
+                print_json(result if own is None else {"id": own, **result})
         elif not done[0].text.endswith("\n"):
             click.echo()
         if draws_seed and seeded.temperature > 0:
@@ -178,10 +182,10 @@ def timing_line(done: Sequence[Completion]) -> str:
     if len(done) > 1:
         n_read = sum(c.timings.prompt_n for c in done)
         n_drawn = sum(c.timings.predicted_n for c in done)
-        return f"{len(done)} prompts, {n_read} tokens; generated {n_drawn} tokens"
+        return f"{len(done)} prompts, {counted(n_read)}; generated {counted(n_drawn)}"
     t = done[0].timings
     return (
-        f"prompt {t.prompt_n} tokens, {t.prompt_per_second:.1f}/s; "
-        f"generated {t.predicted_n} tokens, {t.predicted_per_second:.1f}/s; "
+        f"prompt {counted(t.prompt_n, t.prompt_per_second)}; "
+        f"generated {counted(t.predicted_n, t.predicted_per_second)}; "
         f"loaded in {t.load_ms:.0f} ms; ended by {_ENDS[done[0].stop_reason]}"
     )

@@ -37,6 +37,6 @@ class Group(click.Group):
         names = self.list_commands(ctx)
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(names)}"
+            hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(names)}"
             raise click.UsageError(f"no command is called {name!r}; {hint}", ctx)
         return super().get_command(ctx, name)

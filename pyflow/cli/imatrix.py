@@ -12,6 +12,7 @@ import click
 
 from pyflow import _core, catalogue
 from pyflow.cli.options import inputs, model
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import as_json, flag, grouped, option
 from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.target import Name
@@ -45,8 +46,8 @@ class _Measurement:
 _measurement = grouped(
     "measurement",
     _Measurement,
-    option("-c --ctx-size", "Tokens of a chunk.", type=click.IntRange(4), default=512),
-    option("--chunks", "Read at most N chunks.  [default: all]", type=click.IntRange(1)),
+    option("-c --ctx-size", "Tokens of a chunk.", type=Whole(4), default=512),
+    option("--chunks", "Read at most N chunks.  [default: all]", type=Whole(1)),
     flag(
         "--moments",
         "Also measure correlations of inputs, for GPTQ: rounding errors then compensate each "

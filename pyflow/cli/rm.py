@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 import click
 
 from pyflow import catalogue, hub, stores
 from pyflow.cli.options.groups import flag
-from pyflow.errors import FormatError
+from pyflow.errors import FormatError, PyflowError
 from pyflow.text import printable
 
 
@@ -28,9 +29,20 @@ def command(*, name: str, yes: bool) -> None:
         url = _url(name, known)
         path = hub.folder_of(url)
     if not yes:
-        click.confirm(f"delete {path}?", abort=True, err=True)
+        _confirm(path)
     freed = catalogue.remove(name) if name in known else hub.remove_url(url)
     click.echo(f"{name}: {freed / 1e6:.0f} MB freed", err=True)
+
+
+def _confirm(path: Path) -> None:
+    """Asks; PyflowError where nobody answers."""
+    try:
+        click.confirm(f"delete {path}?", abort=True, err=True)
+    except click.Abort as error:
+        if not isinstance(error.__context__, EOFError):
+            raise
+        click.echo(err=True)  # end the line of the question
+        raise PyflowError("no answer was given; -y deletes without asking") from None
 
 
 def _url(name: str, known: list[str]) -> hub.FileUrl:

@@ -9,7 +9,7 @@ import click
 from pyflow import catalogue, formats
 from pyflow.cli.options import inputs
 from pyflow.cli.options import model as options
-from pyflow.cli.options.groups import flag, grouped, option
+from pyflow.cli.options.groups import as_json, flag, grouped, option
 from pyflow.cli.terminal.output import print_json
 from pyflow.text import printable
 from pyflow.tokenizer import from_checkpoint
@@ -29,11 +29,11 @@ def _text(prompt: str | None, file: str | None, stdin: str | None) -> str:
     _text,
     option("-p --prompt", "The text."),
     option("-f --file", "A file with the text; - is standard input.", metavar="FILE"),
-    click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
+    inputs.stdin,
 )
 @flag("--no-bos", "Do not begin with BOS, even if the model does.")
 @flag("--special", 'Read control tokens such as "<|im_end|>" in the text.')
-@flag("--json as_json", "One JSON object on stdout.")
+@as_json
 def command(
     *,
     model: str | None,

@@ -66,7 +66,7 @@ def plan(
         if target is None:
             raise UnsupportedError(
                 f"{description.checkpoint.path}: {place.role(role)}: GGUF files of this family "
-                "have no such tensor"
+                "have no such tensor; write a folder instead: give OUT a name without .gguf"
             )
         _, name = target
         shape = _shape(asked, records)

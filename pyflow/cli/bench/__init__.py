@@ -14,6 +14,7 @@ from pyflow.cli.bench import spec
 from pyflow.cli.bench.timing import N_BATCH, Test, measure
 from pyflow.cli.group import Group
 from pyflow.cli.options import inputs, model
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option, output, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
@@ -137,7 +138,7 @@ def _numbers(*names: str, text: str) -> Any:
         text=f"Tokens of context before that.  [default: 0, or {_ROWS_DEPTH} for --rows]",
     ),
 )
-@option("-r --repetitions", "Runs of each test.", type=click.IntRange(1), default=5)
+@option("-r --repetitions", "Runs of each test.", type=Whole(1), default=5)
 @option(
     "-f --file", "With --pipeline: a text to continue, in place of random tokens.", metavar="FILE"
 )

@@ -13,6 +13,7 @@ import click
 from pyflow import _core
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options.asking import as_asked
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option, output, ruled
 from pyflow.cli.options.rules import Rule
 from pyflow.cli.options.run import RunOptions, run_options
@@ -76,10 +77,10 @@ def _texts(*, texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
 @option(
     "-n --predict --n-predict n_predict",
     "Tokens to generate at most.",
-    type=click.IntRange(2),
+    type=Whole(2),
     default=64,
 )
-@option("-r --repetitions", "Runs of each prompt and method.", type=click.IntRange(1), default=3)
+@option("-r --repetitions", "Runs of each prompt and method.", type=Whole(1), default=3)
 @drafts
 @output("md", "json")
 def command(

@@ -20,6 +20,7 @@ from pyflow.cli.eval.kld import as_figures, diverge, percent
 from pyflow.cli.eval.text import Measurement, TextOptions, end, of_text
 from pyflow.cli.eval.types import quantize
 from pyflow.cli.options import model
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import flag, grouped, option, output
 from pyflow.cli.options.rules import Rule
 from pyflow.cli.options.run import RunOptions, run_options
@@ -108,7 +109,7 @@ _of_types = grouped(
 @_of_types
 @of_text
 @run_options(model.threads, model.numa)
-@option("-r --repetitions", "Runs of each speed.", type=click.IntRange(0), default=3)
+@option("-r --repetitions", "Runs of each speed.", type=Whole(0), default=3)
 @output("md", "csv", "json")
 def command(
     *,

@@ -15,6 +15,7 @@ import click
 from pyflow.cli.eval.types import stamp
 from pyflow.cli.options import inputs
 from pyflow.cli.options.asking import raw_tokens, special
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option
 from pyflow.cli.options.model import context_size
 from pyflow.cli.options.rules import Rule
@@ -112,13 +113,13 @@ of_text = grouped(
     option(
         "-c --ctx-size n_ctx",
         "Tokens of a window. Figures for different sizes do not compare.",
-        type=click.IntRange(4),
+        type=Whole(4),
         default=512,
     ),
     option(
         "--chunks n_chunks",
         "Take so many windows from the start.  [default: all]",
-        type=click.IntRange(1),
+        type=Whole(1),
     ),
     option(
         "--method",
@@ -130,7 +131,7 @@ of_text = grouped(
     option(
         "--stride",
         "With --method strided: tokens from one window to the next.  [default: half of -c]",
-        type=click.IntRange(1),
+        type=Whole(1),
     ),
     option(
         "--regime",

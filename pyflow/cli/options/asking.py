@@ -55,8 +55,8 @@ class Question:
     """What `generate` asks."""
 
     templating: Templating
-    texts: Sequence[str]
-    """The prompts; none where there is a gap."""
+    prompts: Sequence[inputs.Prompt]
+    """None where there is a gap."""
     gap: tuple[str, str] | None
     """The texts before and after what the model is to write."""
     chat: bool | None
@@ -70,14 +70,15 @@ class Question:
             from pyflow.chat.infill import infill
 
             return [infill(model.tokenizer, *self.gap, source=model.name)]
+        texts = [prompt.text for prompt in self.prompts]
         template = None if self.chat is False else self.templating.template(model)
         if template is None and self.chat:
             from pyflow.generate.session import chat_template
 
             template = chat_template(model)
         if template is None:
-            return [raw_tokens(model.tokenizer, text, self.special) for text in self.texts]
-        return as_asked(template, self.texts, self.templating.system, self.prefill)
+            return [raw_tokens(model.tokenizer, text, self.special) for text in texts]
+        return as_asked(template, texts, self.templating.system, self.prefill)
 
 
 def as_asked(
@@ -149,11 +150,11 @@ class _Source:
     stdin: str | None
     jsonl: bool
 
-    def texts(self, escape: bool) -> list[str]:
+    def prompts(self, escape: bool) -> list[inputs.Prompt]:
         if self.jsonl and self.file is not None:
             return inputs.json_lines(self.file)
         text = None if self.prompt is None else text_of(self.prompt, "-p", escape)
-        return [inputs.prompt(text, self.file, self.stdin)]
+        return [inputs.Prompt(inputs.prompt(text, self.file, self.stdin))]
 
 
 def _question(
@@ -161,7 +162,8 @@ def _question(
     templating: Templating,
     source: _Source,
     gap: dict[str, str | None],
-    chat: bool | None,
+    chat: bool,
+    raw: bool,
     prefill: str | None,
     special: bool,
 ) -> Question:
@@ -172,9 +174,9 @@ def _question(
     }
     return Question(
         templating=templating,
-        texts=[] if ends else source.texts(templating.escape),
+        prompts=[] if ends else source.prompts(templating.escape),
         gap=(ends.get("prefix", ""), ends.get("suffix", "")) if ends else None,
-        chat=chat,
+        chat=chat if chat or raw else None,
         prefill="" if prefill is None else text_of(prefill, "--prefill", templating.escape),
         special=special,
     )
@@ -203,11 +205,11 @@ question = grouped(
         _Source,
         option("-p --prompt", "The text to continue; @FILE reads it.", metavar="TEXT"),
         option("-f --file", "A file with the text.", metavar="FILE"),
-        click.argument("stdin", metavar="[-]", type=click.Choice(["-"]), required=False),
+        inputs.stdin,
         flag(
             "--jsonl",
-            'FILE has a prompt per line, as JSON text or {"prompt": TEXT}; all run in one batch, '
-            "and each gives a line of JSON.",
+            'FILE has a prompt per line, as JSON text or {"prompt": TEXT, "id": ID}; all run in '
+            "one batch, and each gives a line of JSON, with its id if it has one.",
         ),
     ),
     grouped(
@@ -216,12 +218,11 @@ question = grouped(
         option("--prefix", "Fill in the middle: the text before the gap.", metavar="TEXT"),
         option("--suffix", "Fill in the middle: the text after the gap.", metavar="TEXT"),
     ),
-    option(
-        "--chat/--raw chat",
-        "Ask it as a question with the model's chat template, or continue the text as it is."
-        "  [default: --chat if the model has a template]",
-        default=None,
+    flag(
+        "--chat",
+        "Ask it as a question with the model's chat template.  [default: if the model has one]",
     ),
+    flag("--raw", "Continue the text as it is."),
     option("--prefill", "How the answer begins.", metavar="TEXT"),
     special,
     templating,
@@ -230,6 +231,7 @@ question = grouped(
         Rule("--jsonl", forbids=["-p"]),
         Rule("--prefix", forbids=_ALONE),
         Rule("--suffix", forbids=_ALONE),
+        Rule("--chat", forbids=["--raw"]),
         Rule("--special", needs=["--raw"]),
         Rule("--raw", forbids=["-sys", "--prefill", "--chat-template", "--template-var"]),
     ],

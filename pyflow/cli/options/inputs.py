@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
+from pyflow.text import printable
 
 # No context holds a text of this size; endless files such as /dev/zero are refused here.
 _MAX_BYTES = 1 << 28
@@ -43,6 +48,19 @@ def read(path: str) -> str:
     return decode(raw, name)
 
 
+def _dash(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
+    if value not in (None, "-"):
+        found = printable(argument(value or "", "the prompt"))
+        raise click.UsageError(
+            f"expected - for standard input, found {found!r:.60}; give the prompt with -p TEXT", ctx
+        )
+    return value
+
+
+stdin = click.argument("stdin", metavar="[-]", required=False, callback=_dash)
+"""The argument `-`, for standard input."""
+
+
 def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
     """The prompt of a command: -p, then the text of - or -f without its last line end."""
     parts = [] if text is None else [argument(text, "-p")]
@@ -64,7 +82,16 @@ def prompt(text: str | None, file: str | None, stdin: str | None) -> str:
     return joined
 
 
-def json_lines(path: str) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue."""
+
+    text: str
+    id: object = None
+    """What its result is to be told by, as JSON; None is nothing."""
+
+
+def json_lines(path: str) -> list[Prompt]:
     """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
     prompts = []
     # Not splitlines(): it also splits at characters that JSON texts may contain.
@@ -76,14 +103,33 @@ def json_lines(path: str) -> list[str]:
             value = json.loads(line)
         except RecursionError:
             raise click.UsageError(f"{where}: is nested too deeply") from None
-        except ValueError as error:
+        except json.JSONDecodeError as error:
+            raise click.UsageError(
+                f"{where}, column {error.colno}: is not JSON: {error.msg}"
+            ) from None
+        except ValueError as error:  # a number of too many digits
             raise click.UsageError(f"{where}: is not JSON: {error}") from None
+        if isinstance(value, dict):
+            _check_keys(value, where)
         text = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(text, str) or not text.strip():
             raise click.UsageError(
                 f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
             )
-        prompts.append(text)
+        prompts.append(Prompt(text, value.get("id") if isinstance(value, dict) else None))
     if not prompts:
         raise click.UsageError(f"{path}: expected at least one prompt, found none")
     return prompts
+
+
+def _check_keys(request: Mapping[str, object], where: str) -> None:
+    """UsageError for a key that would have no effect."""
+    known = ("prompt", "id")
+    for key in request:
+        if key not in known:
+            near = difflib.get_close_matches(key.lower(), known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise click.UsageError(
+                f"{where}: unknown key {key!r:.60}{hint}; expected {', '.join(known)}; options of"
+                " the command, such as --seed, hold for all prompts"
+            )

@@ -13,6 +13,7 @@ import click
 
 from pyflow import catalogue
 from pyflow._core import MAX_THREADS
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import option
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
@@ -78,7 +79,7 @@ model = option(
 threads = option(
     "-t --threads",
     "Threads to compute with.  [default: as 'pyflow doctor' shows]",
-    type=click.IntRange(1, MAX_THREADS),
+    type=Whole(1, MAX_THREADS),
 )
 numa = option(
     "--numa",
@@ -96,7 +97,7 @@ quantize = option(
 ctx_size = option(
     "-c --ctx-size n_ctx",
     "Tokens of context; 0 is as many as the model was trained for.",
-    type=click.IntRange(0),
+    type=Whole(0),
 )
 session = option(
     "--session session_file",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pyflow.cli.options import ranks
-from pyflow.cli.options.finite import Finite
+from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import grouped, option
 from pyflow.cli.options.rules import Rule
 from pyflow.cluster.run.strategy import NAMES
@@ -107,7 +107,7 @@ pipelines = grouped(
     option(
         "--stages",
         "With --pipeline: N stages in this process, each with its own -t threads.",
-        type=click.IntRange(1, _MAX_STAGES),
+        type=Whole(1, _MAX_STAGES),
         metavar="N",
     ),
     option(
@@ -121,13 +121,13 @@ pipelines = grouped(
     option(
         "--draft-len",
         "Drafted tokens at a time.  [default: speculative 4, pipeinfer 2]",
-        type=click.IntRange(1, 64),
+        type=Whole(1, 64),
         metavar="N",
     ),
     option(
         "--flight n_flight",
         "For pipeinfer: runs in flight at most.  [default: the stages and 2]",
-        type=click.IntRange(1, 1024),
+        type=Whole(1, 1024),
         metavar="N",
     ),
     ranks.draft_ranks,

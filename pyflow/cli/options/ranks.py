@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option
 from pyflow.cli.options.rules import Rule
 
@@ -38,7 +39,7 @@ def _places(n_ranks: int | None, hosts: Path | None) -> list[Place] | None:
 places = grouped(
     "places",
     _places,
-    option("-n n_ranks", "Ranks on this machine.", metavar="N", type=click.IntRange(1)),
+    option("-n n_ranks", "Ranks on this machine.", metavar="N", type=Whole(1)),
     option(
         "--hosts hosts",
         "A file with a machine per line, this one first; NODE:2 takes two ranks.",

@@ -134,15 +134,19 @@ def run_with_pipelines(*options: Option) -> Callable[[F], F]:
 def _over_ranks(pipeline: PipelineRun, run: RunOptions, command: Callable[[], Any]) -> Any:
     """Runs the command on rank 0, and serves it on the other ranks."""
     from pyflow.cluster.mpi.pipeline import dismiss
-    from pyflow.cluster.mpi.transport import world
+    from pyflow.cluster.mpi.transport import is_launched, world
 
+    alone = click.UsageError(
+        "--pipeline needs several stages: add --stages N for threads of this process, or start it"
+        " by 'pyflow cluster run' or mpirun -n N"
+    )
+    if not is_launched():
+        raise alone
     pipeline.world = world()
     # All ranks must come to the same result here, before they wait for one another.
     pipeline.place(of_process().numbers or Numbers.all(pipeline.world.size))
     if pipeline.world.size == 1 and not of_process().is_supervised:
-        raise click.UsageError(
-            "--pipeline needs several stages: add --stages N, or start it by mpirun -n N"
-        )
+        raise alone
     if pipeline.world.rank > 0:
         return _serve(pipeline, run)
     try:

@@ -12,7 +12,7 @@ import click
 from pyflow._core import POLICIES
 from pyflow.cli.options import inputs
 from pyflow.cli.options import model as models
-from pyflow.cli.options.finite import Finite
+from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
 from pyflow.speculate.entry import SIZES, Entry, Source, Speculation
@@ -277,7 +277,7 @@ speculation = grouped(
     option(
         "--spec-n-max n_max",
         "Drafted tokens of a step at most; 0 leaves it to the method.",
-        type=click.IntRange(0, 160),
+        type=Whole(0, 160),
         default=0,
     ),
     option(

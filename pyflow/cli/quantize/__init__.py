@@ -40,8 +40,7 @@ def _overrides(
         pattern, equals, name = value.rpartition("=")
         if not equals or not pattern or name.upper() not in FORMATS:
             raise click.BadParameter(
-                f"expected PATTERN=FORMAT with a format of {', '.join(FORMATS).lower()}, found "
-                f"{value!r}",
+                f"expected PATTERN=FORMAT with a format of {', '.join(FORMATS)}, found {value!r}",
                 ctx,
                 param,
             )
@@ -51,6 +50,11 @@ def _overrides(
             raise click.BadParameter(f"{pattern!r}: {error}", ctx, param) from None
         found.append((pattern, name.upper()))
     return tuple(found)
+
+
+class _Type(click.Choice[str]):
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:  # noqa: ARG002
+        return f"expected one of {', '.join(self.choices)}, found {value!r}"
 
 
 def _recipe(*, type_name: str, **values: Any) -> Recipe:
@@ -68,7 +72,7 @@ _of_recipe = grouped(
         f"format, in any case. One of: {', '.join(TYPES)}.",
         required=True,
         metavar="TYPE",
-        type=click.Choice([*TYPES], case_sensitive=False),
+        type=_Type([*TYPES], case_sensitive=False),
     ),
     option(
         "--tensor-type overrides",

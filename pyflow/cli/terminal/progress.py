@@ -119,12 +119,18 @@ def show(turn: Turn, *, timings: bool = False) -> bool:
     return done.stop_reason == "cancelled" and not circles
 
 
+def counted(n: int, per_second: float = 0) -> str:
+    """Tokens, and their speed if there is one: the time of a single drawn token is not measured."""
+    rate = f", {per_second:.1f}/s" if per_second > 0 else ""
+    return f"{n} token{'' if n == 1 else 's'}{rate}"
+
+
 def speed_line(done: Completion) -> str:
     """Counts and speeds of a turn."""
     t = done.timings
     return (
-        f"prompt {t.prompt_n} tokens, {t.prompt_per_second:.1f}/s; "
-        f"answer {t.predicted_n} tokens, {t.predicted_per_second:.1f}/s"
+        f"prompt {counted(t.prompt_n, t.prompt_per_second)}; "
+        f"answer {counted(t.predicted_n, t.predicted_per_second)}"
     )
 
 

@@ -86,7 +86,7 @@ def load_mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as e:  # the latter: there is no library of MPI
         raise PyflowError(
-            f"a cluster needs MPI, found {e}: pip install 'pyflow-llm[cluster]'"
+            f"ranks need MPI, which does not load ({e}): pip install mpi4py mpich"
         ) from None
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise PyflowError(

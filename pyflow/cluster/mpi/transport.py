@@ -83,6 +83,11 @@ TRANSPORTS: Sequence[type[Transport]] = [
 """The first whose launcher has started this process is used, or else the last."""
 
 
+def is_launched() -> bool:
+    """Whether a launcher has started this process, possibly among others."""
+    return any(kind.started(os.environ) for kind in TRANSPORTS)
+
+
 def connect() -> Transport:
     """This process's transport. PyflowError if it has none, or one that cannot be used."""
     kind = next((kind for kind in TRANSPORTS if kind.started(os.environ)), TRANSPORTS[-1])

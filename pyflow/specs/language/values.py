@@ -158,11 +158,11 @@ def _with(expression: Expression, scope: ConfigScope) -> str:
 
 
 def nearest(name: str, names: Iterable[str], *, n: int = 3) -> str:
-    """``; did you mean ...?`` for an unknown name, or nothing. Only the first names are compared,
+    """`` (did you mean ...?)`` for an unknown name, or nothing. Only the first names are compared,
     which bounds the time."""
     some = [one for one in islice(names, _MAX_COMPARED) if len(one) < _MAX_NAME]
     close = difflib.get_close_matches(name[:_MAX_NAME], some, n=n)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 # ---- kinds of values

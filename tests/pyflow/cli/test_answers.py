@@ -23,6 +23,11 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(run: Run, saying: Any) -> No
     assert "ended by the model" in err
 
 
+def test_a_single_token_has_no_speed(run: Run) -> None:
+    err = run(*RAW, "-p", "Hi", "-n", "1")[2]
+    assert "generated 1 token;" in err
+
+
 def test_a_line_end_is_added_only_where_there_is_none(run: Run, saying: Any) -> None:
     assert run(*RAW, "-p", "Hi", model=saying("Hi", "there\n"))[1] == "there\n"
 
@@ -103,6 +108,7 @@ def test_json_lines_run_as_one_batch(run: Run, fake_model: Any, tmp_path: Path) 
     assert code == 0
     results = [json.loads(line) for line in out.splitlines()]
     assert [bytes(r["prompt_tokens"][1:]).decode() for r in results] == ["One", "Two", "One"]
+    assert [r.get("id") for r in results] == [None, 7, None]
     assert len(fake_model.contexts) == 1
     assert "3 prompts" in err
 
@@ -119,10 +125,12 @@ def test_only_a_line_feed_ends_a_line_of_json(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('"a"\n{bad\n', "line 2: is not JSON"),
+        ('"a"\n{bad\n', "line 2, column 2: is not JSON"),
         ("5\n", "line 1: expected a text"),
         ('""\n', "line 1: expected a text"),
-        ('{"text": "a"}\n', "line 1: expected a text"),
+        ("{}\n", "line 1: expected a text"),
+        ('"a"\n{"prompt": "b", "seed": 3}\n', "line 2: unknown key 'seed'"),
+        ('{"Promt": "a"}\n', "unknown key 'Promt' (did you mean prompt?)"),
         ("\n", "expected at least one prompt"),
         pytest.param('"a"\n' + "[" * 99999, "line 2: is nested too deeply", id="deep"),
     ],

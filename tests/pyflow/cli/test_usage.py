@@ -14,11 +14,22 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["genrate"], "did you mean 'generate'"),
+        (["genrate"], "'generate'"),
         (["zzz"], "there are chat, generate"),
         (["generate", "-p", "x", "--tempp", "1"], "--temp"),
         (["generate", "-p", "x", "-t", "0"], "-t"),
-        (["generate", "-p", "x", "-t", "many"], "-t"),
+        (["generate", "-p", "x", "-t", "many"], "'many'"),
+        (["generate", "-p", "x", "-t", "1.5"], "1 to 1024, found '1.5'"),
+        (["generate", "-p", "x", "-t", ""], "1 to 1024, found ''"),
+        (["generate", "-p", "x", "-c", "-1"], "0 or more, found '-1'"),
+        (["generate", "-p", "x", "--spec-tree", "x"], "0 to 1, found 'x'"),
+        (["generate", "-p", "x", "--chat", "--raw"], "--raw"),
+        (["generate", "-p", "x", "--raw", "--chat"], "--raw"),
+        (["generate", "-p", "x", "extra"], "-p TEXT"),
+        (["tokenize", "extra"], "-p TEXT"),
+        (["generate", "-p", "x", "--pipeline", "pipeinfer"], "--stages N"),
+        (["quantize", "x", "y", "--type", "Q9"], "Q4_K_M"),
+        (["quantize", "x", "y", "--type", "Q4_0", "--tensor-type", "a=Q9"], "IQ4_XS"),
         (["generate", "-p", "x", "-n", "0"], "expected 1 to 2147483647, or -1"),
         (["generate", "-p", "x", "-n", "9" * 20], "expected 1 to 2147483647, or -1"),
         (["generate", "-p", "x", "--temp", "-1"], "--temperature: expected 0"),
@@ -97,3 +108,4 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, args: list[str], mess
     assert err.count("\n") == 1
     assert message in err
     assert "--help')" in err
+    assert ". (see" not in err

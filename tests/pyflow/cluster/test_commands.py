@@ -318,7 +318,7 @@ PIPEINFER = ["--pipeline", "pipeinfer", "--stages", "2"]
         (["--no-async"], "--no-async needs --pipeline pipeinfer"),
         (["--layers", "1,2"], "--layers needs --pipeline"),
         (["--pipeline", "iterative"], "add --stages N, or start it by mpirun"),
-        (["--pipeline", "iterative", "--stages", "0"], "0 is not in the range"),
+        (["--pipeline", "iterative", "--stages", "0"], "from 1 to"),
         (["--pipeline", "iterative", "--stages", "2", "--numa", "off"], "--numa cannot"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-len", "2"], "--draft-len cannot"),
         (
