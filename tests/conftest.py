@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import lzma
 import os
 import shutil
 import signal
@@ -90,6 +91,17 @@ def mpiexec() -> str:
     found = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     assert found, "mpiexec is missing: pip install 'pyflow-llm[cluster]'"
     return found
+
+
+@pytest.fixture(scope="session")
+def wikitext2() -> str:
+    """The test split of WikiText-2, raw; skips where there is none."""
+    default = Path(__file__).parents[2] / "shared" / "data" / "wiki.test.raw.xz"
+    path = Path(os.environ.get("PYFLOW_WIKITEXT2") or default)
+    if not path.is_file():
+        pytest.skip(f"{path} is missing: set PYFLOW_WIKITEXT2 to the test split of WikiText-2 raw")
+    raw = path.read_bytes()
+    return (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode()
 
 
 @pytest.fixture(scope="session")

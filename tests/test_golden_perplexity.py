@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ import pyflow
 from pyflow import _core
 
 GOLDEN = Path(__file__).parent / "golden" / "perplexity.json"
-TEXT = Path(__file__).parents[2] / "shared" / "data" / "wiki.test.raw.xz"
 TOLERANCE = 0.005
 # Two right engines that round differently give one token log-probabilities 0.14 apart (root mean
 # square, measured): 0.2 % over the 6,120 predictions of 24 chunks, but 0.5 % over those of 3.
@@ -44,23 +42,16 @@ SIMD_TABLES = [isa for isa in _core.runnable_isas() if isa != "scalar"]
 Measure = Callable[[Case, str, Regime, int], Perplexity]
 
 
-@pytest.fixture(scope="module")
-def wiki() -> str:
-    if not TEXT.is_file():
-        pytest.skip(f"{TEXT.name} (WikiText-2 raw test split) is not at {TEXT.parent}")
-    return lzma.decompress(TEXT.read_bytes()).decode()
-
-
 @pytest.fixture
 def measure(
-    model_path: Callable[[str], Path], wiki: str, monkeypatch: pytest.MonkeyPatch
+    model_path: Callable[[str], Path], wikitext2: str, monkeypatch: pytest.MonkeyPatch
 ) -> Measure:
     """Perplexity of a case's model by one kernel table ("" for the best) over some chunks."""
 
     def run(case: Case, isa: str, regime: Regime, n_chunks: int) -> Perplexity:
         monkeypatch.setenv("PYFLOW_ISA", isa)
         with pyflow.load(model_path(case.model), n_threads=2) as model:
-            return perplexity(model, wiki, n_ctx=case.n_ctx, n_chunks=n_chunks, regime=regime)
+            return perplexity(model, wikitext2, n_ctx=case.n_ctx, n_chunks=n_chunks, regime=regime)
 
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
 import textwrap
@@ -13,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyflow.quant import convert, dequantize, wikitext2
+from pyflow.quant import convert, dequantize
+from pyflow.quant import wikitext2 as known_text
 from pyflow.quant.imatrix import read_imatrix
 
 from pyflow import formats
@@ -25,7 +25,6 @@ from .quantize.quantizing import off_grid
 
 pytestmark = pytest.mark.model
 TEXT = Path(__file__).parents[3] / "docs" / "architecture.md"
-WIKI = Path(__file__).parents[4] / "shared" / "data" / "wiki.test.raw.xz"
 N_CTX = 64
 
 
@@ -219,12 +218,11 @@ def test_importance_of_columns_that_were_moved_otherwise_is_refused(
         assert main([*args, "--imatrix", str(own)]) == 0
 
 
-def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
-    if not WIKI.is_file():
-        pytest.skip(f"{WIKI.name} (WikiText-2 raw test split) is not at {WIKI.parent}")
-    test_text = lzma.decompress(WIKI.read_bytes()).decode()
-    np.testing.assert_array_equal(wikitext2.marks(test_text), wikitext2._kept())
-    lines = test_text.split("\n")
+def test_the_test_text_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny: Path, wikitext2: str
+) -> None:
+    np.testing.assert_array_equal(known_text.marks(wikitext2), known_text._kept())
+    lines = wikitext2.split("\n")
     for begin in (0, 1000, 4000):
         passage = "\r\n".join(lines[begin : begin + 60])
         joined = re.sub(r" @(.)@ ", r"\1", passage).replace(" ,", ",").replace(" .", ".")
@@ -233,18 +231,18 @@ def test_the_test_text_is_refused(capsys: pytest.CaptureFixture[str], tiny: Path
             assert imatrix(tiny, tiny.parent / "o") == 2
             assert "has a passage of the test split of WikiText-2" in capsys.readouterr().err
     for other in ("", "The same words over and over. " * 500, " ".join(map(str, range(50_000)))):
-        assert not wikitext2.has_passage(other)
+        assert not known_text.has_passage(other)
     assert not (tiny.parent / "o").exists()
 
 
 def test_passages_are_known_however_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     text = TEXT.read_text()
-    known = wikitext2.marks(text)
-    monkeypatch.setattr(wikitext2, "_kept", lambda: known)
+    known = known_text.marks(text)
+    monkeypatch.setattr(known_text, "_kept", lambda: known)
     passage = text[len(text) // 2 :][:8000]
     for given in (passage, passage.upper(), "\n".join(textwrap.wrap(passage, 50))):
-        assert wikitext2.has_passage(f"Before. {given} After.")
-    assert not wikitext2.has_passage(" ".join(reversed(passage.split())))
+        assert known_text.has_passage(f"Before. {given} After.")
+    assert not known_text.has_passage(" ".join(reversed(passage.split())))
 
 
 def test_a_text_that_is_too_short_is_refused(

@@ -24,7 +24,6 @@ from tokenizers import (
 )
 
 DATA = Path(__file__).parents[1] / "data"
-WIKI = Path(__file__).parents[4] / "shared" / "data" / "wiki.test.raw.xz"
 # The manual of 0.1.0, by file. A copy, since another training text gives other vocabularies.
 DOCUMENTS: list[str] = list(
     json.loads(lzma.decompress((DATA / "documents.json.xz").read_bytes())).values()
@@ -39,14 +38,6 @@ QWEN2 = (
 
 REAL = ["smollm2", "qwen2.5-coder-1.5b", "gemma3"]
 TRAINED = ["wordpiece", "wordlevel", "unigram", "byte_fallback"]
-
-
-@pytest.fixture(scope="session")
-def wiki() -> str:
-    """All of WikiText-2's test text."""
-    if not WIKI.is_file():
-        pytest.skip(f"{WIKI} is not there")
-    return lzma.decompress(WIKI.read_bytes()).decode()
 
 
 @pytest.fixture(scope="session")

@@ -111,20 +111,22 @@ def reference(folder: Path) -> Any:
 @pytest.mark.slow
 @of_each
 def test_any_text_gives_the_ids_of_the_library(
-    name: str, files: Files, wiki: str, hostile: str
+    name: str, files: Files, wikitext2: str, hostile: str
 ) -> None:
     ours, theirs = read(files(name)), reference(files(name))
     # By lines: the library adds scores up as float32, whose errors grow with a text.
-    lines = [*wiki[:40_000].splitlines(), *wiki[700_000:720_000].splitlines()]
+    lines = [*wikitext2[:40_000].splitlines(), *wikitext2[700_000:720_000].splitlines()]
     for text in (hostile, *TEXTS, *lines):
         assert ours.encode(text, add_special=False) == theirs.encode(text), ascii(text[:80])
 
 
 @pytest.mark.accept
 @of_each
-def test_all_of_wikipedia_gives_the_ids_of_the_library(name: str, files: Files, wiki: str) -> None:
+def test_all_of_wikipedia_gives_the_ids_of_the_library(
+    name: str, files: Files, wikitext2: str
+) -> None:
     ours, theirs = read(files(name)), reference(files(name))
-    for text in wiki.splitlines():
+    for text in wikitext2.splitlines():
         assert ours.encode(text, add_special=False) == theirs.encode(text), text
 
 

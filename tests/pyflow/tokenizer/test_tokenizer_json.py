@@ -52,17 +52,19 @@ def test_hostile_text_gives_the_ids_of_the_library(
 
 @pytest.mark.slow
 @of_each
-def test_wikipedia_gives_the_ids_of_the_library(name: str, folder_of: Folders, wiki: str) -> None:
-    for start in (0, 600_000, len(wiki) - 60_000):
-        agree(folder_of(name), wiki[start : start + 60_000])
+def test_wikipedia_gives_the_ids_of_the_library(
+    name: str, folder_of: Folders, wikitext2: str
+) -> None:
+    for start in (0, 600_000, len(wikitext2) - 60_000):
+        agree(folder_of(name), wikitext2[start : start + 60_000])
 
 
 @pytest.mark.accept
 @of_each
 def test_all_of_wikipedia_gives_the_ids_of_the_library(
-    name: str, folder_of: Folders, wiki: str
+    name: str, folder_of: Folders, wikitext2: str
 ) -> None:
-    agree(folder_of(name), wiki)
+    agree(folder_of(name), wikitext2)
 
 
 @pytest.mark.slow

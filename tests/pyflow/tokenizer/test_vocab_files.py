@@ -71,7 +71,7 @@ def agree(folder: Path, library: Any, texts: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_vocab_json_and_merges_give_the_ids_of_the_library(
-    name: str, vocab: Callable[[str], Path], wiki: str, hostile: str, tmp_path: Path
+    name: str, vocab: Callable[[str], Path], wikitext2: str, hostile: str, tmp_path: Path
 ) -> None:
     config = BYTE_LEVEL[name]
     folder = copy(vocab("byte_level"), tmp_path, config)
@@ -87,14 +87,14 @@ def test_vocab_json_and_merges_give_the_ids_of_the_library(
         library._tokenizer.post_processor = TemplateProcessing(
             single=f"<s> $A{roberta * ' </s>'}", special_tokens=[("<s>", 0), ("</s>", 2)]
         )
-    agree(folder, library, [hostile, *(wiki[at] for at in SLICES), "a <|endoftext|> <mask> b"])
+    agree(folder, library, [hostile, *(wikitext2[at] for at in SLICES), "a <|endoftext|> <mask> b"])
     assert from_folder(folder).add_eos == roberta
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORDPIECE)
 def test_vocab_txt_gives_the_ids_of_the_library(
-    name: str, vocab: Callable[[str], Path], wiki: str, hostile: str, tmp_path: Path
+    name: str, vocab: Callable[[str], Path], wikitext2: str, hostile: str, tmp_path: Path
 ) -> None:
     config = WORDPIECE[name]
     folder = copy(vocab("wordpiece"), tmp_path, config)
@@ -104,7 +104,11 @@ def test_vocab_txt_gives_the_ids_of_the_library(
         strip_accents=config.get("strip_accents"),
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
     )
-    agree(folder, library, [hostile, *(wiki[at] for at in SLICES), "a [MASK] b [SEP]", "日本語 é"])
+    agree(
+        folder,
+        library,
+        [hostile, *(wikitext2[at] for at in SLICES), "a [MASK] b [SEP]", "日本語 é"],
+    )
 
 
 @pytest.mark.accept
@@ -121,7 +125,7 @@ def test_the_classes_of_transformers_give_these_ids(
     kind: str,
     name: str,
     vocab: Callable[[str], Path],
-    wiki: str,
+    wikitext2: str,
     hostile: str,
     oracle: Callable[[str], Any],
     tmp_path: Path,
@@ -133,7 +137,7 @@ def test_the_classes_of_transformers_give_these_ids(
     folder = copy(vocab(kind), tmp_path, config)
     theirs = getattr(transformers, name).from_pretrained(folder)
     ours = from_folder(folder)
-    for text in (hostile, *(wiki[at] for at in SLICES)):
+    for text in (hostile, *(wikitext2[at] for at in SLICES)):
         assert ours.encode(text, parse_special=True) == theirs.encode(text)
 
 

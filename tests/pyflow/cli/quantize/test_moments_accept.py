@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,19 +13,20 @@ from pyflow.cli import main
 from .quantizing import off_grid
 
 pytestmark = [pytest.mark.model, pytest.mark.accept]
-SHARED = Path(__file__).parents[5] / "shared" / "data"
-TEXT, QUESTIONS = SHARED / "wiki.test.raw.xz", SHARED / "spec_bench_questions.jsonl"
+QUESTIONS = Path(__file__).parents[5] / "shared" / "data" / "spec_bench_questions.jsonl"
 TYPES = ("Q6_B64", "Q4_K_M", "Q3H_M")
 
 
 def test_moments_halve_the_divergence_of_what_importance_leaves(
-    capsys: pytest.CaptureFixture[str], model_path: Callable[[str], Path], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    model_path: Callable[[str], Path],
+    wikitext2: str,
+    tmp_path: Path,
 ) -> None:
-    for path in (TEXT, QUESTIONS):
-        if not path.is_file():
-            pytest.skip(f"{path.name} is not at {path.parent}")
+    if not QUESTIONS.is_file():
+        pytest.skip(f"{QUESTIONS.name} is not at {QUESTIONS.parent}")
     text, questions = tmp_path / "text", tmp_path / "questions"
-    text.write_bytes(lzma.decompress(TEXT.read_bytes()))
+    text.write_bytes(wikitext2.encode())
     turns = [
         turn for line in QUESTIONS.read_text().splitlines() for turn in json.loads(line)["turns"]
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from pyflow.cli import main
 from .quantizing import off_grid
 
 pytestmark = [pytest.mark.model, pytest.mark.accept]
-TEXT = Path(__file__).parents[5] / "shared" / "data" / "wiki.test.raw.xz"
 
 
 @pytest.mark.parametrize("how", ["--rotate", "--shuffle"])
@@ -22,15 +20,14 @@ TEXT = Path(__file__).parents[5] / "shared" / "data" / "wiki.test.raw.xz"
 def test_q3h_m_is_nearer_to_the_original_than_q3_k_m_of_no_fewer_bytes(
     capsys: pytest.CaptureFixture[str],
     model_path: Callable[[str], Path],
+    wikitext2: str,
     tmp_path: Path,
     name: str,
     n_chunks: int,
     how: str,
 ) -> None:
-    if not TEXT.is_file():
-        pytest.skip(f"{TEXT.name} (WikiText-2 raw test split) is not at {TEXT.parent}")
     text = tmp_path / "text"
-    text.write_bytes(lzma.decompress(TEXT.read_bytes()))
+    text.write_bytes(wikitext2.encode())
     # The models at hand are in 4 bits: taken off the grids of those first.
     base = str(tmp_path / "base.gguf")
     source = str(model_path(name))
