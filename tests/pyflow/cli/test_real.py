@@ -231,7 +231,7 @@ def test_a_chat_in_a_terminal(tmp_path: Path) -> None:
         terminal.type(ask)
         terminal.wait_for(ANSWERING)
         terminal.type("\x03")
-        terminal.wait_for(r"answer \d+ tokens.*\]")
+        terminal.wait_for(r"answer \d+ tokens?.*\]")
     terminal.wait_for(EDITING)
     terminal.type("\x04")
     assert terminal.exit_code() == 0

@@ -317,7 +317,7 @@ PIPEINFER = ["--pipeline", "pipeinfer", "--stages", "2"]
         (["--stages", "2"], "--stages needs --pipeline"),
         (["--no-async"], "--no-async needs --pipeline pipeinfer"),
         (["--layers", "1,2"], "--layers needs --pipeline"),
-        (["--pipeline", "iterative"], "add --stages N, or start it by mpirun"),
+        (["--pipeline", "iterative"], "needs several stages"),
         (["--pipeline", "iterative", "--stages", "0"], "from 1 to"),
         (["--pipeline", "iterative", "--stages", "2", "--numa", "off"], "--numa cannot"),
         (["--pipeline", "iterative", "--stages", "2", "--draft-len", "2"], "--draft-len cannot"),
