@@ -36,8 +36,8 @@ def places_of(path: str | Path) -> list[Place]:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise PyflowError(
-            f"{path}: expected a text with a host per line, found other bytes from byte {error.start:,} on "
-            "that are not UTF-8"
+            f"{path}: expected a text with a host per line, found bytes that are not UTF-8 from "
+            f"byte {error.start:,} on"
         ) from None
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
