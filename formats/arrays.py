@@ -21,7 +21,9 @@ _VIEWED = {
     "BOOL": "?",
 }
 # numpy types for the bits of floating point weights.
-_FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# From here on a double rounds to more than the largest float32.
+_BEYOND_F32 = float.fromhex("0x1.ffffffp127")
 # Types of one byte: (exponent bits, mantissa bits, bias, kind). fnuz: one zero, one NaN; ieee: as
 # IEEE 754; fn: no infinities. See
 # "FP8 formats for deep learning" (Micikevicius et al., 2022) and the OCP MX specification.
@@ -79,11 +81,11 @@ def rows(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[np.generi
 
 def stored_floats(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[np.generic]:
     """A view into the file in the tensor's shape; BF16 as its bits in uint16. `widened` converts a
-    part of it to values. UnsupportedError: a type other than F32, F16 and BF16, or strides."""
+    part of it to values. UnsupportedError: a type other than F64, F32, F16 and BF16, or strides."""
     if record.dtype not in _FLOATS:
         raise UnsupportedError(
-            f"{record.source}: tensor {record.name!r:.100}: expected F32, F16 or BF16, found "
-            f"{record.dtype}"
+            f"{record.source}: tensor {record.name!r:.100}: expected F64, F32, F16 or "
+            f"BF16, found {record.dtype}"
         )
     if not record.contiguous:
         raise UnsupportedError(
@@ -94,10 +96,24 @@ def stored_floats(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[
 
 
 def widened(stored: NDArray[np.generic]) -> NDArray[np.float32]:
-    """The exact values of a part of `stored_floats`, contiguous."""
+    """The values of a part of `stored_floats`, contiguous; exact but for F64, see `rounded`."""
+    if stored.dtype == np.float64:
+        return rounded(stored)
     if stored.dtype == np.uint16:
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.ascontiguousarray(stored, np.float32)
+
+
+def rounded(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Doubles rounded to the nearest float32, contiguous. UnsupportedError: one is beyond it."""
+    doubles = np.asarray(values, np.float64)
+    beyond = (np.abs(doubles) >= _BEYOND_F32) & np.isfinite(doubles)
+    if beyond.any():
+        raise UnsupportedError(
+            "expected values within the range of F32, up to 3.4e+38, found "
+            f"{doubles[beyond].flat[0]:g} in F64"
+        )
+    return np.ascontiguousarray(doubles, np.float32)
 
 
 def _strided(data: NDArray[np.uint8], record: _core.TensorRow, dtype: str) -> NDArray[np.generic]:

@@ -15,6 +15,7 @@ from pyflow.quant.blocks import (
     distortion,
     format_of,
     quantize,
+    read_as,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "distortion",
     "format_of",
     "quantize",
+    "read_as",
 ]

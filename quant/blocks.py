@@ -65,6 +65,12 @@ def format_of(name: str) -> Format:
     return found
 
 
+def read_as(type: str) -> Format | None:
+    """The format that weights of a tensor's type are read as: F64 as F32, the others as they are;
+    None if they cannot be read."""
+    return FORMATS.get("F32" if type == "F64" else type)
+
+
 def quantize(
     weights: ArrayLike,
     type: str,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.formats import gguf_writer
+from pyflow.formats import arrays, gguf_writer
 from pyflow.formats.replacing import replacing
 from pyflow.formats.tensor_writer import TensorWriter
 from pyflow.quant import mixes
@@ -295,7 +295,10 @@ def _pieces(
             else:
                 importance = None if step.importance is None else step.importance[begin // n_own]
                 with _naming(tensor):
-                    blocks = _core.Requantizer(tensor.dtype, step.to, n_cols, importance, feedback)
+                    dtype = tensor.dtype
+                    if dtype == "F64":
+                        dtype, piece = "F32", arrays.rounded(piece.view("<f8")).view(np.uint8)
+                    blocks = _core.Requantizer(dtype, step.to, n_cols, importance, feedback)
                     out, sums = blocks.run(piece, begin, pool)
                 yield out, n_weights, Share(0, 0, 0, {}, *sums, n_converted=n_weights)
             model.release(tensor.name, begin, end)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.quant import budget, mixes
-from pyflow.quant.blocks import FORMATS
+from pyflow.quant.blocks import FORMATS, read_as
 from pyflow.quant.imatrix import Imatrix, Moments
 from pyflow.quant.naming import Naming, Part, of_gguf
 from pyflow.quant.weights import Tensor, Weights
@@ -257,7 +257,7 @@ def _nbytes(tensor: Tensor, name: str) -> int:
 
 
 def _check_source(model: Weights, tensor: Tensor, recipe: Recipe) -> None:
-    form = FORMATS.get(tensor.dtype)
+    form = read_as(tensor.dtype)
     if form is None:
         raise _unreadable(model, tensor)
     if form.block > 1 and not recipe.allow_requantize:

@@ -11,11 +11,13 @@ namespace pyflow {
 
 struct TensorRecord {
   std::string name;
-  DType dtype = DType::F32;
+  DType dtype = DType::F32;       // that the values are read as
+  bool is_double = false;         // stored as F64, and read as F32
   std::vector<int64_t> shape;     // outermost first: {rows, row length}; GGUF's order reversed
   uint64_t offset = 0;            // of the first byte in the file
   uint64_t nbytes = 0;            // checked against dtype, shape and file
   const uint8_t* data = nullptr;  // mapped; valid while the checkpoint lives
+  uint32_t block_bytes() const { return is_double ? 8 : info(dtype).block_bytes; }
   int64_t cols() const { return shape.empty() ? 1 : shape.back(); }
   int64_t rows() const {
     int64_t n = 1;

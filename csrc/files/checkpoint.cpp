@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "core/errors.h"
@@ -40,9 +41,15 @@ void Checkpoint::set_table(std::vector<TensorRow> table) {
   by_name_ = sorted_by(table_.size(), [&](uint32_t i) { return std::string_view(table_[i].name); });
   for (const TensorRow& t : table_) {
     record_.push_back(static_cast<uint32_t>(tensors_.size()));
-    if (t.supported && hindrance(t).empty())
-      tensors_.push_back({t.name, *dtype_from_gguf(t.type_id), t.shape, t.offset, t.nbytes,
-                          files_[t.file]->data() + t.offset});
+    if (!t.supported || !hindrance(t).empty()) continue;
+    const std::optional<DType> dtype = dtype_from_gguf(t.type_id);
+    tensors_.push_back({.name = t.name,
+                        .dtype = dtype.value_or(DType::F32),
+                        .is_double = !dtype,
+                        .shape = t.shape,
+                        .offset = t.offset,
+                        .nbytes = t.nbytes,
+                        .data = files_[t.file]->data() + t.offset});
   }
 }
 

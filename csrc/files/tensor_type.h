@@ -1,5 +1,6 @@
 // The element types that tensors of checkpoints have, by name and by their numbers in GGUF. Most
-// quantized ones come from quant/formats.def; here are those that this build only knows by name.
+// quantized ones come from quant/formats.def; here are those that this build only knows by name, and
+// F64, which is read as F32.
 #pragma once
 
 #include <array>
@@ -38,7 +39,7 @@ inline constexpr std::array kListedTypes = {
     TensorType{25, "I16", 1, 2},
     TensorType{26, "I32", 1, 4},
     TensorType{27, "I64", 1, 8},
-    TensorType{28, "F64", 1, 8},
+    TensorType{28, "F64", 1, 8, true},
     TensorType{29, "IQ1_M", 256, 56},
     TensorType{34, "TQ1_0", 256, 54},
     TensorType{35, "TQ2_0", 256, 66},

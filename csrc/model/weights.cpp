@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -42,6 +44,26 @@ size_t file_row(const TensorRef& ref, int64_t row) {
     row -= count;
   }
   return static_cast<size_t>(row);  // no segments: all rows
+}
+
+// The values of n weights, a multiple of the block, as f32. Throws UnsupportedError for an F64 that
+// rounds to no finite f32.
+void read_values(const std::string& where, const TensorRecord& r, const uint8_t* src, int64_t n,
+                 float* out) {
+  if (!r.is_double) return dequantize(r.dtype, src, n, out);
+  constexpr double kBeyond = 0x1.ffffffp127;  // half a step above the largest f32
+  for (int64_t i = 0; i < n; ++i) {
+    double x;
+    std::memcpy(&x, src + static_cast<size_t>(i) * sizeof x, sizeof x);
+    if (std::fabs(x) >= kBeyond && std::isfinite(x)) {
+      std::array<char, 32> text{};
+      std::snprintf(text.data(), text.size(), "%g", x);
+      throw UnsupportedError(where +
+                             "expected values within the range of F32, up to 3.4e+38, found " +
+                             text.data() + " in F64");
+    }
+    out[i] = static_cast<float>(x);
+  }
 }
 
 // Copies start at a huge page, so that no page belongs to two nodes.
@@ -150,7 +172,7 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
     if (start % block || count % block)
       throw UnsupportedError(where + "cut within a block of its type " +
                              std::string(info(r.dtype).name));
-    dequantize(r.dtype, r.data + start / block * info(r.dtype).block_bytes, count, to);
+    read_values(where, r, r.data + start / block * r.block_bytes(), count, to);
     to += count;
   };
   if (ref.rows.empty()) take(0, n);
@@ -188,8 +210,7 @@ const float* Weights::vector_or_ones(const std::optional<TensorRef>& ref, int64_
 }
 
 size_t Weights::Matrix::row_bytes() const {
-  const DTypeInfo& type = info(record->dtype);
-  return static_cast<size_t>(packed->cols()) / type.block * type.block_bytes;
+  return static_cast<size_t>(packed->cols()) / info(record->dtype).block * record->block_bytes();
 }
 
 const uint8_t* Weights::Matrix::in_place() const {
@@ -208,7 +229,7 @@ void Weights::Matrix::gather(int64_t tile, uint8_t* rows) const {
       std::memcpy(rows + i * nbytes, record->data + from[i] * nbytes, nbytes);
     return;
   }
-  const size_t value = info(record->dtype).block_bytes;
+  const size_t value = record->block_bytes();
   const size_t stride = static_cast<size_t>(record->cols()) * value;
   for (size_t k = 0; k < static_cast<size_t>(packed->cols()); ++k)
     for (size_t i = 0; i < static_cast<size_t>(n); ++i)
@@ -217,7 +238,7 @@ void Weights::Matrix::gather(int64_t tile, uint8_t* rows) const {
 }
 
 size_t Weights::scratch_bytes(const Matrix& m) const {
-  if (!m.encoded()) return m.in_place() ? 0 : kTileRows * m.row_bytes();
+  if (!m.converted()) return m.in_place() ? 0 : kTileRows * m.row_bytes();
   const auto cols = static_cast<size_t>(m.packed->cols());
   return kTileRows *
          (m.row_bytes() + cols * sizeof(float) + row_bytes(m.packed->dtype(), m.packed->cols()));
@@ -225,7 +246,7 @@ size_t Weights::scratch_bytes(const Matrix& m) const {
 
 void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* scratch) const {
   const uint8_t* src = m.in_place();
-  if (src && !m.encoded()) return m.packed->pack_tiles(src, begin, end);
+  if (src && !m.converted()) return m.packed->pack_tiles(src, begin, end);
   // Buffers for rows as stored, as floats, as blocks.
   const int64_t cols = m.packed->cols();
   uint8_t* rows = scratch;
@@ -233,12 +254,16 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
   auto* blocks = reinterpret_cast<uint8_t*>(floats + kTileRows * cols);
   for (int64_t tile = begin; tile < end; ++tile) {
     m.gather(tile, rows);
-    if (!m.encoded()) {
+    if (!m.converted()) {
       m.packed->pack_tile(rows, tile);
       continue;
     }
     const int64_t first = tile * kTileRows, n = std::min(kTileRows, m.packed->rows() - first);
-    dequantize(m.record->dtype, rows, n * cols, floats);
+    read_values("", *m.record, rows, n * cols, floats);
+    if (m.packed->dtype() == m.record->dtype) {
+      m.packed->pack_tile(reinterpret_cast<const uint8_t*>(floats), tile);
+      continue;
+    }
     Encoder(m.packed->dtype(), cols, nullptr, encode_table(kernels_))
         .encode(floats, n, first, blocks);
     m.packed->pack_tile(blocks, tile);

@@ -68,7 +68,7 @@ class Weights {
   // Packs all matrices, side by side in the order of matrix(), each tile by one thread, and
   // releases the source pages; on the memory nodes and in the copies of the pool's placement.
   // `poll` is called between matrices, by the calling thread; it may throw to stop. Throws
-  // UnsupportedError for weights that pack_as cannot hold.
+  // UnsupportedError for weights that pack_as, or F32 for those in F64, cannot hold.
   void pack(ThreadPool& pool, const std::function<void()>& poll);
   // Unmaps the source's pages: vectors are copies, and a stage that is only planned needs no more.
   void release_source() const { source_.release_all(); }
@@ -95,7 +95,8 @@ class Weights {
     // The place of its rows in the file, if they are contiguous; else null.
     const uint8_t* in_place() const;
     size_t row_bytes() const;  // in the file
-    bool encoded() const { return packed->dtype() != record->dtype; }
+    // Whether its values are not packed as they are stored.
+    bool converted() const { return packed->dtype() != record->dtype || record->is_double; }
     void gather(int64_t tile, uint8_t* rows) const;  // copies the rows of a tile
   };
   void place(const Placement& placement);

@@ -13,7 +13,7 @@ from pyflow.cli.group import Group
 from pyflow.cli.options import model
 from pyflow.cli.options.groups import as_json
 from pyflow.cli.terminal.output import print_json
-from pyflow.errors import PyflowError
+from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.text import plural, printable
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def _found(description: Description) -> dict[str, Any]:
     from pyflow.specs.document import label
 
     built, spec = description.built, description.built.spec
-    fits = not built.problems and not built.unsupported and spec is not None
+    unsupported = [*built.unsupported, *_refusals(description)]
+    fits = not built.problems and not unsupported and spec is not None
     tokenizer, suits = _tokenizer(description, fits=fits)
     facts = {name: fact.value for name, fact in description.facts.known().items()}
     embedding, head = _ends(spec) if spec else (None, None)
@@ -72,7 +73,7 @@ def _found(description: Description) -> dict[str, Any]:
         "fits": fits and suits,
         "problems": [asdict(problem) for problem in built.problems],
         "more_problems": built.is_cut,
-        "unsupported": list(built.unsupported),
+        "unsupported": unsupported,
         "ignored": sorted(built.ignored),
         "facts": facts,
         "embedding": embedding,
@@ -87,6 +88,20 @@ def _found(description: Description) -> dict[str, Any]:
         "n_tensors": len(built.used),
         "tokenizer": tokenizer,
     }
+
+
+def _refusals(description: Description) -> list[str]:
+    """Why the engine refuses to load a model whose files fit its spec."""
+    from pyflow.engine.loaded import planned
+
+    built = description.built
+    if built.problems or built.unsupported or built.spec is None:
+        return []
+    try:
+        planned(description.checkpoint, built.spec)
+    except (ShapeError, UnsupportedError) as error:
+        return [str(error)]
+    return []
 
 
 @dataclass(frozen=True, slots=True)

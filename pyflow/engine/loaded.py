@@ -32,7 +32,13 @@ from pyflow.engine.topology import (
     place,
     this_machine,
 )
-from pyflow.errors import PlacementWarning, PyflowError, ResourceError
+from pyflow.errors import (
+    PlacementWarning,
+    PyflowError,
+    ResourceError,
+    ShapeError,
+    UnsupportedError,
+)
 from pyflow.formats import Checkpoint
 from pyflow.specs import build_spec
 from pyflow.specs.model_spec import ModelSpec
@@ -75,11 +81,31 @@ def plan(
     checkpoint = open_checkpoint(path, quantize=quantize)
     spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
-    stage = _core.Stage(
-        checkpoint.native, spec.stage(), pool, load=False, pack_as=checkpoint.pack_as
-    )
+    stage = planned(checkpoint, spec, pool)
     args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
     return _plan(checkpoint, spec, stage, args)
+
+
+def planned(
+    checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool | None = None
+) -> _core.Stage:
+    """All layers without their weights, to plan memory. pool: None is one thread.
+
+    UnsupportedError, ShapeError: the engine cannot run the model, whatever the context.
+    """
+    try:
+        stage = _core.Stage(
+            checkpoint.native,
+            spec.stage(),
+            pool or _core.ThreadPool(1),
+            load=False,
+            pack_as=checkpoint.pack_as,
+        )
+        _core.Context.memory(stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16")
+    except (ShapeError, UnsupportedError) as error:
+        path = str(checkpoint.path)
+        raise type(error)(str(error) if path in str(error) else f"{path}: {error}") from None
+    return stage
 
 
 class LoadedModel(ModelFiles, Closing):
@@ -113,7 +139,7 @@ class LoadedModel(ModelFiles, Closing):
         """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
         native, spec, pack_as = self.checkpoint.native, self.spec.stage(), self.checkpoint.pack_as
-        need = _core.Stage(native, spec, self._pool, load=False, pack_as=pack_as).weight_bytes
+        need = planned(self.checkpoint, self.spec, self._pool).weight_bytes
         if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = "choose a smaller model"

@@ -15,7 +15,7 @@ from pyflow.engine.defaults import read_defaults
 from pyflow.engine.fingerprint import fingerprint
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Checkpoint
-from pyflow.quant import FORMATS, format_of
+from pyflow.quant import format_of, read_as
 from pyflow.specs import describe
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
 from pyflow.tokenizer.base.headroom import is_limited
@@ -121,6 +121,6 @@ def open_checkpoint(name_or_path: str | Path, *, quantize: str | None = None) ->
 def can_quantize(checkpoint: Checkpoint) -> bool:
     """Whether it has float matrices that loading does not quantize yet."""
     return checkpoint.pack_as is None and any(
-        len(t.shape) > 1 and t.dtype in FORMATS and FORMATS[t.dtype].block == 1
+        len(t.shape) > 1 and (form := read_as(t.dtype)) is not None and form.block == 1
         for t in checkpoint.tensors
     )

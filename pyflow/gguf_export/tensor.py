@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow.errors import UnsupportedError
 from pyflow.formats import Checkpoint, arrays
 from pyflow.quant import FORMATS, dequantize
 
@@ -122,5 +123,8 @@ class GgufTensor:
         found = flat[:, index].T if part.transposed else flat[index]
         if self.dtype != "F32":
             return found
-        values = arrays.widened(found)
+        try:
+            values = arrays.widened(found)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self.source}: tensor {part.name!r:.100}: {error}") from None
         return values + np.float32(part.add) if part.add else values  # -0.0 stays

@@ -138,7 +138,8 @@ def _type(name: str, tensor: Planned, parts: Sequence[Part], checkpoint: Checkpo
             f"{checkpoint.path}: {name}: expected rows of one type, or values in F32, F16 or BF16, "
             f"found {', '.join(sorted(types))}; take the folder from which this one was quantized"
         )
-    return types.pop() if exact else "F32"
+    kept = types.pop() if exact else "F32"
+    return "F32" if kept == "F64" else kept
 
 
 def _stored(

@@ -42,7 +42,7 @@ def test_records_say_what_the_header_says(safetensors_corpus: ModuleType, tmp_pa
     assert records == [
         ("a", "F32", (2,), (1,), 0, 8, True, str(path)),
         ("b", "BF16", (1, 2), (2, 1), 8, 4, True, str(path)),
-        ("none", "F64", (0, 5), (5, 1), 12, 0, False, str(path)),
+        ("none", "F64", (0, 5), (5, 1), 12, 0, True, str(path)),
         ("scalar", "U8", (), (), 12, 1, False, str(path)),
     ]
     assert [t.type_id for t in checkpoint.tensors] == [0, 30, 28, None]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 MARK, STOP, NONE, EMPTY_TUPLE, EMPTY_LIST, EMPTY_DICT = b"(", b".", b"N", b")", b"]", b"}"
 REDUCE, PERSID, FALSE = b"R", b"Q", b"\x89"
@@ -217,3 +221,22 @@ def stream(
     contents = weights() if contents is None else contents
     keys = pickled(EMPTY_LIST, text("0"), b"a") if keys is None else keys
     return magic + version + machine + contents + keys + data
+
+
+def write_pt(path: Path, tensors: Mapping[str, NDArray[Any]], kind: str) -> None:
+    """A file as torch.save writes it; arrays that are one object share a storage."""
+    keys = {id(v): str(i) for i, v in enumerate({id(v): v for v in tensors.values()}.values())}
+    lines = []
+    for name, v in tensors.items():
+        of = storage(
+            named("torch", kind),
+            text(keys[id(v)]),
+            number(v.size),
+        )
+        strides = [s // v.itemsize for s in v.strides]
+        lines.append(text(name) + tensor(v.shape, strides, of=of))
+    contents = pickled(dict_of(*lines))
+    members = [Member("x/data.pkl", contents)]
+    for v in {id(v): v for v in tensors.values()}.values():
+        members.append(Member(f"x/data/{keys[id(v)]}", v.tobytes("A")))
+    path.write_bytes(zipped(members))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.quant import FORMATS
+from pyflow.quant import FORMATS, read_as
 from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.parts import name_of
 
@@ -225,9 +225,11 @@ def _multiplies(model: Model, n_tokens: int) -> int | None:
 
 def _packed(model: ModelFiles, tensor: _core.TensorRow) -> tuple[str, int]:
     """The type and the bytes of a tensor once it is loaded."""
-    stored, wanted = FORMATS.get(tensor.dtype), FORMATS.get(model.checkpoint.pack_as or "")
-    if wanted is None or stored is None or stored.block > 1 or len(tensor.shape) < 2:
+    stored, wanted = read_as(tensor.dtype), FORMATS.get(model.checkpoint.pack_as or "")
+    if stored is None:
         return tensor.dtype, tensor.nbytes
+    if wanted is None or stored.block > 1 or len(tensor.shape) < 2:
+        wanted = stored
     return wanted.name, prod(tensor.shape) // wanted.block * wanted.block_bytes
 
 

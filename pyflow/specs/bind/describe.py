@@ -15,7 +15,7 @@ from pyflow.errors import (
     SpecError,
     UnsupportedError,
 )
-from pyflow.formats import Checkpoint
+from pyflow.formats import Checkpoint, arrays
 from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
@@ -161,12 +161,15 @@ def _describe(checkpoint: Checkpoint) -> Description:
 
     def read_tensor(name: str, n: int) -> Sequence[float]:
         record = tensors[name]
-        if record.dtype != "F32" or record.shape != (n,):
+        where = f"{checkpoint.path}: tensor {printable(name):.100}"
+        if record.dtype not in {"F32", "F64"} or record.shape != (n,):
             raise FormatError(
-                f"{checkpoint.path}: tensor {printable(name):.100}: expected F32 of shape ({n},), "
-                f"found {record.dtype} of {record.shape}"
+                f"{where}: expected F32 of shape ({n},), found {record.dtype} of {record.shape}"
             )
-        return [float(x) for x in checkpoint.array(name)]
+        try:
+            return [float(x) for x in arrays.rounded(checkpoint.array(name))]
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{where}: {error}") from None
 
     where = str(checkpoint.path)
     built = build(document, source, facts, tensors, read_tensor, where)

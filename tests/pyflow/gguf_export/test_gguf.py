@@ -20,7 +20,7 @@ from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.gguf_export import to_gguf
 from pyflow.specs import build_spec, describe, naming
 
-from ...hostile import torch_builder
+from ...hostile.torch_builder import write_pt
 from ..specs import tiny
 from ..specs.test_families import FIXTURES, fixture, logits
 from .written import write
@@ -214,25 +214,6 @@ def test_queries_are_turned_pair_by_pair_and_nothing_else(tmp_path: Path) -> Non
     assert np.array_equal(tensors["blk.0.attn_v.weight"].rows(0, 64), hub)
 
 
-def write_pt(path: Path, tensors: dict[str, NDArray[Any]], kind: str) -> None:
-    """A file as torch.save writes it; arrays that are one object share a storage."""
-    keys = {id(v): str(i) for i, v in enumerate({id(v): v for v in tensors.values()}.values())}
-    lines = []
-    for name, v in tensors.items():
-        of = torch_builder.storage(
-            torch_builder.named("torch", kind),
-            torch_builder.text(keys[id(v)]),
-            torch_builder.number(v.size),
-        )
-        strides = [s // v.itemsize for s in v.strides]
-        lines.append(torch_builder.text(name) + torch_builder.tensor(v.shape, strides, of=of))
-    contents = torch_builder.pickled(torch_builder.dict_of(*lines))
-    members = [torch_builder.Member("x/data.pkl", contents)]
-    for v in {id(v): v for v in tensors.values()}.values():
-        members.append(torch_builder.Member(f"x/data/{keys[id(v)]}", v.tobytes("A")))
-    path.write_bytes(torch_builder.zipped(members))
-
-
 @pytest.mark.parametrize(("dtype", "kind"), [("F16", "HalfStorage"), ("BF16", "BFloat16Storage")])
 def test_weights_keep_their_type_and_vectors_get_float32(
     dtype: str, kind: str, tmp_path: Path
@@ -311,9 +292,9 @@ def test_gguf_files_and_types_without_exact_floats_are_refused(tmp_path: Path) -
     path = write(tmp_path / "m.gguf", to_gguf(formats.open(folder)))
     with pytest.raises(UnsupportedError, match="GGUF"):
         to_gguf(formats.open(path))
-    values = {k: v.astype(np.float64) for k, v in tiny.weights(golden).items()}
+    values = {k: v.astype(np.int32) for k, v in tiny.weights(golden).items()}
     safetensors.numpy.save_file(values, folder / "model.safetensors")
-    with pytest.raises(UnsupportedError, match=r"F32.*F16.*BF16.*F64"):
+    with pytest.raises(UnsupportedError, match=r"F32.*F16.*BF16.*I32"):
         to_gguf(formats.open(folder))
 
 

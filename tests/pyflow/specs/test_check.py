@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from pyflow import cli, formats
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
+from pyflow.model import load
 from pyflow.specs import build_spec
 
 from . import tiny
@@ -221,3 +224,31 @@ def test_long_names_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().err
     assert re.search(r"pyflow\.toml: spec: .*1.*None", said)
     assert "download" not in said
+
+
+@pytest.mark.parametrize("why", ["type", "heads"])
+def test_what_the_engine_refuses_a_check_refuses_in_the_same_words(
+    why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensors fit their spec, but have a type, or heads a size, that no kernel takes."""
+    golden = json.loads((GOLDEN / "hf_llama2.json").read_text())
+    weights = tiny.weights(golden)
+    tiny.write(tmp_path, golden)
+    if why == "type":
+        name = "model.layers.1.mlp.up_proj.weight"
+        weights[name] = weights[name].astype(np.int32)
+    else:
+        config = json.loads((tmp_path / "config.json").read_text())
+        config |= {"head_dim": 16400, "num_attention_heads": 1, "num_key_value_heads": 1}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        n_embd = config["hidden_size"]
+        for name in [name for name in weights if "self_attn" in name]:
+            shape = (n_embd, 16400) if "o_proj" in name else (16400, n_embd)
+            weights[name] = np.zeros(shape, np.float32)
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedError) as refusal:
+        load(tmp_path, n_threads=1)
+    found = checked(capsys, tmp_path)
+    assert not found["fits"]
+    assert found["unsupported"] == [str(refusal.value)]
+    assert str(tmp_path) in str(refusal.value)
