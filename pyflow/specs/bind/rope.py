@@ -15,9 +15,9 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.specs.language.values import Number, Whole, nearest
 from pyflow.specs.parts import Rope
 
-# Parameters by their names in either source; "" is read elsewhere.
+# Parameters by their names in either source; "" is read elsewhere, or has no effect.
 _HF = {
-    "type": "type",
+    "type": "old_type",
     "rope_type": "type",
     "factor": "factor",
     "original_max_position_embeddings": "n_ctx_original",
@@ -33,6 +33,8 @@ _HF = {
     "long_factor": "long_divisors",
     "rope_theta": "",
     "partial_rotary_factor": "",
+    "mrope_section": "",  # the axes of a text's positions are equal
+    "mrope_interleaved": "",
     "finetuned": "",
 }
 _GGUF = {
@@ -44,6 +46,25 @@ _GGUF = {
     "yarn_beta_slow": "beta_slow",
     "yarn_log_multiplier": "mscale_all_dim",
     "finetuned": "",
+}
+# Parameters that other programs know, and the values at which they change nothing.
+_NEUTRAL: dict[str, dict[str, tuple[float, ...]]] = {
+    "hf": {
+        "alpha": (1,),
+        "apply_yarn_scaling": (True,),
+        "attn_factor": (1,),
+        "ext_factor": (1,),
+        "extrapolation_factor": (1,),
+        "llama_4_scaling_beta": (0,),
+        "long_mscale": (1,),
+        "ntk_alpha": (1,),
+        "short_mscale": (1,),
+        "yarn_attn_factor": (1,),
+        "yarn_beta_fast": (32,),
+        "yarn_beta_slow": (1,),
+        "yarn_ext_factor": (1,),
+    },
+    "gguf": {"alpha": (0, 1), "yarn_attn_factor": (1,), "yarn_ext_factor": (-1,)},
 }
 _LAWS = ("none", "linear", "dynamic", "yarn", "llama3", "longrope")
 _ALSO = {"default": "none", "su": "longrope"}
@@ -97,8 +118,11 @@ class Parameters:
 
     def __init__(self, t: RopeTable) -> None:
         names = _GGUF if t.kind == "gguf" else _HF
-        self._where, self._table = t.where, {}
+        self._where, self._table = t.where, dict[str, object]()
+        neutral = _NEUTRAL[t.kind]
         for name, value in (t.scaling or {}).items():
+            if name in neutral:
+                continue
             if name not in names:
                 raise UnsupportedError(
                     f"{t.where}: {name!r:.60} is not supported{nearest(name, names)}; "
@@ -110,6 +134,20 @@ class Parameters:
             self._check_base(t)
         self.law = self._law(t)
         self.extra = self.number("attn_factor", 1.0)
+        self._check_neutral(t)
+
+    def _check_neutral(self, t: RopeTable) -> None:
+        """UnsupportedError: a parameter of other programs would change the frequencies."""
+        neutrals = _NEUTRAL[t.kind]
+        if t.kind == "gguf":  # the share of YaRN's ramp; -1 is what its law has
+            neutrals = neutrals | {"yarn_ext_factor": (-1, 1 if self.law == "yarn" else 0)}
+        for name, neutral in neutrals.items():
+            value = (t.scaling or {}).get(name)
+            if value is not None and value not in neutral:
+                raise UnsupportedError(
+                    f"{self._where}: {name}: expected {' or '.join(f'{v:g}' for v in neutral)}, "
+                    f"the value without effect, found {value!r:.60}"
+                )
 
     def _check_base(self, t: RopeTable) -> None:
         """UnsupportedError: the scaling has another base than the spec has read."""
@@ -123,8 +161,10 @@ class Parameters:
     def _law(self, t: RopeTable) -> str:
         if t.long_divisors:
             return "longrope"
-        # Files without a type but with a factor mean linear scaling.
-        law = self._table.get("type", "linear" if self.number("factor", 1.0) != 1.0 else "none")
+        # GGUF files without a type but with a factor mean linear scaling.
+        is_linear = t.kind == "gguf" and self.number("factor", 1.0) != 1.0
+        plain = "linear" if is_linear else "none"
+        law = self._table.get("type", self._table.get("old_type", plain))
         law = _ALSO.get(law, law) if isinstance(law, str) else law
         if law not in _LAWS:
             raise UnsupportedError(
@@ -188,8 +228,7 @@ def _dynamic(t: RopeTable, p: Parameters, plain: list[float]) -> tuple[Rope, int
     frequencies may not change under keys that are kept, so a context longer than the original takes
     those of the longest one, which is `factor` times as long.
     """
-    factor = p.number("factor", kind=Number(least=1))
-    original = p.n_ctx_original(t)
+    factor, original = p.number("factor", kind=Number(least=1)), t.n_ctx
     if t.n_dims <= 2:
         raise FormatError(f"{t.where}: expected more than 2 dimensions, found {t.n_dims}")
     n_ctx = int(original * factor)

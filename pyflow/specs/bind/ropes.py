@@ -46,7 +46,10 @@ class Ropes:
         if name == "none":
             return None
         if name not in self._made:
+            # A rope is the same in all layers.
+            layer, self._facts.layer = self._facts.layer, None
             self._made[name] = self._make(name)
+            self._facts.layer = layer
         rope = self._made[name]
         if 2 * len(rope.inv_freq) > head_dim:
             raise FormatError(
@@ -73,7 +76,7 @@ class Ropes:
             if not isinstance(scaling, dict):
                 raise FormatError(f"{where}: expected a table, found {scaling!r:.60}")
         if factor is not None:
-            scaling = {"factor": factor} | (scaling or {})
+            scaling = {"type": "linear", "factor": factor} | (scaling or {})
         self.tables[name] = RopeTable(
             base=value("base"),
             n_dims=n_dims,
