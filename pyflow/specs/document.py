@@ -22,16 +22,18 @@ from pyflow.specs.grammar import (
     check_literals,
     read,
 )
+from pyflow.specs.language.facts import OF_ALL_MODELS
 from pyflow.specs.language.shapes import REQUIRED, BlockName, BlockTable, Named, Param, Shape
 from pyflow.specs.language.tensors import Entry
-from pyflow.specs.language.values import Given, nearest
+from pyflow.specs.language.unread import Unread
+from pyflow.specs.language.values import Given, Key, nearest
 from pyflow.text import printable
 
 VERSION = 1
 FAMILIES = Path(__file__).parents[1] / "families"
 _MAX_BYTES = 1 << 18
 _MAX_DEPTH = 12
-_MAX_CHAIN = 6
+_MAX_CHAIN = 8
 _MAX_NAME = 100
 
 
@@ -48,6 +50,24 @@ class Document:
 
     def __getitem__(self, key: str) -> Any:
         return self.tables.get(key, {})
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The keys of the configuration that the model depends on: those that the spec names by
+        ``$key``, but for facts that nothing uses."""
+        facts = self["facts"]
+        used = [facts[name] for name in OF_ALL_MODELS if name in facts]
+        used += _leaves({k: v for k, v in self.tables.items() if k not in ("facts", "unread")})
+        used += [facts[name] for name in _pattern_names(self.tables) if name in facts]
+        found: dict[str, None] = {}
+        seen: set[str] = set()
+        while used:
+            given = used.pop()
+            found |= dict.fromkeys(one.name for one in given.alternatives if isinstance(one, Key))
+            names = [name for name in given.names if name in facts and name not in seen]
+            seen.update(names)
+            used += [facts[name] for name in names]
+        return frozenset(found)
 
 
 def load(path: Path, kind: str) -> Document:
@@ -251,6 +271,14 @@ def _check_norms(stack: Mapping[str, Any], blocks: Mapping[str, Any], where: str
             _check_block(name, "norm", blocks, f"{where}.{key}")
 
 
+def _pattern_names(tables: Mapping[str, Any]) -> Iterator[str]:
+    """The facts in the names of tensors."""
+    for entries in tables.get("tensors", {}).get("places", {}).values():
+        for entry in entries.values():
+            for source in entry.sources:
+                yield from source.pattern.names
+
+
 def _check_patterns(entry: Entry, known: set[str]) -> None:
     for source in entry.sources:
         for name in source.pattern.names:
@@ -289,5 +317,7 @@ def _leaves(value: Any) -> Iterator[Given]:
         yield from (leaf for inner in value.values() for leaf in _leaves(inner))
     elif isinstance(value, tuple):
         yield from (leaf for inner in value for leaf in _leaves(inner))
+    elif isinstance(value, Unread):
+        yield from value.only or ()
     elif isinstance(value, Entry):
         yield from (s.groups for s in value.sources if s.groups is not None)

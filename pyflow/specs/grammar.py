@@ -16,19 +16,23 @@ from pyflow.errors import SpecError
 from pyflow.specs.blocks import named_kinds
 from pyflow.specs.blocks.add import Add
 from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.language.expression import Value
 from pyflow.specs.language.shapes import (
     BlockName,
     BlockTable,
+    Literals,
     Named,
     Param,
     Shape,
     Steps,
     Table,
     Tensors,
+    UnreadKeys,
     Word,
     Words,
 )
 from pyflow.specs.language.tensors import Entry, read_entries, with_biases
+from pyflow.specs.language.unread import Unread
 from pyflow.specs.language.values import (
     Anything,
     Choice,
@@ -96,6 +100,8 @@ STEP: Table = {"when": Param(Flag(), True), **Add.keys}
 REFUSAL: Table = {"when": Param(Flag(), False), "why": Word()}
 COMMON: Table = {
     "facts": Named(Param(Anything())),
+    "defaults": Literals(),
+    "unread": UnreadKeys(),
     "refuse": Named(REFUSAL),
     "blocks": Named(BlockTable()),
     "ropes": Named(ROPE),
@@ -187,6 +193,10 @@ def read(shape: Shape, raw: object, where: str) -> Any:
     table = _table(raw, where)
     if isinstance(shape, Tensors):
         return _tensors(table, where)
+    if isinstance(shape, Literals):
+        return {key: _literal(value, below(where, key)) for key, value in table.items()}
+    if isinstance(shape, UnreadKeys):
+        return {key: Unread.of(value, below(where, key)) for key, value in table.items()}
     if isinstance(shape, Named):
         for name in table:
             if not _NAME.fullmatch(name):
@@ -220,6 +230,14 @@ def _given(param: Param, raw: object, where: str) -> Given:
     given = Given.of(raw, where)
     check_literals(param, given)
     return given
+
+
+def _literal(raw: object, where: str) -> Value:
+    if isinstance(raw, str) and raw.startswith(("$", "=")):
+        raise SpecError(f"{where}: expected a value as it stands, found {raw!r:.60}")
+    if not isinstance(raw, bool | int | float | str | list | dict):
+        raise SpecError(f"{where}: expected a value, found {raw!r:.60}")
+    return raw
 
 
 def check_literals(param: Param, given: Given) -> None:

@@ -17,6 +17,7 @@ from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
+from pyflow.specs.language import unread
 from pyflow.specs.language.facts import Facts, Source
 from pyflow.specs.model_spec import Embedding, Head, ModelSpec
 from pyflow.specs.parts import Register
@@ -90,9 +91,9 @@ class _Builder:
         self.unsupported = self._blocks.unsupported
 
     def model(self, name: str) -> ModelSpec | None:
-        for refusal in self._doc["refuse"].values():
-            if self._value(REFUSAL, refusal, "when"):
-                raise UnsupportedError(f"{self._binding.where}: {refusal['why']}")
+        doc = self._doc
+        unread.check(doc["unread"], doc.reads, self._facts)
+        self._refuse()
         n_embd, n_ctx = self._facts.integer("n_embd"), self._facts.integer("n_ctx")
         self._blocks.n_embd = n_embd
         if "encoder" in self._doc.tables:
@@ -119,6 +120,12 @@ class _Builder:
             head=head,
         )
 
+    def _refuse(self) -> None:
+        """UnsupportedError: the spec refuses this variant, or its layer at hand."""
+        for refusal in self._doc["refuse"].values():
+            if self._value(REFUSAL, refusal, "when"):
+                raise UnsupportedError(f"{self._binding.where}: {refusal['why']}")
+
     def _stack(
         self, name: str, n_embd: int
     ) -> tuple[Embedding, int, tuple[tuple[Block, ...], ...]]:
@@ -137,6 +144,7 @@ class _Builder:
         layers = []
         for i in range(self._value(STACK, table, "n_layers")):
             self._facts.layer = i
+            self._refuse()
             blocks = tuple(self._layer(Place(name, "", i), table.get("layer", ())))
             layers.append((*first, *blocks) if i == 0 else blocks)
         self._facts.layer = None

@@ -157,7 +157,7 @@ def describe(checkpoint: Checkpoint) -> Description:
 def _describe(checkpoint: Checkpoint) -> Description:
     document, source = _find(checkpoint)
     tensors = {t.name: t for t in checkpoint.tensors}
-    facts = Facts(document["facts"], source, tensors.keys())
+    facts = Facts(document["facts"], source, tensors.keys(), document["defaults"])
 
     def read_tensor(name: str, n: int) -> Sequence[float]:
         record = tensors[name]

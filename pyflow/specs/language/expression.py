@@ -272,16 +272,25 @@ def _arithmetic(f: Callable[[float, float], float], a: Evaluate, b: Evaluate) ->
 def _index(values: Evaluate, at: Evaluate) -> Evaluate:
     def evaluate(scope: Scope) -> Value:
         items, i = values(scope), at(scope)
-        if not isinstance(items, list):
-            raise ExpressionError(f"expected a list to take an item of, found {items!r:.40}")
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(items):
-            raise ExpressionError(f"expected an index from 0 to {len(items) - 1}, found {i!r:.40}")
-        item = items[i]
+        if isinstance(i, str) and not isinstance(items, list):
+            item = items.get(i) if isinstance(items, dict) else None
+            if item is None:
+                raise UnresolvedError(f"a key {i!r:.40}")
+        else:
+            item = _item(items, i)
         if not isinstance(item, bool | int | float | str | list | dict):
             raise ExpressionError(f"item {i}: expected a value, found {item!r:.40}")
         return item
 
     return evaluate
+
+
+def _item(items: Value, i: Value) -> object:
+    if not isinstance(items, list):
+        raise ExpressionError(f"expected a list to take an item of, found {items!r:.40}")
+    if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(items):
+        raise ExpressionError(f"expected an index from 0 to {len(items) - 1}, found {i!r:.40}")
+    return items[i]
 
 
 def _power(x: float, y: float) -> float:

@@ -7,8 +7,10 @@ which key holds what. Facts may depend on the layer, by ``i``.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -42,6 +44,9 @@ STANDARD: dict[str, Kind] = {
     "rope_dims": Whole(least=2, most=1 << 16),
 }
 
+OF_ALL_MODELS = ("n_embd", "n_ctx", "n_vocab", "n_layers")
+"""Facts of the whole model, needed without a layer. Others may differ between layers."""
+
 
 class Source(Protocol):
     """A model's own configuration."""
@@ -54,7 +59,13 @@ class Source(Protocol):
     def name(self) -> str:
         """What the model is called."""
 
-    def get(self, key: str) -> Value | None: ...
+    def get(self, key: str) -> Value | None:
+        """The value of a key; None if it is absent or null."""
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a key; it may be null."""
+
+    def keys(self) -> Iterable[str]: ...
     def label(self, key: str) -> str:
         """File and key, for messages."""
 
@@ -88,6 +99,13 @@ class GgufSource:
             return {k: _plain(v) for k, v in below.items()} or None
         return _plain(value)
 
+    def has(self, key: str) -> bool:
+        return f"{self.family}.{key}" in self._metadata
+
+    def keys(self) -> Iterable[str]:
+        start = f"{self.family}."
+        return [k.removeprefix(start) for k in self._metadata if k.startswith(start)]
+
     def label(self, key: str) -> str:
         return f"{self._path}: {printable(f'{self.family}.{key}')}"
 
@@ -114,12 +132,23 @@ class ConfigSource:
         return found
 
     def get(self, key: str) -> Value | None:
+        found = _plain(self._find(key)[1])
+        return None if found == {} else found
+
+    def has(self, key: str) -> bool:
+        return self._find(key)[0]
+
+    def keys(self) -> Iterable[str]:
+        return self._config
+
+    def _find(self, key: str) -> tuple[bool, Any]:
+        """Whether there is such a key, and its value."""
         found: Any = self._config
         for part in key.split("."):
-            if not isinstance(found, dict):
-                return None
-            found = found.get(part)
-        return _plain(found)
+            if not isinstance(found, dict) or part not in found:
+                return False, None
+            found = found[part]
+        return True, found
 
     def label(self, key: str) -> str:
         return f"{self._path}: {self._root}{'.' if self._root else ''}{printable(key)}"
@@ -135,6 +164,12 @@ class NoSource:
 
     def get(self, key: str) -> Value | None:  # noqa: ARG002
         return None
+
+    def has(self, key: str) -> bool:  # noqa: ARG002
+        return False
+
+    def keys(self) -> Iterable[str]:
+        return ()
 
     def label(self, key: str) -> str:
         return f"{self._path.with_name('config.json')} (absent): {printable(key)}"
@@ -165,12 +200,20 @@ def _plain(value: Any) -> Value | None:
 
 
 class Facts:
-    """The values of the names in a spec. `layer` is the i of the lookups that follow."""
+    """The values of the names in a spec. `layer` is the i of the lookups that follow.
+
+    defaults: of keys that are absent from the source; null is not absent.
+    """
 
     def __init__(
-        self, given: Mapping[str, Given], source: Source, tensors: Container[str] = ()
+        self,
+        given: Mapping[str, Given],
+        source: Source,
+        tensors: Container[str] = (),
+        defaults: Mapping[str, Value] = MappingProxyType({}),
     ) -> None:
         self._given, self._source, self._tensors = given, source, tensors
+        self._defaults = defaults
         self._layer: int | None = None
         self._asked_layer = False
         self._active: list[str] = []
@@ -218,7 +261,7 @@ class Facts:
         self._active.append(name)
         found: Resolved | UnresolvedError
         try:
-            found = self._typed(name, given.resolve(self))
+            found = self._typed(name, self._at_layer(name, given.resolve(self)))
         except UnresolvedError as error:
             found = error
         finally:
@@ -226,6 +269,23 @@ class Facts:
         (self._of_layer if self._asked_layer else self._fixed)[name] = found
         self._asked_layer |= before
         return found
+
+    def _at_layer(self, name: str, found: Resolved) -> Resolved:
+        """A value, or that of the layer in an array of GGUF, which has one for each layer.
+
+        FormatError: there are more or fewer, or they differ where all layers must have one value.
+        """
+        values = found.value
+        if self._source.kind != "gguf" or found.is_from_spec or not isinstance(values, list):
+            return found
+        n_layers = 0 if name in OF_ALL_MODELS else self.integer("n_layers", 0)
+        if len(values) != n_layers or not values:
+            raise found.fault(f"{n_layers} values, one for each layer" if n_layers else "one value")
+        if any(value != values[0] for value in values):
+            self._asked_layer = True
+            if self._layer is None:
+                raise found.fault("one value for all layers")
+        return replace(found, value=cast("Value", values[self._layer or 0]))
 
     @staticmethod
     def _typed(name: str, found: Resolved) -> Resolved:
@@ -273,12 +333,23 @@ class Facts:
         for name in self._given:
             try:
                 found[name] = self.resolved(name)
-            except UnresolvedError:
+            except (UnresolvedError, FormatError):  # an array that differs between layers
                 continue
         return found
 
     def config(self, key: str) -> Value | None:
-        return self._source.get(key)
+        found = self._source.get(key)
+        if found is None and key in self._defaults and not self._source.has(key):
+            return self._defaults[key]
+        return found
+
+    def has_key(self, key: str) -> bool:
+        """Whether the configuration has a key, perhaps with null."""
+        return self._source.has(key)
+
+    def keys(self) -> Iterable[str]:
+        """The keys of the configuration: those of config.json's outermost object, all of GGUF."""
+        return self._source.keys()
 
     def config_label(self, key: str) -> str:
         return self._source.label(key)

@@ -51,6 +51,16 @@ class BlockTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Literals:
+    """Values by names of any kind; no keys and no expressions."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadKeys:
+    """Keys of a configuration, with what `language.unread` says of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of a layer."""
 
@@ -61,6 +71,16 @@ class Tensors:
 
 
 Shape: TypeAlias = (
-    Param | Word | BlockName | Words | Named | BlockTable | Steps | Tensors | Mapping[str, Any]
+    Param
+    | Word
+    | BlockName
+    | Words
+    | Named
+    | BlockTable
+    | Literals
+    | UnreadKeys
+    | Steps
+    | Tensors
+    | Mapping[str, Any]
 )
 Table: TypeAlias = dict[str, Shape]

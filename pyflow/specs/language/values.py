@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +30,7 @@ from pyflow.specs.language.expression import (
 )
 
 _SHOWN = 60
+_ITEM = re.compile(r"([A-Za-z_]\w*)\['([^']*)'\]")  # a key of a fact that is a table
 _MAX_IDS = 256
 _MAX_COMPARED, _MAX_NAME = 1000, 100
 
@@ -121,6 +123,10 @@ class Given:
                 try:
                     if (one.text,) == one.names:  # an error then names the origin of the fact
                         return scope.resolved(one.text)
+                    if (item := _ITEM.fullmatch(one.text)) is not None:
+                        table = scope.resolved(item[1])
+                        where = f"{table.where}.{item[2]}"
+                        return Resolved(one.evaluate(scope), where, table.is_from_spec)
                     return Resolved(one.evaluate(scope), f"{self.where}: {one.text}", True)
                 except UnresolvedError as error:
                     tried[str(error)] = None

@@ -99,7 +99,7 @@ def test_all_that_is_wrong_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ({"model__norm__weight": None}, FormatError),
         ({"model__norm__weight": [65]}, ShapeError),
-        ({"model__layers__0__self_attn__o_proj__bias": [64]}, None),  # auto: of some llamas
+        ({"model__layers__0__self_attn__o_proj__bias": [64]}, UnsupportedError),  # attention_bias
         ({"model__layers__0__self_attn__o_proj__scale": [64]}, UnsupportedError),
         ({"model__layers__0__self_attn__rotary_emb__inv_freq": [8]}, None),  # ignored
     ],

@@ -58,8 +58,10 @@ def write_folder(
     return folder
 
 
-def write_gguf(path: Path, fixture: Fixture) -> Path:
-    """A GGUF file, without a vocabulary."""
+def write_gguf(
+    path: Path, fixture: Fixture, tensors: dict[str, NDArray[np.float32]] | None = None
+) -> Path:
+    """A GGUF file, without a vocabulary; of the fixture's tensors if there are no others."""
     import gguf
 
     architecture = fixture["metadata"]["general.architecture"]
@@ -72,13 +74,13 @@ def write_gguf(path: Path, fixture: Fixture) -> Path:
         elif isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):
-            writer.add_uint32(key, value)
+            (writer.add_int32 if value < 0 else writer.add_uint32)(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         else:
             writer.add_string(key, value)
-    for name, values in weights(fixture).items():
-        writer.add_tensor(name, values)
+    for name, values in (weights(fixture) if tensors is None else tensors).items():
+        writer.add_tensor(name, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
