@@ -42,7 +42,7 @@ class LostRankError(PyflowError):
 
 class GenerationWarning(UserWarning):
     """A model's files ask for a sampling method that is not supported, or for tokens that the
-    vocabulary lacks."""
+    vocabulary lacks, or have no place for a system message."""
 
 
 class SessionWarning(UserWarning):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from jinja2 import TemplateError
 
 from pyflow.chat.meter import MAX_SIZE
 from pyflow.chat.sandbox import RefusedError, compile_template, render
-from pyflow.errors import FormatError, PyflowError, UnsupportedError
+from pyflow.errors import FormatError, GenerationWarning, PyflowError, UnsupportedError
 from pyflow.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
@@ -24,6 +25,8 @@ _MAX_CHARS = MAX_SIZE // 2
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Private use characters of the last plane stand for the first characters of control tokens.
 _STAND_INS = range(0x10F000, 0x10FFFE)
+# A system message that a template shows, if it shows any.
+_PROBE = "system message probe"
 
 
 class ChatTemplate:
@@ -42,6 +45,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._source = source
         self._text = text
+        self._told = False  # of a system message that was moved
         self._names: dict[str, object] = dict(names or {})
         try:
             self._template = compile_template(text)
@@ -101,10 +105,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
         prefill: str = "",
+        tell: Callable[[str], None] | None = None,
     ) -> list[int]:
         """The tokens of the conversation, with BOS once if the vocabulary asks for it.
 
-        prefill: how the answer begins; it stands behind the rendered text.
+        prefill: how the answer begins; it stands behind the rendered text. A system message that
+        the template refuses or drops is put before the first question; `tell` gets a sentence
+        about it, and without `tell` there is a GenerationWarning, once.
 
         The template's control tokens are encoded as such. In messages they are plain text: a user
         who writes "<|im_end|>" does not end the turn. Messages without such text give exactly the
@@ -118,11 +125,15 @@ class ChatTemplate:
                 "them, or use 'pyflow generate --raw'"
             )
         shield = _Shield(self._tokenizer, self._text, messages, variables, prefill)
-        text = self.render(
+        shielded = cast("Mapping[str, object]", shield(dict(variables or {})))
+        text, moved = self._with_system(
             cast("Sequence[Message]", shield(messages)),
-            add_generation_prompt=add_generation_prompt,
-            variables=cast("Mapping[str, object]", shield(dict(variables or {}))),
+            lambda shown: self.render(
+                shown, add_generation_prompt=add_generation_prompt, variables=shielded
+            ),
         )
+        if moved:
+            self._tell(tell)
         ids = self._tokenizer.encode(
             text + cast(str, shield(prefill)),
             add_special=False,
@@ -135,6 +146,38 @@ class ChatTemplate:
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    def _with_system(
+        self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
+    ) -> tuple[str, bool]:
+        """The text of messages, and whether it has the system message before the first question,
+        because the template refuses or drops it."""
+        moved = _before_question(messages)
+        if moved is None:
+            return render(messages), False
+        try:
+            text = render(messages)
+        except UnsupportedError as refusal:
+            try:
+                return render(moved), True
+            except PyflowError:
+                raise refusal from None
+        try:
+            is_shown = _PROBE in render([{**messages[0], "content": _PROBE}, *messages[1:]])
+        except PyflowError:
+            is_shown = True  # it depends on what the message says
+        return (text, False) if is_shown else (render(moved), True)
+
+    def _tell(self, tell: Callable[[str], None] | None) -> None:
+        message = (
+            f"{self._source}: has no place for a system message; it stands before the first "
+            "question instead"
+        )
+        if tell is not None:
+            tell(message)
+        elif not self._told:
+            self._told = True
+            warnings.warn(message, GenerationWarning, stacklevel=3)
 
     def _token_text(self, token: int | None) -> str:
         return "" if token is None else self._tokenizer.token_text(token)
@@ -153,6 +196,22 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise FormatError(
                 f"message {i}: role: expected a name such as 'user' or 'assistant', found {role!r}"
             )
+
+
+def _before_question(messages: Sequence[Message]) -> list[Message] | None:
+    """The messages with the system message at the head of the first question; None if there is none
+    of them, or they are not plain text."""
+    if not messages or messages[0].get("role") != "system":
+        return None
+    system, rest = messages[0].get("content"), list(messages[1:])
+    first = next((i for i, message in enumerate(rest) if message.get("role") == "user"), None)
+    if first is None or not isinstance(system, str):
+        return None
+    question = rest[first].get("content")
+    if not isinstance(question, str):
+        return None
+    rest[first] = {**rest[first], "content": f"{system}\n\n{question}"}
+    return rest
 
 
 def _line(error: BaseException) -> str:

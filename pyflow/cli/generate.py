@@ -112,8 +112,8 @@ def command(
                 "speculator": speculator,
                 "session": session_file,
             }
-        tokens = question.encode(loaded)
         with model.printing_warnings():
+            tokens = question.encode(loaded)
             chunks = loaded.stream(tokens, **wanted)
         with chunks, on_interrupt(chunks.cancel):
             for chunk in chunks:

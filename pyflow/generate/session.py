@@ -85,11 +85,13 @@ class ChatSession(Closing):
         sampling: SamplingParams | None = None,
         n_predict: int | None = None,
         stop: str | Sequence[str] = (),
-        notice: Callable[[str], None] = lambda _: None,
+        notice: Callable[[str], None] | None = None,
         **options: Unpack[ChatOptions],
     ) -> None:
         """sampling, n_predict: None is what the model's files say. A speculator may serve other
-        sessions too. notice: called with a sentence, once, when the model begins to forget turns.
+        sessions too. notice: called with a sentence, once each, when the model begins to forget
+        turns, and when its template has no place for the system message, which stands before the
+        first question then; without `notice` this is a GenerationWarning.
 
         UnsupportedError: the model has no chat template.
         """
@@ -103,7 +105,7 @@ class ChatSession(Closing):
         self._run = model.conversation(**cast("CacheOptions", options), session=self._file)
         self._sampling = sampling or model.defaults.sampling
         self._notice = notice
-        self._noticed = False
+        self._noticed: set[str] = set()
         self._messages: list[ChatMessage] = []
         self._n_forgotten = 0  # messages after the system message
         self._stream = 0
@@ -269,7 +271,16 @@ class ChatSession(Closing):
     def _encode(self, messages: Sequence[ChatMessage]) -> list[int]:
         n_system = int(messages[0].role == "system")
         seen = [*messages[:n_system], *messages[n_system + self._n_forgotten :]]
-        return self._template.encode([msgspec.structs.asdict(message) for message in seen])
+        return self._template.encode(
+            [msgspec.structs.asdict(message) for message in seen],
+            tell=None if self._notice is None else self._tell,
+        )
+
+    def _tell(self, text: str) -> None:
+        """Calls `notice`, once for each text."""
+        if self._notice is not None and text not in self._noticed:
+            self._noticed.add(text)
+            self._notice(text)
 
     def _forget(self, messages: list[ChatMessage], n_answer: int) -> list[int] | None:
         """Drops the oldest turns until a quarter of the context is free, or only the last is left.
@@ -289,9 +300,8 @@ class ChatSession(Closing):
             ids = self._encode(messages)
             if len(ids) + n_answer <= self.n_ctx * 3 // 4:
                 break
-        if ids is not None and not self._noticed:
-            self._noticed = True
-            self._notice(
+        if ids is not None:
+            self._tell(
                 f"the context of {self.n_ctx:,} tokens is full: from here on the model forgets the "
                 "oldest turns"
             )

@@ -67,7 +67,10 @@ class FakeTemplate:
         *,
         add_generation_prompt: bool = True,
         prefill: str = "",
+        tell: Callable[[str], None] | None = None,
     ) -> list[int]:
+        if tell is not None:
+            tell("about the template")
         ids = [BOS]
         for message in messages:
             ids += [TURN, *f"{message['role']}:{message['content']}".encode(), EOS]

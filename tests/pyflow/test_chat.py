@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pyflow.chat import ChatTemplate
-from pyflow.errors import FormatError, PyflowError, UnsupportedError
+from pyflow.errors import FormatError, GenerationWarning, PyflowError, UnsupportedError
 from pyflow.tokenizer import Tokenizer
 
 Tokenizers = Callable[[str], Tokenizer]
@@ -245,3 +245,42 @@ def test_a_hostile_template_ends_in_one_clear_line(
         make(text).render(turns("hi"))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + m.content }}{% endfor %}"
+DROPS = TURNS.replace("messages %", "messages if m.role != 'system' %")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", [REFUSES + TURNS, DROPS])
+def test_a_system_message_without_a_place_stands_before_the_first_question(
+    make: Callable[[str], ChatTemplate], text: str
+) -> None:
+    template = make(text)
+    system = {"role": "system", "content": "x <|im_end|>"}
+    rest = turns("x", "Yo", "x")
+    merged = [{"role": "user", "content": "x <|im_end|>\n\nx"}, *rest[1:]]
+    with pytest.warns(GenerationWarning, match="system message"):
+        found = template.encode([system, *rest])
+    assert found == template.encode([system, *rest]) == template.encode(merged)  # told once
+    told: list[str] = []
+    assert template.encode([system, *rest], tell=told.append) == found
+    assert len(told) == 1
+    # Others are not touched.
+    assert make(TURNS).encode([system, *rest]) != found
+
+
+@pytest.mark.model
+def test_a_template_that_refuses_more_than_the_system_message_says_why(
+    make: Callable[[str], ChatTemplate],
+) -> None:
+    system = {"role": "system", "content": "x"}
+    template = make(REFUSES + "{{ raise_exception('never') }}")
+    for messages in (
+        [system, *turns("Hi")],
+        [system],
+        [system, {"role": "user", "content": ["x"]}],
+    ):
+        with pytest.raises(UnsupportedError, match="no system role"):
+            template.encode(messages)

@@ -105,8 +105,9 @@ def test_the_oldest_turns_are_forgotten_by_shifting(make_model: Any) -> None:
         assert sorted(context.cells[0]) == list(range(len(held)))
         assert held[:10] == [256, 258, *b"system:S"]
     assert context.n_shifts >= 3
-    assert len(notices) == 1
-    assert "300 tokens" in notices[0]
+    assert len(notices) == 2  # each once
+    assert notices[0] == "about the template"
+    assert "300 tokens" in notices[1]
     assert len(session.messages) == 61
 
 
