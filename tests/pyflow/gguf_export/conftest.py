@@ -1,5 +1,5 @@
 """Folders with tokenizer files, as the tests of tokenizers have them."""
 
-from ..tokenizer.conftest import folder_of, hostile, wiki
+from ..tokenizer.conftest import folder_of, hostile
 
-__all__ = ["folder_of", "hostile", "wiki"]
+__all__ = ["folder_of", "hostile"]

@@ -75,7 +75,7 @@ def test_a_real_vocabulary_comes_back_as_it_was(
     name: str,
     folder_of: Folders,
     metadata_of: Callable[[str], dict[str, Any]],
-    wiki: str,
+    wikitext2: str,
     hostile: str,
     tmp_path: Path,
 ) -> None:
@@ -91,30 +91,30 @@ def test_a_real_vocabulary_comes_back_as_it_was(
     ours, theirs = both(checkpoint, model, tmp_path)
     assert (ours.bos_id, ours.eos_id) == (theirs.bos_id, theirs.eos_id)
     assert ours.stop_ids <= theirs.stop_ids
-    for text in [*(wiki[part] for part in SLICES), unicodedata.normalize("NFC", hostile)]:
+    for text in [*(wikitext2[part] for part in SLICES), unicodedata.normalize("NFC", hostile)]:
         assert theirs.encode(text) == ours.encode(text)
     turn = "<|im_start|>user\nHello<|im_end|>\n"
     assert theirs.encode(turn, parse_special=True) == ours.encode(turn, parse_special=True)
 
 
 def test_pieces_of_bytes_get_scores_by_the_order_of_their_merges(
-    folder_of: Folders, wiki: str, hostile: str, tmp_path: Path
+    folder_of: Folders, wikitext2: str, hostile: str, tmp_path: Path
 ) -> None:
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     checkpoint = hub(tmp_path, folder_of("byte_fallback"), settings, 2300)
     ours, theirs = both(checkpoint, to_gguf(checkpoint), tmp_path)
     assert theirs.add_bos
     assert theirs.add_eos
-    for text in [*(wiki[part] for part in SLICES), hostile, "", " ", "  a", "<unk>"]:
+    for text in [*(wikitext2[part] for part in SLICES), hostile, "", " ", "  a", "<unk>"]:
         assert theirs.encode(text) == ours.encode(text)
-    ids = ours.encode(wiki[:2000])
+    ids = ours.encode(wikitext2[:2000])
     assert theirs.decode(ids, skip_special=True) == ours.decode(ids, skip_special=True)
 
 
 @pytest.mark.model
 def test_gemmas_pieces_come_back_as_they_were(
     metadata_of: Callable[[str], dict[str, Any]],
-    wiki: str,
+    wikitext2: str,
     tmp_path: Path,
 ) -> None:
     metadata = metadata_of("gemma3")
@@ -139,7 +139,7 @@ def test_gemmas_pieces_come_back_as_they_were(
     types = metadata["tokenizer.ggml.token_type"]
     assert np.flatnonzero(found["tokenizer.ggml.token_type"] != types).tolist() == [3]
     ours, theirs = both(checkpoint, model, tmp_path)
-    assert theirs.encode(wiki[SLICES[0]]) == ours.encode(wiki[SLICES[0]])
+    assert theirs.encode(wikitext2[SLICES[0]]) == ours.encode(wikitext2[SLICES[0]])
 
 
 def test_template_and_ids_go_with_it(folder_of: Folders, tmp_path: Path) -> None:
@@ -210,12 +210,14 @@ def test_pieces_that_llama_cpp_would_not_read_so_are_refused(
         to_gguf(hub(tmp_path, files(name), {}, 1200))
 
 
-def test_control_tokens_of_the_settings_are_in_the_vocabulary(wiki: str, tmp_path: Path) -> None:
+def test_control_tokens_of_the_settings_are_in_the_vocabulary(
+    wikitext2: str, tmp_path: Path
+) -> None:
     from_file, pieces = tmp_path / "hub", tmp_path / "pieces"
     from_file.mkdir()
     pieces.mkdir()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(wiki[:100_000].splitlines()),
+        sentence_iterator=iter(wikitext2[:100_000].splitlines()),
         model_prefix=str(pieces / "tokenizer"),
         vocab_size=900,
         num_threads=1,
@@ -234,7 +236,7 @@ def test_control_tokens_of_the_settings_are_in_the_vocabulary(wiki: str, tmp_pat
     checkpoint = hub(from_file, pieces, settings, 910)
     model = to_gguf(checkpoint)
     ours, theirs = both(checkpoint, model, tmp_path)
-    text = f"a <|end|> b <tool!>c {wiki[SLICES[0]]}"
+    text = f"a <|end|> b <tool!>c {wikitext2[SLICES[0]]}"
     for asked in (False, True):
         got, want = (t.encode(text, parse_special=asked) for t in (theirs, ours))
         assert got == want

@@ -33,11 +33,11 @@ def named(pre_tokenizer: Any, *, whole_words: bool = False) -> str:
 
 
 @pytest.mark.parametrize("steps", _CUTS, ids=[f"{n}{i}" for i, n in enumerate(_CUTS.values())])
-def test_a_name_stands_for_the_librarys_cut(steps: tuple[str, ...], wiki: str) -> None:
+def test_a_name_stands_for_the_librarys_cut(steps: tuple[str, ...], wikitext2: str) -> None:
     library = pre_tokenizers.Sequence([step(text) for text in steps])
     ours = pretokenize.by_name(named(library), source="x")
     for part in SLICES:
-        text = wiki[part]
+        text = wikitext2[part]
         spans = [span for _, span in library.pre_tokenize_str(text)]
         # Bytes are characters by then; the spans are those of the text.
         assert [text[a:b] for a, b in spans] == list(ours.split(text))
