@@ -124,7 +124,7 @@ class _Builder:
         """UnsupportedError: the spec refuses this variant, or its layer at hand."""
         for refusal in self._doc["refuse"].values():
             if self._value(REFUSAL, refusal, "when"):
-                raise UnsupportedError(f"{self._binding.where}: {refusal['why']}")
+                raise UnsupportedError(f"{self._facts.where}: {refusal['why']}")
 
     def _stack(
         self, name: str, n_embd: int

@@ -128,7 +128,8 @@ class Parameters:
                     f"{t.where}: {name!r:.60} is not supported{nearest(name, names)}; "
                     f"expected {', '.join(names)}"
                 )
-            if names[name] and value is not None:
+            # Of truncate null is false to transformers, and not what it is if it is absent.
+            if names[name] and (value is not None or name == "truncate"):
                 self._table[names[name]] = value
         if "rope_theta" in (t.scaling or {}) and names is _HF:
             self._check_base(t)

@@ -59,6 +59,10 @@ class Source(Protocol):
     def name(self) -> str:
         """What the model is called."""
 
+    @property
+    def where(self) -> str:
+        """Its file, for messages."""
+
     def get(self, key: str) -> Value | None:
         """The value of a key; None if it is absent or null."""
 
@@ -77,7 +81,7 @@ class GgufSource:
 
     def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         """FormatError: the metadata name no architecture."""
-        self._path, self._metadata = path, metadata
+        self._path, self._metadata, self.where = path, metadata, str(path)
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise FormatError(
@@ -117,7 +121,7 @@ class ConfigSource:
 
     def __init__(self, path: Path, config: Mapping[str, Any], root: str = "") -> None:
         """root: the key of the language model's object in the config of a multimodal model."""
-        self._path, self._root = path, root
+        self._path, self._root, self.where = path, root, str(path)
         self._config = config[root] if root else config
         self.name = printable(path.parent.resolve().name)[:_MAX_NAME]
 
@@ -161,6 +165,7 @@ class NoSource:
 
     def __init__(self, path: Path) -> None:
         self._path, self.name = path, printable(path.stem)[:_MAX_NAME]
+        self.where = str(path)
 
     def get(self, key: str) -> Value | None:  # noqa: ARG002
         return None
@@ -342,6 +347,11 @@ class Facts:
         if found is None and key in self._defaults and not self._source.has(key):
             return self._defaults[key]
         return found
+
+    @property
+    def where(self) -> str:
+        """The file of the configuration, for messages."""
+        return self._source.where
 
     def has_key(self, key: str) -> bool:
         """Whether the configuration has a key, perhaps with null."""

@@ -293,6 +293,14 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"rope_scaling": {"rope_type": "default", "rope_theta": -1.0}},
         ("rope_scaling.rope_theta", "-1.0"),
     ),
+    "a flag that is null": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": None}},
+        ("rope_scaling", "truncate", "true or false"),
+    ),
+    "a parameter of other programs": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 2.0}},
+        ("rope_scaling: attn_factor", "2.0"),
+    ),
     "too few factors": (
         {
             "rope_scaling": {
