@@ -7,5 +7,6 @@ checkpoint.metadata["general.architecture"]
 """
 
 from pyflow.formats.checkpoint import Checkpoint, has_pickle, open
+from pyflow.formats.overrides import Overrides
 
-__all__ = ["Checkpoint", "has_pickle", "open"]
+__all__ = ["Checkpoint", "Overrides", "has_pickle", "open"]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import arrays
 from pyflow.formats.lookalikes import describe, unknown
+from pyflow.formats.overrides import NO_OVERRIDES, Overrides
 
 from pyflow import _core
 from pyflow.errors import FormatError
@@ -46,6 +47,8 @@ class Checkpoint:
     """The extension's object; it keeps the files mapped."""
     pack_as: str | None = None
     """The format to quantize floating point matrices to while loading; None: none."""
+    overrides: Overrides = NO_OVERRIDES
+    """What replaces the model's own configuration; `metadata` has its keys already."""
 
     @property
     def format(self) -> str:

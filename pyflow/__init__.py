@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ShapeError,
         UnsupportedError,
     )
+    from .formats import Overrides
     from .generate import Chunk, Completion, Stream
     from .sampling import SamplingParams
 
@@ -46,6 +47,7 @@ __all__ = [
     "GenerationWarning",
     "MemoryPlan",
     "Model",
+    "Overrides",
     "Placement",
     "PlacementWarning",
     "PyflowError",
@@ -62,6 +64,7 @@ __all__ = [
 # Lowest first: the first module that has a name is its home.
 _MODULES = (
     "errors",
+    "formats",
     "engine.topology",
     "sampling",
     "engine.context",

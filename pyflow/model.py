@@ -8,6 +8,7 @@ from pathlib import Path
 from pyflow.engine.context import CacheType
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.topology import NumaMode, Placement
+from pyflow.formats import Overrides
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
 from pyflow.generate.local import run_model
@@ -22,6 +23,7 @@ def load(
     n_threads: int | None = None,
     numa: NumaMode | Placement | None = None,
     quantize: str | None = None,
+    overrides: Overrides | None = None,
     layers: Sequence[int] = (),
 ) -> Model:
     """A model from the path of a checkpoint or a name, ready to run.
@@ -33,13 +35,21 @@ def load(
     machine with several memory nodes: a mode of `--numa`, or a plan of one's own; None chooses by
     `topology.default_numa`. What the system refuses of it is a PlacementWarning. quantize: a weight
     format such as "q8_0": weights in F32, F16 or BF16 become that format while they are loaded;
-    quantized weights stay as they are. layers: load only these layers of the model, as a draft
-    model by some of its layers does; an empty list loads all.
+    quantized weights stay as they are. overrides: what replaces the model's
+    configuration. layers: load only these layers of the model, as a draft model by some of its
+    layers does; an empty list loads all.
     Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
     quantize, ResourceError if its weights do not fit into memory, ShapeError for layers that the
     model does not have.
     """
-    return Model(path, n_threads=n_threads, numa=numa, quantize=quantize, layers=layers)
+    return Model(
+        path,
+        n_threads=n_threads,
+        numa=numa,
+        quantize=quantize,
+        overrides=overrides,
+        layers=layers,
+    )
 
 
 class Model(LoadedModel, AnyModel):

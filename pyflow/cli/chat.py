@@ -26,6 +26,7 @@ from pyflow.sampling import SamplingParams
     model.threads,
     model.numa,
     model.quantize,
+    model.overrides,
     model.cache_type,
     speculation,
     pipelines,

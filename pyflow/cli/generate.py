@@ -61,6 +61,7 @@ _sampling = grouped(
     model.threads,
     model.numa,
     model.quantize,
+    model.overrides,
     model.cache_type,
     speculation,
     pipelines,

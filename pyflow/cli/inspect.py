@@ -30,7 +30,7 @@ _NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 @click.command("inspect")
 @click.argument("file", metavar="FILE|DIR", callback=model.offered)
 @flag("--memory", "Show the memory that it takes to run, and whether that fits.")
-@run_options(model.ctx_size, model.cache_type, model.numa, model.quantize)
+@run_options(model.ctx_size, model.cache_type, model.numa, model.quantize, model.overrides)
 @ruled(*(Rule(option, needs=["--memory"]) for option in ("-c", "--numa", "--quantize")))
 @as_json
 def command(*, file: str, memory: bool, run: RunOptions, as_json: bool) -> None:
@@ -98,16 +98,18 @@ def _print_globals(names: list[tuple[str, bool, bool]]) -> None:
 
 def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
     from pyflow.engine.loaded import plan
+    from pyflow.engine.model_files import open_checkpoint
+    from pyflow.specs import build_spec
 
-    family = checkpoint.metadata.get("general.architecture")
-    most = checkpoint.metadata.get(f"{family}.context_length")
-    n_ctx = model.context_size(run.n_ctx, most) if isinstance(most, int) else run.n_ctx
+    spec = build_spec(open_checkpoint(checkpoint.path, overrides=run.overrides))
+    n_ctx = model.context_size(run.n_ctx, spec.n_ctx_train)
     needs = plan(
         checkpoint.path,
         n_ctx=n_ctx,
         cache_type=run.cache_type,
         numa=run.numa,
         quantize=run.quantize,
+        overrides=run.overrides,
     )
     return {name: getattr(needs, name) for name in (*_NEEDS, "fits")}
 

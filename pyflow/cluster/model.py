@@ -239,9 +239,14 @@ def over_ranks(
             nonlocal is_connected
             is_connected = True
             pool = _core.ThreadPool(n_threads)
-            quantize = files.checkpoint.pack_as
             pipeline = MpiPipeline(
-                files.path, layers, pool=pool, quantize=quantize, drafters=drafters, **sizes
+                files.path,
+                layers,
+                pool=pool,
+                quantize=files.checkpoint.pack_as,
+                overrides=files.checkpoint.overrides,
+                drafters=drafters,
+                **sizes,
             )
             return pipeline, pipeline.layers
 

@@ -39,7 +39,7 @@ from pyflow.errors import (
     ShapeError,
     UnsupportedError,
 )
-from pyflow.formats import Checkpoint
+from pyflow.formats import Checkpoint, Overrides
 from pyflow.specs import build_spec
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.tokenizer import memory_nbytes
@@ -73,12 +73,13 @@ def plan(
     cache_type: CacheType = "f16",
     numa: NumaMode | Placement | None = None,
     quantize: str | None = None,
+    overrides: Overrides | None = None,
 ) -> MemoryPlan:
     """What `load` and one context would take. Reads the file's header only and loads nothing.
 
     Raises like `load`.
     """
-    checkpoint = open_checkpoint(path, quantize=quantize)
+    checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
     spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
     stage = planned(checkpoint, spec, pool)
@@ -121,12 +122,13 @@ class LoadedModel(ModelFiles, Closing):
         n_threads: int | None = None,
         numa: NumaMode | Placement | None = None,
         quantize: str | None = None,
+        overrides: Overrides | None = None,
         layers: Sequence[int] = (),
     ) -> None:
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
-        super().__init__(path, self._pack, quantize=quantize, layers=layers)
+        super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
         if refusals := self._pool.placement.refusals:
             warnings.warn(
                 f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "

@@ -14,7 +14,7 @@ from pyflow.chat import ChatTemplate
 from pyflow.engine.defaults import read_defaults
 from pyflow.engine.fingerprint import fingerprint
 from pyflow.errors import UnsupportedError
-from pyflow.formats import Checkpoint
+from pyflow.formats import Checkpoint, Overrides
 from pyflow.quant import format_of, read_as
 from pyflow.specs import describe
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
@@ -30,13 +30,14 @@ class ModelFiles:
         meanwhile: Callable[[], None] = lambda: None,
         *,
         quantize: str | None = None,
+        overrides: Overrides | None = None,
         layers: Sequence[int] = (),
     ) -> None:
         """path: a pulled name, or the path of a checkpoint. meanwhile: called while another thread
-        reads the vocabulary. quantize, layers: as for `load`, whose errors it raises."""
+        reads the vocabulary. The others: as for `load`, whose errors it raises."""
         start = time.monotonic()
         self.path = catalogue.resolve(path)
-        self.checkpoint = open_checkpoint(self.path, quantize=quantize)
+        self.checkpoint = open_checkpoint(self.path, quantize=quantize, overrides=overrides)
         self.metadata = self.checkpoint.metadata
         self._description = describe(self.checkpoint)
         self.spec = self._description.spec
@@ -98,14 +99,22 @@ class ModelFiles:
         )
 
 
-def open_checkpoint(name_or_path: str | Path, *, quantize: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    name_or_path: str | Path, *, quantize: str | None = None, overrides: Overrides | None = None
+) -> Checkpoint:
     """The checkpoint of a pulled name or a path; `catalogue.resolve` finds it.
 
     quantize: a weight format, in any case. Matrices in F32, F16 or BF16 become that format while
-    they are loaded; others stay as they are. Raises like `formats.open`, and UnsupportedError for
-    an unknown format or a checkpoint without such matrices.
+    they are loaded; others stay as they are. overrides: of its metadata; `specs.describe` applies
+    the others. Raises like `formats.open`, and UnsupportedError for an unknown format or a
+    checkpoint without such matrices.
     """
     checkpoint = formats.open(catalogue.resolve(name_or_path))
+    if overrides:
+        metadata = checkpoint.metadata
+        if checkpoint.format == "GGUF":
+            metadata = overrides.on_metadata(metadata, str(checkpoint.path))
+        checkpoint = replace(checkpoint, metadata=metadata, overrides=overrides)
     if quantize is None:
         return checkpoint
     wanted = format_of(quantize).name

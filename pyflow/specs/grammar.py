@@ -52,6 +52,7 @@ ROPE: Table = {
     "scaling": Param(Anything(), None),
     "factor": Param(Number(above=0), None),
     "n_ctx_original": Param(Whole(most=1 << 30), None),
+    "fixed": Param(Flag(), False),
     "divisors": Word("the name of a tensor"),
     "short_divisors": Word("the name of a tensor"),
     "long_divisors": Word("the name of a tensor"),

@@ -111,6 +111,7 @@ def _numbers(*names: str, text: str) -> Any:
     _numbers("-t", "--threads", text="Threads.  [default: as 'pyflow doctor' shows]"),
     model.numa,
     model.quantize,
+    model.overrides,
     model.cache_type,
     in_pipelines,
     pipelines,

@@ -19,7 +19,7 @@ def command() -> None:
 
 
 @command.command("ppl")
-@run_options(model.model, model.threads, model.numa, model.quantize)
+@run_options(model.model, model.threads, model.numa, model.quantize, model.overrides)
 @of_text
 @as_json
 def ppl(*, run: RunOptions, text: TextOptions, as_json: bool) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow import catalogue
 from pyflow._core import MAX_THREADS
 from pyflow.cli.options.finite import Whole
-from pyflow.cli.options.groups import option
+from pyflow.cli.options.groups import grouped, option
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
     NUMA_MODES,
@@ -27,6 +28,8 @@ from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
     from pyflow.engine.topology import Placement
+    from pyflow.formats import Overrides
+    from pyflow.formats.overrides import Single
     from pyflow.model import Model
 
 # From this many threads per CPU on, teams cannot leave enough threads out to keep their speed.
@@ -94,6 +97,84 @@ quantize = option(
     metavar="TYPE",
     callback=_weight_format,
 )
+
+
+def _overrides(*, override_kv: tuple[str, ...], **ropes: Any) -> Overrides:
+    """UsageError for values out of range."""
+    from pyflow.formats import Overrides
+
+    try:
+        return Overrides(dict(_key_value(text) for text in override_kv), **ropes)
+    except PyflowError as error:
+        name, colon, rest = str(error).partition(":")
+        raise click.UsageError(f"{_SPELLED.get(name, name)}{colon}{rest}") from None
+
+
+def _key_value(text: str) -> tuple[str, Single]:
+    """A key and its value: of the type that llama.cpp's form names, or a JSON value, or a text."""
+    key, equals, given = text.partition("=")
+    if not key or not equals:
+        raise click.UsageError(
+            f"--override-kv: expected KEY=VALUE such as llama.context_length=8192, found {text!r}"
+        )
+    kind, colon, rest = given.partition(":")
+    try:
+        if colon and kind in _TYPES:
+            return key, _TYPES[kind](rest)
+        value = json.loads(given)
+    except (ValueError, KeyError):
+        if colon and kind in _TYPES:
+            raise click.UsageError(
+                f"--override-kv: {key}: expected a value of type {kind}, found {rest!r}"
+            ) from None
+        value = given
+    return key, value if isinstance(value, bool | int | float) else given
+
+
+_SPELLED = {
+    "rope_base": "--rope-freq-base",
+    "rope_factor": "--rope-scale",
+    "rope_n_ctx_original": "--yarn-orig-ctx",
+}
+_TYPES: dict[str, Callable[[str], Single]] = {
+    "int": int,
+    "float": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+    "str": str,
+}
+
+overrides = grouped(
+    "overrides",
+    _overrides,
+    option(
+        "--override-kv",
+        "Put VALUE in place of what the model's metadata or config.json says of KEY, as in"
+        " llama.context_length=8192; llama.cpp's int:8192 is read too. May be given several times.",
+        metavar="KEY=VALUE",
+        multiple=True,
+    ),
+    option(
+        "--rope-freq-base rope_base",
+        "The base of the frequencies by which positions turn.  [default: the model's]",
+        type=float,
+    ),
+    option(
+        "--rope-scaling",
+        "The law that stretches positions over a longer context; it replaces the model's own."
+        "  [default: linear with --rope-scale]",
+        type=click.Choice(["none", "linear", "yarn"]),
+    ),
+    option(
+        "--rope-scale rope_factor",
+        "How many times as long the context becomes.",
+        type=float,
+    ),
+    option(
+        "--yarn-orig-ctx rope_n_ctx_original",
+        "For yarn: tokens of context that the model was trained for.  [default: the model's]",
+        type=int,
+    ),
+)
 ctx_size = option(
     "-c --ctx-size n_ctx",
     "Tokens of context; 0 is as many as the model was trained for.",
@@ -136,14 +217,19 @@ def load(
     numa: NumaMode | Placement | None,
     *,
     quantize: str | None = None,
+    overrides: Overrides | None = None,
 ) -> Model:
-    """Loads the model that -m, -t, --numa and --quantize ask for; prints warnings."""
+    """Loads the model that -m and the options of a run ask for; prints warnings."""
     from pyflow.model import load as load_model
 
     warn_of_crowding(n_threads)
     with printing_warnings():
         return load_model(
-            name or default_model(), n_threads=n_threads, numa=numa, quantize=quantize
+            name or default_model(),
+            n_threads=n_threads,
+            numa=numa,
+            quantize=quantize,
+            overrides=overrides,
         )
 
 

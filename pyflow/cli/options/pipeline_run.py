@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.supervise.lifeline import Numbers
     from pyflow.engine.context import CacheType
     from pyflow.engine.model_files import ModelFiles
+    from pyflow.formats import Overrides
     from pyflow.model import Model
 
 
@@ -75,6 +76,7 @@ class PipelineRun:
         name: str | None,
         n_threads: int | None,
         quantize: str | None,
+        overrides: Overrides | None,
         n_ctx: int | None,
         cache_type: CacheType,
     ) -> Iterator[PipelinedModel]:
@@ -84,7 +86,7 @@ class PipelineRun:
         from pyflow.engine.model_files import ModelFiles
 
         with printing_warnings():
-            files = ModelFiles(name or default_model(), quantize=quantize)
+            files = ModelFiles(name or default_model(), quantize=quantize, overrides=overrides)
         most = files.spec.n_ctx_train
         n_ctx = context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(files)
@@ -231,8 +233,13 @@ def drafting_models(
         models: list[Model] = []
         for name in names:
             if name == "self":
-                quantize = target.checkpoint.pack_as
-                draft = load(target.path, n_threads=n_threads, quantize=quantize, layers=layers)
+                draft = load(
+                    target.path,
+                    n_threads=n_threads,
+                    quantize=target.checkpoint.pack_as,
+                    overrides=target.checkpoint.overrides,
+                    layers=layers,
+                )
             else:
                 draft = load(name, n_threads=n_threads)
             models.append(stack.enter_context(draft))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
     from pyflow.engine.context import CacheType
     from pyflow.engine.topology import NumaMode
+    from pyflow.formats import Overrides
     from pyflow.generate.any_model import AnyModel
     from pyflow.model import Model
     from pyflow.speculate import Speculator
@@ -37,6 +38,7 @@ class RunOptions:
     """Several for commands that run once per number."""
     numa: NumaMode | None = None
     quantize: str | None = None
+    overrides: Overrides | None = None
     n_ctx: int | None = None
     """As the option says: 0 is the most."""
     cache_type: CacheType = "f16"
@@ -62,12 +64,23 @@ class RunOptions:
         if self.pipeline is None:
             return self.load()
         return self.pipeline.open(
-            self.model, self.n_threads, self.quantize, self.n_ctx, self.cache_type
+            self.model,
+            self.n_threads,
+            self.quantize,
+            self.overrides,
+            self.n_ctx,
+            self.cache_type,
         )
 
     def load(self, name: str | None = None) -> Model:
         """The model in one place, or the model `name` in the same way."""
-        return models.load(name or self.model, self.n_threads, self.numa, quantize=self.quantize)
+        return models.load(
+            name or self.model,
+            self.n_threads,
+            self.numa,
+            quantize=self.quantize,
+            overrides=self.overrides,
+        )
 
     @contextmanager
     def speculator(self, model: AnyModel) -> Iterator[Speculator | None]:
@@ -175,13 +188,14 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
     def open_drafts() -> AbstractContextManager[list[Model]]:
         names = drafts.draft_models
         own = names if len(drafters) == 1 else [names[drafters.index(world.rank)]]
-        files = ModelFiles(path, quantize=run.quantize)
+        files = ModelFiles(path, quantize=run.quantize, overrides=run.overrides)
         return drafting_models(files, own, drafts.draft_layers, n_threads)
 
     serve(
         path,
         pool=_core.ThreadPool(n_threads),
         quantize=run.quantize,
+        overrides=run.overrides,
         drafters=drafters,
         drafts=open_drafts if world.rank in drafters else None,
     )

@@ -28,12 +28,13 @@ def hello(rank: int, checkpoint: Checkpoint) -> Hello:
 
 
 def digest(checkpoint: Checkpoint) -> str:
-    """sha256 of a file's header and size, and of the format that its weights are packed to.
+    """sha256 of a file's header and size, of the format that its weights are packed to, and of
+    overrides.
 
     Weights themselves are too many bytes to read."""
     header = _core.read_head(checkpoint.path, checkpoint.native.data_offset)
-    rest = checkpoint.nbytes.to_bytes(8, "little") + (checkpoint.pack_as or "").encode()
-    return hashlib.sha256(header + rest).hexdigest()
+    rest = (checkpoint.nbytes, checkpoint.pack_as, checkpoint.overrides)
+    return hashlib.sha256(header + repr(rest).encode()).hexdigest()
 
 
 def check_ranges(
@@ -64,7 +65,7 @@ def check(hellos: Sequence[Hello]) -> None:
     for other in hellos[1:]:
         pairs = (
             ("pyflow", own.version, other.version, "install the same pyflow on all"),
-            ("model", own.model, other.model, "give all the same file and --quantize"),
+            ("model", own.model, other.model, "give all the same file and options"),
         )
         for name, expected, found, what in pairs:
             if expected != found:

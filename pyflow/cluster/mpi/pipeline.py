@@ -44,6 +44,7 @@ from pyflow.cluster.wire.messages import (
 from pyflow.engine.memory import resident_nbytes
 from pyflow.engine.model_files import open_checkpoint
 from pyflow.errors import PyflowError
+from pyflow.formats import Overrides
 from pyflow.sampling import SamplingParams
 from pyflow.specs import build_spec
 from pyflow.specs.model_spec import ModelSpec
@@ -61,15 +62,17 @@ def serve(
     pool: _core.ThreadPool,
     make: Callable[..., Stage] = ModelStage,
     quantize: str | None = None,
+    overrides: Overrides | None = None,
     drafters: Sequence[int] = (),
     drafts: OpenDrafts | None = None,
 ) -> Traffic:
     """On a rank other than 0: works for the driver until its Goodbye. Returns the bytes sent.
 
     path: the model; this rank loads only the layers that the driver assigns. make: builds a stage
-    from a `ModelStage`'s arguments. quantize: as for `load`, the same on all ranks. drafters: ranks
-    that draft and hold no layers. Each corrects the draft of the one before; the driver asks the
-    last. drafts: on a drafter, opens its models. The driver raises this rank's errors.
+    from a `ModelStage`'s arguments. quantize, overrides: as for `load`, the same on all ranks.
+    drafters: ranks that draft and hold no layers. Each corrects the draft of the one before; the
+    driver asks the last. drafts: on a drafter, opens its models. The driver raises this rank's
+    errors.
     """
     endpoint = Endpoint()
     rank, reporter = endpoint.rank, endpoint.reporter
@@ -83,7 +86,7 @@ def serve(
     endpoint.start(worker.deliver if filler is None else _answering(worker, filler))
     with worker.reporting(), ExitStack() as stack:
         reporter.at("opening the model")
-        checkpoint = open_checkpoint(path, quantize=quantize)
+        checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
         models: Sequence[LoadedModel] = ()
         if drafts is not None:
             reporter.at("loading the draft model")
@@ -136,11 +139,12 @@ class MpiPipeline(Closing):
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
         quantize: str | None = None,
+        overrides: Overrides | None = None,
         drafters: Sequence[int] = (),
         **sizes: Unpack[Sizes],
     ) -> None:
-        """path, pool, make, quantize: as for `serve`. layers: of each rank, or their splitter.
-        drafters: ranks that draft, the last one for the driver.
+        """path, pool, make, quantize, overrides: as for `serve`. layers: of each rank, or their
+        splitter. drafters: ranks that draft, the last one for the driver.
 
         Waits for all other ranks, but not for their weights.
 
@@ -163,7 +167,7 @@ class MpiPipeline(Closing):
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
             reporter.at("opening the model")
-            checkpoint = open_checkpoint(path, quantize=quantize)
+            checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
             spec = build_spec(checkpoint)
             send, take = endpoint.send, lambda: self._next(None)[1]
             surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)

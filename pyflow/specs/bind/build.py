@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyflow.errors import SpecError, UnsupportedError
+from pyflow.formats import Overrides
 from pyflow.specs.bind.binding import Asked, Binding, Place, Problem, Record, TooManyProblemsError
 from pyflow.specs.bind.blocks import Blocks
 from pyflow.specs.bind.rope import RopeTable
@@ -50,6 +51,7 @@ def build(
     tensors: Mapping[str, Record],
     read_tensor: ReadTensor,
     where: str,
+    overrides: Overrides,
 ) -> Built:
     """The model, or what is wrong with its tensors.
 
@@ -59,7 +61,7 @@ def build(
     places = document["tensors"].get("places", {})
     prefixes = document["tensors"].get("prefix", ("",))
     binding = Binding(places, prefixes, facts, tensors, where)
-    ropes = Ropes(document["ropes"], facts, binding, read_tensor, source.kind)
+    ropes = Ropes(document["ropes"], facts, binding, read_tensor, source.kind, overrides)
     builder = _Builder(document, facts, binding, ropes)
     spec, is_cut = None, False
     try:

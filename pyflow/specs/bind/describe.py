@@ -15,7 +15,7 @@ from pyflow.errors import (
     SpecError,
     UnsupportedError,
 )
-from pyflow.formats import Checkpoint, arrays
+from pyflow.formats import Checkpoint, Overrides, arrays
 from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
@@ -172,7 +172,7 @@ def _describe(checkpoint: Checkpoint) -> Description:
             raise UnsupportedError(f"{where}: {error}") from None
 
     where = str(checkpoint.path)
-    built = build(document, source, facts, tensors, read_tensor, where)
+    built = build(document, source, facts, tensors, read_tensor, where, checkpoint.overrides)
     return Description(checkpoint, document, source, facts, built)
 
 
@@ -184,7 +184,7 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
     if checkpoint.format == "GGUF":
         source = GgufSource(path, checkpoint.metadata)
     elif config.is_file():
-        source = _config_source(config)
+        source = _config_source(config, checkpoint.overrides)
     else:
         source = NoSource(path)
     if own.is_file():
@@ -199,12 +199,17 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
     return load(family(source.kind, source.family, where), source.kind), source
 
 
-def _config_source(path: Path) -> ConfigSource:
+def _config_source(path: Path, overrides: Overrides) -> ConfigSource:
     """A config.json; of a multimodal model, the part for its language model."""
     config = read_config(path)
     _check_quantization(path, config)
     is_part = isinstance(config.get("text_config"), dict)
-    return ConfigSource(path, config, "text_config" if is_part else "")
+    root = "text_config" if is_part else ""
+    if is_part:
+        config = {root: overrides.on_config(config[root], str(path))}
+    else:
+        config = overrides.on_config(config, str(path))
+    return ConfigSource(path, config, root)
 
 
 def _check_quantization(path: Path, config: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyflow.errors import FormatError, UnsupportedError
+from pyflow.formats import Overrides
 from pyflow.specs.language.values import Number, Whole, nearest
 from pyflow.specs.parts import Rope
 
@@ -89,6 +90,25 @@ class RopeTable:
     long_divisors: Sequence[object] = ()
     kind: str = "hf"
     where: str = ""
+
+
+def overridden(t: RopeTable, overrides: Overrides) -> tuple[RopeTable, int]:
+    """The rope with a user's base and law, and the positions of the model by them."""
+    scaling, law = dict(t.scaling or {}), overrides.law
+    if overrides.rope_base is not None:
+        scaling.pop("rope_theta", None)
+        t = replace(t, base=overrides.rope_base, scaling=scaling)
+    if law is None:
+        return t, t.n_ctx
+    given: dict[str, object] = {"type": law}
+    original = t.n_ctx
+    if overrides.rope_factor is not None:
+        given["factor"] = overrides.rope_factor
+    if law == "yarn":
+        original = overrides.rope_n_ctx_original or t.n_ctx
+        t = replace(t, n_ctx_original=original)
+    t = replace(t, scaling=given, divisors=(), short_divisors=(), long_divisors=())
+    return t, max(t.n_ctx, int(original * (overrides.rope_factor or 1)))
 
 
 def frequencies(base: float, n_dims: int) -> list[float]:

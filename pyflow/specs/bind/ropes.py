@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyflow.errors import FormatError, SpecError
+from pyflow.formats import Overrides
 from pyflow.specs.bind.binding import Binding
-from pyflow.specs.bind.rope import RopeTable, make_rope
+from pyflow.specs.bind.rope import RopeTable, make_rope, overridden
 from pyflow.specs.grammar import ROPE
 from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.values import nearest
@@ -21,6 +22,7 @@ class Ropes:
     """The ropes of a model, each made when a block first uses it.
 
     tables: their parameters by name. n_ctx: positions of the model, which scaling may extend.
+    overrides: a user's, of ropes that are not fixed.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class Ropes:
         binding: Binding,
         read_tensor: ReadTensor,
         kind: str,
+        overrides: Overrides,
     ) -> None:
         self._given, self._facts, self._binding = tables, facts, binding
         self._read_tensor, self._kind = read_tensor, kind
+        self._overrides = overrides
         self.tables: dict[str, RopeTable] = {}
         self._made: dict[str, Rope] = {}
         self.n_ctx = 0
@@ -90,6 +94,8 @@ class Ropes:
             kind=self._kind,
             where=where,
         )
+        if self._overrides and not value("fixed"):
+            self.tables[name], self.n_ctx = overridden(self.tables[name], self._overrides)
         rope, n_ctx = make_rope(self.tables[name])
         self.n_ctx = max(self.n_ctx, n_ctx)
         return rope
