@@ -15,11 +15,12 @@ from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
+from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.terminal.progress import reading_progress, show
 from pyflow.sampling import SamplingParams
 
 
-@click.command("chat")
+@click.command("chat", cls=TopicCommand)
 @run_with_pipelines(
     model.model,
     model.ctx_size,

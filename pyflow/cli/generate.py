@@ -18,6 +18,7 @@ from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
+from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import counted, on_interrupt, reading_progress
 from pyflow.sampling import SamplingParams
@@ -54,7 +55,7 @@ _sampling = grouped(
 )
 
 
-@click.command("generate")
+@click.command("generate", cls=TopicCommand)
 @run_with_pipelines(
     model.model,
     model.ctx_size,

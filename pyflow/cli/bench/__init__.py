@@ -12,7 +12,6 @@ import click
 from pyflow._core import MAX_THREADS
 from pyflow.cli.bench import spec
 from pyflow.cli.bench.timing import N_BATCH, Test, measure
-from pyflow.cli.group import Group
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option, output, ruled
@@ -20,6 +19,7 @@ from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import in_pipelines
+from pyflow.cli.options.topics import TopicGroup
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.text import markdown_table
@@ -101,14 +101,16 @@ def _tests(
     return _Tests([group for group in groups if group])
 
 
-def _numbers(*names: str, text: str) -> Any:
-    return click.option(*names, metavar="N,...", callback=_counts, help=text)
+def _numbers(names: str, text: str, short: str = "") -> Any:
+    return option(names, text, metavar="N,...", callback=_counts, short=short)
 
 
-@click.group("bench", cls=Group, is_command=True)
+@click.group("bench", cls=TopicGroup, is_command=True)
 @run_with_pipelines(
     model.model,
-    _numbers("-t", "--threads", text="Threads.  [default: as 'pyflow doctor' shows]"),
+    _numbers(
+        "-t --threads", "Threads.  [default: as 'pyflow doctor' shows]", "Threads to compute with"
+    ),
     model.numa,
     model.quantize,
     model.overrides,
@@ -124,22 +126,30 @@ def _numbers(*names: str, text: str) -> Any:
     "tests",
     _tests,
     _numbers(
-        *("-p", "--n-prompt"),
-        text="Prompt tokens to read; 0 is none.  [default: 512, or 0 with --rows]",
+        "-p --n-prompt",
+        "Prompt tokens to read; 0 is none.  [default: 512, or 0 with --rows]",
+        "Prompt tokens to read; 512",
     ),
     _numbers(
-        "-n", "--n-gen", text="Tokens to generate; 0 is none.  [default: 64, or 0 with --rows]"
+        "-n --n-gen",
+        "Tokens to generate; 0 is none.  [default: 64, or 0 with --rows]",
+        "Tokens to generate; 64",
     ),
     _numbers(
-        *("--rows", "n_rows"),
-        text="Rows of a batch that verifies a draft: decoded at once, with the logits of all.",
+        "--rows n_rows",
+        "Rows of a batch that verifies a draft: decoded at once, with the logits of all.",
+        "Rows of a batch that verifies a draft",
     ),
     _numbers(
-        *("-d", "--n-depth"),
-        text=f"Tokens of context before that.  [default: 0, or {_ROWS_DEPTH} for --rows]",
+        "-d --n-depth",
+        f"Tokens of context before that.  [default: 0, or {_ROWS_DEPTH} for --rows]",
+        "Tokens of context before that; 0",
     ),
+    topic="tests",
 )
-@option("-r --repetitions", "Runs of each test.", type=Whole(1), default=5)
+@option(
+    "-r --repetitions", "Runs of each test.", type=Whole(1), default=5, short="Runs of each test; 5"
+)
 @option(
     "-f --file", "With --pipeline: a text to continue, in place of random tokens.", metavar="FILE"
 )

@@ -187,7 +187,12 @@ special = flag("--special", 'Read control tokens such as "<|im_end|>" in the tex
 templating = grouped(
     "templating",
     _templating,
-    option("-sys --system-prompt", "Instructions for the model.", metavar="TEXT"),
+    option(
+        "-sys --system-prompt",
+        "Instructions for the model.",
+        metavar="TEXT",
+        short="Instructions for the model",
+    ),
     option("--chat-template", "A Jinja template in place of the model's own.", metavar="FILE"),
     option(
         "--template-var",
@@ -196,6 +201,7 @@ templating = grouped(
         multiple=True,
     ),
     flag("-e --escape", r"Read \n, \t, \\ and the like in the texts of other options."),
+    topic="prompt",
 )
 question = grouped(
     "question",
@@ -203,8 +209,18 @@ question = grouped(
     grouped(
         "source",
         _Source,
-        option("-p --prompt", "The text to continue; @FILE reads it.", metavar="TEXT"),
-        option("-f --file", "A file with the text.", metavar="FILE"),
+        option(
+            "-p --prompt",
+            "The text to continue; @FILE reads it.",
+            metavar="TEXT",
+            short="The text to continue; @FILE reads it",
+        ),
+        option(
+            "-f --file",
+            "A file with the text.",
+            metavar="FILE",
+            short="A file with the text",
+        ),
         inputs.stdin,
         flag(
             "--jsonl",
@@ -222,7 +238,7 @@ question = grouped(
         "--chat",
         "Ask it as a question with the model's chat template.  [default: if the model has one]",
     ),
-    flag("--raw", "Continue the text as it is."),
+    flag("--raw", "Continue the text as it is.", "Continue it as it is, without a template"),
     option("--prefill", "How the answer begins.", metavar="TEXT"),
     special,
     templating,
@@ -235,4 +251,5 @@ question = grouped(
         Rule("--special", needs=["--raw"]),
         Rule("--raw", forbids=["-sys", "--prefill", "--chat-template", "--template-var"]),
     ],
+    topic="prompt",
 )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from pyflow.cli.options.rules import Rule, check
+from pyflow.cli.options.topics import TopicOption, name_topic
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -20,10 +21,12 @@ def grouped(
     make: Callable[..., object],
     *options: Option,
     rules: Sequence[Rule] = (),
+    topic: str = "",
 ) -> Callable[[F], F]:
     """Adds options to a command, which receives `name=make(**values)` in their place.
 
-    Options may be groups themselves. UsageError: the options break a rule.
+    Options may be groups themselves. topic: the topic of help that lists those without one.
+    UsageError: the options break a rule.
     """
     own = frozenset(map(_name, options))
 
@@ -34,8 +37,10 @@ def grouped(
             made = make(**{key: values.pop(key) for key in own})
             return function(*args, **{name: made}, **values)
 
+        before = len(getattr(wrapper, "__click_params__", ()))
         for option in reversed(options):
             wrapper = option(wrapper)
+        name_topic(getattr(wrapper, "__click_params__", ())[before:], topic)
         return wrapper  # type: ignore[return-value]
 
     decorate.group_name = name  # type: ignore[attr-defined]
@@ -86,12 +91,15 @@ def output(*forms: str) -> Callable[[F], F]:
 
 
 def option(names: str, text: str, **how: Any) -> Option:
-    """A click option: `option("-t --threads", "Threads to compute with.", type=int)`."""
-    return click.option(*names.split(), help=text, **how)
+    """A click option: `option("-t --threads", "Threads to compute with.", type=int)`.
+
+    how: of click.option and of `TopicOption`.
+    """
+    return click.option(*names.split(), help=text, cls=TopicOption, **how)
 
 
-def flag(names: str, text: str) -> Option:
-    return option(names, text, is_flag=True)
+def flag(names: str, text: str, short: str = "") -> Option:
+    return option(names, text, is_flag=True, short=short)
 
 
-as_json = flag("--json as_json", "Print one JSON object.")
+as_json = flag("--json as_json", "Print one JSON object.", "Print one JSON object")

@@ -78,11 +78,13 @@ model = option(
     " hf:ORG/REPO[:QUANT], or one of 'pyflow list --local'.  [default: the pulled one]",
     metavar="MODEL",
     callback=offered,
+    short="A file, a folder, or a name of 'pyflow list'",
 )
 threads = option(
     "-t --threads",
     "Threads to compute with.  [default: as 'pyflow doctor' shows]",
     type=Whole(1, MAX_THREADS),
+    short="Threads to compute with",
 )
 numa = option(
     "--numa",
@@ -179,6 +181,7 @@ ctx_size = option(
     "-c --ctx-size n_ctx",
     "Tokens of context; 0 is as many as the model was trained for.",
     type=Whole(0),
+    short="Tokens of context; 0 is the model's maximum",
 )
 session = option(
     "--session session_file",
@@ -186,6 +189,7 @@ session = option(
     " at the end.",
     metavar="FILE",
     callback=not_empty,
+    short="Go on from FILE, and save there at the end",
 )
 NO_SESSION = Rule("--session", forbids=["--pipeline"], advice="cells stay on their ranks")
 cache_type = option(

@@ -11,7 +11,7 @@ import click
 
 from pyflow.cli.options import ranks
 from pyflow.cli.options.finite import Finite, Whole
-from pyflow.cli.options.groups import grouped, option
+from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
 from pyflow.cluster.run.strategy import NAMES
 from pyflow.cluster.supervise.launcher import rank_of
@@ -25,8 +25,8 @@ _TUNING = (
     *("--no-cancel", "--no-continuous", "--no-partitions", "--no-async"),
 )
 RULES = (
-    *(Rule(flag, needs=[_FLAG], advice=f"for example {_FLAG} auto") for flag in _PLACING),
-    *(Rule(flag, needs=[f"{_FLAG} pipeinfer"]) for flag in _TUNING),
+    *(Rule(name, needs=[_FLAG], advice=f"for example {_FLAG} auto") for name in _PLACING),
+    *(Rule(name, needs=[f"{_FLAG} pipeinfer"]) for name in _TUNING),
     Rule("--stages", forbids=["--draft-rank"], advice="stages are in one process"),
     Rule("--draft-len", forbids=[f"{_FLAG} iterative"], advice="it drafts nothing"),
     Rule("--draft-len", forbids=[f"{_FLAG} auto"], advice="auto chooses it; name a strategy"),
@@ -81,28 +81,27 @@ def _layers(
     return [int(part) for part in parts]
 
 
-def _switch(flag: str, field: str, text: str) -> Any:
-    return click.option(flag, field, is_flag=True, help=f"For pipeinfer: {text}")
+def _switch(name: str, field: str, text: str) -> Any:
+    return flag(f"{name} {field}", f"For pipeinfer: {text}")
 
 
-def _share(flag: str, field: str, text: str) -> Any:
-    return click.option(
-        flag, field, type=Finite(0, 1), metavar="P", help=f"For pipeinfer: {text}  [default: 0]"
-    )
+def _share(name: str, field: str, text: str) -> Any:
+    text = f"For pipeinfer: {text}  [default: 0]"
+    return option(f"{name} {field}", text, type=Finite(0, 1), metavar="P")
 
 
 pipelines = grouped(
     "pipeline",
     _options,
-    click.option(
-        _FLAG,
-        "strategy",
-        type=click.Choice([*NAMES, AUTO]),
-        help="Write with several stages, each of which holds some layers: threads (--stages), or "
+    option(
+        f"{_FLAG} strategy",
+        "Write with several stages, each of which holds some layers: threads (--stages), or "
         "the processes that mpirun has started. The text stays the same. iterative runs one token "
         "after the other; speculative runs drafts together with the token before them; pipeinfer "
         "runs drafts while other runs are in flight; auto measures, and chooses the fastest for "
         "each text by how the drafts of earlier texts were accepted.",
+        type=click.Choice([*NAMES, AUTO]),
+        short="Stages in threads or on other machines",
     ),
     option(
         "--stages",
@@ -140,4 +139,5 @@ pipelines = grouped(
     _switch("--no-partitions", "no_partitioned", "one set of cells for drafts."),
     _switch("--no-async", "no_asynchronous", "let results wait while a draft is made."),
     rules=RULES,
+    topic="pipeline",
 )

@@ -116,7 +116,7 @@ def _run(
 
 def run_options(*options: Option) -> Callable[[F], F]:
     """Adds options of a run to a command, which receives `run: RunOptions` in their place."""
-    return grouped("run", _run, *options)
+    return grouped("run", _run, *options, topic="model")
 
 
 def run_with_pipelines(*options: Option) -> Callable[[F], F]:

@@ -26,6 +26,7 @@ _HELP = {
     "presence_penalty": "Taken off the logits of tokens seen before.",
     "frequency_penalty": "The same for each time they were seen.",
 }
+_MAIN = {"temperature": "0 always takes the likeliest token; 0.8"}
 SHORT = {"temperature": "temp"}
 """Shorter names that llama.cpp has for options."""
 NUMBERS: dict[str, type[int] | type[float]] = {
@@ -39,8 +40,12 @@ NUMBERS: dict[str, type[int] | type[float]] = {
 def _number(name: str) -> Any:
     default = SamplingParams.__dataclass_fields__[name].default
     flags = [f"--{spelled.replace('_', '-')}" for spelled in (SHORT.get(name, name), name)]
-    return click.option(
-        *dict.fromkeys(flags), name, type=NUMBERS[name], default=default, help=_HELP[name]
+    return option(
+        " ".join([*dict.fromkeys(flags), name]),
+        _HELP[name],
+        type=NUMBERS[name],
+        default=default,
+        short=_MAIN.get(name, ""),
     )
 
 
@@ -81,7 +86,14 @@ sampling = grouped(
         multiple=True,
         metavar="TOKEN(+/-)BIAS",
     ),
-    option("-s --seed", "For the same draws again; -1 draws a seed.", type=int, default=-1),
+    option(
+        "-s --seed",
+        "For the same draws again; -1 draws a seed.",
+        type=int,
+        default=-1,
+        short="For the same draws again",
+    ),
+    topic="sampling",
 )
 stop = option(
     "--stop",
@@ -89,6 +101,8 @@ stop = option(
     multiple=True,
     metavar="TEXT",
     callback=not_empty,
+    topic="sampling",
+    short="End the text before TEXT",
 )
 
 
@@ -106,6 +120,8 @@ n_predict = option(
     type=int,
     default=-1,
     callback=_count,
+    topic="sampling",
+    short="Tokens to generate at most",
 )
 
 

@@ -252,6 +252,7 @@ _method = option(
     " or by lookup.",
     type=click.Choice(["none", *METHODS]),
     default="none",
+    short="Draft tokens, faster: auto, lookup, draft ...",
 )
 _SIZED = [entry for entry in METHODS.values() if entry.sizes]
 _lookahead = option(
@@ -297,6 +298,7 @@ speculation = grouped(
     ),
     flag("--lossy", "Allow a policy that changes what is generated."),
     rules=RULES,
+    topic="speculation",
 )
 """For commands that generate text."""
 
@@ -308,5 +310,6 @@ in_pipelines = grouped(
     drafts,
     _lookahead,
     rules=[*(Rule(name, needs=["--pipeline"]) for name in _IN_PIPELINES), *RULES],
+    topic="speculation",
 )
 """For commands that speculate only with --pipeline."""

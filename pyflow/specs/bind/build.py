@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyflow.errors import SpecError, UnsupportedError
-from pyflow.formats import Overrides
+from pyflow.formats.overrides import NO_OVERRIDES, Overrides
 from pyflow.specs.bind.binding import Asked, Binding, Place, Problem, Record, TooManyProblemsError
 from pyflow.specs.bind.blocks import Blocks
 from pyflow.specs.bind.rope import RopeTable
@@ -51,7 +51,7 @@ def build(
     tensors: Mapping[str, Record],
     read_tensor: ReadTensor,
     where: str,
-    overrides: Overrides,
+    overrides: Overrides = NO_OVERRIDES,
 ) -> Built:
     """The model, or what is wrong with its tensors.
 

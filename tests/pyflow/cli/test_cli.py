@@ -69,6 +69,25 @@ def test_every_command_has_help(run: Run, name: str) -> None:
     assert "Usage: pyflow" in out
 
 
+@pytest.mark.parametrize("name", ["generate", "chat", "bench"])
+def test_help_fits_on_one_screen_and_topics_list_every_option(run: Run, name: str) -> None:
+    _, main, _ = run(name, "--help")
+    assert len(main.splitlines()) <= 24
+    topics = main.rpartition("More: ")[2].split("\n\n")[0].replace(",", " ").split()
+    assert topics.pop() == "all"
+    texts = [run(name, "--help", topic)[1] for topic in topics]
+    _, everything, _ = run(name, "--help", "all")
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for param in command.params:
+        if isinstance(param, click.Option):
+            line = re.compile(rf"^  {param.opts[0]}\b(?!-)", re.MULTILINE)
+            assert sum(bool(line.search(text)) for text in texts) == 1
+            assert line.search(everything)
+    code, _, err = run(name, "--help", "x")
+    assert (code, "speculation" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
