@@ -29,6 +29,7 @@ from pyflow.specs.language.facts import (
     Source,
     read_config,
 )
+from pyflow.specs.language.values import nearest
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.text import printable
 
@@ -156,6 +157,7 @@ def describe(checkpoint: Checkpoint) -> Description:
 
 def _describe(checkpoint: Checkpoint) -> Description:
     document, source = _find(checkpoint)
+    _check_overrides(checkpoint, document, source)
     tensors = {t.name: t for t in checkpoint.tensors}
     facts = Facts(document["facts"], source, tensors.keys(), document["defaults"])
 
@@ -197,6 +199,33 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
     key = "general.architecture" if isinstance(source, GgufSource) else "model_type"
     where = f"{path}: {key}" if isinstance(source, GgufSource) else source.label(key)
     return load(family(source.kind, source.family, where), source.kind), source
+
+
+def _check_overrides(checkpoint: Checkpoint, document: Document, source: Source) -> None:
+    """FormatError: a key of the overrides is not in the files, and nothing reads it."""
+    overrides = checkpoint.overrides
+    root = f"{source.family}." if isinstance(source, GgufSource) else ""
+    reads = {f"{root}{key}" for key in (*document.reads, *document["unread"])}
+    for key in overrides.keys:
+        parents = {key[:i] for i, character in enumerate(key) if character == "."}
+        is_read = not reads.isdisjoint({key, *parents}) or any(
+            one.startswith(f"{key}.") for one in reads
+        )
+        if not is_read and not overrides.is_known(key) and not _is_there(checkpoint, key):
+            raise FormatError(
+                f"{checkpoint.path}: override of {printable(key):.100}: expected a key of the"
+                f" model's configuration, found none{nearest(key, reads)}"
+            )
+
+
+def _is_there(checkpoint: Checkpoint, key: str) -> bool:
+    """Whether the files say something of a key."""
+    if checkpoint.format == "GGUF":
+        return key in checkpoint.native.metadata
+    path = checkpoint.path.with_name(CONFIG)
+    config = read_config(path) if path.is_file() else {}
+    inner = config.get("text_config")
+    return key in (inner if isinstance(inner, dict) else config)
 
 
 def _config_source(path: Path, overrides: Overrides) -> ConfigSource:
