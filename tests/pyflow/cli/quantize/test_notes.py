@@ -89,7 +89,6 @@ def test_windows_that_llama_cpp_leaves_out_are_told(
 BROKEN = [
     ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 1 << 40}, "merges": []}}),
     ("tokenizer.json", "{"),
-    ("generation_config.json", {"eos_token_id": 4000}),
 ]
 
 
