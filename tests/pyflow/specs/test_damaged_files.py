@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyflow.formats import Checkpoint
+from pyflow.formats.overrides import NO_OVERRIDES
 
 from pyflow import formats
 from pyflow.engine.defaults import read_defaults
@@ -86,6 +87,7 @@ def test_metadata_of_gguf_files(name: str, data: st.DataObject, tmp_path: Path) 
     sound = formats.open(tmp_path / "model.gguf")
     tree = data.draw(edited(golden["metadata"]))
     changed: Any = SimpleNamespace(
+        overrides=NO_OVERRIDES,
         path=sound.path,
         format=sound.format,
         tensors=sound.tensors,

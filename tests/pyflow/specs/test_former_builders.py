@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyflow.formats.overrides import NO_OVERRIDES
 
 from pyflow.specs import build_spec
 from pyflow.specs.blocks.attention import Attention
@@ -29,6 +30,7 @@ CASES: dict[str, Any] = json.loads(
 
 def checkpoint_of(case: dict[str, Any]) -> Any:
     return SimpleNamespace(
+        overrides=NO_OVERRIDES,
         path=Path(case["path"]),
         format="GGUF",
         metadata=case["metadata"],

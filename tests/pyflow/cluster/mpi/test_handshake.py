@@ -31,7 +31,7 @@ def test_all_differences_are_in_one_message() -> None:
         "rank 1 (host1): pyflow: expected 0.1.0, found 0.0.9; "
         f"rank 1 (host1): model: expected {64 * 'a'}, found {63 * 'a'}b; "
         "rank 2 (host2): pyflow: expected 0.1.0, found 0.2.0; "
-        "give all the same file and --quantize, install the same pyflow on all"
+        "give all the same file and options, install the same pyflow on all"
     )
 
 
