@@ -16,9 +16,9 @@ from pyflow.errors import PyflowError
 from pyflow.model import load
 from pyflow.specs.parts import Rope
 
-from .specs.tiny import write_folder
+from ..specs.tiny import write_folder
 
-FAMILIES = Path(__file__).parents[1] / "golden/families"
+FAMILIES = Path(__file__).parents[2] / "golden/families"
 TOKENS = list(range(5, 40))
 
 
