@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyflow import formats
-from pyflow.errors import PyflowError, UnsupportedError
+from pyflow.errors import PyflowError, SpecError, UnsupportedError
 from pyflow.specs import build_spec
 from pyflow.specs.bind.describe import describe
 from pyflow.specs.document import FAMILIES as FOLDER
@@ -117,6 +117,48 @@ def test_other_values_of_keys_that_change_the_model_are_refused_by_name(
                 build_spec(formats.open(folder))
             assert key in str(found.value)
             assert json.dumps(value) in str(found.value)
+
+
+@pytest.mark.parametrize("model_type", KEYS)
+def test_keys_of_other_families_run_at_values_without_effect(
+    model_type: str, folder_of: Callable[[str], tuple[Path, dict[str, Any]]]
+) -> None:
+    folder, config = folder_of(model_type)
+    document = spec_of(model_type)
+    first = {
+        key: next((v for given in one.only for v in given.literals), None)
+        for key, one in document["unread"].items()
+        if one.only is not None and not is_read(key, document.reads)
+    }
+    notes = {"_note": "a draft", "made_with": {"a": [1]}}
+    assert built(folder, first | notes | config) == built(folder, config)
+    assert built(folder, config | dict.fromkeys(first) | {"is_causal": True}) == built(
+        folder, config
+    )
+    assert built(folder, config | {"is_causal": None}) is UnsupportedError
+
+
+@pytest.mark.parametrize(
+    ("text", "mentions"),
+    [
+        ("[hf.unread]\nkey = 4", ("unread.key", "4", "only", "why")),
+        ("[hf.unread]\nkey = { only = 4 }", ("unread.key", "only", "why")),
+        ('[hf.unread]\nkey = { only = 4, why = "x", null = 4 }', ("unread.key", "null")),
+        ('[hf.unread]\nkey = { only = "=1 +", why = "x" }', ("unread.key.only", "1 +")),
+        ('[hf.unread]\nkey = { only = "=no_fact", why = "x" }', ("unread", "no_fact")),
+        ('[hf.defaults]\nkey = "$other"', ("defaults.key", "$other")),
+    ],
+)
+def test_specs_that_say_it_wrongly_are_refused(
+    text: str,
+    mentions: tuple[str, ...],
+    folder_of: Callable[[str], tuple[Path, dict[str, Any]]],
+) -> None:
+    folder, _ = folder_of("llama")
+    (folder / "pyflow.toml").write_text(f'spec = 1\nname = "own"\nextends = "llama"\n{text}')
+    with pytest.raises(SpecError) as found:
+        build_spec(formats.open(folder))
+    assert all(word in str(found.value) for word in mentions), found.value
 
 
 def test_the_keys_are_those_of_transformers(oracle: Callable[[str], Any]) -> None:
