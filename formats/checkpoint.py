@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -12,23 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import arrays
+from pyflow.formats.folders import check_description, explain, left_aside, main_file, parts_of
 from pyflow.formats.lookalikes import describe, unknown
 from pyflow.formats.overrides import NO_OVERRIDES, Overrides
 
 from pyflow import _core
-from pyflow.errors import FormatError
-
-# The layout of hubs; the first pattern that matches wins. safetensors beside PyTorch files hold the
-# same weights.
-_PATTERNS = (
-    "*.safetensors.index.json",
-    "*.safetensors",
-    "*.bin.index.json",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-)
+from pyflow.errors import FilesWarning, FormatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +81,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     """Opens the checkpoint at path, or the one in the folder at path; recognizes it by its bytes.
 
     Weights stay in the file and are read when they are used. A file <name>.index.json opens all
-    shards that it names.
+    shards that it names, and the first of several parts opens all that are there. In a folder,
+    the file that transformers takes wins; a FilesWarning says which weights are left aside.
 
     Raises:
         FormatError: no such file, not a checkpoint (with what it looks like), or a broken one.
@@ -100,12 +90,12 @@ def open(path: str | PathLike[str]) -> Checkpoint:
         ResourceError: no memory, address space or file descriptors left.
     """
     path = Path(path)
-    is_folder = False
+    folder = None
     with suppress(OSError):  # such as a name that is too long: opening reports it
-        is_folder = path.is_dir()
-    if is_folder:
-        path = main_file(path)
-    native = _core.open_checkpoint(path)
+        folder = path if path.is_dir() else None
+    if folder is not None:
+        path = main_file(folder)
+    native = _native(path)
     if native is None:
         head = _core.read_head(path, 4096)
         found = describe(head)
@@ -116,30 +106,23 @@ def open(path: str | PathLike[str]) -> Checkpoint:
                 f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch or llama2.c), "
                 f"found {found or unknown(head)}"
             )
+    if native.format != "GGUF":
+        check_description(path.parent)
+    notes = [f"{path}: {note}" for note in native.notes]
+    if folder is not None:
+        opened = [path, *map(Path, native.files)]
+        notes += [f"{folder}: {note}" for note in left_aside(folder, opened)]
+    for note in notes:
+        warnings.warn(note, FilesWarning, stacklevel=2)
     return Checkpoint(path, native.metadata, tuple(native.tensors), native.nbytes, native)
 
 
-def main_file(folder: Path) -> Path:
-    """The checkpoint in a folder; FormatError if there is none or more than one."""
-    for pattern in _PATTERNS:
-        found = sorted(p for p in folder.glob(pattern) if p.is_file())
-        # The first part of a split model opens all parts.
-        found = [
-            p
-            for p in found
-            if re.search(r"-\d{5}-of-\d{5}\.gguf$", p.name) is None or "-00001-of-" in p.name
-        ]
-        # Files that trainers save beside a model.
-        found = [p for p in found if p.name not in ("training_args.bin", "optimizer.pt")]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(p.name for p in found[:8])
-            raise FormatError(
-                f"{folder}: expected one checkpoint, found {len(found)} files {pattern} "
-                f"({names}); give the path of one of them"
-            )
-    raise FormatError(
-        f"{folder}: expected a folder with a checkpoint ({', '.join(_PATTERNS)}), found none; "
-        "give the path of the file"
-    )
+def _native(path: Path) -> _core.Checkpoint | None:
+    """The extension's object, as of `_core.open_checkpoint`, of all parts."""
+    parts = parts_of(path)
+    if len(parts) > 1:
+        return _core.open_shards(parts)
+    try:
+        return _core.open_checkpoint(path)
+    except FormatError as error:
+        raise FormatError(explain(path, str(error))) from None

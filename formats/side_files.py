@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from pyflow.formats.lookalikes import in_place_of_a_file
 
-from pyflow.errors import FormatError
+from pyflow.errors import FilesWarning, FormatError
+from pyflow.text import printable
 
 T = TypeVar("T")
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at path. FilesWarning: a link that leads nowhere."""
+    if path.exists():
+        return True
+    if why := broken_link(path):
+        warnings.warn(
+            f"{path}: is {why}; left out: fetch the file again", FilesWarning, stacklevel=2
+        )
+    return False
+
+
+def broken_link(path: Path) -> str | None:
+    """What to say of a link that leads nowhere; None for what is no such link."""
+    if not path.is_symlink() or path.exists():
+        return None
+    return f"a link to {printable(str(path.readlink())):.200}, which is not there"
 
 
 def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
     """The contents of a file; FormatError if it is not a plain file or exceeds max_nbytes."""
     try:
         if not path.is_file():  # a pipe would block
-            found = "something else" if path.exists() else "none"
+            found = "something else" if path.exists() else broken_link(path) or "none"
             raise FormatError(f"{path}: expected a file, found {found}")
         with path.open("rb") as file:
             # Not more than the file has: read() allocates what it is asked for.
@@ -27,6 +47,8 @@ def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(raw) > max_nbytes:
         raise FormatError(f"{path}: expected up to {max_nbytes:,} bytes, found more")
+    if raw and (instead := in_place_of_a_file(raw[:4096])):
+        raise FormatError(f"{path}: expected the file itself, found {instead}")
     return raw
 
 
@@ -52,8 +74,7 @@ def parse_json(raw: bytes | msgspec.Raw, kind: type[T], *, source: str) -> T:
     except msgspec.ValidationError as error:  # valid JSON with other contents
         raise FormatError(f"{source}: {_lower(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        found = in_place_of_a_file(bytes(raw)[:4096]) or f"something else: {error}"
-        raise FormatError(f"{source}: expected JSON, found {found}") from None
+        raise FormatError(f"{source}: expected JSON, found something else: {error}") from None
     except RecursionError:
         raise FormatError(f"{source}: lists or objects are nested too deeply") from None
     except OverflowError as error:

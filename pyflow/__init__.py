@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .errors import (
         CancelledError,
+        FilesWarning,
         FormatError,
         GenerationWarning,
         PlacementWarning,
@@ -43,6 +44,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "Context",
+    "FilesWarning",
     "FormatError",
     "GenerationWarning",
     "MemoryPlan",

@@ -45,6 +45,10 @@ class GenerationWarning(UserWarning):
     vocabulary lacks, or have no place for a system message."""
 
 
+class FilesWarning(UserWarning):
+    """Files beside each other disagree, or are not there; it says which were left aside."""
+
+
 class SessionWarning(UserWarning):
     """A saved session cannot be used. Only time depends on it."""
 

@@ -155,6 +155,12 @@ void register_checkpoint(py::module_& m) {
                                  out.append(path_text(file->path()));
                                return out;
                              })
+      .def_property_readonly("notes",
+                             [](const Checkpoint& c) {
+                               py::list out;
+                               for (const std::string& note : c.notes()) out.append(text(note));
+                               return out;
+                             })
       .def_property_readonly("metadata", metadata)
       .def_property_readonly("tensors", lines)
       .def("tensor", line, py::arg("name"))
@@ -205,6 +211,15 @@ void register_files(py::module_& m) {
         return open_checkpoint(bytes, inflate);
       },
       py::arg("path"));
+  m.def(
+      "open_shards",
+      [](const std::vector<py::object>& paths) {
+        std::vector<std::string> bytes;
+        for (const py::object& path : paths) bytes.push_back(path_bytes(path));
+        const py::gil_scoped_release unlocked;
+        return open_shards(bytes, inflate);
+      },
+      py::arg("paths"));
   m.def("read_head", read_head, py::arg("path"), py::arg("nbytes"));
 }
 

@@ -73,6 +73,8 @@ class Checkpoint {
   // The span of a line of the table, for which the size of the type must be known. Where the format
   // has checksums they are compared, once, which reads the data.
   virtual Contents contents(const TensorRow& t) const;
+  // What its files say differently, or twice, without harm; a sentence each.
+  virtual std::vector<std::string> notes() const { return {}; }
   // Unmaps the pages of a record of `tensors`, or those of all files; see MappedFile.
   void release(const TensorRecord& r) const;
   void release_all() const;

@@ -210,7 +210,7 @@ void JsonReader::end(std::string_view field) {
 
 void JsonReader::refuse_duplicates(const std::vector<Key>& keys) {
   const auto key = [&](uint32_t i) -> std::string_view { return keys[i].name; };
-  refuse_twins(keys.size(), key, [&](uint32_t a, uint32_t b) {
+  each_twins(keys.size(), key, [&](uint32_t a, uint32_t b) {
     in_.fail(keys[b].at, "key " + quoted(keys[b].name), "each key once",
              "the key at byte " + grouped(in_.in_file(keys[a].at)) + " again", kAdviseConvert);
   });

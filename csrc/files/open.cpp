@@ -1,6 +1,7 @@
 #include "files/open.h"
 
 #include <string_view>
+#include <utility>
 
 #include "core/errors.h"
 #include "core/message.h"
@@ -58,6 +59,14 @@ std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Infla
   if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
   if (Llama2cFile::matches(start)) return Llama2cFile::open(path);
   return nullptr;
+}
+
+std::shared_ptr<Checkpoint> open_shards(const std::vector<std::string>& paths,
+                                        const Inflate& inflate) {
+  std::vector<std::shared_ptr<const Checkpoint>> parts;
+  for (const std::string& path : paths) parts.push_back(open_part(path, inflate));
+  std::string label = parts.at(0)->label();
+  return std::make_shared<ShardedCheckpoint>(std::move(label), std::move(parts));
 }
 
 }  // namespace pyflow

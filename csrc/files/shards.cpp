@@ -102,6 +102,10 @@ void expect_same(const GgufFile& first, const GgufFile& part) {
   }
 }
 
+std::string counted(uint64_t n, const std::string& noun) {
+  return grouped(n) + ' ' + noun + (n == 1 ? "" : "s");
+}
+
 std::string five_digits(uint64_t n) {
   const std::string digits = std::to_string(n);
   return digits.size() < 5 ? std::string(5 - digits.size(), '0') + digits : digits;
@@ -145,6 +149,31 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
 ShardedCheckpoint::ShardedCheckpoint(std::string label,
                                      std::vector<std::shared_ptr<const Checkpoint>> parts)
     : Checkpoint(std::move(label)), parts_(std::move(parts)) {
+  std::vector<TensorRow> table = joined();
+  uint64_t budget = nbytes();  // tensors that share bytes could otherwise be compared for hours
+  std::vector<bool> twice(table.size());
+  const TensorRow* example = nullptr;
+  const auto name = [&](uint32_t i) -> std::string_view { return table[i].name; };
+  each_twins(table.size(), name, [&](uint32_t a, uint32_t b) {
+    if (!same(table[a], table[b], budget))
+      throw FormatError(files()[table[b].file]->label() + ": tensor " + quoted(name(b)) +
+                        " at byte " + grouped(table[b].offset) +
+                        ": expected each name once, found another one in " +
+                        files()[table[a].file]->label() + "; " + std::string(kAdviseConvert));
+    twice[b] = true;
+    example = &table[b];
+  });
+  if (example)
+    notes_.push_back(counted(std::ranges::count(twice, true), "tensor") +
+                     " in two shards, with the same values, such as " + quoted(example->name));
+  std::vector<TensorRow> once;
+  for (size_t i = 0; i < table.size(); ++i)
+    if (!twice[i]) once.push_back(std::move(table[i]));
+  set_table(std::move(once));
+}
+
+// The tables of all parts, one after the other.
+std::vector<TensorRow> ShardedCheckpoint::joined() {
   std::vector<TensorRow> table;
   for (uint32_t p = 0; p < parts_.size(); ++p) {
     const auto first = static_cast<uint32_t>(files().size());
@@ -157,14 +186,17 @@ ShardedCheckpoint::ShardedCheckpoint(std::string label,
       table.back().file += first;
     }
   }
-  const auto name = [&](uint32_t i) -> std::string_view { return table[i].name; };
-  refuse_twins(table.size(), name, [&](uint32_t a, uint32_t b) {
-    throw FormatError(files()[table[b].file]->label() + ": tensor " + quoted(name(b)) +
-                      " at byte " + grouped(table[b].offset) +
-                      ": expected each name once, found it in " + files()[table[a].file]->label() +
-                      " as well; " + std::string(kAdviseConvert));
-  });
-  set_table(std::move(table));
+  return table;
+}
+
+// Whether two tensors have the same type, shape and bytes. budget: bytes that may be read, reduced.
+bool ShardedCheckpoint::same(const TensorRow& a, const TensorRow& b, uint64_t& budget) const {
+  if (a.type_id != b.type_id || a.type_name != b.type_name || a.shape != b.shape ||
+      a.strides != b.strides || a.span != b.span || a.block_bytes == 0 || a.span > budget)
+    return false;
+  budget -= a.span;
+  const Contents one = contents(a), other = contents(b);
+  return std::equal(one.data, one.data + one.nbytes, other.data, other.data + other.nbytes);
 }
 
 std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_index(const std::string& path,
@@ -175,14 +207,27 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_index(const std::stri
   std::vector<std::shared_ptr<const Checkpoint>> parts;
   for (const std::string& name : index.files) parts.push_back(open_part(folder + name));
   auto all = std::make_shared<ShardedCheckpoint>(file.label(), std::move(parts));
-  for (const auto& [name, part] : index.tensors) {
-    const TensorRow* t = all->row_named(name);
-    const std::string found = t ? all->files()[t->file]->label() : std::string("no such tensor");
-    if (!t || all->files()[t->file]->path() != folder + part)
-      throw FormatError(file.label() + ": weight_map " + quoted(name) + ": expected file " +
-                        quoted(part) + ", found " + found + "; " + std::string(kAdviseDownload));
-  }
+  all->compare_with(index.tensors, folder);
   return all;
+}
+
+// Notes what the index says differently. places: (tensor, file in the folder).
+void ShardedCheckpoint::compare_with(const std::vector<std::pair<std::string, std::string>>& places,
+                                     const std::string& folder) {
+  std::vector<std::string> lost, moved;
+  for (const auto& [name, part] : places) {
+    const TensorRow* t = row_named(name);
+    if (!t)
+      lost.push_back(quoted(name));
+    else if (files()[t->file]->path() != folder + part)
+      moved.push_back(quoted(name) + ", found in " + files()[t->file]->label());
+  }
+  if (!lost.empty())
+    notes_.push_back("weight_map: " + counted(lost.size(), "tensor") + " in no shard, such as " +
+                     lost[0]);
+  if (!moved.empty())
+    notes_.push_back("weight_map: " + counted(moved.size(), "tensor") +
+                     " in another shard, such as " + moved[0]);
 }
 
 const TensorRow& ShardedCheckpoint::own_line(const TensorRow& t) const {

@@ -21,13 +21,12 @@ std::vector<uint32_t> sorted_by(size_t n, Key&& key) {
   return order;
 }
 
-// Calls twins(a, b), a before b, when some two things have the same key.
+// Calls twins(a, b), a before b, for two neighbours in the order of equal keys.
 template <class Key, class Twins>
-void refuse_twins(size_t n, Key&& key, Twins&& twins) {
+void each_twins(size_t n, Key&& key, Twins&& twins) {
   const std::vector<uint32_t> order = sorted_by(n, key);
-  const auto same = [&](uint32_t a, uint32_t b) { return key(a) == key(b); };
-  const auto at = std::adjacent_find(order.begin(), order.end(), same);
-  if (at != order.end()) twins(at[0], at[1]);
+  for (size_t i = 1; i < n; ++i)
+    if (key(order[i - 1]) == key(order[i])) twins(order[i - 1], order[i]);
 }
 
 }  // namespace pyflow

@@ -1,5 +1,6 @@
 """Checkpoints (csrc/bindings/bind_files.cpp)."""
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, TypeAlias, final
 
@@ -63,6 +64,9 @@ class Checkpoint:
     def data_offset(self) -> int:
         """Where tensor data starts, from the start of the first file."""
     @property
+    def notes(self) -> list[str]:
+        """What its files say differently, or twice, without harm."""
+    @property
     def metadata(self) -> dict[str, Any]:
         """The file's keys and values in the file's order; the same dict every time.
 
@@ -123,6 +127,9 @@ class TorchFile(Checkpoint):
 def open_checkpoint(path: _Path) -> Checkpoint | None:
     """The checkpoint at path by its bytes, all shards of it where that is an index; None when it
     is of no format that this build reads."""
+
+def open_shards(paths: Sequence[_Path]) -> Checkpoint:
+    """These files, at least one, as one checkpoint. FormatError also for a file of no format."""
 
 def pickle_globals(
     path: _Path,

@@ -46,7 +46,10 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def _describes_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _DESCRIPTIONS)
+    # A broken link, or an adapter in place of the model: opening it says so.
+    if (folder / "adapter_config.json").is_file():
+        return True
+    return any((folder / name).is_file() or (folder / name).is_symlink() for name in _DESCRIPTIONS)
 
 
 def _named(name: str) -> Path | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import msgspec
 
 from pyflow.chat.template import KEY, ChatTemplate
-from pyflow.errors import FormatError
+from pyflow.errors import FilesWarning, FormatError
 from pyflow.formats import Checkpoint
-from pyflow.formats.side_files import read_json, read_text
+from pyflow.formats.side_files import is_there, read_json, read_text
 from pyflow.tokenizer import Tokenizer
 from pyflow.tokenizer.base.settings import Settings, read_settings
 
@@ -54,14 +55,21 @@ def text_of(
 
 def _find(folder: Path, settings: Settings) -> tuple[str, str] | None:
     """Of several places the first has the newest one."""
+    given, source = settings.config.chat_template, f"{settings.source}: chat_template"
+    newer: tuple[str, str] | None = None
     path = folder / "chat_template.jinja"
-    if path.exists():
-        return str(path), read_text(path, max_nbytes=_MAX_NBYTES)
-    path = folder / "chat_template.json"
-    if path.exists():
-        return str(path), read_json(path, _Json, max_nbytes=_MAX_NBYTES).chat_template
-    source = f"{settings.source}: chat_template"
-    given = settings.config.chat_template
+    if is_there(path):
+        newer = str(path), read_text(path, max_nbytes=_MAX_NBYTES)
+    elif is_there(path := folder / "chat_template.json"):
+        newer = str(path), read_json(path, _Json, max_nbytes=_MAX_NBYTES).chat_template
+    if newer is not None:
+        if isinstance(given, str) and given.strip() != newer[1].strip():
+            warnings.warn(
+                f"{source}: left aside for {path.name}, which has another one",
+                FilesWarning,
+                stacklevel=2,
+            )
+        return newer
     if given is None or isinstance(given, str):
         return None if given is None else (source, given)
     for one in given:

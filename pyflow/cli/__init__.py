@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 import click
 
@@ -25,6 +27,7 @@ from pyflow.cli.terminal.output import (
 )
 from pyflow.cli.terminal.signals import exit_code
 from pyflow.errors import (
+    FilesWarning,
     FormatError,
     LostRankError,
     ResourceError,
@@ -95,7 +98,8 @@ def main(args: Sequence[str] | None = None) -> int:
         # Characters that the terminal cannot encode must not end a generation.
         for output in (sys.stdout, sys.stderr):
             getattr(output, "reconfigure", lambda **_: None)(errors="replace")
-        code = cli.main(args, prog_name="pyflow", standalone_mode=False, obj=told)
+        with _printing_warnings():
+            code = cli.main(args, prog_name="pyflow", standalone_mode=False, obj=told)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, PipeClosedError):
@@ -107,6 +111,22 @@ def main(args: Sequence[str] | None = None) -> int:
             as_json = not told.json and asks_for_json(args) and not _is_silent(args)
             _tell(error, message, as_json=as_json)
         return code
+
+
+@contextmanager
+def _printing_warnings() -> Iterator[None]:
+    """Prints warnings about a model's files as one line each, wherever it is opened."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if (text := str(message)) not in seen:
+            seen.add(text)
+            click.echo(f"warning: {text}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FilesWarning)
+        warnings.showwarning = cast("Any", show)
+        yield
 
 
 def _ending(error: BaseException, args: Sequence[str]) -> tuple[int, str]:

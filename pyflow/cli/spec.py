@@ -166,7 +166,7 @@ def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any],
             found["problem"] = str(error)
             suits = isinstance(error, NoTokenizerError)
             found["found"] = not suits
-    found["warnings"] = [str(warning.message) for warning in caught]
+    found["warnings"] = list(dict.fromkeys(str(warning.message) for warning in caught))
     return found, suits
 
 

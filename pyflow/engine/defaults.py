@@ -11,7 +11,7 @@ import msgspec
 
 from pyflow.errors import FormatError, GenerationWarning, PyflowError, SpecError
 from pyflow.formats import Checkpoint
-from pyflow.formats.side_files import read_json
+from pyflow.formats.side_files import is_there, read_json
 from pyflow.sampling import SamplingParams
 from pyflow.text import printable
 
@@ -106,7 +106,7 @@ def read_defaults(
 
 def _of_config(checkpoint: Checkpoint, n_ctx: int, n_vocab: int) -> Defaults:
     path = checkpoint.path.parent / "generation_config.json"
-    if checkpoint.format == "GGUF" or not path.exists():
+    if checkpoint.format == "GGUF" or not is_there(path):
         return Defaults()
     left: list[str] = []
     try:

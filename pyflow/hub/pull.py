@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pyflow.downloads import Progress, Report, check_disk, lock, os_errors
 from pyflow.errors import FormatError, PyflowError
-from pyflow.formats.checkpoint import main_file
+from pyflow.formats.folders import main_file
 from pyflow.formats.side_files import read_text
 from pyflow.hub.cache import VARIABLE, RepoCache, repos
 from pyflow.hub.choose import Choice, choose

@@ -12,6 +12,7 @@ import tokenizers
 
 from pyflow.errors import ShapeError
 from pyflow.formats import Checkpoint
+from pyflow.formats.side_files import is_there
 from pyflow.tokenizer.base.settings import Settings, read_settings
 from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
 from pyflow.tokenizer.library import byte_level, tokenizer_json, wordpiece
@@ -86,7 +87,7 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
 
 def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows: int) -> Tokenizer:
     for names, read in _KINDS:
-        if all((folder / name).exists() for name in names):
+        if all([is_there(folder / name) for name in names]):
             path = folder / names[0]
             if read is None:
                 return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)

@@ -20,6 +20,7 @@ from pyflow import chat
 from pyflow.cli import main
 from pyflow.engine.loaded import plan
 from pyflow.errors import (
+    FilesWarning,
     FormatError,
     GenerationWarning,
     ResourceError,
@@ -220,7 +221,7 @@ def test_llama2c_runs_by_the_spec_in_the_documentation(
     (folder / "pyflow.toml").write_text(f'spec = 1\nname = "x"\nextends = "llama"\n{pairs}')
     with load(folder, n_threads=1) as hub, load(stories, n_threads=1) as model:
         assert model.logits(TOKENS).tobytes() == hub.logits(TOKENS).tobytes()
-    file = stories / "f32.gguf"
+    file = tmp_path_factory.mktemp("gguf") / "f32.gguf"
     assert main(["quantize", str(stories), str(file), "--type", "f32"]) == 0
     with load(stories, n_threads=1) as model, load(file, n_threads=1) as made:
         assert made.logits(TOKENS).tobytes() == model.logits(TOKENS).tobytes()
@@ -259,6 +260,36 @@ def test_the_newest_place_of_a_chat_template_counts(folder: Path, template: Any)
     assert template().render([]) == "four"
 
 
+def test_files_beside_the_weights_that_disagree_or_are_not_there_are_told(
+    folder: Path, template: Any
+) -> None:
+    write(folder, "tokenizer_config.json", {"chat_template": "one"})
+    write(folder, "chat_template.jinja", "two")
+    with pytest.warns(FilesWarning, match=r"tokenizer_config\.json: chat_template: left aside"):
+        assert template().render([]) == "two"
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").symlink_to("../none")
+    with pytest.warns(FilesWarning, match=r"chat_template\.jinja: is a link to \.\./none"):
+        assert template().render([]) == "one"
+    (folder / "chat_template.jinja").unlink()
+    write(folder, "chat_template.jinja", "version https://git-lfs.github.com/spec/v1\noid x")
+    with pytest.raises(FormatError, match=r"chat_template\.jinja: .*git lfs pull"):
+        template()
+
+
+def test_a_command_tells_of_files_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tokenizer_config.json").unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").symlink_to("../none")
+    (folder / "pytorch_model.bin").touch()
+    generate = ["generate", "-p", "x", "-n", "1", "-t", "1", "-m", str(folder)]
+    for command in (["inspect", str(folder)], ["spec", "check", str(folder)], generate):
+        assert main(command) == 0
+        told = capsys.readouterr()
+        assert told.err.count("left aside: pytorch_model.bin") == 1
+        told_of_link = f"{told.out}{told.err}".count("link to ../none")
+        assert told_of_link == int(command[0] != "inspect")
+
+
 def test_a_chat_template_may_ask_for_tokens_by_their_roles(folder: Path, template: Any) -> None:
     config = {"eos_token": "<end>", "pad_token": {"content": "<turn>"}}
     write(folder, "tokenizer_config.json", config)
@@ -280,6 +311,7 @@ def test_a_chat_template_may_ask_for_tokens_by_their_roles(folder: Path, templat
 def test_a_broken_chat_template_is_a_format_error_that_names_its_place(
     folder: Path, template: Any, name: str, content: object, message: str
 ) -> None:
+    write(folder, "tokenizer_config.json", {"eos_token": "<end>"})
     write(folder, name, content)
     with pytest.raises(FormatError, match=message):
         template()

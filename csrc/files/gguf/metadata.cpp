@@ -143,7 +143,7 @@ Metadata read_metadata(Cursor& in, uint64_t count) {
     if (key == "general.alignment") m.alignment = checked_alignment(in, at, m.entries.back().value);
   }
   const auto key = [&](uint32_t i) -> std::string_view { return m.entries[i].key; };
-  refuse_twins(m.entries.size(), key, [&](uint32_t a, uint32_t b) {
+  each_twins(m.entries.size(), key, [&](uint32_t a, uint32_t b) {
     in.name(key(b));
     in.fail(offsets[b], "key", "each key once", "the key at byte " + grouped(offsets[a]) + " again",
             kAdviseConvert);

@@ -114,7 +114,7 @@ Tensors read_tensors(Cursor& in, uint64_t count, uint32_t alignment) {
     t.offset = in.read<uint64_t>("data offset");
   }
   const auto name = [&](uint32_t i) -> std::string_view { return out.table[i].name; };
-  refuse_twins(out.table.size(), name, [&](uint32_t a, uint32_t b) {
+  each_twins(out.table.size(), name, [&](uint32_t a, uint32_t b) {
     in.name(name(b));
     in.fail(name_fields[b], "name", "each name once",
             "the name at byte " + grouped(name_fields[a]) + " again", kAdviseConvert);

@@ -59,7 +59,7 @@ class Collector {
       visit(item);
     }
     const auto name = [&](uint32_t i) -> std::string_view { return out_.tensors[i].first; };
-    refuse_twins(out_.tensors.size(), name, [&](uint32_t, uint32_t b) {
+    each_twins(out_.tensors.size(), name, [&](uint32_t, uint32_t b) {
       in_.name(name(b));
       in_.fail(pickle_.tensors[out_.tensors[b].second].offset - in_.in_file(0), "name",
                "each name once", "it twice",

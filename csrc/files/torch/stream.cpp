@@ -65,7 +65,7 @@ std::vector<std::string_view> read_keys(Cursor& in, uint64_t at, const Pickle& k
       in.fail(at, "keys", "strings", "a " + std::string(kind_name(key.kind)), kAdviseConvert);
     out.push_back(key.text());
   }
-  refuse_twins(
+  each_twins(
       out.size(), [&](uint32_t i) { return out[i]; },
       [&](uint32_t, uint32_t b) {
         in.fail(at, "keys", "each key once", quoted(out[b]) + " twice", kAdviseConvert);

@@ -261,7 +261,7 @@ std::vector<ZipMember> read_zip(const MappedFile& file) {
   if (in.remaining() > 0)
     in.fail(in.pos(), "end", grouped(directory.count) + " members", "more bytes", kAdviseDownload);
   const auto name = [&](uint32_t i) -> std::string_view { return members[i].name; };
-  refuse_twins(members.size(), name, [&](uint32_t, uint32_t b) {
+  each_twins(members.size(), name, [&](uint32_t, uint32_t b) {
     in.name(name(b));
     in.fail(0, "name", "each name once", "it twice", kAdviseConvert);
   });

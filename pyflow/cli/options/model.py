@@ -264,8 +264,8 @@ def printing_warnings() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    for warning in caught:
-        click.echo(f"warning: {warning.message}", err=True)
+    for found in caught:  # `main` prints each text once
+        warnings.showwarning(found.message, found.category, found.filename, found.lineno)
 
 
 def context_size(n_ctx: int | None, most: int, option: str = "-c") -> int | None:

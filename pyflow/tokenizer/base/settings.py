@@ -14,7 +14,7 @@ import msgspec
 import tokenizers
 
 from pyflow.errors import FormatError, GenerationWarning, UnsupportedError
-from pyflow.formats.side_files import read_json
+from pyflow.formats.side_files import is_there, read_json
 
 _MAX_NBYTES = 1 << 24
 # The library compares each token that it adds with all before: 16,384 take a second.
@@ -142,7 +142,7 @@ def read_settings(folder: Path) -> Settings:
     for key, token in (config.added_tokens_decoder or {}).items():
         added[_id(key, source=source)] = _added(token, special=token.content in special)
     names = folder / "added_tokens.json"
-    if old and names.exists():
+    if old and is_there(names):
         for text, i in read_json(names, dict[str, int], max_nbytes=_MAX_NBYTES).items():
             added[i] = _added(_Token(text), special=text in special)
     _check_bounds([*added.values(), *further], source=source)
@@ -247,11 +247,11 @@ def _added(token: _Token, *, special: bool) -> tokenizers.AddedToken:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    return read_json(path, kind, max_nbytes=_MAX_NBYTES) if path.exists() else kind()
+    return read_json(path, kind, max_nbytes=_MAX_NBYTES) if is_there(path) else kind()
 
 
 def _read_any(path: Path) -> dict[str, Any]:
-    return read_json(path, dict[str, Any], max_nbytes=_MAX_NBYTES) if path.exists() else {}
+    return read_json(path, dict[str, Any], max_nbytes=_MAX_NBYTES) if is_there(path) else {}
 
 
 def _id(key: str, *, source: str) -> int:

@@ -122,7 +122,8 @@ def test_a_folder_that_will_not_load_is_written_with_a_warning(
 def test_warnings_of_files_beside_the_weights_are_lines_of_their_own(
     run: Run, folder: Path, tmp_path: Path, args: tuple[str, ...]
 ) -> None:
-    settings = {"bos_token": "<nowhere>", "eos_token": "<end>"}
+    nowhere = {"content": "<nowhere>", "special": True}  # transformers' ids go on without a gap
+    settings = {"added_tokens_decoder": {"300": nowhere}, "eos_token": "<end>"}
     write(folder, "tokenizer_config.json", settings)
     places = {"HUB": folder, "OUT": tmp_path / "out", "OUT.gguf": tmp_path / "out.gguf"}
     code, err = run(*(places.get(arg, arg) for arg in args))
