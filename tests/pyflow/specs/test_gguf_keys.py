@@ -14,6 +14,7 @@ import pytest
 from pyflow import _core, formats
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.specs import build_spec
+from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.document import Document, family_names, load
 from pyflow.specs.language.unread import Unread
 from pyflow.specs.model_spec import ModelSpec
@@ -145,3 +146,12 @@ def test_the_share_of_yarn_runs_at_the_value_that_its_law_has(
         assert built(tmp_path, fixture, **scaling, **{share: value}) == plain
     with pytest.raises(UnsupportedError, match="yarn_ext_factor"):
         built(tmp_path, fixture, **scaling, **{share: refused})
+
+
+def test_gemma3_without_a_window_has_one_rope(tmp_path: Path) -> None:
+    fixture = fixture_of("gemma3")
+    for key, layers in (({}, 2), ({"attention.sliding_window": 0}, 1)):
+        spec = built(tmp_path, fixture, **key)
+        blocks = [block for layer in spec.layers for block in layer]
+        attentions = [block for block in blocks if isinstance(block, Attention)]
+        assert len({(one.window, one.rope) for one in attentions}) == layers
