@@ -17,6 +17,7 @@ from pyflow.tokenizer.base.settings import Settings, read_settings
 from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
 from pyflow.tokenizer.library import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
+from pyflow.tokenizer.others import tell_of_others
 from pyflow.tokenizer.ours.gguf import from_metadata
 from pyflow.tokenizer.ours.sentencepiece import read_sentencepiece
 
@@ -92,6 +93,8 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
             if read is None:
                 return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)
             library, settings = read(folder, settings, n_rows=n_rows)
+            if read is tokenizer_json.read:
+                tell_of_others(folder, library, source=names[0])
             _trim_heap()
             return LibraryTokenizer(
                 library,

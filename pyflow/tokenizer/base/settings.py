@@ -136,7 +136,7 @@ def read_settings(folder: Path) -> Settings:
         token = getattr(more, f"{role}_token") or getattr(config, f"{role}_token")
         if token:
             roles[role] = _control(token)
-    further = _further(config, more, _own(path), _own(path_of_map) if old else {})
+    further = _further(config, more, _own(path, marked=True), _own(path_of_map) if old else {})
     special = {token.content for token in (*roles.values(), *further)}
     added: dict[int, tokenizers.AddedToken] = {}
     for key, token in (config.added_tokens_decoder or {}).items():
@@ -178,8 +178,9 @@ def _further(
     )
 
 
-def _own(path: Path) -> _Tokens:
-    """Tokens under names of their own, such as image_token."""
+def _own(path: Path, *, marked: bool = False) -> _Tokens:
+    """Tokens under names of their own, such as image_token. marked: objects count only if their
+    __type says that they are tokens."""
     found: _Tokens = {}
     for key, value in _read_any(path).items():
         if not key.endswith("_token") or key.removesuffix("_token") in ROLES:
@@ -187,6 +188,8 @@ def _own(path: Path) -> _Tokens:
         if isinstance(value, str):
             found[key] = value
         elif isinstance(value, dict) and "content" in value:
+            if marked and value.get("__type") != "AddedToken":
+                continue
             with suppress(msgspec.ValidationError):  # another kind of object
                 found[key] = msgspec.convert(value, _Token)
     return found

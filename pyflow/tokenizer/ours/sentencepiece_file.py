@@ -5,6 +5,7 @@ Field numbers are from sentencepiece_model.proto in github.com/google/sentencepi
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from dataclasses import dataclass
@@ -93,6 +94,14 @@ def read_file(path: Path) -> SentencePieceFile:
         add_dummy_prefix=normalizer.boolean(3, "add_dummy_prefix", True),
         remove_extra_whitespaces=normalizer.boolean(4, "remove_extra_whitespaces", True),
     )
+
+
+def first_pieces(path: Path, n: int) -> list[str]:
+    """The texts of the first n pieces."""
+    source = str(path)
+    found = fields(read_bytes(path, max_nbytes=_MAX_NBYTES), where=source)
+    pieces = (value for number, _, value in found if number == _PIECE and isinstance(value, bytes))
+    return [_piece(value, where=source)[0] for value in itertools.islice(pieces, n)]
 
 
 def _read_fields(path: Path) -> tuple[list[str], array[float], bytearray, dict[int, bytes]]:

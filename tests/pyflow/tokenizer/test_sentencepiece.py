@@ -231,7 +231,7 @@ def charsmap(raw: bytes) -> bytes:
 
 WRONG: list[tuple[bytes, str]] = [
     (b"", "among 0, found 0"),
-    (b"\0" * 64, "0x0"),
+    (b"\0" * 64, "found zeros"),
     (GOOD[:-1], "bytes"),
     (GOOD + b"\x0a", "byte "),
     (GOOD + b"\x0a\xff\xff\xff\xff\x0f", "4,294,967,295 bytes"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Library
 
-from pyflow.errors import FormatError, GenerationWarning
+from pyflow.errors import FilesWarning, FormatError, GenerationWarning
 from pyflow.tokenizer import Tokenizer, from_folder
 
 from ...golden.make_special_tokens import CASES, TEXT, write_case, write_tokenizer
@@ -110,3 +110,19 @@ def test_too_many_or_too_long_special_tokens_are_refused(tmp_path: Path) -> None
         (tmp_path / "tokenizer_config.json").write_text(text)
         with pytest.raises(FormatError, match=r"tokenizer_config\.json: .*(200,000|5,000)"):
             from_folder(tmp_path)
+
+
+def test_another_vocabulary_in_the_folder_must_be_the_same(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    ids = library.get_vocab(with_added_tokens=False)
+    (tmp_path / "vocab.json").write_text(json.dumps(ids))
+    (tmp_path / "tokenizer.model").write_bytes(b"broken")
+    read(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({**ids, "a": ids["b"], "b": ids["a"]}))
+    with pytest.warns(FilesWarning, match=r"vocab\.json: left aside .* 2 tokens .*'[ab]'"):
+        assert from_folder(tmp_path).encode("a", add_special=False) == [ids["a"]]
+    (tmp_path / "vocab.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(GOOD + piece("a"))
+    with pytest.warns(FilesWarning, match=r"tokenizer\.model: left aside .*'a'"):
+        from_folder(tmp_path)

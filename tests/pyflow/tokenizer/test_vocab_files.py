@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow.errors import FilesWarning, FormatError, UnsupportedError
 from pyflow.tokenizer import from_folder
 
 from .conftest import DOCUMENTS, SLICES
@@ -176,7 +176,7 @@ WRONG: list[tuple[dict[str, bytes], str]] = [
     ({"vocab.json": b'{"a": 0.5}'}, "expected `int`"),
     ({"vocab.json": b'{"' + b"a" * 5000 + b'": 0}'}, "token 0 has 5,000 characters"),
     ({"vocab.json": b'{"\xff": 0}'}, "expected UTF-8 text, found byte 0xff"),
-    ({"vocab.json": b"\0" * 64}, "vocab.json: expected JSON"),
+    ({"vocab.json": b"\0" * 64}, "vocab.json: expected the file itself, found zeros"),
     ({"merges.txt": b"\xff b"}, "merges.txt: expected UTF-8 text"),
     ({"merges.txt": b"a"}, "merges.txt: line 1: expected two tokens, found 'a'"),
     ({"merges.txt": b"#version: 0.2\na b c"}, "merges.txt: line 2: expected two tokens"),
@@ -223,4 +223,5 @@ def test_of_several_kinds_tokenizer_json_counts(
 ) -> None:
     folder = copy(vocab("wordpiece"), tmp_path, {})
     tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(folder / "tokenizer.json"))
-    assert from_folder(folder).n_vocab == 1
+    with pytest.warns(FilesWarning, match=r"vocab\.txt: left aside for tokenizer\.json"):
+        assert from_folder(folder).n_vocab == 1
