@@ -10,16 +10,9 @@
 #include "bindings/convert.h"
 #include "bindings/run.h"
 #include "calibrate/input_moments.h"
-#include "sample/sampler.h"
 
 namespace pyflow {
 namespace {
-
-Regime regime_of(const std::string& name) {
-  if (name == "prefill") return Regime::Prefill;
-  if (name == "decode") return Regime::Decode;
-  throw UnsupportedError("regime '" + name + "': expected prefill or decode");
-}
 
 ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch,
                              const std::string& type) {
@@ -69,7 +62,7 @@ void run(Context& c, const py::object& input, const IntArray& positions, const p
                           .rows = kv_rows,
                           .parents = ints(parents),
                           .wanted = ints(wanted),
-                          .regime = regime_of(regime)};
+                          .n_prefill = regime_of(regime) == Regime::Prefill ? std::ssize(kv_rows) : 0};
   run_released(c, [&](const std::function<bool()>& poll) { c.run(in, consume, poll); });
 }
 
@@ -94,24 +87,6 @@ py::array_t<float> forward_hidden(Context& c, const py::object& input, const Int
   py::array_t<float> out({static_cast<py::ssize_t>(positions.size()),
                           static_cast<py::ssize_t>(c.stage().spec().n_embd)});
   c.copy_hidden(out.mutable_data());
-  return out;
-}
-
-std::vector<Sampled> sample(Context& c, const py::object& input, const IntArray& positions,
-                            const py::object& seqs, const IntArray& wanted,
-                            const std::vector<Sampler*>& samplers, const std::string& regime) {
-  if (samplers.size() != static_cast<size_t>(wanted.size()))
-    throw ShapeError("samplers: expected one per wanted row, found " +
-                     std::to_string(samplers.size()) + " for " + std::to_string(wanted.size()) +
-                     " rows");
-  std::vector<Sampled> out(samplers.size());
-  const int32_t *row = wanted.data(), *position = positions.data();
-  run(c, input, positions, seqs, wanted, regime, [&](int64_t i, std::span<const float> logits) {
-    // The draw belongs to the position that the new token will take.
-    const auto at = static_cast<size_t>(i);
-    out[at] = samplers[at]->sample(logits, position[row[i]] + 1);
-  });
-  for (size_t i = 0; i < out.size(); ++i) samplers[i]->accept(out[i].token);
   return out;
 }
 
@@ -221,14 +196,13 @@ void register_context(py::module_& m) {
            py::arg("wanted"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
       .def("forward_hidden", &forward_hidden, py::arg("input"), py::arg("positions"),
            py::arg("seqs"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
-      .def("sample", &sample, py::arg("input"), py::arg("positions"), py::arg("seqs"),
-           py::arg("wanted"), py::arg("samplers"), py::arg("regime") = "decode")
       .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("targets"), py::arg("regime") = "decode")
       .def(
           "observe",
           [](Context& c, std::shared_ptr<InputMoments> moments) { c.observe(std::move(moments)); },
           py::arg("moments"))
+      .def("declare", &Context::declare, py::arg("seq"), py::arg("n_positions"))
       .def("interrupt", &Context::interrupt)
       .def("seq_cp", on_cache(&KvCache::seq_cp))
       .def("seq_rm", on_cache(&KvCache::seq_rm))

@@ -1,32 +1,13 @@
-// Drafts of a tree that has not ended, their verification, and the layers that both may share:
-// conversion only.
+// Trees that grow until a step or `commit` ends them: conversion only.
 #include <string>
 #include <vector>
 
 #include "bindings/convert.h"
 #include "bindings/run.h"
-#include "model/verification.h"
+#include "sample/sampler.h"
 
 namespace pyflow {
 namespace {
-
-std::vector<Verified> verify_drafts(Context& c, const std::vector<Draft*>& given,
-                                    const std::string& policy, const std::vector<int32_t>& stops,
-                                    bool hidden, int64_t first_layer, const FloatArray& features) {
-  std::vector<Draft> drafts;
-  for (const Draft* d : given) drafts.push_back(*d);
-  std::vector<Verified> out;
-  run_released(c, [&](const std::function<bool()>& poll) {
-    out = verify(c, drafts,
-                 {.policy = policy,
-                  .stops = stops,
-                  .hidden = hidden,
-                  .first_layer = first_layer,
-                  .features = floats(features)},
-                 poll);
-  });
-  return out;
-}
 
 // Adds rows to the pending tree of a sequence, or begins one with a root, and runs layers up to
 // end_layer.
@@ -55,7 +36,6 @@ void grow(Context& c, const IntArray& tokens, const IntArray& parents, int seq,
            .rows = rows,
            .parents = ints(parents),
            .wanted = ints(wanted),
-           .regime = Regime::Decode,
            .end_layer = end_layer},
           consume, poll);
   });
@@ -105,34 +85,6 @@ py::array_t<float> exit_layer(Context& c, const IntArray& tokens, const IntArray
 }  // namespace
 
 void register_speculate(py::module_& m) {
-  py::dict promises;
-  for (const Policy& policy : policies()) promises[policy.name] = policy.promise;
-  m.attr("POLICIES") = promises;
-  py::class_<Draft>(m, "Draft")
-      .def(py::init([](int seq, int32_t root, std::vector<int32_t> tokens,
-                       std::vector<int32_t> parents, int64_t n_verified, std::vector<int32_t> asked,
-                       Sampler& sampler, const std::vector<Pairs>& distributions) {
-             return Draft{seq,
-                          root,
-                          {std::move(tokens), std::move(parents), distributions_of(distributions),
-                           n_verified},
-                          std::move(asked),
-                          &sampler};
-           }),
-           py::arg("seq"), py::arg("root"), py::arg("tokens"), py::arg("parents"),
-           py::arg("n_verified"), py::arg("asked"), py::arg("sampler"),
-           py::arg("distributions") = std::vector<Pairs>(), py::keep_alive<1, 8>());
-  py::class_<Verified>(m, "Verified")
-      .def_property_readonly("nodes", [](const Verified& v) { return v.verdict.nodes; })
-      .def_property_readonly("drawn", [](const Verified& v) { return v.verdict.drawn; })
-      .def_readonly("answers", &Verified::answers)
-      .def_property_readonly("hidden", [](const Verified& v) -> py::object {
-        if (v.hidden.empty()) return py::none();
-        return py::array_t<float>(static_cast<py::ssize_t>(v.hidden.size()), v.hidden.data());
-      });
-  m.def("verify", &verify_drafts, py::arg("context"), py::arg("drafts"), py::arg("policy"),
-        py::arg("stops"), py::arg("hidden") = false, py::arg("first_layer") = 0,
-        py::arg("features") = FloatArray(0));
   m.def("guess", &guess, py::arg("context"), py::arg("tokens"), py::arg("parents"), py::arg("seq"),
         py::arg("wanted"), py::arg("sampler"), py::arg("n"), py::arg("distribution") = false);
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),

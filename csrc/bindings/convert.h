@@ -56,6 +56,13 @@ inline CacheType cache_type(const std::string& name) {
   throw UnsupportedError("cache type '" + name + "': expected f16 or q8_0");
 }
 
+// Throws UnsupportedError, naming those that exist.
+inline Regime regime_of(const std::string& name) {
+  if (name == "prefill") return Regime::Prefill;
+  if (name == "decode") return Regime::Decode;
+  throw UnsupportedError("regime '" + name + "': expected prefill or decode");
+}
+
 // Throws ShapeError unless a context can have a sequence of this number.
 inline int checked_sequence(int seq) {
   if (seq >= 0 && seq < kMaxSequences) return seq;

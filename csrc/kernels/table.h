@@ -113,6 +113,12 @@ struct KernelTable {
   // The same for rows of a prompt, if the table has faster arithmetic for many rows; null: matmul.
   void (*prefill_matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
 
+  bool has_prefill() const {
+    for (const auto matmul : prefill_matmul)
+      if (matmul) return true;
+    return false;
+  }
+
   // One row of k floats to ceil(k/64) blocks, `stride` blocks apart, padded with zeros.
   void (*quantize)(const float* x, int64_t k, ActBlock* out, int64_t stride);
 

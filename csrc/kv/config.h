@@ -23,9 +23,9 @@ struct KvConfig {
   int64_t n_ctx = 0;    // cells of an unwindowed group, shared by all sequences
   int n_seq_max = 1;    // sequences 0 .. n_seq_max - 1, at most kMaxSequences
   int64_t n_batch = 1;  // rows in flight at most
-  // Turns one cell's keys, n_kv_heads of them `stride` floats apart, by delta positions; must not
-  // throw. Without it seq_add is unsupported.
-  std::function<void(size_t layer, float* k, int64_t stride, int32_t delta)> rotate;
+  // Turns one cell's keys in a sequence, n_kv_heads of them `stride` floats apart, by delta
+  // positions; must not throw. Without it seq_add is unsupported.
+  std::function<void(size_t layer, int seq, float* k, int64_t stride, int32_t delta)> rotate;
   // Told of the memory for the cells before anything touches it.
   std::function<void(const Buffer&)> place = nullptr;
 };

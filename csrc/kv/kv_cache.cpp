@@ -193,21 +193,21 @@ void KvCache::commit() {
 void KvCache::commit(std::span<const Accepted> accepted) {
   check_pending("commit");
   const auto n_rows = static_cast<int64_t>(step_.rows().size());
-  for (size_t a = 0; a < accepted.size(); ++a) {
-    const auto& [i, seq] = accepted[a];
+  accepted_.assign(static_cast<size_t>(n_rows), 0);
+  newest_.assign(static_cast<size_t>(config_.n_seq_max), -1);
+  for (const auto& [i, seq] : accepted) {
     check_sequence(seq);
     if (i < 0 || i >= n_rows)
       throw ShapeError("KV cache: accepted row " + str(i) + "; the step has " + str(n_rows) +
                        " rows");
+    if (std::exchange(accepted_[static_cast<size_t>(i)], 1))
+      throw ShapeError("KV cache: row " + str(i) + " is accepted twice");
     const int32_t position = step_.row(i).position;
-    for (const Accepted& earlier : accepted.first(a)) {
-      if (earlier.row == i) throw ShapeError("KV cache: row " + str(i) + " is accepted twice");
-      if (const int32_t before = step_.row(earlier.row).position;
-          earlier.seq == seq && before >= position)
-        throw ShapeError("KV cache: accepted row " + str(i) + " at position " + str(position) +
-                         " after position " + str(before) +
-                         "; accepted rows of a sequence ascend in position");
-    }
+    if (const int32_t before = std::exchange(newest_[static_cast<size_t>(seq)], position);
+        before >= position)
+      throw ShapeError("KV cache: accepted row " + str(i) + " at position " + str(position) +
+                       " after position " + str(before) +
+                       "; accepted rows of a sequence ascend in position");
     check_free(seq, position, int64_t{position} + 1);
   }
   for (Group& group : groups_) move(group, group.cells.commit(step_, accepted));
@@ -293,7 +293,7 @@ void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
       for (const Run& r : shift.turned)
         for (int32_t slot = r.slot; slot < r.slot + r.n; ++slot) {
           table_->load_k(view(layer), slot, key_.data());
-          config_.rotate(layer, key_.data(), view(layer).key_dim, delta);
+          config_.rotate(layer, seq, key_.data(), view(layer).key_dim, delta);
           table_->store_k(view(layer), slot, key_.data());
         }
     group.cells.evict();

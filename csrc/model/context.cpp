@@ -19,13 +19,15 @@ int64_t now_ns() {
   return t.tv_sec * 1'000'000'000 + t.tv_nsec;
 }
 
-KvConfig kv_config(const Stage& stage, const ContextConfig& c) {
-  const auto rotate = [&stage, n_ctx = c.n_ctx](size_t layer, float* k, int64_t stride,
-                                                int32_t delta) {
+// lengths: of each sequence; null for a plan, which turns nothing.
+KvConfig kv_config(const Stage& stage, const ContextConfig& c,
+                   const std::vector<int64_t>* lengths = nullptr) {
+  const auto rotate = [&stage, lengths](size_t layer, int seq, float* k, int64_t stride,
+                                        int32_t delta) {
     const RopeSpec* rope = stage.kv_rope(layer);
     if (!rope) return;  // the keys do not depend on positions
     std::vector<float> cos_sin(2 * rope->pairs());
-    rope->angles(delta, n_ctx, 1.0, cos_sin.data());
+    rope->angles(delta, (*lengths)[static_cast<size_t>(seq)], 1.0, cos_sin.data());
     for (int64_t h = 0; h < stage.kv_layers()[layer].n_kv_heads; ++h)
       stage.kernels().rope(k + h * stride, cos_sin.data(), static_cast<int64_t>(rope->pairs()),
                            rope->interleaved);
@@ -71,8 +73,9 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         return config;
       }()),
       runs_layer_(stage_->layers().size(), config_.layers.empty()),
-      kv_(kv_config(*stage_, config_), stage_->kernels()),
-      scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type) {
+      kv_(kv_config(*stage_, config_, &lengths_), stage_->kernels()),
+      scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type),
+      lengths_(static_cast<size_t>(config_.n_seq_max), config_.n_ctx) {
   for (const int64_t layer : config_.layers) {
     if (layer < 0 || layer >= std::ssize(runs_layer_))
       throw ShapeError("layer " + std::to_string(layer) + ": expected 0 to " +
@@ -114,6 +117,11 @@ void Context::check(const Input& input, int64_t n) const {
                      std::to_string(stage_->spec().n_embd) + " floats, found " +
                      std::to_string(input.hidden.size()));
   }
+  if (input.n_prefill < 0 || input.n_prefill > n)
+    throw ShapeError("n_prefill: expected 0 to " + std::to_string(n) + ", found " +
+                     std::to_string(input.n_prefill));
+  if (input.n_prefill > 0 && input.n_prefill < n && stage_->kernels().has_prefill())
+    throw UnsupportedError("step: this CPU computes rows of prompts apart; give them a step");
   for (const KvRow& row : input.rows)
     if (row.position >= stage_->n_positions())
       throw ShapeError("position " + std::to_string(row.position) + ": this model has learned " +
@@ -147,11 +155,12 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
       }
     };
     const StepRows of = {.n_rows = std::ssize(rows),
+                         .n_prefill = input.n_prefill,
                          .first_row = resumed ? 0 : std::ssize(pending),
                          .tokens = input.tokens,
                          .rows = rows};
     stage_->pool().run([&](Team& team) {
-      Step s = step(team, of, input.regime);
+      Step s = step(team, of);
       fill_ropes(s, team);
       forward(s, team, input);
       if (!stopped()) head(s, team, input.wanted, guarded);
@@ -166,11 +175,10 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
   last_rows_ = std::ssize(rows);
 }
 
-Step Context::step(const Team& team, const StepRows& rows, Regime regime) {
+Step Context::step(const Team& team, const StepRows& rows) {
   Step s{rows,
          scratch_.step(team, rows.n_rows),
          stage_->kernels(),
-         regime,
          team.copy(),
          &kv_,
          observer_.get(),
@@ -181,6 +189,15 @@ Step Context::step(const Team& team, const StepRows& rows, Regime regime) {
     angles += config_.n_batch * 2 * static_cast<int64_t>(r.pairs());
   }
   return s;
+}
+
+void Context::declare(int seq, int64_t n_positions) {
+  if (kv_.seq_pos_max(seq) >= 0)
+    throw ShapeError("sequence " + std::to_string(seq) +
+                     ": expected none of its positions to be taken before its length is declared");
+  if (n_positions < 1)
+    throw ShapeError("length: expected 1 position or more, found " + std::to_string(n_positions));
+  lengths_[static_cast<size_t>(seq)] = n_positions;
 }
 
 void Context::observe(std::shared_ptr<Observer> observer) {
@@ -197,11 +214,12 @@ void Context::abort() {
 void Context::fill_ropes(const Step& s, Team& team) {
   for (size_t i = 0; i < s.ropes.size(); ++i) {
     const RopeSpec& rope = stage_->spec().ropes[i];
-    const double magnitude = rope.magnitude_at(config_.n_ctx);
     team.for_each(s.n_rows, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        rope.angles(s.rows[static_cast<size_t>(r)].position, config_.n_ctx, magnitude,
-                    s.ropes[i].row(r));
+      for (int64_t r = begin; r < end; ++r) {
+        const KvRow& row = s.rows[static_cast<size_t>(r)];
+        const int64_t length = lengths_[static_cast<size_t>(row.sequences.first())];
+        rope.angles(row.position, length, rope.magnitude_at(length), s.ropes[i].row(r));
+      }
     });
   }
 }

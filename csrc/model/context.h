@@ -48,7 +48,7 @@ class Context {
     std::span<const KvRow> rows;
     std::span<const int32_t> parents;  // of a tree, see KvCache::grow; else empty
     std::span<const int32_t> wanted;   // ascending row indices whose logits are consumed
-    Regime regime = Regime::Decode;
+    int64_t n_prefill = 0;  // rows, the first ones, that are of prompts
     int64_t first_layer = 0, end_layer = kLastLayer;
   };
   // Receives the logits of wanted[i]; called by several threads at once, for different i. May
@@ -72,11 +72,16 @@ class Context {
   // Stops the run in progress, if any; safe from any thread and from signal handlers.
   void interrupt() noexcept { cancel_.store(true, std::memory_order_relaxed); }
 
+  // How many positions a sequence may take, by which models of long contexts turn its positions;
+  // before: n_ctx. Throws ShapeError unless the sequence is empty.
+  void declare(int seq, int64_t n_positions);
+
   // From now on `observer` sees the inputs of matrices; null: none does. Throws as its attach()
   // does.
   void observe(std::shared_ptr<Observer> observer);
 
   KvCache& kv() { return kv_; }
+  const KvCache& kv() const { return kv_; }
   const Stage& stage() const { return *stage_; }
   const ContextConfig& config() const { return config_; }
   std::mutex& busy() { return busy_; }
@@ -85,7 +90,7 @@ class Context {
   void check(const Input& input, int64_t n) const;
   int64_t end_layer(const Input& input) const;
   // What a thread of the team works with, the only place that fills it.
-  Step step(const Team&, const StepRows&, Regime);
+  Step step(const Team&, const StepRows&);
   void fill_ropes(const Step&, Team&);
   void forward(Step&, Team&, const Input&);
   void head(Step&, Team&, std::span<const int32_t> wanted, const Consume&);
@@ -98,6 +103,7 @@ class Context {
   KvCache kv_;
   Scratch scratch_;
   int64_t last_rows_ = 0;
+  std::vector<int64_t> lengths_;  // positions that each sequence may take
   std::shared_ptr<Observer> observer_;
   std::shared_ptr<const void> observing_;  // what its attach() returned
   std::atomic<bool> cancel_{false};

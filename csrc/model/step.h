@@ -33,6 +33,7 @@ inline int64_t act_blocks(int64_t k) { return (k + kActBlock - 1) / kActBlock; }
 // The tokens of a step.
 struct StepRows {
   int64_t n_rows;
+  int64_t n_prefill;                // rows, the first ones, that are of prompts
   int64_t first_row;                // number of row 0 among the pending rows of the cache
   std::span<const int32_t> tokens;  // empty on a stage without embedding
   std::span<const KvRow> rows;
@@ -68,7 +69,6 @@ struct RopeTable {
 
 struct Step : StepRows, StepMemory {
   const KernelTable& kernels;
-  Regime regime;
   size_t copy;  // of the weights, near this thread
   KvCache* kv;
   Observer* observer;  // null: none

@@ -37,8 +37,8 @@ BlockSurvey survey(const float* x, int64_t n) {
 
 }  // namespace
 
-Logits::Logits(std::span<const float> row, std::vector<Candidate> changed)
-    : row_(row), changed_(std::move(changed)) {
+Logits::Logits(std::span<const float> row, std::vector<Candidate> changed, TokenMask mask)
+    : row_(row), changed_(std::move(changed)), mask_(mask) {
   if (!changed_.empty() && (changed_.front().token < 0 || changed_.back().token >= size()))
     throw Error("sampler: token " +
                 std::to_string(changed_.front().token < 0 ? changed_.front().token
@@ -61,7 +61,7 @@ Logits::Logits(std::span<const float> row, std::vector<Candidate> changed)
              });
   if (max_ == kNever)
     throw Error("sampler: expected a possible token, found every one of " + std::to_string(size()) +
-                " at minus infinity; relax the logit bias");
+                " at minus infinity; relax the logit bias" + (mask_.empty() ? "" : " or the grammar"));
 }
 
 int32_t Logits::argmax() const {

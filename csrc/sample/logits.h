@@ -1,5 +1,6 @@
-// One row of logits, with a few tokens changed, read in blocks. The row itself is never written or
-// copied: what biases and penalties change is a short list beside it.
+// One row of logits, with a few tokens changed and some forbidden, read in blocks. The row itself is
+// never written or copied: what biases and penalties change is a short list beside it, and a grammar
+// gives a bit for each token.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,10 @@ struct Candidate {
   }
 };
 
+// Tokens that may be drawn: bit t % 32 of word t / 32 is set for token t. Words beyond the last one
+// are 0. Empty: all may.
+using TokenMask = std::span<const uint32_t>;
+
 class Logits {
  public:
   // Selection looks into a block only where the block's maximum says so. With 128, a vocabulary of
@@ -32,7 +37,7 @@ class Logits {
 
   // `changed` holds new values, ascending in token, no token twice. Throws Error where a logit is
   // NaN or +inf, where none is above -inf, and where a changed token is outside the row.
-  Logits(std::span<const float> row, std::vector<Candidate> changed);
+  Logits(std::span<const float> row, std::vector<Candidate> changed, TokenMask mask = {});
 
   int64_t size() const { return static_cast<int64_t>(row_.size()); }
   float max() const { return max_; }
@@ -65,9 +70,12 @@ class Logits {
       const auto first = std::exchange(change, last);
       if (!wants(b)) continue;
       const float* block = row_.data() + begin;
-      if (first != last) {
+      const bool masked = !allows_all(begin, n);
+      if (first != last || masked) {
         std::copy(block, block + n, patched);
         for (auto c = first; c != last; ++c) patched[c->token - begin] = c->logit;
+        for (int64_t i = 0; masked && i < n; ++i)
+          if (!allows(begin + i)) patched[i] = kNever;
         block = patched;
       }
       f(begin, block, n);
@@ -76,8 +84,24 @@ class Logits {
   float block_max(int64_t block) const { return block_max_[static_cast<size_t>(block)]; }
 
  private:
+  bool allows(int64_t token) const {
+    const auto word = static_cast<size_t>(token / 32);
+    return word < mask_.size() && (mask_[word] >> (token % 32) & 1);
+  }
+  bool allows_all(int64_t begin, int64_t n) const {
+    if (mask_.empty()) return true;
+    static_assert(kBlock % 32 == 0, "a block is whole words");
+    for (int64_t i = 0; i < n; i += 32) {
+      const auto word = static_cast<size_t>((begin + i) / 32);
+      const uint32_t wanted = n - i >= 32 ? ~uint32_t{0} : (uint32_t{1} << (n - i)) - 1;
+      if (word >= mask_.size() || (mask_[word] & wanted) != wanted) return false;
+    }
+    return true;
+  }
+
   std::span<const float> row_;
   std::vector<Candidate> changed_;
+  TokenMask mask_;
   std::vector<float> block_max_;
   float max_ = kNever;
 };

@@ -134,11 +134,11 @@ void Sampler::accept(int32_t token) {
 }
 
 Sampled Sampler::sample(std::span<const float> row, int64_t position,
-                        std::span<const int32_t> path) const {
+                        std::span<const int32_t> path, TokenMask mask) const {
   require(!row.empty(), "logits", "at least one", row.size());
   std::vector<Candidate> changed = changes(row, path);
-  const bool as_given = changed.empty();
-  const Logits logits(row, std::move(changed));
+  const bool as_given = changed.empty() && mask.empty();
+  const Logits logits(row, std::move(changed), mask);
   const int32_t token = draw(logits, position);
   return as_given ? report(logits, row, token) : report(row, token);
 }
@@ -159,10 +159,10 @@ Sampled Sampler::report(const Logits& given, std::span<const float> row, int32_t
   return out;
 }
 
-Distribution Sampler::distribution(std::span<const float> row,
-                                   std::span<const int32_t> path) const {
+Distribution Sampler::distribution(std::span<const float> row, std::span<const int32_t> path,
+                                   TokenMask mask) const {
   require(!row.empty(), "logits", "at least one", row.size());
-  const Logits logits(row, changes(row, path));
+  const Logits logits(row, changes(row, path), mask);
   if (params_.temperature == 0) return {{logits.argmax(), 1.0}};
   return softmax(takes_all(logits) ? logits.at_least(kNever) : truncate(logits), logits.max());
 }

@@ -1,4 +1,5 @@
 // From a row of logits to the next token, by llama.cpp's stages in its order:
+//   0. a mask: what it forbids is minus infinity.
 //   1. logit bias: added.
 //   2. penalties over the last repeat_last_n tokens, prompt included: a logit above 0 is divided by
 //      repeat_penalty, any other multiplied; then count * frequency_penalty + presence_penalty is
@@ -65,12 +66,12 @@ class Sampler {
   // when a draft is verified before it is accepted. Throws Error for broken logits. Several threads
   // may call it at once, but not during accept().
   Sampled sample(std::span<const float> logits, int64_t position,
-                 std::span<const int32_t> path = {}) const;
+                 std::span<const int32_t> path = {}, TokenMask mask = {}) const;
 
   // The distribution that sample() draws from: at temperature 0 a single token. Throws Error for
   // broken logits.
-  Distribution distribution(std::span<const float> logits,
-                            std::span<const int32_t> path = {}) const;
+  Distribution distribution(std::span<const float> logits, std::span<const int32_t> path = {},
+                            TokenMask mask = {}) const;
 
   // The result of sample() for a token that was drawn elsewhere from the row.
   Sampled report(std::span<const float> logits, int32_t token) const;

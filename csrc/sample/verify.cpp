@@ -14,13 +14,17 @@ constexpr Policy kPolicies[] = {
 
 class Exact final : public Verifier {
  public:
-  Exact(const DraftTree& tree, const Sampler& sampler, int64_t position)
-      : tree_(tree), sampler_(sampler), position_(position), drawn_(tree.n_rows()) {}
+  Exact(const DraftTree& tree, const Sampler& sampler, int64_t position, RowMasks masks)
+      : tree_(tree),
+        sampler_(sampler),
+        position_(position),
+        masks_(masks),
+        drawn_(tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
     const std::vector<int32_t> path = tree_.path(row);
     const auto depth = static_cast<int64_t>(path.size());
-    drawn_[row] = sampler_.sample(logits, position_ + depth + 1, path);
+    drawn_[row] = sampler_.sample(logits, position_ + depth + 1, path, masks_.row(row));
   }
 
   Verdict walk() override {
@@ -40,22 +44,25 @@ class Exact final : public Verifier {
   const DraftTree& tree_;
   const Sampler& sampler_;
   const int64_t position_;
+  const RowMasks masks_;
   std::vector<Sampled> drawn_;  // by row
 };
 
 // Decides at random, by the distributions of all rows.
 class ByDistribution final : public Verifier {
  public:
-  ByDistribution(Verify verify, const DraftTree& tree, const Sampler& sampler, int64_t position)
+  ByDistribution(Verify verify, const DraftTree& tree, const Sampler& sampler, int64_t position,
+                 RowMasks masks)
       : verify_(verify),
         tree_(tree),
         sampler_(sampler),
         position_(position),
+        masks_(masks),
         target_(tree.n_rows()),
         logits_(tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
-    target_[row] = sampler_.distribution(logits, tree_.path(row));
+    target_[row] = sampler_.distribution(logits, tree_.path(row), masks_.row(row));
     // Logprobs are those of a token that is not known yet.
     if (sampler_.params().n_logprobs > 0) logits_[row].assign(logits.begin(), logits.end());
   }
@@ -81,6 +88,7 @@ class ByDistribution final : public Verifier {
   const DraftTree& tree_;
   const Sampler& sampler_;
   const int64_t position_;
+  const RowMasks masks_;
   std::vector<Distribution> target_;        // by row
   std::vector<std::vector<float>> logits_;  // by row, if logprobs are wanted
 };
@@ -99,11 +107,12 @@ const Policy& policy_named(const std::string& name) {
 }
 
 std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftTree& tree,
-                                        const Sampler& sampler, int64_t position) {
+                                        const Sampler& sampler, int64_t position,
+                                        RowMasks masks) {
   check_tree(tree);
-  if (policy.verify == nullptr) return std::make_unique<Exact>(tree, sampler, position);
+  if (policy.verify == nullptr) return std::make_unique<Exact>(tree, sampler, position, masks);
   check_distributions(tree);
-  return std::make_unique<ByDistribution>(policy.verify, tree, sampler, position);
+  return std::make_unique<ByDistribution>(policy.verify, tree, sampler, position, masks);
 }
 
 }  // namespace pyflow

@@ -46,9 +46,19 @@ std::span<const Policy> policies();
 // Throws UnsupportedError for an unknown policy.
 const Policy& policy_named(const std::string& name);
 
+// The masks of the rows that are looked at, one behind the other; none: all tokens may be drawn.
+struct RowMasks {
+  std::span<const uint32_t> words;
+  size_t words_per_row = 0;
+  TokenMask row(size_t i) const {
+    return words.empty() ? words : words.subspan(i * words_per_row, words_per_row);
+  }
+};
+
 // sampler: has accepted the text up to the root, which lies at the position. Throws ShapeError for
-// an invalid tree. Tree and sampler must outlive the verifier.
+// an invalid tree. Tree, sampler and masks must outlive the verifier.
 std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftTree& tree,
-                                        const Sampler& sampler, int64_t position);
+                                        const Sampler& sampler, int64_t position,
+                                        RowMasks masks = {});
 
 }  // namespace pyflow

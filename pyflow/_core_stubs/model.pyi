@@ -7,7 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyflow._core_stubs.files import Checkpoint
 from pyflow._core_stubs.machine import ThreadPool
-from pyflow._core_stubs.sampler import Sampled, Sampler
 
 MAX_SEQUENCES: int
 """The most sequences that a context may keep."""
@@ -104,16 +103,6 @@ class Context:
         parents: ArrayLike = ...,
     ) -> NDArray[np.float32]:
         """Hidden states (n, n_embd) after this stage's layers; parents as in `forward`."""
-    def sample(
-        self,
-        input: ArrayLike,
-        positions: ArrayLike,
-        seqs: object,
-        wanted: ArrayLike,
-        samplers: Sequence[Sampler],
-        regime: str = "decode",
-    ) -> list[Sampled]:
-        """The token after each wanted row; samplers[i] draws and accepts that of wanted[i]."""
     def score(
         self,
         input: ArrayLike,
@@ -127,6 +116,8 @@ class Context:
     def observe(self, moments: InputMoments | None) -> None:
         """From now on steps add the inputs of their matrices to these; None: no more. ShapeError if
         they belong to another stage."""
+    def declare(self, seq: int, n_positions: int) -> None:
+        """See pyflow.Context.declare."""
     def interrupt(self) -> None: ...
     def clear(self) -> None: ...
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...

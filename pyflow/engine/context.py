@@ -106,55 +106,35 @@ class Context(Closing):
             parts.append(self.native.forward(*chunk, rows, regime))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def sample(
+    def step(
         self,
-        tokens: Tokens,
-        positions: ArrayLike | None,
-        seqs: Sequences,
-        wanted: ArrayLike,
-        samplers: Sequence[_core.Sampler],
+        entries: Sequence[_core.Entry],
         *,
-        regime: Regime = "decode",
-        progress: Progress | None = None,
-    ) -> list[_core.Sampled]:
-        """Appends tokens and draws the next one after each wanted row: samplers[i] for wanted[i].
-
-        One call into the extension per n_batch rows: forward and sampling together.
-        """
-        ids = whole_numbers("tokens", tokens)
-        rows = whole_numbers("wanted", wanted)
-        one_of("regime", regime, REGIMES)
-        if ids.size <= self.n_batch and positions is not None:
-            at = whole_numbers("positions", positions)
-            return self.native.sample(ids, at, seqs, rows, samplers, regime)
-        out: list[_core.Sampled] = []
-        for at_row, chunk in self._chunks(ids, positions, seqs, progress):
-            here = rows[(rows >= at_row) & (rows < at_row + chunk[0].size)] - at_row
-            mine = samplers[len(out) : len(out) + here.size]
-            out += self.native.sample(*chunk, here, mine, regime)
-        return out
-
-    def verify(
-        self,
-        drafts: Sequence[_core.Draft],
-        *,
-        policy: Policy = "exact",
-        stops: Sequence[int] = (),
-        hidden: bool = False,
         first_layer: int = 0,
         features: NDArray[np.float32] | None = None,
-    ) -> list[_core.Verified]:
-        """Runs the newest token of some sequences and the trees drafted below it, all in one step.
+    ) -> list[_core.EntryResult]:
+        """One pass over the weights for all entries, of a sequence each.
 
-        What stands by the policy becomes cells, the rest leaves no trace, and each draft's sampler
-        has accepted all that was drawn for it: one token more than nodes are accepted. Nothing is
-        accepted after one of `stops`. hidden: also return the head's input in the row of the last
-        draw. With first_layer, the rows of the only draft are pending after `exit_layer`, root and
-        nodes in their order, and go on from `features` (n, n_embd).
+        `_core.Entry` says what one may ask for. Their rows are n_batch at most.
+
+        Given and accepted tokens become cells; samplers accept all that was drawn. The result of an
+        entry does not depend on the others, to the last bit, and one that fails leaves no trace
+        while the others go on. With first_layer, the rows of the only entry, its token and nodes,
+        are pending after `exit_layer`, and go on from `features` (n, n_embd).
+
+        Raises ResourceError when the cells run out, CancelledError after `interrupt`, ShapeError
+        for sequences out of range or given twice: then nothing has changed.
         """
-        one_of("policy", policy, POLICIES)
         rows = np.empty((0,), np.float32) if features is None else features
-        return _core.verify(self.native, drafts, policy, stops, hidden, first_layer, rows)
+        return _core.step(self.native, entries, first_layer, rows)
+
+    def declare(self, seq: int, n_positions: int) -> None:
+        """Says how many positions a sequence may take; before, it is n_ctx.
+
+        Models with frequencies of their own for long texts (LongRoPE) choose by this number. So a
+        text has the same bits in a context that others share. ShapeError: the sequence has cells.
+        """
+        self.native.declare(whole("seq", seq), whole("n_positions", n_positions, 1))
 
     def guess(
         self,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import cast
 
 from pyflow import _core
 from pyflow.closing import Closing
@@ -29,34 +26,51 @@ class _Text:
     sampler: _core.Sampler
     """It has accepted the tokens."""
     tokens: list[int]
-    pending: Sequence[int]
-    """The tokens at the end that have no cell yet."""
-    is_new: bool = True
-    """No drafter knows this text."""
+    n_cells: int
+    """So many of them have cells."""
+    member: int | None = None
+    """Its number in the speculator; None: the drafters do not know it."""
+    entry: _core.Entry | None = None
+    """Draws after all tokens; its own are the pending ones."""
 
     @property
     def seq(self) -> int:
         return self.cached.seq
 
     @property
-    def position(self) -> int:
-        """Of the first pending token."""
-        return len(self.tokens) - len(self.pending)
+    def n_pending(self) -> int:
+        """The tokens at the end that have no cell yet."""
+        return len(self.tokens) - self.n_cells
 
     def root(self, n_ctx: int) -> Root:
         """Its only pending token, and how many tokens may be accepted after it."""
         span = self.span
         n_drawn = len(self.tokens) - len(span.tokens)
-        depth = min(min(span.limit, n_ctx) - self.position, span.n_predict - n_drawn) - 1
-        return Root(
-            self.number, self.seq, self.pending[0], self.position, max(0, depth), self.sampler
-        )
+        depth = min(min(span.limit, n_ctx) - self.n_cells, span.n_predict - n_drawn) - 1
+        member = cast("int", self.member)
+        return Root(member, self.seq, self.tokens[-1], self.n_cells, max(0, depth), self.sampler)
+
+    def next_entry(self, n_rows: int) -> _core.Entry:
+        """The first n_rows of the pending tokens; with the last of them, a draw."""
+        pending = self.tokens[self.n_cells : self.n_cells + n_rows]
+        if n_rows < self.n_pending:
+            return _core.Entry(self.seq, pending)
+        if self.entry is None:
+            self.entry = _core.Entry(self.seq, pending, self.sampler)
+        self.entry.tokens = pending
+        return self.entry
+
+    def go_on(self, n_rows: int, drawn: Sequence[_core.Sampled]) -> None:
+        """The first n_rows of the pending tokens and all drawn ones but the last have cells."""
+        self.n_cells += n_rows + max(0, len(drawn) - 1)
+        self.tokens += [sampled.token for sampled in drawn]
 
 
 class LocalRunner(Closing):
     """Draws texts in the sequences of a context, all by one call into the engine per step.
 
-    With a speculator, a step may draw several tokens of a text; they are the same ones.
+    Some are read while others are written. With a speculator, a step may draw several tokens of a
+    text; they are the same ones.
     """
 
     def __init__(
@@ -67,7 +81,7 @@ class LocalRunner(Closing):
         n_parallel: int = 1,
         session: SessionFile | None = None,
     ) -> None:
-        """The speculator is the caller's, and may serve other runners when this one is free.
+        """The speculator is the caller's, and may serve other runners in the same thread.
 
         session: the first text may begin with the cells in this file, which `close` writes.
         """
@@ -76,8 +90,9 @@ class LocalRunner(Closing):
         self._cached = [CachedText(context, seq) for seq in range(n_parallel)]
         self._free = self._cached[::-1]
         self._texts: dict[int, _Text] = {}
-        self._arrays: _Step | None = None
+        self._stats: dict[int, SpeculationStats] = {}
         self._progress: Progress | None = None
+        self._n_read = self._n_to_read = 0
         self._user: object | None = None
         self._session = session
         if session is not None:
@@ -92,74 +107,80 @@ class LocalRunner(Closing):
         return len(self._cached)
 
     def take(self, user: object, progress: Progress | None = None) -> None:
-        if self._speculator is not None:
-            self._speculator.begin()
+        if self._user is not None:
+            self.leave(self._user)
+        self._stats.clear()
         self._user, self._progress = user, progress
 
     def leave(self, user: object) -> None:
         if self._user is not user:
             return
         self._user = None
-        for text in self._texts.values():
-            text.cached.tokens = text.tokens
-        self._texts.clear()
+        for number in [*self._texts]:
+            self.end(number)
         self._free = self._cached[::-1]
-        self._arrays = None
-        if self._speculator is not None:
-            self._speculator.finish()
 
     def begin(self, number: int, span: Span) -> Begun:
-        if (before := self._texts.get(number)) is not None:
-            cached = before.cached
-            cached.tokens = before.tokens
+        if (before := self._texts.pop(number, None)) is not None:
+            cached = self._ended(before)
         else:
             cached = self._free.pop()
         if not span.reuse:
             cached.tokens = []
-        self._arrays = None
         n_past = cached.reuse(span.tokens, span.n_dropped)
+        if n_past == 0:
+            self._context.declare(cached.seq, min(span.limit, self.n_ctx))
         sampler = span.sampling.sampler(stream=span.noise_stream)
         sampler.accept_all(span.tokens)  # penalties look back on what the model sees
-        tokens = [*span.tokens]
-        self._texts[number] = _Text(number, span, cached, sampler, tokens, tokens[n_past:])
+        self._texts[number] = _Text(number, span, cached, sampler, [*span.tokens], n_past)
+        self._n_read, self._n_to_read = 0, sum(t.n_pending for t in self._texts.values())
         return Begun(n_past)
 
     def step(self) -> list[tuple[int, list[Draw]]]:
-        texts = [*self._texts.values()]
-        speculator = self._speculator
-        drawn: list[list[_core.Sampled]]
-        if speculator is not None and _are_ready(speculator, texts):
-            roots = [text.root(self.n_ctx) for text in texts]
-            drawn = speculator.step(self._context, roots, list(texts[0].span.stops))
-            self._arrays = None
+        context = self._context
+        texts = [text for text in self._texts.values() if text.member is not None]
+        n_roots, n_left = len(texts), context.n_batch - len(texts)
+        texts += [text for text in self._texts.values() if text.member is None]
+        n_rows, entries = [1] * n_roots, []
+        for i, text in enumerate(texts[n_roots:], n_roots + 1):
+            # The others get a row each.
+            n_rows.append(min(text.n_pending, n_left - (len(texts) - i)))
+            n_left -= n_rows[-1]
+            entries.append(text.next_entry(n_rows[-1]))
+        found: Sequence[_core.EntryResult]
+        if n_roots:
+            assert self._speculator is not None
+            roots = [text.root(self.n_ctx) for text in texts[:n_roots]]
+            stops = [*texts[0].span.stops]
+            n_others = sum(n_rows) - n_roots
+            found = self._speculator.plan(context, roots, stops, n_others).run(entries)
         else:
-            if self._arrays is None or not self._arrays.advance(texts):
-                self._arrays = _Step.of(texts)
-            if len(self._arrays.tokens) <= self._context.n_batch:
-                found = self._context.native.sample(*self._arrays)
-            else:  # in several calls
-                found = self._context.sample(*self._arrays, progress=self._progress)
-            if speculator is not None:
-                self._inform(speculator, texts, [sampled.token for sampled in found])
-            drawn = [[sampled] for sampled in found]
-        for text, several in zip(texts, drawn, strict=True):
-            text.tokens += [sampled.token for sampled in several]
-            text.pending = text.tokens[-1:]
+            found = context.step(entries)
+        for result in found:
+            result.check()
+        for text, n, result in zip(texts, n_rows, found, strict=True):
+            text.go_on(n, result.drawn)
+            if self._speculator is not None and text.member is None and result.drawn:
+                start = Start([*text.tokens], text.sampler, context, text.seq)
+                text.member = self._speculator.join(start)
+        self._tell(sum(n_rows[n_roots:]))
         return [
-            (text.number, [_draw(sampled) for sampled in several])
-            for text, several in zip(texts, drawn, strict=True)
+            (text.number, [_draw(sampled) for sampled in result.drawn])
+            for text, result in zip(texts, found, strict=True)
+            if result.drawn
         ]
 
     def end(self, number: int, /) -> None:
-        text = self._texts.pop(number)
-        text.cached.tokens = text.tokens
-        self._free.append(text.cached)
-        self._arrays = None
-        if self._speculator is not None:
-            self._speculator.end(number)
+        self._free.append(self._ended(self._texts.pop(number)))
 
     def stats(self, number: int) -> SpeculationStats | None:
-        return None if self._speculator is None else self._speculator.stats(number)
+        if self._speculator is None:
+            return None
+        before = self._stats.get(number, SpeculationStats())
+        text = self._texts.get(number)
+        if text is None or text.member is None:
+            return before
+        return SpeculationStats.total([before, self._speculator.stats(text.member)])
 
     def cancel(self, user: object) -> None:
         if self._user is user:
@@ -174,60 +195,25 @@ class LocalRunner(Closing):
         finally:
             self._context.close()
 
-    def _inform(
-        self, speculator: Speculator, texts: Sequence[_Text], tokens: Sequence[int]
-    ) -> None:
-        """Shows drafters a step without them, and starts those of new texts."""
-        for text, token in zip(texts, tokens, strict=True):
-            if speculator.started(text.number) and not text.is_new:
-                speculator.note(text.number, token)
-                continue
-            text.is_new = False
-            start = Start([*text.tokens, token], text.sampler, self._context, text.seq)
-            speculator.start(text.number, start)
+    def _ended(self, text: _Text) -> CachedText:
+        """Takes a text out of the speculator; its cells, which know their tokens."""
+        if text.member is not None and self._speculator is not None:
+            before = self._stats.get(text.number, SpeculationStats())
+            counts = self._speculator.leave(text.member)
+            self._stats[text.number] = SpeculationStats.total([before, counts])
+            text.member = None
+        text.cached.tokens = text.tokens
+        return text.cached
 
-
-def _are_ready(speculator: Speculator, texts: Sequence[_Text]) -> bool:
-    """Whether each text has one pending token, and drafters that know the text."""
-    return all(
-        len(text.pending) == 1 and not text.is_new and speculator.started(text.number)
-        for text in texts
-    )
+    def _tell(self, n_rows: int) -> None:
+        """Shows how far prompts that take several steps have been read."""
+        self._n_read += n_rows
+        is_long = self._n_to_read > self._context.n_batch
+        if self._progress is not None and is_long and self._n_read <= self._n_to_read:
+            self._progress(self._n_read, self._n_to_read)
 
 
 def _draw(sampled: _core.Sampled) -> Draw:
     if not sampled.top:
         return Draw(sampled.token)
     return Draw(sampled.token, TokenLogprobs(sampled.token, sampled.logprob, sampled.top))
-
-
-class _Step(NamedTuple):
-    """The arguments of Context.sample."""
-
-    tokens: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    seqs: int | list[int]
-    wanted: NDArray[np.int32]
-    samplers: list[_core.Sampler]
-
-    @classmethod
-    def of(cls, texts: Sequence[_Text]) -> _Step:
-        sizes = [len(text.pending) for text in texts]
-        ranges = [np.arange(t.position, len(t.tokens), dtype=np.int32) for t in texts]
-        several = [t.seq for t, size in zip(texts, sizes, strict=True) for _ in range(size)]
-        return cls(
-            tokens=np.concatenate([np.asarray(t.pending, np.int32) for t in texts]),
-            positions=np.concatenate(ranges),
-            seqs=texts[0].seq if len(texts) == 1 else several,
-            wanted=np.cumsum(sizes, dtype=np.int32) - 1,
-            samplers=[text.sampler for text in texts],
-        )
-
-    def advance(self, texts: Sequence[_Text]) -> bool:
-        """Turns a step of one token per text into the next one; False if this is no such step."""
-        if len(self.tokens) != len(texts) or any(len(text.pending) != 1 for text in texts):
-            return False
-        for i, text in enumerate(texts):
-            self.tokens[i] = text.pending[0]
-            self.positions[i] = text.position
-        return True

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from pyflow import _core
 from pyflow.arguments import one_of, whole
 from pyflow.closing import Closing
-from pyflow.errors import PyflowError
 from pyflow.speculate.check import checked, guarded
 from pyflow.speculate.controller import Controller
 from pyflow.speculate.costs import StepCosts
@@ -28,7 +25,7 @@ class Root(NamedTuple):
     """Where a sequence stands: its newest token, which has no cell yet."""
 
     number: int
-    """The caller's own for the sequence."""
+    """The one that `Speculator.join` gave the sequence."""
     seq: int
     """Of the context."""
     token: int
@@ -55,8 +52,39 @@ class _Drafted(NamedTuple):
 _NOTHING = _Drafted(-1, DraftTree(), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Drafts of a step: `entries` go into it, and `learn` gets what came of them."""
+
+    speculator: Speculator
+    context: Context
+    roots: Sequence[Root]
+    drafted: Sequence[_Drafted]
+    ran: Sequence[DraftTree]
+    entries: list[_core.Entry]
+    seconds: float
+    """Spent on drafting."""
+
+    def run(self, others: Sequence[_core.Entry] = ()) -> list[_core.EntryResult]:
+        """One step for these entries and others; their results, in this order."""
+        begin = time.monotonic()
+        first_layer, features = 0, None
+        if self.ran:
+            first_layer, features = self.ran[0].first_layer, self.ran[0].features
+        try:
+            found = self.context.step(
+                [*self.entries, *others], first_layer=first_layer, features=features
+            )
+        except BaseException:
+            self.context.abort()
+            raise
+        seconds = 0.0 if others else time.monotonic() - begin
+        self.speculator.learn(self, found[: len(self.entries)], seconds)
+        return found
+
+
 class Speculator(Closing):
-    """Makes the steps of sequences whose prompts have been read, one or several at a time.
+    """Drafts for sequences whose prompts have been read, which join and leave between steps.
 
     Output is that of plain decoding, token for token, under the policy `exact`; under `rejection`
     it has the same distribution. One thread at a time. Also a context manager, which closes it.
@@ -81,132 +109,92 @@ class Speculator(Closing):
         self.controller = Controller(StepCosts(), fixed=fixed)
         self._hidden = any(method.wants_hidden for method in methods)
         self._sequences: dict[int, _Sequence] = {}
-        self._busy = False
+        self._next = 0
 
     @property
     def costs(self) -> StepCosts:
         return self.controller.costs
 
-    def begin(self) -> None:
-        """A stream of sequences begins; PyflowError while another one has not ended."""
-        if self._busy:
-            raise PyflowError(
-                "speculator: it still serves another stream; end that first, or make a speculator "
-                "for each"
-            )
-        self._busy = True
-        self._sequences.clear()
-
-    def finish(self) -> None:
-        """The stream has ended; its statistics stay until the next one begins."""
-        for sequence in self._sequences.values():
-            self._close(sequence)
-        self._busy = False
+    def join(self, start: Start) -> int:
+        """A sequence joins between two steps; its number, until it leaves."""
+        self._next += 1
+        drafters = [method.start(start) for method in self.methods]
+        self._sequences[self._next] = _Sequence(drafters, SpeculationStats())
+        return self._next
 
     def stats(self, number: int) -> SpeculationStats:
-        """The counts of a sequence."""
-        found = self._sequences.get(number)
-        return found.stats if found is not None else SpeculationStats()
+        """The counts of a sequence so far."""
+        return self._sequences[number].stats
 
-    def start(self, number: int, start: Start) -> None:
-        """A sequence begins; what it was before, if anything, is kept in its statistics."""
-        before = self._sequences.get(number)
-        if before is not None:
-            self._close(before)
-        self._sequences[number] = _Sequence(
-            [method.start(start) for method in self.methods],
-            before.stats if before else SpeculationStats(),
-        )
+    def leave(self, number: int) -> SpeculationStats:
+        """A sequence leaves between two steps; its counts."""
+        sequence = self._sequences.pop(number)
+        self._close(sequence)
+        return sequence.stats
 
-    def started(self, number: int) -> bool:
-        """Whether the sequence has begun and not ended."""
-        return number in self._sequences and bool(self._sequences[number].drafters)
+    def plan(
+        self, context: Context, roots: Sequence[Root], stops: Sequence[int], n_others: int = 0
+    ) -> Plan:
+        """Drafts for the next step of these sequences, to be run by `Plan.run`.
 
-    def end(self, number: int) -> None:
-        """A sequence has ended; its statistics stay until the stream does."""
-        if number in self._sequences:
-            self._close(self._sequences[number])
-
-    def step(
-        self, context: Context, roots: Sequence[Root], stops: Sequence[int]
-    ) -> list[list[_core.Sampled]]:
-        """The next tokens of each sequence, at least one, none after one of `stops`."""
+        stops: nothing is accepted after one of these. n_others: rows of other entries of the step.
+        """
         try:
-            return self._step(context, roots, stops)
+            return self._plan(context, roots, stops, n_others)
         except BaseException:
             context.abort()  # what a drafter may have run
             raise
 
-    def _step(
-        self, context: Context, roots: Sequence[Root], stops: Sequence[int]
-    ) -> list[list[_core.Sampled]]:
+    def _plan(
+        self, context: Context, roots: Sequence[Root], stops: Sequence[int], n_others: int
+    ) -> Plan:
         begin = time.monotonic()
         # A plain step that is only made to be measured needs no drafts.
-        measures = self.controller.wants_plain(len(roots))
-        drafted = [_NOTHING] * len(roots) if measures else self._draft(context, roots)
+        measures = self.controller.wants_plain(len(roots)) and not n_others
+        drafted = [_NOTHING] * len(roots)
+        if not measures:
+            drafted = self._draft(context, roots, n_others)
         ran = self.controller.choose([(self._name(d), d.tree) for d in drafted])
-        middle = time.monotonic()
-        n_rows = len(roots) + sum(map(len, ran))
-        results: Sequence[_core.Verified | None]
         if any(
             d.tree.features is not None and not len(t) for d, t in zip(drafted, ran, strict=True)
         ):
             context.abort()
-        if n_rows == len(roots) and not self._hidden:
-            drawn = self._plain(context, roots)
-            results = [None] * len(roots)
-        else:
-            found = context.verify(
-                [
-                    _core.Draft(
-                        r.seq,
-                        r.token,
-                        t.tokens,
-                        t.parents,
-                        t.verified,
-                        t.asked,
-                        r.sampler,
-                        t.distributions,
-                    )
-                    for r, t in zip(roots, ran, strict=True)
-                ],
-                policy=self.policy,
-                stops=stops,
-                hidden=self._hidden,
-                first_layer=ran[0].first_layer,
-                features=ran[0].features,
-            )
-            drawn = [v.drawn for v in found]
-            results = found
-        end = time.monotonic()
-        self.costs.observe(n_rows, end - middle)
+        entries = [self._entry(r, t, stops) for r, t in zip(roots, ran, strict=True)]
+        return Plan(self, context, roots, drafted, ran, entries, time.monotonic() - begin)
+
+    def learn(self, plan: Plan, results: Sequence[_core.EntryResult], seconds: float) -> None:
+        """What came of a plan: lets the controller and the drafters look.
+
+        seconds: that the step took; 0 if other entries took part in it.
+        """
+        roots = plan.roots
+        if seconds:
+            self.costs.observe(len(roots) + sum(map(len, plan.ran)), seconds)
         plain = self.costs.seconds(len(roots))
-        for root, draft, tree, tokens, result in zip(
-            roots, drafted, ran, drawn, results, strict=True
-        ):
-            sequence = self._sequences[root.number]
-            nodes = result.nodes if result else []
+        for root, draft, tree, result in zip(roots, plan.drafted, plan.ran, results, strict=True):
+            if result.failed:
+                continue
+            sequence, nodes = self._sequences[root.number], result.nodes
             method = self._name(draft) if len(tree) else ""
             stats = sequence.stats
             stats.add(tree.verified, len(tree) - tree.verified, len(nodes), method)
-            stats.draft_s += (middle - begin) / len(roots)
-            stats.verify_s += (end - middle) / len(roots)
+            stats.draft_s += plan.seconds / len(roots)
+            stats.verify_s += seconds / len(roots)
             cost = draft.seconds / plain if plain > 0 else 0.0
             if method:
                 self.controller.observe(method, tree, nodes, cost)
             elif draft.method >= 0:
                 self.controller.spent(self._name(draft), cost)
-            emitted = [s.token for s in tokens]
+            emitted = [s.token for s in result.drawn]
             for i, drafter in enumerate(sequence.drafters):
                 own = bool(method) and i == draft.method
                 seen = Observed(
                     tokens=emitted,
                     accepted=len(nodes) if own else 0,
-                    answers=result.answers if result and own else (),
-                    hidden=result.hidden if result else None,
+                    answers=result.answers if own else (),
+                    hidden=result.hidden if self._hidden else None,
                 )
                 guarded(self.methods[i].name, drafter.observe, seen)
-        return drawn
 
     def note(self, number: int, token: int) -> None:
         """A sequence went on by one token in a step that was made elsewhere."""
@@ -221,9 +209,9 @@ class Speculator(Closing):
         for method in self.methods:
             method.close()
 
-    def _draft(self, context: Context, roots: Sequence[Root]) -> list[_Drafted]:
+    def _draft(self, context: Context, roots: Sequence[Root], n_others: int) -> list[_Drafted]:
         # Nobody may take cells from the roots of the others.
-        n_cells = min(context.n_free, context.n_batch) - len(roots)
+        n_cells = min(context.n_free, context.n_batch) - len(roots) - n_others
         wanted = [self.controller.wants(method.name) for method in self.methods]
         out = []
         for i, root in enumerate(roots):
@@ -232,7 +220,7 @@ class Speculator(Closing):
                 n_nodes=n_nodes,
                 depth=root.depth,
                 least=self.controller.least(len(roots)),
-                exits=len(roots) == 1,
+                exits=len(roots) == 1 and not n_others,
                 distributions=self.policy == "rejection",
             )
             best = (
@@ -264,15 +252,20 @@ class Speculator(Closing):
                 self.controller.spent(name, seconds / self.costs.seconds(1))
         return _NOTHING
 
-    def _plain(self, context: Context, roots: Sequence[Root]) -> list[list[_core.Sampled]]:
-        drawn = context.sample(
-            np.fromiter((r.token for r in roots), np.int32, len(roots)),
-            np.fromiter((r.position for r in roots), np.int32, len(roots)),
-            [r.seq for r in roots],
-            np.arange(len(roots), dtype=np.int32),
-            [r.sampler for r in roots],
+    def _entry(self, root: Root, tree: DraftTree, stops: Sequence[int]) -> _core.Entry:
+        return _core.Entry(
+            root.seq,
+            [root.token],
+            root.sampler,
+            policy=self.policy,
+            stops=stops,
+            nodes=tree.tokens,
+            parents=tree.parents,
+            n_verified=tree.verified,
+            distributions=tree.distributions,
+            asked=tree.asked,
+            hidden=[-1] if self._hidden else (),
         )
-        return [[sampled] for sampled in drawn]
 
     def _name(self, draft: _Drafted) -> str:
         return self.methods[draft.method].name if draft.method >= 0 else ""

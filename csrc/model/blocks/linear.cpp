@@ -33,8 +33,8 @@ struct Rows {
 
 auto matmul_for(const Step& step, DType dtype) {
   const auto format = static_cast<size_t>(dtype);
-  const auto prefill =
-      step.regime == Regime::Prefill ? step.kernels.prefill_matmul[format] : nullptr;
+  // The rows of a step are all of prompts, or none is, where the two differ (Context::run).
+  const auto prefill = step.n_prefill > 0 ? step.kernels.prefill_matmul[format] : nullptr;
   return prefill ? prefill : step.kernels.matmul[format];
 }
 

@@ -143,12 +143,13 @@ def _timed(context: Context, test: Test, tokens: NDArray[np.int32]) -> int:
         context.forward(tokens[first:end], logits="last", regime="prefill")
         return time.monotonic_ns() - start
     n_rows = test.n_rows or 1
-    samplers = [_core.Sampler(temperature=0.0) for _ in range(n_rows)]
-    wanted = np.arange(n_rows, dtype=np.int32)
+    sampler = _core.Sampler(temperature=0.0)
+    after = [*range(-1, n_rows - 2)]
     start = time.monotonic_ns()
     for at in range(first, end, n_rows):
-        batch = slice(at, at + n_rows)
-        context.sample(tokens[batch], at + wanted, 0, wanted, samplers)
+        root, *nodes = tokens[at : at + n_rows].tolist()
+        drafted = {"nodes": nodes, "parents": after, "n_verified": len(nodes)}
+        context.step([_core.Entry(0, [root], sampler, **drafted)])
     return time.monotonic_ns() - start
 
 

@@ -27,7 +27,7 @@ KvConfig config_from(const std::vector<Layer>& layers, const std::string& type, 
   config.n_seq_max = n_seq_max;
   config.n_batch = n_batch;
   if (!rotate.is_none())
-    config.rotate = [rotate, layers](size_t layer, float* k, int64_t stride, int32_t delta) {
+    config.rotate = [rotate, layers](size_t layer, int, float* k, int64_t stride, int32_t delta) {
       constexpr int64_t kFloat = sizeof(float);
       const auto& [n_kv_heads, key_dim, value_dim, window] = layers[layer];
       const std::vector<int64_t> strides = {stride * kFloat, kFloat};

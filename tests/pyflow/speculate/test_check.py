@@ -79,9 +79,9 @@ def test_what_is_no_draft_is_refused(made: Any, message: str, fixed: bool) -> No
     with Speculator([bad.Scripted("broken", run)], n_max=5, fixed=fixed) as speculator:
         for _ in range(speculator.costs.SURE):  # else the first steps are plain, to be measured
             speculator.costs.observe(1, 0.01)
-        speculator.start(0, Start([1], sampler, context, 0))
+        number = speculator.join(Start([1], sampler, context, 0))
         with pytest.raises(PyflowError, match="broken") as caught:
-            speculator.step(context, [Root(0, 0, 1, 1, 4, sampler)], [])
+            speculator.plan(context, [Root(number, 0, 1, 1, 4, sampler)], [])
     assert re.search(message, str(caught.value))
     assert aborted
 

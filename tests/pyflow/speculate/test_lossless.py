@@ -270,8 +270,9 @@ def test_hidden_states_are_those_of_plain_decoding(model: pyflow.Model) -> None:
             found = {}
             while at < 12:
                 after = tokens[at + 1 : at + 1 + len(draft)]
-                one = _core.Draft(0, tokens[at], after, range(-1, len(after) - 1), 0, [], sampler)
-                (result,) = context.verify([one], hidden=True)
+                below = {"nodes": after, "parents": range(-1, len(after) - 1)}
+                one = _core.Entry(0, [tokens[at]], sampler, **below, hidden=[-1])
+                (result,) = context.step([one])
                 found[at] = result.hidden
                 at += 1
             states.append(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,10 +62,17 @@ def test_drafts_from_the_models_own_law_are_always_accepted(model: pyflow.Model)
                 tokens.append(guesses[0][0][0])
                 distributions += drawn_from
             drafting.abort()
-            draft = _core.Draft(
-                0, root, tokens, [-1, 0, 1, 2], 4, [], sampler, [*distributions, []]
+            draft = _core.Entry(
+                0,
+                [root],
+                sampler,
+                policy="rejection",
+                nodes=tokens,
+                parents=[-1, 0, 1, 2],
+                n_verified=4,
+                distributions=[*distributions, []],
             )
-            (found,) = context.verify([draft], policy="rejection")
+            (found,) = context.step([draft])
             assert found.nodes == [0, 1, 2, 3]
             assert [s.token for s in found.drawn[:-1]] == tokens
 
@@ -76,8 +84,8 @@ def test_logprobs_are_those_of_the_row_under_every_policy(model: pyflow.Model, p
         text = start(context, model)
         logits = plain.forward(text)[0]
         likeliest = [int(t) for t in np.argsort(-logits)[:3]]
-        draft = _core.Draft(0, text[-1], likeliest, [-1, -1, -1], 3, [], sampler)
-        (found,) = context.verify([draft], policy=policy)
+        below = {"nodes": likeliest, "parents": [-1, -1, -1], "n_verified": 3}
+        (found,) = context.step([_core.Entry(0, text[-1:], sampler, policy=policy, **below)])
         assert len(found.drawn) == len(found.nodes) + 1
         for drawn in found.drawn:
             logprobs = logits - np.logaddexp.reduce(logits.astype(np.float64))
@@ -92,8 +100,11 @@ def test_a_law_that_does_not_fit_changes_nothing(model: pyflow.Model) -> None:
     with model.context(128) as context:
         root = start(context, model)[-1]
         before = context.seq_pos_max(0)
-        draft = _core.Draft(0, root, [5], [-1], 1, [], sampler, [[(6, 1.0)], []])
+        below: dict[str, Any] = {"nodes": [5], "parents": [-1], "n_verified": 1}
+        below["distributions"] = [[(6, 1.0)], []]
+        (found,) = context.step([_core.Entry(0, [root], sampler, policy="rejection", **below)])
         with pytest.raises(ShapeError, match="node 0, token 5"):
-            context.verify([draft], policy="rejection")
+            found.check()
         assert context.seq_pos_max(0) == before
-        assert context.verify([draft])[0].drawn  # `exact` asks for no distributions
+        # `exact` asks for no distributions.
+        assert context.step([_core.Entry(0, [root], sampler, **below)])[0].drawn

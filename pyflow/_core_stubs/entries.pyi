@@ -1,0 +1,81 @@
+"""Entries of a step (csrc/bindings/bind_entries.cpp, csrc/model/entries.h)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyflow._core_stubs.model import Context
+from pyflow._core_stubs.sampler import Sampled, Sampler
+
+POLICIES: dict[str, str]
+"""Names of policies, each with its promise: exact, distribution or lossy."""
+
+class Entry:
+    """What a step does for one sequence.
+
+    tokens: for its next positions; all become cells. sampler: draws after the last of them; None:
+    nothing is drawn. policy, stops: of the drafts; nothing is accepted after a stop token.
+
+    nodes, parents, n_verified, distributions, asked: see pyflow.speculate.DraftTree. masks:
+    (1 + n_verified, ceil(n_vocab / 32)) uint32, the tokens that may be drawn after the last token
+    and after each node: bit t % 32 of word t / 32. None: all.
+
+    reports: (row of tokens, token, n): how likely the token is after that row, and the n likeliest;
+    ascending by row. hidden: rows of tokens, or -1 for the row of the last draw, whose input to the
+    head is wanted. regime: prefill for tokens of a prompt.
+    """
+
+    def __init__(
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        sampler: Sampler | None = None,
+        *,
+        policy: str = "exact",
+        stops: Sequence[int] = (),
+        nodes: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        n_verified: int = 0,
+        distributions: Sequence[Sequence[tuple[int, float]]] = (),
+        asked: Sequence[int] = (),
+        masks: NDArray[np.uint32] | None = None,
+        reports: Sequence[tuple[int, int, int]] = (),
+        hidden: Sequence[int] = (),
+        regime: str = "decode",
+    ) -> None: ...
+    @property
+    def seq(self) -> int: ...
+    tokens: list[int]
+
+class EntryResult:
+    """What came of an entry."""
+
+    @property
+    def drawn(self) -> list[Sampled]:
+        """The tokens of the accepted nodes, and one more; none without a sampler."""
+    @property
+    def nodes(self) -> list[int]:
+        """The accepted nodes, from the root on."""
+    @property
+    def answers(self) -> list[int]:
+        """By asked node."""
+    @property
+    def reports(self) -> list[Sampled]:
+        """By report; the token is the one that was asked about."""
+    @property
+    def hidden(self) -> NDArray[np.float32]:
+        """n_embd floats of each wanted row, one after the other."""
+    @property
+    def failed(self) -> bool:
+        """Whether the entry could not be done: it has changed nothing."""
+    def check(self) -> None:
+        """Raises why the entry failed, if it did."""
+
+def step(
+    context: Context,
+    entries: Sequence[Entry],
+    first_layer: int = 0,
+    features: ArrayLike = ...,
+) -> list[EntryResult]:
+    """See pyflow.Context.step."""
