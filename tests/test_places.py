@@ -339,7 +339,7 @@ def test_a_drafter_takes_a_file_and_the_list_of_methods(tmp_path: Path) -> None:
     tree.add_line(methods, first, after="from pyflow.speculate.drafters import")
     tree.add_line(methods, entry, after="jacobi.ENTRY,")
     assert tree.python("-c", DRAFT) == "8 [3, 4]\n"
-    told = tree.pyflow("generate", "--help")
+    told = tree.pyflow("generate", "--help", "speculation")
     assert "|echo" in told
     assert "for echo window (7)" in " ".join(told.split())
     assert len(tree.touched) == 2

@@ -24,7 +24,6 @@ void register_sampler(py::module_& m);
 void register_stage(py::module_& m);
 void register_calibrate(py::module_& m);
 void register_context(py::module_& m);
-void register_entries(py::module_& m);
-void register_speculate(py::module_& m);
+void register_step(py::module_& m);
 
 }  // namespace pyflow

@@ -57,12 +57,13 @@ void run(Context& c, const py::object& input, const IntArray& positions, const p
   const std::vector<KvRow> kv_rows = rows(positions, seqs);
   const IntArray tokens = c.stage().first() ? input.cast<IntArray>() : IntArray(0);
   const FloatArray hidden = c.stage().first() ? FloatArray(0) : input.cast<FloatArray>();
-  const Context::Input in{.tokens = ints(tokens),
-                          .hidden = floats(hidden),
-                          .rows = kv_rows,
-                          .parents = ints(parents),
-                          .wanted = ints(wanted),
-                          .n_prefill = regime_of(regime) == Regime::Prefill ? std::ssize(kv_rows) : 0};
+  const Context::Input in{
+      .tokens = ints(tokens),
+      .hidden = floats(hidden),
+      .rows = kv_rows,
+      .parents = ints(parents),
+      .wanted = ints(wanted),
+      .n_prefill = regime_of(regime) == Regime::Prefill ? std::ssize(kv_rows) : 0};
   run_released(c, [&](const std::function<bool()>& poll) { c.run(in, consume, poll); });
 }
 

@@ -43,6 +43,5 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_stage(m);
   pyflow::register_calibrate(m);
   pyflow::register_context(m);
-  pyflow::register_entries(m);
-  pyflow::register_speculate(m);
+  pyflow::register_step(m);
 }

@@ -140,7 +140,7 @@ class KvCache {
   std::vector<size_t> group_of_;
   kv::Step step_;
   bool pending_ = false;
-  std::vector<float> key_;  // one cell's keys while they turn
+  std::vector<float> key_;         // one cell's keys while they turn
   std::vector<uint8_t> accepted_;  // of a commit, by row
   std::vector<int32_t> newest_;    // of a commit, by sequence: the position accepted last
 };

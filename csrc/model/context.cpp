@@ -176,13 +176,9 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
 }
 
 Step Context::step(const Team& team, const StepRows& rows) {
-  Step s{rows,
-         scratch_.step(team, rows.n_rows),
-         stage_->kernels(),
-         team.copy(),
-         &kv_,
-         observer_.get(),
-         {}};
+  Step s{
+      rows, scratch_.step(team, rows.n_rows), stage_->kernels(), team.copy(), &kv_, observer_.get(),
+      {}};
   float* angles = s.angles;
   for (const RopeSpec& r : stage_->spec().ropes) {
     s.ropes.push_back({angles, static_cast<int64_t>(r.pairs()), r.interleaved});

@@ -48,7 +48,7 @@ class Context {
     std::span<const KvRow> rows;
     std::span<const int32_t> parents;  // of a tree, see KvCache::grow; else empty
     std::span<const int32_t> wanted;   // ascending row indices whose logits are consumed
-    int64_t n_prefill = 0;  // rows, the first ones, that are of prompts
+    int64_t n_prefill = 0;             // rows, the first ones, that are of prompts
     int64_t first_layer = 0, end_layer = kLastLayer;
   };
   // Receives the logits of wanted[i]; called by several threads at once, for different i. May

@@ -69,7 +69,8 @@ Sampled reported(std::span<const float> row, const Report& report) {
   Sampled out{.token = report.target,
               .logprob = logprob(row[static_cast<size_t>(report.target)]),
               .top = {}};
-  for (const Candidate& c : logits.top(report.n_top)) out.top.emplace_back(c.token, logprob(c.logit));
+  for (const Candidate& c : logits.top(report.n_top))
+    out.top.emplace_back(c.token, logprob(c.logit));
   return out;
 }
 
@@ -85,7 +86,8 @@ struct Question {
 class Batch {
  public:
   Batch(Context& context, std::span<const Entry> entries, bool resumed)
-      : context_(context), entries_(entries), results(entries.size()) {
+      : context_(context), entries_(entries) {
+    results.resize(entries.size());
     verifiers_.resize(entries.size());
     first_.resize(entries.size());
     for (const Regime regime : {Regime::Prefill, Regime::Decode}) {
@@ -191,7 +193,8 @@ class Batch {
                           question.row < static_cast<int64_t>(entry.tree.n_rows());
       for (size_t a = 0; question.row >= 0 && a < entry.asked.size(); ++a)
         if (entry.asked[a] + 1 == question.row) question.answers.push_back(a);
-      for (; report < entry.reports.size() && first_[e] + entry.reports[report].row == row; ++report)
+      for (; report < entry.reports.size() && first_[e] + entry.reports[report].row == row;
+           ++report)
         question.reports.push_back(report);
       if (!question.verified && question.answers.empty() && question.reports.empty()) continue;
       wanted.push_back(row);

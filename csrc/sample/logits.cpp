@@ -61,7 +61,8 @@ Logits::Logits(std::span<const float> row, std::vector<Candidate> changed, Token
              });
   if (max_ == kNever)
     throw Error("sampler: expected a possible token, found every one of " + std::to_string(size()) +
-                " at minus infinity; relax the logit bias" + (mask_.empty() ? "" : " or the grammar"));
+                " at minus infinity; relax the logit bias" +
+                (mask_.empty() ? "" : " or the grammar"));
 }
 
 int32_t Logits::argmax() const {

@@ -133,8 +133,8 @@ void Sampler::accept(int32_t token) {
     history_.pop_front();
 }
 
-Sampled Sampler::sample(std::span<const float> row, int64_t position,
-                        std::span<const int32_t> path, TokenMask mask) const {
+Sampled Sampler::sample(std::span<const float> row, int64_t position, std::span<const int32_t> path,
+                        TokenMask mask) const {
   require(!row.empty(), "logits", "at least one", row.size());
   std::vector<Candidate> changed = changes(row, path);
   const bool as_given = changed.empty() && mask.empty();

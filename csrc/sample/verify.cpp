@@ -15,11 +15,7 @@ constexpr Policy kPolicies[] = {
 class Exact final : public Verifier {
  public:
   Exact(const DraftTree& tree, const Sampler& sampler, int64_t position, RowMasks masks)
-      : tree_(tree),
-        sampler_(sampler),
-        position_(position),
-        masks_(masks),
-        drawn_(tree.n_rows()) {}
+      : tree_(tree), sampler_(sampler), position_(position), masks_(masks), drawn_(tree.n_rows()) {}
 
   void look(size_t row, std::span<const float> logits) override {
     const std::vector<int32_t> path = tree_.path(row);
@@ -107,8 +103,7 @@ const Policy& policy_named(const std::string& name) {
 }
 
 std::unique_ptr<Verifier> make_verifier(const Policy& policy, const DraftTree& tree,
-                                        const Sampler& sampler, int64_t position,
-                                        RowMasks masks) {
+                                        const Sampler& sampler, int64_t position, RowMasks masks) {
   check_tree(tree);
   if (policy.verify == nullptr) return std::make_unique<Exact>(tree, sampler, position, masks);
   check_distributions(tree);

@@ -253,19 +253,17 @@ class Speculator(Closing):
         return _NOTHING
 
     def _entry(self, root: Root, tree: DraftTree, stops: Sequence[int]) -> _core.Entry:
-        return _core.Entry(
-            root.seq,
-            [root.token],
-            root.sampler,
-            policy=self.policy,
-            stops=stops,
-            nodes=tree.tokens,
-            parents=tree.parents,
-            n_verified=tree.verified,
+        draft = _core.Draft(
+            tree.tokens,
+            tree.parents,
+            tree.verified,
             distributions=tree.distributions,
             asked=tree.asked,
-            hidden=[-1] if self._hidden else (),
+            policy=self.policy,
+            stops=stops,
         )
+        hidden = [-1] if self._hidden else []
+        return _core.Entry(root.seq, [root.token], root.sampler, draft=draft, hidden=hidden)
 
     def _name(self, draft: _Drafted) -> str:
         return self.methods[draft.method].name if draft.method >= 0 else ""

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pyflow import _core
 from pyflow.cli import main
 from pyflow.cli.options import model as options
 from pyflow.engine.context import Context
 from pyflow.engine.defaults import Defaults
-from pyflow.errors import CancelledError, ResourceError, ShapeError
+from pyflow.errors import CancelledError, ResourceError
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
 from pyflow.generate.local import run_model
@@ -104,45 +105,32 @@ class FakeContext(Context):
     def native(self) -> Any:
         return self
 
-    def sample(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        seqs: int | list[int],
-        wanted: NDArray[np.int32],
-        samplers: list[Any],
-        regime: str = "decode",
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Any]:
-        assert regime == "decode"
+    def step(self, entries: Sequence[_core.Entry], **_: Any) -> list[Any]:
         assert not self.closed
-        assert len(tokens) == len(positions) > 0
         self._interrupted = False
         self.before_call()
         if self._interrupted:
             raise CancelledError("stopped")
-        of_rows = [seqs] * len(tokens) if isinstance(seqs, int) else seqs
-        assert len(of_rows) == len(tokens)
-        self.n_rows.append(len(tokens))
-        rows = {int(r): s for r, s in zip(wanted, samplers, strict=True)}
-        drawn = []
-        for row, (t, p, s) in enumerate(
-            zip(tokens.tolist(), positions.tolist(), of_rows, strict=True)
-        ):
-            cells = self.cells[s]
-            if p in cells or p != max(cells, default=-1) + 1:
-                raise ShapeError(f"sequence {s}: position {p} does not follow {max(cells)}")
-            cells[p] = t
+        self.n_rows.append(sum(len(entry.tokens) for entry in entries))
+        assert 0 < self.n_rows[-1] <= self.n_batch
+        assert len({entry.seq for entry in entries}) == len(entries)
+        results = []
+        for entry in entries:
+            cells, drawn = self.cells[entry.seq], []
+            for token in entry.tokens:
+                cells[max(cells, default=-1) + 1] = token
             if sum(map(len, self.cells)) > self.n_ctx:
                 raise ResourceError("out of cells")
-            if row in rows:
+            if entry.sampler is not None:
                 seen = [cells[q] for q in sorted(cells)]
-                drawn.append(rows[row].sample(self.model.logits_of(seen), p + 1))
-        for sampled, sampler in zip(drawn, samplers, strict=True):
-            sampler.accept(sampled.token)
-        if progress is not None and len(tokens) > 1:
-            progress(len(tokens), len(tokens))
-        return drawn
+                drawn.append(entry.sampler.sample(self.model.logits_of(seen), max(cells) + 1))
+                entry.sampler.accept(drawn[0].token)
+            results.append(SimpleNamespace(drawn=drawn, nodes=[], failed=False, check=lambda: None))
+        return results
+
+    def declare(self, seq: int, n_positions: int) -> None:
+        assert not self.cells[seq]
+        assert n_positions > 0
 
     def interrupt(self) -> None:
         self._interrupted = True

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pyflow
-from pyflow import Context, Model, PyflowError, SamplingParams
+from pyflow import Context, Model, PyflowError
 from pyflow.arguments import whole_numbers
 
 pytestmark = pytest.mark.quick
@@ -52,11 +52,6 @@ CALLS: dict[str, tuple[Callable[[Model, Context], object], str, str]] = {
         lambda _, c: c.forward([1], [1e9]),
         "positions",
         "[1000000000.0]",
-    ),
-    "position of a sample": (
-        lambda _, c: c.sample([1], [0.5], 0, [0], [SamplingParams().seeded().sampler()]),
-        "positions",
-        "[0.5]",
     ),
     "sequences": (
         lambda _, c: c.forward([1], [0], [2**40]),

@@ -148,8 +148,7 @@ def _timed(context: Context, test: Test, tokens: NDArray[np.int32]) -> int:
     start = time.monotonic_ns()
     for at in range(first, end, n_rows):
         root, *nodes = tokens[at : at + n_rows].tolist()
-        drafted = {"nodes": nodes, "parents": after, "n_verified": len(nodes)}
-        context.step([_core.Entry(0, [root], sampler, **drafted)])
+        context.step([_core.Entry(0, [root], sampler, draft=_core.Draft(nodes, after))])
     return time.monotonic_ns() - start
 
 

@@ -94,7 +94,9 @@ def test_a_cpu_without_dot_products_is_not_given_neon(driver: Path, output: list
 def test_both_architectures_write_the_same_bits(
     output: list[str], build_program: Callable[..., Path]
 ) -> None:
-    built = sorted((ROOT / "build").glob("cp*/libpyflow_core.a"), key=lambda p: p.stat().st_mtime)
+    built = sorted(
+        (ROOT / "build").glob("make/*/libpyflow_core.a"), key=lambda p: p.stat().st_mtime
+    )
     if not built:
         pytest.skip("no build tree of this machine's own core")
     native = build_program([DRIVER], FLAGS, [built[-1]])

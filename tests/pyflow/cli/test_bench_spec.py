@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pyflow import _core
 from pyflow.cli import main
-from pyflow.speculate import Speculator
+from pyflow.speculate import Root, Speculator
 from pyflow.speculate.methods import METHODS
 
 PROMPT = "red, green, blue, red, green, blue, red, green,"
@@ -65,12 +64,8 @@ def test_every_method_is_set_beside_plain_decoding(
 class Wrong(Speculator):
     """Draws other tokens than the model does."""
 
-    def step(self, *args: Any) -> list[list[Any]]:
-        drawn: Sequence[Sequence[Any]] = super().step(*args)
-        return [
-            [SimpleNamespace(token=s.token % 1000 + 1, top=[], logprob=0.0) for s in tokens]
-            for tokens in drawn
-        ]
+    def _entry(self, root: Root, *_: Any) -> _core.Entry:
+        return _core.Entry(root.seq, [root.token], _core.Sampler(temperature=9, top_k=0, seed=1))
 
 
 @pytest.mark.model

@@ -88,14 +88,8 @@ def entry(
         return _core.Entry(seq, tokens[: int(rng.integers(1, len(tokens)))])
     right = expected[0][len(made[0]) :][: int(rng.integers(0, 4))]
     nodes = right + [7] * int(rng.integers(0, 2)) if right else []
-    return _core.Entry(
-        seq,
-        tokens,
-        sampler,
-        nodes=nodes,
-        parents=[*range(-1, len(nodes) - 1)],
-        n_verified=len(nodes),
-    )
+    draft = _core.Draft(nodes, range(-1, len(nodes) - 1))
+    return _core.Entry(seq, tokens, sampler, draft=draft)
 
 
 def test_an_entry_that_fails_leaves_no_trace_and_the_others_go_on(model: pyflow.Model) -> None:
@@ -105,9 +99,9 @@ def test_an_entry_that_fails_leaves_no_trace_and_the_others_go_on(model: pyflow.
         lambda: _core.Entry(1, tokens, _core.Sampler(logit_bias=[(n_vocab, 1.0)])),
         lambda: _core.Entry(1, [n_vocab], _core.Sampler()),
         lambda: _core.Entry(1, []),
-        lambda: _core.Entry(1, tokens, nodes=[5], parents=[-1], n_verified=1),
-        lambda: _core.Entry(1, tokens, _core.Sampler(), nodes=[5], parents=[3], n_verified=1),
-        lambda: _core.Entry(1, tokens, _core.Sampler(), policy="greedy"),
+        lambda: _core.Entry(1, tokens, draft=_core.Draft([5], [-1])),
+        lambda: _core.Entry(1, tokens, _core.Sampler(), draft=_core.Draft([5], [3])),
+        lambda: _core.Entry(1, tokens, _core.Sampler(), draft=_core.Draft([], [], policy="x")),
         lambda: _core.Entry(1, tokens, _core.Sampler(), masks=np.zeros(3, np.uint32)),
         lambda: _core.Entry(1, tokens, reports=[(len(tokens), 1, 1)]),
         lambda: _core.Entry(1, tokens, hidden=[-1]),
@@ -148,10 +142,10 @@ def test_masks_forbid_tokens_of_every_row(model: pyflow.Model) -> None:
     mask = np.zeros((3, words), np.uint32)
     for row, token in enumerate(allowed):
         mask[row, token // 32] |= np.uint32(1 << token % 32)
-    below: dict[str, Any] = {"nodes": allowed[:2], "parents": [-1, 0], "n_verified": 2}
     for policy in ("exact", "rejection"):
         with model.context(64) as context:
-            one = _core.Entry(0, tokens, sampler_of(0), masks=mask, policy=policy, **below)
+            draft = _core.Draft(allowed[:2], [-1, 0], policy=policy)
+            one = _core.Entry(0, tokens, sampler_of(0), masks=mask, draft=draft)
             (result,) = context.step([one])
             result.check()
             assert [s.token for s in result.drawn] == allowed

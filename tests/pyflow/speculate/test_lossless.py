@@ -262,16 +262,16 @@ def test_exited_features_go_on_as_a_full_forward(
 def test_hidden_states_are_those_of_plain_decoding(model: pyflow.Model) -> None:
     tokens = model.tokenizer.encode(PROMPTS[2])
     states = []
-    for draft in ([], tokens[5:8]):
+    for drafted in ([], tokens[5:8]):
         with model.context(64) as context:
             sampler = SAMPLINGS["greedy"].sampler()
             context.forward(tokens[:4], logits="none")
             at = 4
             found = {}
             while at < 12:
-                after = tokens[at + 1 : at + 1 + len(draft)]
-                below = {"nodes": after, "parents": range(-1, len(after) - 1)}
-                one = _core.Entry(0, [tokens[at]], sampler, **below, hidden=[-1])
+                after = tokens[at + 1 : at + 1 + len(drafted)]
+                draft = _core.Draft(after, range(-1, len(after) - 1), 0)
+                one = _core.Entry(0, [tokens[at]], sampler, draft=draft, hidden=[-1])
                 (result,) = context.step([one])
                 found[at] = result.hidden
                 at += 1

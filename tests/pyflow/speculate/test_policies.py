@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -62,17 +61,10 @@ def test_drafts_from_the_models_own_law_are_always_accepted(model: pyflow.Model)
                 tokens.append(guesses[0][0][0])
                 distributions += drawn_from
             drafting.abort()
-            draft = _core.Entry(
-                0,
-                [root],
-                sampler,
-                policy="rejection",
-                nodes=tokens,
-                parents=[-1, 0, 1, 2],
-                n_verified=4,
-                distributions=[*distributions, []],
+            draft = _core.Draft(
+                tokens, [-1, 0, 1, 2], policy="rejection", distributions=[*distributions, []]
             )
-            (found,) = context.step([draft])
+            (found,) = context.step([_core.Entry(0, [root], sampler, draft=draft)])
             assert found.nodes == [0, 1, 2, 3]
             assert [s.token for s in found.drawn[:-1]] == tokens
 
@@ -84,8 +76,8 @@ def test_logprobs_are_those_of_the_row_under_every_policy(model: pyflow.Model, p
         text = start(context, model)
         logits = plain.forward(text)[0]
         likeliest = [int(t) for t in np.argsort(-logits)[:3]]
-        below = {"nodes": likeliest, "parents": [-1, -1, -1], "n_verified": 3}
-        (found,) = context.step([_core.Entry(0, text[-1:], sampler, policy=policy, **below)])
+        draft = _core.Draft(likeliest, [-1, -1, -1], policy=policy)
+        (found,) = context.step([_core.Entry(0, text[-1:], sampler, draft=draft)])
         assert len(found.drawn) == len(found.nodes) + 1
         for drawn in found.drawn:
             logprobs = logits - np.logaddexp.reduce(logits.astype(np.float64))
@@ -100,11 +92,12 @@ def test_a_law_that_does_not_fit_changes_nothing(model: pyflow.Model) -> None:
     with model.context(128) as context:
         root = start(context, model)[-1]
         before = context.seq_pos_max(0)
-        below: dict[str, Any] = {"nodes": [5], "parents": [-1], "n_verified": 1}
-        below["distributions"] = [[(6, 1.0)], []]
-        (found,) = context.step([_core.Entry(0, [root], sampler, policy="rejection", **below)])
+        law = [[(6, 1.0)], []]
+        draft = _core.Draft([5], [-1], policy="rejection", distributions=law)
+        (found,) = context.step([_core.Entry(0, [root], sampler, draft=draft)])
         with pytest.raises(ShapeError, match="node 0, token 5"):
             found.check()
         assert context.seq_pos_max(0) == before
         # `exact` asks for no distributions.
-        assert context.step([_core.Entry(0, [root], sampler, **below)])[0].drawn
+        draft = _core.Draft([5], [-1], distributions=law)
+        assert context.step([_core.Entry(0, [root], sampler, draft=draft)])[0].drawn

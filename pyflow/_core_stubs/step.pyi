@@ -1,4 +1,4 @@
-"""Entries of a step (csrc/bindings/bind_entries.cpp, csrc/model/entries.h)."""
+"""Steps and trees that grow (csrc/bindings/bind_step.cpp, csrc/model/entries.h)."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,31 @@ from pyflow._core_stubs.sampler import Sampled, Sampler
 POLICIES: dict[str, str]
 """Names of policies, each with its promise: exact, distribution or lossy."""
 
+class Draft:
+    """A tree that an entry drafts below its last token: see pyflow.speculate.DraftTree.
+
+    n_verified: -1 is all nodes. policy: how it is verified. stops: tokens after which nothing is
+    accepted.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        parents: Sequence[int],
+        n_verified: int = -1,
+        *,
+        distributions: Sequence[Sequence[tuple[int, float]]] = (),
+        asked: Sequence[int] = (),
+        policy: str = "exact",
+        stops: Sequence[int] = (),
+    ) -> None: ...
+
 class Entry:
     """What a step does for one sequence.
 
     tokens: for its next positions; all become cells. sampler: draws after the last of them; None:
-    nothing is drawn. policy, stops: of the drafts; nothing is accepted after a stop token.
-
-    nodes, parents, n_verified, distributions, asked: see pyflow.speculate.DraftTree. masks:
-    (1 + n_verified, ceil(n_vocab / 32)) uint32, the tokens that may be drawn after the last token
-    and after each node: bit t % 32 of word t / 32. None: all.
+    nothing is drawn. masks: (1 + n_verified, ceil(n_vocab / 32)) uint32, the tokens that may be
+    drawn after the last token and after each node: bit t % 32 of word t / 32. None: all.
 
     reports: (row of tokens, token, n): how likely the token is after that row, and the n likeliest;
     ascending by row. hidden: rows of tokens, or -1 for the row of the last draw, whose input to the
@@ -32,13 +48,7 @@ class Entry:
         tokens: Sequence[int],
         sampler: Sampler | None = None,
         *,
-        policy: str = "exact",
-        stops: Sequence[int] = (),
-        nodes: Sequence[int] = (),
-        parents: Sequence[int] = (),
-        n_verified: int = 0,
-        distributions: Sequence[Sequence[tuple[int, float]]] = (),
-        asked: Sequence[int] = (),
+        draft: Draft = ...,
         masks: NDArray[np.uint32] | None = None,
         reports: Sequence[tuple[int, int, int]] = (),
         hidden: Sequence[int] = (),
@@ -46,6 +56,8 @@ class Entry:
     ) -> None: ...
     @property
     def seq(self) -> int: ...
+    @property
+    def sampler(self) -> Sampler | None: ...
     tokens: list[int]
 
 class EntryResult:
@@ -79,3 +91,21 @@ def step(
     features: ArrayLike = ...,
 ) -> list[EntryResult]:
     """See pyflow.Context.step."""
+
+def guess(
+    context: Context,
+    tokens: ArrayLike,
+    parents: ArrayLike,
+    seq: int,
+    wanted: Sequence[tuple[int, Sequence[int]]],
+    sampler: Sampler,
+    n: int,
+    distribution: bool = False,
+) -> tuple[list[list[tuple[int, float]]], list[list[tuple[int, float]]]]:
+    """See pyflow.Context, as for the functions below."""
+
+def exit_layer(
+    context: Context, tokens: ArrayLike, parents: ArrayLike, seq: int, layer: int
+) -> NDArray[np.float32]: ...
+def commit(context: Context, accepted: Sequence[tuple[int, int]]) -> None: ...
+def abort(context: Context) -> None: ...
