@@ -3,6 +3,7 @@ folders special_tokens_map.json and added_tokens.json."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ _MAX_CHARS = 1 << 10
 _SHOWN = 4  # tokens in a warning
 T = TypeVar("T", bound="_Named")
 K = TypeVar("K")
+_ID = re.compile(r"-?[0-9]{1,20}")
 
 Role = Literal["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
 ROLES: tuple[Role, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -258,6 +260,6 @@ def _read_any(path: Path) -> dict[str, Any]:
 
 
 def _id(key: str, *, source: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 10):
+    if not _ID.fullmatch(key):
         raise FormatError(f"{source}: added_tokens_decoder: expected a token id, found {key!r:.80}")
     return int(key)

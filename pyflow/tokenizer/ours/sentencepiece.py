@@ -132,7 +132,10 @@ def _with_added(
     pieces = {text: i for i, text in enumerate(texts) if i not in settings.added}
     left, known = [], []
     for i, token in sorted(settings.added.items()):
-        if not 0 <= i < most:
+        if i < 0:
+            known.append(f"{token.content!r:.80} is left out: {i} is no id")
+            continue
+        if not n_rows and i >= most:
             raise FormatError(
                 f"{source}: added token {token.content!r:.80} has id {i}, expected 0 to {most - 1}"
             )

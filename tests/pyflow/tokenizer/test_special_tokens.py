@@ -126,3 +126,17 @@ def test_another_vocabulary_in_the_folder_must_be_the_same(tmp_path: Path) -> No
     (tmp_path / "tokenizer.model").write_bytes(GOOD + piece("a"))
     with pytest.warns(FilesWarning, match=r"tokenizer\.model: left aside .*'a'"):
         from_folder(tmp_path)
+
+
+def test_an_id_that_is_none_is_told(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    ids = {"-1": {"content": "<x>"}, "4294967295": {"content": "<y>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": ids}))
+    tokenizer, (told,) = read(tmp_path, n_rows=320)
+    assert tokenizer.encode("<x><y>") == [259, 260]
+    assert "'<x>' has id 259, not -1" in told
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(GOOD + piece("▁"))
+    tokenizer, told_of = read(tmp_path, n_rows=320)
+    assert len(tokenizer.encode("<x>", add_special=False)) > 1
+    assert "-1 is no id" in "".join(told_of)
