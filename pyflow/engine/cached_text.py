@@ -17,6 +17,17 @@ class CachedText:
         self.seq = seq
         self.tokens: list[int] = []
         """Begins with the tokens of the cells; further ones have no cells yet."""
+        self.n_positions = context.n_ctx
+        """That the text may take, as the context was told."""
+
+    def declare(self, n_positions: int) -> None:
+        """The text may take so many positions; forgets cells turned for another length."""
+        if self.context.turns_alike(self.n_positions, n_positions):
+            return
+        self.tokens = []
+        self.context.seq_rm(self.seq, 0)
+        self.context.declare(self.seq, n_positions)
+        self.n_positions = n_positions
 
     def reuse(self, target: Sequence[int], n_dropped: int = 0) -> int:
         """Cuts the cells to the longest usable prefix of the target; returns its length.

@@ -136,6 +136,12 @@ class Context(Closing):
         """
         self.native.declare(whole("seq", seq), whole("n_positions", n_positions, 1))
 
+    def turns_alike(self, n_positions: int, other: int) -> bool:
+        """Whether sequences of these two declared lengths turn their positions alike."""
+        return all(
+            rope.is_long(n_positions) == rope.is_long(other) for rope in self.model.spec.ropes
+        )
+
     def guess(
         self,
         tokens: Tokens,

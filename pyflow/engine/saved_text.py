@@ -34,6 +34,8 @@ from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
 
 _FORMAT = "pyflow-session-1"
 _DIGEST_NBYTES = 32
+_N_POSITIONS = "positions"
+"""The note of how many positions the text may take, which the cells depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class SavedText:
         FormatError: they are not cells of that context. Nothing of them stays then.
         """
         context, n = cached.context, len(self.tokens)
+        cached.declare(int(self.notes[_N_POSITIONS]))
         firsts = _firsts(context, n)
         sizes = [size for _, size in _shapes(context, cached.seq, n)]
         if [cells.shape for cells in self.cells] != [
@@ -82,7 +85,8 @@ def save_text(path: Path, cached: CachedText, notes: Mapping[str, str]) -> None:
         ),
         NewTensor("digest", (_DIGEST_NBYTES,), "U8", _DIGEST_NBYTES),
     ]
-    metadata = {**_terms(context.model, context.cache_type), "notes": json.dumps(dict(notes))}
+    all_notes = json.dumps({**notes, _N_POSITIONS: str(cached.n_positions)})
+    metadata = {**_terms(context.model, context.cache_type), "notes": all_notes}
     digest = _digest_of(metadata)
     with replacing(path) as file:
         writer = SafetensorsWriter(file, tensors, metadata)

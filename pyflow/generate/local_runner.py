@@ -127,9 +127,8 @@ class LocalRunner(Closing):
             cached = self._free.pop()
         if not span.reuse:
             cached.tokens = []
+        cached.declare(min(span.limit, self.n_ctx))
         n_past = cached.reuse(span.tokens, span.n_dropped)
-        if n_past == 0:
-            self._context.declare(cached.seq, min(span.limit, self.n_ctx))
         sampler = span.sampling.sampler(stream=span.noise_stream)
         sampler.accept_all(span.tokens)  # penalties look back on what the model sees
         self._texts[number] = _Text(number, span, cached, sampler, [*span.tokens], n_past)

@@ -75,3 +75,7 @@ class Rope:
     long_inv_freq: tuple[float, ...] = ()
     long_magnitude: float = 1.0
     n_ctx_original: int = 0
+
+    def is_long(self, n_positions: int) -> bool:
+        """Whether a text that may take so many positions has the frequencies for long ones."""
+        return bool(self.long_inv_freq) and n_positions > self.n_ctx_original

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import pyflow
 from pyflow import _core
 from pyflow.engine.context import Context
 from pyflow.errors import PyflowError, ResourceError, ShapeError
+
+from ..specs.tiny import write_folder
+
+FAMILIES = Path(__file__).parents[2] / "golden/families"
 
 pytestmark = pytest.mark.model
 
@@ -188,3 +193,22 @@ def test_a_length_is_declared_while_a_sequence_is_empty(model: pyflow.Model) -> 
             context.declare(1, 64)
         with pytest.raises(ShapeError):
             context.declare(2, 64)
+
+
+def test_a_long_text_turns_as_alone_whatever_the_pool(tmp_path: Path) -> None:
+    fixture = json.loads((FAMILIES / "hf_phi3_longrope.json").read_text())
+    with pyflow.load(write_folder(tmp_path / "phi3", fixture)) as model:
+        short = next(rope.n_ctx_original for rope in model.spec.ropes)
+        tokens = [5, 9, 30, 2]
+        with model.context(short) as context:
+            near = context.forward(tokens, logits="all")
+        with model.context(2 * short) as context:
+            far = context.forward(tokens, logits="all")
+        with model.context(4 * short, n_seq_max=2) as context:
+            context.declare(0, short)
+            context.declare(1, 2 * short)
+            assert not context.turns_alike(short, 2 * short)
+            for seq, alone in enumerate((near, far)):
+                found = context.forward(tokens, seqs=seq, logits="all")
+                np.testing.assert_array_equal(found, alone)
+    assert not np.array_equal(near, far)

@@ -123,7 +123,9 @@ def flipped(path: Path) -> None:
 
 
 def of_other_notes(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"notes":"{}"', b'"notes":"[]"'))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"positions', b'"positiens'))
+    assert path.read_bytes() != data
 
 
 def of_another_version(path: Path) -> None:
