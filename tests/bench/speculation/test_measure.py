@@ -6,16 +6,17 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pyflow
-from pyflow.speculate import Speculator
+from pyflow import _core
+from pyflow.speculate import Root, Speculator
 from pyflow.speculate.drafters.lookup import PromptLookup
 
 CODE_PROMPTS = Path(__file__).parents[3] / "bench" / "data" / "code_prompts.jsonl"
@@ -315,12 +316,8 @@ def test_prompts_are_cut_within_the_chat_template(
 class Wrong(Speculator):
     """Draws other tokens than the model says."""
 
-    def step(self, *args: Any) -> list[list[Any]]:
-        drawn: Sequence[Sequence[Any]] = super().step(*args)
-        return [
-            [SimpleNamespace(token=s.token % 1000 + 1, top=[], logprob=0.0) for s in tokens]
-            for tokens in drawn
-        ]
+    def _entry(self, root: Root, *_: Any) -> _core.Entry:
+        return _core.Entry(root.seq, [root.token], _core.Sampler(temperature=9, top_k=0, seed=1))
 
 
 def test_other_tokens_than_those_of_plain_decoding_fail(

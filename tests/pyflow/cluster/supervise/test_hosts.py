@@ -39,7 +39,7 @@ def test_files_without_hosts_and_with_too_many_are_refused(tmp_path: Path) -> No
     with pytest.raises(PyflowError, match="hosts"):
         places_of(file)
     file.write_bytes(b"node1\n\xff")
-    with pytest.raises(PyflowError, match=r"hosts: .*byte 6.*UTF-8"):
+    with pytest.raises(PyflowError, match=r"hosts: .*byte 6 "):
         places_of(file)
     file.write_text("a:1024\nb\n")
     with pytest.raises(PyflowError, match=r"1,024 .*1,025"):
