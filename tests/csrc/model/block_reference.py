@@ -43,10 +43,19 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Reference:
-    """Logits of every token: `Reference(spec, tensors, n_ctx).logits(tokens)`."""
+    """Logits of every token: `Reference(spec, tensors, n_ctx).logits(tokens)`.
 
-    def __init__(self, spec: ModelSpec, tensors: Tensors, n_ctx: int) -> None:
-        self.spec, self.tensors, self.n_ctx = spec, tensors, n_ctx
+    stored: what cells keep of keys and values (n, heads, dims).
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Tensors,
+        n_ctx: int,
+        stored: Callable[[Array], Array] = lambda x: x,
+    ) -> None:
+        self.spec, self.tensors, self.n_ctx, self.stored = spec, tensors, n_ctx, stored
 
     def matrix(self, ref: Ref) -> Array:
         source = ref if isinstance(ref, TensorRef) else TensorRef(ref)
@@ -118,6 +127,7 @@ class Reference:
         v = heads(b.v, b.v_bias, b.n_kv_heads, None, None)
         if b.rope is not None:
             q, k = (self.turned(self.spec.ropes[b.rope], y) for y in (q, k))
+        k, v = self.stored(k), self.stored(v)
         # The cells of the cache are f16.
         k, v = (y.astype(np.float16).astype(np.float64) for y in (k, v))
         group = b.n_heads // b.n_kv_heads
