@@ -48,8 +48,8 @@ class Overrides:
                 )
             if isinstance(value, float) and not math.isfinite(value):
                 raise PyflowError(f"override of {key}: expected a finite number, found {value}")
-        _check_number("rope_base", self.rope_base, 1e12)
-        _check_number("rope_factor", self.rope_factor, _MAX_FACTOR)
+        _check_number("rope_base", self.rope_base, 1.0, 1e12)
+        _check_number("rope_factor", self.rope_factor, 1 / _MAX_FACTOR, _MAX_FACTOR)
         law, factor, original = self.rope_scaling, self.rope_factor, self.rope_n_ctx_original
         if law not in (None, *get_args(RopeScaling)):
             raise PyflowError(f"rope_scaling: expected none, linear or yarn, found {law!r:.60}")
@@ -103,9 +103,9 @@ class Overrides:
         return _OF_TOKENIZERS.fullmatch(key) is not None
 
 
-def _check_number(name: str, value: float | None, most: float) -> None:
-    if value is not None and not 0 < value <= most:
-        raise PyflowError(f"{name}: expected a number above 0, up to {most:g}, found {value!r:.60}")
+def _check_number(name: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise PyflowError(f"{name}: expected {least:g} to {most:g}, found {value!r:.60}")
 
 
 def _check_type(key: str, there: object, value: Single, where: str) -> None:

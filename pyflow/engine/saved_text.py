@@ -32,7 +32,7 @@ from pyflow.formats import Checkpoint
 from pyflow.formats.replacing import replacing
 from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
 
-_FORMAT = "pyflow-session-1"
+_FORMAT = "pyflow-session-2"
 _DIGEST_NBYTES = 32
 _N_POSITIONS = "positions"
 """The note of how many positions the text may take, which the cells depend on."""

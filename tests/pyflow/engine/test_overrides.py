@@ -114,6 +114,8 @@ def test_ropes_of_layers_with_windows_stay(tmp_path: Path) -> None:
         ({"rope_base": 0.0}, "rope_base"),
         ({"rope_base": float("nan")}, "nan"),
         ({"rope_factor": -1.0}, "-1"),
+        ({"rope_factor": 1e-300}, "1e-300"),
+        ({"rope_base": 0.5}, "rope_base"),
         ({"rope_scaling": "yarn"}, "rope_factor"),
         ({"rope_scaling": "none", "rope_factor": 2.0}, "rope_factor"),
         ({"rope_scaling": "ntk", "rope_factor": 2.0}, "ntk"),
