@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
@@ -32,8 +33,8 @@ _Seen = tuple[int, int, int, int]
 def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[BinaryIO]:
     """A file to write, renamed to `path` at the end. replace: an existing file may be replaced.
 
-    PyflowError: path exists and may not be replaced, or appeared or changed meanwhile. An OSError
-    names `path`.
+    Who may read and write an existing file stays as it is. PyflowError: path exists and may not be
+    replaced, or appeared or changed meanwhile. An OSError names `path`.
     """
     path = Path(path)
     before = _look(path)
@@ -43,7 +44,7 @@ def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[Bi
         descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
+            os.fchmod(descriptor, _mode(path))  # mkstemp's files are for their owner alone
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -75,6 +76,15 @@ def replacing_folder(path: str | PathLike[str], *, known: Known | None = None) -
         shutil.rmtree(made, ignore_errors=True)
         _tell_path(error, path)
         raise
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file that is replaced, or of a new one."""
+    try:
+        found = path.lstat().st_mode
+    except OSError:
+        found = 0
+    return stat.S_IMODE(found) if stat.S_ISREG(found) else 0o666 & ~_umask()
 
 
 def _put_file(made: Path, path: Path, before: _Seen | None) -> None:

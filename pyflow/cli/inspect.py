@@ -23,6 +23,10 @@ from pyflow.text import printable
 # The items of an array and the characters of a text that are shown.
 _ITEMS = 4
 _CHARS = 60
+_OF_MEMORY = (
+    *("-c", "--numa", "--quantize", "--override-kv"),
+    *("--rope-freq-base", "--rope-scaling", "--rope-scale", "--yarn-orig-ctx"),
+)
 # Bytes of a MemoryPlan.
 _NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 
@@ -31,7 +35,7 @@ _NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 @click.argument("file", metavar="FILE|DIR", callback=model.offered)
 @flag("--memory", "Show the memory that it takes to run, and whether that fits.")
 @run_options(model.ctx_size, model.cache_type, model.numa, model.quantize, model.overrides)
-@ruled(*(Rule(option, needs=["--memory"]) for option in ("-c", "--numa", "--quantize")))
+@ruled(*(Rule(option, needs=["--memory"]) for option in _OF_MEMORY))
 @as_json
 def command(*, file: str, memory: bool, run: RunOptions, as_json: bool) -> None:
     """Show what is in FILE (GGUF, safetensors, PyTorch, llama2.c, or an index.json of shards), in

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -134,6 +135,8 @@ def _read(path: Path, checkpoint: Checkpoint, keys: set[str], n_vocab: int) -> S
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < n_vocab:
         raise FormatError(f"{path}: tokens: expected 0 to {n_vocab - 1}")
     notes = json.loads(checkpoint.metadata["notes"])
+    if not re.fullmatch(r"[1-9][0-9]{0,9}", str(notes.get(_N_POSITIONS))):
+        raise FormatError(f"{path}: {_N_POSITIONS}: expected a number of positions")
     return SavedText(path, tokens.tolist(), notes, [cell.view(np.uint8) for cell in cells])
 
 

@@ -10,6 +10,7 @@ from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context, Progress
+from pyflow.errors import PyflowError
 from pyflow.generate.completion import TokenLogprobs
 from pyflow.generate.runner import Begun, Draw, Span
 from pyflow.generate.session_file import SessionFile
@@ -108,7 +109,7 @@ class LocalRunner(Closing):
 
     def take(self, user: object, progress: Progress | None = None) -> None:
         if self._user is not None:
-            self.leave(self._user)
+            raise PyflowError("the context still serves another stream: read that to its end first")
         self._stats.clear()
         self._user, self._progress = user, progress
 

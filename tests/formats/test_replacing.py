@@ -217,3 +217,14 @@ def test_a_file_that_comes_while_folders_change_places_is_kept(
         (old,) = tmp_path.glob(".target.*")
         assert str(caught.value).endswith(str(old))
         assert entries(tmp_path) == {"target/a": "second", f"{old.name}/b": "mine"}
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    for mode in (0o600, 0o640):
+        path.write_text("old")
+        path.chmod(mode)
+        with replacing(path) as file:
+            file.write(b"new")
+        assert path.read_text() == "new"
+        assert stat.S_IMODE(path.stat().st_mode) == mode

@@ -36,6 +36,7 @@ Run = Callable[..., tuple[int, str, str]]
         (["generate", "-p", "x", "--rope-scale", "0"], "--rope-scale"),
         (["generate", "-p", "x", "--rope-scaling", "yarn"], "--rope-scale"),
         (["generate", "-p", "x", "--yarn-orig-ctx", "9"], "--yarn-orig-ctx"),
+        (["inspect", "x", "--override-kv", "a=1"], "--memory"),
         (["generate", "-p", "x", "-n", "0"], "expected 1 to 2147483647, or -1"),
         (["generate", "-p", "x", "-n", "9" * 20], "expected 1 to 2147483647, or -1"),
         (["generate", "-p", "x", "--temp", "-1"], "--temperature: expected 0"),
