@@ -177,10 +177,10 @@ def _die_with_parent() -> Callable[[], None]:
 def _tree_size(folder: Path) -> int:
     """Bytes of the largest file below `folder`: pip copies a finished download once."""
     largest = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # pip moves its files about
-            if path.is_file():
-                largest = max(largest, path.stat().st_size)
+    for place, _, names in os.walk(folder):  # which passes over folders that pip has deleted
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # pip moves its files about
+                largest = max(largest, Path(place, name).lstat().st_size)
     return largest
 
 
