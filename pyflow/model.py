@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyflow.batch.local_runner import LocalRunner
 from pyflow.engine.context import CacheType
 from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.session_file import SessionFile
 from pyflow.engine.topology import NumaMode, Placement
 from pyflow.formats import Overrides
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
 from pyflow.generate.local import run_model
-from pyflow.generate.local_runner import LocalRunner
-from pyflow.generate.session_file import SessionFile
 from pyflow.speculate import Speculator
 
 

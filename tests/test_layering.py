@@ -67,6 +67,7 @@ PYTHON = (
     "catalogue",
     "engine",
     "speculate",
+    "batch",
     "generate",
     "cluster",
     "model",

@@ -31,7 +31,7 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
-    from pyflow.generate.session_file import SessionFile
+    from pyflow.engine.session_file import SessionFile
     from pyflow.speculate import Speculator
     from pyflow.tokenizer import Tokenizer
 

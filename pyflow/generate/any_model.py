@@ -13,13 +13,13 @@ from typing import Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 import numpy as np
 
 from pyflow.arguments import whole, whole_numbers
+from pyflow.batch.completion import Completion
+from pyflow.batch.runner import Runner
 from pyflow.chat import ChatTemplate
 from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
+from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError, ShapeError
-from pyflow.generate.completion import Completion
-from pyflow.generate.runner import Runner
-from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Request, Stream, TextModel, View
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from pyflow.arguments import whole
+from pyflow.batch.local_runner import LocalRunner
 from pyflow.engine.context import Context
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.generate.any_model import Options, Prompt, Run, check_fits, checked
-from pyflow.generate.local_runner import LocalRunner
-from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Stream
 from pyflow.speculate import Speculator
 

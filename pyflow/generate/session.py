@@ -13,11 +13,11 @@ from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
 from pyflow.engine.context import Progress
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
 from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits, stop_texts
-from pyflow.generate.session_file import SessionFile
 from pyflow.generate.stream import Request, Stream, View
 from pyflow.sampling import SamplingParams
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from pyflow.batch.answer import Answer
+from pyflow.batch.completion import Chunk, Completion
+from pyflow.batch.runner import Draw, Runner, Span
 from pyflow.closing import Closing
 from pyflow.engine.context import Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import CancelledError
-from pyflow.generate.answer import Answer
-from pyflow.generate.completion import Chunk, Completion
-from pyflow.generate.runner import Draw, Runner, Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 from pyflow.tokenizer import DrawnTokens, NoText, NoTokenizerError, Tokenizer

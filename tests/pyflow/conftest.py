@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.batch.local_runner import LocalRunner
 from pyflow.cli import main
 from pyflow.cli.options import model as options
 from pyflow.engine.context import Context
@@ -23,7 +24,6 @@ from pyflow.errors import CancelledError, ResourceError
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run
 from pyflow.generate.local import run_model
-from pyflow.generate.local_runner import LocalRunner
 from pyflow.tokenizer import Detokenizer
 
 BOS, EOS, TURN, N_VOCAB = 256, 257, 258, 259

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.batch.runner import Span
 from pyflow.cli.bench.timing import Test, setting, speeds
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.cluster.model import N_BATCH
 from pyflow.cluster.mpi.pipeline import MpiPipeline
-from pyflow.generate.runner import Span
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 from pyflow.text import markdown_table

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
 
+from pyflow.batch.runner import Begun, Draw, Span
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
 from pyflow.cluster.run.job import Job
@@ -18,7 +19,6 @@ from pyflow.cluster.wire.messages import Cut, Drafted, Result
 from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
 from pyflow.errors import CancelledError, PyflowError
-from pyflow.generate.runner import Begun, Draw, Span
 from pyflow.speculate.stats import PipelineStats
 
 

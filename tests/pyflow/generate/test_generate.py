@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyflow.batch.answer import StopScanner
 from pyflow.engine.context import Context
 from pyflow.errors import PyflowError, ResourceError, ShapeError
 from pyflow.generate import Completion
 from pyflow.generate import stream as stream_in
-from pyflow.generate.answer import StopScanner
 from pyflow.generate.any_model import is_one
 from pyflow.sampling import SamplingParams
 

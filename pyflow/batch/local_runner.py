@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from pyflow import _core
+from pyflow.batch.completion import TokenLogprobs
+from pyflow.batch.runner import Begun, Draw, Span
 from pyflow.closing import Closing
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context, Progress
+from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError
-from pyflow.generate.completion import TokenLogprobs
-from pyflow.generate.runner import Begun, Draw, Span
-from pyflow.generate.session_file import SessionFile
 from pyflow.speculate import Root, SpeculationStats, Speculator, Start
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from pyflow.batch.completion import TokenLogprobs
 from pyflow.engine.context import Progress
-from pyflow.generate.completion import TokenLogprobs
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 

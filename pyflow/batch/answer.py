@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from pyflow.batch.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.errors import PyflowError
-from pyflow.generate.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 from pyflow.tokenizer import DrawnTokens
 

@@ -1,0 +1,1 @@
+"""Texts on their way: many requests, read and written together in steps of a runner."""
