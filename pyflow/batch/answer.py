@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pyflow.batch.completion import Chunk, Completion, StopReason, Timings, TokenLogprobs
 from pyflow.errors import PyflowError
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
@@ -94,7 +97,12 @@ class Answer:
         self._text.append(text)
         return text
 
-    def completion(self, stats: SpeculationStats | PipelineStats | None = None) -> Completion:
+    def completion(
+        self,
+        stats: SpeculationStats | PipelineStats | None = None,
+        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+        pooled: NDArray[np.float32] | None = None,
+    ) -> Completion:
         """PyflowError while it goes on."""
         if self.reason is None:
             raise PyflowError("the stream has not ended: read it to its end, or close it")
@@ -114,6 +122,8 @@ class Answer:
             logprobs=self._logprobs,
             speculation=stats if isinstance(stats, SpeculationStats) else None,
             pipeline=stats if isinstance(stats, PipelineStats) else None,
+            prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
         )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
-StopReason: TypeAlias = Literal["eos", "length", "stop", "cancelled", "context"]
+StopReason: TypeAlias = Literal["eos", "length", "stop", "cancelled", "context", "error"]
 """In this order: the model ended its answer; n_predict; a stop text; a cancellation; the context is
-full."""
+full; the text could not go on."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -86,6 +90,10 @@ class Completion:
     """If speculation was asked for."""
     pipeline: PipelineStats | None = None
     """If a pipeline has written it."""
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
+    """Of the tokens of the prompt after the first, where they were asked for."""
+    pooled: NDArray[np.float32] | None = None
+    """The hidden state that was asked for: (n_embd,)."""
 
     def __str__(self) -> str:
         return self.text

@@ -8,7 +8,7 @@ from typing import cast
 
 from pyflow import _core
 from pyflow.batch.completion import TokenLogprobs
-from pyflow.batch.runner import Begun, Draw, Span
+from pyflow.batch.runner import Begun, Draw, Outcome, Span
 from pyflow.closing import Closing
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context, Progress
@@ -121,6 +121,9 @@ class LocalRunner(Closing):
             self.end(number)
         self._free = self._cached[::-1]
 
+    def has_room(self, _span: Span, /) -> bool:
+        return bool(self._free)
+
     def begin(self, number: int, span: Span) -> Begun:
         if (before := self._texts.pop(number, None)) is not None:
             cached = self._ended(before)
@@ -136,7 +139,7 @@ class LocalRunner(Closing):
         self._n_read, self._n_to_read = 0, sum(t.n_pending for t in self._texts.values())
         return Begun(n_past)
 
-    def step(self) -> list[tuple[int, list[Draw]]]:
+    def step(self) -> list[Outcome]:
         context = self._context
         texts = [text for text in self._texts.values() if text.member is not None]
         n_roots, n_left = len(texts), context.n_batch - len(texts)
@@ -165,7 +168,7 @@ class LocalRunner(Closing):
                 text.member = self._speculator.join(start)
         self._tell(sum(n_rows[n_roots:]))
         return [
-            (text.number, [_draw(sampled) for sampled in result.drawn])
+            Outcome(text.number, [_draw(sampled) for sampled in result.drawn])
             for text, result in zip(texts, found, strict=True)
             if result.drawn
         ]
@@ -174,13 +177,7 @@ class LocalRunner(Closing):
         self._free.append(self._ended(self._texts.pop(number)))
 
     def stats(self, number: int) -> SpeculationStats | None:
-        if self._speculator is None:
-            return None
-        before = self._stats.get(number, SpeculationStats())
-        text = self._texts.get(number)
-        if text is None or text.member is None:
-            return before
-        return SpeculationStats.total([before, self._speculator.stats(text.member)])
+        return None if self._speculator is None else self._stats.pop(number, SpeculationStats())
 
     def cancel(self, user: object) -> None:
         if self._user is user:

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyflow.batch.completion import TokenLogprobs
 from pyflow.engine.context import Progress
+from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
+
+Pooling: TypeAlias = Literal["", "last", "mean"]
+
+
+class Matcher(Protocol):
+    """Says which tokens may come next: a grammar, say. It has taken the tokens drawn so far."""
+
+    def masks(self, nodes: Sequence[int], parents: Sequence[int]) -> NDArray[np.uint32]:
+        """(1 + len(nodes), ceil(n_vocab / 32)): bit t % 32 of word t / 32 allows token t.
+
+        One row for what may come now, and one for each node of a tree of tokens that might.
+        """
+        ...
+
+    def take(self, token: int) -> None:
+        """A token was drawn. PyflowError: the grammar cannot go on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +41,7 @@ class Span:
     sampling: SamplingParams
     """With a seed."""
     n_predict: int
-    """Tokens to draw at most."""
+    """Tokens to draw at most; 0: the text is only read."""
     limit: int = (1 << 31) - 1
     """Positions that the text may take, if the runner has as many."""
     noise_stream: int = 0
@@ -33,6 +54,11 @@ class Span:
     replay: bool = True
     """After the loss of a rank, go on from the tokens in the journal of this process, if it has
     one."""
+    matcher: Matcher | None = None
+    n_report: int | None = None
+    pooling: Pooling = ""
+    key: str = ""
+    watched: bool = True
 
 
 class Begun(NamedTuple):
@@ -51,8 +77,25 @@ class Draw(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+class Outcome(NamedTuple):
+    """What a step brought for a text."""
+
+    number: int
+    draws: Sequence[Draw] = ()
+    reports: Sequence[TokenLogprobs] = ()
+    """Of the tokens of the text that were read, the first of which has none."""
+    pooled: NDArray[np.float32] | None = None
+    """The hidden state that was asked for: (n_embd,). The text has been read."""
+    has_read: bool = False
+    """A text that is only read has been."""
+    put_back: bool = False
+    """The text lost its cells to others: it is to begin again some time, from where it is."""
+    error: PyflowError | None = None
+    """The text cannot go on."""
+
+
 class Runner(Protocol):
-    """Draws the tokens of up to n_parallel texts. One stream at a time has it; one thread."""
+    """Draws the tokens of up to n_parallel texts. One batch at a time has it; one thread."""
 
     @property
     def n_ctx(self) -> int:
@@ -63,19 +106,23 @@ class Runner(Protocol):
     def n_parallel(self) -> int: ...
 
     def take(self, user: object, progress: Progress | None = None) -> None:
-        """Gives the runner to a stream. PyflowError while another stream has it."""
+        """Gives the runner to a batch. PyflowError while another has it."""
         ...
 
     def leave(self, user: object) -> None:
-        """Ends the stream's texts and frees the runner for the next stream; idempotent."""
+        """Ends the batch's texts and frees the runner for the next one; idempotent."""
+        ...
+
+    def has_room(self, span: Span) -> bool:
+        """Whether text may begin now."""
         ...
 
     def begin(self, number: int, span: Span) -> Begun:
         """Begins text `number`, or goes on with it after its tokens have changed."""
         ...
 
-    def step(self) -> Iterable[tuple[int, Sequence[Draw]]]:
-        """One step for all texts: by number, the tokens that it drew. Raises CancelledError."""
+    def step(self) -> Iterable[Outcome]:
+        """One step for all texts. Raises CancelledError."""
         ...
 
     def end(self, number: int, /) -> None:
@@ -83,7 +130,7 @@ class Runner(Protocol):
         ...
 
     def stats(self, number: int) -> SpeculationStats | PipelineStats | None:
-        """Speculation in text `number`, until the next stream takes the runner; None without."""
+        """Speculation in text `number`, which has ended, and is forgotten; None without."""
         ...
 
     def cancel(self, user: object) -> None:

@@ -13,14 +13,16 @@ from typing import Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 import numpy as np
 
 from pyflow.arguments import whole, whole_numbers
+from pyflow.batch.batch import TextModel
 from pyflow.batch.completion import Completion
+from pyflow.batch.request import Request, View
 from pyflow.batch.runner import Runner
 from pyflow.chat import ChatTemplate
 from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError, ShapeError
-from pyflow.generate.stream import Request, Stream, TextModel, View
+from pyflow.generate.stream import Stream
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.speculate import Speculator
@@ -113,19 +115,13 @@ class Wish:
                 limit=limit,
                 n_predict=self.n_predict,
                 stop=self.stop,
+                reuse=run.reuse,
             )
             for tokens, noise_stream, limit in zip(
                 self.prompts, self.noise_streams, run.limits, strict=True
             )
         ]
-        return Stream(
-            run.runner,
-            model,
-            requests,
-            owned=run.owned,
-            reuse=run.reuse,
-            progress=self.progress,
-        )
+        return Stream(run.runner, model, requests, owned=run.owned, progress=self.progress)
 
 
 class AnyModel(ABC):

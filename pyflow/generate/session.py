@@ -9,6 +9,7 @@ from typing import Literal, Unpack, cast
 
 import msgspec
 
+from pyflow.batch.request import Request, View
 from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
 from pyflow.engine.context import Progress
@@ -18,7 +19,7 @@ from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.generate import Chunk, Completion
 from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits, stop_texts
-from pyflow.generate.stream import Request, Stream, View
+from pyflow.generate.stream import Stream
 from pyflow.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant"]
@@ -262,9 +263,10 @@ class ChatSession(Closing):
             n_predict=self.n_predict,
             stop=stop_texts(self.stop),
             make_room=make_room,
+            reuse=True,
         )
         runner = self._run.runner
-        stream = Stream(runner, self._model, [request], reuse=True, progress=progress)
+        stream = Stream(runner, self._model, [request], progress=progress)
         self._open = Turn(stream, finish)
         return self._open
 

@@ -160,7 +160,7 @@ def _sample(model: PipelinedModel, test: Test, tokens: Sequence[int]) -> _Sample
         times = [time.monotonic_ns()]
         runner.begin(0, span)
         while n_left > 0:
-            n_left -= sum(len(drawn) for _, drawn in runner.step())
+            n_left -= sum(len(outcome.draws) for outcome in runner.step())
             if len(times) == 1:
                 times.append(time.monotonic_ns())
         runner.end(0)  # waits for what is on its way

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from pyflow.batch.runner import Begun, Draw, Span
+from pyflow.batch.runner import Begun, Draw, Outcome, Span
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
 from pyflow.cluster.run.job import Job
@@ -90,6 +90,9 @@ class PipelineRunner:
             self._cancelled = True
             self.pipeline.post(Drafted(self.pipeline.epoch, 0, (), ()))  # wakes `receive`
 
+    def has_room(self, _span: Span, /) -> bool:
+        return self._written is None
+
     def begin(self, number: int, span: Span) -> Begun:
         """Begins a job; the stages keep what its text has in common with the one before, if that
         may be reused."""
@@ -126,18 +129,18 @@ class PipelineRunner:
         self._written = self._write(self._scheduler, span, journal, chooser)
         return Begun(keep, len(committed))
 
-    def step(self) -> list[tuple[int, list[Draw]]]:
+    def step(self) -> list[Outcome]:
         """The tokens that have become certain since the last step."""
         tokens = None if self._written is None else next(self._written, None)
         if tokens is None:
             raise PyflowError("pipeline: the job has ended, but not its text")
-        return [(self._number, [Draw(token) for token in tokens])]
+        return [Outcome(self._number, [Draw(token) for token in tokens])]
 
     def end(self, _number: int, /) -> None:
         self._end_job()
 
     def stats(self, number: int) -> PipelineStats:
-        return self._stats.setdefault(number, PipelineStats())
+        return self._stats.pop(number, PipelineStats())
 
     def close(self) -> None:
         """Ends the job in progress."""
