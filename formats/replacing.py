@@ -33,22 +33,24 @@ _Seen = tuple[int, int, int, int]
 def replacing(path: str | PathLike[str], *, replace: bool = True) -> Iterator[BinaryIO]:
     """A file to write, renamed to `path` at the end. replace: an existing file may be replaced.
 
-    Who may read and write an existing file stays as it is. PyflowError: path exists and may not be
-    replaced, or appeared or changed meanwhile. An OSError names `path`.
+    Who may read and write an existing file stays as it is; of a link, the file that it leads to is
+    replaced. PyflowError: path exists and may not be replaced, or appeared or changed meanwhile.
+    An OSError names `path`.
     """
     path = Path(path)
-    before = _look(path)
-    if before is not None and not replace:
+    if not replace and os.path.lexists(path):
         raise _there(path)
     with naming(path):
-        descriptor, name = tempfile.mkstemp(prefix=_prefix(path), dir=path.parent)
+        target = _followed(path)
+        before = _look(target)
+        descriptor, name = tempfile.mkstemp(prefix=_prefix(target), dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, _mode(path))  # mkstemp's files are for their owner alone
+            os.fchmod(descriptor, _mode(target))  # mkstemp's files are for their owner alone
             yield file
             file.flush()
             os.fsync(descriptor)
-        _put_file(Path(name), path, before)
+        _put_file(Path(name), target, before)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
         _tell_path(error, path)
@@ -76,6 +78,16 @@ def replacing_folder(path: str | PathLike[str], *, known: Known | None = None) -
         shutil.rmtree(made, ignore_errors=True)
         _tell_path(error, path)
         raise
+
+
+def _followed(path: Path) -> Path:
+    """What a link leads to, which need not exist; else the path. OSError: links in a circle."""
+    if not path.is_symlink():
+        return path
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return target
 
 
 def _mode(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,12 @@ from pyflow.errors import FilesWarning, FormatError
 from pyflow.text import printable
 
 T = TypeVar("T")
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def is_there(path: Path) -> bool:
@@ -27,6 +34,19 @@ def is_there(path: Path) -> bool:
     return False
 
 
+def other_kind(path: Path) -> str | None:
+    """What is at path in place of a file, as in 'a folder'; None: a file, or nothing.
+
+    Raises OSError and ValueError, as `stat` does.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    kind = stat.S_IFMT(mode)
+    return None if kind == stat.S_IFREG else _KINDS.get(kind, "a socket")
+
+
 def broken_link(path: Path) -> str | None:
     """What to say of a link that leads nowhere; None for what is no such link."""
     if not path.is_symlink() or path.exists():
@@ -38,7 +58,7 @@ def read_bytes(path: Path, *, max_nbytes: int) -> bytes:
     """The contents of a file; FormatError if it is not a plain file or exceeds max_nbytes."""
     try:
         if not path.is_file():  # a pipe would block
-            found = "something else" if path.exists() else broken_link(path) or "none"
+            found = other_kind(path) or broken_link(path) or "none"
             raise FormatError(f"{path}: expected a file, found {found}")
         with path.open("rb") as file:
             # Not more than the file has: read() allocates what it is asked for.

@@ -40,6 +40,10 @@ class LostRankError(PyflowError):
     """A rank of a cluster has died or does not answer."""
 
 
+class SessionError(PyflowError):
+    """A session could not be saved at the end; the text itself is complete."""
+
+
 class GenerationWarning(UserWarning):
     """A model's files ask for a sampling method that is not supported, or for tokens that the
     vocabulary lacks, or have no place for a system message."""

@@ -188,7 +188,8 @@ class LocalRunner(Closing):
         session, self._session = self._session, None
         try:
             if session is not None:
-                session.save(self._cached[0])
+                with session:
+                    session.save(self._cached[0])
         finally:
             self._context.close()
 

@@ -81,7 +81,7 @@ def cli() -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the model file cannot be used, 4 too little
     memory, 5 a rank of a cluster was lost, 130 interrupted; 143 and 129 if SIGTERM and SIGHUP
-    interrupt a command that has files to delete.
+    interrupt a command that has files to delete or a session to save.
 
     With --json, --jsonl or -o json, a command that ends with 1 to 5 also prints {"error": {"type":
     ..., "message": ...}} on standard output, unless it has printed other JSON. The type is a class

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,11 @@ from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.terminal.progress import reading_progress, show
+from pyflow.cli.terminal.signals import held_back, like_ctrl_c
 from pyflow.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pyflow.generate.session import ChatSession
 
 
 @click.command("chat", cls=TopicCommand)
@@ -62,22 +67,23 @@ def command(
         raise click.UsageError("standard input is empty; pipe a question in, or use a terminal")
     draws_seed = sampling.seed is None
     with run.open() as loaded, run.speculator(loaded) as speculator, ExitStack() as stack:
+        if session_file is not None:
+            stack.enter_context(like_ctrl_c())
         with model.printing_warnings():
-            session = stack.enter_context(
-                ChatSession(
-                    loaded,
-                    system=templating.system,
-                    sampling=draws.with_defaults(sampling, loaded),
-                    n_predict=n_predict if is_given("n_predict") else None,
-                    stop=templating.stops(stop),
-                    template=templating.template(loaded),
-                    n_ctx=run.context_size(loaded),
-                    cache_type=run.cache_type,
-                    speculator=speculator,
-                    notice=lambda text: click.echo(f"({text})", err=True),
-                    session=session_file,
-                )
+            session = ChatSession(
+                loaded,
+                system=templating.system,
+                sampling=draws.with_defaults(sampling, loaded),
+                n_predict=n_predict if is_given("n_predict") else None,
+                stop=templating.stops(stop),
+                template=templating.template(loaded),
+                n_ctx=run.context_size(loaded),
+                cache_type=run.cache_type,
+                speculator=speculator,
+                notice=lambda text: click.echo(f"({text})", err=True),
+                session=session_file,
             )
+        stack.callback(_close, session)
         draws.check_tokens(sampling, loaded)
         if draws_seed and session.sampling.temperature > 0:
             click.echo(f"seed {session.sampling.seed}", err=True)
@@ -89,3 +95,8 @@ def command(
 
         Repl(session, run.name(loaded), timings=show_timings).run()
     return 0
+
+
+def _close(session: ChatSession) -> None:
+    with held_back():
+        session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
@@ -21,12 +22,15 @@ from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import counted, on_interrupt, reading_progress
+from pyflow.cli.terminal.signals import ENDING, like_ctrl_c
 from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
+    from pyflow.errors import SessionError
     from pyflow.generate import Completion, Options, StopReason
     from pyflow.generate.any_model import AnyModel
+    from pyflow.generate.stream import Stream
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",
@@ -96,6 +100,8 @@ def command(
     standard error.
     """
     as_json = as_json or is_given("jsonl")
+    if session_file is not None:
+        click.get_current_context().with_resource(like_ctrl_c())
     draws_seed = sampling.seed is None
     seeded = sampling.seeded()
     with run.open() as loaded, run.speculator(loaded) as speculator, reading_progress() as progress:
@@ -117,10 +123,7 @@ def command(
         with model.printing_warnings():
             tokens = question.encode(loaded)
             chunks = loaded.stream(tokens, **wanted)
-        with chunks, on_interrupt(chunks.cancel):
-            for chunk in chunks:
-                if not as_json:
-                    click.echo(chunk.text, nl=False)
+        came, unsaved = _read(chunks, echo=not as_json, ending=session_file is not None)
         done = chunks.completions
         if as_json:
             ids = [prompt.id for prompt in question.prompts]
@@ -132,7 +135,28 @@ def command(
         if draws_seed and seeded.temperature > 0:
             click.echo(f"seed {seeded.seed}", err=True)
         _print_statistics(done)
-    return 130 if any(c.stop_reason == "cancelled" for c in done) else 0
+    if unsaved is not None:
+        raise unsaved
+    return 128 + came if any(c.stop_reason == "cancelled" for c in done) else 0
+
+
+def _read(chunks: Stream, *, echo: bool, ending: bool) -> tuple[int, SessionError | None]:
+    """Reads a stream to its end or a signal; the signal, or SIGINT, and why no session was saved.
+
+    echo: print its text. ending: SIGTERM and SIGHUP end it as Ctrl-C does.
+    """
+    from pyflow.errors import SessionError
+
+    unsaved = None
+    with on_interrupt(chunks.cancel, ENDING if ending else ()) as came:
+        try:
+            with chunks:
+                for chunk in chunks:
+                    if echo:
+                        click.echo(chunk.text, nl=False)
+        except SessionError as error:  # the answer is there, and is printed first
+            unsaved = error
+    return came[0] if came else signal.SIGINT, unsaved
 
 
 def _as_dict(run: RunOptions, model: AnyModel, done: Completion) -> dict[str, Any]:

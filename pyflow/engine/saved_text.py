@@ -32,11 +32,14 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.formats.replacing import replacing
 from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
+from pyflow.text import printable
 
 _FORMAT = "pyflow-session-2"
 _DIGEST_NBYTES = 32
 _N_POSITIONS = "positions"
 """The note of how many positions the text may take, which the cells depend on."""
+_MODEL_NAME = "model name"
+"""The note of what the model is called, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def save_text(path: Path, cached: CachedText, notes: Mapping[str, str]) -> None:
         ),
         NewTensor("digest", (_DIGEST_NBYTES,), "U8", _DIGEST_NBYTES),
     ]
-    all_notes = json.dumps({**notes, _N_POSITIONS: str(cached.n_positions)})
+    own = {_N_POSITIONS: str(cached.n_positions), _MODEL_NAME: context.model.name}
+    all_notes = json.dumps({**notes, **own})
     metadata = {**_terms(context.model, context.cache_type), "notes": all_notes}
     digest = _digest_of(metadata)
     with replacing(path) as file:
@@ -115,8 +119,26 @@ def open_text(path: Path, model: ModelFiles, cache_type: CacheType) -> SavedText
     terms = _terms(model, cache_type)
     for key, expected in terms.items():
         if (found := checkpoint.metadata.get(key)) != expected:
-            raise UnsupportedError(f"{path}: {key}: expected {expected}, found {found!r:.80}")
+            what = f"expected {expected}, found {printable(str(found)):.80}"
+            if key == "model":
+                what = _other_model(model.name, checkpoint.metadata.get("notes"))
+            raise UnsupportedError(f"{path}: {key}: {what}")
     return _read(path, checkpoint, {*terms, "notes"}, model.spec.n_vocab)
+
+
+def _other_model(name: str, notes: object) -> str:
+    """What to say of a session of another model; its notes have not been checked."""
+    try:
+        found = json.loads(str(notes))[_MODEL_NAME]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        found = "another"
+    found = printable(str(found))[:80]
+    if found != name:
+        return f"expected {name}, found {found}"
+    return (
+        f"expected {name} as it is now, found other weights, or values such as --quantize and "
+        "--override-kv give"
+    )
 
 
 def _read(path: Path, checkpoint: Checkpoint, keys: set[str], n_vocab: int) -> SavedText:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Unpack
 
 from pyflow.arguments import whole
@@ -50,8 +51,12 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
         n_cells = min(n_cells + n_parallel * speculator.n_max, n_parallel * most)
     if session is not None:
         n_cells = max(n_cells, min(session.n_tokens, most))
-    context = model.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
-    runner = LocalRunner(context, speculator, n_parallel=n_parallel, session=session)
+    with ExitStack() as stack:
+        if session is not None:
+            stack.enter_context(session)
+        context = model.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
+        runner = LocalRunner(context, speculator, n_parallel=n_parallel, session=session)
+        stack.pop_all()  # the runner closes the session
     return Run(runner, limits, owned=True, reuse=session is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack, cast
@@ -17,6 +18,7 @@ from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
+from pyflow.formats.side_files import other_kind
 from pyflow.generate import Chunk, Completion
 from pyflow.generate.any_model import AnyModel, CacheOptions, check_fits, stop_texts
 from pyflow.generate.stream import Stream
@@ -103,7 +105,6 @@ class ChatSession(Closing):
             if not isinstance(model, ModelFiles):
                 raise PyflowError("session: a pipeline's cells stay on its ranks; leave it out")
             self._file = SessionFile(path, model, options.get("cache_type", "f16"))
-        self._run = model.conversation(**cast("CacheOptions", options), session=self._file)
         self._sampling = sampling or model.defaults.sampling
         self._notice = notice
         self._noticed: set[str] = set()
@@ -111,7 +112,12 @@ class ChatSession(Closing):
         self._n_forgotten = 0  # messages after the system message
         self._stream = 0
         self._open: Turn | None = None
-        self._resume()
+        with ExitStack() as stack:
+            if self._file is not None:
+                stack.enter_context(self._file)
+            self._run = model.conversation(**cast("CacheOptions", options), session=self._file)
+            self._resume()
+            stack.pop_all()  # the runner closes the session
         self._sampling = self._sampling.seeded()
         self.n_predict = model.defaults.n_predict if n_predict is None else n_predict
         self.stop = stop
@@ -175,8 +181,6 @@ class ChatSession(Closing):
     def save(self, path: str | Path) -> None:
         """Writes the conversation as JSON, whole or not at all."""
         target = Path(path)
-        if target.is_dir():
-            raise PyflowError(f"{target}: is a folder, expected the name of a file")
         if target.exists():
             _read_conversation(target)  # nothing else is replaced
         saved = _File(format=_FORMAT, model=self._model.name, messages=self._messages)
@@ -184,8 +188,9 @@ class ChatSession(Closing):
         try:
             with replacing(target) as file:
                 file.write(text + b"\n")
-        except OSError as error:
-            raise PyflowError(f"{target}: cannot be written: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            reason = getattr(error, "strerror", None) or error
+            raise PyflowError(f"{target}: cannot be written: {reason}") from None
 
     def load(self, path: str | Path) -> None:
         """Takes over a conversation that `save` wrote, its system message included."""
@@ -313,15 +318,18 @@ class ChatSession(Closing):
 def _read_conversation(path: Path) -> list[ChatMessage]:
     """The messages of a file that `save` wrote; PyflowError for any other."""
     try:
+        if (kind := other_kind(path)) is not None:  # a pipe would block
+            raise PyflowError(f"{path}: expected a conversation, found {kind}")
         with path.open("rb") as file:
             raw = file.read(_MAX_FILE + 1)
         if len(raw) > _MAX_FILE:
             raise PyflowError(f"{path}: expected a conversation of at most {_MAX_FILE:,} bytes")
         saved = msgspec.json.decode(raw, type=_File)
-    except OSError as error:
-        raise PyflowError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PyflowError(f"{path}: is not a saved conversation: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise PyflowError(f"{path}: cannot be read: {reason}") from None
     if saved.format != _FORMAT:
         raise PyflowError(f"{path}: format: expected {_FORMAT!r}, found {saved.format!r}")
     if any(message.role == "system" for message in saved.messages[1:]):

@@ -185,8 +185,8 @@ ctx_size = option(
 )
 session = option(
     "--session session_file",
-    "Go on from the text in FILE, whose keys and values are not computed again, and write it there"
-    " at the end.",
+    "Go on from the text in FILE: what the prompt shares with its beginning is not computed again."
+    " The new text replaces it at the end.",
     metavar="FILE",
     callback=not_empty,
     short="Go on from FILE, and save there at the end",

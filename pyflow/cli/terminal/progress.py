@@ -24,19 +24,34 @@ _REPEATED, _LONGEST_PIECE = 192, 48  # tokens
 
 
 @contextlib.contextmanager
-def on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `cancel` instead of raising KeyboardInterrupt; a second one raises."""
-    previous = signal.getsignal(signal.SIGINT)
+def on_interrupt(
+    cancel: Callable[[], None], others: Sequence[signal.Signals] = ()
+) -> Iterator[list[int]]:
+    """The first Ctrl-C calls `cancel` instead of raising KeyboardInterrupt; a second one raises.
+
+    others: signals that call `cancel` however often they come, unless they are ignored. Yields the
+    numbers of all that came.
+    """
+    came: list[int] = []
+    previous = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, *others)
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+    }
 
     def handle(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        signal.signal(signal.SIGINT, previous)
+        came.append(signum)
+        if signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, previous[signal.SIGINT])
         cancel()
 
-    signal.signal(signal.SIGINT, handle)
+    for number in previous:
+        signal.signal(number, handle)
     try:
-        yield
+        yield came
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class _Bar:

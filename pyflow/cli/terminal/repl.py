@@ -22,6 +22,7 @@ from pyflow.cli.options.asking import unescape
 from pyflow.cli.options.sampling import NUMBERS
 from pyflow.cli.terminal.output import describe, print_error
 from pyflow.cli.terminal.progress import reading_progress, show
+from pyflow.cli.terminal.signals import EndedError
 from pyflow.errors import PyflowError
 from pyflow.generate.session import ChatSession
 from pyflow.text import printable
@@ -78,6 +79,8 @@ class Repl:
                 text, fenced = self._question()
             except EOFError:
                 return
+            except EndedError:
+                raise
             except KeyboardInterrupt:
                 click.echo(_LEAVE, err=True)
                 continue
@@ -91,10 +94,10 @@ class Repl:
                     raise PyflowError(f"no command is called {command!r}; /help lists them")
                 elif text:
                     self._answer(text)
+            except (BrokenPipeError, EndedError):
+                raise
             except KeyboardInterrupt:
                 click.echo("(stopped)", err=True)
-            except BrokenPipeError:
-                raise
             except Exception as error:  # a failed command must not end the conversation
                 print_error(describe(error))
 

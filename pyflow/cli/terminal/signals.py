@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP, for commands that have files to delete."""
+"""SIGTERM and SIGHUP, for commands that have files to delete or to write at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedError(KeyboardInterrupt):
@@ -35,7 +35,7 @@ def like_ctrl_c() -> Iterator[None]:
 
     before = {}
     if threading.current_thread() is threading.main_thread():  # others get no signals
-        for number in _ENDING:
+        for number in ENDING:
             if signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handle)
     try:
@@ -43,6 +43,24 @@ def like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Signals that end the process wait until what is inside, such as saving, is done."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, *ENDING):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def exit_code(error: BaseException) -> int:

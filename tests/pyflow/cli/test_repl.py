@@ -159,13 +159,14 @@ def test_only_long_repetitions_are_circles() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/save .", ".: is a folder"),
-        ("/save /", "/: is a folder"),
+        ("/save .", ".: expected a conversation, found a folder"),
+        ("/save /", "/: expected a conversation, found a folder"),
         ('/save ""', "expected one file name"),
         ("/save ~nouser/x", "~nouser/x: Could not determine home directory"),
         ("/load ~nouser", "~nouser: Could not determine home directory"),
         ("/load /dev/zero", "/dev/zero: "),
-        ("/load a\0b", "this is a fault of pyflow"),
+        ("/load a\0b", "cannot be read: "),
+        ("/save a\0b", "cannot be written: "),
     ],
 )
 def test_no_command_ends_the_chat(

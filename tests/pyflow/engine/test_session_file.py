@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import json
+import os
 import shutil
+import signal
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +20,9 @@ from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
 
 import pyflow
 from pyflow import ChatSession, PyflowError, SamplingParams, SessionWarning, _core
+from pyflow.chat import ChatTemplate
+from pyflow.cli import main
+from tests.pyflow.cli.terminal import EDITING, Terminal
 from tests.pyflow.tiny_models import write_model
 
 SAMPLING = SamplingParams(temperature=0.9, top_k=0, seed=5, repeat_penalty=1.2)
@@ -155,7 +164,7 @@ def test_sessions_of_other_weights_or_caches_are_not_used(path: Path, tmp_path: 
     )
     session = tmp_path / "s"
     answer(other, PROMPT, session)
-    with pytest.warns(SessionWarning, match="model"):
+    with pytest.warns(SessionWarning, match=path.stem):
         answer(path, PROMPT, session)
     session.unlink()
     answer(path, PROMPT, session, cache_type="q8_0")
@@ -164,8 +173,85 @@ def test_sessions_of_other_weights_or_caches_are_not_used(path: Path, tmp_path: 
 
 
 def test_a_place_that_cannot_hold_a_session_is_an_error(path: Path, tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "none" / "s"):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "long").symlink_to("a" * 256)
+    names = [tmp_path / name for name in ("none/s", "pipe", "circle", "long", "a\0b")]
+    for place in (tmp_path, *names, Path("/dev/null")):
         with warnings.catch_warnings(), pytest.raises(PyflowError, match=str(place)):
             answer(path, PROMPT, place)
     with pyflow.load(path) as model, pytest.raises(PyflowError, match="session"):
         model.generate(["a", "b"], session=tmp_path / "s")
+
+
+def test_a_session_is_of_one_process_at_a_time_and_leaves_nothing_behind(
+    path: Path, tmp_path: Path
+) -> None:
+    session = tmp_path / "s"
+    with pyflow.load(path) as model:
+        with model.stream(PROMPT, n_predict=2, session=session) as chunks:
+            next(chunks)
+            with pytest.raises(PyflowError, match=str(session)):
+                model.stream(PROMPT, session=session)
+            with pytest.raises(PyflowError, match=str(session)):
+                ChatSession(model, session=session, template=template(model))
+        before = session.read_bytes()
+        # What fails or is never read holds nothing.
+        with pytest.raises(PyflowError, match="n_ctx"):
+            model.stream(PROMPT, n_ctx=3, session=tmp_path / "t")
+        model.stream(PROMPT, session=tmp_path / "u")
+        gc.collect()
+        with ChatSession(model, session=session, template=template(model)) as chat:
+            chat.ask("Hi")
+    assert [*tmp_path.iterdir()] == [session]
+    assert session.read_bytes() != before
+
+
+def template(model: pyflow.Model) -> ChatTemplate:
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return ChatTemplate(text, model.tokenizer, source="here")
+
+
+def test_a_session_at_the_end_of_a_link_is_written_there(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    (tmp_path / "there").mkdir()
+    link.symlink_to("there/s")
+    expected, n_read = answer(path, PROMPT, link)
+    assert link.is_symlink()
+    again, n_again = answer(path, PROMPT, link)
+    assert again == expected
+    assert n_again < n_read or path.stem != "0"
+    assert {*tmp_path.rglob("*")} == {link, tmp_path / "there", tmp_path / "there" / "s"}
+
+
+def test_an_answer_is_printed_if_its_session_cannot_be_written(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pyflow.engine.session_file.save_text", full)
+    session = tmp_path / "s"
+    args = ["generate", "-m", str(path), "-p", "Hi", "--raw", "-n", "2", "--session", str(session)]
+    assert main([*args, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["tokens"]) == 2
+    assert f"error: {session}: " in err
+    assert not session.exists()
+
+
+def test_a_chat_that_a_signal_ends_is_saved(path: Path, tmp_path: Path) -> None:
+    number = signal.SIGHUP if path.stem == "0" else signal.SIGTERM
+    session, text = tmp_path / "s", tmp_path / "template"
+    text.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
+    options = ["-n", "3", "--session", str(session), "--chat-template", str(text)]
+    terminal = Terminal([sys.executable, "-m", "pyflow", "chat", "-m", str(path), *options], env)
+    terminal.wait_for(EDITING)
+    terminal.type("How are you?\r")
+    terminal.wait_for("ended by -n")
+    terminal.wait_for(EDITING)
+    os.kill(terminal.pid, number)
+    assert terminal.exit_code() == 128 + number
+    notes = json.loads(pyflow.formats.open(session).metadata["notes"])
+    assert json.loads(notes["chat"])["messages"][0]["content"] == "How are you?"
