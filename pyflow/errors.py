@@ -32,6 +32,14 @@ class ResourceError(PyflowError, RuntimeError):
     """Memory, cells or threads have run out; nothing has been changed."""
 
 
+class ConstraintError(PyflowError, ValueError):
+    """A schema or grammar that texts cannot be held to; it names the part that is refused."""
+
+
+class MatcherError(PyflowError, RuntimeError):
+    """A constraint became too complex for a text on its way: that text ends."""
+
+
 class CancelledError(PyflowError):
     """A run was asked to stop before it was done."""
 

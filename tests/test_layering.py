@@ -60,6 +60,7 @@ PYTHON = (
     "tokenizer",
     "chat",
     "sampling",
+    "constrain",
     "gguf_export",
     "downloads",
     "hub",
@@ -81,6 +82,7 @@ PYTHON_ONLY = {
     "mpi4py": r"pyflow/cluster/mpi/.*",
     "click": r"pyflow/cli/.*",
     "huggingface_hub": r"pyflow/hub/.*",
+    "llguidance": r"pyflow/constrain/.*",
 }
 # Folders of the tree that are installed inside pyflow.
 MOVED = {"quant", "formats"}
