@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, meta, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
@@ -57,6 +57,11 @@ def compile_template(text: str) -> Template:
     return environment.template_class.from_code(environment, code, environment.globals)
 
 
+def variables_of(text: str) -> frozenset[str]:
+    """The names that the template in `text` looks up, but for functions and its own."""
+    return frozenset(meta.find_undeclared_variables(_Environment().parse(text)))
+
+
 def render(template: Template, variables: Mapping[str, object]) -> str:
     """The text that `template` makes of `variables`, within the budget of one rendering."""
     with metered():
@@ -82,13 +87,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=_count_output,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
-        self.globals = {
-            "dict": dict,
-            "namespace": _Namespace,
-            "raise_exception": _raise_exception,
-            "range": safe_range,
-            "strftime_now": _strftime_now,
-        }
+        self.globals = dict(FUNCTIONS)
         self.filters["tojson"] = _tojson
         for name in _REMOVED_FILTERS:
             del self.filters[name]
@@ -237,3 +236,13 @@ def _tojson(
     )
     # Piece by piece, as indentation repeats at every depth.
     return "".join(_counted(encoder.iterencode(value), 0))
+
+
+FUNCTIONS: Mapping[str, object] = {
+    "dict": dict,
+    "namespace": _Namespace,
+    "raise_exception": _raise_exception,
+    "range": safe_range,
+    "strftime_now": _strftime_now,
+}
+"""What every template can call."""

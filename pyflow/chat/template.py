@@ -12,8 +12,15 @@ from typing import cast
 from jinja2 import TemplateError
 
 from pyflow.chat.meter import MAX_SIZE
-from pyflow.chat.sandbox import RefusedError, compile_template, render
+from pyflow.chat.sandbox import (
+    FUNCTIONS,
+    RefusedError,
+    compile_template,
+    render,
+    variables_of,
+)
 from pyflow.errors import FormatError, GenerationWarning, PyflowError, UnsupportedError
+from pyflow.text import printable
 from pyflow.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
@@ -25,6 +32,8 @@ _MAX_CHARS = MAX_SIZE // 2
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Private use characters of the last plane stand for the first characters of control tokens.
 _STAND_INS = range(0x10F000, 0x10FFFE)
+# What `render` gives every template.
+_OWN = {"messages", "add_generation_prompt", "bos_token", "eos_token", *FUNCTIONS}
 # A system message that a template shows, if it shows any.
 _PROBE = "system message probe"
 
@@ -63,7 +72,20 @@ class ChatTemplate:
         return cls(text, tokenizer, source=f"{source}: {KEY}")
 
     def using(self, variables: Mapping[str, object]) -> ChatTemplate:
-        """The same template with further variables, such as `enable_thinking`."""
+        """The same template with further variables, such as `enable_thinking`.
+
+        PyflowError: one that the template does not use, or whose value is not the caller's to give.
+        """
+        used = variables_of(self._text) - _OWN if variables else frozenset()
+        for name in variables:
+            if name in _OWN:
+                raise PyflowError(f"{name}: is set for every conversation; leave it out")
+            if name not in used:
+                known = ", ".join(sorted(used)) or "no variables"
+                raise PyflowError(
+                    f"{name}: the template does not use it, so it would have no effect; "
+                    f"{self._source} uses {printable(known):.200}"
+                )
         copied = copy.copy(self)
         copied._names = {**self._names, **variables}
         return copied
@@ -81,13 +103,13 @@ class ChatTemplate:
         further names for the template, such as `tools`.
         """
         names = {
+            "tools": None,
+            "documents": None,
             **self._names,
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._token_text(self._tokenizer.bos_id),
             "eos_token": self._token_text(self._tokenizer.eos_id),
-            "tools": None,
-            "documents": None,
             **(variables or {}),
         }
         try:

@@ -14,6 +14,7 @@ import click
 from pyflow.cli.options import inputs
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
+from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
@@ -36,14 +37,25 @@ class Templating:
     """Whether backslashes are read in texts."""
 
     def template(self, model: AnyModel) -> ChatTemplate | None:
-        """The template to use, with the variables; None without any."""
-        if self.path is None:
-            own = model.chat_template
-            return own and own.using(self.variables)
+        """The template to use, with the variables; None without any.
+
+        UsageError: the template does not use a variable.
+        """
+        found = model.chat_template if self.path is None else self._given(self.path, model)
+        try:
+            return found and found.using(self.variables)
+        except PyflowError as error:
+            raise click.UsageError(f"--template-var: {error}") from None
+
+    def _given(self, path: str, model: AnyModel) -> ChatTemplate:
         from pyflow.chat import ChatTemplate
 
-        text = inputs.read(self.path)
-        return ChatTemplate(text, model.tokenizer, source=self.path, names=self.variables)
+        return ChatTemplate(inputs.read(path), model.tokenizer, source=path)
+
+    @property
+    def needs_template(self) -> bool:
+        """Whether options would have no effect without one."""
+        return self.system is not None or bool(self.variables)
 
     def stops(self, texts: Sequence[str]) -> list[str]:
         """The texts of --stop."""
@@ -72,7 +84,8 @@ class Question:
             return [infill(model.tokenizer, *self.gap, source=model.name)]
         texts = [prompt.text for prompt in self.prompts]
         template = None if self.chat is False else self.templating.template(model)
-        if template is None and self.chat:
+        needs_one = self.chat or self.prefill or self.templating.needs_template
+        if template is None and self.chat is not False and needs_one:
             from pyflow.generate.session import chat_template
 
             template = chat_template(model)
@@ -126,7 +139,7 @@ def _templating(
     return Templating(
         system=None if system_prompt is None else text_of(system_prompt, "-sys", escape),
         path=chat_template,
-        variables=dict(_variable(given) for given in template_var),
+        variables=inputs.once("--template-var", map(_variable, template_var)),
         escape=escape,
     )
 

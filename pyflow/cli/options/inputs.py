@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from pyflow.text import printable
 
+T = TypeVar("T")
 # No context holds a text of this size; endless files such as /dev/zero are refused here.
 _MAX_BYTES = 1 << 28
 
@@ -32,6 +34,19 @@ def decode(raw: bytes, name: str) -> str:
 def argument(text: str, name: str) -> str:
     """The text of an argument; bytes that are not UTF-8 arrive as lone surrogates."""
     return decode(text.encode("utf-8", "surrogateescape"), name)
+
+
+def once(option: str, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Names and values of an option that may be repeated; UsageError for a name with two values."""
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found and found[name] != value:
+            raise click.UsageError(
+                f"{option}: {printable(name)} is given twice, as {found[name]!r:.60} and "
+                f"{value!r:.60}; leave one out"
+            )
+        found[name] = value
+    return found
 
 
 def read(path: str) -> str:

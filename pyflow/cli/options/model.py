@@ -16,6 +16,7 @@ from pyflow import catalogue
 from pyflow._core import MAX_THREADS
 from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option
+from pyflow.cli.options.inputs import once
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
     NUMA_MODES,
@@ -106,7 +107,7 @@ def _overrides(*, override_kv: tuple[str, ...], **ropes: Any) -> Overrides:
     from pyflow.formats import Overrides
 
     try:
-        return Overrides(dict(_key_value(text) for text in override_kv), **ropes)
+        return Overrides(once("--override-kv", map(_key_value, override_kv)), **ropes)
     except PyflowError as error:
         name, colon, rest = str(error).partition(":")
         raise click.UsageError(f"{_SPELLED.get(name, name)}{colon}{rest}") from None

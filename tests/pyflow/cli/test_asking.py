@@ -48,6 +48,37 @@ def test_system_messages_prefills_and_templates_become_one_text(
     assert asked("-p", "Hi", *given) == "mild|3|Hi"
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["mod=mild"], ["mod", "mood"]),
+        (["messages=[]"], ["messages"]),
+        (["add_generation_prompt=false"], ["add_generation_prompt"]),
+        (["bos_token=x"], ["bos_token"]),
+        (["range=1"], ["range"]),
+        (["own=1"], ["own"]),
+        (["mood=a", "mood=b"], ["mood", "'a'", "'b'"]),
+    ],
+)
+def test_variables_without_an_effect_are_refused(
+    run: Run, tmp_path: Path, given: list[str], named: list[str]
+) -> None:
+    template = tmp_path / "t"
+    template.write_text("{% set own = mood %}{{ own }}{{ range(1) }}{{ messages[0].content }}")
+    options = [part for one in given for part in ("--template-var", one)]
+    code, _, err = run("generate", "-p", "Hi", "--chat-template", str(template), *options)
+    assert code == 2
+    assert all(name in err for name in ["--template-var", *named])
+
+
+def test_options_of_templates_need_one(run: Run, fake_model: Any) -> None:
+    fake_model.chat_template = None
+    for options in (["-sys", "x"], ["--prefill", "x"], ["--template-var", "a=1"]):
+        code, _, err = run("generate", "-p", "Hi", *options)
+        assert code == 3
+        assert fake_model.name in err
+
+
 def test_texts_come_from_files_and_with_escapes(asked: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_text("a\\n\n")
