@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -40,24 +40,31 @@ class Overrides:
     rope_n_ctx_original: int | None = None
 
     def __post_init__(self) -> None:
-        for key, value in self.keys.items():
-            if not key or not isinstance(value, Single):
+        keys: object = self.keys
+        if not isinstance(keys, Mapping):
+            raise PyflowError(f"keys: expected names and values, as a dict, found {keys!r:.60}")
+        for key, value in keys.items():
+            if not key or not isinstance(key, str) or not isinstance(value, Single):
                 raise PyflowError(
                     f"override of {key!r:.80}: expected a name and true, false, a number or a text,"
                     f" found {value!r:.60}"
                 )
             if isinstance(value, float) and not math.isfinite(value):
                 raise PyflowError(f"override of {key}: expected a finite number, found {value}")
+            if self.rope_base is not None and key.endswith(("rope_theta", "rope.freq_base")):
+                raise PyflowError(f"rope_base: expected none beside an override of {key}")
         _check_number("rope_base", self.rope_base, 1.0, 1e12)
         _check_number("rope_factor", self.rope_factor, 1 / _MAX_FACTOR, _MAX_FACTOR)
         law, factor, original = self.rope_scaling, self.rope_factor, self.rope_n_ctx_original
-        if law not in (None, *get_args(RopeScaling)):
+        if law not in [None, *get_args(RopeScaling)]:
             raise PyflowError(f"rope_scaling: expected none, linear or yarn, found {law!r:.60}")
         if law in ("linear", "yarn") and factor is None:
             raise PyflowError(f"rope_factor: expected one with scaling {law}, found none")
         if law == "none" and factor is not None:
             raise PyflowError(f"rope_factor: expected none with scaling none, found {factor:g}")
-        if original is not None and (law != "yarn" or not 1 <= original <= 1 << 30):
+        if original is not None and (
+            law != "yarn" or type(original) is not int or not 1 <= original <= 1 << 30
+        ):
             raise PyflowError(
                 f"rope_n_ctx_original: expected 1 to {1 << 30:,} tokens, with scaling yarn, found "
                 f"{original!r:.60} with {law or 'no scaling'}"
@@ -98,13 +105,33 @@ class Overrides:
             inner[last] = value
         return changed
 
+    def parameters(self, table: str) -> frozenset[str]:
+        """The names that the keys replace in a table, which is named as in messages."""
+        pairs = [(parent, name) for parent, _, name in (key.rpartition(".") for key in self.keys)]
+        return frozenset(
+            name
+            for parent, name in pairs
+            if parent and table.endswith((f" {parent}", f".{parent}"))
+        )
+
+    @property
+    def of_ropes(self) -> str:
+        """The first field that changes ropes, or none: ''."""
+        given = {
+            "rope_base": self.rope_base,
+            "rope_factor": self.rope_factor,
+            "rope_scaling": self.rope_scaling,
+        }
+        return next((name for name, value in given.items() if value is not None), "")
+
     def is_known(self, key: str) -> bool:
         """Whether tokenizers read it."""
         return _OF_TOKENIZERS.fullmatch(key) is not None
 
 
-def _check_number(name: str, value: float | None, least: float, most: float) -> None:
-    if value is not None and not least <= value <= most:
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and least <= cast("float", value) <= most):
         raise PyflowError(f"{name}: expected {least:g} to {most:g}, found {value!r:.60}")
 
 

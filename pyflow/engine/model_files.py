@@ -13,7 +13,7 @@ from pyflow import catalogue, chat, formats
 from pyflow.chat import ChatTemplate
 from pyflow.engine.defaults import read_defaults
 from pyflow.engine.fingerprint import fingerprint
-from pyflow.errors import UnsupportedError
+from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats import Checkpoint, Overrides
 from pyflow.quant import format_of, read_as
 from pyflow.specs import describe
@@ -109,6 +109,10 @@ def open_checkpoint(
     the others. Raises like `formats.open`, and UnsupportedError for an unknown format or a
     checkpoint without such matrices.
     """
+    if overrides is not None and not isinstance(overrides, Overrides):
+        raise PyflowError(
+            f"overrides: expected an Overrides(...) of pyflow.formats, found {overrides!r:.60}"
+        )
     checkpoint = formats.open(catalogue.resolve(name_or_path))
     if overrides:
         metadata = checkpoint.metadata

@@ -34,6 +34,7 @@ from pyflow.specs.language.shapes import (
 from pyflow.specs.language.tensors import Entry, read_entries, with_biases
 from pyflow.specs.language.unread import Unread
 from pyflow.specs.language.values import (
+    ROPE_BASE,
     Anything,
     Choice,
     Flag,
@@ -46,7 +47,7 @@ from pyflow.specs.language.values import (
 from pyflow.text import printable
 
 ROPE: Table = {
-    "base": Param(Number(above=0)),
+    "base": Param(ROPE_BASE),
     "n_dims": Param(Whole(least=2, most=1 << 16)),
     "layout": Param(Choice.of("half", "interleaved"), "half"),
     "scaling": Param(Anything(), None),

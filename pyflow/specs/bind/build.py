@@ -71,6 +71,11 @@ def build(
     ignored: frozenset[str] = frozenset()
     if not is_cut:
         ignored = binding.finish(document["tensors"].get("ignore", ()))
+    if (name := overrides.of_ropes) and not ropes.is_overridden and not is_cut:
+        raise UnsupportedError(
+            f"{where}: {name}: expected a model whose positions turn; this one has no rope that an "
+            "override changes"
+        )
     if any(p.kind != "unused" for p in binding.problems) or builder.unsupported:
         spec = None
     return Built(

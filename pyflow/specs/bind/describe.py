@@ -29,12 +29,14 @@ from pyflow.specs.language.facts import (
     Source,
     read_config,
 )
+from pyflow.specs.language.unread import unread_of
 from pyflow.specs.language.values import nearest
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.text import printable
 
 OWN_SPEC, CONFIG = "pyflow.toml", "config.json"
 _SHOWN = 3
+_SCALINGS = ("rope_scaling", "rope_parameters", "rope.scaling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ def _describe(checkpoint: Checkpoint) -> Description:
 
     where = str(checkpoint.path)
     built = build(document, source, facts, tensors, read_tensor, where, checkpoint.overrides)
+    _check_scalings(checkpoint, built)
     return Description(checkpoint, document, source, facts, built)
 
 
@@ -202,19 +205,38 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
 
 
 def _check_overrides(checkpoint: Checkpoint, document: Document, source: Source) -> None:
-    """FormatError: a key of the overrides is not in the files, and nothing reads it."""
+    """FormatError: nothing reads a key of the overrides, or what reads it finds what it wants."""
     overrides = checkpoint.overrides
     root = f"{source.family}." if isinstance(source, GgufSource) else ""
-    reads = {f"{root}{key}" for key in (*document.reads, *document["unread"])}
+    reads = {f"{root}{key}" for key in document.reads}
     for key in overrides.keys:
         parents = {key[:i] for i, character in enumerate(key) if character == "."}
         is_read = not reads.isdisjoint({key, *parents}) or any(
             one.startswith(f"{key}.") for one in reads
         )
-        if not is_read and not overrides.is_known(key) and not _is_there(checkpoint, key):
+        if is_read or overrides.is_known(key):
+            continue
+        where = f"{checkpoint.path}: override of {printable(key):.100}"
+        is_there = _is_there(checkpoint, key)
+        unread = unread_of(document["unread"], key.removeprefix(root))
+        if unread is not None and (unread.only is None or not is_there):
+            raise FormatError(f"{where}: has no effect: {unread.why}; leave it out")
+        if not is_there:
             raise FormatError(
-                f"{checkpoint.path}: override of {printable(key):.100}: expected a key of the"
-                f" model's configuration, found none{nearest(key, reads)}"
+                f"{where}: expected a key of the model's configuration, found none"
+                f"{nearest(key, reads)}"
+            )
+
+
+def _check_scalings(checkpoint: Checkpoint, built: Built) -> None:
+    """FormatError: a key of the overrides is in a table of scalings that no rope reads."""
+    for key in checkpoint.overrides.keys:
+        parent = key.rpartition(".")[0]
+        is_read = any(t.where.endswith((f" {parent}", f".{parent}")) for t in built.ropes.values())
+        if parent.endswith(_SCALINGS) and not is_read and not built.problems:
+            raise FormatError(
+                f"{checkpoint.path}: override of {printable(key):.100}: has no effect: no rope of "
+                "this model reads its scaling there"
             )
 
 

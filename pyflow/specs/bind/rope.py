@@ -67,6 +67,12 @@ _NEUTRAL: dict[str, dict[str, tuple[float, ...]]] = {
     },
     "gguf": {"alpha": (0, 1), "yarn_attn_factor": (1,), "yarn_ext_factor": (-1,)},
 }
+# Where GGUF files have what config.json has as lists.
+_TENSORS = {
+    "short_divisors": "the tensor rope_factors_short.weight",
+    "long_divisors": "the tensor rope_factors_long.weight",
+}
+_NUMBER = Number(above=0, most=1e6)  # factors, magnitudes, turns
 _LAWS = ("none", "linear", "dynamic", "yarn", "llama3", "longrope")
 _ALSO = {"default": "none", "su": "longrope"}
 
@@ -76,7 +82,7 @@ class RopeTable:
     """A rope as a spec describes it. n_ctx: positions that the model was made for, after scaling.
 
     divisors: one per pair, divides its frequency. where: the scaling's key, for messages. kind: hf
-    or gguf, for the names of parameters.
+    or gguf, for the names of parameters. named: parameters that a user has overridden.
     """
 
     base: float
@@ -90,6 +96,7 @@ class RopeTable:
     long_divisors: Sequence[object] = ()
     kind: str = "hf"
     where: str = ""
+    named: frozenset[str] = frozenset()
 
 
 def overridden(t: RopeTable, overrides: Overrides) -> tuple[RopeTable, int]:
@@ -100,6 +107,11 @@ def overridden(t: RopeTable, overrides: Overrides) -> tuple[RopeTable, int]:
         t = replace(t, base=overrides.rope_base, scaling=scaling)
     if law is None:
         return t, t.n_ctx
+    if t.named:
+        raise FormatError(
+            f"{t.where}: override of {min(t.named)}: has no effect, since scaling {law} replaces "
+            "the model's; leave one out"
+        )
     given: dict[str, object] = {"type": law}
     original = t.n_ctx
     if overrides.rope_factor is not None:
@@ -127,6 +139,7 @@ def make_rope(t: RopeTable) -> tuple[Rope, int]:
     plain = _divided(frequencies(t.base, t.n_dims), t.divisors, t.where)
     law = _LAW.get(p.law)
     rope, n_ctx = law(t, p, plain) if law else (Rope(tuple(plain), p.extra), t.n_ctx)
+    p.check_named(t)
     for f in (*rope.inv_freq, *rope.long_inv_freq, rope.magnitude):
         if not math.isfinite(f):
             raise FormatError(f"{t.where}: expected finite frequencies, found {f}")
@@ -139,6 +152,7 @@ class Parameters:
     def __init__(self, t: RopeTable) -> None:
         names = _GGUF if t.kind == "gguf" else _HF
         self._where, self._table = t.where, dict[str, object]()
+        self._kind, self._names, self._read = t.kind, names, {"type", "old_type"}
         neutral = _NEUTRAL[t.kind]
         for name, value in (t.scaling or {}).items():
             if name in neutral:
@@ -170,6 +184,24 @@ class Parameters:
                     f"the value without effect, found {value!r:.60}"
                 )
 
+    def check_named(self, t: RopeTable) -> None:
+        """FormatError: the law does not read a parameter that a user has overridden."""
+        for name in sorted(t.named):
+            if (ours := self._names.get(name)) and ours not in self._read:
+                raise FormatError(
+                    f"{self._where}: override of {name}: has no effect with scaling {self.law}; "
+                    "override the type too"
+                )
+
+    def _called(self, name: str) -> str:
+        """A parameter by its name in the file."""
+        own = next((theirs for theirs, ours in self._names.items() if ours == name), name)
+        return own if self._kind == "hf" else _TENSORS.get(name, own)
+
+    def _get(self, name: str, default: object = None) -> object:
+        self._read.add(name)
+        return self._table.get(name, default)
+
     def _check_base(self, t: RopeTable) -> None:
         """UnsupportedError: the scaling has another base than the spec has read."""
         found = (t.scaling or {})["rope_theta"]
@@ -180,7 +212,7 @@ class Parameters:
             )
 
     def _law(self, t: RopeTable) -> str:
-        if t.long_divisors:
+        if t.long_divisors or t.short_divisors:
             return "longrope"
         # GGUF files without a type but with a factor mean linear scaling.
         is_linear = t.kind == "gguf" and self.number("factor", 1.0) != 1.0
@@ -197,27 +229,37 @@ class Parameters:
     def number(
         self, name: str, default: float | None = None, kind: Number | Whole | None = None
     ) -> float:
-        kind = kind or Number(above=0)
-        value = self._table.get(name, default)
+        kind = kind or _NUMBER
+        value = self._get(name, default)
         taken = kind.take(value) if isinstance(value, int | float) else None
         if taken is None:
             found = "nothing" if value is None else repr(value)[:60]
-            raise FormatError(f"{self._where}: {name}: expected {kind.expected}, found {found}")
+            raise FormatError(
+                f"{self._where}: {self._called(name)}: expected {kind.expected}, found {found}"
+            )
         return taken
 
     def numbers(self, name: str, given: Sequence[object], n: int) -> Sequence[object]:
-        values = given or self._table.get(name)
-        if not isinstance(values, Sequence) or len(values) != n:
-            raise FormatError(f"{self._where}: {name}: expected {n} numbers, found {values!r:.60}")
+        values = given or self._get(name)
+        if not isinstance(values, list | tuple) or len(values) != n:
+            found = "nothing" if values is None else repr(values)[:60]
+            if isinstance(values, list | tuple):
+                found = f"{len(values)}"
+            raise FormatError(
+                f"{self._where}: {self._called(name)}: expected {n} numbers, found {found}"
+            )
         return values
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._table.get(name, default)
+        value = self._get(name, default)
         if not isinstance(value, bool):
-            raise FormatError(f"{self._where}: {name}: expected true or false, found {value!r:.60}")
+            raise FormatError(
+                f"{self._where}: {self._called(name)}: expected true or false, found {value!r:.60}"
+            )
         return value
 
     def has(self, name: str) -> bool:
+        self._read.add(name)
         return name in self._table
 
     def n_ctx_original(self, t: RopeTable) -> int:

@@ -39,6 +39,8 @@ class Ropes:
         self._overrides = overrides
         self.tables: dict[str, RopeTable] = {}
         self._made: dict[str, Rope] = {}
+        self.is_overridden = False
+        """Whether there is a rope that is not fixed."""
         self.n_ctx = 0
 
     @property
@@ -78,9 +80,13 @@ class Ropes:
         if scaling is not None:
             where = table["scaling"].resolve(self._facts).where
             if not isinstance(scaling, dict):
-                raise FormatError(f"{where}: expected a table, found {scaling!r:.60}")
+                raise FormatError(
+                    f"{where}: expected an object with a type, such as "
+                    f'{{"type": "linear", "factor": 2.0}}, found {scaling!r:.60}'
+                )
         if factor is not None:
             scaling = {"type": "linear", "factor": factor} | (scaling or {})
+        self._check_tensors(table)
         self.tables[name] = RopeTable(
             base=value("base"),
             n_dims=n_dims,
@@ -93,12 +99,25 @@ class Ropes:
             long_divisors=self._divisors(table.get("long_divisors"), n_dims),
             kind=self._kind,
             where=where,
+            named=self._overrides.parameters(where),
         )
         if self._overrides and not value("fixed"):
+            self.is_overridden = True
             self.tables[name], self.n_ctx = overridden(self.tables[name], self._overrides)
         rope, n_ctx = make_rope(self.tables[name])
         self.n_ctx = max(self.n_ctx, n_ctx)
         return rope
+
+    def _check_tensors(self, table: Mapping[str, Any]) -> None:
+        """FormatError: of the two tensors for short and long contexts, one is not there."""
+        pair = [table.get("short_divisors"), table.get("long_divisors")]
+        there = [name for name in pair if name in self._binding.tensors]
+        if len(there) == 1:
+            missing = next(name for name in pair if name != there[0])
+            raise FormatError(
+                f"{self._binding.where}: tensor {missing}: expected one beside {there[0]}, for "
+                "contexts of the other length, found none; fetch or convert the model again"
+            )
 
     def _divisors(self, name: str | None, n_dims: int) -> Sequence[float]:
         if name is None or name not in self._binding.tensors:

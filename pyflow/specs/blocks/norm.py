@@ -24,7 +24,7 @@ class Norm(Block):
     kind: ClassVar = "norm"
     keys: ClassVar = {
         "type": Param(Choice.of("rms", "layer"), "rms"),
-        "eps": Param(Number(least=0)),
+        "eps": Param(Number(least=0, most=1)),
         "weight": Param(Flag(auto=True), True),
         "bias": Param(Flag(auto=True), None),  # None: a layer norm has one
         "add": Param(Number(), 0.0),

@@ -19,7 +19,7 @@ from pyflow._core import read_head
 from pyflow.errors import FormatError, SpecError
 from pyflow.specs.language.expression import UnresolvedError, Value
 from pyflow.specs.language.shapes import REQUIRED, Param, Table
-from pyflow.specs.language.values import Given, Kind, Number, Resolved, Whole
+from pyflow.specs.language.values import ROPE_BASE, Given, Kind, Number, Resolved, Whole
 from pyflow.text import printable
 
 _MAX_CONFIG = 4 << 20
@@ -38,9 +38,9 @@ STANDARD: dict[str, Kind] = {
     "n_ff": Whole(),
     "n_experts": Whole(least=0, most=1 << 12),
     "n_experts_used": Whole(least=0, most=1 << 12),
-    "eps": Number(least=0),
+    "eps": Number(least=0, most=1),
     "window": Whole(least=0, most=1 << 30),
-    "rope_base": Number(above=0),
+    "rope_base": ROPE_BASE,
     "rope_dims": Whole(least=2, most=1 << 16),
 }
 

@@ -70,6 +70,13 @@ def check(unread: Mapping[str, Unread], reads: frozenset[str], facts: Facts) -> 
             _check(key, one, one.only, facts, n_layers)
 
 
+def unread_of(unread: Mapping[str, Unread], key: str) -> Unread | None:
+    """What a spec says of a key that it does not read; None: nothing."""
+    if key in unread:
+        return unread[key]
+    return next((one for name, one in unread.items() if fnmatchcase(key, name)), None)
+
+
 def _given(unread: Mapping[str, Unread], facts: Facts) -> Iterator[tuple[str, Unread]]:
     """The keys that the configuration has."""
     exact = {name: one for name, one in unread.items() if "*" not in name}

@@ -30,6 +30,7 @@ from pyflow.specs.language.expression import (
 )
 
 _SHOWN = 60
+_F32_MAX = 3.4028234663852886e38
 _ITEM = re.compile(r"([A-Za-z_]\w*)\['([^']*)'\]")  # a key of a fact that is a table
 _MAX_IDS = 256
 _MAX_COMPARED, _MAX_NAME = 1000, 100
@@ -201,21 +202,34 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Number:
+    """Of those that F32 holds."""
+
     least: float = -math.inf
     above: float = -math.inf
+    most: float = math.inf
 
     @property
     def expected(self) -> str:
+        parts = ["a finite number"]
         if self.above > -math.inf:
-            return f"a finite number above {self.above:g}"
-        return "a finite number" + (f" from {self.least:g}" if self.least > -math.inf else "")
+            parts.append(f"above {self.above:g}")
+        elif self.least > -math.inf:
+            parts.append(f"from {self.least:g}")
+        if self.most < math.inf:
+            parts.append(f"{'to' if len(parts) > 1 else 'up to'} {self.most:g}")
+        return " ".join(parts)
 
     def take(self, value: Value) -> float | None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        if abs(value) > 1e300 or not math.isfinite(value):
+        if not abs(value) <= _F32_MAX:
             return None
-        return float(value) if value >= self.least and value > self.above else None
+        is_in = self.least <= value <= self.most and value > self.above
+        return float(value) if is_in else None
+
+
+# Below 1 frequencies would grow from pair to pair; models have 1e4 to 1e9.
+ROPE_BASE = Number(least=1, most=1e12)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,14 @@ def test_ropes_of_layers_with_windows_stay(tmp_path: Path) -> None:
         ({"keys": {"": 1}}, "''"),
         ({"keys": {"a": [1]}}, r"\[1\]"),
         ({"keys": {"a": float("inf")}}, "inf"),
+        ({"keys": {1: 1}}, "1"),
+        ({"keys": [1]}, "keys"),
+        ({"rope_base": True}, "rope_base"),
+        ({"rope_base": "1e4"}, "rope_base"),
+        ({"rope_factor": [2]}, "rope_factor"),
+        ({"rope_scaling": ["linear"]}, "rope_scaling"),
+        ({"rope_scaling": "yarn", "rope_factor": 2, "rope_n_ctx_original": 1.5}, "1.5"),
+        ({"keys": {"rope_theta": 1e4}, "rope_base": 1e4}, "rope_theta"),
     ],
 )
 def test_overrides_that_say_nothing_are_refused(values: dict[str, Any], named: str) -> None:
@@ -138,8 +146,29 @@ def test_overrides_that_say_nothing_are_refused(values: dict[str, Any], named: s
         ({"hidden_size.x": 1}, "hidden_size"),
         ({"hidden_sise": 64}, "hidden_sise"),
         ({"is_causal": False}, "is_causal"),
+        ({"is_causal": True}, "is_causal"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"rope_scaling.factor": 2.0}, "factor"),
+        (
+            {"rope_scaling.type": "linear", "rope_scaling.factor": 2, "rope_scaling.beta_fast": 9},
+            "beta_fast",
+        ),
+        ({"rope_scaling.type": "default", "rope_parameters.type": "linear"}, "rope_parameters"),
+        ({"rms_norm_eps": 1e300}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"rope_theta": 0.0}, "rope_theta"),
+        ({"rope_theta": 1e300}, "rope_theta"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(keys: dict[str, Any], named: str, tmp_path: Path) -> None:
+    own = folder(tmp_path, "llama2", rope_scaling=None, rope_parameters=None)
     with pytest.raises(PyflowError, match=named):
-        ModelFiles(folder(tmp_path, "llama2"), overrides=Overrides(keys))
+        _ = ModelFiles(own, overrides=Overrides(keys)).spec
+
+
+def test_overrides_of_another_type_or_of_no_rope_are_refused(tmp_path: Path) -> None:
+    own = folder(tmp_path, "gpt2")
+    with pytest.raises(PyflowError, match="rope_base"):
+        ModelFiles(own, overrides=Overrides(rope_base=5e5))
+    with pytest.raises(PyflowError, match="overrides"):
+        ModelFiles(own, overrides={"n_ctx": 5})  # type: ignore[arg-type]

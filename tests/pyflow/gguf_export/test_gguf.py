@@ -265,7 +265,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rms_norm_eps": 1e200}, r"\beps\b.*1e.200"),
+        ({"rms_norm_eps": 1e-200}, r"\beps\b.*1e-200"),
         ({"rope_scaling": {**YARN, "truncate": False}}, "layer 0.*attention.*rope.*inv_freq"),
         ({"hidden_act": "gelu"}, "layer 0.*ffn.*activation.*'silu'.*'gelu'"),
     ],

@@ -155,3 +155,31 @@ def test_gemma3_without_a_window_has_one_rope(tmp_path: Path) -> None:
         blocks = [block for layer in spec.layers for block in layer]
         attentions = [block for block in blocks if isinstance(block, Attention)]
         assert len({(one.window, one.rope) for one in attentions}) == layers
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_divisors_for_one_length_of_context_need_those_for_the_other(
+    length: str, tmp_path: Path
+) -> None:
+    fixture = fixture_of("phi3")
+    for name in ("rope_factors_short.weight", "rope_factors_long.weight"):
+        fixture["tensors"].pop(name, None)
+    fixture["tensors"][f"rope_factors_{length}.weight"] = [4]
+    with pytest.raises(FormatError) as caught:
+        built(tmp_path, fixture)
+    assert "rope_factors_short.weight" in str(caught.value)
+    assert "rope_factors_long.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.layer_norm_rms_epsilon", -1e-5),
+        ("attention.layer_norm_rms_epsilon", 2.0),
+        ("rope.freq_base", 0.0),
+        ("rope.freq_base", 1e30),
+    ],
+)
+def test_values_out_of_range_are_refused(key: str, value: float, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=key):
+        built(tmp_path, fixture_of("llama"), **{key: value})

@@ -310,7 +310,7 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
                 "original_max_position_embeddings": 16,
             }
         },
-        ("short_divisors", "8"),
+        ("short_factor", "8"),
     ),
 }
 
