@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from pyflow.constrain import lark, schema
 from pyflow.constrain.blame import place_of_fault
+from pyflow.constrain.json_text import MAX_NBYTES, refuse
 from pyflow.constrain.library import JSON_OPTIONS, fault_of, llguidance
 from pyflow.errors import ConstraintError
 
@@ -145,8 +146,8 @@ def _check_text(kind: Kind, text: object, n_taken: int = 0) -> str:
         n = n_taken + len(text.encode())
     except UnicodeEncodeError:
         raise ConstraintError(f"{name}: expected whole characters, found a surrogate") from None
-    if n > schema.MAX_NBYTES:
-        raise ConstraintError(f"{name}: expected up to {schema.MAX_NBYTES:,} bytes, found {n:,}")
+    if n > MAX_NBYTES:
+        raise ConstraintError(f"{name}: expected up to {MAX_NBYTES:,} bytes, found {n:,}")
     return text
 
 
@@ -160,7 +161,7 @@ def _check_schema(source: object) -> None:
     found = schema.read(text)
     if fault := fault_of(_json_grammar(found.enforced)):
         path, reason = place_of_fault(found)
-        schema.refuse(path, f"{reason or fault:.300}")
+        refuse(path, f"{reason or fault:.300}")
 
 
 def _check_object(source: object) -> None:

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.constrain.grammar import Calls, Constraint
+from pyflow.constrain.habits import Habits
 from pyflow.constrain.library import llguidance
 from pyflow.errors import ConstraintError, MatcherError, UnsupportedError
 from pyflow.tokenizer import Tokenizer
 
 Masks = NDArray[np.uint32]
 _N_KEPT = 64  # compiled grammars
+_N_GUESSED = 16  # tokens of a draft
 
 
 class Grammars:
@@ -90,6 +92,7 @@ class Matcher:
         self._ends = ends
         self._stops = stops
         self._ended = False
+        self._habits = Habits()
 
     @property
     def is_done(self) -> bool:
@@ -104,6 +107,7 @@ class Matcher:
         """
         out = np.full((1 + len(tokens), self._text.size), 0xFFFFFFFF, np.uint32)
         self._walk(tokens, parents, out)
+        self._habits.look(out, tokens, parents)
         return out
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
@@ -115,19 +119,38 @@ class Matcher:
         for token in tokens:
             if self._ended or (token in self._stops and not self.is_done):
                 raise MatcherError(f"constraint: token {token} is not allowed here")
+            self._habits.learn(token)
             if token in self._stops:
                 self._ended = True
             elif not self._native.try_consume_tokens([token]):
                 self._check()
                 raise MatcherError(f"constraint: token {token} is not allowed here")
 
+    def take(self, token: int) -> None:
+        """Goes on by one token."""
+        self.accept([token])
+
     def forced(self) -> list[int]:
-        """The next tokens if the text that follows is certain; other tokens may spell it too."""
-        if self._ended:
-            return []
-        found = [int(token) for token in self._native.compute_ff_tokens()]
+        """A guess at the next tokens, where the grammar or the text so far leaves little choice.
+
+        Certain text comes first, in the tokens that would spell it best; other tokens may come.
+        """
+        guessed: list[int] = []
+        row = np.zeros((1, self._text.size), np.uint32)
+        while not self._ended and len(guessed) < _N_GUESSED:
+            certain = [int(token) for token in self._native.compute_ff_tokens()]
+            if not certain:
+                self._fill(row, 0)
+                token = self._habits.guess(row[0])
+                certain = [] if token is None or token in self._stops else [token]
+            n = self._native.try_consume_tokens(certain) if certain else 0
+            guessed += certain[:n]
+            if n == 0:
+                break
+        if guessed and not self._native.rollback(len(guessed)):
+            raise MatcherError("constraint: the grammar cannot step back")
         self._check()
-        return found
+        return guessed
 
     def copy(self) -> Matcher:
         """One that goes on by itself."""

@@ -7,20 +7,16 @@ Annotations, which ask for nothing, are left out of the copy that the grammar is
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
-from pyflow.errors import ConstraintError
+from pyflow.constrain.json_text import MAX_DEPTH, parse, refuse, shown
 
 Node: TypeAlias = "dict[str, Any] | bool"
 
-MAX_NBYTES = 1 << 18
-MAX_DEPTH = 64
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 FORMATS = (
     *("date-time", "date", "time", "duration", "email"),
@@ -37,7 +33,6 @@ AT_THE_TOP = frozenset(("$schema", "$id"))
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft/20(19-09|20-12)|draft-0[67])/schema#?")
 # Bounds are doubles in the grammar; an integer beyond is not the one that was asked for.
 _MAX_BOUND = 1 << 53
-_MAX_INTEGER = 1 << 63
 _CASES = ": write anyOf with one object for each case"
 # Keywords that are known, and what to write instead.
 _NOT_ENFORCED = {
@@ -63,10 +58,6 @@ class Schema:
     """By the JSON pointer of each schema in it, its path for people: $.properties.name."""
 
 
-def refuse(path: str, found: str) -> NoReturn:
-    raise ConstraintError(f"JSON schema: {path}: {found}")
-
-
 def read(text: str) -> Schema:
     """The schema in a JSON text of up to 256 KiB. ConstraintError names keyword and path."""
     tree = parse(text)
@@ -84,61 +75,6 @@ def read(text: str) -> Schema:
         if target not in walk.places:
             refuse(path, f"$ref: expected '#/...' of a schema in this document, found '#{target}'")
     return Schema(enforced, walk.places)
-
-
-def parse(text: str) -> Any:
-    """The value of a JSON text. ConstraintError: it is too long or deep, has a key twice or NUL."""
-    if (n := len(text.encode("utf-8", "surrogatepass"))) > MAX_NBYTES:
-        refuse("$", f"expected up to {MAX_NBYTES:,} bytes, found {n:,}")
-    try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
-        _check_texts(tree, 0)
-    except RecursionError:
-        refuse("$", f"expected up to {MAX_DEPTH} levels, found more")
-    except ValueError as error:
-        if isinstance(error, ConstraintError):
-            raise
-        refuse("$", f"expected JSON, found: {error}")
-    return tree
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        refuse("$", f"expected each key once, found {twice!r:.60} twice in one object")
-    return found
-
-
-def _no_number(text: str) -> NoReturn:
-    refuse("$", f"expected numbers, found {text}")
-
-
-def _check_texts(value: Any, depth: int) -> None:
-    if depth > 4 * MAX_DEPTH:
-        raise RecursionError
-    match value:
-        case str():
-            if "\0" in value:
-                refuse("$", f"expected text without NUL, found {value!r:.60}")
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                refuse("$", f"expected whole characters, found half a surrogate in {value!r:.60}")
-        case bool():
-            pass
-        case int() if abs(value) >= _MAX_INTEGER:
-            refuse("$", f"expected integers of 64 bits, found {str(value)[:40]}")
-        case float() if not math.isfinite(value):
-            refuse("$", "expected numbers in the range of a double, found a larger one")
-        case list():
-            for each in value:
-                _check_texts(each, depth + 1)
-        case dict():
-            for key, each in value.items():
-                _check_texts(key, depth)
-                _check_texts(each, depth + 1)
 
 
 @dataclass(slots=True)
@@ -297,9 +233,3 @@ KEYWORDS = frozenset(_CHECKS)
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def shown(value: Any) -> str:
-    """A JSON value, cut short."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -101,6 +101,20 @@ def test_forced_tokens_may_come(grammars: Grammars, tokenizer: Tokenizer) -> Non
     assert b"age" in seen
 
 
+def test_what_was_written_before_is_guessed_again(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    schema = {"type": "array", "items": {"type": "object", "required": ["a", "b"]}}
+    schema["items"]["properties"] = {"a": {"enum": [1, 2]}, "b": {"enum": [3, 4]}}
+    matcher = grammars.matcher(Constraint.json_schema(schema))
+    tokens = tokenizer.encode('[{ "a" :1, "b":\n3},{ "a" :1', add_special=False)
+    n_right = 0
+    for i, token in enumerate(tokens):
+        matcher.masks()
+        guessed = matcher.forced()
+        n_right += guessed[:1] == tokens[i : i + 1]
+        matcher.take(token)
+    assert n_right > 4
+
+
 @pytest.mark.parametrize(
     "pattern", ["^(a{1,1000}){1,1000}$", "^(a|aa|ab?){1,900}(a{1,500}b?){1,500}$"]
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyflow.constrain import Constraint, schema
+from pyflow.constrain import Constraint, json_text, schema
 from pyflow.errors import ConstraintError
 
 pytestmark = pytest.mark.model
@@ -214,7 +214,7 @@ def test_what_is_not_enforced_is_refused_by_name(source: object, path: str, keyw
         '{"const": NaN}',
         '{"const": 1e999}',
         '{"const": 99999999999999999999}',
-        json.dumps({"title": "x" * schema.MAX_NBYTES}),
+        json.dumps({"title": "x" * json_text.MAX_NBYTES}),
         "\ud800",
     ],
     ids=lambda text: text[:20].encode("utf-8", "replace").decode(),

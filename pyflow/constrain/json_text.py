@@ -1,0 +1,78 @@
+"""JSON texts of users: bounded, and without what a grammar would change in silence."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from pyflow.errors import ConstraintError
+
+MAX_NBYTES = 1 << 18
+MAX_DEPTH = 64
+_MAX_INTEGER = 1 << 63
+
+
+def refuse(path: str, found: str) -> NoReturn:
+    raise ConstraintError(f"JSON schema: {path}: {found}")
+
+
+def parse(text: str) -> Any:
+    """The value of a JSON text. ConstraintError: it is too long or deep, has a key twice or NUL."""
+    if (n := len(text.encode("utf-8", "surrogatepass"))) > MAX_NBYTES:
+        refuse("$", f"expected up to {MAX_NBYTES:,} bytes, found {n:,}")
+    try:
+        tree = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        _check_texts(tree, 0)
+    except RecursionError:
+        refuse("$", f"expected up to {MAX_DEPTH} levels, found more")
+    except ValueError as error:
+        if isinstance(error, ConstraintError):
+            raise
+        refuse("$", f"expected JSON, found: {error}")
+    return tree
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        refuse("$", f"expected each key once, found {twice!r:.60} twice in one object")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    refuse("$", f"expected numbers, found {text}")
+
+
+def _check_texts(value: Any, depth: int) -> None:
+    if depth > 4 * MAX_DEPTH:
+        raise RecursionError
+    match value:
+        case str():
+            if "\0" in value:
+                refuse("$", f"expected text without NUL, found {value!r:.60}")
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                refuse("$", f"expected whole characters, found half a surrogate in {value!r:.60}")
+        case bool():
+            pass
+        case int() if abs(value) >= _MAX_INTEGER:
+            refuse("$", f"expected integers of 64 bits, found {str(value)[:40]}")
+        case float() if not math.isfinite(value):
+            refuse("$", "expected numbers in the range of a double, found a larger one")
+        case list():
+            for each in value:
+                _check_texts(each, depth + 1)
+        case dict():
+            for key, each in value.items():
+                _check_texts(key, depth)
+                _check_texts(each, depth + 1)
+
+
+def shown(value: Any) -> str:
+    """A JSON value, cut short."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
