@@ -72,6 +72,7 @@ PYTHON = (
     "generate",
     "cluster",
     "model",
+    "serve",
     "__init__",
     "cli",
     "__main__",
@@ -83,6 +84,10 @@ PYTHON_ONLY = {
     "click": r"pyflow/cli/.*",
     "huggingface_hub": r"pyflow/hub/.*",
     "llguidance": r"pyflow/constrain/.*",
+    "h11": r"pyflow/serve/.*",
+    "prometheus_client": r"pyflow/serve/.*",
+    "starlette": r"pyflow/serve/.*",
+    "uvicorn": r"pyflow/serve/.*",
 }
 # Folders of the tree that are installed inside pyflow.
 MOVED = {"quant", "formats"}

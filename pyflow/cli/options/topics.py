@@ -14,7 +14,7 @@ _MAIN = ""
 _CHOSEN = "pyflow.help"
 _OTHERS = "output"
 """The topic of options that no group has."""
-_ORDER = ("model", "prompt", "tests", "sampling", "speculation", "pipeline", _OTHERS)
+_ORDER = ("model", "prompt", "tests", "sampling", "speculation", "pipeline", "server", _OTHERS)
 _METAVARS = {"text": "TEXT", "choice": "NAME", "float": "X", "float range": "X"}
 
 

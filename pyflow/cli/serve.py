@@ -1,0 +1,166 @@
+"""`pyflow serve`: answer over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyflow.cli.options import model
+from pyflow.cli.options.finite import Finite, Whole
+from pyflow.cli.options.groups import flag, grouped, option
+from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.topics import TopicCommand
+from pyflow.errors import PyflowError
+
+if TYPE_CHECKING:
+    from pyflow.model import Model
+    from pyflow.serve.run import Serving
+    from pyflow.serve.settings import Settings
+
+_EXTRA = "starlette", "uvicorn", "h11", "prometheus_client"
+
+
+def _settings(
+    *,
+    host: str,
+    port: int,
+    parallel: int,
+    ctx_per_request: int | None,
+    drain: float,
+    strict: bool,
+    token_embeddings: bool,
+    access: dict[str, Any],
+) -> Settings:
+    """PyflowError: the extra `serve` is not installed."""
+    try:
+        from pyflow.serve.settings import Settings
+    except ModuleNotFoundError as error:
+        raise _missing(error) from None
+    return Settings(
+        host=host,
+        port=port,
+        n_parallel=parallel,
+        n_ctx=ctx_per_request,
+        drain_s=drain,
+        strict=strict,
+        token_embeddings=token_embeddings,
+        **access,
+    )
+
+
+def _access(**given: tuple[str, ...]) -> dict[str, Any]:
+    return given
+
+
+_several: dict[str, Any] = {"multiple": True, "callback": model.not_empty}
+access = grouped(
+    "access",
+    _access,
+    option(
+        "--api-key keys",
+        "A key that requests must have; may be given several times, one per user. The variable "
+        "PYFLOW_API_KEY hides it from lists of processes.",
+        metavar="KEY",
+        envvar="PYFLOW_API_KEY",
+        short="A key that requests must have",
+        **_several,
+    ),
+    option(
+        "--allow-host allow_hosts",
+        "A further name of this machine in addresses; may be given several times.",
+        metavar="NAME",
+        **_several,
+    ),
+    option(
+        "--allow-origin allow_origins",
+        "Pages of this origin may use the server, as in https://chat.example.",
+        metavar="ORIGIN",
+        **_several,
+    ),
+)
+settings = grouped(
+    "settings",
+    _settings,
+    option("--host", "The address to listen on.", default="127.0.0.1", metavar="ADDRESS"),
+    option(
+        "--port",
+        "The port to listen on; 0 is a free one.",
+        type=Whole(0, 65535),
+        default=8080,
+        short="The port; 8080",
+    ),
+    option(
+        "--parallel",
+        "Texts that are written at once.",
+        type=Whole(1, 64),
+        default=8,
+        short="Texts that are written at once; 8",
+    ),
+    option(
+        "--ctx-per-request",
+        "Tokens of a prompt and its answer together; 0 is the model's maximum."
+        "  [default: 4096, or the maximum if that is less]",
+        type=Whole(0),
+        short="Tokens of a prompt and its answer",
+    ),
+    option(
+        "--drain",
+        "Seconds that answers may go on after SIGTERM or Ctrl-C; a second one ends them at once.",
+        type=Finite(0),
+        default=30.0,
+    ),
+    flag(
+        "--strict", "Refuse requests with unknown fields; else a header of the answer names them."
+    ),
+    flag("--token-embeddings", "Take token ids on /v1/embeddings."),
+    access,
+    topic="server",
+)
+
+
+@click.command("serve", cls=TopicCommand)
+@run_options(
+    model.model,
+    model.threads,
+    model.numa,
+    model.quantize,
+    model.overrides,
+    model.cache_type,
+)
+@settings
+def command(*, run: RunOptions, settings: Settings) -> None:
+    """Answer many users over HTTP, by the API of OpenAI.
+
+    Clients find it at http://127.0.0.1:8080/v1. What else runs changes no answer: a prompt, its
+    parameters and a seed give the same text as 'pyflow generate'.
+    """
+    try:
+        from pyflow.serve.models import name_of
+        from pyflow.serve.run import run as serve
+    except ModuleNotFoundError as error:
+        raise _missing(error) from None
+    settings.check()
+    name = name_of(run.model or model.default_model())
+
+    def started(serving: Serving) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
+                loop.add_signal_handler(number, serving.end)
+        click.echo(f"{name}: {serving.url}/v1", err=True)
+
+    loaded: Model = run.load()
+    n_ctx = model.context_size(settings.n_ctx, loaded.spec.n_ctx_train, "--ctx-per-request")
+    serve({name: loaded}, replace(settings, n_ctx=n_ctx, cache_type=run.cache_type), started)
+
+
+def _missing(error: ModuleNotFoundError) -> PyflowError:
+    """Names the extra if one of its packages is not there."""
+    if (error.name or "").partition(".")[0] not in _EXTRA:
+        raise error
+    return PyflowError(f"{error.name} is not installed: pip install 'pyflow-llm[serve]'")

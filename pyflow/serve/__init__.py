@@ -1,0 +1,1 @@
+"""An HTTP server over a model: the APIs of OpenAI and others, many users at once."""

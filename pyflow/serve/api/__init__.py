@@ -1,0 +1,1 @@
+"""The routes of a server: what each takes and gives."""

@@ -1,0 +1,195 @@
+"""/v1/completions: texts and token ids continued as they stand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from pyflow.batch.completion import Completion, TokenLogprobs
+from pyflow.batch.request import Request, View
+from pyflow.chat.infill import infill
+from pyflow.serve.api import logprobs
+from pyflow.serve.api.sampling import NLogprobs, Sampled, copies, finish_reason
+from pyflow.serve.api.writing import Writing
+from pyflow.serve.endpoint import Call
+from pyflow.serve.errors import bad_request
+from pyflow.serve.models import Served
+from pyflow.serve.replies import DONE, PING, EventStream, Reply
+from pyflow.serve.settings import MAX_PROMPTS
+
+_KIND = "text_completion"
+_NOT_YET = "leave it out"
+
+
+Prompt = str | list[str | int | list[int]]
+"""Texts, or token ids, one or several."""
+
+
+class CompletionBody(Sampled, kw_only=True):
+    """The request of /v1/completions."""
+
+    prompt: Prompt
+    suffix: str | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 16
+    echo: bool = False
+    logprobs: NLogprobs | None = None
+
+    refused: ClassVar[dict[str, str]] = {
+        "best_of": "ask for n texts and choose",
+        "prompt_embeds": _NOT_YET,
+        "response_format": _NOT_YET,
+        "structured_outputs": _NOT_YET,
+        "guided_json": _NOT_YET,
+        "guided_regex": _NOT_YET,
+        "guided_choice": _NOT_YET,
+        "guided_grammar": _NOT_YET,
+        "grammar": _NOT_YET,
+        "json_schema": _NOT_YET,
+    }
+
+    def check(self) -> None:
+        """ApiError: fields that do not go together."""
+        if self.suffix is not None and (self.echo or not isinstance(self.prompt, str)):
+            raise bad_request("suffix: needs one prompt as text, without echo", "suffix")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise bad_request("echo: logprobs of a prompt are not streamed", "echo")
+        if self.max_tokens == 0 and not self.echo:
+            raise bad_request("max_tokens: 0 needs echo: true", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    tokens: list[int]
+    text: str
+
+
+def _prompts(served: Served, body: CompletionBody) -> list[_Prompt]:
+    """Prompts as tokens. In the preparing thread."""
+    if isinstance(body.prompt, str) and body.suffix is not None:
+        tokens = infill(
+            served.model.tokenizer, body.prompt, body.suffix, source=f"suffix: {served.name}"
+        )
+        return [_Prompt(tokens, body.prompt)]
+    return [_prompt(served, each) for each in several(body.prompt, "prompt", MAX_PROMPTS)]
+
+
+def several(given: Prompt, name: str, most: int) -> list[str | list[int]]:
+    """Texts and token ids, each one text. ApiError: too many, none, or a mixture."""
+    if isinstance(given, str):
+        return [given]
+    ids = [each for each in given if isinstance(each, int)]
+    if ids and len(ids) == len(given):
+        return [ids]
+    if ids or not 1 <= len(given) <= most:
+        what = "token ids beside other things" if ids else f"{len(given)}"
+        raise bad_request(f"{name}: expected 1 to {most} texts or lists of ids, found {what}", name)
+    return [each for each in given if not isinstance(each, int)]
+
+
+def _prompt(served: Served, given: str | list[int]) -> _Prompt:
+    if isinstance(given, str):
+        return _Prompt(served.model.tokenizer.encode(given), given)
+    served.check_tokens(given, param="prompt", room=0)
+    return _Prompt(given, _text(served, given))
+
+
+def _text(served: Served, tokens: Sequence[int]) -> str:
+    """Token ids as text, without control tokens."""
+    reader = served.model.tokenizer.detokenizer()
+    return "".join([*map(reader.feed, tokens), reader.flush()])
+
+
+async def answer(call: Call[CompletionBody]) -> Reply | EventStream:
+    body, state = call.body, call.state
+    body.check()
+    served = state.shelf.get(body.model)
+    prompts = await state.preparing.run(lambda: _prompts(served, body), "prompt")
+    n_report = None if body.logprobs is None else max(1, body.logprobs)
+    sampling, stops = body.sampling(served, n_report or 0), body.stops
+    requests: list[Request] = []
+    seen: Counter[tuple[int, ...]] = Counter()
+    for prompt in prompts:
+        served.check_tokens(prompt.tokens, param="prompt", room=min(1, body.max_tokens))
+        request = Request(
+            view=View(prompt.tokens),
+            sampling=sampling,
+            limit=served.n_ctx,
+            n_predict=body.max_tokens,
+            stop=stops,
+            reuse=True,
+            n_report=n_report if body.echo else None,
+            key=call.tenant,
+            watched=body.stream,
+        )
+        key = tuple(prompt.tokens)
+        requests += copies(request, body.n, seen[key] * body.n)
+        seen[key] += 1
+    writing = Writing.of(served, body, requests, "cmpl")
+    if body.stream:
+        return EventStream(_frames(writing, body, prompts), state.settings.send_s)
+    done = await writing.completions()
+    choices = [
+        _choice(served, body, i, prompts[i // body.n], completion)
+        for i, completion in enumerate(done)
+    ]
+    return Reply.of_json(writing.body(_KIND, choices, done))
+
+
+def _choice(
+    served: Served, body: CompletionBody, index: int, prompt: _Prompt, completion: Completion
+) -> dict[str, object]:
+    echo, report = prompt.text if body.echo else "", None
+    if body.logprobs is not None:
+        found: list[TokenLogprobs | None] = [*(completion.logprobs or ())]
+        tokens, start = [each.token for each in completion.logprobs or ()], 0
+        if body.echo:
+            tokens = prompt.tokens + tokens
+            found = [None, *(completion.prompt_logprobs or ()), *found]
+            # A tokenizer may put a space before the text.
+            start = len(echo) - len(_text(served, prompt.tokens))
+        report = logprobs.TextReport(served.model.tokenizer, body.logprobs, start=start)
+    return {
+        "index": index,
+        "text": echo + completion.text,
+        "logprobs": report and report.part(tokens, found),
+        "finish_reason": finish_reason(completion),
+    }
+
+
+async def _frames(
+    writing: Writing, body: CompletionBody, prompts: Sequence[_Prompt]
+) -> AsyncGenerator[bytes, None]:
+    with_usage = body.stream_options.include_usage
+    tokenizer, echo = writing.served.model.tokenizer, body.echo
+    reports = [logprobs.TextReport(tokenizer, body.logprobs or 0) for _ in writing.requests]
+    done: dict[int, Completion] = {}
+
+    def chunk(index: int, text: str, reason: str | None, report: object) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": report, "finish_reason": reason}
+        return writing.chunk(_KIND, choice, with_usage=with_usage)
+
+    async with writing.job() as job:
+        async for updates in job.updates():
+            if not updates:
+                yield PING
+            if updates and echo:
+                echo = False
+                for index in range(len(writing.requests)):
+                    yield chunk(index, prompts[index // body.n].text, None, None)
+            for update in updates:
+                index, report = update.choice, None
+                if body.logprobs is not None and update.logprobs:
+                    tokens = [each.token for each in update.logprobs]
+                    report = reports[index].part(tokens, update.logprobs)
+                if update.text or report:
+                    yield chunk(index, update.text, None, report)
+                if update.completion is not None:
+                    done[index] = update.completion
+                    yield chunk(index, "", finish_reason(update.completion), None)
+    if with_usage:
+        yield writing.last(_KIND, [done[i] for i in sorted(done)])
+    yield DONE

@@ -1,0 +1,60 @@
+"""/v1/models, /health and /metrics: they never wait for an engine."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyflow.serve.metrics import KIND
+from pyflow.serve.replies import Reply
+from pyflow.serve.state import State
+
+
+def _response(reply: Reply) -> Response:
+    return Response(reply.body, reply.status, dict(reply.headers), reply.kind)
+
+
+class Plain:
+    """The handlers without a body."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def models(self, _: Request) -> Response:
+        entries = [served.entry() for served in self._state.shelf.served.values()]
+        return _response(Reply.of_json({"object": "list", "data": entries}))
+
+    async def model(self, request: Request) -> Response:
+        served = self._state.shelf.get(request.path_params["name"])
+        return _response(Reply.of_json(served.entry()))
+
+    async def health(self, _: Request) -> Response:
+        """503 once the server cannot answer any more, or is about to end."""
+        state = self._state
+        word = "dead" if state.is_dead else "draining" if state.is_draining else "ok"
+        return _response(Reply.of_json({"status": word}, 200 if word == "ok" else 503))
+
+    async def metrics(self, _: Request) -> Response:
+        return _response(Reply(self._state.metrics.text(), kind=KIND))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """As lm-eval looks for it."""
+        served = self._state.shelf.get(request.query_params.get("model"))
+        tokenizer = served.model.tokenizer
+        eos, bos = (
+            None if token is None else tokenizer.token_text(token)
+            for token in (tokenizer.eos_id, tokenizer.bos_id)
+        )
+        template = served.model.metadata.get("tokenizer.chat_template")
+        return _response(
+            Reply.of_json(
+                {
+                    "eos_token": eos,
+                    "bos_token": bos,
+                    "pad_token": eos,
+                    "chat_template": template if isinstance(template, str) else None,
+                    "add_bos_token": tokenizer.add_bos,
+                    "n_vocab": served.model.spec.n_vocab,
+                }
+            )
+        )

@@ -1,0 +1,163 @@
+"""Fields that the APIs share: how tokens are drawn, and when a text ends."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from pyflow.batch.completion import Completion
+from pyflow.batch.request import Request, View
+from pyflow.errors import PyflowError
+from pyflow.sampling import SamplingParams
+from pyflow.serve.bodies import Body
+from pyflow.serve.errors import ApiError, bad_request, of_request
+from pyflow.serve.models import Served
+from pyflow.serve.settings import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+)
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+NLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "verbosity",
+        "moderation",
+    }
+)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Sampled(Body, kw_only=True):
+    """A request for text."""
+
+    model: str | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Count | None = None
+    stop: str | list[str] = msgspec.field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] = msgspec.field(default_factory=dict)
+
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+
+    @property
+    def stops(self) -> list[str]:
+        """ApiError: too many, too long, or empty."""
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(texts) > MAX_STOPS:
+            raise bad_request(f"stop: expected up to {MAX_STOPS} texts, found {len(texts)}", "stop")
+        for text in texts:
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise bad_request(
+                    f"stop: expected texts of 1 to {MAX_STOP_CHARS} characters, "
+                    f"found one of {len(text):,}",
+                    "stop",
+                )
+        return texts
+
+    def sampling(self, served: Served, n_logprobs: int = 0) -> SamplingParams:
+        """With a seed; the defaults are the model's. ApiError: a value out of range."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0  # off, as vLLM's clients say it
+        seed = None if self.seed == -1 else self.seed
+        try:
+            return replace(
+                served.model.defaults.sampling,
+                **given,
+                logit_bias=self._biases(served.model.spec.n_vocab),
+                seed=secrets.randbits(32) if seed is None else seed,
+                n_logprobs=n_logprobs,
+            )
+        except PyflowError as error:
+            raise of_request(error) from None
+
+    def _biases(self, n_vocab: int) -> dict[int, float]:
+        if len(self.logit_bias) > MAX_BIASES:
+            raise bad_request(
+                f"logit_bias: expected up to {MAX_BIASES:,} tokens, found {len(self.logit_bias):,}",
+                "logit_bias",
+            )
+        for key in self.logit_bias:
+            if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < n_vocab):
+                raise bad_request(
+                    f"logit_bias: expected tokens from 0 to {n_vocab - 1}, found {key!r:.40}",
+                    "logit_bias",
+                )
+        return {int(key): bias for key, bias in self.logit_bias.items()}
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def copies(request: Request, n: int, first: int = 0) -> list[Request]:
+    """The same text n times, each with a stream of noise of its own."""
+    view = request.view
+    return [replace(request, view=View(view.tokens, first + k)) for k in range(n)]
+
+
+def finish_reason(completion: Completion) -> str:
+    """As OpenAI's API calls it. ApiError: the text was cut off from outside."""
+    reason = completion.stop_reason
+    if reason in ("cancelled", "error"):
+        raise ApiError(500, "the answer was cut off")
+    return "stop" if reason in ("eos", "stop") else "length"
+
+
+def n_generated(completion: Completion) -> int:
+    """Tokens drawn, the one that ends the text included."""
+    return completion.timings.predicted_n
+
+
+def usage(completions: Sequence[Completion], n_choices: int) -> dict[str, object]:
+    """Of n_choices answers to each prompt, in turn: a prompt counts once."""
+    prompts = completions[::n_choices]
+    n_prompt = sum(len(each.prompt_tokens) for each in prompts)
+    n_drawn = sum(map(n_generated, completions))
+    n_cached = sum(max(0, len(c.prompt_tokens) - c.timings.prompt_n) for c in prompts)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_drawn,
+        "total_tokens": n_prompt + n_drawn,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }

@@ -1,0 +1,78 @@
+"""The routes, and what stands before them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pyflow.serve.api import chat, completions, tokens
+from pyflow.serve.api.models import Plain
+from pyflow.serve.endpoint import Endpoint
+from pyflow.serve.errors import ApiError, failed
+from pyflow.serve.guard import Guard
+from pyflow.serve.replies import Reply
+from pyflow.serve.state import State
+
+
+def routes(state: State) -> list[Route]:
+    plain = Plain(state)
+    bodies: dict[str, ASGIApp] = {
+        "/v1/chat/completions": Endpoint(state, chat.ChatBody, chat.answer),
+        "/v1/completions": Endpoint(state, completions.CompletionBody, completions.answer),
+        "/tokenize": Endpoint(state, tokens.TokenizeBody, tokens.tokenize),
+        "/detokenize": Endpoint(state, tokens.DetokenizeBody, tokens.detokenize),
+        "/apply-template": Endpoint(state, tokens.TemplateBody, tokens.apply_template),
+    }
+    return [
+        Route("/health", plain.health),
+        Route("/metrics", plain.metrics),
+        Route("/v1/models", plain.models),
+        Route("/v1/models/{name:path}", plain.model),
+        Route("/tokenizer_info", plain.tokenizer_info),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in bodies.items()),
+    ]
+
+
+def application(state: State) -> ASGIApp:
+    """The whole server as an ASGI application."""
+    metrics = state.metrics
+    metrics.gauge("requests_queued", "Requests on their way.", lambda: state.n_jobs)
+    metrics.gauge("requests_waiting", "Texts that wait for room.", lambda: state.n_waiting)
+    metrics.gauge("requests_running", "Texts that are read or written.", lambda: state.n_running)
+    app = Starlette(
+        routes=routes(state),
+        exception_handlers={HTTPException: _http, ApiError: _api, Exception: _bug},
+    )
+    app.router.redirect_slashes = False  # a redirect would be built from the Host header
+    return Guard(app, state.settings, lambda error: metrics.refused.labels(error.status).inc())
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"]
+    if error.status_code != 405:
+        return _response(ApiError(error.status_code, f"{path:.80}: there is no such route"), path)
+    allowed = (error.headers or {}).get("Allow", "")
+    response = _response(
+        ApiError(405, f"{path:.80}: expected {allowed}, found {request.method:.20}"), path
+    )
+    response.headers["allow"] = allowed
+    return response
+
+
+async def _api(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _response(error, request.scope["path"])
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return _response(failed(error), request.scope["path"])
+
+
+def _response(error: ApiError, path: str) -> Response:
+    reply = Reply.of_error(error, path)
+    return Response(reply.body, reply.status, dict(reply.headers), reply.kind)

@@ -1,0 +1,46 @@
+"""What the handlers of a server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyflow.serve.errors import ApiError
+from pyflow.serve.metrics import Metrics
+from pyflow.serve.models import Shelf
+from pyflow.serve.prepare import Preparing
+from pyflow.serve.settings import Settings
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Of one server; used in its event loop."""
+
+    settings: Settings
+    shelf: Shelf
+    metrics: Metrics
+    preparing: Preparing = field(default_factory=Preparing)
+    is_draining: bool = False
+    """The server was told to end: it takes no new requests."""
+
+    def check_open(self) -> None:
+        """ApiError while the server ends."""
+        if self.is_draining:
+            raise ApiError(503, "the server ends and takes no new requests", retry_after=5)
+
+    @property
+    def n_waiting(self) -> int:
+        return sum(served.engine.n_waiting for served in self.shelf.served.values())
+
+    @property
+    def n_running(self) -> int:
+        return sum(served.engine.n_running for served in self.shelf.served.values())
+
+    @property
+    def n_jobs(self) -> int:
+        """Requests on their way."""
+        return sum(served.engine.n_jobs for served in self.shelf.served.values())
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether an engine has ended by an error."""
+        return any(served.engine.error is not None for served in self.shelf.served.values())

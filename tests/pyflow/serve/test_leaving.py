@@ -1,0 +1,158 @@
+"""Clients that go away, servers that end, engines that die: what is left, and what others see."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from pyflow.errors import PyflowError
+
+from .conftest import JSON, Server
+
+CHAT = "/v1/chat/completions"
+
+
+def ask(text: str, **more: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": text}], **more}).encode()
+
+
+def send(server: Server, body: bytes) -> Any:
+    """A request that is on its way."""
+    connection = server.connect()
+    connection.request("POST", CHAT, body, JSON)
+    return connection
+
+
+def until(server: Server, **counts: int) -> None:
+    """Waits until metrics show these."""
+    wanted = {f"pyflow_{name} {float(value)}" for name, value in counts.items()}
+    for _ in range(2000):
+        lines = set(server.request("GET", "/metrics")[2].decode().split("\n"))
+        if wanted <= lines:
+            return
+    raise AssertionError(wanted - lines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_while_its_prompt_is_read_frees_its_place(
+    slow: Any, stream: bool
+) -> None:
+    server, steps = slow()
+    gone = send(server, ask("gone", stream=stream))
+    steps.begun.acquire()
+    gone.close()
+    until(server, cancelled_total=1)
+    steps.allow(1)
+    until(server, requests_running=0)
+    steps.allow(1 << 20)
+    other = json.loads(server.request("POST", CHAT, ask("other", max_tokens=3))[2])
+    assert other["usage"]["completion_tokens"] == 3
+
+
+def test_a_queued_request_of_a_client_that_went_never_runs(slow: Any) -> None:
+    server, steps = slow()
+    seen: list[list[int]] = []
+    logits_of = steps.model.logits_of
+    steps.model.logits_of = lambda tokens: seen.append(tokens) or logits_of(tokens)
+    first = send(server, ask("first", max_tokens=4))
+    steps.begun.acquire()
+    queued = send(server, ask("queued", max_tokens=4))
+    until(server, requests_queued=2)
+    queued.close()
+    until(server, cancelled_total=1)
+    steps.allow(1 << 20)
+    assert first.getresponse().status == 200
+    until(server, requests_waiting=0, requests_running=0)
+    assert all(bytes(t for t in tokens[1:6] if t < 256) == b"first" for tokens in seen)
+    first.close()
+
+
+def test_health_and_metrics_answer_while_a_step_takes_long(slow: Any) -> None:
+    server, steps = slow()
+    first = send(server, ask("first"))
+    steps.begun.acquire()
+    assert server.get("/health") == {"status": "ok"}
+    until(server, requests_running=1)
+    first.close()
+
+
+def test_a_full_queue_says_when_to_come_again(slow: Any) -> None:
+    server, steps = slow(n_ctx=64)
+    first = send(server, ask("first"))
+    steps.begun.acquire()
+    waiting = [send(server, ask("x" * 55)) for _ in range(4)]
+    until(server, requests_queued=5)
+    status, headers, raw = server.request("POST", CHAT, ask("x" * 55))
+    assert (status, json.loads(raw)["error"]["code"]) == (429, "queue_full")
+    assert 1 <= int(headers["retry-after"]) <= 120
+    for connection in (first, *waiting):
+        connection.close()
+
+
+def test_the_end_of_a_server_ends_streams_with_an_error_and_leaves_no_thread(slow: Any) -> None:
+    before = set(threading.enumerate())
+    server, steps = slow()
+    streamed = send(server, ask("long", stream=True))
+    steps.allow(2)
+    response = streamed.getresponse()
+    assert response.status == 200
+    server.end()
+    steps.allow(1 << 20)
+    frames = response.read().decode().strip().split("\n\n")
+    assert "error" in json.loads(frames[-1].removeprefix("data: "))
+    server.stop()
+    assert server.failed is None
+    assert set(threading.enumerate()) <= before
+    streamed.close()
+
+
+def test_answers_may_end_before_the_server_does(slow: Any) -> None:
+    server, steps = slow(drain_s=60.0)
+    asked = send(server, ask("long", max_tokens=5))
+    steps.begun.acquire()
+    server.end()
+    while server.request("GET", "/health")[0] != 503:
+        pass
+    status, headers, _ = server.request("POST", CHAT, ask("late"))
+    assert (status, "retry-after" in headers) == (503, True)
+    steps.allow(1 << 20)
+    response = asked.getresponse()
+    assert response.status == 200
+    assert json.loads(response.read())["usage"]["completion_tokens"] == 5
+    asked.close()
+    server.stop()
+    assert server.failed is None
+
+
+def test_a_dead_engine_ends_the_server_by_an_error(slow: Any) -> None:
+    server, steps = slow()
+
+    def break_down(_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    steps.model.logits_of = break_down
+    steps.allow(1 << 20)
+    status, headers, raw = server.request("POST", CHAT, ask("x"))
+    assert (status, headers["x-should-retry"]) == (500, "false")
+    assert json.loads(raw)["error"]["type"] == "server_error"
+    server.thread.join(60)
+    assert isinstance(server.failed, PyflowError)
+
+
+def test_headers_that_do_not_come_end_the_connection(slow: Any) -> None:
+    server, _ = slow(header_s=0.05)
+    with socket.create_connection((server.host, server.port), timeout=60) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        assert connection.recv(1) == b""
+
+
+def test_a_body_that_does_not_come_ends_the_request(slow: Any) -> None:
+    server, _ = slow(body_s=0.05)
+    with socket.create_connection((server.host, server.port), timeout=60) as connection:
+        head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 10\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
