@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 from pyflow.formats.lookalikes import in_place_of_a_file
-from pyflow.formats.side_files import broken_link, read_json
+from pyflow.formats.side_files import broken_link, is_file, read_json
 
 from pyflow import _core
 from pyflow.errors import FormatError
@@ -37,6 +37,7 @@ _PATTERNS = (
 _TRAINERS = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)[-._\d].*"
 )
+_ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = re.compile(r"adapter_model\b.*")
 # Mistral's own names for the same weights.
 _CONSOLIDATED = re.compile(r"consolidated\b.*")
@@ -93,8 +94,8 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def left_aside(folder: Path, opened: Iterable[Path]) -> list[str]:
-    """Weights in a folder that are not among the files that were opened, and links that lead
-    nowhere: a sentence for each kind."""
+    """Weights in a folder that are not among the files that were opened, links that lead nowhere,
+    and adapters: a sentence for each kind."""
     names = {path.name for path in opened}
     others = [
         path.name
@@ -103,7 +104,25 @@ def left_aside(folder: Path, opened: Iterable[Path]) -> list[str]:
         if path.name not in names and not pattern.endswith(".json")
     ]
     notes = [f"left aside: {_listed(others)}"] if others else []
-    return notes + [f"{path.name} is {why}; left aside" for path, why in _broken(folder)]
+    notes += [f"{path.name} is {why}; left aside" for path, why in _broken(folder)]
+    for index in sorted(folder.glob("*.index.json")):
+        if index.name not in names and (shards := _shards(index) - names):
+            notes.append(
+                f"{index.name} names other weights ({_listed(sorted(shards))}); left aside"
+            )
+    if (folder / _ADAPTER_CONFIG).is_file():
+        notes.append(
+            f"{_ADAPTER_CONFIG}: the adapter is not applied, as transformers would do; to use it, "
+            "merge it with peft (merge_and_unload, save_pretrained)"
+        )
+    return notes
+
+
+def _shards(index: Path) -> set[str]:
+    """The files that an index names; none if it cannot be read."""
+    with suppress(FormatError):
+        return {*read_json(index, _Index, max_nbytes=_MAX_INDEX).weight_map.values()}
+    return set()
 
 
 def check_description(folder: Path) -> None:
@@ -111,7 +130,7 @@ def check_description(folder: Path) -> None:
     path = folder / "config.json"
     if why := broken_link(path):
         raise FormatError(f"{path}: is {why}; fetch the file again")
-    head = _core.read_head(path, 4096) if path.is_file() else b""
+    head = _core.read_head(path, 4096) if is_file(path) else b""
     if head and (found := in_place_of_a_file(head)):
         raise FormatError(f"{path}: expected a model's description in JSON, found {found}")
 
@@ -190,7 +209,7 @@ def _parts(folder: Path, match: re.Match[str]) -> list[Path]:
 
 def _refuse_adapter(folder: Path) -> None:
     """FormatError if the folder has an adapter, where no model is."""
-    path = folder / "adapter_config.json"
+    path = folder / _ADAPTER_CONFIG
     if not path.is_file():
         return
     base = None

@@ -34,6 +34,18 @@ def is_there(path: Path) -> bool:
     return False
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is at path; False if nothing is. FormatError: something else is there, or a
+    link that leads nowhere."""
+    try:
+        found = other_kind(path) or broken_link(path)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if found is not None:
+        raise FormatError(f"{path}: expected a file, found {found}")
+    return path.exists()
+
+
 def other_kind(path: Path) -> str | None:
     """What is at path in place of a file, as in 'a folder'; None: a file, or nothing.
 

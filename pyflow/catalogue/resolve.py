@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from pyflow import hub, stores
@@ -46,10 +47,10 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def _describes_model(folder: Path) -> bool:
-    # A broken link, or an adapter in place of the model: opening it says so.
+    # Something else than a file, or an adapter in place of the model: opening it says so.
     if (folder / "adapter_config.json").is_file():
         return True
-    return any((folder / name).is_file() or (folder / name).is_symlink() for name in _DESCRIPTIONS)
+    return any(os.path.lexists(folder / name) for name in _DESCRIPTIONS)
 
 
 def _named(name: str) -> Path | None:

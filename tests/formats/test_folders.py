@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from pyflow.formats import open as open_checkpoint
 from safetensors.numpy import save_file
 
 from pyflow.errors import FilesWarning, FormatError
+from pyflow.specs import describe
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 98362432\n"
 NAMES = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
@@ -156,5 +158,30 @@ def test_an_adapter_or_an_unfinished_download_is_no_model(tmp_path: Path) -> Non
     with pytest.raises(FormatError, match=r"adapter of org/base; merge"):
         open_checkpoint(tmp_path)
     shutil.copy(tmp_path / "adapter_model.safetensors", tmp_path / "model.safetensors")
-    with pytest.warns(FilesWarning, match="left aside: adapter_model"):
+    with pytest.warns(FilesWarning) as told:
         assert values(tmp_path) == {"a": 1}
+    said = " ".join(str(one.message) for one in told)
+    assert "left aside: adapter_model" in said
+    assert "adapter_config.json" in said
+
+
+def test_an_index_of_other_weights_is_told(tmp_path: Path) -> None:
+    shard(tmp_path / "model.safetensors", a=1)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    assert values(tmp_path) == {"a": 1}
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    with pytest.warns(FilesWarning, match=f"{index.name}.*model-00001-of-00002"):
+        assert values(tmp_path) == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["config.json", "pyflow.toml"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_a_description_that_is_no_file_is_told(name: str, kind: str, tmp_path: Path) -> None:
+    shard(tmp_path / "model.safetensors", a=1)
+    path = tmp_path / name
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("no")}[
+        kind
+    ]()
+    with pytest.raises(FormatError, match=str(path)):
+        describe(open_checkpoint(tmp_path))

@@ -110,14 +110,20 @@ def json_lines(path: str) -> list[Prompt]:
     """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
     prompts = []
     # Not splitlines(): it also splits at characters that JSON texts may contain.
-    for number, line in enumerate(read(path).split("\n"), start=1):
+    for number, line in enumerate(read(path).removeprefix("\ufeff").split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=_object, parse_constant=_finite)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except RecursionError:
             raise click.UsageError(f"{where}: is nested too deeply") from None
+        except UnicodeEncodeError as error:
+            raise click.UsageError(
+                f"{where}: expected Unicode text, found half a character, "
+                f"{ascii(error.object[error.start])[1:-1]}"
+            ) from None
         except json.JSONDecodeError as error:
             raise click.UsageError(
                 f"{where}, column {error.colno}: is not JSON: {error.msg}"
@@ -135,6 +141,19 @@ def json_lines(path: str) -> list[Prompt]:
     if not prompts:
         raise click.UsageError(f"{path}: expected at least one prompt, found none")
     return prompts
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r:.60} is given twice")
+    return found
+
+
+def _finite(word: str) -> None:
+    raise ValueError(f"expected a finite number, found {word}")
 
 
 def _check_keys(request: Mapping[str, object], where: str) -> None:

@@ -17,6 +17,7 @@ from pyflow.errors import (
 )
 from pyflow.formats import Checkpoint, Overrides, arrays
 from pyflow.formats.safetensors_writer import METHOD, VERSION
+from pyflow.formats.side_files import is_file
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
 from pyflow.specs.grammar import GENERATION, IDS
@@ -188,11 +189,11 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
     source: GgufSource | ConfigSource | NoSource
     if checkpoint.format == "GGUF":
         source = GgufSource(path, checkpoint.metadata)
-    elif config.is_file():
+    elif is_file(config):
         source = _config_source(config, checkpoint.overrides)
     else:
         source = NoSource(path)
-    if own.is_file():
+    if is_file(own):
         return load(own, source.kind), source
     if isinstance(source, NoSource):
         raise FormatError(
@@ -245,7 +246,7 @@ def _is_there(checkpoint: Checkpoint, key: str) -> bool:
     if checkpoint.format == "GGUF":
         return key in checkpoint.native.metadata
     path = checkpoint.path.with_name(CONFIG)
-    config = read_config(path) if path.is_file() else {}
+    config = read_config(path) if is_file(path) else {}
     inner = config.get("text_config")
     return key in (inner if isinstance(inner, dict) else config)
 

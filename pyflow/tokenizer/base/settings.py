@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,6 +87,8 @@ class Settings:
     roles: Mapping[Role, tokenizers.AddedToken]
     further: tuple[tokenizers.AddedToken, ...]
     """Control tokens without a role."""
+    given: frozenset[Role] = frozenset()
+    """The roles that the files set."""
 
     @property
     def named(self) -> dict[Role, str]:
@@ -148,7 +150,7 @@ def read_settings(folder: Path) -> Settings:
         for text, i in read_json(names, dict[str, int], max_nbytes=_MAX_NBYTES).items():
             added[i] = _added(_Token(text), special=text in special)
     _check_bounds([*added.values(), *further], source=source)
-    return Settings(source, config, added, old, roles, further)
+    return Settings(source, config, added, old, roles, further, frozenset(roles))
 
 
 def _further(
@@ -195,6 +197,25 @@ def _own(path: Path, *, marked: bool = False) -> _Tokens:
             with suppress(msgspec.ValidationError):  # another kind of object
                 found[key] = msgspec.convert(value, _Token)
     return found
+
+
+def lacking(settings: Settings, has: Callable[[str], bool]) -> list[str]:
+    """What the files call the beginning or the end of a text, and the vocabulary lacks; has:
+    whether it has a text."""
+    given = [role for role in ROLES[:2] if role in settings.given]
+    named = settings.named
+    return [f"{role}_token {named[role]!r:.80}" for role in given if not has(named[role])]
+
+
+def tell_of_lacking(tokens: list[str], *, source: str) -> None:
+    """GenerationWarning, if there are any: the vocabulary lacks these tokens."""
+    if tokens:
+        warnings.warn(
+            f"{source}: {_listed(tokens)}: not in the vocabulary, so the model has not learned it; "
+            "fetch the tokenizer's files again",
+            GenerationWarning,
+            stacklevel=2,
+        )
 
 
 def tell_of_left(texts: list[str], *, n_rows: int, source: str) -> None:

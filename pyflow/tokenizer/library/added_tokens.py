@@ -12,7 +12,13 @@ import tokenizers
 
 from pyflow.tokenizer.base.headroom import ADDED_NBYTES
 from pyflow.tokenizer.base.library_errors import refusing
-from pyflow.tokenizer.base.settings import Settings, tell_of_left, tell_of_others
+from pyflow.tokenizer.base.settings import (
+    Settings,
+    lacking,
+    tell_of_lacking,
+    tell_of_left,
+    tell_of_others,
+)
 
 
 def add_tokens(library: tokenizers.Tokenizer, settings: Settings, *, n_rows: int = 0) -> None:
@@ -34,6 +40,7 @@ def add_tokens(library: tokenizers.Tokenizer, settings: Settings, *, n_rows: int
         library.add_tokens(kept)
         known = library.get_added_tokens_decoder()
         control, more = fitting(library, settings.special, n_rows=n_rows)
+        lacks = lacking(settings, lambda t: t in more or library.token_to_id(t) is not None)
         ids = [library.token_to_id(token.content) for token in control]
         library.add_special_tokens(
             [
@@ -41,6 +48,7 @@ def add_tokens(library: tokenizers.Tokenizer, settings: Settings, *, n_rows: int
                 for i, token in zip(ids, control, strict=True)
             ]
         )
+    tell_of_lacking(lacks, source=source)
     tell_of_left([*left, *more], n_rows=n_rows, source=source)
     tell_of_ids(library, [(i, token.content) for i, token in said.items()], source=source)
 

@@ -9,7 +9,14 @@ from pathlib import Path
 import tokenizers
 
 from pyflow.errors import FormatError, UnsupportedError
-from pyflow.tokenizer.base.settings import Role, Settings, tell_of_left, tell_of_others
+from pyflow.tokenizer.base.settings import (
+    Role,
+    Settings,
+    lacking,
+    tell_of_lacking,
+    tell_of_left,
+    tell_of_others,
+)
 from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
 from pyflow.tokenizer.base.tokenizer import Tokenizer
 from pyflow.tokenizer.ours import spm
@@ -112,6 +119,9 @@ def read_vocabulary(
             types.append(TokenType.CONTROL)
         elif types[i] != TokenType.UNKNOWN:
             types[i] = TokenType.CONTROL
+    tell_of_lacking(
+        lacking(settings, lambda text: text in ids or text in left), source=settings.source
+    )
     tell_of_left(left, n_rows=n_rows, source=settings.source)
     _grow(texts, types, n_rows)
     return texts, types

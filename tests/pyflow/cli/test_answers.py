@@ -120,6 +120,9 @@ def test_only_a_line_feed_ends_a_line_of_json(run: Run, tmp_path: Path) -> None:
     assert code == 0
     told = [bytes(json.loads(line)["prompt_tokens"][1:]).decode() for line in out.splitlines()]
     assert told == ["a\u2028b\u0085c", "d"]
+    file.write_text('"a"', "utf-8-sig")
+    code, out, _ = run("generate", "--raw", "--jsonl", "-f", str(file), "-n", "1")
+    assert bytes(json.loads(out)["prompt_tokens"][1:]).decode() == "a"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,10 @@ def test_only_a_line_feed_ends_a_line_of_json(run: Run, tmp_path: Path) -> None:
         ('"a"\n{"prompt": "b", "seed": 3}\n', "line 2: unknown key 'seed'"),
         ('{"Promt": "a"}\n', "unknown key 'Promt' (did you mean prompt?)"),
         ("\n", "expected at least one prompt"),
+        ('{"prompt": "a", "prompt": "b"}\n', "line 1: is not JSON: the key 'prompt'"),
+        ('"a\\ud800"\n', r"line 1: expected Unicode text, found half a character, \ud800"),
+        ('{"prompt": "a", "id": 1e999}\n', "line 1: is not JSON"),
+        ('{"prompt": "a", "id": NaN}\n', "line 1: is not JSON: expected a finite number"),
         pytest.param('"a"\n' + "[" * 99999, "line 2: is nested too deeply", id="deep"),
     ],
 )
