@@ -17,7 +17,7 @@ from pyflow.batch.runner import Draw, Outcome, Runner, Span
 from pyflow.closing import Closing
 from pyflow.engine.context import Progress
 from pyflow.engine.defaults import Defaults
-from pyflow.errors import PyflowError
+from pyflow.errors import CancelledError, PyflowError
 from pyflow.tokenizer import DrawnTokens, NoText, NoTokenizerError, Tokenizer
 
 
@@ -59,7 +59,6 @@ class Batch(Closing):
         self._has_runner = False
         self._reader = _reader(model)
         self._load_ms = model.load_ms
-        self._stops = frozenset(self._reader.stop_ids)
         self._waiting: deque[_Text] = deque()
         self._running: dict[int, _Text] = {}
         self._events: list[Event] = []
@@ -120,21 +119,29 @@ class Batch(Closing):
 
     def _admit(self) -> None:
         while self._waiting:
-            text = self._waiting[0]
-            span = text.span(self._stops)
-            if not self._runner.has_room(span):
+            spans = [text.span for text in self._waiting]
+            chosen = self._runner.choose(spans)
+            if chosen is None:
                 break
-            self._waiting.popleft()
+            text = self._waiting[chosen]
+            del self._waiting[chosen]
             self._running[text.number] = text
-            self._begin(text, span)
+            self._begin(text, spans[chosen])
 
     def _begin(self, text: _Text, span: Span) -> None:
         text.answer.start()
         try:
-            text.answer.begun(*self._runner.begin(text.number, span))
-        except BaseException:
-            self._running.pop(text.number)
-            raise
+            begun = self._runner.begin(text.number, span)
+        except BaseException as error:
+            del self._running[text.number]
+            if not isinstance(error, PyflowError) or isinstance(error, CancelledError):
+                self._waiting.appendleft(text)
+                raise
+            text.answer.end("error")
+            self._tell_end(text, error)
+            return
+        text.answer.begun(begun.n_past, begun.n_replayed)
+        text.reports += begun.reports
 
     def _take(self, outcome: Outcome, now: float) -> None:
         text = self._running[outcome.number]
@@ -145,6 +152,7 @@ class Batch(Closing):
         elif outcome.put_back:
             del self._running[text.number]
             self._waiting.appendleft(text)
+            text.wait(was_put_back=True)
         elif outcome.has_read:
             self._end(text, "length")
         for draw in outcome.draws:
@@ -159,16 +167,18 @@ class Batch(Closing):
         """Goes on by a drawn token. If the text is full then, it ends or makes room."""
         answer, request = text.answer, text.request
         chunk = answer.take(draw.token, now, draw.logprobs)
+        view = None
         if not answer.has_ended and text.n_tokens > request.limit:
             view = request.make_room(answer.tokens)
             if view is None:
                 chunk = chunk._replace(text=chunk.text + answer.end("context"))
-            else:
-                text.view = view
-                self._begin(text, text.span(self._stops, n_dropped=view.n_dropped))
         self._events.append(Event(text.number, chunk))
         if answer.has_ended:
             self._forget(text)
+        elif view is not None:
+            text.view = view
+            text.wait(n_dropped=view.n_dropped)
+            self._begin(text, text.span)
 
     def _end(self, text: _Text, reason: StopReason, error: PyflowError | None = None) -> None:
         rest = text.answer.end(reason)
@@ -181,6 +191,9 @@ class Batch(Closing):
             self._runner.end(text.number)
         else:
             self._waiting.remove(text)
+        self._tell_end(text, error)
+
+    def _tell_end(self, text: _Text, error: PyflowError | None) -> None:
         stats = self._runner.stats(text.number)
         done = text.answer.completion(stats, text.prompt_logprobs, text.pooled)
         self._events.append(Event(text.number, None, done, error))
@@ -201,6 +214,7 @@ class _Text:
         self.request = request
         self.view = request.view
         self.reports: list[TokenLogprobs] = []
+        self._stops = frozenset(reader.stop_ids)
         self.pooled: NDArray[np.float32] | None = None
         self.answer = Answer(
             reader,
@@ -211,6 +225,7 @@ class _Text:
             seed=cast(int, request.sampling.seed),
             load_ms=load_ms,
         )
+        self.wait()
 
     @property
     def n_tokens(self) -> int:
@@ -220,21 +235,24 @@ class _Text:
     def prompt_logprobs(self) -> Sequence[TokenLogprobs] | None:
         return None if self.request.n_report is None else self.reports
 
-    def span(self, stops: frozenset[int], n_dropped: int = 0) -> Span:
-        """All of the text so far, and what is still to come."""
-        request, n_predict = self.request, self.request.n_predict
-        return Span(
+    def wait(self, *, n_dropped: int = 0, was_put_back: bool = False) -> None:
+        """It is to begin, or to begin again with the tokens drawn so far."""
+        request, n_predict, n_drawn = self.request, self.request.n_predict, self.answer.n_drawn
+        self.span = Span(
             tokens=[*self.view.tokens, *self.answer.tokens],
             sampling=request.sampling,
-            n_predict=request.limit if n_predict < 0 else n_predict - self.answer.n_drawn,
+            n_predict=request.limit if n_predict < 0 else n_predict - n_drawn,
+            n_drawn=len(self.answer.tokens),
             limit=request.limit,
             noise_stream=self.view.noise_stream,
-            stops=stops,
-            reuse=request.reuse or n_dropped > 0 or self.answer.n_drawn > 0,
+            stops=self._stops,
+            reuse=request.reuse or n_drawn > 0,
             n_dropped=n_dropped,
             matcher=request.matcher,
             n_report=request.n_report,
+            n_reported=len(self.reports),
             pooling=request.pooling,
             key=request.key,
             watched=request.watched,
+            was_put_back=was_put_back,
         )

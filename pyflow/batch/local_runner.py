@@ -2,76 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import quantiles
 from typing import cast
+
+import numpy as np
 
 from pyflow import _core
 from pyflow.batch.completion import TokenLogprobs
-from pyflow.batch.runner import Begun, Draw, Outcome, Span
+from pyflow.batch.costs import BatchCosts
+from pyflow.batch.fair import Shares
+from pyflow.batch.plan import Budget, Reader, read_rows
+from pyflow.batch.prefixes import NO_MATCH, Match, Prefixes, Source, n_common
+from pyflow.batch.runner import Begun, Outcome, Span
+from pyflow.batch.text import Text
 from pyflow.closing import Closing
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context, Progress
 from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError
-from pyflow.speculate import Root, SpeculationStats, Speculator, Start
+from pyflow.speculate import DraftError, SpeculationStats, Speculator, Start
 
-
-@dataclass(slots=True)
-class _Text:
-    """A text in a sequence of the context."""
-
-    number: int
-    span: Span
-    cached: CachedText
-    sampler: _core.Sampler
-    """It has accepted the tokens."""
-    tokens: list[int]
-    n_cells: int
-    """So many of them have cells."""
-    member: int | None = None
-    """Its number in the speculator; None: the drafters do not know it."""
-    entry: _core.Entry | None = None
-    """Draws after all tokens; its own are the pending ones."""
-
-    @property
-    def seq(self) -> int:
-        return self.cached.seq
-
-    @property
-    def n_pending(self) -> int:
-        """The tokens at the end that have no cell yet."""
-        return len(self.tokens) - self.n_cells
-
-    def root(self, n_ctx: int) -> Root:
-        """Its only pending token, and how many tokens may be accepted after it."""
-        span = self.span
-        n_drawn = len(self.tokens) - len(span.tokens)
-        depth = min(min(span.limit, n_ctx) - self.n_cells, span.n_predict - n_drawn) - 1
-        member = cast("int", self.member)
-        return Root(member, self.seq, self.tokens[-1], self.n_cells, max(0, depth), self.sampler)
-
-    def next_entry(self, n_rows: int) -> _core.Entry:
-        """The first n_rows of the pending tokens; with the last of them, a draw."""
-        pending = self.tokens[self.n_cells : self.n_cells + n_rows]
-        if n_rows < self.n_pending:
-            return _core.Entry(self.seq, pending)
-        if self.entry is None:
-            self.entry = _core.Entry(self.seq, pending, self.sampler)
-        self.entry.tokens = pending
-        return self.entry
-
-    def go_on(self, n_rows: int, drawn: Sequence[_core.Sampled]) -> None:
-        """The first n_rows of the pending tokens and all drawn ones but the last have cells."""
-        self.n_cells += n_rows + max(0, len(drawn) - 1)
-        self.tokens += [sampled.token for sampled in drawn]
+# What answers are taken to have before any has been seen.
+_FIRST_ANSWER = 512
+# A text waits for another one that is reading a beginning of this many tokens for both.
+_WORTH_WAITING = 64
 
 
 class LocalRunner(Closing):
     """Draws texts in the sequences of a context, all by one call into the engine per step.
 
     Some are read while others are written. With a speculator, a step may draw several tokens of a
-    text; they are the same ones.
+    text; they are the same ones. Texts that end leave their cells to those that begin alike, as far
+    as both allow it (`Span.reuse`) and cells are not needed otherwise.
     """
 
     def __init__(
@@ -80,32 +45,41 @@ class LocalRunner(Closing):
         speculator: Speculator | None = None,
         *,
         n_parallel: int = 1,
+        itl_s: float | None = None,
         session: SessionFile | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The speculator is the caller's, and may serve other runners in the same thread.
 
-        session: the first text may begin with the cells in this file, which `close` writes.
+        n_parallel: texts at once. itl_s: seconds between the tokens of a text that reading others
+        should not exceed; None: as many rows are read in a step as fit. session: the first text may
+        begin with the cells in this file, which `close` writes.
         """
         self._context = context
         self._speculator = speculator
-        self._cached = [CachedText(context, seq) for seq in range(n_parallel)]
-        self._free = self._cached[::-1]
-        self._texts: dict[int, _Text] = {}
+        self._shows_stats = speculator is not None
+        self._clock = clock
+        self._itl_s = itl_s
+        self.n_parallel = min(n_parallel, context.n_seq_max, context.n_batch)
+        self.prefixes = Prefixes(context)
+        self.costs = BatchCosts(None if speculator is None else speculator.costs)
+        self.shares = Shares()
+        self._answers: deque[int] = deque(maxlen=64)  # tokens of the latest ones
+        self._texts: dict[int, Text] = {}  # in the order in which they began
+        self._chosen: tuple[Span, Match] | None = None
         self._stats: dict[int, SpeculationStats] = {}
         self._progress: Progress | None = None
         self._n_read = self._n_to_read = 0
         self._user: object | None = None
         self._session = session
         if session is not None:
-            session.restore(self._cached[0])
+            cached = self.prefixes.take(NO_MATCH, context.n_ctx)
+            session.restore(cached)
+            self.prefixes.keep(self._source(cached))
 
     @property
     def n_ctx(self) -> int:
         return self._context.n_ctx
-
-    @property
-    def n_parallel(self) -> int:
-        return len(self._cached)
 
     def take(self, user: object, progress: Progress | None = None) -> None:
         if self._user is not None:
@@ -119,65 +93,116 @@ class LocalRunner(Closing):
         self._user = None
         for number in [*self._texts]:
             self.end(number)
-        self._free = self._cached[::-1]
 
-    def has_room(self, _span: Span, /) -> bool:
-        return bool(self._free)
+    def choose(self, waiting: Sequence[Span]) -> int | None:
+        """Who was put back goes first, then whose key has had the least, then who is watched, then
+        who came first. Nobody overtakes a text that only lacks cells."""
+        if len(self._texts) >= self.n_parallel:
+            return None
+        self.shares.activate(
+            {span.key for span in waiting} | {text.span.key for text in self._texts.values()}
+        )
+        counter = self.shares.counter
+        order = sorted(
+            range(len(waiting)),
+            key=lambda i: (
+                not waiting[i].was_put_back,
+                counter(waiting[i].key),
+                not waiting[i].watched,
+            ),
+        )
+        for i in order:
+            span = waiting[i]
+            match = self._find(span)
+            if self._is_being_read(span, match):
+                continue
+            while True:
+                n_evicted = self.prefixes.n_evicted
+                if not self._has_cells(span, match):
+                    return None
+                if n_evicted == self.prefixes.n_evicted:
+                    self._chosen = span, match
+                    return i
+                match = self._find(span)
+        return None
 
     def begin(self, number: int, span: Span) -> Begun:
+        n_positions = min(span.limit, self.n_ctx)
+        match = NO_MATCH
         if (before := self._texts.pop(number, None)) is not None:
-            cached = self._ended(before)
+            self._leave(before)
+            cached = before.cached
+            cached.tokens = before.tokens
+            cached.declare(n_positions)
+            n_past = cached.reuse(span.tokens, span.n_dropped)
         else:
-            cached = self._free.pop()
-        if not span.reuse:
-            cached.tokens = []
-        cached.declare(min(span.limit, self.n_ctx))
-        n_past = cached.reuse(span.tokens, span.n_dropped)
-        sampler = span.sampling.sampler(stream=span.noise_stream)
-        sampler.accept_all(span.tokens)  # penalties look back on what the model sees
-        self._texts[number] = _Text(number, span, cached, sampler, [*span.tokens], n_past)
+            chosen, self._chosen = self._chosen, None
+            match = chosen[1] if chosen and chosen[0] is span else self._find(span)
+            cached = self.prefixes.take(match, n_positions)
+            n_past = len(cached.tokens)
+        sampler = None
+        if span.n_predict != 0:
+            sampler = span.sampling.sampler(stream=span.noise_stream)
+            sampler.accept_all(span.tokens)  # penalties look back on what the model sees
+        text = Text(number, span, cached, sampler, [*span.tokens], n_past, self._clock())
+        known: Sequence[TokenLogprobs] = ()
+        if match.source is not None:
+            # The report of the first token that differs is of no use.
+            text.reports = [*match.source.reports[: max(0, min(n_past, match.n_common - 1))]]
+            if span.n_report is not None:
+                known = [r._replace(top=r.top[: span.n_report]) for r in text.reports]
+            if self.prefixes.has_windows and match.n_common > n_past + _WORTH_WAITING:
+                text.snapshot_at = min(match.n_common, len(span.tokens) - 1)
+        if self.prefixes.has_windows and not text.snapshot_at and span.reuse:
+            text.snapshot_at = len(span.tokens)
+        self._texts[number] = text
+        if span.n_report is not None:
+            text.n_skipped = max(n_past, span.n_reported) - len(text.reports)
         self._n_read, self._n_to_read = 0, sum(t.n_pending for t in self._texts.values())
-        return Begun(n_past)
+        return Begun(n_past, reports=known[span.n_reported : span.n_to_report])
 
     def step(self) -> list[Outcome]:
-        context = self._context
+        outcomes = self._make_cells()
+        if outcomes:
+            return outcomes
         texts = [text for text in self._texts.values() if text.member is not None]
-        n_roots, n_left = len(texts), context.n_batch - len(texts)
-        texts += [text for text in self._texts.values() if text.member is None]
-        n_rows, entries = [1] * n_roots, []
-        for i, text in enumerate(texts[n_roots:], n_roots + 1):
-            # The others get a row each.
-            n_rows.append(min(text.n_pending, n_left - (len(texts) - i)))
-            n_left -= n_rows[-1]
-            entries.append(text.next_entry(n_rows[-1]))
-        found: Sequence[_core.EntryResult]
-        if n_roots:
-            assert self._speculator is not None
-            roots = [text.root(self.n_ctx) for text in texts[:n_roots]]
-            stops = [*texts[0].span.stops]
-            n_others = sum(n_rows) - n_roots
-            found = self._speculator.plan(context, roots, stops, n_others).run(entries)
-        else:
-            found = context.step(entries)
-        for result in found:
-            result.check()
-        for text, n, result in zip(texts, n_rows, found, strict=True):
-            text.go_on(n, result.drawn)
-            if self._speculator is not None and text.member is None and result.drawn:
-                start = Start([*text.tokens], text.sampler, context, text.seq)
-                text.member = self._speculator.join(start)
-        self._tell(sum(n_rows[n_roots:]))
-        return [
-            Outcome(text.number, [_draw(sampled) for sampled in result.drawn])
-            for text, result in zip(texts, found, strict=True)
-            if result.drawn
-        ]
+        n_roots = len(texts)
+        texts += [t for t in self._texts.values() if t.member is None and t.is_written]
+        n_writers, n_rows = len(texts), [1] * len(texts)
+        readers = [text for text in self._texts.values() if not text.is_written]
+        for text, n in zip(readers, self._shared_out(readers, texts), strict=True):
+            if n:
+                texts.append(text)
+                n_rows.append(n)
+        entries = []
+        for text, n in zip(texts[n_roots:], n_rows[n_roots:], strict=True):
+            try:
+                entries.append(text.next_entry(n))
+            except PyflowError as error:  # of its matcher
+                return [Outcome(text.number, error=error)]
+        try:
+            found = self._run(texts[:n_roots], entries, texts, n_rows)
+        except DraftError as error:
+            number = next(t.number for t in texts[:n_roots] if t.member == error.number)
+            return [Outcome(number, error=error)]
+        outcomes = [t.go_on(n, r) for t, n, r in zip(texts, n_rows, found, strict=True)]
+        for i, (text, outcome) in enumerate(zip(texts, outcomes, strict=True)):
+            n_drawn = len(outcome.draws)
+            self.shares.add(text.span.key, read=n_rows[i] * (i >= n_roots), written=n_drawn)
+            if outcome.error is None:
+                outcomes[i] = self._taken(text, outcome)
+        self._tell(sum(n_rows[n_writers:]))
+        return [o for o in outcomes if o.draws or o.has_read or o.reports or o.error]
 
     def end(self, number: int, /) -> None:
-        self._free.append(self._ended(self._texts.pop(number)))
+        text = self._texts.pop(number)
+        self._leave(text)
+        if text.is_written:
+            self._answers.append(text.n_drawn)
+        self._free(text)
 
     def stats(self, number: int) -> SpeculationStats | None:
-        return None if self._speculator is None else self._stats.pop(number, SpeculationStats())
+        return self._stats.pop(number, SpeculationStats()) if self._shows_stats else None
 
     def cancel(self, user: object) -> None:
         if self._user is user:
@@ -185,23 +210,184 @@ class LocalRunner(Closing):
 
     def close(self) -> None:
         """Writes the session, if there is one, and frees the context; idempotent."""
+        for number in [*self._texts]:
+            self.end(number)
         session, self._session = self._session, None
         try:
             if session is not None:
                 with session:
-                    session.save(self._cached[0])
+                    session.save(self.prefixes.latest())
         finally:
             self._context.close()
 
-    def _ended(self, text: _Text) -> CachedText:
-        """Takes a text out of the speculator; its cells, which know their tokens."""
+    def _run(
+        self,
+        roots: Sequence[Text],
+        entries: Sequence[_core.Entry],
+        texts: Sequence[Text],
+        n_rows: Sequence[int],
+    ) -> Sequence[_core.EntryResult]:
+        """One step, with drafts for the roots. Measures it unless the speculator does."""
+        n_seen = sum(n * (t.n_cells + n // 2) for t, n in zip(texts, n_rows, strict=True))
+        if not roots:
+            begin = self._clock()
+            found = self._context.step(entries)
+            self.costs.observe(sum(n_rows), n_seen, self._clock() - begin)
+            return found
+        speculator = cast("Speculator", self._speculator)
+        n_others = sum(n_rows) - len(roots)
+        plan = speculator.plan(
+            self._context,
+            [text.root(self.n_ctx) for text in roots],
+            [*roots[0].span.stops],
+            n_others,
+        )
+        begin = self._clock()
+        found = plan.run(entries)
+        if n_others:
+            n = n_others + sum(1 + len(tree) for tree in plan.ran)
+            self.costs.observe(n, n_seen, self._clock() - begin)
+        return found
+
+    def _taken(self, text: Text, outcome: Outcome) -> Outcome:
+        """After a step of a text: a part of it is kept, or it joins the drafters."""
+        if text.snapshot_at and text.n_cells >= text.snapshot_at:
+            self.prefixes.snapshot(self._source(text.cached, text), text.snapshot_at)
+            text.snapshot_at = 0
+        if not outcome.draws or text.member is not None or text.sampler is None:
+            return outcome
+        if self._speculator is None and text.span.matcher is not None:
+            self._speculator = Speculator([])  # it drafts what grammars force
+            self._speculator.controller.costs = self.costs.rows
+        if self._speculator is not None and (self._shows_stats or text.span.matcher is not None):
+            start = Start([*text.tokens], text.sampler, self._context, text.seq)
+            try:
+                text.member = self._speculator.join(start)
+            except PyflowError as error:
+                return outcome._replace(error=error)
+        return outcome
+
+    def _shared_out(self, readers: Sequence[Text], writers: Sequence[Text]) -> list[int]:
+        """Rows for those who are read, of what those who are written leave."""
+        if not readers:
+            return []
+        now, n_free = self._clock(), self._context.n_free
+        n_most = max(1, min(self._context.n_batch, n_free) - len(writers))
+        return read_rows(
+            [
+                Reader(
+                    n_left=text.n_pending,
+                    n_cells=text.n_cells,
+                    watched=text.span.watched,
+                    counter=self.shares.counter(text.span.key),
+                    waited_s=now - text.began,
+                    n_most=max(text.snapshot_at - text.n_cells, 0) or text.n_pending,
+                )
+                for text in readers
+            ],
+            [text.n_cells for text in writers],
+            Budget(n_most, self._itl_s),
+            self.costs,
+        )
+
+    def _make_cells(self) -> list[Outcome]:
+        """Frees cells for the next step. Whoever has to give up cells for it is put back: the
+        youngest of the key that has had the most, but neither the oldest nor one twice."""
+        out: list[Outcome] = []
+        while True:
+            n_written = sum(text.is_written for text in self._texts.values())
+            n_needed = n_written + (n_written < len(self._texts))
+            if self._context.n_free >= n_needed or self.prefixes.free(n_needed):
+                return out
+            texts = [*self._texts.values()][1:]
+            may = [text for text in texts if not text.span.was_put_back] or texts
+            if not may:
+                return out  # the engine says what is wrong
+            number = max(may, key=lambda t: (self.shares.counter(t.span.key), t.began)).number
+            text = self._texts.pop(number)
+            self._leave(text)
+            self._free(text)
+            out.append(Outcome(number, put_back=True))
+
+    def _find(self, span: Span) -> Match:
+        if not span.reuse or span.pooling == "mean":
+            return NO_MATCH
+        return self.prefixes.find(
+            np.asarray(span.tokens, np.int32),
+            span.key,
+            min(span.limit, self.n_ctx),
+            span.n_report if span.n_reported < span.n_to_report else None,
+            span.n_reported,
+            [self._source(t.cached, t) for t in self._texts.values() if t.span.reuse],
+        )
+
+    def _is_being_read(self, span: Span, match: Match) -> bool:
+        """Whether another text is reading what this one begins with, and further than is known."""
+        if not span.reuse:
+            return False
+        tokens = np.asarray(span.tokens[:-1], np.int32)
+        for text in self._texts.values():
+            if text.span.reuse and text.span.key == span.key and not text.is_written:
+                n = n_common(np.asarray(text.tokens, np.int32), tokens)
+                if n >= max(text.n_cells, match.n) + _WORTH_WAITING:
+                    return True
+        return False
+
+    def _has_cells(self, span: Span, match: Match) -> bool:
+        """Whether a text fits in beside those that run, with the answers that they may get.
+
+        Who was put back is promised all that it may take, and so is the oldest text then.
+        """
+        if not self._texts:
+            return True
+        few = self._n_answer()
+        texts = [*self._texts.values()]
+        sure = span.was_put_back or any(text.span.was_put_back for text in texts)
+        n = sum(
+            text.n_expected(1 << 31 if text.span.was_put_back or (sure and not i) else few)
+            for i, text in enumerate(texts)
+        )
+        most = min(span.limit - len(span.tokens), span.n_predict)
+        n += len(span.tokens) - match.n
+        n += max(0, most if span.was_put_back else min(most, few))
+        if self._speculator is not None:
+            n += self._speculator.n_max
+        n_held = sum(text.n_cells for text in texts)
+        return self._context.n_free >= n or (n + n_held <= self.n_ctx and self.prefixes.free(n))
+
+    def _n_answer(self) -> int:
+        """Tokens that nine of ten answers have."""
+        if len(self._answers) < 2:
+            return _FIRST_ANSWER
+        return int(quantiles(self._answers, n=10)[-1]) + 1
+
+    def _leave(self, text: Text) -> None:
+        """Takes a text out of the speculator."""
         if text.member is not None and self._speculator is not None:
             before = self._stats.get(text.number, SpeculationStats())
             counts = self._speculator.leave(text.member)
-            self._stats[text.number] = SpeculationStats.total([before, counts])
+            if self._shows_stats:
+                self._stats[text.number] = SpeculationStats.total([before, counts])
             text.member = None
+
+    def _free(self, text: Text) -> None:
+        """Its cells know their tokens, or are free."""
         text.cached.tokens = text.tokens
-        return text.cached
+        if text.span.reuse:
+            self.prefixes.keep(self._source(text.cached, text))
+        else:
+            self.prefixes.drop(text.cached)
+
+    def _source(self, cached: CachedText, text: Text | None = None) -> Source:
+        tokens = cached.tokens if text is None else text.tokens
+        n = min(len(tokens), self._context.seq_pos_max(cached.seq) + 1)
+        return Source(
+            cached,
+            np.asarray(tokens[:n], np.int32),
+            "" if text is None else text.span.key,
+            () if text is None or text.n_skipped else text.reports,
+            kept=text is None,
+        )
 
     def _tell(self, n_rows: int) -> None:
         """Shows how far prompts that take several steps have been read."""
@@ -209,9 +395,3 @@ class LocalRunner(Closing):
         is_long = self._n_to_read > self._context.n_batch
         if self._progress is not None and is_long and self._n_read <= self._n_to_read:
             self._progress(self._n_read, self._n_to_read)
-
-
-def _draw(sampled: _core.Sampled) -> Draw:
-    if not sampled.top:
-        return Draw(sampled.token)
-    return Draw(sampled.token, TokenLogprobs(sampled.token, sampled.logprob, sampled.top))

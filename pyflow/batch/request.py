@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyflow.batch.runner import Matcher, Pooling
+from pyflow.batch.runner import Pooling
+from pyflow.engine.matcher import Matcher
 from pyflow.sampling import SamplingParams
 
 

@@ -11,26 +11,12 @@ from numpy.typing import NDArray
 
 from pyflow.batch.completion import TokenLogprobs
 from pyflow.engine.context import Progress
+from pyflow.engine.matcher import Matcher
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
 
 Pooling: TypeAlias = Literal["", "last", "mean"]
-
-
-class Matcher(Protocol):
-    """Says which tokens may come next: a grammar, say. It has taken the tokens drawn so far."""
-
-    def masks(self, nodes: Sequence[int], parents: Sequence[int]) -> NDArray[np.uint32]:
-        """(1 + len(nodes), ceil(n_vocab / 32)): bit t % 32 of word t / 32 allows token t.
-
-        One row for what may come now, and one for each node of a tree of tokens that might.
-        """
-        ...
-
-    def take(self, token: int) -> None:
-        """A token was drawn. PyflowError: the grammar cannot go on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +28,8 @@ class Span:
     """With a seed."""
     n_predict: int
     """Tokens to draw at most; 0: the text is only read."""
+    n_drawn: int = 0
+    """So many of its tokens, at the end, were drawn before."""
     limit: int = (1 << 31) - 1
     """Positions that the text may take, if the runner has as many."""
     noise_stream: int = 0
@@ -55,10 +43,20 @@ class Span:
     """After the loss of a rank, go on from the tokens in the journal of this process, if it has
     one."""
     matcher: Matcher | None = None
+    """These and the following: as in `Request`."""
     n_report: int | None = None
+    n_reported: int = 0
+    """So many tokens after the first have been reported already."""
     pooling: Pooling = ""
     key: str = ""
     watched: bool = True
+    was_put_back: bool = False
+    """It lost its cells once and shall not again."""
+
+    @property
+    def n_to_report(self) -> int:
+        """Tokens of the text that are reported, if any are: all but the first."""
+        return len(self.tokens) - self.n_drawn - 1
 
 
 class Begun(NamedTuple):
@@ -68,6 +66,8 @@ class Begun(NamedTuple):
     """So many of its tokens are in the cache."""
     n_replayed: int = 0
     """So many tokens had been drawn before a restart: they come again first."""
+    reports: Sequence[TokenLogprobs] = ()
+    """Of tokens that need no computation."""
 
 
 class Draw(NamedTuple):
@@ -113,8 +113,8 @@ class Runner(Protocol):
         """Ends the batch's texts and frees the runner for the next one; idempotent."""
         ...
 
-    def has_room(self, span: Span) -> bool:
-        """Whether text may begin now."""
+    def choose(self, waiting: Sequence[Span]) -> int | None:
+        """Which of the texts that wait, in the order in which they came, is to begin now."""
         ...
 
     def begin(self, number: int, span: Span) -> Begun:

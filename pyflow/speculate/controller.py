@@ -122,13 +122,17 @@ class Controller:
                 return True
         return False
 
-    def choose(self, drafts: Sequence[tuple[str, DraftTree]]) -> list[DraftTree]:
-        """What to run of one step's drafts, a method and its tree for each sequence."""
+    def choose(self, drafts: Sequence[tuple[str, DraftTree]], n_others: int = 0) -> list[DraftTree]:
+        """What to run of one step's drafts, a method and its tree for each sequence.
+
+        n_others: rows that the step has besides.
+        """
         self._acceptance.step()
         if self.fixed:
             return [tree for _, tree in drafts]
         fixed = [tree.whole for _, tree in drafts]
-        n_rows = len(drafts) + sum(len(t) for (_, t), f in zip(drafts, fixed, strict=True) if f)
+        n_rows = len(drafts) + n_others
+        n_rows += sum(len(t) for (_, t), f in zip(drafts, fixed, strict=True) if f)
         candidates = []
         for i, (method, tree) in enumerate(drafts):
             if not fixed[i]:

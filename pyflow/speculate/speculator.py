@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyflow import _core
 from pyflow.arguments import one_of, whole
 from pyflow.closing import Closing
+from pyflow.engine.matcher import Matcher, allowed
+from pyflow.errors import CancelledError, PyflowError
 from pyflow.speculate.check import checked, guarded
 from pyflow.speculate.controller import Controller
 from pyflow.speculate.costs import StepCosts
@@ -33,23 +35,36 @@ class Root(NamedTuple):
     depth: int
     """So many further tokens may be accepted besides the one that any step draws."""
     sampler: _core.Sampler
+    matcher: Matcher | None = None
+
+
+class DraftError(PyflowError):
+    """The drafters of one sequence have failed."""
+
+    def __init__(self, number: int, error: PyflowError) -> None:
+        super().__init__(str(error))
+        self.number = number
+        """The one that `Speculator.join` gave the sequence."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     drafters: list[Drafter]
     stats: SpeculationStats
+    error: PyflowError | None = None
+    """Of a drafter, after a step that stands."""
 
 
 class _Drafted(NamedTuple):
-    """A draft: the index of its method, -1 for none; its tree; seconds spent on it."""
+    """A draft: the index of its method; its tree; seconds spent on it."""
 
     method: int
     tree: DraftTree
     seconds: float
 
 
-_NOTHING = _Drafted(-1, DraftTree(), 0.0)
+_NO_METHOD, _GRAMMAR = -1, -2
+_NOTHING = _Drafted(_NO_METHOD, DraftTree(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +150,7 @@ class Speculator(Closing):
     def plan(
         self, context: Context, roots: Sequence[Root], stops: Sequence[int], n_others: int = 0
     ) -> Plan:
-        """Drafts for the next step of these sequences, to be run by `Plan.run`.
+        """Drafts for the next step of these sequences, to be run by `Plan.run`. Raises DraftError.
 
         stops: nothing is accepted after one of these. n_others: rows of other entries of the step.
         """
@@ -154,7 +169,7 @@ class Speculator(Closing):
         drafted = [_NOTHING] * len(roots)
         if not measures:
             drafted = self._draft(context, roots, n_others)
-        ran = self.controller.choose([(self._name(d), d.tree) for d in drafted])
+        ran = self.controller.choose([(self._name(d), d.tree) for d in drafted], n_others)
         if any(
             d.tree.features is not None and not len(t) for d, t in zip(drafted, ran, strict=True)
         ):
@@ -194,7 +209,10 @@ class Speculator(Closing):
                     answers=result.answers if own else (),
                     hidden=result.hidden if self._hidden else None,
                 )
-                guarded(self.methods[i].name, drafter.observe, seen)
+                try:
+                    guarded(self.methods[i].name, drafter.observe, seen)
+                except PyflowError as error:
+                    sequence.error = error
 
     def note(self, number: int, token: int) -> None:
         """A sequence went on by one token in a step that was made elsewhere."""
@@ -223,11 +241,16 @@ class Speculator(Closing):
                 exits=len(roots) == 1 and not n_others,
                 distributions=self.policy == "rejection",
             )
-            best = (
-                self._best(context, root, budget, wanted)
-                if n_nodes > 0 and root.depth > 0
-                else _NOTHING
-            )
+            best = _NOTHING
+            try:
+                if (error := self._sequences[root.number].error) is not None:
+                    raise error
+                if n_nodes > 0 and root.depth > 0:
+                    best = self._best(context, root, budget, wanted)
+            except CancelledError:
+                raise
+            except PyflowError as error:
+                raise DraftError(root.number, error) from error
             n_cells -= len(best.tree)
             out.append(best)
         return out
@@ -235,7 +258,11 @@ class Speculator(Closing):
     def _best(
         self, context: Context, root: Root, budget: Budget, wanted: Sequence[bool]
     ) -> _Drafted:
-        """The first method's tree that promises to pay."""
+        """What the grammar forces, or the first method's tree that promises to pay."""
+        if root.matcher is not None and (forced := root.matcher.forced()):
+            chain = DraftTree()
+            chain.insert(forced[: min(budget.n_nodes, budget.depth)])
+            return _Drafted(_GRAMMAR, chain, 0.0)
         for i, drafter in enumerate(self._sequences[root.number].drafters):
             if not wanted[i]:
                 continue
@@ -244,6 +271,9 @@ class Speculator(Closing):
             proposed = guarded(name, drafter.propose, budget)
             seconds = time.monotonic() - begin
             tree = checked(name, proposed, budget, context.model.spec.n_vocab)
+            if root.matcher is not None and not tree.whole:
+                masks = root.matcher.masks(tree.tokens, tree.parents)
+                tree = tree.select(allowed(masks, tree.tokens, tree.parents))
             if len(tree) and self.controller.promises(name, tree):
                 return _Drafted(i, tree, seconds)
             if tree.features is not None:
@@ -263,9 +293,17 @@ class Speculator(Closing):
             stops=stops,
         )
         hidden = [-1] if self._hidden else []
-        return _core.Entry(root.seq, [root.token], root.sampler, draft=draft, hidden=hidden)
+        masks = None
+        if root.matcher is not None:
+            n = tree.verified
+            masks = root.matcher.masks(tree.tokens[:n], tree.parents[:n])
+        return _core.Entry(
+            root.seq, [root.token], root.sampler, draft=draft, masks=masks, hidden=hidden
+        )
 
     def _name(self, draft: _Drafted) -> str:
+        if draft.method == _GRAMMAR:
+            return "grammar"
         return self.methods[draft.method].name if draft.method >= 0 else ""
 
     def _close(self, sequence: _Sequence) -> None:

@@ -96,6 +96,7 @@ class FakeContext(Context):
         self.n_rows: list[int] = []
         self.n_shifts = 0
         self.window = 0
+        self.layer_windows = [0]
         self.closed = False
         self.shifts = True
         self.before_call: Callable[[], None] = lambda: None
@@ -127,6 +128,10 @@ class FakeContext(Context):
                 entry.sampler.accept(drawn[0].token)
             results.append(SimpleNamespace(drawn=drawn, nodes=[], failed=False, check=lambda: None))
         return results
+
+    @property
+    def n_free(self) -> int:
+        return self.n_ctx - sum(map(len, self.cells))
 
     def turns_alike(self, n_positions: int, other: int) -> bool:  # noqa: ARG002
         return True

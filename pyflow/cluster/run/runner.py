@@ -90,8 +90,8 @@ class PipelineRunner:
             self._cancelled = True
             self.pipeline.post(Drafted(self.pipeline.epoch, 0, (), ()))  # wakes `receive`
 
-    def has_room(self, _span: Span, /) -> bool:
-        return self._written is None
+    def choose(self, waiting: Sequence[Span]) -> int | None:
+        return 0 if waiting and self._written is None else None
 
     def begin(self, number: int, span: Span) -> Begun:
         """Begins a job; the stages keep what its text has in common with the one before, if that

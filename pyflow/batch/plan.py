@@ -1,0 +1,112 @@
+"""How many rows each text gets in the next step. Plain functions of what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyflow.batch.costs import BatchCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A text that is being read."""
+
+    n_left: int
+    """Its tokens without cells."""
+    n_cells: int
+    watched: bool = True
+    counter: float = 0.0
+    """What its key has had: see `Shares`."""
+    waited_s: float = 0.0
+    """Since it began."""
+    n_most: int = 1 << 31
+    """Rows at most: the text stops there for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a step may take."""
+
+    n_rows: int
+    """Rows for readers at most."""
+    itl_s: float | None = None
+    """Seconds that a step should take while texts are written; None: as many rows as fit."""
+
+    # Seconds of a step while nobody waits for the next token of a text.
+    IDLE_S = 0.5
+    # A step with rows to read may take so many times what it takes without them.
+    LEAST = 1.25
+    # On CPUs a row costs the same from 8 to 16 rows on (docs/performance.md): chunks of a tile's
+    # rows are read at full speed.
+    TILE = 16
+
+
+def read_rows(
+    readers: Sequence[Reader], writers: Sequence[int], budget: Budget, costs: BatchCosts
+) -> list[int]:
+    """Rows for each reader. writers: the cells that each row of a text being written sees.
+
+    Readers of keys that have had the least go first, and of those the ones nearest their end, but
+    whoever has waited four times as long as reading takes alone goes before all others.
+    """
+    order = sorted(range(len(readers)), key=lambda i: _rank(readers[i], costs))
+    n_free, seen = budget.n_rows, sum(writers)
+    seconds = None
+    if budget.itl_s is not None:
+        alone = costs.seconds(len(writers), seen) if writers else 0.0
+        seconds = max(budget.itl_s, Budget.LEAST * alone) if writers else Budget.IDLE_S
+    rows = [0] * len(readers)
+    n_rows = len(writers)
+    for i in order:
+        reader = readers[i]
+        n = min(reader.n_left, reader.n_most, n_free)
+        if seconds is not None:
+            first = n_rows == len(writers)
+            n = min(n, _affordable(reader, n, n_rows, seen, seconds, costs, least=first))
+        rows[i] = n
+        n_rows, n_free = n_rows + n, n_free - n
+        seen += n * reader.n_cells + n * n // 2
+    return rows
+
+
+def _affordable(
+    reader: Reader,
+    n_most: int,
+    n_rows: int,
+    n_seen: int,
+    seconds: float,
+    costs: BatchCosts,
+    *,
+    least: bool,
+) -> int:
+    """The most rows of a reader, in whole tiles or to its end, that a step has time for.
+
+    least: one tile is read in any case.
+    """
+    if costs.seconds(1) == 0:  # nothing is known yet
+        return min(n_most, 2 * Budget.TILE)
+
+    def fits(n: int) -> bool:
+        return costs.seconds(n_rows + n, n_seen + n * reader.n_cells + n * n // 2) <= seconds
+
+    if fits(n_most):
+        return n_most
+    low, high = 0, (n_most + Budget.TILE - 1) // Budget.TILE  # in tiles: low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * Budget.TILE) else (low, middle)
+    return max(low, int(least)) * Budget.TILE
+
+
+def _rank(reader: Reader, costs: BatchCosts) -> tuple[bool, float, float, bool, int]:
+    n = reader.n_left + reader.n_cells
+    alone = costs.seconds(n, n * n // 2)
+    overdue = costs.seconds(1) > 0 and reader.waited_s > 4 * alone
+    return (
+        not overdue,
+        -reader.waited_s if overdue else 0.0,
+        reader.counter,
+        not reader.watched,
+        reader.n_left,
+    )

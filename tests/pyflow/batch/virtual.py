@@ -1,0 +1,114 @@
+"""A context in virtual time: cells and their owners are real, tokens are hashes of what is seen."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pyflow import _core
+from pyflow.engine.context import Context
+from pyflow.engine.defaults import Defaults
+from pyflow.errors import ResourceError
+from pyflow.tokenizer import NoTokenizerError
+
+N_VOCAB = 256
+EOS = 255
+
+
+def next_token(seen: Sequence[int]) -> int:
+    """What follows a text; now and then it is its end."""
+    found = zlib.crc32(np.asarray(seen, np.int32).tobytes())
+    return EOS if found % 97 == 0 else found % 255
+
+
+class VirtualModel:
+    """What a batch asks a model for."""
+
+    load_ms = 0.0
+    defaults = Defaults(stop_ids=frozenset([EOS]))
+    spec = SimpleNamespace(n_vocab=N_VOCAB, n_embd=1)
+
+    @property
+    def tokenizer(self) -> Any:
+        raise NoTokenizerError("no text here")
+
+
+class VirtualContext(Context):
+    """Steps take the seconds of a linear law; sequences share cells."""
+
+    PER_STEP, PER_ROW, PER_CELL = 0.02, 0.003, 1e-7
+
+    def __init__(self, n_ctx: int, n_seq_max: int, n_batch: int = 512, window: int = 0) -> None:
+        self.model: Any = VirtualModel()
+        self.n_ctx, self.n_seq_max, self.n_batch, self.window = n_ctx, n_seq_max, n_batch, window
+        self.layer_windows = [window]
+        self.shifts = True
+        self.now = 0.0
+        self.steps: list[tuple[int, float]] = []  # rows, seconds
+        self._cells: list[dict[int, tuple[int, int]]] = [{} for _ in range(n_seq_max)]
+        self._next = 0
+        self._closed = False
+
+    @property
+    def native(self) -> Any:
+        return self
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def n_free(self) -> int:
+        return self.n_ctx - len({cell for cells in self._cells for _, cell in cells.values()})
+
+    def step(self, entries: Sequence[_core.Entry], **_: Any) -> list[Any]:
+        n_rows = sum(len(entry.tokens) for entry in entries)
+        assert 0 < n_rows <= self.n_batch
+        assert len({entry.seq for entry in entries}) == len(entries)
+        if n_rows > self.n_free:
+            raise ResourceError("out of cells")
+        results, n_seen = [], 0
+        for entry in entries:
+            cells, drawn = self._cells[entry.seq], []
+            for token in entry.tokens:
+                self._next += 1
+                cells[len(cells)] = (token, self._next)
+                n_seen += len(cells)
+            if entry.sampler is not None:
+                token = next_token([token for token, _ in cells.values()])
+                drawn.append(SimpleNamespace(token=token, top=[], logprob=0.0))
+            results.append(
+                SimpleNamespace(drawn=drawn, nodes=[], failed=False, check=lambda: None, reports=[])
+            )
+        seconds = self.PER_STEP + self.PER_ROW * n_rows + self.PER_CELL * n_seen
+        self.now += seconds
+        self.steps.append((n_rows, seconds))
+        return results
+
+    def turns_alike(self, n_positions: int, other: int) -> bool:  # noqa: ARG002
+        return True
+
+    def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
+        assert p1 == -1
+        self._cells[seq] = {p: cell for p, cell in self._cells[seq].items() if p < p0}
+
+    def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
+        assert p0 == 0
+        assert not self._cells[dst]
+        assert p1 <= len(self._cells[src])
+        self._cells[dst] = {p: cell for p, cell in self._cells[src].items() if p < p1}
+
+    def seq_pos_max(self, seq: int) -> int:
+        return max(self._cells[seq], default=-1)
+
+    def seq_reusable(self, seq: int, n: int | None = None) -> int:
+        held = len(self._cells[seq])
+        n = held if n is None else n
+        # With a window, cells long past cannot be had back.
+        return min(n, held) if not self.window or n > held - self.window else 0
+
+    def close(self) -> None:
+        self._closed = True
