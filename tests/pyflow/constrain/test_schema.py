@@ -119,7 +119,9 @@ ENFORCED: list[tuple[Mapping[str, object], Check]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "check"), ENFORCED, ids=lambda v: str(v)[:50])
+@pytest.mark.parametrize(
+    ("source", "check"), ENFORCED, ids=lambda v: "check" if callable(v) else str(v)[:50]
+)
 def test_texts_of_a_schema_are_what_it_says(
     source: Mapping[str, object], check: Check, texts: Callable[..., list[str]]
 ) -> None:
