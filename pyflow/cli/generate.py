@@ -13,6 +13,7 @@ import click
 from pyflow.cli.options import model
 from pyflow.cli.options import sampling as draws
 from pyflow.cli.options.asking import Question, question
+from pyflow.cli.options.constraint import constraint
 from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import as_json, grouped, option, ruled
 from pyflow.cli.options.pipeline import pipelines
@@ -27,6 +28,7 @@ from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
+    from pyflow.constrain import Constraint
     from pyflow.errors import SessionError
     from pyflow.generate import Completion, Options, StopReason
     from pyflow.generate.any_model import AnyModel
@@ -81,6 +83,7 @@ _sampling = grouped(
 @draws.n_predict
 @_sampling
 @draws.stop
+@constraint
 @model.session
 @as_json
 def command(
@@ -91,6 +94,7 @@ def command(
     n_predict: int,
     sampling: SamplingParams,
     stop: tuple[str, ...],
+    constraint: Constraint | None,
     as_json: bool,
 ) -> int:
     """Continue a text, or answer one question.
@@ -111,6 +115,7 @@ def command(
             "n_predict": n_predict if is_given("n_predict") else loaded.defaults.n_predict,
             "sampling": seeded,
             "stop": question.templating.stops(stop),
+            "constraint": constraint,
             "progress": progress,
         }
         if run.pipeline is None:

@@ -30,14 +30,14 @@ def place_of_fault(schema: Schema) -> tuple[str, str]:
 
 
 def _keyword(document: dict[str, Any], node: dict[str, Any]) -> str:
-    """The only keyword without which the schema is accepted; empty if there are several."""
+    """The keyword without which the schema is accepted; all, if no single one is to blame."""
     guilty = [
         key
         for key in node
         if not _fault(document, {name: value for name, value in node.items() if name != key})
     ]
-    # Where two keywords contradict each other, either could go: the last one is named.
-    return f"{guilty[-1]}: " if guilty else ""
+    # Where two contradict each other, either could go: the last one is named.
+    return f"{guilty[-1] if guilty else ', '.join(node)}: "
 
 
 def _fault(document: dict[str, Any], top: dict[str, Any]) -> str:

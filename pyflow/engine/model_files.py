@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyflow import catalogue, chat, formats
 from pyflow.chat import ChatTemplate
+from pyflow.constrain import Constraint, Grammars, Matcher
 from pyflow.engine.defaults import read_defaults
 from pyflow.engine.fingerprint import fingerprint
 from pyflow.errors import PyflowError, UnsupportedError
@@ -97,6 +98,15 @@ class ModelFiles:
         return chat.from_checkpoint(
             self.checkpoint, self.tokenizer, template=self._description.template
         )
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Constraints over the vocabulary. UnsupportedError: llguidance is not installed."""
+        return Grammars(self.tokenizer, self.spec.n_vocab)
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """What holds one text of this model to a constraint, from the text's first token on."""
+        return self.grammars.matcher(constraint)
 
 
 def open_checkpoint(

@@ -18,10 +18,11 @@ from pyflow.batch.completion import Completion
 from pyflow.batch.request import Request, View
 from pyflow.batch.runner import Runner
 from pyflow.chat import ChatTemplate
+from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.engine.session_file import SessionFile
-from pyflow.errors import PyflowError, ShapeError
+from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.generate.stream import Stream
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
@@ -43,6 +44,8 @@ class Options(TypedDict, total=False):
     completion has it."""
     stop: str | Sequence[str]
     """The text ends before this, or before the first of these, no part of which comes out."""
+    constraint: Constraint | None
+    """What each answer is held to, such as Constraint.json_schema(...); see pyflow.constrain."""
     n_ctx: int | None
     """Tokens of a prompt and its answer together; None suits prompt and n_predict."""
     cache_type: CacheType
@@ -86,6 +89,7 @@ class Prompted(TextModel, Protocol):
     def spec(self) -> ModelSpec: ...
     @property
     def defaults(self) -> Defaults: ...
+    def matcher(self, constraint: Constraint, /) -> Matcher: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,8 @@ class Wish:
     sampling: SamplingParams
     """With a seed."""
     stop: Sequence[str]
-
+    matchers: Sequence[Matcher | None]
+    """One per prompt."""
     progress: Progress | None
 
     @property
@@ -116,9 +121,10 @@ class Wish:
                 n_predict=self.n_predict,
                 stop=self.stop,
                 reuse=run.reuse,
+                matcher=matcher,
             )
-            for tokens, noise_stream, limit in zip(
-                self.prompts, self.noise_streams, run.limits, strict=True
+            for tokens, noise_stream, matcher, limit in zip(
+                self.prompts, self.noise_streams, self.matchers, run.limits, strict=True
             )
         ]
         return Stream(run.runner, model, requests, owned=run.owned, progress=self.progress)
@@ -143,6 +149,13 @@ class AnyModel(ABC):
     @abstractmethod
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template, or None."""
+
+    def matcher(self, constraint: Constraint) -> Matcher:  # noqa: ARG002
+        """What holds a text to a constraint; UnsupportedError where tokens are drawn elsewhere."""
+        raise UnsupportedError(
+            f"{self.name}: constraint: stages of a pipeline draw without grammars; load the model "
+            "in one process"
+        )
 
     @abstractmethod
     def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:
@@ -180,8 +193,8 @@ class AnyModel(ABC):
         A prompt is text, continued as it stands, or token ids. Each of several prompts gives the
         text that it gives alone; further copies of a prompt take further streams of noise.
         A model without a tokenizer continues token ids, and its text stays empty.
-        Options: n_predict, sampling, stop, n_ctx, cache_type, progress, speculator, session; see
-        `generate.Options`.
+        Options: n_predict, sampling, stop, constraint, n_ctx, cache_type, progress, speculator,
+        session; see `generate.Options`.
         PyflowError: an empty prompt, one too long for the context, an option out of range.
         TypeError: an unknown option.
         """
@@ -207,7 +220,19 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
     for tokens in prompts:
         streams.append(seen[tuple(tokens)])
         seen[tuple(tokens)] += 1
-    return Wish(prompts, streams, n_predict, sampling.seeded(), stop, options.get("progress"))
+    constraint = options.get("constraint")
+    if constraint is not None and not isinstance(constraint, Constraint):
+        raise PyflowError(f"constraint: expected Constraint.json_schema(...), found {constraint!r}")
+    matchers = [None if constraint is None else model.matcher(constraint) for _ in prompts]
+    return Wish(
+        prompts,
+        streams,
+        n_predict,
+        sampling.seeded(),
+        stop,
+        matchers,
+        options.get("progress"),
+    )
 
 
 def check_fits(n_tokens: int, n_ctx: int, most: int) -> None:
