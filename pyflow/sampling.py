@@ -51,7 +51,8 @@ class SamplingParams:
             if isinstance(parameter.default, float):
                 _number(name, value)
             elif isinstance(parameter.default, int):
-                whole(name, value)
+                is_huge = name in ("top_k", "n_logprobs") and isinstance(value, int) and value > 0
+                whole(name, value, *([0] if is_huge else []))
         if self.seed is not None:
             whole("seed", self.seed, 0, (1 << 64) - 1)
         if not isinstance(self.logit_bias, Mapping):

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.formats.replacing import replacing
+from pyflow.formats.side_files import is_file
 from pyflow.quant.blocks import LARGEST_IMPORTANCE
 from pyflow.quant.naming import Naming
 from pyflow.quant.weights import moved
@@ -132,7 +133,7 @@ class Imatrix:
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:
     """FormatError: not a GGUF file, no importance in it, or values that are not sums of squares."""
-    if not Path(path).is_file():
+    if not is_file(Path(path)):
         raise FormatError(f"{path}: expected a file, found none; 'pyflow imatrix' writes one")
     try:
         checkpoint = formats.open(path)

@@ -82,10 +82,13 @@ uint64_t integer(const GgufFile& file, std::string_view key, uint64_t otherwise)
   return otherwise;
 }
 
+constexpr uint64_t kNothing = UINT64_MAX;
+
 void expect(const GgufFile& file, std::string_view key, uint64_t expected, uint64_t found) {
   if (found != expected)
     throw FormatError(file.label() + ": metadata " + quoted(key) + ": expected " +
-                      grouped(expected) + ", found " + grouped(found) +
+                      grouped(expected) + ", found " +
+                      (found == kNothing ? "nothing" : grouped(found)) +
                       "; open the first of the files, and keep those of one model together");
 }
 
@@ -118,7 +121,7 @@ uint64_t split_count(const GgufFile& file) { return integer(file, kCount, 1); }
 std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
     std::shared_ptr<const GgufFile> first) {
   const uint64_t count = split_count(*first);
-  expect(*first, kNo, 0, integer(*first, kNo, UINT64_MAX));
+  expect(*first, kNo, 0, integer(*first, kNo, kNothing));
   if (count > kMaxShards)
     throw FormatError(first->label() + ": metadata 'split.count': expected at most 4,096, found " +
                       grouped(count) + "; " + std::string(kAdviseConvert));
@@ -135,7 +138,7 @@ std::shared_ptr<ShardedCheckpoint> ShardedCheckpoint::open_split(
   std::vector<std::shared_ptr<const Checkpoint>> parts = {first};
   for (uint64_t i = 1; i < count; ++i) {
     const auto part = GgufFile::open(stem + "-" + five_digits(i + 1) + tail);
-    expect(*part, kNo, i, integer(*part, kNo, UINT64_MAX));
+    expect(*part, kNo, i, integer(*part, kNo, kNothing));
     expect(*part, kCount, count, split_count(*part));
     expect_same(*first, *part);
     parts.push_back(part);

@@ -21,6 +21,7 @@ from pyflow.cli.terminal.output import (
     Told,
     asks_for_json,
     describe,
+    dropping_what_fails,
     error_object,
     print_error,
     print_json,
@@ -93,6 +94,11 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command line, by default the process's own; returns the exit code."""
     _open_closed_streams()
+    with dropping_what_fails():
+        return _main(args)
+
+
+def _main(args: Sequence[str] | None) -> int:
     args = sys.argv[1:] if args is None else args
     told = Told()
     try:

@@ -6,11 +6,12 @@ import click
 
 from pyflow.cli.fetching import fetch, parse
 from pyflow.cli.options.groups import as_json, flag
+from pyflow.cli.options.model import not_empty
 from pyflow.cli.terminal.output import print_json
 
 
 @click.command("pull")
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", callback=not_empty)
 @flag("--force", "Fetch it again even if it is there.")
 @as_json
 def command(*, name: str, force: bool, as_json: bool) -> None:

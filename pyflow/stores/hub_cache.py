@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyflow.errors import PyflowError
+from pyflow.formats.folders import main_file
+from pyflow.formats.lookalikes import in_place_of_a_file
 from pyflow.hub.cache import RepoCache, repos
 from pyflow.hub.choose import WEIGHTS
 from pyflow.hub.listing import RemoteFile
@@ -53,14 +55,26 @@ def _of_snapshot(
         unique = quant.label and labels.count(quant.label) == 1
         wanted = quant.label if unique else quant.files[0].name
         shown = name if len(found) == 1 else HubName(name.repo, name.revision, wanted)
-        yield Stored(str(shown), snapshot / quant.files[0].name, quant.nbytes or 0)
+        path = snapshot / quant.files[0].name
+        yield _checked(Stored(str(shown), path, quant.nbytes or 0), path)
     if found:
         return
     if not any(file.name.endswith(WEIGHTS) for file in files):
         return  # only a tokenizer, or a model of another kind
     try:
         pulled = cached(name)
+        main = pulled.path if pulled.path.is_file() else main_file(pulled.path)
     except (PyflowError, OSError) as error:
         yield Aside(snapshot, str(error))
     else:
-        yield Stored(str(name), pulled.path, pulled.nbytes)
+        yield _checked(Stored(str(name), pulled.path, pulled.nbytes), main)
+
+
+def _checked(model: Stored, main: Path) -> Stored | Aside:
+    """The model, unless something else stands where the bytes of its main file should be."""
+    try:
+        with main.open("rb") as file:
+            found = in_place_of_a_file(file.read(4096))
+    except OSError as error:
+        return Aside(main, error.strerror or "cannot be read")
+    return model if found is None else Aside(main, f"is {found}")

@@ -92,3 +92,5 @@ def test_parts_that_do_not_belong_together_are_refused(
         entries = [("split.no", number(0)), ("split.count", value)]
         (tmp_path / "x.gguf").write_bytes(builder.Gguf(entries).build())
         refused(tmp_path / "x.gguf", words)
+    (tmp_path / "x.gguf").write_bytes(builder.Gguf([("split.count", number(2))]).build())
+    refused(tmp_path / "x.gguf", "metadata 'split.no': expected 0, found nothing")

@@ -50,7 +50,10 @@ class Templating:
     def _given(self, path: str, model: AnyModel) -> ChatTemplate:
         from pyflow.chat import ChatTemplate
 
-        return ChatTemplate(inputs.read(path), model.tokenizer, source=path)
+        text = inputs.read(path)
+        if not text.strip():
+            raise click.UsageError(f"--chat-template: {path}: expected a template, found no text")
+        return ChatTemplate(text, model.tokenizer, source=path)
 
     @property
     def needs_template(self) -> bool:
@@ -122,6 +125,11 @@ def raw_tokens(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
 
 def text_of(given: str, name: str, escape: bool) -> str:
     """The text of an argument: @FILE is a file's, and @@ begins a text with @."""
+    if given == "@":
+        raise click.UsageError(
+            f"{name}: expected the name of a file after @, found none; @@ is a text that begins"
+            " with @"
+        )
     if given.startswith("@") and not given.startswith("@@"):
         return inputs.read(given[1:]).removesuffix("\n")
     text = inputs.argument(given.removeprefix("@") if given.startswith("@@") else given, name)
@@ -224,7 +232,7 @@ question = grouped(
         _Source,
         option(
             "-p --prompt",
-            "The text to continue; @FILE reads it.",
+            "The text to continue; @FILE reads it, and @@ at its beginning is a plain @.",
             metavar="TEXT",
             short="The text to continue; @FILE reads it",
         ),
@@ -252,7 +260,9 @@ question = grouped(
         "Ask it as a question with the model's chat template.  [default: if the model has one]",
     ),
     flag("--raw", "Continue the text as it is.", "Continue it as it is, without a template"),
-    option("--prefill", "How the answer begins.", metavar="TEXT"),
+    option(
+        "--prefill", "How the answer begins; what is printed goes on from there.", metavar="TEXT"
+    ),
     special,
     templating,
     rules=[

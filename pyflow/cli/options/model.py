@@ -68,7 +68,7 @@ def _weight_format(ctx: click.Context, param: click.Parameter, value: str | None
     from pyflow.quant import format_of
 
     try:
-        return value and format_of(value).name
+        return None if value is None else format_of(value).name
     except PyflowError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 

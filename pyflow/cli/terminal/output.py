@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TextIO, cast
 
 import click
 
@@ -21,6 +24,49 @@ class Told:
     """What a command has printed; the `obj` of its contexts."""
 
     json: bool = False
+
+
+class _Dropping:
+    """Standard error, which drops what cannot be written: it must not change how a command ends."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Sends what is buffered, and all that follows, nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        self._stream.flush()
+
+
+@contextmanager
+def dropping_what_fails() -> Iterator[None]:
+    """Meanwhile standard error that is full or closed, such as a terminal that hung up, is no
+    error."""
+    before = sys.stderr
+    sys.stderr = cast("TextIO", _Dropping(before))
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        sys.stderr = before
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:

@@ -126,6 +126,8 @@ class Given:
                         return scope.resolved(one.text)
                     if (item := _ITEM.fullmatch(one.text)) is not None:
                         table = scope.resolved(item[1])
+                        if isinstance(table.value, list):
+                            raise table.fault("an object, or null")
                         where = f"{table.where}.{item[2]}"
                         return Resolved(one.evaluate(scope), where, table.is_from_spec)
                     return Resolved(one.evaluate(scope), f"{self.where}: {one.text}", True)

@@ -102,6 +102,10 @@ def test_stops_have_escapes_too() -> None:
         (["--special"], ["--special", "--raw"]),
         (["--template-var", "1a=2"], ["--template-var", "1a=2"]),
         (["--prefix", "a", "--chat"], ["--prefix"]),
+        (["-p", "@"], ["-p", "@@"]),
+        (["--quantize", ""], ["--quantize"]),
+        (["--chat-template", "/dev/null"], ["--chat-template", "/dev/null"]),
+        (["--top-k", "99999999999"], ["--top-k", "0 to"]),
     ],
 )
 def test_options_that_do_not_go_together(run: Run, args: list[str], names: list[str]) -> None:

@@ -349,3 +349,11 @@ def test_doctor_says_what_it_found(run: Run) -> None:
         "bandwidth",
     ):
         assert f"{word} " in out
+
+
+def test_standard_error_that_is_full_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert main(["inspect", "/no/such/model"]) == 3
+        assert main(["inspect", "--no-such-option"]) == 2
+        assert sys.stderr is full

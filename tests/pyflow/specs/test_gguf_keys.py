@@ -171,6 +171,13 @@ def test_divisors_for_one_length_of_context_need_those_for_the_other(
     assert "rope_factors_long.weight" in str(caught.value)
 
 
+def test_experts_without_their_number_name_the_key(tmp_path: Path) -> None:
+    fixture = json.loads((GOLDEN / "families/gguf_mixtral.json").read_text())
+    del fixture["metadata"]["llama.expert_used_count"]
+    with pytest.raises(FormatError, match=r"llama\.expert_used_count.*nothing"):
+        built(tmp_path, fixture)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -301,6 +301,11 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 2.0}},
         ("rope_scaling: attn_factor", "2.0"),
     ),
+    "a list of ropes": ({"rope_scaling": []}, ("rope_scaling", "object", "[]")),
+    "a law of ropes without numbers": (
+        {"rope_scaling": {"type": "su"}},
+        ("rope_scaling", "short_factor", "8", "nothing"),
+    ),
     "too few factors": (
         {
             "rope_scaling": {

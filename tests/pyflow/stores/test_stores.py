@@ -214,6 +214,15 @@ def test_stores_are_only_read(home: Path) -> None:
     assert state() == before
 
 
+def test_a_pointer_in_the_hubs_cache_is_left_aside(home: Path) -> None:
+    for repo, name in (("org/gguf", "x.gguf"), ("org/weights", "model.safetensors")):
+        path = put_in_hub(home, repo, [name, "config.json"]) / name
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    asides = list(stores.of_hub())
+    assert all(isinstance(one, stores.Aside) and "git-lfs" in one.why for one in asides)
+    assert [one.path.name for one in asides] == ["x.gguf", "model.safetensors"]
+
+
 def test_list_shows_what_is_here_and_what_is_left_aside(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
