@@ -13,6 +13,10 @@ from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
 
+# What is above fits no F32; what is below the least of whole numbers is told by the extension.
+_MOST = 3.4028234663852886e38
+_LEAST = {"top_k": 0, "n_logprobs": 0, "repeat_last_n": -1}
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -50,9 +54,11 @@ class SamplingParams:
             name, value = parameter.name, getattr(self, parameter.name)
             if isinstance(parameter.default, float):
                 _number(name, value)
+                if not abs(value) <= _MOST:
+                    raise PyflowError(f"{name}: expected a finite number, found {value}")
             elif isinstance(parameter.default, int):
-                is_huge = name in ("top_k", "n_logprobs") and isinstance(value, int) and value > 0
-                whole(name, value, *([0] if is_huge else []))
+                is_huge = name in _LEAST and isinstance(value, int) and value > 0
+                whole(name, value, *([_LEAST[name]] if is_huge else []))
         if self.seed is not None:
             whole("seed", self.seed, 0, (1 << 64) - 1)
         if not isinstance(self.logit_bias, Mapping):
