@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 _DOWNLOAD = "download it again (a model of 'pyflow list': 'pyflow pull NAME --force')"
 _UNPACK = "unpack it and give the path of the checkpoint inside"
@@ -64,6 +65,12 @@ def in_place_of_a_file(head: bytes) -> str | None:
     if not head.strip(b"\x00"):
         return f"zeros, as an interrupted download leaves them; {_DOWNLOAD}"
     return None
+
+
+def stand_in(path: Path) -> str | None:
+    """The same for the file at path. Raises OSError."""
+    with path.open("rb") as file:
+        return in_place_of_a_file(file.read(4096))
 
 
 def unknown(head: bytes) -> str:

@@ -10,9 +10,10 @@ from urllib.parse import quote
 from pyflow.downloads import Progress, Report, check_disk, lock, os_errors
 from pyflow.errors import FormatError, PyflowError
 from pyflow.formats.folders import main_file
+from pyflow.formats.lookalikes import stand_in
 from pyflow.formats.side_files import read_text
 from pyflow.hub.cache import VARIABLE, RepoCache, repos
-from pyflow.hub.choose import Choice, choose
+from pyflow.hub.choose import WEIGHTS, Choice, choose
 from pyflow.hub.listing import RemoteFile, Repo, describe, explained, nearest
 from pyflow.hub.names import HubName
 from pyflow.hub.session import RefusedError, Session, session
@@ -78,7 +79,8 @@ def fetch(todo: Plan, *, force: bool = False, progress: Report | None = None) ->
     """Brings the files that the cache lacks, each checked by its hash; `force` brings all again.
 
     An interrupted pull goes on with the bytes that have come. PyflowError: no access or connection.
-    FormatError: other bytes came than the hub promised. ResourceError: the disk is too full.
+    FormatError: other bytes came than the hub promised, or it has a pointer or a page where weights
+    should be. ResourceError: the disk is too full.
     """
     report = progress or (lambda _: None)
     repo, cache = todo.repo, todo.cache
@@ -97,7 +99,14 @@ def fetch(todo: Plan, *, force: bool = False, progress: Report | None = None) ->
             _brought(todo.hub, repo, cache, file, tell, force=force)
             done += file.nbytes or 0
         cache.refer(repo.name.revision or "main", repo.commit)
-    return todo.pulled()
+    pulled = todo.pulled()
+    for path in pulled.files:
+        if path.name.endswith((*WEIGHTS, ".gguf")) and (found := stand_in(path)):
+            raise FormatError(
+                f"{repo.name}: {path.name}: the hub has {found.partition(';')[0]}, expected the "
+                "weights; tell the owner of the repository, or pull another one"
+            )
+    return pulled
 
 
 def cached(name: HubName) -> Pulled:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyflow.errors import PyflowError
 from pyflow.formats.folders import main_file
-from pyflow.formats.lookalikes import in_place_of_a_file
+from pyflow.formats.lookalikes import stand_in
 from pyflow.hub.cache import RepoCache, repos
 from pyflow.hub.choose import WEIGHTS
 from pyflow.hub.listing import RemoteFile
@@ -73,8 +73,7 @@ def _of_snapshot(
 def _checked(model: Stored, main: Path) -> Stored | Aside:
     """The model, unless something else stands where the bytes of its main file should be."""
     try:
-        with main.open("rb") as file:
-            found = in_place_of_a_file(file.read(4096))
+        found = stand_in(main)
     except OSError as error:
         return Aside(main, error.strerror or "cannot be read")
     return model if found is None else Aside(main, f"is {found}")

@@ -181,6 +181,14 @@ def test_a_file_that_differs_from_its_listing_is_refused(hub: Hub, tmp_path: Pat
     assert in_cache(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["t-Q4_K_M.gguf", "model.safetensors"])
+def test_a_pointer_in_place_of_weights_is_refused(hub: Hub, name: str) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n"
+    put(hub, files={"config.json": b"{}", name: pointer})
+    with pytest.raises(FormatError, match=f"{name}.*git-lfs"):
+        pull()
+
+
 def test_forcing_brings_all_again(hub: Hub) -> None:
     put(hub)
     path = pull().path
