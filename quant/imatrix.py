@@ -133,8 +133,9 @@ class Imatrix:
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:
     """FormatError: not a GGUF file, no importance in it, or values that are not sums of squares."""
-    if not is_file(Path(path)):
-        raise FormatError(f"{path}: expected a file, found none; 'pyflow imatrix' writes one")
+    if not str(path) or not is_file(Path(path)):
+        name = path or "importance matrix"
+        raise FormatError(f"{name}: expected a file, found none; 'pyflow imatrix' writes one")
     try:
         checkpoint = formats.open(path)
     except FormatError as error:
