@@ -71,6 +71,11 @@ class ChatTemplate:
             raise FormatError(f"{source}: {KEY}: expected text, found {text!r}")
         return cls(text, tokenizer, source=f"{source}: {KEY}")
 
+    @property
+    def text(self) -> str:
+        """The template itself."""
+        return self._text
+
     def using(self, variables: Mapping[str, object]) -> ChatTemplate:
         """The same template with further variables, such as `enable_thinking`.
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pyflow.serve.api import chat, completions, tokens
+from pyflow.serve.api import chat, completions, embeddings, messages, responses, tokens
 from pyflow.serve.api.models import Plain
 from pyflow.serve.endpoint import Endpoint
 from pyflow.serve.errors import ApiError, failed
@@ -23,6 +23,10 @@ def routes(state: State) -> list[Route]:
     bodies: dict[str, ASGIApp] = {
         "/v1/chat/completions": Endpoint(state, chat.ChatBody, chat.answer),
         "/v1/completions": Endpoint(state, completions.CompletionBody, completions.answer),
+        "/v1/responses": Endpoint(state, responses.ResponseBody, responses.answer),
+        "/v1/messages": Endpoint(state, messages.MessagesBody, messages.answer),
+        "/v1/messages/count_tokens": Endpoint(state, messages.CountBody, messages.count_tokens),
+        "/v1/embeddings": Endpoint(state, embeddings.EmbeddingBody, embeddings.answer),
         "/tokenize": Endpoint(state, tokens.TokenizeBody, tokens.tokenize),
         "/detokenize": Endpoint(state, tokens.DetokenizeBody, tokens.detokenize),
         "/apply-template": Endpoint(state, tokens.TemplateBody, tokens.apply_template),

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from pyflow import catalogue
+from pyflow.batch.completion import Completion
+from pyflow.batch.request import Request
+from pyflow.constrain import Constraint, Matcher
 from pyflow.model import Model
 from pyflow.serve.engine import Engine, serving_runner
 from pyflow.serve.errors import ApiError, too_long
+from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.settings import Settings
 
@@ -76,6 +81,27 @@ class Served:
             raise ApiError(
                 400, f"{param}: expected tokens from 0 to {most - 1}, found {wrong}", param=param
             )
+
+    def matchers(self, constraint: Constraint | None) -> Callable[[], Matcher | None]:
+        """Makes what holds one text to the constraint. In the preparing thread: it may take a
+        second. ConstraintError."""
+        if constraint is None:
+            return lambda: None
+        return lambda: self.model.matcher(constraint)
+
+    async def answered(self, requests: Sequence[Request]) -> list[Completion]:
+        """The texts of requests, once they have ended; whoever leaves early ends them. ApiError."""
+        async with self.job(requests) as job:
+            return await job.completions()
+
+    @asynccontextmanager
+    async def job(self, requests: Sequence[Request]) -> AsyncGenerator[Job, None]:
+        """Texts on their way; whoever leaves early ends them. ApiError."""
+        job = self.engine.submit(requests)
+        try:
+            yield job
+        finally:
+            self.engine.cancel(job)
 
     async def close(self) -> None:
         await self.engine.close()

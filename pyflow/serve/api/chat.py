@@ -3,69 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from pyflow.batch.completion import Completion, TokenLogprobs
 from pyflow.batch.request import Request, View
-from pyflow.chat import ChatTemplate
-from pyflow.serve.api import logprobs
-from pyflow.serve.api.sampling import Count, NLogprobs, Sampled, copies, finish_reason
-from pyflow.serve.api.writing import Writing
+from pyflow.chat.tools import ToolCall
+from pyflow.constrain import Constraint
+from pyflow.serve.api import constraints, logprobs
+from pyflow.serve.api.constraints import ResponseFormat, Structured, Tool, ToolChoice
+from pyflow.serve.api.conversation import Message, TemplateArguments, encode
+from pyflow.serve.api.sampling import NOT_GUIDED, Count, NLogprobs, Sampled, copies
+from pyflow.serve.api.writing import Parts, Writing, call_of, finish_reason
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
-from pyflow.serve.job import Update
 from pyflow.serve.models import Served
 from pyflow.serve.replies import DONE, PING, EventStream, Reply
+from pyflow.serve.state import State
 
 _CHUNK = "chat.completion.chunk"
-_NOT_YET = "leave it out"
-
-
-class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One message of a conversation."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    name: str | None = None
-
-    def plain(self, index: int) -> dict[str, object]:
-        """As templates take it. ApiError: it has parts that are no text."""
-        where = f"messages[{index}].content"
-        out: dict[str, object] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": text_of(self.content, where),
-        }
-        if self.name is not None:
-            out["name"] = self.name
-        return out
-
-
-def text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    """The text of a message's content. ApiError, naming `where`, for other parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        text = part.get("text")
-        if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(
-            text, str
-        ):
-            raise bad_request(
-                f"{where}: expected parts of type text, found {part.get('type')!r:.40}; "
-                "pyflow reads text alone, and fetches no URL",
-                "messages",
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-class TemplateArguments(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Variables that a client may set in the model's own template."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
 
 
 class ChatBody(Sampled, kw_only=True):
@@ -76,25 +33,22 @@ class ChatBody(Sampled, kw_only=True):
     logprobs: bool = False
     top_logprobs: NLogprobs = 0
     chat_template_kwargs: TemplateArguments = msgspec.field(default_factory=TemplateArguments)
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
+    grammar: str | None = None
+    tools: list[Tool] = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
 
     refused: ClassVar[dict[str, str]] = {
+        **NOT_GUIDED,
         "chat_template": "only the model's own template is used",
         "audio": "the model writes text",
         "documents": "put them into a message",
-        "prediction": _NOT_YET,
+        "prediction": "leave it out",
         "web_search_options": "nothing is fetched",
-        "functions": _NOT_YET,
-        "function_call": _NOT_YET,
-        "tools": _NOT_YET,
-        "tool_choice": _NOT_YET,
-        "response_format": _NOT_YET,
-        "structured_outputs": _NOT_YET,
-        "guided_json": _NOT_YET,
-        "guided_regex": _NOT_YET,
-        "guided_choice": _NOT_YET,
-        "guided_grammar": _NOT_YET,
-        "grammar": _NOT_YET,
-        "json_schema": _NOT_YET,
+        "functions": "write tools",
+        "function_call": "write tool_choice",
     }
 
     @property
@@ -104,57 +58,56 @@ class ChatBody(Sampled, kw_only=True):
             raise bad_request("top_logprobs: needs logprobs: true", "top_logprobs")
         return max(1, self.top_logprobs) if self.logprobs else 0
 
+    @property
+    def called(self) -> list[Tool]:
+        """The tools that may be called."""
+        if self.tool_choice not in ("none", "auto") and not self.tools:
+            raise bad_request("tool_choice: needs tools", "tool_choice")
+        return [] if self.tool_choice == "none" else self.tools
 
-def encode(served: Served, messages: Sequence[Message], kwargs: TemplateArguments) -> list[int]:
-    """The tokens of a conversation. In the preparing thread."""
-    if not messages:
-        raise bad_request("messages: expected at least one, found none", "messages")
-    plain = [message.plain(i) for i, message in enumerate(messages)]
-    return template(served).encode(
-        plain, variables=msgspec.to_builtins(kwargs), tell=lambda _: None
-    )
-
-
-def template(served: Served) -> ChatTemplate:
-    """ApiError: the model has none."""
-    found = served.model.chat_template
-    if found is None:
-        raise bad_request(
-            f"model: {served.name} has no chat template: it continues text and was not trained to "
-            "chat; use /v1/completions, or serve an instruct model",
-            "model",
-        )
-    return found
+    def constraint(self, served: Served) -> Constraint | None:
+        """What the answer is held to. ApiError: two things at once."""
+        wanted = constraints.chosen(self.response_format, self.structured_outputs, self.grammar)
+        if not self.called:
+            return wanted
+        if wanted is not None:
+            raise bad_request("tools: an answer follows tools or a format, not both", "tools")
+        form = constraints.format_of(served)
+        return constraints.of_tools(self.called, self.tool_choice, form)
 
 
-async def plan(call: Call[ChatBody]) -> Writing:
+async def plan(state: State, body: ChatBody, tenant: str) -> Writing:
     """The texts that the request asks for. ApiError: it cannot be done."""
-    body, state = call.body, call.state
     served = state.shelf.get(body.model)
-    tokens = await state.preparing.run(
-        lambda: encode(served, body.messages, body.chat_template_kwargs), "messages"
-    )
-    served.check_tokens(tokens, param="messages")
-    n_predict = body.max_completion_tokens or body.max_tokens
-    request = Request(
-        view=View(tokens),
-        sampling=body.sampling(served, body.n_logprobs),
-        limit=served.n_ctx,
-        n_predict=n_predict or served.model.defaults.n_predict,
-        stop=body.stops,
-        reuse=True,
-        key=call.tenant,
-        watched=body.stream,
-    )
-    return Writing.of(served, body, copies(request, body.n), "chatcmpl")
+    sampling, stops = body.sampling(served, body.n_logprobs), body.stops
+
+    def prepare() -> list[Request]:
+        tokens = encode(served, body.messages, body.chat_template_kwargs, body.called)
+        served.check_tokens(tokens, param="messages")
+        n_predict = body.max_completion_tokens or body.max_tokens
+        request = Request(
+            view=View(tokens),
+            sampling=sampling,
+            limit=served.n_ctx,
+            n_predict=n_predict or served.model.defaults.n_predict,
+            stop=stops,
+            reuse=True,
+            key=tenant,
+            watched=body.stream,
+        )
+        return copies(request, body.n, matcher=served.matchers(body.constraint(served)))
+
+    requests = await state.preparing.run(prepare)
+    form = constraints.format_of(served) if body.called else None
+    return Writing.of(served, body, requests, "chatcmpl", form, body.parallel_tool_calls)
 
 
 async def answer(call: Call[ChatBody]) -> Reply | EventStream:
     body = call.body
-    writing = await plan(call)
+    writing = await plan(call.state, body, call.tenant)
     if body.stream:
         return EventStream(_frames(writing, body), call.state.settings.send_s)
-    done = await writing.completions()
+    done = await writing.served.answered(writing.requests)
     choices = [_choice(writing, body, i, completion) for i, completion in enumerate(done)]
     return Reply.of_json(writing.body("chat.completion", choices, done))
 
@@ -162,11 +115,16 @@ async def answer(call: Call[ChatBody]) -> Reply | EventStream:
 def _choice(
     writing: Writing, body: ChatBody, index: int, completion: Completion
 ) -> dict[str, object]:
+    text, calls = writing.split(completion)
+    message: dict[str, object] = {"role": "assistant", "content": text}
+    if calls:
+        message["content"] = text or None
+        message["tool_calls"] = [call_of(call) for call in calls]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": completion.text},
+        "message": message,
         "logprobs": _logprobs(writing, body, completion.logprobs or ()),
-        "finish_reason": finish_reason(completion),
+        "finish_reason": finish_reason(completion, bool(calls)),
     }
 
 
@@ -183,36 +141,57 @@ async def _frames(writing: Writing, body: ChatBody) -> AsyncGenerator[bytes, Non
 
     Clients want first frames in the order of the choices.
     """
-    with_usage = body.stream_options.include_usage
-    n_begun = 0
-    done: dict[int, Completion] = {}
-
-    def chunk(index: int, delta: dict[str, str], reason: str | None, report: object) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": report, "finish_reason": reason}
-        return writing.chunk(_CHUNK, choice, with_usage=with_usage)
-
-    def begin(update: Update) -> list[bytes]:
-        """The roles of choices up to this one."""
-        nonlocal n_begun
-        first, n_begun = n_begun, max(n_begun, update.choice + 1)
-        return [
-            chunk(i, {"role": "assistant", "content": ""}, None, None)
-            for i in range(first, n_begun)
-        ]
-
-    async with writing.job() as job:
-        async for updates in job.updates():
-            if not updates:
+    frames = _Frames(writing, body)
+    async with writing.served.job(writing.requests) as job:
+        async for parts in writing.parts(job):
+            if not parts:
                 yield PING
-            for update in updates:
-                for role in begin(update):
-                    yield role
-                report = _logprobs(writing, body, update.logprobs)
-                if update.text or (report and report["content"]):
-                    yield chunk(update.choice, {"content": update.text}, None, report)
-                if update.completion is not None:
-                    done[update.choice] = update.completion
-                    yield chunk(update.choice, {}, finish_reason(update.completion), None)
-    if with_usage:
-        yield writing.last(_CHUNK, [done[i] for i in sorted(done)])
+            for part in parts:
+                for data in frames.of(part):
+                    yield data
+    if body.stream_options.include_usage:
+        yield writing.last(_CHUNK, frames.completions)
     yield DONE
+
+
+class _Frames:
+    def __init__(self, writing: Writing, body: ChatBody) -> None:
+        self._writing = writing
+        self._body = body
+        self._n_begun = 0
+        self._n_calls = [0] * body.n
+        self._done: dict[int, Completion] = {}
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [self._done[i] for i in sorted(self._done)]
+
+    def of(self, part: Parts) -> list[bytes]:
+        """The frames of what is new of a choice."""
+        i = part.choice
+        found = [
+            self._chunk(k, {"role": "assistant", "content": ""})
+            for k in range(self._n_begun, i + 1)
+        ]
+        self._n_begun = max(self._n_begun, i + 1)
+        report = _logprobs(self._writing, self._body, part.logprobs)
+        if part.text or (report and report["content"]):
+            found.append(self._chunk(i, {"content": part.text}, report))
+        for call in part.calls:
+            found.append(self._chunk(i, {"tool_calls": [self._call(i, call)]}))
+        if part.completion is not None:
+            self._done[i] = part.completion
+            reason = finish_reason(part.completion, self._n_calls[i] > 0)
+            found.append(self._chunk(i, {}, None, reason))
+        return found
+
+    def _call(self, choice: int, call: ToolCall) -> dict[str, object]:
+        self._n_calls[choice] += 1
+        return {"index": self._n_calls[choice] - 1, **call_of(call)}
+
+    def _chunk(
+        self, index: int, delta: object, report: object = None, reason: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": report, "finish_reason": reason}
+        with_usage = self._body.stream_options.include_usage
+        return self._writing.chunk(_CHUNK, choice, with_usage=with_usage)

@@ -12,9 +12,10 @@ import msgspec
 from pyflow.batch.completion import Completion, TokenLogprobs
 from pyflow.batch.request import Request, View
 from pyflow.chat.infill import infill
-from pyflow.serve.api import logprobs
-from pyflow.serve.api.sampling import NLogprobs, Sampled, copies, finish_reason
-from pyflow.serve.api.writing import Writing
+from pyflow.serve.api import constraints, logprobs
+from pyflow.serve.api.constraints import ResponseFormat, Structured
+from pyflow.serve.api.sampling import NOT_GUIDED, NLogprobs, Sampled, copies
+from pyflow.serve.api.writing import Writing, finish_reason
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
 from pyflow.serve.models import Served
@@ -22,7 +23,6 @@ from pyflow.serve.replies import DONE, PING, EventStream, Reply
 from pyflow.serve.settings import MAX_PROMPTS
 
 _KIND = "text_completion"
-_NOT_YET = "leave it out"
 
 
 Prompt = str | list[str | int | list[int]]
@@ -37,18 +37,14 @@ class CompletionBody(Sampled, kw_only=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 16
     echo: bool = False
     logprobs: NLogprobs | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
+    grammar: str | None = None
 
     refused: ClassVar[dict[str, str]] = {
         "best_of": "ask for n texts and choose",
-        "prompt_embeds": _NOT_YET,
-        "response_format": _NOT_YET,
-        "structured_outputs": _NOT_YET,
-        "guided_json": _NOT_YET,
-        "guided_regex": _NOT_YET,
-        "guided_choice": _NOT_YET,
-        "guided_grammar": _NOT_YET,
-        "grammar": _NOT_YET,
-        "json_schema": _NOT_YET,
+        "prompt_embeds": "write prompt",
+        **NOT_GUIDED,
     }
 
     def check(self) -> None:
@@ -107,9 +103,24 @@ async def answer(call: Call[CompletionBody]) -> Reply | EventStream:
     body, state = call.body, call.state
     body.check()
     served = state.shelf.get(body.model)
-    prompts = await state.preparing.run(lambda: _prompts(served, body), "prompt")
+    prompts, requests = await state.preparing.run(lambda: _plan(served, body, call.tenant))
+    writing = Writing.of(served, body, requests, "cmpl")
+    if body.stream:
+        return EventStream(_frames(writing, body, prompts), state.settings.send_s)
+    done = await writing.served.answered(writing.requests)
+    choices = [
+        _choice(served, body, i, prompts[i // body.n], completion)
+        for i, completion in enumerate(done)
+    ]
+    return Reply.of_json(writing.body(_KIND, choices, done))
+
+
+def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prompt], list[Request]]:
+    """Prompts, and the texts that they ask for. In the preparing thread."""
     n_report = None if body.logprobs is None else max(1, body.logprobs)
     sampling, stops = body.sampling(served, n_report or 0), body.stops
+    constraint = constraints.chosen(body.response_format, body.structured_outputs, body.grammar)
+    prompts = _prompts(served, body)
     requests: list[Request] = []
     seen: Counter[tuple[int, ...]] = Counter()
     for prompt in prompts:
@@ -122,21 +133,13 @@ async def answer(call: Call[CompletionBody]) -> Reply | EventStream:
             stop=stops,
             reuse=True,
             n_report=n_report if body.echo else None,
-            key=call.tenant,
+            key=tenant,
             watched=body.stream,
         )
         key = tuple(prompt.tokens)
-        requests += copies(request, body.n, seen[key] * body.n)
+        requests += copies(request, body.n, seen[key] * body.n, served.matchers(constraint))
         seen[key] += 1
-    writing = Writing.of(served, body, requests, "cmpl")
-    if body.stream:
-        return EventStream(_frames(writing, body, prompts), state.settings.send_s)
-    done = await writing.completions()
-    choices = [
-        _choice(served, body, i, prompts[i // body.n], completion)
-        for i, completion in enumerate(done)
-    ]
-    return Reply.of_json(writing.body(_KIND, choices, done))
+    return prompts, requests
 
 
 def _choice(
@@ -172,7 +175,7 @@ async def _frames(
         choice = {"index": index, "text": text, "logprobs": report, "finish_reason": reason}
         return writing.chunk(_KIND, choice, with_usage=with_usage)
 
-    async with writing.job() as job:
+    async with writing.served.job(writing.requests) as job:
         async for updates in job.updates():
             if not updates:
                 yield PING

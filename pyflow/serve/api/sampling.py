@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from pyflow.batch.completion import Completion
 from pyflow.batch.request import Request, View
+from pyflow.constrain import Matcher
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.serve.bodies import Body
-from pyflow.serve.errors import ApiError, bad_request, of_request
+from pyflow.serve.errors import bad_request, of_request
 from pyflow.serve.models import Served
 from pyflow.serve.settings import (
     MAX_BIASES,
@@ -44,19 +44,26 @@ HARMLESS = frozenset(
 )
 
 
+NOT_GUIDED = {
+    name: "write response_format, structured_outputs or grammar"
+    for name in (
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "json_schema",
+    )
+}
+
+
 class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Sampled(Body, kw_only=True):
-    """A request for text."""
+class Drawn(Body, kw_only=True):
+    """How the tokens of an answer are drawn; what is left out is as the model's files say."""
 
     model: str | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] = 1
-    max_tokens: Count | None = None
-    stop: str | list[str] = msgspec.field(default_factory=list)
-    stream: bool = False
-    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -70,20 +77,9 @@ class Sampled(Body, kw_only=True):
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
 
-    @property
-    def stops(self) -> list[str]:
-        """ApiError: too many, too long, or empty."""
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop
-        if len(texts) > MAX_STOPS:
-            raise bad_request(f"stop: expected up to {MAX_STOPS} texts, found {len(texts)}", "stop")
-        for text in texts:
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise bad_request(
-                    f"stop: expected texts of 1 to {MAX_STOP_CHARS} characters, "
-                    f"found one of {len(text):,}",
-                    "stop",
-                )
-        return texts
+    def as_drawn(self) -> dict[str, Any]:
+        """These fields, for another request."""
+        return {each.name: getattr(self, each.name) for each in msgspec.structs.fields(Drawn)}
 
     def sampling(self, served: Served, n_logprobs: int = 0) -> SamplingParams:
         """With a seed; the defaults are the model's. ApiError: a value out of range."""
@@ -118,6 +114,31 @@ class Sampled(Body, kw_only=True):
         return {int(key): bias for key, bias in self.logit_bias.items()}
 
 
+class Sampled(Drawn, kw_only=True):
+    """A request for text in OpenAI's two older APIs."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Count | None = None
+    stop: str | list[str] = msgspec.field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+
+    @property
+    def stops(self) -> list[str]:
+        """ApiError: too many, too long, or empty."""
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(texts) > MAX_STOPS:
+            raise bad_request(f"stop: expected up to {MAX_STOPS} texts, found {len(texts)}", "stop")
+        for text in texts:
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise bad_request(
+                    f"stop: expected texts of 1 to {MAX_STOP_CHARS} characters, "
+                    f"found one of {len(text):,}",
+                    "stop",
+                )
+        return texts
+
+
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -130,34 +151,9 @@ _NUMBERS = (
 )
 
 
-def copies(request: Request, n: int, first: int = 0) -> list[Request]:
-    """The same text n times, each with a stream of noise of its own."""
-    view = request.view
-    return [replace(request, view=View(view.tokens, first + k)) for k in range(n)]
-
-
-def finish_reason(completion: Completion) -> str:
-    """As OpenAI's API calls it. ApiError: the text was cut off from outside."""
-    reason = completion.stop_reason
-    if reason in ("cancelled", "error"):
-        raise ApiError(500, "the answer was cut off")
-    return "stop" if reason in ("eos", "stop") else "length"
-
-
-def n_generated(completion: Completion) -> int:
-    """Tokens drawn, the one that ends the text included."""
-    return completion.timings.predicted_n
-
-
-def usage(completions: Sequence[Completion], n_choices: int) -> dict[str, object]:
-    """Of n_choices answers to each prompt, in turn: a prompt counts once."""
-    prompts = completions[::n_choices]
-    n_prompt = sum(len(each.prompt_tokens) for each in prompts)
-    n_drawn = sum(map(n_generated, completions))
-    n_cached = sum(max(0, len(c.prompt_tokens) - c.timings.prompt_n) for c in prompts)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_drawn,
-        "total_tokens": n_prompt + n_drawn,
-        "prompt_tokens_details": {"cached_tokens": n_cached},
-    }
+def copies(
+    request: Request, n: int, first: int = 0, matcher: Callable[[], Matcher | None] = lambda: None
+) -> list[Request]:
+    """The same text n times, each with a stream of noise and a matcher of its own."""
+    tokens = request.view.tokens
+    return [replace(request, view=View(tokens, first + k), matcher=matcher()) for k in range(n)]

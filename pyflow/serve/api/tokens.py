@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pyflow.serve.api.chat import Message, TemplateArguments, encode
+from pyflow.serve.api.conversation import Message, TemplateArguments, encode
 from pyflow.serve.bodies import Body
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
