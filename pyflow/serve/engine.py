@@ -13,26 +13,42 @@ from contextlib import suppress
 from pyflow.batch.batch import Batch, Event
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request
-from pyflow.engine.context import DEFAULT_CTX
+from pyflow.batch.serving import serving_runner
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.model import Model
 from pyflow.serve.errors import ApiError, failed
 from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
-from pyflow.serve.settings import MAX_QUEUE, MAX_QUEUED_POOLS, MAX_RETRY_S, Settings
+from pyflow.serve.settings import (
+    DEFAULT_REQUEST,
+    MAX_QUEUE,
+    MAX_QUEUED_POOLS,
+    MAX_RETRY_S,
+    Settings,
+)
+from pyflow.speculate import Speculator
 
 _N_RATES = 32  # answers whose ends tell how fast the queue gets shorter
 
 
-def serving_runner(model: Model, settings: Settings) -> tuple[LocalRunner, int]:
-    """A runner for many users, and the positions that each of their texts may take."""
-    n_ctx = settings.n_ctx or min(DEFAULT_CTX, model.spec.n_ctx_train)
-    context = model.context(
-        n_ctx * settings.n_parallel,
-        n_seq_max=settings.n_parallel,
+def runner_for(
+    model: Model, settings: Settings, speculator: Speculator | None = None
+) -> tuple[LocalRunner, int]:
+    """A runner for many users, and the positions that each of their texts may take.
+
+    Raises like `serving_runner`.
+    """
+    n_ctx = settings.n_ctx or min(DEFAULT_REQUEST, model.spec.n_ctx_train)
+    runner = serving_runner(
+        model,
+        n_ctx=n_ctx,
+        n_parallel=settings.n_parallel,
+        n_cells=settings.n_cells,
         cache_type=settings.cache_type,
+        speculator=speculator,
+        itl_s=settings.itl_s,
     )
-    return LocalRunner(context, n_parallel=settings.n_parallel), n_ctx
+    return runner, n_ctx
 
 
 class Engine:

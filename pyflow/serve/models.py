@@ -16,7 +16,7 @@ from pyflow.batch.completion import Completion
 from pyflow.batch.request import Request
 from pyflow.constrain import Constraint, Matcher
 from pyflow.model import Model
-from pyflow.serve.engine import Engine, serving_runner
+from pyflow.serve.engine import Engine, runner_for
 from pyflow.serve.errors import ApiError, too_long
 from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
@@ -39,7 +39,7 @@ class Served:
         self.model = model
         self.created = int(time.time())
         self._cache_type = settings.cache_type
-        runner, self.n_ctx = serving_runner(model, settings)
+        runner, self.n_ctx = runner_for(model, settings)
         self.engine = Engine(runner, model, metrics, died)
 
     @cached_property

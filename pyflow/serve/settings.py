@@ -6,6 +6,7 @@ import hashlib
 import ipaddress
 from dataclasses import dataclass
 
+from pyflow.batch.serving import ITL_S
 from pyflow.engine.context import CacheType
 from pyflow.errors import PyflowError
 
@@ -20,6 +21,8 @@ MAX_QUEUE = 256
 """Requests that have no token yet."""
 MAX_QUEUED_POOLS = 4
 """Tokens of those requests, in multiples of the cells that there are."""
+DEFAULT_REQUEST = 8192
+"""Tokens of a prompt and its answer."""
 MAX_RETRY_S = 120
 """Clients do not obey longer advice."""
 
@@ -41,10 +44,14 @@ class Settings:
     """Pages of these origins may use the server from a browser, as in https://chat.example."""
     strict: bool = False
     """Refuse fields that are unknown."""
-    n_parallel: int = 8
-    """Texts that are written at once."""
+    n_parallel: int | None = None
+    """Texts that are written at once; None: as many as pay, which is measured."""
     n_ctx: int | None = None
-    """Tokens of a prompt and its answer; None: 4096, or the model's limit if that is less."""
+    """Tokens of a prompt and its answer; None: 8192, or the model's limit if that is less."""
+    n_cells: int | None = None
+    """Tokens of all texts together; None: as memory allows."""
+    itl_s: float = ITL_S
+    """Seconds between two tokens that reading the prompts of others should not exceed."""
     cache_type: CacheType = "f16"
     token_embeddings: bool = False
     """Take token ids on /v1/embeddings."""

@@ -142,6 +142,10 @@ class FakeContext(Context):
     def clear(self) -> None:
         self.cells = [{} for _ in range(self.n_seq_max)]
 
+    def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
+        end = p1 if p1 >= 0 else self.n_ctx + 1
+        self.cells[dst] |= {p: t for p, t in self.cells[src].items() if p0 <= p < end}
+
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
         end = p1 if p1 >= 0 else self.n_ctx + 1
         self.cells[seq] = {p: t for p, t in self.cells[seq].items() if not p0 <= p < end}

@@ -27,6 +27,8 @@ class Server:
 
     def __init__(self, models: dict[str, Any], settings: Settings) -> None:
         self.failed: BaseException | None = None
+        self.connections: list[http.client.HTTPConnection] = []
+        """Closed in the end."""
         started: Future[Serving] = Future()
         self.thread = threading.Thread(target=self._run, args=(models, settings, started))
         self.thread.start()
@@ -55,6 +57,8 @@ class Server:
         self.loop.call_soon_threadsafe(self.serving.end)
 
     def stop(self) -> None:
+        for connection in self.connections:
+            connection.close()
         if self.thread.is_alive():
             self.end()
         self.thread.join(60)
@@ -146,6 +150,7 @@ def slow(make_model: Any) -> Iterator[Callable[..., tuple[Server, Steps]]]:
         model = make_model()
         model.chat_template, model.fingerprint, model.metadata = _Template(), "fake", {}
         model.spec.n_embd, model.checkpoint = 8, SimpleNamespace(tensors=())
+        model.spec.window = None
         model.close = lambda: None
         steps, context_of = Steps(model), model.context
 
@@ -156,6 +161,7 @@ def slow(make_model: Any) -> Iterator[Callable[..., tuple[Server, Steps]]]:
 
         model.context = context
         settings = {"n_parallel": 1, "n_ctx": 512, "drain_s": 0.0, **settings}
+        settings = {"n_cells": 4 * settings["n_ctx"], **settings}
         made.append((Server({"fake": model}, Settings(port=0, **settings)), steps))
         return made[-1]
 

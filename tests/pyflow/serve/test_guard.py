@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from starlette.routing import Route
 
 from pyflow.errors import PyflowError
+from pyflow.model import Model
 from pyflow.serve.app import routes
 from pyflow.serve.guard import OPEN
 from pyflow.serve.settings import MAX_BODY, Settings
@@ -25,18 +26,25 @@ EVIL: list[tuple[int, dict[str, str]]] = [
 ]
 
 
-@pytest.fixture
-def guarded(slow: Any) -> Server:
-    server: Server = slow(keys=(KEY,), allow_hosts=("box",), allow_origins=("https://a.example",))[
-        0
-    ]
-    return server
+@pytest.fixture(scope="module")
+def guarded(smollm2: Model) -> Iterator[Server]:
+    settings = Settings(
+        port=0,
+        n_parallel=1,
+        n_ctx=64,
+        keys=("another key", KEY),
+        allow_hosts=("box",),
+        allow_origins=("https://a.example",),
+    )
+    server = Server({"smollm2": smollm2}, settings)
+    yield server
+    server.stop()
 
 
 def table(server: Server) -> list[tuple[str, str]]:
     found = [route for route in routes(server.serving.state) if isinstance(route, Route)]
     return [
-        (method, route.path.replace("{name:path}", "fake"))
+        (method, route.path.replace("{name:path}", "smollm2"))
         for route in found
         for method in sorted((route.methods or set()) - {"HEAD"})
     ]
