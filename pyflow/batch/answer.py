@@ -106,6 +106,7 @@ class Answer:
         """PyflowError while it goes on."""
         if self.reason is None:
             raise PyflowError("the stream has not ended: read it to its end, or close it")
+        has_read = self.n_drawn > 0 or self.reason == "length"
         return Completion(
             text="".join(self._text),
             prompt_tokens=list(self._prompt),
@@ -113,7 +114,7 @@ class Answer:
             stop_reason=self.reason,
             timings=Timings(
                 load_ms=self._load_ms,
-                prompt_n=len(self._prompt) - self._n_past + self._n_replayed if self.n_drawn else 0,
+                prompt_n=len(self._prompt) - self._n_past + self._n_replayed if has_read else 0,
                 prompt_ms=1e3 * max(0.0, self._first - self._started),
                 predicted_n=self.n_drawn - self._n_replayed,
                 predicted_ms=1e3 * (self._last - self._first),

@@ -18,39 +18,19 @@ from pyflow.cli.options.topics import TopicCommand
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
-    from pyflow.model import Model
     from pyflow.serve.run import Serving
     from pyflow.serve.settings import Settings
 
 _EXTRA = "starlette", "uvicorn", "h11", "prometheus_client"
 
 
-def _settings(
-    *,
-    host: str,
-    port: int,
-    parallel: int,
-    ctx_per_request: int | None,
-    drain: float,
-    strict: bool,
-    token_embeddings: bool,
-    access: dict[str, Any],
-) -> Settings:
-    """PyflowError: the extra `serve` is not installed."""
+def _settings(*, itl: float, access: dict[str, Any], **given: Any) -> Settings:
+    """Of options named as fields of `Settings`. PyflowError: an extra is not installed."""
     try:
         from pyflow.serve.settings import Settings
     except ModuleNotFoundError as error:
         raise _missing(error) from None
-    return Settings(
-        host=host,
-        port=port,
-        n_parallel=parallel,
-        n_ctx=ctx_per_request,
-        drain_s=drain,
-        strict=strict,
-        token_embeddings=token_embeddings,
-        **access,
-    )
+    return Settings(itl_s=itl / 1e3, **access, **given)
 
 
 def _access(**given: tuple[str, ...]) -> dict[str, Any]:
@@ -95,21 +75,33 @@ settings = grouped(
         short="The port; 8080",
     ),
     option(
-        "--parallel",
-        "Texts that are written at once.",
+        "--parallel n_parallel",
+        "Texts that are written at once.  [default: as many as pay, which is measured]",
         type=Whole(1, 64),
-        default=8,
-        short="Texts that are written at once; 8",
+        short="Texts that are written at once",
     ),
     option(
-        "--ctx-per-request",
+        "--ctx-per-request n_ctx",
         "Tokens of a prompt and its answer together; 0 is the model's maximum."
-        "  [default: 4096, or the maximum if that is less]",
+        "  [default: 8192, or the maximum if that is less]",
         type=Whole(0),
         short="Tokens of a prompt and its answer",
     ),
     option(
-        "--drain",
+        "--cells n_cells",
+        "Tokens of all texts together, and of those kept for later ones that begin alike."
+        "  [default: as memory allows]",
+        type=Whole(1),
+    ),
+    option(
+        "--itl",
+        "Milliseconds between two tokens of a text that reading the prompts of others should not "
+        "exceed.",
+        type=Finite(1),
+        default=100.0,
+    ),
+    option(
+        "--drain drain_s",
         "Seconds that answers may go on after SIGTERM or Ctrl-C; a second one ends them at once.",
         type=Finite(0),
         default=30.0,
@@ -154,9 +146,10 @@ def command(*, run: RunOptions, settings: Settings) -> None:
                 loop.add_signal_handler(number, serving.end)
         click.echo(f"{name}: {serving.url}/v1", err=True)
 
-    loaded: Model = run.load()
-    n_ctx = model.context_size(settings.n_ctx, loaded.spec.n_ctx_train, "--ctx-per-request")
-    serve({name: loaded}, replace(settings, n_ctx=n_ctx, cache_type=run.cache_type), started)
+    with run.load() as loaded:
+        n_ctx = model.context_size(settings.n_ctx, loaded.spec.n_ctx_train, "--ctx-per-request")
+        settings = replace(settings, n_ctx=n_ctx, cache_type=run.cache_type)
+        serve({name: loaded}, settings, started)
 
 
 def _missing(error: ModuleNotFoundError) -> PyflowError:

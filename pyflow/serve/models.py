@@ -104,8 +104,8 @@ class Served:
             self.engine.cancel(job)
 
     async def close(self) -> None:
+        """The model stays open: it is the caller's."""
         await self.engine.close()
-        self.model.close()
 
 
 @dataclass(frozen=True, slots=True)

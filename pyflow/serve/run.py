@@ -35,8 +35,8 @@ class Serving:
     """A server in the running event loop."""
 
     def __init__(self, models: Mapping[str, Model], settings: Settings) -> None:
-        """models: by the names that clients use; they become the server's. PyflowError: the
-        settings are not safe, or the address is taken."""
+        """models: by the names that clients use; they are the caller's. PyflowError: the settings
+        are not safe, or the address is taken."""
         settings.check()
         self._settings = settings
         self._ending = asyncio.Event()
