@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pyflow._core import MAX_THREADS
-from pyflow.cli.bench import spec
+from pyflow.cli.bench import serve, spec
 from pyflow.cli.bench.timing import N_BATCH, Test, measure
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options.finite import Whole
@@ -292,3 +292,4 @@ def _limit(r: dict[str, Any]) -> list[str]:
 
 
 command.add_command(spec.command)
+command.add_command(serve.command)
