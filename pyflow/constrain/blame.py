@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from pyflow.constrain.library import JSON_OPTIONS, fault_of, llguidance
+from pyflow.constrain.limits import node_at
 from pyflow.constrain.schema import Schema
 
 # Schemas that are tried one by one; a larger document is refused without the place.
@@ -17,7 +18,7 @@ _MAX_TRIED = 256
 def place_of_fault(schema: Schema) -> tuple[str, str]:
     """The path of the deepest schema that is refused by itself, and keyword with reason."""
     document = _moved(schema.enforced)
-    nodes = {pointer: _at(schema.enforced, pointer) for pointer in schema.places}
+    nodes = {pointer: node_at(schema.enforced, pointer) for pointer in schema.places}
     # The deepest first; one that refers to another is seldom the one to blame.
     order = sorted(nodes, key=lambda p: ("$ref" in str(nodes[p]), -p.count("/")))
     for pointer in order[:_MAX_TRIED]:
@@ -62,13 +63,3 @@ def _moved(node: dict[str, Any]) -> dict[str, Any]:
     return {key: copy(key, value) for key, value in node.items() if key != "$defs"} | (
         {"$defs": copy("$defs", node["$defs"])} if "$defs" in node else {}
     )
-
-
-def _keys(pointer: str) -> Iterator[str]:
-    return (key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:])
-
-
-def _at(tree: Any, pointer: str) -> Any:
-    for key in _keys(pointer):
-        tree = tree[int(key)] if isinstance(tree, list) else tree[key]
-    return tree

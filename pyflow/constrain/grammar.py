@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from pyflow.constrain import lark, schema
 from pyflow.constrain.blame import place_of_fault
-from pyflow.constrain.json_text import MAX_NBYTES, refuse
+from pyflow.constrain.json_text import MAX_CHARS, MAX_NBYTES, refuse
 from pyflow.constrain.library import JSON_OPTIONS, fault_of, llguidance
 from pyflow.errors import ConstraintError
 
@@ -205,6 +205,10 @@ def _check_choice(source: object) -> None:
         if text == "":
             raise ConstraintError("choice: expected texts that are not empty")
         n += len(_check_text("choice", text, n))
+        if len(text) > MAX_CHARS:
+            raise ConstraintError(
+                f"choice: expected up to {MAX_CHARS:,} characters, found {len(text):,}"
+            )
     llguidance()
 
 

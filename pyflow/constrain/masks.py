@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from pyflow.tokenizer import Tokenizer
 Masks = NDArray[np.uint32]
 _N_KEPT = 64  # compiled grammars
 _N_GUESSED = 16  # tokens of a draft
+_MAX_GUESSING_S = 2e-3  # a draft is a hint, and this is time of all texts in the step
+_MAX_CERTAIN = 4096  # bytes of certain text that are tokenized for it, which takes 0.6 ms
 
 
 class Grammars:
@@ -75,7 +78,10 @@ class Grammars:
             if trigger is not None:
                 text = text | _bits([trigger], 32 * text.size)
         matcher = Matcher(native, text, self._ends, frozenset(self._stops))
-        matcher.masks()  # many patterns that are too complex fail here
+        try:
+            matcher.masks()
+        except MatcherError as error:
+            raise ConstraintError(f"{error}; or it allows no text at all") from None
         return matcher
 
 
@@ -137,8 +143,11 @@ class Matcher:
         """
         guessed: list[int] = []
         row = np.zeros((1, self._text.size), np.uint32)
-        while not self._ended and len(guessed) < _N_GUESSED:
-            certain = [int(token) for token in self._native.compute_ff_tokens()]
+        end = time.monotonic() + _MAX_GUESSING_S
+        while not self._ended and len(guessed) < _N_GUESSED and time.monotonic() < end:
+            certain = []
+            if len(self._native.compute_ff_bytes()) <= _MAX_CERTAIN:
+                certain = [int(token) for token in self._native.compute_ff_tokens()]
             if not certain:
                 self._fill(row, 0)
                 token = self._habits.guess(row[0])

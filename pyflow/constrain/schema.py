@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
+from pyflow.constrain import limits
 from pyflow.constrain.json_text import MAX_DEPTH, parse, refuse, shown
 
 Node: TypeAlias = "dict[str, Any] | bool"
@@ -71,9 +71,14 @@ def read(text: str) -> Schema:
         {key: value for key, value in tree.items() if key not in AT_THE_TOP}, "", "$", 0
     )
     assert isinstance(enforced, dict)
-    for path, target in walk.refs:
+    for pointer, target in walk.refs:
         if target not in walk.places:
-            refuse(path, f"$ref: expected '#/...' of a schema in this document, found '#{target}'")
+            refuse(
+                walk.places[pointer],
+                f"$ref: expected '#/...' of a schema in this document, found '#{target:.60}'",
+            )
+    limits.check_chains(walk.refs, walk.depths)
+    limits.check_patterns(enforced, walk.places)
     return Schema(enforced, walk.places)
 
 
@@ -82,14 +87,15 @@ class _Walk:
     """Every schema of a document."""
 
     places: dict[str, str] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)
     refs: list[tuple[str, str]] = field(default_factory=list)
-    """Paths, and the pointers that they refer to."""
+    """Pointers of schemas, and those that they refer to."""
 
     def schema(self, node: Any, pointer: str, path: str, depth: int) -> Node:
         """The copy that is enforced."""
         if depth > MAX_DEPTH:
             refuse(path, f"expected up to {MAX_DEPTH} levels of schemas, found more")
-        self.places[pointer] = path
+        self.places[pointer], self.depths[pointer] = path, depth
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
@@ -214,7 +220,7 @@ def _value(at: _Keyword, value: Any) -> Any:  # noqa: ARG001
 def _reference(at: _Keyword, value: Any) -> Any:
     ok = isinstance(value, str) and (value == "#" or value.startswith("#/"))
     at.need(ok, "'#' or '#/...' of this document", value)
-    at.walk.refs.append((at.path, unquote(value[1:])))
+    at.walk.refs.append((at.pointer, limits.unquoted(value)))
     return value
 
 

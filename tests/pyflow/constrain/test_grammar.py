@@ -25,6 +25,9 @@ CALL = json.dumps(
 BEGIN, JSON, END = "<tool_call>\n", '{"name": "weather", "city": "Oslo"}', "\n</tool_call>"
 
 
+RULES = "\n".join(["start: r0", *(f"r{i}: r{i + 1} r{i + 1}" for i in range(3000)), 'r3000: "x"'])
+
+
 @pytest.fixture
 def allows(grammars: Grammars, tokenizer: Tokenizer) -> Callable[[Constraint, str], bool]:
     """Whether a text may be written to its end."""
@@ -50,6 +53,8 @@ def test_texts_are_those_of_the_grammar(texts: Callable[..., list[str]]) -> None
     ):
         for text in texts(constraint, 5):
             assert re.fullmatch(pattern, text), text
+    many = [f"text number {i} of many" for i in range(4000)]
+    assert {*texts(Constraint.choice(many), 3)} <= {*many}
     for text in texts(Constraint.json_object(), 5):
         assert isinstance(json.loads(text), dict)
 
@@ -92,6 +97,9 @@ def test_a_control_token_may_be_a_trigger(grammars: Grammars, tokenizer: Tokeniz
         ("regex", "a" * 300_000),
         ("lark", ""),
         ("lark", "start: x"),
+        ("lark", RULES),
+        ("gbnf", RULES.replace("start:", "root:").replace(":", " ::=")),
+        ("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000),
         ("lark", 'start: "a" %json {"minLenght": 3}'),
         ("lark", '%llguidance {"allow_invalid_utf8": true}\nstart: /.*/'),
         ("lark", "start: <|im_end|>"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from pyflow.constrain import Constraint, Grammars, Matcher
-from pyflow.errors import MatcherError
+from pyflow.errors import ConstraintError, MatcherError
 from pyflow.tokenizer import Tokenizer
 
 from .conftest import N_PADDING, tokens_of
@@ -137,6 +138,18 @@ def test_patterns_that_explode_never_lose_the_mask(
     for again in (matcher.masks, matcher.forced, matcher.copy().masks):
         with pytest.raises(MatcherError):
             again()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Constraint.json_schema({"$ref": "#"}), lambda: Constraint.regex("[^\\s\\S]")],
+    ids=["endless", "empty"],
+)
+def test_a_grammar_of_no_text_is_refused(
+    grammars: Grammars, make: Callable[[], Constraint]
+) -> None:
+    with pytest.raises(ConstraintError):
+        grammars.matcher(make())
 
 
 def test_compiled_grammars_are_kept_and_independent(

@@ -129,6 +129,12 @@ def test_texts_of_a_schema_are_what_it_says(
         assert check(json.loads(text)) is not False, text
 
 
+def chain(n: int, link: Callable[[str], object]) -> str:
+    """A schema that leads through n others."""
+    schemas: dict[str, object] = {f"d{i}": link(f"#/$defs/d{i + 1}") for i in range(n)}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": {**schemas, f"d{n}": {"type": "string"}}})
+
+
 # Schemas, and what an error must name: path and keyword.
 REFUSED: list[tuple[object, str, str]] = [
     ({"type": "string", "minLenght": 3}, "$", "minLenght"),
@@ -217,6 +223,13 @@ def test_what_is_not_enforced_is_refused_by_name(source: object, path: str, keyw
         '{"const": 1e999}',
         '{"const": 99999999999999999999}',
         json.dumps({"title": "x" * json_text.MAX_NBYTES}),
+        json.dumps({"const": "x" * 20_000}),
+        chain(1500, lambda ref: {"$ref": ref}),
+        chain(1500, lambda ref: {"items": {"anyOf": [{"$ref": ref}]}}),
+        chain(400, lambda ref: {"items": {"anyOf": [{"$ref": ref}]}}),
+        json.dumps({"allOf": [{"pattern": f"a{i}"} for i in range(100)]}),
+        chain(100, lambda ref: {"pattern": ref[-3:], "allOf": [{"$ref": ref}]}),
+        json.dumps({"allOf": [{"properties": {"a": {"pattern": f"{i}"}}} for i in range(40)]}),
         "\ud800",
     ],
     ids=lambda text: text[:20].encode("utf-8", "replace").decode(),
@@ -224,6 +237,14 @@ def test_what_is_not_enforced_is_refused_by_name(source: object, path: str, keyw
 def test_hostile_schemas_are_refused(text: str) -> None:
     with pytest.raises(ConstraintError):
         Constraint.json_schema(text)
+
+
+def test_many_patterns_and_references_apart_are_accepted() -> None:
+    apart = {f"p{i}": {"type": "string", "pattern": f"^{i}$"} for i in range(40)}
+    cases = {"type": "object", "properties": apart, "anyOf": [{"required": ["p1"]}, {}]}
+    Constraint.json_schema(cases)
+    Constraint.json_schema(chain(200, lambda ref: {"items": {"$ref": ref}}))
+    Constraint.json_schema({"allOf": [{"pattern": "^a"}, {"pattern": "b$"}], "type": "string"})
 
 
 def test_every_keyword_is_tried() -> None:
