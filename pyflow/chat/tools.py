@@ -70,6 +70,7 @@ class CallReader:
         shown = "" if is_control(form.trigger) else form.trigger
         self._mark = shown + form.before_name
         self._held = ""
+        self._was_call = False
 
     def feed(self, text: str, *, is_last: bool = False) -> list[str | ToolCall]:
         """What is certain now; with the last part, all that is left."""
@@ -88,13 +89,17 @@ class CallReader:
                     self._put(found, len(self._held))
                 break
             found.append(call)
+            self._was_call = True
             self._held = self._held[length:]
         return found
 
     def _put(self, found: list[str | ToolCall], n: int) -> None:
-        """The first n characters are text; between calls only space stands, which is none."""
+        """The first n characters are text; after a call space is none."""
         text, self._held = self._held[:n], self._held[n:]
-        if text and not (text.isspace() and found and isinstance(found[-1], ToolCall)):
+        if self._was_call:
+            text = text.lstrip()
+        if text:
+            self._was_call = False
             found.append(text)
 
     def _call(self) -> tuple[ToolCall | None, int]:
