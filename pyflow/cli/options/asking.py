@@ -6,7 +6,9 @@ import codecs
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,12 +17,15 @@ from pyflow.cli.options import inputs
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
 from pyflow.errors import PyflowError
+from pyflow.formats.side_files import other_kind
 
 if TYPE_CHECKING:
     from pyflow.chat import ChatTemplate
     from pyflow.generate.any_model import AnyModel
     from pyflow.tokenizer import Tokenizer
 
+_OF_SHELLS = ("/dev/fd/", "/dev/stdin", "/proc/")
+"""Where shells put what other commands write, as in <(COMMAND)."""
 _ESCAPE = re.compile(r"\\(?:[\\'\"nrtabfv0]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U00[01][0-9A-Fa-f]{5})")
 
 
@@ -50,6 +55,10 @@ class Templating:
     def _given(self, path: str, model: AnyModel) -> ChatTemplate:
         from pyflow.chat import ChatTemplate
 
+        with suppress(OSError, ValueError):  # reading says what is wrong
+            kind = None if path.startswith(_OF_SHELLS) else other_kind(Path(path))
+            if kind is not None:  # a pipe that nobody writes would wait
+                raise click.UsageError(f"--chat-template: {path}: expected a file, found {kind}")
         text = inputs.read(path)
         if not text.strip():
             raise click.UsageError(f"--chat-template: {path}: expected a template, found no text")

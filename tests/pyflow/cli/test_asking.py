@@ -104,7 +104,8 @@ def test_stops_have_escapes_too() -> None:
         (["--prefix", "a", "--chat"], ["--prefix"]),
         (["-p", "@"], ["-p", "@@"]),
         (["--quantize", ""], ["--quantize"]),
-        (["--chat-template", "/dev/null"], ["--chat-template", "/dev/null"]),
+        (["--chat-template", "/dev/null"], ["--chat-template", "/dev/null", "device"]),
+        (["--chat-template", "/"], ["--chat-template", "folder"]),
         (["--top-k", "99999999999"], ["--top-k", "0 to"]),
     ],
 )
