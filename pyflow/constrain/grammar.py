@@ -188,6 +188,8 @@ def _check_gbnf(source: object) -> None:
 
 def _from_gbnf(text: str) -> str:
     llguidance()
+    if (n := text.count("::=")) > lark.MAX_RULES:
+        raise ConstraintError(f"GBNF grammar: expected up to {lark.MAX_RULES} rules, found {n}")
     from llguidance import gbnf_to_lark
 
     try:

@@ -15,7 +15,7 @@ _QUOTED = re.compile(
 )
 _SETTINGS = re.compile(r"%llguidance\s*\{\s*\}")
 # The library follows rules by recursion: on a stack of 8 MB, a chain of 2,000 rules still compiled.
-_MAX_RULES = 500
+MAX_RULES = 500
 _ATTRIBUTES = frozenset(("lazy", "suffix", "capture"))
 # In code, and why it is refused.
 _REFUSED = (
@@ -29,8 +29,8 @@ _REFUSED = (
 def check(text: str) -> None:
     """ConstraintError if a user's grammar asks for what could end or escape the grammar."""
     code = _QUOTED.sub('""', _SETTINGS.sub("", text))
-    if (n := len(re.findall(r"^\s*[?!]*[\w.-]+[^:\n]*:", code, re.MULTILINE))) > _MAX_RULES:
-        raise ConstraintError(f"Lark grammar: expected up to {_MAX_RULES} rules, found {n}")
+    if (n := len(re.findall(r"^\s*[?!]*[\w.-]+[^:\n]*:", code, re.MULTILINE))) > MAX_RULES:
+        raise ConstraintError(f"Lark grammar: expected up to {MAX_RULES} rules, found {n}")
     for pattern, what in _REFUSED:
         if found := re.search(pattern, code):
             raise ConstraintError(f"Lark grammar: {found[0]:.60}: not allowed here: {what}")

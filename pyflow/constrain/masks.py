@@ -78,8 +78,10 @@ class Grammars:
             if trigger is not None:
                 text = text | _bits([trigger], 32 * text.size)
         matcher = Matcher(native, text, self._ends, frozenset(self._stops))
-        try:
-            matcher.masks()
+        try:  # much that is too complex fails at the beginning, or after a token
+            (row,) = matcher.masks()
+            first = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[:8]
+            matcher.copy().masks(first.tolist(), [-1] * first.size)
         except MatcherError as error:
             raise ConstraintError(f"{error}; or it allows no text at all") from None
         return matcher

@@ -142,10 +142,16 @@ def test_patterns_that_explode_never_lose_the_mask(
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Constraint.json_schema({"$ref": "#"}), lambda: Constraint.regex("[^\\s\\S]")],
-    ids=["endless", "empty"],
+    [
+        lambda: Constraint.json_schema({"$ref": "#"}),
+        lambda: Constraint.regex("[^\\s\\S]"),
+        lambda: Constraint.json_schema(
+            {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2500)}}
+        ),
+    ],
+    ids=["endless", "empty", "crowded"],
 )
-def test_a_grammar_of_no_text_is_refused(
+def test_what_fails_at_its_beginning_is_refused(
     grammars: Grammars, make: Callable[[], Constraint]
 ) -> None:
     with pytest.raises(ConstraintError):
