@@ -296,7 +296,10 @@ class Speculator(Closing):
         masks = None
         if root.matcher is not None:
             n = tree.verified
-            masks = root.matcher.masks(tree.tokens[:n], tree.parents[:n])
+            try:
+                masks = root.matcher.masks(tree.tokens[:n], tree.parents[:n])
+            except PyflowError as error:
+                raise DraftError(root.number, error) from error
         return _core.Entry(
             root.seq, [root.token], root.sampler, draft=draft, masks=masks, hidden=hidden
         )
