@@ -29,7 +29,7 @@ def _settings(*, itl: float, access: dict[str, Any], **given: Any) -> Settings:
     try:
         from pyflow.serve.settings import Settings
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise missing(error) from None
     return Settings(itl_s=itl / 1e3, **access, **given)
 
 
@@ -110,6 +110,12 @@ settings = grouped(
         "--strict", "Refuse requests with unknown fields; else a header of the answer names them."
     ),
     flag("--token-embeddings", "Take token ids on /v1/embeddings."),
+    option(
+        "--record",
+        "Append requests and answers to this file, for 'pyflow replay'. Keys are left out.",
+        metavar="FILE",
+        callback=model.not_empty,
+    ),
     access,
     topic="server",
 )
@@ -135,7 +141,7 @@ def command(*, run: RunOptions, settings: Settings) -> None:
         from pyflow.serve.models import name_of
         from pyflow.serve.run import run as serve
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise missing(error) from None
     settings.check()
     name = name_of(run.model or model.default_model())
 
@@ -152,7 +158,7 @@ def command(*, run: RunOptions, settings: Settings) -> None:
         serve({name: loaded}, settings, started)
 
 
-def _missing(error: ModuleNotFoundError) -> PyflowError:
+def missing(error: ModuleNotFoundError) -> PyflowError:
     """Names the extra if one of its packages is not there."""
     if (error.name or "").partition(".")[0] not in _EXTRA:
         raise error

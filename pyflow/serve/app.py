@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from pyflow.serve.api.models import Plain
 from pyflow.serve.endpoint import Endpoint
 from pyflow.serve.errors import ApiError, failed
 from pyflow.serve.guard import Guard
+from pyflow.serve.record.recorder import Recorder
 from pyflow.serve.replies import Reply
 from pyflow.serve.state import State
 
@@ -52,7 +55,10 @@ def application(state: State) -> ASGIApp:
         exception_handlers={HTTPException: _http, ApiError: _api, Exception: _bug},
     )
     app.router.redirect_slashes = False  # a redirect would be built from the Host header
-    return Guard(app, state.settings, lambda error: metrics.refused.labels(error.status).inc())
+    inner: ASGIApp = app
+    if state.settings.record is not None:
+        inner = Recorder(app, Path(state.settings.record), state.n_ctx_of)
+    return Guard(inner, state.settings, lambda error: metrics.refused.labels(error.status).inc())
 
 
 async def _http(request: Request, error: Exception) -> Response:

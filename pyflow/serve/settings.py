@@ -55,6 +55,8 @@ class Settings:
     cache_type: CacheType = "f16"
     token_embeddings: bool = False
     """Take token ids on /v1/embeddings."""
+    record: str | None = None
+    """A file for requests and their answers; None: they are kept nowhere."""
     drain_s: float = 30.0
     """How long answers may go on after the server was told to end."""
     header_s: float = 10.0

@@ -27,6 +27,10 @@ class State:
         if self.is_draining:
             raise ApiError(503, "the server ends and takes no new requests", retry_after=5)
 
+    def n_ctx_of(self, name: object) -> int:
+        """Tokens that a text of the model of this name may have."""
+        return self.shelf.get(name if isinstance(name, str) else None).n_ctx
+
     @property
     def n_waiting(self) -> int:
         return sum(served.engine.n_waiting for served in self.shelf.served.values())

@@ -80,7 +80,7 @@ Run = Callable[..., tuple[int, str, str]]
         (["bench", "--rows", "1", "-d", "1,8192"], "8193 tokens of context are more than the 8192"),
         (["bench", "-t", "5000"], "expected at most 1024, found 5000"),
         (["bench", "-p", "1-1000000000"], "expected at most 1000 numbers"),
-        (["bench", "foo"], "no command is called 'foo'; there are spec"),
+        (["bench", "foo"], "no command is called 'foo'; there are serve, spec"),
         (["bench", "-p", "8", "spec"], "-p stands before 'spec'"),
         (["bench", "-f", "x"], "-f needs --pipeline"),
         (["bench", "--spec", "lookup"], "--spec needs --pipeline"),

@@ -1,0 +1,1 @@
+"""Requests and answers in a file, and how they are made again."""
