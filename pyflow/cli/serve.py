@@ -5,32 +5,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyflow import catalogue
 from pyflow.cli.options import model
 from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
+    from pyflow.model import Model
     from pyflow.serve.run import Serving
     from pyflow.serve.settings import Settings
+    from pyflow.speculate import Speculator
 
 _EXTRA = "starlette", "uvicorn", "h11", "prometheus_client"
 
 
-def _settings(*, itl: float, access: dict[str, Any], **given: Any) -> Settings:
+def _settings(
+    *, itl: float, model_memory: float | None, access: dict[str, Any], **given: Any
+) -> Settings:
     """Of options named as fields of `Settings`. PyflowError: an extra is not installed."""
     try:
         from pyflow.serve.settings import Settings
     except ModuleNotFoundError as error:
         raise missing(error) from None
-    return Settings(itl_s=itl / 1e3, **access, **given)
+    nbytes = None if model_memory is None else int(1e9 * model_memory)
+    return Settings(itl_s=itl / 1e3, model_nbytes=nbytes, **access, **given)
 
 
 def _access(**given: tuple[str, ...]) -> dict[str, Any]:
@@ -63,6 +73,15 @@ access = grouped(
         **_several,
     ),
 )
+models = option(
+    "-m --model models",
+    "The path of a GGUF file or of a model's folder, or a name of 'pyflow list'; may be given "
+    "several times.  [default: the pulled one]",
+    metavar="MODEL",
+    short="A file, a folder, or a name of 'pyflow list'",
+    topic="model",
+    **_several,
+)
 settings = grouped(
     "settings",
     _settings,
@@ -82,8 +101,8 @@ settings = grouped(
     ),
     option(
         "--ctx-per-request n_ctx",
-        "Tokens of a prompt and its answer together; 0 is the model's maximum."
-        "  [default: 8192, or the maximum if that is less]",
+        "Tokens of a prompt and its answer together, up to the model's maximum; 0 is that."
+        "  [default: 8192]",
         type=Whole(0),
         short="Tokens of a prompt and its answer",
     ),
@@ -99,6 +118,12 @@ settings = grouped(
         "exceed.",
         type=Finite(1),
         default=100.0,
+    ),
+    option(
+        "--model-memory model_memory",
+        "Gigabytes of weights that may be loaded at once.  [default: as memory allows]",
+        type=Finite(0),
+        metavar="GB",
     ),
     option(
         "--drain drain_s",
@@ -122,40 +147,61 @@ settings = grouped(
 
 
 @click.command("serve", cls=TopicCommand)
+@models
 @run_options(
-    model.model,
     model.threads,
     model.numa,
     model.quantize,
     model.overrides,
     model.cache_type,
+    speculation,
 )
 @settings
-def command(*, run: RunOptions, settings: Settings) -> None:
+def command(*, models: tuple[str, ...], run: RunOptions, settings: Settings) -> None:
     """Answer many users over HTTP, by the API of OpenAI.
 
     Clients find it at http://127.0.0.1:8080/v1. What else runs changes no answer: a prompt, its
     parameters and a seed give the same text as 'pyflow generate'.
+
+    Several models (-m A -m B) are known by their names. The first is loaded at the start, others
+    when they are asked for; those not used for longest make room for them.
     """
     try:
-        from pyflow.serve.models import name_of
+        from pyflow.serve.models import Opening
         from pyflow.serve.run import run as serve
+        from pyflow.serve.shelf import name_of
     except ModuleNotFoundError as error:
         raise missing(error) from None
     settings.check()
-    name = name_of(run.model or model.default_model())
+    given = models or (model.default_model(),)
+    paths = {name_of(path): path for path in given}
+    if len(paths) < len(given):
+        raise click.UsageError(f"-m: two models are called alike: {', '.join(given)}")
 
     def started(serving: Serving) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
                 loop.add_signal_handler(number, serving.end)
-        click.echo(f"{name}: {serving.url}/v1", err=True)
+        click.echo(f"{', '.join(paths)}: {serving.url}/v1", err=True)
 
-    with run.load() as loaded:
-        n_ctx = model.context_size(settings.n_ctx, loaded.spec.n_ctx_train, "--ctx-per-request")
-        settings = replace(settings, n_ctx=n_ctx, cache_type=run.cache_type)
-        serve({name: loaded}, settings, started)
+    openings = {
+        name: Opening(partial(_open, run, path), partial(_nbytes, path))
+        for name, path in paths.items()
+    }
+    serve(openings, replace(settings, cache_type=run.cache_type), started)
+
+
+@contextmanager
+def _open(run: RunOptions, path: str) -> Iterator[tuple[Model, Speculator | None]]:
+    with run.load(path) as loaded, run.speculator(loaded) as speculator:
+        yield loaded, speculator
+
+
+def _nbytes(path: str) -> int:
+    from pyflow import formats
+
+    return sum(tensor.nbytes for tensor in formats.open(catalogue.resolve(path)).tensors)
 
 
 def missing(error: ModuleNotFoundError) -> PyflowError:

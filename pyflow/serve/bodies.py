@@ -17,6 +17,8 @@ from pyflow.serve.settings import MAX_BODY
 class Body(msgspec.Struct, kw_only=True):
     """A request; `null` is the same as leaving a field out."""
 
+    model: str | None = None
+
     harmless: ClassVar[frozenset[str]] = frozenset()
     """Fields that change nothing here."""
     refused: ClassVar[dict[str, str]] = {}

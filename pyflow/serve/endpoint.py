@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pyflow.serve import bodies
 from pyflow.serve.bodies import B, GoneError
 from pyflow.serve.errors import ApiError, failed
+from pyflow.serve.models import Served
 from pyflow.serve.replies import EventStream, Reply
 from pyflow.serve.state import State
 
@@ -24,6 +25,8 @@ class Call(Generic[B]):
     """A request that has been read."""
 
     state: State
+    served: Served
+    """The model that it asks for."""
     body: B
     tenant: str
     """Who asks."""
@@ -63,8 +66,8 @@ class Endpoint(Generic[B]):
         raw = await bodies.read(receive, self._state.settings.body_s)
         body, ignored = bodies.decode(raw, self._kind, strict=self._state.settings.strict)
         self._state.metrics.ignored.inc(len(ignored))
-        call = Call(self._state, body, scope["state"].get("tenant", ""))
-        answer = asyncio.ensure_future(self._answer(call, ignored, send))
+        tenant = scope["state"].get("tenant", "")
+        answer = asyncio.ensure_future(self._answer(body, tenant, ignored, send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,13 +79,14 @@ class Endpoint(Generic[B]):
                 task.cancel()
             await asyncio.wait({answer, gone})
 
-    async def _answer(self, call: Call[B], ignored: list[str], send: Send) -> None:
+    async def _answer(self, body: B, tenant: str, ignored: list[str], send: Send) -> None:
         try:
-            reply = await self._handle(call)
-            if ignored:
-                told = {"x-pyflow-ignored": _header(ignored)}
-                reply = replace(reply, headers={**reply.headers, **told})
-            await reply.send(send)
+            async with self._state.shelf.use(body.model) as served:
+                reply = await self._handle(Call(self._state, served, body, tenant))
+                if ignored:
+                    told = {"x-pyflow-ignored": _header(ignored)}
+                    reply = replace(reply, headers={**reply.headers, **told})
+                await reply.send(send)
         except TimeoutError:
             raise GoneError from None
         except (ApiError, GoneError):

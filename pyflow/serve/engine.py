@@ -38,7 +38,8 @@ def runner_for(
 
     Raises like `serving_runner`.
     """
-    n_ctx = settings.n_ctx or min(DEFAULT_REQUEST, model.spec.n_ctx_train)
+    wanted = DEFAULT_REQUEST if settings.n_ctx is None else settings.n_ctx
+    n_ctx = min(wanted or model.spec.n_ctx_train, model.spec.n_ctx_train)
     runner = serving_runner(
         model,
         n_ctx=n_ctx,

@@ -1,4 +1,4 @@
-"""The models of a server, by the names that clients use."""
+"""A model that is served: its texts, and what they are checked against."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
-from pyflow import catalogue
 from pyflow.batch.completion import Completion
+from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request
 from pyflow.constrain import Constraint, Matcher
 from pyflow.model import Model
@@ -21,34 +19,60 @@ from pyflow.serve.errors import ApiError, too_long
 from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.settings import Settings
+from pyflow.speculate import Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a model is loaded, when somebody asks for it."""
+
+    open: Callable[[], AbstractContextManager[tuple[Model, Speculator | None]]]
+    """Raises like `load`; leaving it frees the model."""
+    nbytes: Callable[[], int]
+    """Of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model in memory, and a runner that has its cells."""
+
+    model: Model
+    runner: LocalRunner
+    n_ctx: int
+    """Positions that a text and its answer may take."""
+    fingerprint: str
+    """Of all that decides what a seed draws: weights and their type, cache, template."""
+    stack: ExitStack
+    """Frees the model."""
+
+    @classmethod
+    def of(cls, opening: Opening, settings: Settings) -> Opened:
+        """In a thread, for it takes long. ResourceError: it does not fit into memory."""
+        with ExitStack() as stack:
+            model, speculator = stack.enter_context(opening.open())
+            runner, n_ctx = runner_for(model, settings, speculator)
+            digest = hashlib.blake2b(model.fingerprint.encode(), digest_size=8)
+            template = model.metadata.get("tokenizer.chat_template", "")
+            digest.update(repr((settings.cache_type, template)).encode())
+            mark = f"fp_{digest.hexdigest()}"
+            return cls(model, runner, n_ctx, mark, stack.pop_all())
 
 
 class Served:
-    """A model that is loaded, and the engine that answers with it."""
+    """A model that is loaded, and the engine that answers with it. Used in the event loop."""
 
     def __init__(
-        self,
-        name: str,
-        model: Model,
-        settings: Settings,
-        metrics: Metrics,
-        died: Callable[[], None],
+        self, name: str, opened: Opened, metrics: Metrics, died: Callable[[], None]
     ) -> None:
-        """In the event loop. ResourceError: its cells do not fit into memory."""
         self.name = name
-        self.model = model
+        self.model = opened.model
+        self.n_ctx = opened.n_ctx
+        self.fingerprint = opened.fingerprint
         self.created = int(time.time())
-        self._cache_type = settings.cache_type
-        runner, self.n_ctx = runner_for(model, settings)
-        self.engine = Engine(runner, model, metrics, died)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of all that decides what a seed draws: weights and their type, cache, template."""
-        digest = hashlib.blake2b(self.model.fingerprint.encode(), digest_size=8)
-        template = self.model.metadata.get("tokenizer.chat_template", "")
-        digest.update(repr((self._cache_type, template)).encode())
-        return f"fp_{digest.hexdigest()}"
+        self.n_users = 0
+        """Requests that need it."""
+        self.engine = Engine(opened.runner, opened.model, metrics, died)
+        self._stack = opened.stack
 
     def entry(self) -> dict[str, object]:
         """As /v1/models lists it."""
@@ -104,35 +128,6 @@ class Served:
             self.engine.cancel(job)
 
     async def close(self) -> None:
-        """The model stays open: it is the caller's."""
+        """Ends what runs and frees the model; idempotent."""
         await self.engine.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """Models by name; the first is the default."""
-
-    served: dict[str, Served]
-
-    def get(self, name: str | None) -> Served:
-        """ApiError: no model is called so."""
-        if not name:
-            return next(iter(self.served.values()))
-        if name not in self.served:
-            raise ApiError(
-                404,
-                f"model: expected {' or '.join(self.served)}, found {name!r:.80}",
-                param="model",
-                code="model_not_found",
-            )
-        return self.served[name]
-
-
-def name_of(given: str) -> str:
-    """What clients call a model that the command line names so."""
-    if given in {entry.name for entry in catalogue.models()}:
-        return given
-    path = Path(given)
-    if path.suffix == ".gguf":
-        return path.stem
-    return path.resolve().name if path.is_dir() else given
+        self._stack.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from starlette.types import Message
 from pyflow.model import Model
 from pyflow.serve.app import application
 from pyflow.serve.metrics import Metrics
-from pyflow.serve.models import Served, Shelf
+from pyflow.serve.models import Opening
 from pyflow.serve.record.exchange import Exchange, essence
 from pyflow.serve.settings import Settings
+from pyflow.serve.shelf import Shelf
 from pyflow.serve.state import State
 
 
@@ -50,13 +52,13 @@ def replay(
 
 async def _open(name: str, model: Model, settings: Settings) -> State:
     metrics = Metrics()
-    served = Served(name, model, settings, metrics, lambda: None)
-    return State(settings=settings, shelf=Shelf({name: served}), metrics=metrics)
+    opening = Opening(lambda: nullcontext((model, None)), lambda: 0)
+    shelf = Shelf({name: opening}, settings, metrics, lambda: None)
+    return State(settings=settings, shelf=shelf, metrics=metrics)
 
 
 async def _close(state: State) -> None:
-    for served in state.shelf.served.values():
-        await served.engine.close()
+    await state.shelf.close()
     state.preparing.close()
 
 

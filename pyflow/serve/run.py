@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import h11
 import uvicorn
@@ -16,12 +15,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pyflow.errors import PyflowError
-from pyflow.model import Model
 from pyflow.serve.app import application
 from pyflow.serve.errors import ApiError
 from pyflow.serve.metrics import Metrics
-from pyflow.serve.models import Served, Shelf
+from pyflow.serve.models import Opening
 from pyflow.serve.settings import MAX_HEADERS, Settings
+from pyflow.serve.shelf import Shelf
 from pyflow.serve.state import State
 
 # A waiting thread gets the interpreter after this time. With Python's own 5 ms, one busy thread
@@ -34,20 +33,17 @@ _BACKLOG = 1024
 class Serving:
     """A server in the running event loop."""
 
-    def __init__(self, models: Mapping[str, Model], settings: Settings) -> None:
-        """models: by the names that clients use; they are the caller's. PyflowError: the settings
-        are not safe, or the address is taken."""
+    def __init__(self, models: Mapping[str, Opening], settings: Settings) -> None:
+        """models: by the names that clients use; the first is loaded at the start. PyflowError: the
+        settings are not safe, or the address is taken."""
         settings.check()
         self._settings = settings
         self._ending = asyncio.Event()
         self._at_once = False
         self._socket = _listen(settings)
         metrics = Metrics()
-        served = {
-            name: Served(name, model, settings, metrics, self._ending.set)
-            for name, model in models.items()
-        }
-        self.state = State(settings=settings, shelf=Shelf(served), metrics=metrics)
+        shelf = Shelf(models, settings, metrics, self._ending.set)
+        self.state = State(settings=settings, shelf=shelf, metrics=metrics)
         self._server = _server(application(self.state), settings)
 
     @property
@@ -61,6 +57,15 @@ class Serving:
         self._at_once = self._ending.is_set()
         self._ending.set()
 
+    async def start(self) -> None:
+        """Loads the first model. Raises like `load`."""
+        try:
+            await self.state.shelf.load(self.state.shelf.names[0])
+        except BaseException:
+            self._socket.close()
+            self.state.preparing.close()
+            raise
+
     async def run(self) -> None:
         """Serves until `end`. PyflowError: an engine has died."""
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
@@ -72,14 +77,14 @@ class Serving:
         finally:
             ending.cancel()
             self._server.should_exit = True
-            for served in self.state.shelf.served.values():
-                await served.close()
+            errors = [(each.name, each.engine.error) for each in self.state.shelf.loaded]
+            await self.state.shelf.close()
             self.state.preparing.close()
             await serving
             self._socket.close()
-        for served in self.state.shelf.served.values():
-            if served.engine.error is not None:
-                raise PyflowError(f"{served.name}: the engine has died: {served.engine.error}")
+        for name, error in errors:
+            if error is not None:
+                raise PyflowError(f"{name}: the engine has died: {error}")
 
     async def _drain(self) -> None:
         """Waits for answers that are on their way, then ends the others."""
@@ -90,7 +95,7 @@ class Serving:
             if time.monotonic() > end:
                 break
             await asyncio.sleep(_TICK_S)
-        for served in state.shelf.served.values():
+        for served in state.shelf.loaded:
             served.engine.fail_all(ApiError(503, "the server ends", retry_after=5))
 
 
@@ -181,11 +186,14 @@ def _protocol(header_s: float) -> type[asyncio.Protocol]:
     return Protocol
 
 
-def run(models: Mapping[str, Model], settings: Settings, started: Callable[[Serving], Any]) -> None:
-    """Serves until a handler that `started` has set up ends it. Raises like `Serving`."""
+def run(
+    models: Mapping[str, Opening], settings: Settings, started: Callable[[Serving], None]
+) -> None:
+    """Serves until a handler that `started` has set up ends it. Raises like `Serving`, `load`."""
 
     async def serve() -> None:
         serving = Serving(models, settings)
+        await serving.start()
         started(serving)
         await serving.run()
 

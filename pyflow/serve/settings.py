@@ -47,12 +47,14 @@ class Settings:
     n_parallel: int | None = None
     """Texts that are written at once; None: as many as pay, which is measured."""
     n_ctx: int | None = None
-    """Tokens of a prompt and its answer; None: 8192, or the model's limit if that is less."""
+    """Tokens of a prompt and its answer, up to the model's limit; 0: that limit; None: 8192."""
     n_cells: int | None = None
     """Tokens of all texts together; None: as memory allows."""
     itl_s: float = ITL_S
     """Seconds between two tokens that reading the prompts of others should not exceed."""
     cache_type: CacheType = "f16"
+    model_nbytes: int | None = None
+    """Of the weights of all models that are loaded at once; None: as memory allows."""
     token_embeddings: bool = False
     """Take token ids on /v1/embeddings."""
     record: str | None = None

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from pyflow.serve.errors import ApiError
 from pyflow.serve.metrics import Metrics
-from pyflow.serve.models import Shelf
 from pyflow.serve.prepare import Preparing
 from pyflow.serve.settings import Settings
+from pyflow.serve.shelf import Shelf
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,22 +29,22 @@ class State:
 
     def n_ctx_of(self, name: object) -> int:
         """Tokens that a text of the model of this name may have."""
-        return self.shelf.get(name if isinstance(name, str) else None).n_ctx
+        return self.shelf.loaded_one(name if isinstance(name, str) else None).n_ctx
 
     @property
     def n_waiting(self) -> int:
-        return sum(served.engine.n_waiting for served in self.shelf.served.values())
+        return sum(served.engine.n_waiting for served in self.shelf.loaded)
 
     @property
     def n_running(self) -> int:
-        return sum(served.engine.n_running for served in self.shelf.served.values())
+        return sum(served.engine.n_running for served in self.shelf.loaded)
 
     @property
     def n_jobs(self) -> int:
         """Requests on their way."""
-        return sum(served.engine.n_jobs for served in self.shelf.served.values())
+        return sum(served.engine.n_jobs for served in self.shelf.loaded)
 
     @property
     def is_dead(self) -> bool:
         """Whether an engine has ended by an error."""
-        return any(served.engine.error is not None for served in self.shelf.served.values())
+        return any(served.engine.error is not None for served in self.shelf.loaded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -20,7 +20,6 @@ from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
 from pyflow.serve.models import Served
 from pyflow.serve.replies import DONE, PING, EventStream, Reply
-from pyflow.serve.state import State
 
 _CHUNK = "chat.completion.chunk"
 
@@ -76,9 +75,10 @@ class ChatBody(Sampled, kw_only=True):
         return constraints.of_tools(self.called, self.tool_choice, form)
 
 
-async def plan(state: State, body: ChatBody, tenant: str) -> Writing:
-    """The texts that the request asks for. ApiError: it cannot be done."""
-    served = state.shelf.get(body.model)
+async def plan(call: Call[Any], body: ChatBody) -> Writing:
+    """The texts that a request asks for, which is the call's or made from it. ApiError: it cannot
+    be done."""
+    served = call.served
     sampling, stops = body.sampling(served, body.n_logprobs), body.stops
 
     def prepare() -> list[Request]:
@@ -92,19 +92,19 @@ async def plan(state: State, body: ChatBody, tenant: str) -> Writing:
             n_predict=n_predict or served.model.defaults.n_predict,
             stop=stops,
             reuse=True,
-            key=tenant,
+            key=call.tenant,
             watched=body.stream,
         )
         return copies(request, body.n, matcher=served.matchers(body.constraint(served)))
 
-    requests = await state.preparing.run(prepare)
+    requests = await call.state.preparing.run(prepare)
     form = constraints.format_of(served) if body.called else None
     return Writing.of(served, body, requests, "chatcmpl", form, body.parallel_tool_calls)
 
 
 async def answer(call: Call[ChatBody]) -> Reply | EventStream:
     body = call.body
-    writing = await plan(call.state, body, call.tenant)
+    writing = await plan(call, body)
     if body.stream:
         return EventStream(_frames(writing, body), call.state.settings.send_s)
     done = await writing.served.answered(writing.requests)

@@ -102,7 +102,7 @@ def _text(served: Served, tokens: Sequence[int]) -> str:
 async def answer(call: Call[CompletionBody]) -> Reply | EventStream:
     body, state = call.body, call.state
     body.check()
-    served = state.shelf.get(body.model)
+    served = call.served
     prompts, requests = await state.preparing.run(lambda: _plan(served, body, call.tenant))
     writing = Writing.of(served, body, requests, "cmpl")
     if body.stream:

@@ -26,7 +26,6 @@ _MAX_INPUTS = 2048
 class EmbeddingBody(Body, kw_only=True):
     """The request of /v1/embeddings."""
 
-    model: str | None = None
     input: Prompt
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -37,7 +36,7 @@ class EmbeddingBody(Body, kw_only=True):
 
 async def answer(call: Call[EmbeddingBody]) -> Reply:
     body, state = call.body, call.state
-    served = state.shelf.get(body.model)
+    served = call.served
     n_embd = served.model.spec.n_embd
     if body.dimensions is not None and body.dimensions > n_embd:
         raise bad_request(

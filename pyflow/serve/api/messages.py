@@ -116,7 +116,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 async def count_tokens(call: Call[CountBody]) -> Reply:
     body, state = call.body.as_chat(), call.state
-    served = state.shelf.get(body.model)
+    served = call.served
     tokens = await state.preparing.run(
         lambda: encode(served, body.messages, body.chat_template_kwargs, body.called)
     )
@@ -126,7 +126,7 @@ async def count_tokens(call: Call[CountBody]) -> Reply:
 async def answer(call: Call[MessagesBody]) -> Reply | EventStream:
     body = call.body
     as_chat = body.as_chat(max_tokens=body.max_tokens, stop=body.stop_sequences, stream=body.stream)
-    writing = await chat.plan(call.state, as_chat, call.tenant)
+    writing = await chat.plan(call, as_chat)
     if body.stream:
         return EventStream(_frames(writing), call.state.settings.send_s, _failed)
     (done,) = await writing.served.answered(writing.requests)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyflow.serve.metrics import KIND
+from pyflow.serve.models import Served
 from pyflow.serve.replies import Reply
 from pyflow.serve.state import State
 
@@ -21,12 +22,12 @@ class Plain:
         self._state = state
 
     async def models(self, _: Request) -> Response:
-        entries = [served.entry() for served in self._state.shelf.served.values()]
+        entries = self._state.shelf.entries()
         return _response(Reply.of_json({"object": "list", "data": entries}))
 
     async def model(self, request: Request) -> Response:
-        served = self._state.shelf.get(request.path_params["name"])
-        return _response(Reply.of_json(served.entry()))
+        entry = self._state.shelf.entry(request.path_params["name"])
+        return _response(Reply.of_json(entry))
 
     async def health(self, _: Request) -> Response:
         """503 once the server cannot answer any more, or is about to end."""
@@ -39,22 +40,22 @@ class Plain:
 
     async def tokenizer_info(self, request: Request) -> Response:
         """As lm-eval looks for it."""
-        served = self._state.shelf.get(request.query_params.get("model"))
-        tokenizer = served.model.tokenizer
-        eos, bos = (
-            None if token is None else tokenizer.token_text(token)
-            for token in (tokenizer.eos_id, tokenizer.bos_id)
-        )
-        template = served.model.metadata.get("tokenizer.chat_template")
-        return _response(
-            Reply.of_json(
-                {
-                    "eos_token": eos,
-                    "bos_token": bos,
-                    "pad_token": eos,
-                    "chat_template": template if isinstance(template, str) else None,
-                    "add_bos_token": tokenizer.add_bos,
-                    "n_vocab": served.model.spec.n_vocab,
-                }
-            )
-        )
+        async with self._state.shelf.use(request.query_params.get("model")) as served:
+            return _response(Reply.of_json(_info(served)))
+
+
+def _info(served: Served) -> dict[str, object]:
+    tokenizer = served.model.tokenizer
+    eos, bos = (
+        None if token is None else tokenizer.token_text(token)
+        for token in (tokenizer.eos_id, tokenizer.bos_id)
+    )
+    template = served.model.metadata.get("tokenizer.chat_template")
+    return {
+        "eos_token": eos,
+        "bos_token": bos,
+        "pad_token": eos,
+        "chat_template": template if isinstance(template, str) else None,
+        "add_bos_token": tokenizer.add_bos,
+        "n_vocab": served.model.spec.n_vocab,
+    }

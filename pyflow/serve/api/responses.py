@@ -141,7 +141,7 @@ def _tool(given: FunctionTool) -> Tool:
 async def answer(call: Call[ResponseBody]) -> Reply | EventStream:
     body = call.body
     try:
-        writing = await chat.plan(call.state, body.as_chat(), call.tenant)
+        writing = await chat.plan(call, body.as_chat())
     except ApiError as error:
         error.param = {"messages": "input", "response_format": "text"}.get(
             error.param or "", error.param

@@ -63,7 +63,6 @@ class StreamOptions(msgspec.Struct):
 class Drawn(Body, kw_only=True):
     """How the tokens of an answer are drawn; what is left out is as the model's files say."""
 
-    model: str | None = None
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -15,7 +15,6 @@ from pyflow.serve.replies import Reply
 class TokenizeBody(Body, kw_only=True):
     """The request of /tokenize, in vLLM's words (prompt) or llama-server's (content)."""
 
-    model: str | None = None
     prompt: str | None = None
     content: str | None = None
     messages: list[Message] | None = None
@@ -30,21 +29,19 @@ class TokenizeBody(Body, kw_only=True):
 class DetokenizeBody(Body, kw_only=True):
     """The request of /detokenize."""
 
-    model: str | None = None
     tokens: list[int]
 
 
 class TemplateBody(Body, kw_only=True):
     """The request of /apply-template."""
 
-    model: str | None = None
     messages: list[Message]
     chat_template_kwargs: TemplateArguments = msgspec.field(default_factory=TemplateArguments)
 
 
 async def tokenize(call: Call[TokenizeBody]) -> Reply:
     body = call.body
-    served = call.state.shelf.get(body.model)
+    served = call.served
     ids = await call.state.preparing.run(lambda: _ids(served, body))
     tokenizer = served.model.tokenizer
     pieces = [tokenizer.token_text(token) for token in ids]
@@ -71,7 +68,7 @@ def _ids(served: Served, body: TokenizeBody) -> list[int]:
 
 
 async def detokenize(call: Call[DetokenizeBody]) -> Reply:
-    served = call.state.shelf.get(call.body.model)
+    served = call.served
     tokens = call.body.tokens
     most = served.model.spec.n_vocab
     wrong = next((token for token in tokens if not 0 <= token < most), None)
@@ -84,7 +81,7 @@ async def detokenize(call: Call[DetokenizeBody]) -> Reply:
 async def apply_template(call: Call[TemplateBody]) -> Reply:
     """The text of a conversation as the model reads it."""
     body = call.body
-    served = call.state.shelf.get(body.model)
+    served = call.served
 
     def text() -> str:
         ids = encode(served, body.messages, body.chat_template_kwargs)

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,16 @@ from typing import Any
 import pytest
 
 from pyflow.model import Model, load
+from pyflow.serve.models import Opening
 from pyflow.serve.run import Serving
 from pyflow.serve.settings import Settings
 
 JSON = {"content-type": "application/json"}
+
+
+def opening(model: Any) -> Opening:
+    """Of a model that stays the test's."""
+    return Opening(lambda: nullcontext((model, None)), lambda: 1000)
 
 
 class Server:
@@ -39,7 +45,8 @@ class Server:
     def _run(self, models: dict[str, Any], settings: Settings, started: Future[Serving]) -> None:
         async def serve() -> None:
             try:
-                serving = Serving(models, settings)
+                serving = Serving({name: opening(each) for name, each in models.items()}, settings)
+                await serving.start()
             except BaseException as error:
                 started.set_exception(error)
                 return
