@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -31,7 +31,8 @@ def opening(model: Any) -> Opening:
 class Server:
     """A server in a thread of its own, and requests to it."""
 
-    def __init__(self, models: dict[str, Any], settings: Settings) -> None:
+    def __init__(self, models: Mapping[str, Any], settings: Settings) -> None:
+        """models: or how they are opened."""
         self.failed: BaseException | None = None
         self.connections: list[http.client.HTTPConnection] = []
         """Closed in the end."""
@@ -42,10 +43,14 @@ class Server:
         self.host, _, port = self.serving.url.removeprefix("http://").rpartition(":")
         self.port = int(port)
 
-    def _run(self, models: dict[str, Any], settings: Settings, started: Future[Serving]) -> None:
+    def _run(self, models: Mapping[str, Any], settings: Settings, started: Future[Serving]) -> None:
         async def serve() -> None:
             try:
-                serving = Serving({name: opening(each) for name, each in models.items()}, settings)
+                openings = {
+                    name: each if isinstance(each, Opening) else opening(each)
+                    for name, each in models.items()
+                }
+                serving = Serving(openings, settings)
                 await serving.start()
             except BaseException as error:
                 started.set_exception(error)
@@ -148,17 +153,21 @@ class _Template:
         return [256, *"".join(message["content"] for message in messages).encode()]
 
 
+def dressed(model: Any) -> Any:
+    """A model in plain Python with all that a server looks at."""
+    model.chat_template, model.fingerprint, model.metadata = _Template(), "fake", {}
+    model.spec.n_embd, model.checkpoint = 8, SimpleNamespace(tensors=())
+    model.spec.window = None
+    return model
+
+
 @pytest.fixture
 def slow(make_model: Any) -> Iterator[Callable[..., tuple[Server, Steps]]]:
     """slow(**settings): a server whose model makes only the steps that the test allows."""
     made: list[tuple[Server, Steps]] = []
 
     def start(**settings: Any) -> tuple[Server, Steps]:
-        model = make_model()
-        model.chat_template, model.fingerprint, model.metadata = _Template(), "fake", {}
-        model.spec.n_embd, model.checkpoint = 8, SimpleNamespace(tensors=())
-        model.spec.window = None
-        model.close = lambda: None
+        model = dressed(make_model())
         steps, context_of = Steps(model), model.context
 
         def context(*args: Any, **how: Any) -> Any:
