@@ -35,7 +35,7 @@ def command(*, file: str, run: RunOptions, output: str) -> None:
     then, but for names, times and cached_tokens. The exit code is 1 if one differs.
     """
     try:
-                from pyflow.serve.record.exchange import read
+        from pyflow.serve.record.exchange import read
         from pyflow.serve.replay import replay
         from pyflow.serve.settings import Settings
         from pyflow.serve.shelf import name_of

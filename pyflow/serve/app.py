@@ -15,9 +15,9 @@ from pyflow.serve.api import chat, completions, embeddings, messages, responses,
 from pyflow.serve.api.models import Plain
 from pyflow.serve.endpoint import Endpoint
 from pyflow.serve.errors import ApiError, failed
-from pyflow.serve.guard import Guard
+from pyflow.serve.http.guard import Guard
+from pyflow.serve.http.replies import Reply
 from pyflow.serve.record.recorder import Recorder
-from pyflow.serve.replies import Reply
 from pyflow.serve.state import State
 
 

@@ -10,11 +10,11 @@ from typing import Generic
 
 from starlette.types import Message, Receive, Scope, Send
 
-from pyflow.serve import bodies
-from pyflow.serve.bodies import B, GoneError
 from pyflow.serve.errors import ApiError, failed
+from pyflow.serve.http import bodies
+from pyflow.serve.http.bodies import B, GoneError
+from pyflow.serve.http.replies import EventStream, Reply
 from pyflow.serve.models import Served
-from pyflow.serve.replies import EventStream, Reply
 from pyflow.serve.state import State
 
 _LOG = logging.getLogger("pyflow.serve")

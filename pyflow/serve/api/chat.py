@@ -18,8 +18,8 @@ from pyflow.serve.api.sampling import NOT_GUIDED, Count, NLogprobs, Sampled, cop
 from pyflow.serve.api.writing import Parts, Writing, call_of, finish_reason
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
+from pyflow.serve.http.replies import DONE, PING, EventStream, Reply
 from pyflow.serve.models import Served
-from pyflow.serve.replies import DONE, PING, EventStream, Reply
 
 _CHUNK = "chat.completion.chunk"
 

@@ -18,8 +18,8 @@ from pyflow.serve.api.sampling import NOT_GUIDED, NLogprobs, Sampled, copies
 from pyflow.serve.api.writing import Writing, finish_reason
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
+from pyflow.serve.http.replies import DONE, PING, EventStream, Reply
 from pyflow.serve.models import Served
-from pyflow.serve.replies import DONE, PING, EventStream, Reply
 from pyflow.serve.settings import MAX_PROMPTS
 
 _KIND = "text_completion"

@@ -14,11 +14,11 @@ from pyflow.batch.completion import Completion
 from pyflow.batch.request import Request, View
 from pyflow.serve.api.completions import Prompt, several
 from pyflow.serve.api.sampling import HARMLESS
-from pyflow.serve.bodies import Body
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
+from pyflow.serve.http.bodies import Body
+from pyflow.serve.http.replies import Reply
 from pyflow.serve.models import Served
-from pyflow.serve.replies import Reply
 
 _MAX_INPUTS = 2048
 

@@ -16,7 +16,7 @@ from pyflow.serve.api.sampling import Count, Drawn
 from pyflow.serve.api.writing import Writing, call_of, finish_reason, n_cached, n_generated
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import ApiError, bad_request
-from pyflow.serve.replies import PING, EventStream, Reply, frame
+from pyflow.serve.http.replies import PING, EventStream, Reply, frame
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyflow.serve.http.replies import Reply
 from pyflow.serve.metrics import KIND
 from pyflow.serve.models import Served
-from pyflow.serve.replies import Reply
 from pyflow.serve.state import State
 
 

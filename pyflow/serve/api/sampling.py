@@ -13,8 +13,8 @@ from pyflow.batch.request import Request, View
 from pyflow.constrain import Matcher
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
-from pyflow.serve.bodies import Body
 from pyflow.serve.errors import bad_request, of_request
+from pyflow.serve.http.bodies import Body
 from pyflow.serve.models import Served
 from pyflow.serve.settings import (
     MAX_BIASES,

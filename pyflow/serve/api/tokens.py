@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from pyflow.serve.api.conversation import Message, TemplateArguments, encode
-from pyflow.serve.bodies import Body
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
+from pyflow.serve.http.bodies import Body
+from pyflow.serve.http.replies import Reply
 from pyflow.serve.models import Served
-from pyflow.serve.replies import Reply
 
 
 class TokenizeBody(Body, kw_only=True):

@@ -13,9 +13,9 @@ from pyflow.batch.request import Request
 from pyflow.chat.tools import CallFormat, CallReader, ToolCall
 from pyflow.serve.api.sampling import Sampled
 from pyflow.serve.errors import ApiError
+from pyflow.serve.http.replies import frame
 from pyflow.serve.job import Job
 from pyflow.serve.models import Served
-from pyflow.serve.replies import frame
 
 
 class Parts(NamedTuple):

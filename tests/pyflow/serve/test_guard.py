@@ -10,7 +10,7 @@ from starlette.routing import Route
 from pyflow.errors import PyflowError
 from pyflow.model import Model
 from pyflow.serve.app import routes
-from pyflow.serve.guard import OPEN
+from pyflow.serve.http.guard import OPEN
 from pyflow.serve.settings import MAX_BODY, Settings
 
 from .conftest import JSON, Server

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyflow.serve.errors import ApiError
-from pyflow.serve.replies import Reply
+from pyflow.serve.http.replies import Reply
 from pyflow.serve.settings import MAX_BODY, Settings, tenant
 
 OPEN = frozenset({"/", "/health"})

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive
 
 from pyflow.serve.errors import ApiError, bad_request
-from pyflow.serve.guard import too_large
+from pyflow.serve.http.guard import too_large
 from pyflow.serve.settings import MAX_BODY
 
 

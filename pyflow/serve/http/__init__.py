@@ -1,0 +1,1 @@
+"""HTTP itself: who may come in, bodies, answers and streams."""
