@@ -42,7 +42,9 @@ class Answer:
         self._seed = seed
         self._load_ms = load_ms
         self._stop_ids = tokenizer.stop_ids
+        self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
+        self._stop = stop
         self._scanner = StopScanner(stop)
         self._text: list[str] = []
         self._logprobs: list[TokenLogprobs] | None = None
@@ -86,6 +88,14 @@ class Answer:
         elif self.n_drawn == self._n_predict:
             text += self.end("length")
         return Chunk(text, token, self.number, logprobs)
+
+    def replace(self, token: int) -> None:
+        """The last token was another one; text that was passed on stays passed on."""
+        self.tokens[-1] = token
+        self._logprobs = None if self._logprobs is None else self._logprobs[:-1]
+        self._detokenizer = self._tokenizer.detokenizer()
+        self._scanner = StopScanner(self._stop)
+        self._text = [self._scanner.feed(self._detokenizer.feed(t))[0] for t in self.tokens]
 
     def end(self, reason: StopReason) -> str:
         """Ends for this reason unless it has ended; the text that was held back."""

@@ -101,11 +101,29 @@ class Batch(Closing):
         events, self._events = self._events, []
         return events
 
+    def commit(self, number: int, token: int | None) -> None:
+        """Replaces the last token that a step drew for a request, or ends the request with None.
+
+        Between two steps; with `add_query`, `infer` and `remove_query` this is Inferflow's way to
+        use a batch (Shi et al., 2024, section 5). PyflowError: the request has ended or has no
+        token yet, has a grammar, or runs in a pipeline.
+        """
+        text = self._running.get(number)
+        if text is None or not text.answer.tokens:
+            raise PyflowError(f"commit: request {number} has no token that could be another one")
+        if token is None:
+            self._end(text, "stop")
+        elif token != text.answer.tokens[-1]:
+            self._runner.replace(number, token)
+            text.answer.replace(token)
+
     def cancel(self, number: int) -> None:
         """Ends a request and keeps its text so far; the next step tells. Idempotent."""
         running = [self._running[number]] if number in self._running else []
         for text in running or [text for text in self._waiting if text.number == number]:
             self._end(text, "cancelled")
+
+    add_query, infer, remove_query = add, step, cancel
 
     def interrupt(self) -> None:
         """Has `step` raise CancelledError soon. Safe in signal handlers and other threads."""

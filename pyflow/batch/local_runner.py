@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import quantiles
 from typing import cast
 
-import numpy as np
-
 from pyflow import _core
+from pyflow.batch.admission import WORTH_WAITING, Admission, Chosen
 from pyflow.batch.completion import TokenLogprobs
 from pyflow.batch.costs import BatchCosts
 from pyflow.batch.fair import Shares
 from pyflow.batch.plan import Budget, Reader, read_rows
-from pyflow.batch.prefixes import NO_MATCH, Match, Prefixes, Source, n_common
+from pyflow.batch.prefixes import NO_MATCH, Prefixes, source_of
 from pyflow.batch.runner import Begun, Outcome, Span
 from pyflow.batch.text import Text
 from pyflow.closing import Closing
-from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context, Progress
 from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError
 from pyflow.speculate import DraftError, SpeculationStats, Speculator, Start
-
-# What answers are taken to have before any has been seen.
-_FIRST_ANSWER = 512
-# A text waits for another one that is reading a beginning of this many tokens for both.
-_WORTH_WAITING = 64
 
 
 class LocalRunner(Closing):
@@ -64,9 +55,9 @@ class LocalRunner(Closing):
         self.prefixes = Prefixes(context)
         self.costs = BatchCosts(None if speculator is None else speculator.costs)
         self.shares = Shares()
-        self._answers: deque[int] = deque(maxlen=64)  # tokens of the latest ones
+        self.admission = Admission(context, self.prefixes, self.shares)
         self._texts: dict[int, Text] = {}  # in the order in which they began
-        self._chosen: tuple[Span, Match] | None = None
+        self._chosen: Chosen | None = None
         self._stats: dict[int, SpeculationStats] = {}
         self._progress: Progress | None = None
         self._n_read = self._n_to_read = 0
@@ -75,7 +66,7 @@ class LocalRunner(Closing):
         if session is not None:
             cached = self.prefixes.take(NO_MATCH, context.n_ctx)
             session.restore(cached)
-            self.prefixes.keep(self._source(cached))
+            self.prefixes.keep(source_of(cached))
 
     @property
     def n_ctx(self) -> int:
@@ -95,36 +86,11 @@ class LocalRunner(Closing):
             self.end(number)
 
     def choose(self, waiting: Sequence[Span]) -> int | None:
-        """Who was put back goes first, then whose key has had the least, then who is watched, then
-        who came first. Nobody overtakes a text that only lacks cells."""
-        if len(self._texts) >= self.n_parallel:
-            return None
-        self.shares.activate(
-            {span.key for span in waiting} | {text.span.key for text in self._texts.values()}
-        )
-        counter = self.shares.counter
-        order = sorted(
-            range(len(waiting)),
-            key=lambda i: (
-                not waiting[i].was_put_back,
-                counter(waiting[i].key),
-                not waiting[i].watched,
-            ),
-        )
-        for i in order:
-            span = waiting[i]
-            match = self._find(span)
-            if self._is_being_read(span, match):
-                continue
-            while True:
-                n_evicted = self.prefixes.n_evicted
-                if not self._has_cells(span, match):
-                    return None
-                if n_evicted == self.prefixes.n_evicted:
-                    self._chosen = span, match
-                    return i
-                match = self._find(span)
-        return None
+        self._chosen = None
+        if len(self._texts) < self.n_parallel:
+            n_draft = 0 if self._speculator is None else self._speculator.n_max
+            self._chosen = self.admission.choose(waiting, [*self._texts.values()], n_draft)
+        return None if self._chosen is None else self._chosen.place
 
     def begin(self, number: int, span: Span) -> Begun:
         n_positions = min(span.limit, self.n_ctx)
@@ -137,7 +103,9 @@ class LocalRunner(Closing):
             n_past = cached.reuse(span.tokens, span.n_dropped)
         else:
             chosen, self._chosen = self._chosen, None
-            match = chosen[1] if chosen and chosen[0] is span else self._find(span)
+            match = NO_MATCH
+            if chosen is not None and chosen.span is span:
+                match = chosen.match
             cached = self.prefixes.take(match, n_positions)
             n_past = len(cached.tokens)
         sampler = None
@@ -151,7 +119,7 @@ class LocalRunner(Closing):
             text.reports = [*match.source.reports[: max(0, min(n_past, match.n_common - 1))]]
             if span.n_report is not None:
                 known = [r._replace(top=r.top[: span.n_report]) for r in text.reports]
-            if self.prefixes.has_windows and match.n_common > n_past + _WORTH_WAITING:
+            if self.prefixes.has_windows and match.n_common > n_past + WORTH_WAITING:
                 text.snapshot_at = min(match.n_common, len(span.tokens) - 1)
         if self.prefixes.has_windows and not text.snapshot_at and span.reuse:
             text.snapshot_at = len(span.tokens)
@@ -194,11 +162,21 @@ class LocalRunner(Closing):
         self._tell(sum(n_rows[n_writers:]))
         return [o for o in outcomes if o.draws or o.has_read or o.reports or o.error]
 
+    def replace(self, number: int, token: int) -> None:
+        text = self._texts[number]
+        if text.span.matcher is not None:
+            raise PyflowError("commit: a grammar cannot take a token back")
+        self._leave(text)
+        text.tokens[-1] = token
+        text.entry = None
+        text.sampler = text.span.sampling.sampler(stream=text.span.noise_stream)
+        text.sampler.accept_all(text.tokens)
+
     def end(self, number: int, /) -> None:
         text = self._texts.pop(number)
         self._leave(text)
         if text.is_written:
-            self._answers.append(text.n_drawn)
+            self.admission.answers.append(text.n_drawn)
         self._free(text)
 
     def stats(self, number: int) -> SpeculationStats | None:
@@ -252,7 +230,7 @@ class LocalRunner(Closing):
     def _taken(self, text: Text, outcome: Outcome) -> Outcome:
         """After a step of a text: a part of it is kept, or it joins the drafters."""
         if text.snapshot_at and text.n_cells >= text.snapshot_at:
-            self.prefixes.snapshot(self._source(text.cached, text), text.snapshot_at)
+            self.prefixes.snapshot(text.source(), text.snapshot_at)
             text.snapshot_at = 0
         if not outcome.draws or text.member is not None or text.sampler is None:
             return outcome
@@ -309,58 +287,6 @@ class LocalRunner(Closing):
             self._free(text)
             out.append(Outcome(number, put_back=True))
 
-    def _find(self, span: Span) -> Match:
-        if not span.reuse or span.pooling == "mean":
-            return NO_MATCH
-        return self.prefixes.find(
-            np.asarray(span.tokens, np.int32),
-            span.key,
-            min(span.limit, self.n_ctx),
-            span.n_report if span.n_reported < span.n_to_report else None,
-            span.n_reported,
-            [self._source(t.cached, t) for t in self._texts.values() if t.span.reuse],
-        )
-
-    def _is_being_read(self, span: Span, match: Match) -> bool:
-        """Whether another text is reading what this one begins with, and further than is known."""
-        if not span.reuse:
-            return False
-        tokens = np.asarray(span.tokens[:-1], np.int32)
-        for text in self._texts.values():
-            if text.span.reuse and text.span.key == span.key and not text.is_written:
-                n = n_common(np.asarray(text.tokens, np.int32), tokens)
-                if n >= max(text.n_cells, match.n) + _WORTH_WAITING:
-                    return True
-        return False
-
-    def _has_cells(self, span: Span, match: Match) -> bool:
-        """Whether a text fits in beside those that run, with the answers that they may get.
-
-        Who was put back is promised all that it may take, and so is the oldest text then.
-        """
-        if not self._texts:
-            return True
-        few = self._n_answer()
-        texts = [*self._texts.values()]
-        sure = span.was_put_back or any(text.span.was_put_back for text in texts)
-        n = sum(
-            text.n_expected(1 << 31 if text.span.was_put_back or (sure and not i) else few)
-            for i, text in enumerate(texts)
-        )
-        most = min(span.limit - len(span.tokens), span.n_predict)
-        n += len(span.tokens) - match.n
-        n += max(0, most if span.was_put_back else min(most, few))
-        if self._speculator is not None:
-            n += self._speculator.n_max
-        n_held = sum(text.n_cells for text in texts)
-        return self._context.n_free >= n or (n + n_held <= self.n_ctx and self.prefixes.free(n))
-
-    def _n_answer(self) -> int:
-        """Tokens that nine of ten answers have."""
-        if len(self._answers) < 2:
-            return _FIRST_ANSWER
-        return int(quantiles(self._answers, n=10)[-1]) + 1
-
     def _leave(self, text: Text) -> None:
         """Takes a text out of the speculator."""
         if text.member is not None and self._speculator is not None:
@@ -374,20 +300,9 @@ class LocalRunner(Closing):
         """Its cells know their tokens, or are free."""
         text.cached.tokens = text.tokens
         if text.span.reuse:
-            self.prefixes.keep(self._source(text.cached, text))
+            self.prefixes.keep(text.source())
         else:
             self.prefixes.drop(text.cached)
-
-    def _source(self, cached: CachedText, text: Text | None = None) -> Source:
-        tokens = cached.tokens if text is None else text.tokens
-        n = min(len(tokens), self._context.seq_pos_max(cached.seq) + 1)
-        return Source(
-            cached,
-            np.asarray(tokens[:n], np.int32),
-            "" if text is None else text.span.key,
-            () if text is None or text.n_skipped else text.reports,
-            kept=text is None,
-        )
 
     def _tell(self, n_rows: int) -> None:
         """Shows how far prompts that take several steps have been read."""

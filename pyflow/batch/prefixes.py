@@ -27,9 +27,21 @@ class Source:
     key: str
     reports: Sequence[TokenLogprobs] = ()
     """Of its tokens after the first, as far as they are known."""
-    kept: bool = True
+    kept: bool = False
     """It has ended."""
     used: int = 0
+
+
+def source_of(
+    cached: CachedText,
+    tokens: Sequence[int] = (),
+    key: str = "",
+    reports: Sequence[TokenLogprobs] = (),
+) -> Source:
+    """The part of a text that has cells. tokens: of the text; none: those of the sequence."""
+    tokens = tokens or cached.tokens
+    n = min(len(tokens), cached.context.seq_pos_max(cached.seq) + 1)
+    return Source(cached, np.asarray(tokens[:n], np.int32), key, reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +161,7 @@ class Prefixes:
         cached = self._take_empty(source.cached.n_positions)
         self.context.seq_cp(source.cached.seq, cached.seq, 0, n)
         cached.tokens = source.tokens[:n].tolist()
-        kept = Source(cached, source.tokens[:n].copy(), source.key, source.reports)
-        self._touch(kept)
-        self._kept.append(kept)
+        self.keep(Source(cached, source.tokens[:n].copy(), source.key, source.reports))
 
     @property
     def has_windows(self) -> bool:

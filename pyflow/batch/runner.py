@@ -125,6 +125,10 @@ class Runner(Protocol):
         """One step for all texts. Raises CancelledError."""
         ...
 
+    def replace(self, number: int, token: int) -> None:
+        """The last drawn token of a text is to be another one. PyflowError: it cannot be."""
+        ...
+
     def end(self, number: int, /) -> None:
         """Text `number` has ended: its place is free for another one."""
         ...

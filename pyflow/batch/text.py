@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.batch.completion import TokenLogprobs
+from pyflow.batch.prefixes import Source, source_of
 from pyflow.batch.runner import Draw, Outcome, Span
 from pyflow.engine.cached_text import CachedText
 from pyflow.errors import PyflowError
@@ -59,6 +60,11 @@ class Text:
     def is_written(self) -> bool:
         """It has been read, and a step draws its next token."""
         return self.n_drawn > 0
+
+    def source(self) -> Source:
+        """What others may begin with."""
+        reports = () if self.n_skipped else self.reports
+        return source_of(self.cached, self.tokens, self.span.key, reports)
 
     def n_expected(self, n_answer: int) -> int:
         """Cells that it is still expected to take, if answers have so many tokens."""

@@ -17,8 +17,7 @@ import click
 
 from pyflow.cli.bench.plot import plot
 from pyflow.cli.options.finite import Finite, Whole
-from pyflow.cli.options.groups import grouped, option, output, ruled
-from pyflow.cli.options.rules import Rule
+from pyflow.cli.options.groups import grouped, option, output
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
@@ -139,7 +138,6 @@ loads = grouped(
 @loads
 @option("--plot", "Draw tokens per second and gaps into this SVG file.", metavar="FILE")
 @output("md", "json")
-@ruled(Rule("-m", forbids=["URL"], advice="a server is either started or named"))
 def command(
     *,
     urls: tuple[str, ...],
@@ -155,6 +153,8 @@ def command(
     ttft is the time from sending to the first text, itl the gaps between chunks of text, tpot the
     time per token after the first, e2e all of it. Tokens are those that the server counts.
     """
+    if urls and model is not None:
+        raise click.UsageError("-m starts a server, and cannot be used with a URL")
     with _servers(urls, model) as addresses:
         targets = [Target.parse(url, model=model_name, key=key) for url in addresses]
         results = asyncio.run(_measure(targets, loads))

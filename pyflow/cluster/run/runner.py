@@ -136,6 +136,10 @@ class PipelineRunner:
             raise PyflowError("pipeline: the job has ended, but not its text")
         return [Outcome(self._number, [Draw(token) for token in tokens])]
 
+    def replace(self, number: int, token: int) -> None:
+        """PyflowError: later tokens may be on their way."""
+        raise PyflowError(f"commit: text {number} cannot take token {token}: a pipeline runs ahead")
+
     def end(self, _number: int, /) -> None:
         self._end_job()
 

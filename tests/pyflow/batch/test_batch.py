@@ -13,6 +13,7 @@ from pyflow.batch.batch import Batch
 from pyflow.batch.completion import Completion
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request, View
+from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from tests.pyflow.batch.virtual import EOS, VirtualContext, VirtualModel, next_token
 
@@ -128,7 +129,7 @@ def test_cells_that_run_out_put_back_the_young_and_nobody_twice() -> None:
 
     served.runner._make_cells = counted  # type: ignore[method-assign]
     rng = random.Random(5)
-    served.runner._answers.extend([1] * 64)  # it expects short answers, and so admits all
+    served.runner.admission.answers.extend([1] * 64)  # it expects short answers, and so admits all
     for _ in range(16):
         served.add(request(text(rng, 10), 300, limit=400))
     served.finish()
@@ -214,3 +215,21 @@ def test_nobody_starves(seed: int) -> None:
         if big in served.done:
             break
     assert big in served.done
+
+
+def test_a_caller_may_replace_the_last_token_or_end_there() -> None:
+    context = VirtualContext(n_ctx=900, n_seq_max=8)
+    batch = Batch(LocalRunner(context, n_parallel=2), VirtualModel())  # type: ignore[arg-type]
+    number = batch.add_query(request([1, 2, 3], 50))
+    with pytest.raises(PyflowError, match=f"request {number} has no token"):
+        batch.commit(number, 5)
+    seen = [1, 2, 3]
+    for i in range(6):
+        events = batch.infer()
+        assert [e.chunk.token for e in events if e.chunk] == [next_token(seen)]
+        seen.append(next_token(seen) if i % 2 else i)
+        batch.commit(number, seen[-1])
+    batch.commit(number, None)
+    (done,) = [event.completion for event in batch.infer() if event.completion]
+    assert (done.tokens, done.stop_reason) == (seen[3:], "stop")
+    batch.close()
