@@ -10,7 +10,15 @@ import msgspec
 from pyflow.batch.completion import Completion
 from pyflow.chat.tools import ToolCall
 from pyflow.serve.api import chat
-from pyflow.serve.api.constraints import Choice, Function, Named, Tool, ToolChoice
+from pyflow.serve.api.constraints import (
+    Choice,
+    Function,
+    JsonSchema,
+    Named,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
 from pyflow.serve.api.conversation import Called, CallMade, Message, encode, text_of
 from pyflow.serve.api.sampling import Count, Drawn
 from pyflow.serve.api.writing import Writing, call_of, finish_reason, n_cached, n_generated
@@ -70,6 +78,17 @@ class UseChoice(msgspec.Struct):
     disable_parallel_tool_use: bool = False
 
 
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """What the answer is held to; an effort makes no difference."""
+
+    format: OutputFormat | None = None
+
+
 class CountBody(Drawn, kw_only=True):
     """The request of /v1/messages/count_tokens."""
 
@@ -77,12 +96,13 @@ class CountBody(Drawn, kw_only=True):
     system: str | list[dict[str, Any]] = ""
     tools: list[UsableTool] = msgspec.field(default_factory=list)
     tool_choice: UseChoice | None = None
+    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
 
-    harmless: ClassVar[frozenset[str]] = Drawn.harmless | {"thinking", "betas", "output_config"}
+    harmless: ClassVar[frozenset[str]] = Drawn.harmless | {"thinking", "betas"}
     refused: ClassVar[dict[str, str]] = {
         "mcp_servers": "nothing is fetched",
         "container": "leave it out",
-        "output_format": "write structured_outputs on /v1/chat/completions",
+        "output_format": "write output_config",
     }
 
     def as_chat(self, **more: Any) -> chat.ChatBody:
@@ -90,11 +110,13 @@ class CountBody(Drawn, kw_only=True):
         messages = [found for i, turn in enumerate(self.messages) for found in turn.messages(i)]
         if system := text_of(self.system, "system"):
             messages.insert(0, Message(role="system", content=system))
-        wanted = self.tool_choice or UseChoice("auto")
+        wanted, form = self.tool_choice or UseChoice("auto"), self.output_config.format
+        held = None if form is None else ResponseFormat("json_schema", JsonSchema(form.schema))
         return chat.ChatBody(
             **self.as_drawn(),
             **more,
             messages=messages,
+            response_format=held,
             tools=[
                 Tool("function", Function(t.name, t.description, t.input_schema))
                 for t in self.tools
