@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ["csrc", "pyflow", "quant", "formats", "bench", "tests", "docs"]
-KINDS = {".py", ".pyi", ".cpp", ".h", ".inl"}
+KINDS = {".py", ".pyi", ".cpp", ".h", ".inl", ".js", ".css"}
 
 MOST_LINES_OF_FILE = 400
 MOST_LINES_OF_FUNCTION = 70
@@ -38,7 +38,7 @@ def python_functions(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def cpp_functions(text: str) -> Iterator[tuple[str, int, int]]:
-    """The same of C++ as clang-format lays it out: a definition begins and ends in column 0."""
+    """The same of C++ and JavaScript: a definition begins and ends in column 0."""
     lines = text.split("\n")
     i = 0
     while i < len(lines):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from pyflow.serve import page
 from pyflow.serve.api import chat, completions, embeddings, messages, responses, tokens
 from pyflow.serve.api.models import Plain
 from pyflow.serve.endpoint import Endpoint
@@ -35,6 +36,7 @@ def routes(state: State) -> list[Route]:
         "/apply-template": Endpoint(state, tokens.TemplateBody, tokens.apply_template),
     }
     return [
+        *page.routes(),
         Route("/health", plain.health),
         Route("/metrics", plain.metrics),
         Route("/v1/models", plain.models),
