@@ -56,14 +56,22 @@ class Engine:
     """Answers jobs by a batch, which a thread of its own touches alone. Used in the event loop."""
 
     def __init__(
-        self, runner: LocalRunner, model: Model, metrics: Metrics, died: Callable[[], None]
+        self,
+        runner: LocalRunner,
+        model: Model,
+        metrics: Metrics,
+        died: Callable[[], None],
+        *,
+        share: float = 1.0,
     ) -> None:
-        """The runner becomes the engine's. died: called if the thread has ended by an error."""
+        """The runner becomes the engine's. died: called if the thread has ended by an error.
+        share: how much of the queue one key may fill."""
         self.error: BaseException | None = None
         """What the thread has died of."""
         self._runner = runner
         self._metrics = metrics
         self._died = died
+        self._share = share
         self._loop = asyncio.get_running_loop()
         self._batch = Batch(runner, model)
         self._inbox: queue.SimpleQueue[tuple[bool, Job] | None] = queue.SimpleQueue()
@@ -85,21 +93,28 @@ class Engine:
     def n_jobs(self) -> int:
         return len(self._jobs)
 
-    def check_room(self, n_tokens: int) -> None:
-        """ApiError if a job of so many tokens must come later."""
+    def check_room(self, job: Job) -> None:
+        """ApiError if a job must come later."""
         if self.error is not None:
             raise failed(self.error)
-        waiting = [job for job, begun in self._jobs.items() if not begun]
-        n_queued = sum(job.n_tokens for job in waiting)
-        if len(waiting) >= MAX_QUEUE or (
-            waiting and n_queued + n_tokens > MAX_QUEUED_POOLS * self._runner.n_ctx
-        ):
-            raise ApiError(
-                429,
-                f"{len(waiting)} requests with {n_queued:,} tokens wait already; try again later",
-                code="queue_full",
-                retry_after=self.retry_after(len(waiting)),
-            )
+        waiting = [each for each, begun in self._jobs.items() if not begun]
+        self._check_queue(job, waiting, 1.0, "queue_full")
+        if self._share < 1:
+            own = [each for each in waiting if each.key == job.key]
+            self._check_queue(job, own, self._share, "share_full")
+
+    def _check_queue(self, job: Job, waiting: Sequence[Job], share: float, code: str) -> None:
+        n_queued = sum(each.n_tokens for each in waiting)
+        most = share * MAX_QUEUED_POOLS * self._runner.n_ctx
+        if len(waiting) < share * MAX_QUEUE and not (waiting and n_queued + job.n_tokens > most):
+            return
+        whose = "" if code == "queue_full" else " of this key"
+        raise ApiError(
+            429,
+            f"{len(waiting)} requests{whose} with {n_queued:,} tokens wait; try again later",
+            code=code,
+            retry_after=self.retry_after(len(waiting)),
+        )
 
     def retry_after(self, n_waiting: int) -> int:
         """Seconds until so many requests have ended, at the rate of the last ones."""
@@ -111,7 +126,7 @@ class Engine:
     def submit(self, requests: Sequence[Request]) -> Job:
         """ApiError: the queue is full, or the engine has died."""
         job = Job(requests)
-        self.check_room(job.n_tokens)
+        self.check_room(job)
         self._jobs[job] = False
         self._inbox.put((True, job))
         return job

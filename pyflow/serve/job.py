@@ -51,6 +51,11 @@ class Job:
     def n_tokens(self) -> int:
         return sum(len(request.view.tokens) for request in self.requests)
 
+    @property
+    def key(self) -> str:
+        """Who asks."""
+        return self.requests[0].key
+
     def take(self, index: int, event: Event) -> None:
         news = self._news.setdefault(index, _News())
         if event.chunk is not None:

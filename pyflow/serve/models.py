@@ -62,8 +62,15 @@ class Served:
     """A model that is loaded, and the engine that answers with it. Used in the event loop."""
 
     def __init__(
-        self, name: str, opened: Opened, metrics: Metrics, died: Callable[[], None]
+        self,
+        name: str,
+        opened: Opened,
+        metrics: Metrics,
+        died: Callable[[], None],
+        *,
+        share: float = 1.0,
     ) -> None:
+        """share: how much of the queue one key may fill."""
         self.name = name
         self.model = opened.model
         self.n_ctx = opened.n_ctx
@@ -71,7 +78,7 @@ class Served:
         self.created = int(time.time())
         self.n_users = 0
         """Requests that need it."""
-        self.engine = Engine(opened.runner, opened.model, metrics, died)
+        self.engine = Engine(opened.runner, opened.model, metrics, died, share=share)
         self._stack = opened.stack
 
     def entry(self) -> dict[str, object]:

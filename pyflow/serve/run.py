@@ -28,6 +28,8 @@ from pyflow.serve.state import State
 _SWITCH_S = 0.0005
 _TICK_S = 0.05
 _BACKLOG = 1024
+# Bytes that the system keeps for a client that reads slowly; its own choice grows to megabytes.
+_SEND_BUFFER = 1 << 17
 
 
 class Serving:
@@ -116,6 +118,7 @@ def _listen(settings: Settings) -> socket.socket:
         family, kind, protocol, _, address = found[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         try:
             listening.bind(address)
         except OSError:

@@ -118,7 +118,8 @@ class Shelf:
                 except ResourceError:
                     if not await self._unload_one():
                         raise
-            self._loaded[name] = Served(name, opened, self._metrics, self._died)
+            share = 0.5 if len(self._settings.keys) > 1 else 1.0
+            self._loaded[name] = Served(name, opened, self._metrics, self._died, share=share)
             return self._loaded[name]
 
     def _nbytes(self) -> int:

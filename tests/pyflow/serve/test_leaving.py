@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -30,11 +31,11 @@ def send(server: Server, body: bytes) -> Any:
     return connection
 
 
-def until(server: Server, **counts: int) -> None:
+def until(server: Server, headers: dict[str, str] | None = None, **counts: int) -> None:
     """Waits until metrics show these."""
     wanted = {f"pyflow_{name} {float(value)}" for name, value in counts.items()}
     for _ in range(2000):
-        lines = set(server.request("GET", "/metrics")[2].decode().split("\n"))
+        lines = set(server.request("GET", "/metrics", None, headers)[2].decode().split("\n"))
         if wanted <= lines:
             return
     raise AssertionError(wanted - lines)
@@ -91,6 +92,37 @@ def test_a_full_queue_says_when_to_come_again(slow: Any) -> None:
     status, headers, raw = server.request("POST", CHAT, ask("x" * 55))
     assert (status, json.loads(raw)["error"]["code"]) == (429, "queue_full")
     assert 1 <= int(headers["retry-after"]) <= 120
+
+
+def test_one_key_does_not_fill_the_queue(slow: Any) -> None:
+    server, steps = slow(n_ctx=64, n_cells=64, keys=("a", "b"))
+
+    def post(key: str) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection = server.connect()
+        server.connections.append(connection)
+        connection.request("POST", CHAT, ask("x" * 55), {**JSON, "x-api-key": key})
+        return connection
+
+    post("a")
+    steps.begun.acquire()
+    post("a")
+    until(server, {"x-api-key": "a"}, requests_queued=2)
+    refused = post("a").getresponse()
+    assert (refused.status, json.loads(refused.read())["error"]["code"]) == (429, "share_full")
+    post("b")
+    until(server, {"x-api-key": "a"}, requests_queued=3)
+
+
+def test_a_stream_that_nobody_reads_ends(slow: Any) -> None:
+    server, steps = slow(n_ctx=4096, send_s=0.05)
+    steps.allow(1 << 20)
+    body = ask("x", stream=True, logprobs=True, top_logprobs=20)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((server.host, server.port))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(server, cancelled_total=1, requests_running=0)
 
 
 def test_the_end_of_a_server_ends_streams_with_an_error_and_leaves_no_thread(slow: Any) -> None:

@@ -1,69 +1,96 @@
-"""The load that `pyflow bench serve` makes, and what it measures."""
+"""Answers do not depend on what else the server does."""
 
 from __future__ import annotations
 
-import asyncio
-import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
 
-from pyflow.cli.bench.plot import plot
-from pyflow.cli.bench.serve import command
-from pyflow.serve.load.client import Sample
-from pyflow.serve.load.mixes import MIXES, request
-from pyflow.serve.load.run import measured, percentile
+from pyflow.model import Model
+from pyflow.serve.models import Opening
+from pyflow.serve.settings import Settings
+from pyflow.speculate import Speculation, Speculator, speculator
+
+from .conftest import Server, opening
+
+TEXTS = [
+    "Name three rivers.",
+    "Tell a story about a cat and a dog.",
+    "1, 2, 3, 1, 2, 3, 1, 2,",
+    *("long " * n + "end?" for n in (20, 60, 100)),
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+FREE = {"id", "created", "timings", "cached_tokens"}
 
 
-@pytest.mark.parametrize("mix", [*MIXES])
-def test_a_mix_asks_the_same_for_the_same_seed(mix: str) -> None:
-    made = [request(mix, index, n_predict=9, seed=1) for index in range(9)]
-    assert made == [request(mix, index, n_predict=9, seed=1) for index in range(9)]
-    assert made != [request(mix, index, n_predict=9, seed=2) for index in range(9)]
-    assert json.dumps(made)
-
-
-def test_measures_are_those_of_the_times() -> None:
-    samples = [
-        Sample("chat", 10.0, [10.5, 10.6, 10.9], 11.0, n_prompt=7, n_tokens=5),
-        Sample("chat", 11.0, [11.2, 11.4], 12.0, n_prompt=3, n_tokens=5),
-        Sample("chat", 11.0, ended=11.5, error="status 429"),
+def request(rng: random.Random, seed: int) -> tuple[str, dict[str, Any]]:
+    """Of any kind: chat, text, embeddings; greedy and drawn, with all that may be reported."""
+    text, kind = rng.choice(TEXTS), rng.random()
+    if kind > 0.8:
+        pooling = rng.choice(["last", "mean"])
+        return "/v1/embeddings", {"input": [text, rng.choice(TEXTS)], "pooling": pooling}
+    body: dict[str, Any] = {"seed": seed, "max_tokens": rng.choice([1, 5, 20, 40])}
+    body["temperature"] = rng.choice([0, 0.8, 1.2])
+    if kind > 0.5:
+        body["prompt"] = [text, rng.choice(TEXTS)] if rng.random() < 0.4 else text
+        if rng.random() < 0.5:
+            body |= {"logprobs": rng.choice([0, 1, 2]), "echo": rng.random() < 0.6}
+        return "/v1/completions", body
+    body["messages"] = [{"role": "user", "content": text}]
+    further: list[dict[str, Any]] = [
+        {"logprobs": True, "top_logprobs": rng.choice([0, 3])},
+        {"n": rng.choice([2, 3])},
+        {"stop": [" the", "."]},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"frequency_penalty": 0.7},
     ]
-    found = measured(samples, {"ttft": 300})
-    assert (found["n_requests"], found["n_failed"]) == (3, 1)
-    assert found["tokens_per_second"] == pytest.approx(5)
-    assert found["goodput_per_second"] == pytest.approx(0.5)
-    assert found["ttft_ms"]["p99"] == pytest.approx(500)
-    assert found["itl_ms"]["p50"] == pytest.approx(200)
-    assert found["tpot_ms"]["p50"] == pytest.approx(50)
-    assert percentile([3, 1, 2], 50) == 2
-    assert percentile([], 99) == 0
+    for more in further:
+        if rng.random() < 0.25:
+            body |= more
+    return "/v1/chat/completions", body
 
 
-def test_servers_that_are_not_there_are_named() -> None:
-    found = CliRunner().invoke(command, ["http://127.0.0.1:9/v1"])
-    assert "http://127.0.0.1:9/v1/models" in str(found.exception)
-    found = CliRunner().invoke(command, ["ftp://x"])
-    assert "ftp://x" in str(found.exception)
+def essence(value: Any) -> Any:
+    """An answer without what depends on the time."""
+    if isinstance(value, dict):
+        return {name: essence(each) for name, each in value.items() if name not in FREE}
+    return [*map(essence, value)] if isinstance(value, list) else value
 
 
-def test_a_chart_is_xml() -> None:
-    text = plot({"a < b": {"one": [(1, 2.0), (4, 8.5)], "two": [(1, 3.0)]}}, "users")
-    assert ElementTree.fromstring(text).tag.endswith("svg")
+@pytest.mark.accept
+@pytest.mark.parametrize("drafts", [False, True])
+def test_two_hundred_requests_are_answered_as_if_each_were_alone(
+    smollm2: Model, drafts: bool
+) -> None:
+    rng = random.Random(drafts)
+    requests = [request(rng, seed) for seed in range(200)]
+    server = Server({"smollm2": smollm2}, Settings(port=0, n_parallel=1, n_ctx=256))
+    alone = [essence(server.post(path, **body)) for path, body in requests]
+    server.stop()
 
+    @contextmanager
+    def opened() -> Iterator[tuple[Model, Speculator]]:
+        with speculator(smollm2, Speculation(method="auto")) as found:
+            yield smollm2, found
 
-def test_a_server_under_load_answers_all(server: Any) -> None:
-    from pyflow.serve.load.client import Target
-    from pyflow.serve.load.run import Load, run
-
-    target = Target.parse(server.serving.url)
-    loads = [
-        Load(n_users=3, n_requests=4, n_predict=6),
-        Load(rate=50.0, n_requests=3, n_predict=6),
-    ]
-    for load in loads:
-        samples = asyncio.run(run(target, load))
-        assert [sample.error for sample in samples] == [""] * load.n_requests
-        assert all(0 < sample.n_tokens <= load.n_predict for sample in samples)
+    how = Opening(opened, lambda: 0) if drafts else opening(smollm2)
+    # A third of the cells that eight texts might need.
+    server = Server({"smollm2": how}, Settings(port=0, n_parallel=8, n_ctx=256, n_cells=700))
+    order = rng.sample(range(len(requests)), len(requests))
+    with ThreadPoolExecutor(24) as clients:
+        answers = clients.map(
+            lambda i: essence(server.post(requests[i][0], **requests[i][1])), order
+        )
+        together = dict(zip(order, answers, strict=True))
+    server.stop()
+    assert server.failed is None
+    assert [i for i in order if together[i] != alone[i]] == []
