@@ -17,12 +17,14 @@ from pyflow import catalogue
 from pyflow.cli.options import model
 from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
-from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.pipeline import pipelines
+from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
+    from pyflow.cluster.model import PipelinedModel
     from pyflow.model import Model
     from pyflow.serve.run import Serving
     from pyflow.serve.settings import Settings
@@ -147,24 +149,26 @@ settings = grouped(
 
 
 @click.command("serve", cls=TopicCommand)
-@models
-@run_options(
+@run_with_pipelines(
+    models,
     model.threads,
     model.numa,
     model.quantize,
     model.overrides,
     model.cache_type,
     speculation,
+    pipelines,
 )
 @settings
-def command(*, models: tuple[str, ...], run: RunOptions, settings: Settings) -> None:
+def command(*, run: RunOptions, settings: Settings) -> None:
     """Answer many users over HTTP, by the API of OpenAI.
 
     Clients find it at http://127.0.0.1:8080/v1. What else runs changes no answer: a prompt, its
     parameters and a seed give the same text as 'pyflow generate'.
 
     Several models (-m A -m B) are known by their names. The first is loaded at the start, others
-    when they are asked for; those not used for longest make room for them.
+    when they are asked for; those not used for longest make room for them. With --pipeline, one
+    model writes one text after the other over threads or machines.
     """
     try:
         from pyflow.serve.models import Opening
@@ -173,7 +177,11 @@ def command(*, models: tuple[str, ...], run: RunOptions, settings: Settings) -> 
     except ModuleNotFoundError as error:
         raise missing(error) from None
     settings.check()
-    given = models or (model.default_model(),)
+    given = run.models or (model.default_model(),)
+    if run.pipeline is not None:
+        if len(given) > 1:
+            raise click.UsageError("-m: a pipeline runs one model")
+        run = replace(run, n_ctx=settings.n_ctx)
     paths = {name_of(path): path for path in given}
     if len(paths) < len(given):
         raise click.UsageError(f"-m: two models are called alike: {', '.join(given)}")
@@ -193,9 +201,9 @@ def command(*, models: tuple[str, ...], run: RunOptions, settings: Settings) -> 
 
 
 @contextmanager
-def _open(run: RunOptions, path: str) -> Iterator[tuple[Model, Speculator | None]]:
-    with run.load(path) as loaded, run.speculator(loaded) as speculator:
-        yield loaded, speculator
+def _open(run: RunOptions, path: str) -> Iterator[tuple[Model | PipelinedModel, Speculator | None]]:
+    with replace(run, model=path).open() as opened, run.speculator(opened) as speculator:
+        yield opened, speculator
 
 
 def _nbytes(path: str) -> int:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pyflow.batch.batch import Batch, Event
-from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request
+from pyflow.batch.runner import Runner
 from pyflow.batch.serving import serving_runner
+from pyflow.cluster.model import PipelinedModel
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.model import Model
 from pyflow.serve.errors import ApiError, failed
@@ -32,12 +34,14 @@ _N_RATES = 32  # answers whose ends tell how fast the queue gets shorter
 
 
 def runner_for(
-    model: Model, settings: Settings, speculator: Speculator | None = None
-) -> tuple[LocalRunner, int]:
+    model: Model | PipelinedModel, settings: Settings, speculator: Speculator | None = None
+) -> tuple[Runner, int]:
     """A runner for many users, and the positions that each of their texts may take.
 
-    Raises like `serving_runner`.
+    A pipeline writes one text after the other. Raises like `serving_runner`.
     """
+    if isinstance(model, PipelinedModel):
+        return model.runner, model.n_ctx
     wanted = DEFAULT_REQUEST if settings.n_ctx is None else settings.n_ctx
     n_ctx = min(wanted or model.spec.n_ctx_train, model.spec.n_ctx_train)
     runner = serving_runner(
@@ -57,8 +61,8 @@ class Engine:
 
     def __init__(
         self,
-        runner: LocalRunner,
-        model: Model,
+        runner: Runner,
+        model: ModelFiles,
         metrics: Metrics,
         died: Callable[[], None],
         *,

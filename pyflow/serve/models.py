@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pyflow.batch.completion import Completion
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request
+from pyflow.batch.runner import Runner
+from pyflow.cluster.model import PipelinedModel
 from pyflow.constrain import Constraint, Matcher
+from pyflow.engine.model_files import ModelFiles
 from pyflow.model import Model
 from pyflow.serve.engine import Engine, runner_for
 from pyflow.serve.errors import ApiError, too_long
@@ -26,7 +29,7 @@ from pyflow.speculate import Speculator
 class Opening:
     """How a model is loaded, when somebody asks for it."""
 
-    open: Callable[[], AbstractContextManager[tuple[Model, Speculator | None]]]
+    open: Callable[[], AbstractContextManager[tuple[Model | PipelinedModel, Speculator | None]]]
     """Raises like `load`; leaving it frees the model."""
     nbytes: Callable[[], int]
     """Of the weights."""
@@ -36,8 +39,8 @@ class Opening:
 class Opened:
     """A model in memory, and a runner that has its cells."""
 
-    model: Model
-    runner: LocalRunner
+    model: ModelFiles
+    runner: Runner
     n_ctx: int
     """Positions that a text and its answer may take."""
     fingerprint: str
@@ -49,8 +52,9 @@ class Opened:
     def of(cls, opening: Opening, settings: Settings) -> Opened:
         """In a thread, for it takes long. ResourceError: it does not fit into memory."""
         with ExitStack() as stack:
-            model, speculator = stack.enter_context(opening.open())
-            runner, n_ctx = runner_for(model, settings, speculator)
+            opened, speculator = stack.enter_context(opening.open())
+            runner, n_ctx = runner_for(opened, settings, speculator)
+            model = opened.files if isinstance(opened, PipelinedModel) else opened
             digest = hashlib.blake2b(model.fingerprint.encode(), digest_size=8)
             template = model.metadata.get("tokenizer.chat_template", "")
             digest.update(repr((settings.cache_type, template)).encode())
@@ -78,6 +82,7 @@ class Served:
         self.created = int(time.time())
         self.n_users = 0
         """Requests that need it."""
+        self._draws_alone = not isinstance(opened.runner, LocalRunner)
         self.engine = Engine(opened.runner, opened.model, metrics, died, share=share)
         self._stack = opened.stack
 
@@ -128,11 +133,29 @@ class Served:
     @asynccontextmanager
     async def job(self, requests: Sequence[Request]) -> AsyncGenerator[Job, None]:
         """Texts on their way; whoever leaves early ends them. ApiError."""
+        for request in requests if self._draws_alone else ():
+            self._check_draws(request)
         job = self.engine.submit(requests)
         try:
             yield job
         finally:
             self.engine.cancel(job)
+
+    def _check_draws(self, request: Request) -> None:
+        """ApiError for what needs more than drawn tokens, which are all that a pipeline returns."""
+        asks = {
+            "logprobs": request.sampling.n_logprobs or request.n_report is not None,
+            "input": request.pooling,
+            "response_format": request.matcher,
+        }
+        for param, asked in asks.items():
+            if asked:
+                raise ApiError(
+                    400,
+                    f"{param}: this server runs a pipeline, whose stages return tokens alone; "
+                    "ask a server without --pipeline",
+                    param=param,
+                )
 
     async def close(self) -> None:
         """Ends what runs and frees the model; idempotent."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyflow.cluster.supervise.hosts import Place
 
 # Commands that can run on ranks.
-_COMMANDS = ("generate", "chat", "bench")
+_COMMANDS = ("generate", "chat", "bench", "serve")
 _SAMPLING = ("generate", "chat")
 # Options of `run` that no such command has.
 _OWN = ("--restart", "--timeout", "--hosts")
@@ -51,7 +51,7 @@ def run(
     restart: bool,
     arguments: tuple[str, ...],
 ) -> int:
-    """Run generate, chat or bench on N ranks of this machine or on the hosts of FILE.
+    """Run generate, chat, bench or serve on N ranks of this machine or on the hosts of FILE.
 
     Rank 0 is on this machine and has its terminal. When a rank dies, or sends no heartbeat for S
     seconds, all ranks are ended, one message names the lost one, and the exit code is 5.

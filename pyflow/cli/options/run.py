@@ -34,6 +34,8 @@ class RunOptions:
     """The model, where and how it runs. A command offers some of these options."""
 
     model: str | None = None
+    models: Sequence[str] = ()
+    """Several, of which `model` is the first."""
     threads: int | Sequence[int] | None = None
     """Several for commands that run once per number."""
     numa: NumaMode | None = None
@@ -108,6 +110,8 @@ def _run(
     pipeline: PipelineOptions | None = None,
     **values: Any,
 ) -> RunOptions:
+    if models := values.get("models"):
+        values["model"] = models[0]
     pipelined = None
     if pipeline is not None and speculation is not None:
         pipelined = PipelineRun(pipeline, speculation)

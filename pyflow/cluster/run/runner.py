@@ -63,6 +63,7 @@ class PipelineRunner:
         self._window = window
         self._shifts = shifts
         self._held: list[int] = []  # the tokens in sequence 0, as far as they are known
+        self._key = ""  # of whom they are
         self._user: object | None = None
         self._progress: Progress | None = None
         self._cancelled = False
@@ -99,12 +100,16 @@ class PipelineRunner:
         self._end_job()
         if span.sampling.n_logprobs:
             raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
+        if span.matcher is not None or span.n_report is not None or span.pooling:
+            raise PyflowError("grammars, reports and hidden states: stages return tokens alone")
         chooser: StrategyChooser | None = None
         strategy = self._strategy
         if not isinstance(strategy, Strategy):
             chooser = strategy
             strategy = chooser.next()
-        held, self._held = self._held if span.reuse else [], []  # unknown if anything goes wrong
+        reuse = span.reuse and span.key == self._key
+        held, self._held = self._held if reuse else [], []  # unknown if anything goes wrong
+        self._key = span.key
         journal = self._journal if span.replay else None
         committed: Sequence[int] = ()
         if journal is not None:

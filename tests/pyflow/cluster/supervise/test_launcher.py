@@ -85,8 +85,8 @@ def test_a_guard_says_how_a_rank_has_died() -> None:
     ("arguments", "says"),
     [
         ([], "expected -n N or --hosts FILE, found neither"),
-        (["-n", "2"], "expected -- and one of generate, chat, bench"),
-        (["-n", "2", "--", "inspect"], "expected -- and one of generate, chat, bench"),
+        (["-n", "2"], "expected -- and one of generate, chat, bench, serve"),
+        (["-n", "2", "--", "inspect"], "expected -- and one of generate, chat, bench, serve"),
         (["-n", "2", "generate", "--restart"], "--restart belongs before generate"),
         (["-n", "2", "chat", "-n", "4", "--hosts", "x"], "--hosts belongs before chat"),
         (["-n", "0", "--", "generate"], "1 or more, found '0'"),
