@@ -45,6 +45,8 @@ class Calls:
     calls: tuple[Call, ...]
     required: bool = False
     """The text is one or more calls and nothing else."""
+    many: bool = True
+    """Whether a required call may be followed by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Constraint:
                     calls.trigger,
                     [(c.begin, _with_options(c.schema), c.end) for c in calls.calls],
                     required=calls.required,
+                    many=calls.many,
                     special=special(calls.trigger),
                 )
                 return str(library.grammar_from_lark(text))

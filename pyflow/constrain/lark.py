@@ -57,17 +57,20 @@ def of_calls(
     calls: Sequence[tuple[str, Mapping[str, Any], str]],
     *,
     required: bool,
+    many: bool,
     special: int | None,
 ) -> str:
     """A grammar of free text in which every trigger begins one of the calls.
 
     calls: what begins it, the trigger included; the schema, which is enforced; what ends it.
-    required: there is nothing but calls. special: the token that is the trigger, if one is.
+    required: there is nothing but calls, or, unless many, but one. special: the token that is the
+    trigger, if one is.
     """
     name = quoted(trigger) if special is None else f"<[{special}]>"
     any_call = " | ".join(f"call_{i}" for i in range(len(calls)))
     if required:
-        lines = [r"start: call (/[ \n]{1,2}/? call)*", f"call: {name} ({any_call})"]
+        more = r" (/[ \n]{1,2}/? call)*" if many else ""
+        lines = [f"start: call{more}", f"call: {name} ({any_call})"]
     else:
         head = f"head[lazy]: TEXT {name}" if special is None else f"head: TEXT {name}"
         lines = ["start: call* TEXT", r"TEXT: /(.|\n)*/", head, f"call: head ({any_call})"]

@@ -13,7 +13,7 @@ from pyflow.chat.tools import ToolCall
 from pyflow.constrain import Constraint
 from pyflow.serve.api import constraints, logprobs
 from pyflow.serve.api.constraints import ResponseFormat, Structured, Tool, ToolChoice
-from pyflow.serve.api.conversation import Message, TemplateArguments, encode
+from pyflow.serve.api.conversation import Message, TemplateArguments, encode, text_of
 from pyflow.serve.api.sampling import NOT_GUIDED, Count, NLogprobs, Sampled, copies
 from pyflow.serve.api.writing import Parts, Writing, call_of, finish_reason
 from pyflow.serve.endpoint import Call
@@ -72,7 +72,8 @@ class ChatBody(Sampled, kw_only=True):
         if wanted is not None:
             raise bad_request("tools: an answer follows tools or a format, not both", "tools")
         form = constraints.format_of(served)
-        return constraints.of_tools(self.called, self.tool_choice, form)
+        many = self.parallel_tool_calls
+        return constraints.of_tools(self.called, self.tool_choice, form, many=many)
 
 
 async def plan(call: Call[Any], body: ChatBody) -> Writing:
@@ -82,6 +83,8 @@ async def plan(call: Call[Any], body: ChatBody) -> Writing:
     sampling, stops = body.sampling(served, body.n_logprobs), body.stops
 
     def prepare() -> list[Request]:
+        texts = [text_of(message.content, "messages") for message in body.messages]
+        served.check_size(*texts, param="messages")
         tokens = encode(served, body.messages, body.chat_template_kwargs, body.called)
         served.check_tokens(tokens, param="messages")
         n_predict = body.max_completion_tokens or body.max_tokens

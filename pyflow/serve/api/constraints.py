@@ -125,7 +125,9 @@ def chosen(
     return next(iter(given.values()), None)
 
 
-def of_tools(tools: list[Tool], choice: ToolChoice, form: CallFormat) -> Constraint:
+def of_tools(
+    tools: list[Tool], choice: ToolChoice, form: CallFormat, *, many: bool = True
+) -> Constraint:
     """The answer is text with calls of these tools, or what `choice` says. ApiError: a tool has a
     schema that cannot be enforced, or is not there."""
     names = [tool.function.name for tool in tools]
@@ -149,7 +151,9 @@ def of_tools(tools: list[Tool], choice: ToolChoice, form: CallFormat) -> Constra
             raise bad_request(f"tools: {function.name}: {error}", "tools") from None
         assert isinstance(found.source, str)
         calls.append(Call(form.begin(function.name), found.source, form.end))
-    return Constraint("calls", Calls(form.trigger, tuple(calls), required=choice != "auto"))
+    many = many and not isinstance(choice, Choice)
+    required = choice != "auto"
+    return Constraint("calls", Calls(form.trigger, tuple(calls), required=required, many=many))
 
 
 def format_of(served: Served) -> CallFormat:

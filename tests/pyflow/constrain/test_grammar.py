@@ -76,6 +76,16 @@ def test_free_text_goes_on_until_the_trigger(
         assert not allows(constraint, wrong)
 
 
+def test_a_required_call_may_be_the_only_one(
+    allows: Callable[[Constraint, str], bool],
+) -> None:
+    calls = Calls("<tool_call>", (Call(BEGIN, CALL, END),), required=True, many=False)
+    constraint, call = Constraint("calls", calls), BEGIN + JSON + END
+    assert allows(constraint, call)
+    for wrong in (call + call, f"{call}\n{call}", f"{call} Done.", ""):
+        assert not allows(constraint, wrong)
+
+
 def test_a_control_token_may_be_a_trigger(grammars: Grammars, tokenizer: Tokenizer) -> None:
     (trigger,) = tokenizer.encode("<|im_start|>", add_special=False, parse_special=True)
     constraint = Constraint("calls", Calls("<|im_start|>", (Call("<|im_start|>", CALL),)))
