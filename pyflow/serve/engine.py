@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -30,6 +31,7 @@ from pyflow.serve.settings import (
 )
 from pyflow.speculate import Speculator
 
+_LOG = logging.getLogger("pyflow.serve")
 _N_RATES = 32  # answers whose ends tell how fast the queue gets shorter
 
 
@@ -170,6 +172,7 @@ class Engine:
                 self._metrics.total.observe(self._ends[-1] - job.started)
 
     def _die(self, error: BaseException) -> None:
+        _LOG.error("the engine has died", exc_info=error)
         self.error = error
         self.fail_all(failed(error))
         self._jobs.clear()

@@ -25,6 +25,8 @@ class Metrics:
         self.computed = self._counter("prompt_tokens_computed", "Prompt tokens that were read.")
         self.cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
         self.generated = self._counter("generated_tokens", "Tokens that were drawn.")
+        self.drafted = self._counter("drafted_tokens", "Tokens that were drafted and run.")
+        self.accepted = self._counter("accepted_tokens", "Drafted tokens that were right.")
         self.step = self._histogram("step_seconds", "Time of a step.", _SHORT)
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From the queue to the first token.", _LONG
@@ -37,6 +39,9 @@ class Metrics:
         self.computed.inc(timings.prompt_n)
         self.cached.inc(max(0, len(completion.prompt_tokens) - timings.prompt_n))
         self.generated.inc(timings.predicted_n)
+        if (drafts := completion.speculation or completion.pipeline) is not None:
+            self.drafted.inc(drafts.drafted)
+            self.accepted.inc(drafts.accepted)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A number that is looked up when it is asked for."""

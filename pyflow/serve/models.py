@@ -23,6 +23,7 @@ from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.settings import Settings
 from pyflow.speculate import Speculator
+from pyflow.tokenizer import NoTokenizerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Opened:
     """Positions that a text and its answer may take."""
     fingerprint: str
     """Of all that decides what a seed draws: weights and their type, cache, template."""
+    longest: int
+    """Bytes of the longest token."""
     stack: ExitStack
     """Frees the model."""
 
@@ -59,7 +62,16 @@ class Opened:
             template = model.metadata.get("tokenizer.chat_template", "")
             digest.update(repr((settings.cache_type, template)).encode())
             mark = f"fp_{digest.hexdigest()}"
-            return cls(model, runner, n_ctx, mark, stack.pop_all())
+            return cls(model, runner, n_ctx, mark, _longest_token(model), stack.pop_all())
+
+
+def _longest_token(model: ModelFiles) -> int:
+    """Its bytes; 1 where no text has tokens."""
+    try:
+        tokenizer = model.tokenizer
+    except NoTokenizerError:
+        return 1
+    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_vocab))
 
 
 class Served:
@@ -79,6 +91,7 @@ class Served:
         self.model = opened.model
         self.n_ctx = opened.n_ctx
         self.fingerprint = opened.fingerprint
+        self._longest = opened.longest
         self.created = int(time.time())
         self.n_users = 0
         """Requests that need it."""
@@ -104,6 +117,18 @@ class Served:
                 "size": sum(t.nbytes for t in self.model.checkpoint.tensors),
             },
         }
+
+    def check_size(self, *texts: str, param: str) -> None:
+        """ApiError for a text that is too long in any tokens, before anybody counts them."""
+        n, most = sum(map(len, texts)), self.n_ctx * self._longest
+        if n > most:
+            raise ApiError(
+                400,
+                f"{param}: {n:,} characters are more than the {self.n_ctx:,} tokens of a request "
+                f"may have, {most:,}",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def check_tokens(self, tokens: Sequence[int], *, param: str, room: int = 1) -> None:
         """ApiError unless a text of these tokens fits, with so many more."""

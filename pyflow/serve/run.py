@@ -28,6 +28,7 @@ from pyflow.serve.state import State
 _SWITCH_S = 0.0005
 _TICK_S = 0.05
 _BACKLOG = 1024
+_MAX_CONNECTIONS = 800  # of the 1,024 files that a process usually may open
 # Bytes that the system keeps for a client that reads slowly; its own choice grows to megabytes.
 _SEND_BUFFER = 1 << 17
 
@@ -143,6 +144,7 @@ def _server(app: ASGIApp, settings: Settings) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         server_header=False,
+        limit_concurrency=_MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEADERS,
         timeout_graceful_shutdown=5,
     )

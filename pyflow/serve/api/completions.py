@@ -66,6 +66,7 @@ class _Prompt:
 def _prompts(served: Served, body: CompletionBody) -> list[_Prompt]:
     """Prompts as tokens. In the preparing thread."""
     if isinstance(body.prompt, str) and body.suffix is not None:
+        served.check_size(body.prompt, body.suffix, param="prompt")
         tokens = infill(
             served.model.tokenizer, body.prompt, body.suffix, source=f"suffix: {served.name}"
         )
@@ -88,6 +89,7 @@ def several(given: Prompt, name: str, most: int) -> list[str | list[int]]:
 
 def _prompt(served: Served, given: str | list[int]) -> _Prompt:
     if isinstance(given, str):
+        served.check_size(given, param="prompt")
         return _Prompt(served.model.tokenizer.encode(given), given)
     served.check_tokens(given, param="prompt", room=0)
     return _Prompt(given, _text(served, given))

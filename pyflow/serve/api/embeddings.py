@@ -72,6 +72,8 @@ def _tokens(served: Served, body: EmbeddingBody, takes_ids: bool) -> list[list[i
                 "sends text with check_embedding_ctx_length=False; --token-embeddings takes ids",
                 "input",
             )
+        if isinstance(text, str):
+            served.check_size(text, param="input")
         ids = served.model.tokenizer.encode(text) if isinstance(text, str) else text
         served.check_tokens(ids, param="input", room=0)
         found.append(ids)

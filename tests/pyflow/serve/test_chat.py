@@ -154,9 +154,14 @@ def test_what_cannot_be_done_names_its_field(
 
 
 def test_a_prompt_that_is_too_long_gives_both_numbers(server: Server) -> None:
-    status, error = server.error(CHAT, messages=[{"role": "user", "content": "word " * 300}])
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-    assert "256" in error["message"]
+    for n in (300, 1_000_000):  # the longer one is refused before it is read
+        status, error = server.error(CHAT, messages=[{"role": "user", "content": "word " * n}])
+        assert (status, error["code"], error["param"]) == (
+            400,
+            "context_length_exceeded",
+            "messages",
+        )
+        assert "256" in error["message"]
 
 
 def test_a_full_context_ends_by_length(server: Server) -> None:
