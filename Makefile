@@ -108,6 +108,7 @@ lint: $(ANY_INSTALL)
 	cd $(MYPY_TREE)/.. && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
 	  --cache-dir $(CURDIR)/.mypy_cache -p pyflow
 	$(SAFE) $(BIN)/python docs/document_cli.py --check
+	$(SAFE) $(BIN)/python docs/document_api.py --check
 
 format: $(ANY_INSTALL)
 	$(BIN)/ruff check --fix .
@@ -121,6 +122,7 @@ count:
 
 docs: $(ANY_INSTALL)
 	$(SAFE) $(BIN)/python docs/document_cli.py
+	$(SAFE) $(BIN)/python docs/document_api.py
 
 # Every C++ file with warnings as errors: make warnings CXX=clang++-16. Clang's do not depend on how much it
 # optimizes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,27 +15,34 @@ from starlette.types import ASGIApp
 from pyflow.serve import page
 from pyflow.serve.api import chat, completions, embeddings, messages, responses, tokens
 from pyflow.serve.api.models import Plain
-from pyflow.serve.endpoint import Endpoint
+from pyflow.serve.endpoint import Endpoint, Handler
 from pyflow.serve.errors import ApiError, failed
+from pyflow.serve.http.bodies import Body
 from pyflow.serve.http.guard import Guard
 from pyflow.serve.http.replies import Reply
 from pyflow.serve.record.recorder import Recorder
 from pyflow.serve.state import State
 
+POSTED: dict[str, tuple[type[Body], Handler[Any]]] = {
+    "/v1/chat/completions": (chat.ChatBody, chat.answer),
+    "/v1/completions": (completions.CompletionBody, completions.answer),
+    "/v1/responses": (responses.ResponseBody, responses.answer),
+    "/v1/messages": (messages.MessagesBody, messages.answer),
+    "/v1/messages/count_tokens": (messages.CountBody, messages.count_tokens),
+    "/v1/embeddings": (embeddings.EmbeddingBody, embeddings.answer),
+    "/tokenize": (tokens.TokenizeBody, tokens.tokenize),
+    "/detokenize": (tokens.DetokenizeBody, tokens.detokenize),
+    "/apply-template": (tokens.TemplateBody, tokens.apply_template),
+}
+"""Routes that take a JSON body, and what answers it."""
+
 
 def routes(state: State) -> list[Route]:
     plain = Plain(state)
-    bodies: dict[str, ASGIApp] = {
-        "/v1/chat/completions": Endpoint(state, chat.ChatBody, chat.answer),
-        "/v1/completions": Endpoint(state, completions.CompletionBody, completions.answer),
-        "/v1/responses": Endpoint(state, responses.ResponseBody, responses.answer),
-        "/v1/messages": Endpoint(state, messages.MessagesBody, messages.answer),
-        "/v1/messages/count_tokens": Endpoint(state, messages.CountBody, messages.count_tokens),
-        "/v1/embeddings": Endpoint(state, embeddings.EmbeddingBody, embeddings.answer),
-        "/tokenize": Endpoint(state, tokens.TokenizeBody, tokens.tokenize),
-        "/detokenize": Endpoint(state, tokens.DetokenizeBody, tokens.detokenize),
-        "/apply-template": Endpoint(state, tokens.TemplateBody, tokens.apply_template),
-    }
+    posted = (
+        Route(path, Endpoint(state, kind, handle), methods=["POST"])
+        for path, (kind, handle) in POSTED.items()
+    )
     return [
         *page.routes(),
         Route("/health", plain.health),
@@ -42,7 +50,7 @@ def routes(state: State) -> list[Route]:
         Route("/v1/models", plain.models),
         Route("/v1/models/{name:path}", plain.model),
         Route("/tokenizer_info", plain.tokenizer_info),
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in bodies.items()),
+        *posted,
     ]
 
 
