@@ -13,11 +13,11 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools testing dev chat quick test oracles accept lint format docs count warnings sanitize sanitize-threads fuzz clean
+.PHONY: help venv wheel install tools testing dev chat quick test oracles clients accept lint format docs count warnings sanitize sanitize-threads fuzz clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
-	@echo "also: wheel install dev oracles accept lint format docs count warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
+	@echo "also: wheel install dev oracles clients accept lint format docs count warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
 
 # What of pyproject.toml's extras `make test` and `make lint` have; with oracles (torch, transformers)
 # nothing is skipped for want of them.
@@ -92,6 +92,10 @@ quick test: $(TOOLS) testing
 # without: make oracles TEST_EXTRAS=test,lint,oracles
 oracles: $(TOOLS) testing
 	@$(SAFE) PYFLOW_TEST_REQUIRES=aarch64,oracles $(BIN)/python tests/run.py $@ $(ARGS)
+
+# The packages that users send to the server: make clients TEST_EXTRAS=test,lint,clients
+clients: $(TOOLS) testing
+	@$(SAFE) PYFLOW_TEST_REQUIRES=clients $(BIN)/python tests/run.py $@ $(ARGS)
 
 # One long check after the other; what passed on these very sources is not run again (AGAIN=1 runs it).
 accept: $(TOOLS) testing

@@ -36,6 +36,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The marker of a test that takes this fixture.
 MARKERS = {
     "build_program": "compiles",
+    "client": "client",
     "mpiexec": "mpi",
     "model_path": "model",
     "oracle": "oracle",
@@ -56,25 +57,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("model")
 
 
-Oracle = Callable[[str], Any]
+Import = Callable[[str], Any]
 Build = Callable[..., Path]
 
 
-@pytest.fixture(scope="session")
-def oracle() -> Oracle:
-    """Imports a library of the extra `oracles`, whose results must equal ours. Without it the test
-    is skipped, or fails where PYFLOW_TEST_REQUIRES contains `oracles`."""
+def _import_from(extra: str) -> Import:
+    """Imports a library of an extra. Without it the test is skipped, or fails where
+    PYFLOW_TEST_REQUIRES contains the extra."""
 
     def load(name: str) -> Any:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError:
-            reason = f"no {name} here: pip install '.[oracles]'"
-            if "oracles" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
+            reason = f"no {name} here: pip install '.[{extra}]'"
+            if extra in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
                 pytest.fail(reason)
             pytest.skip(reason)
 
     return load
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Import:
+    """Imports a library of the extra `oracles`, whose results must equal ours."""
+    return _import_from("oracles")
+
+
+@pytest.fixture(scope="session")
+def client() -> Import:
+    """Imports a library of the extra `clients`, which must understand our server."""
+    return _import_from("clients")
 
 
 @pytest.fixture(scope="session")

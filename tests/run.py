@@ -1,6 +1,6 @@
 """Run a ring of the tests and say how long it took.
 
-usage: python tests/run.py quick|test|oracles [PYTEST ARGUMENT ...]
+usage: python tests/run.py quick|test|oracles|clients [PYTEST ARGUMENT ...]
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ TWO_AT_A_TIME = ["-n", "2"]
 RINGS: dict[str, list[tuple[str, list[str]]]] = {
     "quick": [
         (
-            "quick or not (slow or accept or model or mpi or compiles or oracle or aarch64)",
+            "quick or not (slow or accept or model or mpi or compiles or oracle or client"
+            " or aarch64)",
             TWO_AT_A_TIME,
         )
     ],
@@ -26,6 +27,7 @@ RINGS: dict[str, list[tuple[str, list[str]]]] = {
         ("(mpi or compiles) and not (accept or aarch64)", []),
     ],
     "oracles": [("(oracle or aarch64) and not accept", [])],
+    "clients": [("client and not accept", [])],
 }
 OK, NO_TESTS = 0, 5  # pytest's exit codes
 

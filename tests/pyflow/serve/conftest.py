@@ -8,13 +8,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pyflow.chat import ChatTemplate
 from pyflow.model import Model, load
 from pyflow.serve.models import Opening
 from pyflow.serve.run import Serving
@@ -115,6 +116,16 @@ class Server:
         return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
 
+def until(server: Server, headers: dict[str, str] | None = None, **counts: int) -> None:
+    """Waits until metrics show these."""
+    wanted = {f"pyflow_{name} {float(value)}" for name, value in counts.items()}
+    for _ in range(2000):
+        lines = set(server.request("GET", "/metrics", None, headers)[2].decode().split("\n"))
+        if wanted <= lines:
+            return
+    raise AssertionError(wanted - lines)
+
+
 @pytest.fixture(scope="session")
 def smollm2(model_path: Callable[[str], Path]) -> Iterator[Model]:
     with load(model_path("smollm2")) as model:
@@ -129,6 +140,21 @@ def server(smollm2: Model) -> Iterator[Server]:
     yield found
     found.stop()
     assert found.failed is None
+
+
+@contextmanager
+def template_with_tools(model: Model) -> Iterator[None]:
+    """smollm2 was not trained to call tools, but can be held to."""
+    text = (
+        "{% for t in tools or [] %}{{ t | tojson }} <tool_call>{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}<|im_end|>\n"
+        "{% endfor %}<|im_start|>assistant\n"
+    )
+    before = model.chat_template
+    model.chat_template = ChatTemplate(text, model.tokenizer, source="test")
+    yield
+    model.chat_template = before
 
 
 class Steps:

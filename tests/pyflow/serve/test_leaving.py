@@ -12,7 +12,7 @@ import pytest
 
 from pyflow.errors import PyflowError
 
-from .conftest import JSON, Server
+from .conftest import JSON, Server, until
 
 CHAT = "/v1/chat/completions"
 
@@ -29,16 +29,6 @@ def send(server: Server, body: bytes) -> Any:
     server.connections.append(connection)
     connection.request("POST", CHAT, body, JSON)
     return connection
-
-
-def until(server: Server, headers: dict[str, str] | None = None, **counts: int) -> None:
-    """Waits until metrics show these."""
-    wanted = {f"pyflow_{name} {float(value)}" for name, value in counts.items()}
-    for _ in range(2000):
-        lines = set(server.request("GET", "/metrics", None, headers)[2].decode().split("\n"))
-        if wanted <= lines:
-            return
-    raise AssertionError(wanted - lines)
 
 
 @pytest.mark.parametrize("stream", [False, True])

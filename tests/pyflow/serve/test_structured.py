@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from pyflow.chat import ChatTemplate
 from pyflow.model import Model
 
-from .conftest import Server
+from .conftest import Server, template_with_tools
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Where is the Eiffel Tower?"}]
@@ -86,21 +84,6 @@ def test_answers_keep_to_grammars(server: Server) -> None:
 def test_what_cannot_be_kept_is_refused(server: Server, body: dict[str, Any], param: str) -> None:
     status, error = server.error(CHAT, messages=MESSAGES, **body)
     assert (status, error["param"]) == (400, param)
-
-
-@contextmanager
-def template_with_tools(model: Model) -> Iterator[None]:
-    """smollm2 was not trained to call tools, but can be held to."""
-    text = (
-        "{% for t in tools or [] %}{{ t | tojson }} <tool_call>{% endfor %}"
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}<|im_end|>\n"
-        "{% endfor %}<|im_start|>assistant\n"
-    )
-    before = model.chat_template
-    model.chat_template = ChatTemplate(text, model.tokenizer, source="test")
-    yield
-    model.chat_template = before
 
 
 @pytest.fixture
