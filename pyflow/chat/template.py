@@ -11,6 +11,7 @@ from typing import cast
 
 from jinja2 import TemplateError
 
+from pyflow.chat.guardrail import guarded
 from pyflow.chat.meter import MAX_SIZE
 from pyflow.chat.sandbox import (
     FUNCTIONS,
@@ -55,6 +56,7 @@ class ChatTemplate:
         self._source = source
         self._text = text
         self._told = False  # of a system message that was moved
+        self._guardrail = False
         self._names: dict[str, object] = dict(names or {})
         try:
             self._template = compile_template(text)
@@ -93,6 +95,12 @@ class ChatTemplate:
                 )
         copied = copy.copy(self)
         copied._names = {**self._names, **variables}
+        return copied
+
+    def guarded(self) -> ChatTemplate:
+        """The same template for conversations with the guardrail in front; see `guardrail`."""
+        copied = copy.copy(self)
+        copied._guardrail = True
         return copied
 
     def render(
@@ -145,6 +153,8 @@ class ChatTemplate:
         tokens of the whole rendered text.
         """
         check_messages(messages)
+        if self._guardrail:
+            messages = guarded(messages)
         n_chars = sum(map(len, _texts(messages)))
         if n_chars > _MAX_CHARS:
             raise PyflowError(

@@ -43,11 +43,18 @@ if TYPE_CHECKING:
 @draws.stop
 @ruled(model.NO_SESSION)
 @model.session
+@flag(
+    "--guardrail",
+    "Begin with the system prompt of the Mistral 7B paper, which asks for care and against harmful "
+    "content; -sys follows it.",
+    "Begin with a system prompt against harmful content",
+)
 @flag("--show-timings", "Print tokens and speed after each answer.")
 def command(
     *,
     run: RunOptions,
     show_timings: bool,
+    guardrail: bool,
     session_file: str | None,
     templating: Templating,
     n_predict: int,
@@ -59,7 +66,7 @@ def command(
     Ctrl-C stops an answer, Ctrl-D leaves. If standard input is not a terminal, all of it is one
     question, and the answer goes to standard output.
     """
-    from pyflow.generate.session import ChatSession
+    from pyflow.generate.session import ChatSession, chat_template
 
     interactive = sys.stdin is not None and sys.stdin.isatty()
     question = None if interactive else inputs.read("-").strip()
@@ -70,13 +77,16 @@ def command(
         if session_file is not None:
             stack.enter_context(like_ctrl_c())
         with model.printing_warnings():
+            template = templating.template(loaded)
+            if guardrail:
+                template = (template or chat_template(loaded)).guarded()
             session = ChatSession(
                 loaded,
                 system=templating.system,
                 sampling=draws.with_defaults(sampling, loaded),
                 n_predict=n_predict if is_given("n_predict") else None,
                 stop=templating.stops(stop),
-                template=templating.template(loaded),
+                template=template,
                 n_ctx=run.context_size(loaded),
                 cache_type=run.cache_type,
                 speculator=speculator,

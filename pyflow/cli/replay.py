@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pyflow.cli.options import model
-from pyflow.cli.options.groups import output
+from pyflow.cli.options.groups import flag, output
 from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.serve import missing
@@ -27,8 +27,9 @@ from pyflow.text import counted, printable
     model.overrides,
     model.cache_type,
 )
+@flag("--guardrail", "The requests were recorded with it.")
 @output("text", "json")
-def command(*, file: str, run: RunOptions, output: str) -> None:
+def command(*, file: str, run: RunOptions, guardrail: bool, output: str) -> None:
     """Repeat the requests of a file that 'pyflow serve --record FILE' has written.
 
     Each is made alone. Its answer must be the recorded one to the last bit, whatever ran beside it
@@ -42,7 +43,7 @@ def command(*, file: str, run: RunOptions, output: str) -> None:
     except ModuleNotFoundError as error:
         raise missing(error) from None
     name = name_of(run.model or model.default_model())
-    settings = Settings(cache_type=run.cache_type)
+    settings = Settings(cache_type=run.cache_type, guardrail=guardrail)
     with run.load() as loaded, progress("replaying") as told:
         found = []
         exchanges = [*read(Path(file))]

@@ -136,6 +136,12 @@ settings = grouped(
     flag(
         "--strict", "Refuse requests with unknown fields; else a header of the answer names them."
     ),
+    flag(
+        "--guardrail",
+        "Begin conversations with the system prompt of the Mistral 7B paper, which asks for care "
+        "and against harmful content; a request's own follows it.",
+        "Begin with a system prompt against harmful content",
+    ),
     flag("--token-embeddings", "Take token ids on /v1/embeddings."),
     option(
         "--record",

@@ -13,6 +13,7 @@ from pyflow.batch.completion import Completion
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request
 from pyflow.batch.runner import Runner
+from pyflow.chat.guardrail import GUARDRAIL
 from pyflow.cluster.model import PipelinedModel
 from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.model_files import ModelFiles
@@ -45,9 +46,11 @@ class Opened:
     n_ctx: int
     """Positions that a text and its answer may take."""
     fingerprint: str
-    """Of all that decides what a seed draws: weights and their type, cache, template."""
+    """Of all that decides what a seed draws: weights and their type, cache, template, guardrail."""
     longest: int
     """Bytes of the longest token."""
+    guardrail: bool
+    """Whether conversations begin with it."""
     stack: ExitStack
     """Frees the model."""
 
@@ -61,8 +64,11 @@ class Opened:
             digest = hashlib.blake2b(model.fingerprint.encode(), digest_size=8)
             template = model.metadata.get("tokenizer.chat_template", "")
             digest.update(repr((settings.cache_type, template)).encode())
-            mark = f"fp_{digest.hexdigest()}"
-            return cls(model, runner, n_ctx, mark, _longest_token(model), stack.pop_all())
+            if settings.guardrail:
+                digest.update(GUARDRAIL.encode())
+            mark, longest = f"fp_{digest.hexdigest()}", _longest_token(model)
+            rest = stack.pop_all()
+            return cls(model, runner, n_ctx, mark, longest, settings.guardrail, rest)
 
 
 def _longest_token(model: ModelFiles) -> int:
@@ -92,6 +98,7 @@ class Served:
         self.n_ctx = opened.n_ctx
         self.fingerprint = opened.fingerprint
         self._longest = opened.longest
+        self.guardrail = opened.guardrail
         self.created = int(time.time())
         self.n_users = 0
         """Requests that need it."""

@@ -57,6 +57,8 @@ class Settings:
     """Of the weights of all models that are loaded at once; None: as memory allows."""
     token_embeddings: bool = False
     """Take token ids on /v1/embeddings."""
+    guardrail: bool = False
+    """Conversations begin with the guardrail; see `pyflow.chat.guardrail`."""
     record: str | None = None
     """A file for requests and their answers; None: they are kept nowhere."""
     drain_s: float = 30.0

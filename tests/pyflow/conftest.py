@@ -58,6 +58,13 @@ class FakeTokenizer:
 class FakeTemplate:
     """<TURN>role:content<EOS> for every message."""
 
+    head = ""
+
+    def guarded(self) -> FakeTemplate:
+        found = FakeTemplate()
+        found.head = "guarded:"
+        return found
+
     def using(self, variables: Mapping[str, object]) -> FakeTemplate:
         assert not variables
         return self
@@ -72,7 +79,7 @@ class FakeTemplate:
     ) -> list[int]:
         if tell is not None:
             tell("about the template")
-        ids = [BOS]
+        ids = [BOS, *self.head.encode()]
         for message in messages:
             ids += [TURN, *f"{message['role']}:{message['content']}".encode(), EOS]
         return ids + [TURN, *b"assistant:", *prefill.encode()] * add_generation_prompt

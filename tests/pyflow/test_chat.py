@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pyflow.chat import ChatTemplate
+from pyflow.chat.guardrail import GUARDRAIL, guarded
 from pyflow.errors import FormatError, GenerationWarning, PyflowError, UnsupportedError
 from pyflow.tokenizer import Tokenizer
 
@@ -284,3 +285,25 @@ def test_a_template_that_refuses_more_than_the_system_message_says_why(
     ):
         with pytest.raises(UnsupportedError, match="no system role"):
             template.encode(messages)
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore::pyflow.errors.GenerationWarning")
+def test_the_guardrail_stands_before_a_conversation(chat: tuple[ChatTemplate, Tokenizer]) -> None:
+    template, _ = chat
+    own = {"role": "system", "content": "Be brief."}
+    for messages in (turns("Hello"), [own, *turns("Hello")]):
+        assert template.guarded().encode(messages) == template.encode(guarded(messages))
+    assert template.guarded().encode(turns("Hello")) != template.encode(turns("Hello"))
+
+
+def test_a_system_message_follows_the_guardrail() -> None:
+    question = turns("Hello")
+    for content, joined in [
+        ("Be brief.", f"{GUARDRAIL}\n\nBe brief."),
+        ("", GUARDRAIL),
+        ([{"type": "text", "text": "x"}], [{"type": "text", "text": t} for t in (GUARDRAIL, "x")]),
+    ]:
+        found = guarded([{"role": "system", "content": content, "name": "n"}, *question])
+        assert found == [{"role": "system", "content": joined, "name": "n"}, *question]
+    assert guarded(question) == [{"role": "system", "content": GUARDRAIL}, *question]

@@ -118,4 +118,4 @@ def template(served: Served) -> ChatTemplate:
             "chat; use /v1/completions, or serve an instruct model",
             "model",
         )
-    return found
+    return found.guarded() if served.guardrail else found

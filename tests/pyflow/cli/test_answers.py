@@ -203,6 +203,13 @@ def test_chat_answers_what_is_piped_in(run: Run, fake_model: Any) -> None:
     assert "answer" in err
 
 
+def test_chat_with_the_guardrail_begins_with_it(run: Run, fake_model: Any) -> None:
+    assert run("chat", "--guardrail", "-sys", "Be brief.", stdin=b"Who?")[0] == 0
+    (context,) = fake_model.contexts
+    read = bytes(t for t in context.cells[0].values() if t < 256).decode()
+    assert read.startswith("guarded:system:Be brief.user:Who?assistant:")
+
+
 def test_chat_tells_a_bad_system_prompt(run: Run) -> None:
     code, _, err = run("chat", "-sys", "\udc80", stdin=b"Hi")
     assert code == 2
