@@ -77,7 +77,7 @@ class Endpoint(Generic[B]):
         finally:
             for task in (answer, gone):
                 task.cancel()
-            await asyncio.wait({answer, gone})
+            await asyncio.gather(answer, gone, return_exceptions=True)
 
     async def _answer(self, body: B, tenant: str, ignored: list[str], send: Send) -> None:
         try:

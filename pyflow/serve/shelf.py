@@ -79,7 +79,12 @@ class Shelf:
         """Loads a model. It goes on if whoever waits for it leaves. Raises like `load`."""
         if name not in self._loading:
             task = asyncio.ensure_future(self._load(name))
-            task.add_done_callback(lambda _: self._loading.pop(name))
+
+            def done(task: asyncio.Task[Served]) -> None:
+                del self._loading[name]
+                _ = task.cancelled() or task.exception()  # perhaps nobody waits any more
+
+            task.add_done_callback(done)
             self._loading[name] = task
         return await asyncio.shield(self._loading[name])
 
