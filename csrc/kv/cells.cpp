@@ -9,7 +9,7 @@ namespace pyflow::kv {
 
 Cells::Cells(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch)
     : window_(window),
-      slot_map_(capacity),
+      slot_map_(capacity, std::max(kRoom, capacity / n_seq_max)),
       sequences_(static_cast<size_t>(n_seq_max)),
       views_(window, capacity, n_seq_max, n_batch),
       tail_(static_cast<size_t>(n_seq_max), -1) {
@@ -128,7 +128,7 @@ void Cells::remove(int seq, int64_t p0, int64_t p1) {
 }
 
 void Cells::clear() {
-  slot_map_ = SlotMap(capacity());
+  slot_map_ = SlotMap(capacity(), slot_map_.room());
   for (int s = 0; s < static_cast<int>(sequences_.size()); ++s) {
     sequences_[static_cast<size_t>(s)].clear();
     views_.cut(s, 0);

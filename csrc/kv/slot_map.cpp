@@ -5,8 +5,9 @@
 
 namespace pyflow::kv {
 
-SlotMap::SlotMap(int64_t capacity)
+SlotMap::SlotMap(int64_t capacity, int64_t room)
     : capacity_(capacity),
+      room_(room),
       taken_(static_cast<size_t>((capacity + 63) / 64)),
       recent_(taken_.size()) {}
 
@@ -38,9 +39,9 @@ int32_t SlotMap::open_stretch(int32_t position) const {
     if (b - a > last - first) first = a, last = b;
     a = next(b, false);
   }
-  // Whoever lies before the gap, round the ring, may still grow into it: leave him half.
+  // Whoever lies before the gap, round the ring, may still grow into it: leave him half, or room.
   const bool neighbour = first > 0 || taken(static_cast<int32_t>(capacity_ - 1));
-  int64_t slot = neighbour ? first + (last - first) / 2 : first;
+  int64_t slot = neighbour ? first + std::min((last - first) / 2, room_) : first;
   // Sixteen cells share a block of keys: let blocks begin where sixteens of positions do.
   const int64_t aligned = slot + (((position - slot) % 16) + 16) % 16;
   if (aligned < last) slot = aligned;

@@ -20,6 +20,8 @@ MOST_PARALLEL = 64
 _SHARE = 0.5
 # Texts that a request and its answer have unless more is asked for.
 _N_CTX = 8192
+# Cells of a text that is neither short nor long, and texts to plan for before they are measured.
+_CELLS, _PLANNED = 2048, 16
 # More texts at once, twice as many, must bring this much.
 _GAIN = 1.1
 
@@ -38,7 +40,8 @@ def serving_runner(
 
     n_ctx: positions of a text and its answer; None is 8192 or the model's limit. n_parallel: texts
     at once; None measures from where on more bring less than a tenth. n_cells: of all texts; None
-    takes those of n_parallel whole texts, or half of the memory that is left.
+    takes those of four whole texts, or 2,048 for each of n_parallel if these are more, but no more
+    than half of the memory that is left has.
     ShapeError: sizes out of range. ResourceError: not one text of n_ctx fits into memory.
     """
     most = model.spec.n_ctx_train
@@ -47,7 +50,9 @@ def serving_runner(
     if n_parallel is not None:
         n_texts = whole("n_parallel", n_parallel, 1, MOST_PARALLEL)
     if n_cells is None:
-        n_cells = _cells(model, n_ctx, n_texts if n_parallel else 16, cache_type)
+        n_texts_planned = n_parallel or _PLANNED
+        n_cells = max(4 * n_ctx, _CELLS * n_texts_planned)
+        n_cells = _cells(model, n_ctx, min(n_cells, n_ctx * n_texts_planned), cache_type)
     elif whole("n_cells", n_cells, 1) < n_ctx:
         raise ShapeError(f"n_cells: expected {n_ctx:,} or more, those of one text; found {n_cells}")
     context = model.context(
@@ -82,11 +87,12 @@ def measured_parallel(context: Context, runner: LocalRunner) -> int:
     return max(1, n // 2)
 
 
-def _cells(model: LoadedModel, n_ctx: int, n_texts: int, cache_type: CacheType) -> int:
-    """Those of so many whole texts, as far as they fit into the memory that is left."""
-    args = context_args(model.spec, n_ctx * n_texts, n_texts, DEFAULT_BATCH, cache_type)
+def _cells(model: LoadedModel, n_ctx: int, n_cells: int, cache_type: CacheType) -> int:
+    """So many, as far as they fit into the memory that is left; at least those of a text."""
+    n_texts = -(-n_cells // n_ctx)
+    args = context_args(model.spec, n_cells, n_texts, min(DEFAULT_BATCH, n_cells), cache_type)
     kv, _ = _core.Context.memory(model.stage, **args)
-    return max(n_ctx, int(n_ctx * n_texts * min(1.0, _SHARE * available_nbytes() / kv)))
+    return max(n_ctx, int(n_cells * min(1.0, _SHARE * available_nbytes() / kv)))
 
 
 def _n_sequences(model: LoadedModel, n_texts: int) -> int:
