@@ -65,7 +65,7 @@ void check(const Entry& entry, const Context& context, int32_t position) {
 Sampled reported(std::span<const float> row, const Report& report) {
   const Logits logits(row, {});
   const double log_sum = logits.max() + portable::log(logits.sum_exp());
-  const auto logprob = [&](float logit) { return static_cast<float>(logit - log_sum); };
+  const auto logprob = [&](float logit) { return logit - log_sum; };
   Sampled out{.token = report.target,
               .logprob = logprob(row[static_cast<size_t>(report.target)]),
               .top = {}};

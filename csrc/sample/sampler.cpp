@@ -152,7 +152,7 @@ Sampled Sampler::report(const Logits& given, std::span<const float> row, int32_t
   Sampled out{.token = token, .top = {}};
   if (params_.n_logprobs == 0) return out;
   const double log_sum = given.max() + portable::log(given.sum_exp());
-  const auto logprob = [&](float logit) { return static_cast<float>(logit - log_sum); };
+  const auto logprob = [&](float logit) { return logit - log_sum; };
   out.logprob = logprob(row[static_cast<size_t>(token)]);
   for (const Candidate& c : given.top(params_.n_logprobs))
     out.top.emplace_back(c.token, logprob(c.logit));

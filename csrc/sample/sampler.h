@@ -42,8 +42,8 @@ struct SamplerParams {
 struct Sampled {
   int32_t token = -1;
   // Of the token, by the softmax of the model's own row; NaN unless n_logprobs > 0.
-  float logprob = std::numeric_limits<float>::quiet_NaN();
-  std::vector<std::pair<int32_t, float>> top;  // the n_logprobs likeliest and their logprobs
+  double logprob = std::numeric_limits<double>::quiet_NaN();
+  std::vector<std::pair<int32_t, double>> top;  // the n_logprobs likeliest and their logprobs
 };
 
 // A token that a drafter expects to be drawn.

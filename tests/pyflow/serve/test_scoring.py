@@ -48,7 +48,7 @@ def test_loglikelihoods_are_the_models(server: Server, smollm2: Model, n_at_once
         # lm-eval leaves the last one out: it is the token that was drawn.
         found = report["token_logprobs"][1:-1]
         assert len(report["tokens"]) == n + 1
-        np.testing.assert_allclose(found, score(smollm2, prompt), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(found, score(smollm2, prompt), rtol=0, atol=2e-8)
         logits = smollm2.logits(prompt)
         for i in range(1, n):
             is_greedy = int(logits[i - 1].argmax()) == prompt[i]
@@ -63,7 +63,7 @@ def test_nothing_is_drawn_if_nothing_is_asked_for(server: Server, smollm2: Model
     assert choice["text"] == TEXTS[0]
     ids = smollm2.tokenizer.encode(TEXTS[0])
     np.testing.assert_allclose(
-        choice["logprobs"]["token_logprobs"][1:], score(smollm2, ids), rtol=0, atol=2e-6
+        choice["logprobs"]["token_logprobs"][1:], score(smollm2, ids), rtol=0, atol=2e-8
     )
     ends = [*choice["logprobs"]["text_offset"][1:], len(TEXTS[0])]
     spans = zip(choice["logprobs"]["text_offset"], ends, strict=True)
