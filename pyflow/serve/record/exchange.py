@@ -75,6 +75,10 @@ def _fold(out: dict[str, Any], path: str, value: object) -> None:
     if name in _PASSING:
         return
     if isinstance(value, Mapping):
+        if "cache_read_input_tokens" in value and "input_tokens" in value:
+            # Of a Messages API, whose input_tokens are those that were not cached.
+            n_cached = value["cache_read_input_tokens"] or 0
+            value = {**value, "input_tokens": value["input_tokens"] + n_cached}
         for key, each in value.items():
             _fold(out, f"{path}.{key}", each)
     elif isinstance(value, list):

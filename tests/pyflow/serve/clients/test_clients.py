@@ -13,8 +13,7 @@ import pytest
 
 from pyflow.model import Model
 from tests.conftest import Import
-
-from .conftest import Server, template_with_tools, until
+from tests.pyflow.serve.conftest import Server, template_with_tools, until
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
 PLACE = {
