@@ -43,6 +43,7 @@ COMMANDS = {
     "generate": "Continue a text, or answer one question.",
     "serve": "Answer many users over HTTP, by the API of OpenAI.",
     "replay": "Repeat requests that a server has recorded.",
+    "moderate": "Sort texts into acceptable and harmful ones.",
     "pull": "Fetch a model into the cache.",
     "list": "List the models that can be pulled, and those that have been.",
     "rm": "Delete a pulled model.",

@@ -13,7 +13,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pyflow.serve import page
-from pyflow.serve.api import chat, completions, embeddings, messages, responses, tokens
+from pyflow.serve.api import (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    moderations,
+    responses,
+    tokens,
+)
 from pyflow.serve.api.models import Plain
 from pyflow.serve.endpoint import Endpoint, Handler
 from pyflow.serve.errors import ApiError, failed
@@ -30,6 +38,7 @@ POSTED: dict[str, tuple[type[Body], Handler[Any]]] = {
     "/v1/messages": (messages.MessagesBody, messages.answer),
     "/v1/messages/count_tokens": (messages.CountBody, messages.count_tokens),
     "/v1/embeddings": (embeddings.EmbeddingBody, embeddings.answer),
+    "/v1/moderations": (moderations.ModerationBody, moderations.answer),
     "/tokenize": (tokens.TokenizeBody, tokens.tokenize),
     "/detokenize": (tokens.DetokenizeBody, tokens.detokenize),
     "/apply-template": (tokens.TemplateBody, tokens.apply_template),

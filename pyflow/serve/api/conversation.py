@@ -70,7 +70,7 @@ def text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
             raise bad_request(
                 f"{where}: expected parts of type text, found {part.get('type')!r:.40}; "
                 "pyflow reads text alone, and fetches no URL",
-                "messages",
+                where.partition("[")[0],
             )
         texts.append(text)
     return "\n".join(texts)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyflow.chat.guardrail import GUARDRAIL
+from pyflow.generate.moderation import CATEGORIES, moderate
 from pyflow.model import Model
 from pyflow.serve.settings import Settings
 
@@ -39,3 +40,41 @@ def test_a_guarded_conversation_is_that_with_the_prompt_in_front(
     assert shown == server.post("/apply-template", messages=whole)["prompt"]
     counted = guarded.post("/v1/messages/count_tokens", messages=[USER], system=system)
     assert counted["input_tokens"] == expected["usage"]["prompt_tokens"]
+
+
+def test_moderations_have_the_shape_of_openai(guarded: Server, smollm2: Model) -> None:
+    texts = ["Name three rivers.", 'a "quoted" text']
+    found = guarded.post("/v1/moderations", input=texts, model="smollm2")
+    assert found["id"].startswith("modr-")
+    expected = moderate(smollm2, [(text, None) for text in texts])
+    for result, verdict in zip(found["results"], expected, strict=True):
+        assert result["flagged"] is (verdict.category != "acceptable")
+        assert result["categories"] == {
+            name: name == verdict.category for name in CATEGORIES if name != "acceptable"
+        }
+        for name, score in result["category_scores"].items():
+            assert score == verdict.probabilities[name]
+    parts = guarded.post("/v1/moderations", input=[{"type": "text", "text": texts[0]}])
+    assert parts["results"] == found["results"][:1]
+    answered = guarded.post("/v1/moderations", input=texts[0], answer="The Nile.")
+    assert answered["results"] != parts["results"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["a"] * 65}, "input"),
+        ({"input": [{"type": "image_url", "image_url": {"url": "http://x"}}]}, "input"),
+        ({"input": "word " * 600}, "input"),
+        ({"input": ["a", "b"], "answer": "c"}, "answer"),
+    ],
+    ids=["missing", "none", "empty", "many", "image", "long", "answer"],
+)
+def test_what_cannot_be_moderated_is_refused(
+    guarded: Server, body: dict[str, object], param: str
+) -> None:
+    status, error = guarded.error("/v1/moderations", **body)
+    assert (status, error["param"]) == (400, param)
