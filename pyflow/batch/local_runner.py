@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from pyflow import _core
@@ -20,6 +21,21 @@ from pyflow.engine.context import Context, Progress
 from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError
 from pyflow.speculate import DraftError, SpeculationStats, Speculator, Start
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a runner has done, and how full its cells are, as of its last step."""
+
+    n_free: int
+    """Cells that are free, those of kept texts not among them."""
+    n_kept: int = 0
+    """Texts that are kept for later ones."""
+    n_put_back: int = 0
+    n_read: int = 0
+    n_written: int = 0
+    n_drafted: int = 0
+    """Rows of prompts, of texts being written, and of drafts."""
 
 
 class LocalRunner(Closing):
@@ -55,6 +71,7 @@ class LocalRunner(Closing):
         self.prefixes = Prefixes(context)
         self.costs = BatchCosts(None if speculator is None else speculator.costs)
         self.shares = Shares()
+        self.usage = Usage(context.n_free)
         self.admission = Admission(context, self.prefixes, self.shares)
         self._texts: dict[int, Text] = {}  # in the order in which they began
         self._chosen: Chosen | None = None
@@ -131,6 +148,9 @@ class LocalRunner(Closing):
 
     def step(self) -> list[Outcome]:
         outcomes = self._make_cells()
+        usage = self.usage
+        usage.n_free, usage.n_kept = self._context.n_free, self.prefixes.n_kept
+        usage.n_put_back += len(outcomes)
         if outcomes:
             return outcomes
         texts = [text for text in self._texts.values() if text.member is not None]
@@ -159,6 +179,8 @@ class LocalRunner(Closing):
             self.shares.add(text.span.key, read=n_rows[i] * (i >= n_roots), written=n_drawn)
             if outcome.error is None:
                 outcomes[i] = self._taken(text, outcome)
+        usage.n_read += sum(n_rows[n_writers:])
+        usage.n_written += n_writers
         self._tell(sum(n_rows[n_writers:]))
         return [o for o in outcomes if o.draws or o.has_read or o.reports or o.error]
 
@@ -222,8 +244,10 @@ class LocalRunner(Closing):
         )
         begin = self._clock()
         found = plan.run(entries)
+        n_drafted = sum(map(len, plan.ran))
+        self.usage.n_drafted += n_drafted
         if n_others:
-            n = n_others + sum(1 + len(tree) for tree in plan.ran)
+            n = n_others + len(roots) + n_drafted
             self.costs.observe(n, n_seen, self._clock() - begin)
         return found
 

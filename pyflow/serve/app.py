@@ -69,6 +69,7 @@ def application(state: State) -> ASGIApp:
     metrics.gauge("requests_queued", "Requests on their way.", lambda: state.n_jobs)
     metrics.gauge("requests_waiting", "Texts that wait for room.", lambda: state.n_waiting)
     metrics.gauge("requests_running", "Texts that are read or written.", lambda: state.n_running)
+    metrics.usages(lambda: state.usages)
     app = Starlette(
         routes=routes(state),
         exception_handlers={HTTPException: _http, ApiError: _api, Exception: _bug},

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pyflow.batch.batch import Batch, Event
+from pyflow.batch.local_runner import LocalRunner, Usage
 from pyflow.batch.request import Request
 from pyflow.batch.runner import Runner
 from pyflow.batch.serving import serving_runner
@@ -94,6 +95,11 @@ class Engine:
     @property
     def n_running(self) -> int:
         return self._batch.n_running
+
+    @property
+    def usage(self) -> Usage | None:
+        """None: the cells are elsewhere."""
+        return self._runner.usage if isinstance(self._runner, LocalRunner) else None
 
     @property
     def n_jobs(self) -> int:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pyflow.batch.completion import Completion
+from pyflow.batch.local_runner import Usage
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
+
+
+_USAGE = {
+    "n_free": ("cells_free", "Cells that neither running nor kept texts hold."),
+    "n_kept": ("texts_kept", "Texts whose cells are kept for later ones."),
+    "n_put_back": ("put_back", "Texts that lost their cells to others for a while."),
+    "n_read": ("rows_read", "Rows of prompts in all steps."),
+    "n_written": ("rows_written", "Rows of texts being written."),
+    "n_drafted": ("rows_drafted", "Rows of drafts."),
+}
+"""Of the loaded models: by the attribute of `Usage`, name and text."""
 
 
 class Metrics:
@@ -42,6 +54,15 @@ class Metrics:
         if (drafts := completion.speculation or completion.pipeline) is not None:
             self.drafted.inc(drafts.drafted)
             self.accepted.inc(drafts.accepted)
+
+    def usages(self, found: Callable[[], Sequence[Usage]]) -> None:
+        """What the runners of the loaded models have done, added up when it is asked for."""
+        for attribute, (name, text) in _USAGE.items():
+
+            def total(attribute: str = attribute) -> float:
+                return float(sum(getattr(usage, attribute) for usage in found()))
+
+            self.gauge(name, text, total)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A number that is looked up when it is asked for."""

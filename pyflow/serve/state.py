@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pyflow.batch.local_runner import Usage
 from pyflow.serve.errors import ApiError
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.prepare import Preparing
@@ -38,6 +39,12 @@ class State:
     @property
     def n_running(self) -> int:
         return sum(served.engine.n_running for served in self.shelf.loaded)
+
+    @property
+    def usages(self) -> list[Usage]:
+        """Of the models that are loaded and have cells here."""
+        found = (served.engine.usage for served in self.shelf.loaded)
+        return [usage for usage in found if usage is not None]
 
     @property
     def n_jobs(self) -> int:

@@ -136,6 +136,7 @@ def test_cells_that_run_out_put_back_the_young_and_nobody_twice() -> None:
     assert 0 not in put_back
     assert put_back
     assert max(put_back.values()) == 1
+    assert served.runner.usage.n_put_back == len(put_back)
 
 
 def test_a_beginning_in_common_is_read_once() -> None:
@@ -149,6 +150,7 @@ def test_a_beginning_in_common_is_read_once() -> None:
     served.finish()
     n_read = [served.done[i].timings.prompt_n for i in range(9)]
     assert n_read == [1005] + [5] * 7 + [1001]
+    assert served.runner.usage.n_read == sum(n_read)
 
 
 def test_the_next_turn_reads_only_what_is_new_windows_or_not() -> None:

@@ -69,7 +69,7 @@ def test_health_and_metrics_answer_while_a_step_takes_long(slow: Any) -> None:
     send(server, ask("first"))
     steps.begun.acquire()
     assert server.get("/health") == {"status": "ok"}
-    until(server, requests_running=1)
+    until(server, requests_running=1, cells_free=2048, rows_read=0)
 
 
 def test_a_full_queue_says_when_to_come_again(slow: Any) -> None:
