@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -260,3 +265,34 @@ def test_fifty_thousand_requests_take_no_memory(smollm2: Model) -> None:
         connection.close()
         check_nothing_is_left(server)
     assert max(sizes) <= 1.01 * sizes[0]
+
+
+@pytest.mark.slow
+def test_a_signal_under_load_ends_all_streams_and_the_process(
+    model_path: Callable[[str], Path],
+) -> None:
+    command = ["serve", "-m", str(model_path("smollm2")), "--port", "0", "--drain", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pyflow", *command, "--ctx-per-request", "256", "--parallel", "3"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        host, _, port = process.stderr.readline().split("//")[1].partition("/")[0].partition(":")
+        streams = [socket.create_connection((host, int(port)), timeout=60) for _ in range(6)]
+        for stream in streams:
+            stream.sendall(raw_of(prompt="a", stream=True, max_tokens=240, logit_bias={"2": -100}))
+        assert streams[0].recv(12) == b"HTTP/1.1 200"
+        for _ in range(2000):  # until all have come in
+            with urllib.request.urlopen(f"http://{host}:{port}/metrics") as metrics:
+                if b"pyflow_requests_queued 6.0" in metrics.read():
+                    break
+        process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            found = b""
+            while part := stream.recv(1 << 16):
+                found += part
+            stream.close()
+            assert b"error" in found or b"[DONE]" in found
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
