@@ -133,7 +133,7 @@ class Speculator(Closing):
     def join(self, start: Start) -> int:
         """A sequence joins between two steps; its number, until it leaves."""
         self._next += 1
-        drafters = [method.start(start) for method in self.methods]
+        drafters = [guarded(method.name, method.start, start) for method in self.methods]
         self._sequences[self._next] = _Sequence(drafters, SpeculationStats())
         return self._next
 
