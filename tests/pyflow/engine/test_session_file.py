@@ -249,7 +249,6 @@ def test_a_chat_that_a_signal_ends_is_saved(path: Path, tmp_path: Path) -> None:
     terminal = Terminal([sys.executable, "-m", "pyflow", "chat", "-m", str(path), *options], env)
     terminal.wait_for(EDITING)
     terminal.type("How are you?\r")
-    terminal.wait_for("ended by -n")
     terminal.wait_for(EDITING)
     os.kill(terminal.pid, number)
     assert terminal.exit_code() == 128 + number
