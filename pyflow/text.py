@@ -1,6 +1,7 @@
-"""Text for people: unknown text made safe to print, counted nouns, and Markdown tables."""
+"""Text for people and from them: made safe to print, counted nouns, tables, JSON's objects."""
 
 from collections.abc import Collection
+from typing import Any
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -24,6 +25,16 @@ def counted(n: int, noun: str) -> str:
 def plural(n: int, noun: str) -> str:
     """The noun alone."""
     return noun if n == 1 else f"{noun}s"
+
+
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON text, for `json.loads`; ValueError: a key is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r:.60} is given twice in one object")
+    return found
 
 
 def markdown_table(head: list[str], rows: list[list[str]], left: Collection[str] = ()) -> str:

@@ -7,6 +7,7 @@ import math
 from typing import Any, NoReturn
 
 from pyflow.errors import ConstraintError
+from pyflow.text import unrepeated
 
 MAX_NBYTES = 1 << 18
 MAX_DEPTH = 64
@@ -24,7 +25,7 @@ def parse(text: str) -> Any:
     if (n := len(text.encode("utf-8", "surrogatepass"))) > MAX_NBYTES:
         refuse("$", f"expected up to {MAX_NBYTES:,} bytes, found {n:,}")
     try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+        tree = json.loads(text, object_pairs_hook=unrepeated, parse_constant=_no_number)
         _check_texts(tree, 0)
     except RecursionError:
         refuse("$", f"expected up to {MAX_DEPTH} levels, found more")
@@ -33,15 +34,6 @@ def parse(text: str) -> Any:
             raise
         refuse("$", f"expected JSON, found: {error}")
     return tree
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        refuse("$", f"expected each key once, found {twice!r:.60} twice in one object")
-    return found
 
 
 def _no_number(text: str) -> NoReturn:

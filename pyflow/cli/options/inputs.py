@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import click
 
-from pyflow.text import printable
+from pyflow.text import printable, unrepeated
 
 T = TypeVar("T")
 # No context holds a text of this size; endless files such as /dev/zero are refused here.
@@ -115,7 +115,7 @@ def json_lines(path: str) -> list[Prompt]:
             continue
         where = f"{path}, line {number}"
         try:
-            value = json.loads(line, object_pairs_hook=_object, parse_constant=_finite)
+            value = json.loads(line, object_pairs_hook=unrepeated, parse_constant=_finite)
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except RecursionError:
             raise click.UsageError(f"{where}: is nested too deeply") from None
@@ -141,15 +141,6 @@ def json_lines(path: str) -> list[Prompt]:
     if not prompts:
         raise click.UsageError(f"{path}: expected at least one prompt, found none")
     return prompts
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r:.60} is given twice")
-    return found
 
 
 def _finite(word: str) -> None:
