@@ -136,7 +136,7 @@ class Batch(Closing):
         self._runner.leave(self)
 
     def _admit(self) -> None:
-        while self._waiting:
+        while self._waiting and len(self._running) < self._runner.n_parallel:
             spans = [text.span for text in self._waiting]
             chosen = self._runner.choose(spans)
             if chosen is None:

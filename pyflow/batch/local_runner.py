@@ -294,7 +294,8 @@ class LocalRunner(Closing):
 
     def _make_cells(self) -> list[Outcome]:
         """Frees cells for the next step. Whoever has to give up cells for it is put back: the
-        youngest of the key that has had the most, but neither the oldest nor one twice."""
+        youngest of the key that has had the most. Never the oldest, and nobody twice unless all
+        others have been put back once."""
         out: list[Outcome] = []
         while True:
             n_written = sum(text.is_written for text in self._texts.values())

@@ -1,7 +1,7 @@
 """Cells of texts that have ended: later texts begin with what both have in common.
 
-Each kept text has a sequence of its own in the context, and sequences share cells. So this is a
-radix tree whose nodes are told by comparing tokens: there are 256 at most.
+Each kept text has a sequence of its own in the context, and sequences share cells: 256 at most.
+The longest beginning, which a radix tree would find, is found by comparing tokens with each text.
 """
 
 from __future__ import annotations
