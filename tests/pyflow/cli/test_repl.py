@@ -256,7 +256,10 @@ def test_help_names_every_command(talk: Talk) -> None:
         assert word in err
 
 
-def test_the_line_editor_takes_a_paste_whole_and_keeps_history() -> None:
+def test_the_line_editor_takes_a_paste_whole_and_keeps_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     history = InMemoryHistory()
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         read = repl._reader(history)
