@@ -13,6 +13,7 @@ namespace pyflow {
 inline constexpr int64_t kTileRows = 16;      // output rows of a tile of weights
 inline constexpr int64_t kActBlock = 64;      // activations that are stored together
 inline constexpr int64_t kPanelRows = 16;     // activation rows stored side by side
+inline constexpr int64_t kPanelGroup = 32;    // rows of bf16 panels are padded to a multiple of it
 inline constexpr int64_t kLogicalBlock = 64;  // positions softmaxed together
 inline constexpr int64_t kLogicalSpan = 512;  // positions merged together; unit of splitting work
 
@@ -36,6 +37,15 @@ constexpr int64_t act_index(int64_t r, int64_t kb, int64_t n_rows, int64_t n_kb)
   return first * n_kb + kb * width + (r - first);
 }
 
+// Rows of activations as bf16, for prefill_matmul: [n_rows / 16][k / 32][16 rows][32 k], a tile of
+// 1 KiB for each 16 rows and 32 k, counts rounded up. Only panel_row knows the order within 32 k
+// (kernels/tiles/). Memory for n_rows rows of k values takes panel_values(n_rows, k) values on a
+// 64-byte border. Rows that fill up the last group need not be written: what is made of them is
+// dropped, and no other row depends on them.
+constexpr int64_t panel_values(int64_t n_rows, int64_t k) {
+  return (n_rows + kPanelGroup - 1) / kPanelGroup * kPanelGroup * ((k + 31) / 32 * 32);
+}
+
 // How kernels fetch weights before use: not at all (left to the CPU), into the first-level cache,
 // or into the second-level cache and later from there into the first.
 enum class Prefetch : uint8_t { kNone, kNear, kFar };
@@ -50,6 +60,8 @@ struct MatmulArgs {
   float* y;           // n_rows rows; 16 floats per tile are written
   int64_t y_stride;   // floats between rows of y, at least 16 * number of tiles
   Prefetch prefetch;  // of more than two rows kNone is kNear (dispatch.h)
+  // For prefill_matmul: the rows as bf16 panels, from the first row of these args on.
+  const uint16_t* panels = nullptr;
 };
 
 // Keys and values of one layer. Keys of sixteen cells share a block, cells innermost, so that whole
@@ -110,7 +122,8 @@ struct KernelTable {
   // By weight format: y[r][16*t..] = W[16*t..] . x[r] for tiles [tile_begin, tile_end).
   void (*matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
 
-  // The same for rows of a prompt, if the table has faster arithmetic for many rows; null: matmul.
+  // The same for rows of a prompt, from `panels`, if the table has faster arithmetic for many rows;
+  // null: matmul.
   void (*prefill_matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
 
   bool has_prefill() const {
@@ -121,6 +134,9 @@ struct KernelTable {
 
   // One row of k floats to ceil(k/64) blocks, `stride` blocks apart, padded with zeros.
   void (*quantize)(const float* x, int64_t k, ActBlock* out, int64_t stride);
+
+  // One row of k floats to row r of panels, padded with zeros; null without prefill_matmul.
+  void (*panel_row)(const float* x, int64_t k, uint16_t* panels, int64_t r);
 
   // y = x / sqrt(mean(x^2) + eps) * weight
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
