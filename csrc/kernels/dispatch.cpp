@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -37,15 +38,45 @@ std::vector<Entry> entries() {
 }
 
 #if defined(__x86_64__)
-// For features that clang 16's __builtin_cpu_supports does not know. Their instructions use the
-// registers of AVX2, which the same tables need; so the system is known to save them.
-bool has_f16c() {
+// The parts of a register file that the operating system saves, as bits of XCR0. A CPU that has wider
+// registers may not use them if the system would lose them.
+constexpr uint64_t kNoState = 0;
+constexpr uint64_t kYmmState = 0x06;  // xmm, upper halves of ymm
+constexpr uint64_t kZmmState = 0xe6;  // those, masks, upper halves of zmm, zmm16 to 31
+
+enum Register { kEax, kEbx, kEcx, kEdx };
+
+// By cpuid and xgetbv alone: what __builtin_cpu_supports reads is empty where the compiler's runtime
+// does not fill it, as that of zig, and clang 16 does not know all names.
+struct Feature {
+  const char* name;
+  unsigned leaf, subleaf;
+  Register where;
+  int bit;
+  uint64_t state;
+};
+constexpr Feature kFeatures[] = {
+    {"sse4.2", 1, 0, kEcx, 20, kNoState},      {"avx", 1, 0, kEcx, 28, kYmmState},
+    {"avx2", 7, 0, kEbx, 5, kYmmState},        {"fma", 1, 0, kEcx, 12, kYmmState},
+    {"f16c", 1, 0, kEcx, 29, kYmmState},       {"avxvnni", 7, 1, kEax, 4, kYmmState},
+    {"avx512f", 7, 0, kEbx, 16, kZmmState},    {"avx512bw", 7, 0, kEbx, 30, kZmmState},
+    {"avx512dq", 7, 0, kEbx, 17, kZmmState},   {"avx512vl", 7, 0, kEbx, 31, kZmmState},
+    {"avx512vnni", 7, 0, kEcx, 11, kZmmState}, {"avx512vbmi", 7, 0, kEcx, 1, kZmmState},
+    {"avx512bf16", 7, 1, kEax, 5, kZmmState},
+};
+
+uint64_t saved_state() {
   unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;  // OSXSAVE: xgetbv may be used
+  asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return uint64_t{d} << 32 | a;
 }
-bool has_avxvnni() {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
+
+bool has(const Feature& feature, uint64_t saved) {
+  unsigned r[4];
+  return (saved & feature.state) == feature.state &&
+         __get_cpuid_count(feature.leaf, feature.subleaf, &r[kEax], &r[kEbx], &r[kEcx], &r[kEdx]) &&
+         (r[feature.where] >> feature.bit & 1);
 }
 #endif
 
@@ -56,23 +87,8 @@ std::vector<std::string> detect() {
     if (there) found.emplace_back(name);
   };
 #if defined(__x86_64__)
-  // Also checks that the operating system saves the wider registers.
-  __builtin_cpu_init();
-#define PYFLOW_FEATURE(name) add(name, __builtin_cpu_supports(name))
-  PYFLOW_FEATURE("sse4.2");
-  PYFLOW_FEATURE("avx");
-  PYFLOW_FEATURE("avx2");
-  PYFLOW_FEATURE("fma");
-  add("f16c", has_f16c());
-  add("avxvnni", has_avxvnni());
-  PYFLOW_FEATURE("avx512f");
-  PYFLOW_FEATURE("avx512bw");
-  PYFLOW_FEATURE("avx512dq");
-  PYFLOW_FEATURE("avx512vl");
-  PYFLOW_FEATURE("avx512vnni");
-  PYFLOW_FEATURE("avx512vbmi");
-  PYFLOW_FEATURE("avx512bf16");
-#undef PYFLOW_FEATURE
+  const uint64_t saved = saved_state();
+  for (const Feature& feature : kFeatures) add(feature.name, has(feature, saved));
 #elif defined(__aarch64__)
   add("asimddp", getauxval(AT_HWCAP) & HWCAP_ASIMDDP);
 #endif
