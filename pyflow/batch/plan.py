@@ -37,9 +37,9 @@ class Budget:
     IDLE_S = 0.5
     # A step with rows to read may take so many times what it takes without them.
     LEAST = 1.25
-    # On CPUs a row costs the same from 8 to 16 rows on (docs/performance.md): chunks of a tile's
+    # On CPUs a row costs the same from 8 rows on (docs/performance.md): chunks of so many
     # rows are read at full speed.
-    TILE = 16
+    TILE = 8
 
 
 def read_rows(
