@@ -78,7 +78,7 @@ class Drawn(Body, kw_only=True):
 
     def as_drawn(self) -> dict[str, Any]:
         """These fields, for another request."""
-        return {each.name: getattr(self, each.name) for each in msgspec.structs.fields(Drawn)}
+        return {name: getattr(self, name) for name in Drawn.__struct_fields__}
 
     def sampling(self, served: Served, n_logprobs: int = 0) -> SamplingParams:
         """With a seed; the defaults are the model's. ApiError: a value out of range."""

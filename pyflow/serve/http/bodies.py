@@ -64,8 +64,7 @@ def decode(raw: bytes, kind: type[B], *, strict: bool) -> tuple[B, list[str]]:
     for name, advice in kind.refused.items():
         if given.get(name, _EMPTY) not in _NOTHING:
             raise bad_request(f"{name}: is not supported; {advice}", name)
-    known = {each.encode_name for each in msgspec.structs.fields(kind)}
-    others = known | kind.harmless | kind.refused.keys()
+    others = {*kind.__struct_encode_fields__} | kind.harmless | kind.refused.keys()
     unknown = [name for name in given if name not in others]
     if unknown and strict:
         raise bad_request(f"{unknown[0]!r:.80}: this server knows no such field", unknown[0])
