@@ -1,11 +1,13 @@
-"""pyflow's server beside llama.cpp's, for the same users: the tables of docs/serving.md.
+"""pyflow's server beside those of llama.cpp and OpenVINO GenAI: the tables of docs/serving.md.
 
-    python bench/serving.py -m qwen2.5-coder-1.5b --llama-server build/bin/llama-server --plot X.svg
+    python bench/serving.py -m qwen2.5-coder-1.5b -r 2 --plot docs/serving.svg \\
+        --llama-server build/bin/llama-server --openvino-python ~/openvino-peer/bin/python
 
-Both servers are up, and one at a time is asked: `pyflow bench serve` takes turns, each second round
-in reverse order. llama-server is built from the sources in llama-cpp-python's sdist:
+All servers are up, and one at a time is asked: `pyflow bench serve` takes turns, each second round
+in reverse order. bench/openvino_server.py serves OpenVINO GenAI, in an environment that has it.
+llama-server is built from the sources in llama-cpp-python's sdist:
 
-    pip download --no-deps --no-binary :all: llama-cpp-python
+    pip download --no-deps --no-build-isolation --no-binary llama-cpp-python llama-cpp-python
     tar xf llama_cpp_python-*.tar.gz
     cmake -S llama_cpp_python-*/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release
     cmake --build build --target llama-server
@@ -23,6 +25,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pyflow import _core, catalogue
 
@@ -40,16 +43,22 @@ def main() -> None:
     parser.add_argument("--max-tokens", default="128")
     parser.add_argument("-r", "--rounds", default="2")
     parser.add_argument("--llama-server", help="the program; without it pyflow is measured alone")
+    parser.add_argument("--openvino-python", help="a Python with openvino-genai")
     parser.add_argument("--plot")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     print(f"CPU: {json.dumps(_core.cpu_info())}", file=sys.stderr)
     most = max(int(n) for n in args.users.split(","))
     with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(_pyflow(args.model, args.threads, most))]
-        if args.llama_server:
-            path = str(catalogue.resolve(args.model))
-            urls.append(stack.enter_context(_llama(args.llama_server, path, args.threads, most)))
+        path = str(catalogue.resolve(args.model))
+        pyflow = stack.enter_context(serve_pyflow(args.model, args.threads, most))
+        urls = [f"pyflow={pyflow}"]
+        if program := args.llama_server:
+            url = stack.enter_context(_llama(program, path, args.threads, most))
+            urls.append(f"llama.cpp={url}")
+        if python := args.openvino_python:
+            url = stack.enter_context(_openvino(python, path, args.threads, most))
+            urls.append(f"OpenVINO={url}")
         for mix in args.mixes.split(","):
             command = [sys.executable, "-P", "-m", "pyflow", "bench", "serve", *urls]
             command += ["--mix", mix, "--users", args.users, "-n", args.requests]
@@ -60,10 +69,11 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _pyflow(model: str, threads: str, most: int) -> Iterator[str]:
+def serve_pyflow(model: str, threads: str, most: int, more: Sequence[str] = ()) -> Iterator[str]:
+    """The URL of a server of `most` texts at once, while it runs."""
     port = _free_port()
     command = [sys.executable, "-P", "-m", "pyflow", "serve", "-m", model, "-t", threads]
-    command += ["--port", str(port), "--parallel", str(most), "--cells", str(most * _CTX // 2)]
+    command += ["--port", str(port), "--parallel", str(most), *more]
     with _running(command, f"http://127.0.0.1:{port}/health"):
         yield f"http://127.0.0.1:{port}/v1"
 
@@ -75,6 +85,15 @@ def _llama(program: str, path: str, threads: str, most: int) -> Iterator[str]:
     command += ["-t", threads, "-tb", threads, "-np", str(most), "-c", str(most * _CTX // 2)]
     command += ["--kv-unified", "--no-webui"]
     with _running(command, f"http://127.0.0.1:{port}/health"):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@contextlib.contextmanager
+def _openvino(python: str, path: str, threads: str, most: int) -> Iterator[str]:
+    port = _free_port()
+    program = Path(__file__).with_name("openvino_server.py")
+    command = [python, str(program), path, str(port), threads, str(most)]
+    with _running(command, f"http://127.0.0.1:{port}/v1/models"):
         yield f"http://127.0.0.1:{port}/v1"
 
 

@@ -131,7 +131,7 @@ loads = grouped(
 
 
 @click.command("serve")
-@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.argument("urls", nargs=-1, metavar="[[LABEL=]URL]...")
 @option("-m --model", "Start a server for this model, if no URL is given.", metavar="MODEL")
 @option("--model-name", "The model to ask the servers for.", metavar="NAME")
 @option("--key", "The servers' key.", metavar="KEY", envvar="PYFLOW_API_KEY")

@@ -25,10 +25,19 @@ class Target:
     base: str
     model: str | None = None
     key: str | None = None
+    label: str = ""
 
     @classmethod
     def parse(cls, url: str, *, model: str | None = None, key: str | None = None) -> Target:
-        """PyflowError unless it is as in http://127.0.0.1:8080/v1; the end may be left out."""
+        """PyflowError unless it is as in http://127.0.0.1:8080/v1; the end may be left out.
+
+        A label may stand before it, as in before=http://127.0.0.1:8080.
+        """
+        label, is_labelled, rest = url.partition("=")
+        if is_labelled and ":" not in label:
+            url = rest
+        else:
+            label = ""
         try:
             parts = urlsplit(url)
             port = parts.port or 80
@@ -37,11 +46,15 @@ class Target:
         if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
             raise PyflowError(f"server: expected http://HOST:PORT, found {url!r:.80}")
         base = parts.path.rstrip("/")
-        return cls(parts.hostname, port, base or "/v1", model, key)
+        return cls(parts.hostname, port, base or "/v1", model, key, label)
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
 
     @property
     def name(self) -> str:
-        return f"{self.host}:{self.port}"
+        return self.label or self.address
 
 
 @dataclass(slots=True)
@@ -105,8 +118,8 @@ async def get(target: Target, path: str, timeout_s: float = 10.0) -> Any:
         return json.loads(raw)
     except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
         raise PyflowError(
-            f"http://{target.name}{target.base}{path}: {str(error) or type(error).__name__}; is a "
-            "server running there, and is the key right?"
+            f"http://{target.address}{target.base}{path}: {str(error) or type(error).__name__}; "
+            "is a server running there, and is the key right?"
         ) from None
 
 
@@ -148,7 +161,7 @@ async def _request(
     try:
         head = [
             f"{method} {target.base}{path} HTTP/1.1",
-            f"Host: {target.name}",
+            f"Host: {target.address}",
             "Connection: close",
             "Accept: text/event-stream, application/json",
         ]
