@@ -81,12 +81,9 @@ py::array_t<float> forward(Context& c, const py::object& input, const IntArray& 
   return out;
 }
 
-py::array_t<float> forward_hidden(Context& c, const py::object& input, const IntArray& positions,
-                                  const py::object& seqs, const std::string& regime,
-                                  const IntArray& parents) {
-  run(c, input, positions, seqs, IntArray(0), regime, {}, parents);
-  py::array_t<float> out({static_cast<py::ssize_t>(positions.size()),
-                          static_cast<py::ssize_t>(c.stage().spec().n_embd)});
+py::array_t<float> hidden(const Context& c) {
+  py::array_t<float> out(
+      {static_cast<py::ssize_t>(c.n_hidden()), static_cast<py::ssize_t>(c.stage().spec().n_embd)});
   c.copy_hidden(out.mutable_data());
   return out;
 }
@@ -195,8 +192,7 @@ void register_context(py::module_& m) {
           py::arg("n_batch"), py::arg("cache_type"))
       .def("forward", &forward, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
-      .def("forward_hidden", &forward_hidden, py::arg("input"), py::arg("positions"),
-           py::arg("seqs"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
+      .def("hidden", &hidden)
       .def("score", &score, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("targets"), py::arg("regime") = "decode")
       .def(

@@ -38,8 +38,10 @@ Entry make_entry(int seq, Tokens tokens, Sampler* sampler, const Draft& draft,
   Entry entry{.seq = checked_sequence(seq),
               .tokens = std::move(tokens),
               .tree = draft.tree,
+              .root = kLastToken,
               .sampler = sampler,
               .policy = draft.policy,
+              .path = {},
               .stops = draft.stops,
               .asked = draft.asked,
               .masks = {},
@@ -54,13 +56,26 @@ Entry make_entry(int seq, Tokens tokens, Sampler* sampler, const Draft& draft,
   return entry;
 }
 
+// An entry of tokens that are guesses, with a tree below the first: see Entry::n_draws.
+Entry make_guessed(int seq, int32_t position, Tokens tokens, Sampler* sampler, Tokens path,
+                   int32_t n_draws, const Draft& draft, const std::string& regime) {
+  if (position < 0)
+    throw ShapeError("position: expected 0 or more, found " + std::to_string(position));
+  Entry entry = make_entry(seq, std::move(tokens), sampler, draft, py::none(), {}, {}, regime);
+  entry.position = position;
+  entry.root = 0;
+  entry.path = std::move(path);
+  entry.n_draws = n_draws;
+  return entry;
+}
+
 std::vector<EntryResult> run_step(Context& c, const std::vector<Entry*>& given, int64_t first_layer,
-                                  const FloatArray& features) {
+                                  const FloatArray& hidden) {
   std::vector<Entry> entries;
   for (const Entry* entry : given) entries.push_back(*entry);
   std::vector<EntryResult> out;
   run_released(c, [&](const std::function<bool()>& poll) {
-    out = step(c, entries, {first_layer, floats(features)}, poll);
+    out = step(c, entries, {first_layer, floats(hidden)}, poll);
   });
   return out;
 }
@@ -153,6 +168,10 @@ void register_step(py::module_& m) {
            py::kw_only(), py::arg("draft") = Draft{}, py::arg("masks") = py::none(),
            py::arg("reports") = std::vector<ReportOf>(), py::arg("hidden") = Tokens(),
            py::arg("regime") = "decode", py::keep_alive<1, 4>())
+      .def_static("guessed", &make_guessed, py::arg("seq"), py::arg("position"), py::arg("tokens"),
+                  py::arg("sampler") = nullptr, py::kw_only(), py::arg("path") = Tokens(),
+                  py::arg("n_draws") = 0, py::arg("draft") = Draft{}, py::arg("regime") = "decode",
+                  py::keep_alive<0, 4>())
       .def_readonly("seq", &Entry::seq)
       .def_property_readonly(
           "sampler", [](const Entry& e) { return e.sampler; }, py::return_value_policy::reference)
@@ -172,7 +191,7 @@ void register_step(py::module_& m) {
         if (r.error) std::rethrow_exception(r.error);
       });
   m.def("step", &run_step, py::arg("context"), py::arg("entries"), py::arg("first_layer") = 0,
-        py::arg("features") = FloatArray(0));
+        py::arg("hidden") = FloatArray(0));
   m.def("guess", &guess, py::arg("context"), py::arg("tokens"), py::arg("parents"), py::arg("seq"),
         py::arg("wanted"), py::arg("sampler"), py::arg("n"), py::arg("distribution") = false);
   m.def("exit_layer", &exit_layer, py::arg("context"), py::arg("tokens"), py::arg("parents"),

@@ -64,7 +64,8 @@ class Context {
   // Frees the rows that are pending, if there are any.
   void abort();
 
-  // Hidden states of the last run, n_embd floats per row; for the next stage or layer.
+  // Hidden states of the last run, n_embd floats for each of its rows; for the next stage or layer.
+  int64_t n_hidden() const { return last_rows_; }
   void copy_hidden(float* out) const;
   // The same of one row, normed as the head takes it.
   void copy_normed(int64_t row, float* out) const;

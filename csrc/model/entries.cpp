@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/errors.h"
+#include "sample/policies/policies.h"
 
 namespace pyflow {
 namespace {
@@ -12,6 +13,11 @@ namespace {
 std::string str(int64_t n) { return std::to_string(n); }
 
 int32_t likeliest(std::span<const float> logits) { return Logits(logits, {}).argmax(); }
+
+// The token below which the tree hangs.
+int32_t root_of(const Entry& entry) {
+  return entry.root == kLastToken ? static_cast<int32_t>(entry.tokens.size()) - 1 : entry.root;
+}
 
 // Throws for what this entry alone is to blame for.
 void check(const Entry& entry, const Context& context, int32_t position) {
@@ -23,10 +29,17 @@ void check(const Entry& entry, const Context& context, int32_t position) {
                        str(n_vocab - 1));
   };
   if (n == 0) throw ShapeError("entry: expected at least one token, found none");
+  if (entry.root < kLastToken || entry.root >= n)
+    throw ShapeError("draft: expected a root below " + str(n) + ", found " + str(entry.root));
+  check_tree(entry.tree);
   for (const int32_t token : entry.tokens) check_token("token", token);
   for (const int32_t token : entry.tree.tokens) check_token("drafted token", token);
-  if (!entry.sampler && (n_nodes > 0 || !entry.asked.empty() || !entry.masks.empty()))
-    throw ShapeError("entry: drafts, questions and masks need a sampler");
+  if (!entry.sampler && (entry.tree.n_verified > 0 || entry.n_draws > 0 || !entry.masks.empty()))
+    throw ShapeError("entry: drafts, draws and masks need a sampler");
+  if (entry.n_draws < 0 || entry.n_draws > n ||
+      (entry.n_draws > 0 && (entry.tree.n_verified > 0 || !entry.masks.empty())))
+    throw ShapeError("entry: expected 0 to " + str(n) + " draws, without masks and verified " +
+                     "nodes, found " + str(entry.n_draws));
   for (const int32_t node : entry.asked)
     if (node < -1 || node >= n_nodes)
       throw ShapeError("draft: asked for node " + str(node) + " of " + str(n_nodes));
@@ -47,15 +60,19 @@ void check(const Entry& entry, const Context& context, int32_t position) {
   int64_t last = position + n - 1;
   std::vector<int64_t> at;  // of the nodes
   for (const int32_t parent : entry.tree.parents) {
-    if (parent >= std::ssize(at)) break;  // refused with the tree
-    at.push_back(1 + (parent < 0 ? position + n - 1 : at[static_cast<size_t>(parent)]));
+    at.push_back(1 + (parent < 0 ? position + root_of(entry) : at[static_cast<size_t>(parent)]));
     last = std::max(last, at.back());
   }
   if (last >= context.stage().n_positions())
     throw ShapeError("position " + str(last) + ": this model has learned " +
                      str(context.stage().n_positions()) + " positions, from 0 on");
-  const int32_t reusable = context.kv().seq_reusable(entry.seq, position);
-  if (reusable < position)
+  const int32_t next = context.kv().seq_pos_max(entry.seq) + 1;
+  if (position < next)
+    throw ShapeError("position " + str(position) + ": sequence " + str(entry.seq) +
+                     " already has cells up to " + str(next - 1));
+  if (entry.position != kNextPosition) return;  // runs before it may have been left out
+  const int32_t reusable = context.kv().seq_reusable(entry.seq, next);
+  if (reusable < next)
     throw ResourceError("KV cache: sequence " + str(entry.seq) + " at position " + str(position) +
                         " reaches back to cells that its window no longer holds; cut it to " +
                         str(reusable) + " positions (seq_rm) and compute the rest again");
@@ -79,6 +96,7 @@ struct Question {
   size_t entry;
   int64_t row;  // of the tree, 0 being the last token; -1: of the tokens before
   bool verified = false;
+  int32_t draw = -1;                     // the number of the draw after this row
   std::vector<size_t> answers, reports;  // indices into those of the result
 };
 
@@ -105,6 +123,7 @@ class Batch {
     const size_t e = question.entry;
     EntryResult& result = results[e];
     try {
+      if (question.draw >= 0) draw(question, logits);
       if (question.verified) verifiers_[e]->look(static_cast<size_t>(question.row), logits);
       for (const size_t a : question.answers) result.answers[a] = likeliest(logits);
       for (const size_t r : question.reports)
@@ -134,7 +153,8 @@ class Batch {
     }
     context_.kv().commit(accepted);
     for (size_t e = 0; e < entries_.size(); ++e)
-      for (const Sampled& s : results[e].verdict.drawn) entries_[e].sampler->accept(s.token);
+      if (entries_[e].n_draws == 0)
+        for (const Sampled& s : results[e].verdict.drawn) entries_[e].sampler->accept(s.token);
   }
 
   std::vector<EntryResult> results;
@@ -149,12 +169,13 @@ class Batch {
       throw ShapeError("sequence " + str(entry.seq) + ": expected 0 to " +
                        str(context_.config().n_seq_max - 1));
     // Pending rows are no cells yet.
-    const int32_t position = context_.kv().seq_pos_max(entry.seq) + 1;
+    const int32_t position =
+        entry.position == kNextPosition ? context_.kv().seq_pos_max(entry.seq) + 1 : entry.position;
     EntryResult& result = results[e];
     try {
       check(entry, context_, position);
       const auto n = static_cast<int32_t>(entry.tokens.size());
-      if (entry.sampler)
+      if (entry.sampler && entry.n_draws == 0)
         verifiers_[e] = make_verifier(
             policy_named(entry.policy), entry.tree, *entry.sampler, position + n - 1,
             {entry.masks, static_cast<size_t>((context_.stage().spec().n_vocab + 31) / 32)});
@@ -162,6 +183,7 @@ class Batch {
       result.error = std::current_exception();
       return;
     }
+    result.verdict.drawn.resize(static_cast<size_t>(entry.n_draws));
     result.answers.resize(entry.asked.size());
     result.reports.resize(entry.reports.size());
     first_[e] = static_cast<int32_t>(tokens.size());
@@ -170,7 +192,8 @@ class Batch {
       push(entry.seq, entry.tokens[i], i ? static_cast<int32_t>(tokens.size()) - 1 : kv::kNoParent,
            position + static_cast<int32_t>(i));
     for (size_t i = 0; i < entry.tree.tokens.size(); ++i) {
-      const int32_t parent = last + 1 + entry.tree.parents[i];
+      const int32_t above = entry.tree.parents[i];
+      const int32_t parent = above < 0 ? first_[e] + root_of(entry) : last + 1 + above;
       push(entry.seq, entry.tree.tokens[i], parent, rows[static_cast<size_t>(parent)].position + 1);
     }
     ask(e, last);
@@ -188,24 +211,40 @@ class Batch {
     size_t report = 0;
     const auto n_rows = static_cast<int64_t>(entry.tree.tokens.size()) + 1;
     for (int32_t row = first_[e]; row < last + n_rows; ++row) {
-      Question question{e, row < last ? -1 : int64_t{row} - last, false, {}, {}};
-      question.verified = entry.sampler && question.row >= 0 &&
+      Question question{
+          .entry = e, .row = row < last ? -1 : int64_t{row} - last, .answers = {}, .reports = {}};
+      question.verified = verifiers_[e] && question.row >= 0 &&
                           question.row < static_cast<int64_t>(entry.tree.n_rows());
-      for (size_t a = 0; question.row >= 0 && a < entry.asked.size(); ++a)
-        if (entry.asked[a] + 1 == question.row) question.answers.push_back(a);
+      if (row <= last && row > last - entry.n_draws) question.draw = row - last + entry.n_draws - 1;
+      for (size_t a = 0; a < entry.asked.size(); ++a)
+        if (row == (entry.asked[a] < 0 ? first_[e] + root_of(entry) : last + 1 + entry.asked[a]))
+          question.answers.push_back(a);
       for (; report < entry.reports.size() && first_[e] + entry.reports[report].row == row;
            ++report)
         question.reports.push_back(report);
-      if (!question.verified && question.answers.empty() && question.reports.empty()) continue;
+      if (!question.verified && question.draw < 0 && question.answers.empty() &&
+          question.reports.empty())
+        continue;
       wanted.push_back(row);
       questions_.push_back(std::move(question));
     }
   }
 
+  // What plain decoding draws after a token that is a guess.
+  void draw(const Question& question, std::span<const float> logits) {
+    const Entry& entry = entries_[question.entry];
+    const int64_t i = std::ssize(entry.tokens) - entry.n_draws + question.draw;
+    std::vector<int32_t> path = entry.path;
+    path.insert(path.end(), entry.tokens.begin(), entry.tokens.begin() + i + 1);
+    const int32_t position = rows[static_cast<size_t>(first_[question.entry] + i)].position;
+    results[question.entry].verdict.drawn[static_cast<size_t>(question.draw)] =
+        entry.sampler->sample(logits, position + 1, path);
+  }
+
   void decide(size_t e) {
     const Entry& entry = entries_[e];
     EntryResult& result = results[e];
-    if (entry.sampler) {
+    if (verifiers_[e]) {
       result.verdict = verifiers_[e]->walk();
       cut_at_stop(result.verdict, entry.stops);
     }
@@ -251,21 +290,21 @@ class Batch {
 
 }  // namespace
 
-std::vector<EntryResult> step(Context& context, std::span<const Entry> entries,
-                              const Resumed& resumed, const std::function<bool()>& poll) {
+std::vector<EntryResult> step(Context& context, std::span<const Entry> entries, const Begun& begun,
+                              const std::function<bool()>& poll) {
   if (entries.empty()) throw ShapeError("step: expected at least one entry, found none");
-  const bool resumes = resumed.first_layer > 0;
+  const bool resumes = begun.first_layer > 0;
   if (resumes && (entries.size() > 1 || entries[0].tokens.size() != 1))
     throw ShapeError("step: one entry of one token can go on from a layer");
   Batch batch(context, entries, resumes);
   if (batch.rows.empty()) return std::move(batch.results);
   Context::Input input{.tokens = {},
-                       .hidden = resumed.features,
+                       .hidden = begun.hidden,
                        .rows = {},
                        .parents = {},
                        .wanted = batch.wanted,
                        .n_prefill = batch.n_prefill,
-                       .first_layer = resumed.first_layer};
+                       .first_layer = begun.first_layer};
   if (!resumes) {
     input.tokens = batch.tokens;
     input.rows = batch.rows;

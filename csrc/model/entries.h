@@ -24,16 +24,25 @@ struct Report {
 // The row of the last draw, among the rows whose hidden state is wanted.
 inline constexpr int32_t kDrawnRow = -1;
 
+inline constexpr int32_t kNextPosition = -1, kLastToken = -1;
+
 struct Entry {
   int seq;
-  std::vector<int32_t> tokens;  // at least one, for the next positions of the sequence: all stand
-  DraftTree tree;               // drafted below the last of them
+  std::vector<int32_t> tokens;       // at least one, at consecutive positions: all stand
+  int32_t position = kNextPosition;  // of the first one; the next of the sequence, or a later one
+  DraftTree tree;                    // below one of them
+  int32_t root = kLastToken;         // which one
   // Draws after the last token, and after nodes of the tree; it has accepted the tokens. Null:
   // nothing is drawn, and the tree is empty.
   Sampler* sampler = nullptr;
   std::string policy = "exact";
+  // Above 0, for tokens that are guesses themselves: the sampler draws after each of the last
+  // n_draws of them, nothing of the tree is verified, and nothing is accepted. `path` are the
+  // tokens between those that the sampler has accepted and the first one here.
+  int32_t n_draws = 0;
+  std::vector<int32_t> path;
   std::vector<int32_t> stops;   // tokens after which nothing is accepted
-  std::vector<int32_t> asked;   // nodes (-1: the last token) whose likeliest next token is wanted
+  std::vector<int32_t> asked;   // nodes (-1: the root) whose likeliest next token is wanted
   std::vector<uint32_t> masks;  // what may be drawn after the last token and after each node that
                                 // may be accepted; empty: everything
   std::vector<Report> reports;  // ascending by row
@@ -49,18 +58,21 @@ struct EntryResult {
   std::exception_ptr error;      // why the entry has changed nothing; null: it was done
 };
 
-// The rows of the only entry, its last token and the nodes, that are pending and have run the layers
-// below `first_layer`; `features` are their hidden states.
-struct Resumed {
+// Hidden states of the rows, n_embd each, where a step does not begin with the embedding. On a stage
+// behind another one they are what that has computed, of all rows: entries of prompts first, and of
+// each entry its tokens, then its nodes. Above layer 0 they are those of the only entry's last token
+// and nodes, which are pending and have run the layers below.
+struct Begun {
   int64_t first_layer = 0;
-  std::span<const float> features;
+  std::span<const float> hidden;
 };
 
 // Runs the entries. Given and accepted tokens become cells of their sequences; samplers accept all
 // that was drawn. An entry that cannot be done has its error and leaves no trace; the others go on.
-// Throws as Context::run does if the step as a whole cannot be made; then nothing has changed and
+// On a stage without a head nothing can be drawn, asked or reported: Context::copy_hidden has what
+// the next stage needs. Throws as Context::run does if the step as a whole cannot be made; then nothing has changed and
 // nothing is pending.
-std::vector<EntryResult> step(Context& context, std::span<const Entry> entries,
-                              const Resumed& resumed, const std::function<bool()>& poll);
+std::vector<EntryResult> step(Context& context, std::span<const Entry> entries, const Begun& begun,
+                              const std::function<bool()>& poll);
 
 }  // namespace pyflow

@@ -94,15 +94,8 @@ class Context:
         input: token ids (n,) on a stage with embedding, hidden states (n, n_embd) on a later one.
         parents: (n,), of the rows of a tree, -1 for its root; they are pending until `commit`.
         """
-    def forward_hidden(
-        self,
-        input: ArrayLike,
-        positions: ArrayLike,
-        seqs: object,
-        regime: str = "decode",
-        parents: ArrayLike = ...,
-    ) -> NDArray[np.float32]:
-        """Hidden states (n, n_embd) after this stage's layers; parents as in `forward`."""
+    def hidden(self) -> NDArray[np.float32]:
+        """Hidden states (n, n_embd) of the last step's rows after this stage's layers."""
     def score(
         self,
         input: ArrayLike,

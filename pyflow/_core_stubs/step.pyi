@@ -54,6 +54,24 @@ class Entry:
         hidden: Sequence[int] = (),
         regime: str = "decode",
     ) -> None: ...
+    @staticmethod
+    def guessed(
+        seq: int,
+        position: int,
+        tokens: Sequence[int],
+        sampler: Sampler | None = None,
+        *,
+        path: Sequence[int] = (),
+        n_draws: int = 0,
+        draft: Draft = ...,
+        regime: str = "decode",
+    ) -> Entry:
+        """Tokens of a pipeline's run, from a position on, which the sampler has not accepted.
+
+        It draws after each of the last n_draws and accepts nothing. path: the tokens between those
+        that it has accepted and these. The draft's nodes are below the first token, and none is
+        verified; they are computed for what they ask.
+        """
     @property
     def seq(self) -> int: ...
     @property
@@ -65,7 +83,8 @@ class EntryResult:
 
     @property
     def drawn(self) -> list[Sampled]:
-        """The tokens of the accepted nodes, and one more; none without a sampler."""
+        """The tokens of the accepted nodes, and one more; of guessed tokens n_draws. None without a
+        sampler."""
     @property
     def nodes(self) -> list[int]:
         """The accepted nodes, from the root on."""
@@ -88,9 +107,10 @@ def step(
     context: Context,
     entries: Sequence[Entry],
     first_layer: int = 0,
-    features: ArrayLike = ...,
+    hidden: ArrayLike = ...,
 ) -> list[EntryResult]:
-    """See pyflow.Context.step."""
+    """See pyflow.Context.step. hidden: (n, n_embd), of the rows: what the stage before has computed
+    of the same entries, or features above first_layer 0. Rows of prompts come first."""
 
 def guess(
     context: Context,

@@ -133,7 +133,8 @@ def test_two_stages_equal_one_wherever_they_are_cut(
     for cut in (1, 5, 6, spec.n_layers // 2, spec.n_layers - 1):
         front = _core.Context(_core.Stage(native, spec.stage(0, cut), model.pool), **size)
         back = _core.Context(_core.Stage(native, spec.stage(cut), model.pool), **size)
-        hidden = front.forward_hidden(tokens[:n], at, 0)
+        front.forward(tokens[:n], at, 0, [])
+        hidden = front.hidden()
         assert same(back.forward(hidden, at, 0, at), alone[:n]), cut
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from threading import Lock
 from typing import TypedDict, Unpack
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.cluster.wire.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
@@ -108,14 +108,14 @@ class ModelStage:
         if run is None:
             return None if self._is_last else frame
         self._begin(run.number)
-        rows = None if frame.skipped else self._compute(run, frame.hidden)
+        found = None if frame.skipped else self._compute(run, frame.hidden)
         if not self._is_last:
-            return replace(frame, hidden=rows, skipped=rows is None)
-        if rows is None:
+            hidden = None if found is None else self._native.hidden()
+            return replace(frame, hidden=hidden, skipped=found is None)
+        if found is None:
             return Result(frame.epoch, run.number, (), skipped=True)
-        logits = dict(zip(_wanted(run), rows, strict=True))
-        answers = tuple(int(np.argmax(logits[row])) for row in _asked(run))
-        return Result(frame.epoch, run.number, self._draws(run, logits), answers=answers)
+        draws = tuple(sampled.token for sampled in found.drawn)
+        return Result(frame.epoch, run.number, draws, answers=tuple(found.answers))
 
     def cancel(self, runs: Iterable[int]) -> None:
         """Skips these runs; the run in progress ends after its current layer.
@@ -145,33 +145,42 @@ class ModelStage:
                 if self._sampler is not None:
                     self._sampler.accept_all(op.tokens)
 
-    def _compute(self, run: Run, hidden: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-        """Hidden states of a run's rows, or logits of the wanted rows; None if it is skipped."""
-        questions = run.questions
-        given: ArrayLike | None = hidden
+    def _compute(self, run: Run, hidden: NDArray[np.float32] | None) -> _core.EntryResult | None:
+        """What came of a run's rows; None if it is skipped."""
         if self._is_first:
-            given = run.tokens + (questions.tokens if questions else ())
-        if given is None:
+            hidden = None
+        elif hidden is None:
             raise ShapeError(f"run {run.number}: expected hidden states of the stage before")
-        n = len(run.tokens)
-        positions, parents = [*range(run.position, run.position + n)], [*range(-1, n - 1)]
-        for parent in questions.parents if questions else ():
-            parents.append(n + parent if parent >= 0 else 0)
-            positions.append(positions[parents[-1]] + 1)
+        entry = self._entry(run)
         while not self._is_left_out(run.number):
             try:
-                # Without questions the rows are a chain, which takes a shorter path than a tree.
-                how = (run.regime, parents if questions else [])
-                if self._is_last:
-                    rows = self._native.forward(given, positions, run.seq, _wanted(run), *how)
-                else:
-                    rows = self._native.forward_hidden(given, positions, run.seq, *how)
+                return self._step(entry, hidden)
             except CancelledError:
                 continue  # the interrupt may have been meant for an earlier run: try again
-            if questions:
-                _core.commit(self._native, [(row, run.seq) for row in range(n)])
-            return rows
         return None
+
+    def _step(self, entry: _core.Entry, hidden: NDArray[np.float32] | None) -> _core.EntryResult:
+        rows = np.empty((0,), np.float32) if hidden is None else hidden
+        (found,) = _core.step(self._native, [entry], 0, rows)
+        found.check()
+        return found
+
+    def _entry(self, run: Run) -> _core.Entry:
+        questions = run.questions
+        draft = _core.Draft([], [])
+        if questions is not None:
+            asked = questions.asked if self._is_last else ()
+            draft = _core.Draft(questions.tokens, questions.parents, 0, asked=asked)
+        return _core.Entry.guessed(
+            run.seq,
+            run.position,
+            run.tokens,
+            self._sampler if run.n_draws else None,
+            path=run.path,
+            n_draws=run.n_draws if self._is_last else 0,
+            draft=draft,
+            regime=run.regime,
+        )
 
     def _begin(self, number: int) -> None:
         with self._lock:
@@ -181,25 +190,3 @@ class ModelStage:
     def _is_left_out(self, number: int) -> bool:
         with self._lock:
             return self._stopped or number in self._cancelled
-
-    def _draws(self, run: Run, logits: Mapping[int, NDArray[np.float32]]) -> tuple[int, ...]:
-        """The tokens that plain decoding draws after the run's last rows."""
-        assert self._sampler is not None
-        draws = []
-        n = len(run.tokens)
-        for row in range(n - run.n_draws, n):
-            path = (*run.path, *run.tokens[: row + 1])
-            draws.append(self._sampler.sample(logits[row], run.position + row + 1, path).token)
-        return tuple(draws)
-
-
-def _asked(run: Run) -> list[int]:
-    """The rows after which a question asks for the likeliest token."""
-    n = len(run.tokens)
-    return [n + row if row >= 0 else 0 for row in run.questions.asked] if run.questions else []
-
-
-def _wanted(run: Run) -> list[int]:
-    """The rows whose logits are needed, ascending."""
-    n = len(run.tokens)
-    return sorted({*range(n - run.n_draws, n), *_asked(run)})

@@ -45,24 +45,21 @@ def test_a_run_that_is_cancelled_before_it_begins_leaves_nothing_behind(rig: Any
 
 
 class Watched:
-    """A context that tells when a run begins, and counts."""
+    """A stage's steps, which it tells when they begin, and counts."""
 
-    def __init__(self, native: Any) -> None:
-        self.native, self.n_begun, self.has_begun = native, 0, threading.Event()
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self.step, self.n_begun, self.has_begun = step, 0, threading.Event()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.native, name)
-
-    def forward_hidden(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         self.n_begun += 1
         self.has_begun.set()
-        return self.native.forward_hidden(*args)
+        return self.step(*args)
 
 
 @contextmanager
 def while_it_runs(stage: Any, call: Callable[[], object]) -> Iterator[Watched]:
     """Calls it from another thread, every millisecond from the first run of the block on."""
-    watched, done = Watched(stage._native), threading.Event()
+    watched, done = Watched(stage._step), threading.Event()
 
     def work() -> None:
         watched.has_begun.wait()
@@ -71,14 +68,14 @@ def while_it_runs(stage: Any, call: Callable[[], object]) -> Iterator[Watched]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    stage._native = watched
+    stage._step = watched
     try:
         yield watched
     finally:
         done.set()
         watched.has_begun.set()
         thread.join()
-        stage._native = watched.native
+        stage._step = watched.step
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
