@@ -1,22 +1,21 @@
 """OpenVINO GenAI's continuous batching, as far as `pyflow bench serve` asks a server.
 
-    python bench/openvino_server.py MODEL.gguf PORT N_THREADS N_USERS
+    python bench/openvino_server.py MODEL.gguf PORT THREADS USERS
 
-runs in an environment with openvino-genai and the standard library alone. Its answers are ids of its
-tokens, so that detokenizing costs it nothing.
+runs where openvino-genai is installed. Its answers are token ids,
+so that detokenizing costs it nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import queue
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
-import openvino_genai
 
 Tokens = queue.SimpleQueue[list[int] | None]
 
@@ -25,6 +24,9 @@ class Engine:
     """One thread makes steps as long as there are requests."""
 
     def __init__(self, path: str, n_threads: int, n_users: int) -> None:
+        import openvino_genai
+
+        self._genai = openvino_genai
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = n_users
         scheduler.enable_prefix_caching = True
@@ -40,7 +42,7 @@ class Engine:
         """The tokens of the prompt, and those of the answer as they come; None ends them."""
         prompt = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).input_ids
-        config = openvino_genai.GenerationConfig(
+        config = self._genai.GenerationConfig(
             max_new_tokens=body["max_tokens"],
             temperature=body.get("temperature", 1.0),
             do_sample=body.get("temperature", 1.0) > 0,
@@ -104,9 +106,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    path, port, *numbers = sys.argv[1:]
-    Handler.engine = Engine(path, *map(int, numbers))
-    ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("path", help="a GGUF file")
+    for name in ("port", "n_threads", "n_users"):
+        parser.add_argument(name, type=int)
+    args = parser.parse_args()
+    Handler.engine = Engine(args.path, args.n_threads, args.n_users)
+    ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
 
 
 if __name__ == "__main__":
