@@ -120,8 +120,6 @@ void Context::check(const Input& input, int64_t n) const {
   if (input.n_prefill < 0 || input.n_prefill > n)
     throw ShapeError("n_prefill: expected 0 to " + std::to_string(n) + ", found " +
                      std::to_string(input.n_prefill));
-  if (input.n_prefill > 0 && input.n_prefill < n && stage_->kernels().has_prefill())
-    throw UnsupportedError("step: this CPU computes rows of prompts apart; give them a step");
   for (const KvRow& row : input.rows)
     if (row.position >= stage_->n_positions())
       throw ShapeError("position " + std::to_string(row.position) + ": this model has learned " +
@@ -176,9 +174,8 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
 }
 
 Step Context::step(const Team& team, const StepRows& rows) {
-  Step s{
-      rows, scratch_.step(team, rows.n_rows), stage_->kernels(), team.copy(), &kv_, observer_.get(),
-      {}};
+  Step s{rows, scratch_.step(team, rows), stage_->kernels(), team.copy(), &kv_, observer_.get(),
+         {}};
   float* angles = s.angles;
   for (const RopeSpec& r : stage_->spec().ropes) {
     s.ropes.push_back({angles, static_cast<int64_t>(r.pairs()), r.interleaved});

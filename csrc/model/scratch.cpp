@@ -9,7 +9,7 @@ namespace {
 // 262144 takes 32 MiB.
 constexpr int64_t kHeadRows = 32;
 
-constexpr int64_t kFloat = sizeof(float), kAct = sizeof(ActBlock);
+constexpr int64_t kFloat = sizeof(float), kAct = sizeof(ActBlock), kHalf = sizeof(uint16_t);
 
 }  // namespace
 
@@ -23,6 +23,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
   row_floats = needs.row_floats_per_row;
   acts_per_row = needs.act_blocks_per_row;
   has_pairs = stage.fine_inputs();
+  has_panels = stage.has_prefill();
   n_registers = needs.n_registers;
   const int64_t pairs_per_row = has_pairs ? 2 * acts_per_row : 0;
   int64_t angles_per_row = 0;
@@ -34,6 +35,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
   row_temp = take(n_batch * row_floats * kFloat);
   acts = take(n_batch * acts_per_row * kAct);
   pairs = take(n_batch * pairs_per_row * kAct);
+  panels = take(has_panels ? panel_values(n_batch, needs.panel_cols) * kHalf : 0);
   partials = take(partial_floats * kFloat);
   gathered = take(head_rows * stride * kFloat);
   logits = take(head_rows * head_stride * kFloat);
@@ -51,9 +53,10 @@ size_t ScratchLayout::take(int64_t size) {
   return at;
 }
 
-StepMemory Scratch::step(const Team& team, int64_t n_rows) const {
-  const int64_t first = kOwnRows * team.rank();  // of this thread's own rows
-  const bool own_rows = n_rows <= kOwnRows;
+StepMemory Scratch::step(const Team& team, const StepRows& rows) const {
+  const int64_t first = kOwnRows * team.rank();                 // of this thread's own rows
+  const bool by_panels = at_.has_panels && rows.n_prefill > 0;  // which all threads share
+  const bool own_rows = rows.n_rows <= kOwnRows && !by_panels;
   StepMemory m{.stride = at_.stride,
                .own_rows = own_rows,
                .registers = {},
@@ -66,10 +69,12 @@ StepMemory Scratch::step(const Team& team, int64_t n_rows) const {
                                 : at<ActBlock>(at_.acts),
                .pairs = own_rows ? at<ActBlock>(at_.own_pairs) + first * 2 * at_.acts_per_row
                                  : at<ActBlock>(at_.pairs),
+               .panels = at<uint16_t>(at_.panels),
                .partials = at<float>(at_.partials),
                .partial_capacity = at_.partial_floats,
                .angles = at<float>(at_.angles)};
   if (!at_.has_pairs) m.pairs = nullptr;
+  if (!at_.has_panels) m.panels = nullptr;
   for (size_t r = 0; r < at_.n_registers; ++r) {
     m.shared[r] = at<float>(at_.registers[r]);
     m.own[r] = at<float>(at_.own_registers[r]) + first * at_.stride;

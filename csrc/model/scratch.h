@@ -19,12 +19,14 @@ struct ScratchNeeds {
   int64_t floats_per_row = 0;      // reused by one block after the other
   int64_t row_floats_per_row = 0;  // likewise, for what is computed row by row
   int64_t act_blocks_per_row = 0;  // of quantized rows
+  int64_t panel_cols = 0;          // of rows for prefill_matmul (kernels/table.h)
   int64_t partial_floats = 0;      // attention partials of one row and span, all heads
   size_t n_registers = 2;
   void at_least(const ScratchNeeds& o) {
     floats_per_row = std::max(floats_per_row, o.floats_per_row);
     row_floats_per_row = std::max(row_floats_per_row, o.row_floats_per_row);
     act_blocks_per_row = std::max(act_blocks_per_row, o.act_blocks_per_row);
+    panel_cols = std::max(panel_cols, o.panel_cols);
     partial_floats = std::max(partial_floats, o.partial_floats);
     n_registers = std::max(n_registers, o.n_registers);
   }
@@ -38,11 +40,11 @@ class ScratchLayout {
   int64_t stride, head_stride;  // floats between rows of registers, of logits
   int64_t head_rows;            // rows whose logits are held at once
   int64_t partial_floats, row_floats, acts_per_row;
-  bool has_pairs;
+  bool has_pairs, has_panels;
   size_t n_registers;
   std::array<size_t, kRegisters> registers{}, own_registers{};
-  size_t temp, row_temp, acts, pairs, partials, gathered, logits, angles, own_row_temp, own_acts,
-      own_pairs, nbytes = 0;
+  size_t temp, row_temp, acts, pairs, panels, partials, gathered, logits, angles, own_row_temp,
+      own_acts, own_pairs, nbytes = 0;
 
  private:
   size_t take(int64_t nbytes);
@@ -54,8 +56,8 @@ class Scratch {
   Scratch(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells)
       : at_(stage, n_batch, n_ctx, cells), buffer_(at_.nbytes, "scratch") {}
 
-  // The memory of a step of n_rows rows for one thread of its team.
-  StepMemory step(const Team& team, int64_t n_rows) const;
+  // The memory of a step of these rows for one thread of its team.
+  StepMemory step(const Team& team, const StepRows& rows) const;
 
   // For the head: up to head_rows() rows of x, and their logits, head_stride() floats apart.
   int64_t head_rows() const { return at_.head_rows; }

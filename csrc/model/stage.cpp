@@ -1,5 +1,6 @@
 #include "model/stage.h"
 
+#include <algorithm>
 #include <array>
 
 #include "model/blocks/linear.h"
@@ -46,7 +47,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     head_scale_ = head.number("scale");
     head_softcap_ = head.number("softcap");
     facts_.occasional.erase(head_);
-    needs_.at_least({.act_blocks_per_row = act_blocks(n_embd)});
+    needs_.at_least({.act_blocks_per_row = act_blocks(n_embd), .panel_cols = n_embd});
   }
   if (load)
     weights_.pack(*pool_, poll);
@@ -69,6 +70,14 @@ bool Stage::fine_inputs() const {
   bool any = false;
   for_matrices([&](const TensorRef&, const PackedTensor& w) {
     any = any || pyflow::fine_inputs(w.dtype());
+  });
+  return any;
+}
+
+bool Stage::has_prefill() const {
+  bool any = false;
+  for_matrices([&](const TensorRef&, const PackedTensor& w) {
+    any = any || kernels_.prefill_matmul[static_cast<size_t>(w.dtype())];
   });
   return any;
 }
@@ -96,14 +105,14 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
     for (int64_t i = begin; i < end; ++i)
       final_norm(s.registers[0] + rows[static_cast<size_t>(i)] * s.stride, gathered + i * s.stride);
   });
-  quantize_rows(s, team, gathered, s.stride, n, spec_.n_embd);
   const auto finish = [&](int64_t row, int64_t column, int64_t columns) {
     float* values = logits + row * stride + column;
     if (head_bias_) kernels_.add(values, head_bias_ + column, columns);
     if (head_scale_ != 1) kernels_.scale(values, head_scale_, columns);
     if (head_softcap_ != 0) kernels_.softcap(values, head_softcap_, columns);
   };
-  multiply(s, team, std::array{Product{head_, logits, stride}}, gathered, s.stride, n,
+  const auto n_prefill = std::ranges::lower_bound(rows, s.n_prefill) - rows.begin();
+  multiply(s, team, std::array{Product{head_, logits, stride}}, {gathered, s.stride, n, n_prefill},
            std::cref(finish));
 }
 

@@ -49,6 +49,7 @@ class Stage {
   int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
   ScratchNeeds needs(CacheType cells) const;
   bool fine_inputs() const;  // whether any matrix has them
+  bool has_prefill() const;  // whether any matrix has a prefill_matmul
 
   bool first() const { return embedding_ != nullptr; }
   bool last() const { return head_ != nullptr; }

@@ -42,7 +42,7 @@ struct StepRows {
 // Where a step computes.
 struct StepMemory {
   int64_t stride;                            // floats between rows of a register
-  bool own_rows;                             // at most kOwnRows rows: each thread has its own
+  bool own_rows;                             // few rows, none by panels: each thread has its own
   std::array<float*, kRegisters> registers;  // where each register is now
   std::array<float*, kRegisters> shared;     // written by products, and by rows that are shared
   std::array<float*, kRegisters> own;        // written by rows of this thread alone
@@ -50,6 +50,7 @@ struct StepMemory {
   float* row_temp;                           // n_batch x row_floats_per_row; own or shared
   ActBlock* acts;                            // n_batch x act_blocks_per_row; own or shared
   ActBlock* pairs;           // 2 n_batch rows, for fine inputs (quant/packed_tensor.h); or null
+  uint16_t* panels;          // n_batch rows, for prefill_matmul; null if no matrix has it
   float* partials;           // of attention that is split at spans
   int64_t partial_capacity;  // floats
   float* angles;             // of all RopeTables

@@ -107,6 +107,7 @@ class Attention final : public Block {
     return {.floats_per_row = floats(n_heads_, head_dim_) + floats(n_kv_heads_, head_dim_) +
                               floats(n_kv_heads_, value_dim_) + floats(n_heads_, value_dim_),
             .act_blocks_per_row = act_blocks(std::max(n_embd_, mixed_dim())),
+            .panel_cols = std::max(n_embd_, mixed_dim()),
             .partial_floats = n_heads_ * (cell_dim(value_dim_, cells) + 2)};
   }
 
@@ -115,10 +116,9 @@ class Attention final : public Block {
     const RowMemory memory = lay_out(s.temp, s.n_rows, kv.type);
     const auto& [q, k, v, mixed] = memory.plain;
     const float* in = s.registers[in_];
-    quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
     const std::array products = {Product{q_, q.rows, q.stride}, Product{k_, k.rows, k.stride},
                                  Product{v_, v.rows, v.stride}};
-    multiply(s, team, products, in, s.stride, s.n_rows);
+    multiply(s, team, products, all_rows(s, in, s.stride));
     if (norms_all_ && (q_norm_ || k_norm_))
       team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
@@ -160,9 +160,8 @@ class Attention final : public Block {
       attend(s, team, args, cut, memory);
     }
     if (s.observer && values_apart_) observe(s, team, args, in);
-    quantize_rows(s, team, mixed.rows, mixed.stride, s.n_rows, mixed_dim());
-    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_, mixed.rows,
-             mixed.stride, s.n_rows);
+    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_,
+             all_rows(s, mixed.rows, mixed.stride));
   }
 
  private:

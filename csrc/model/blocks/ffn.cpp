@@ -29,7 +29,8 @@ class Ffn final : public Block {
 
   ScratchNeeds needs(CacheType) const override {
     return {.floats_per_row = (gate_ ? 2 : 1) * padded(n_ff_),
-            .act_blocks_per_row = act_blocks(std::max(n_ff_, n_embd_))};
+            .act_blocks_per_row = act_blocks(std::max(n_ff_, n_embd_)),
+            .panel_cols = std::max(n_ff_, n_embd_)};
   }
 
   void forward(Step& s, Team& team) const override {
@@ -37,7 +38,6 @@ class Ffn final : public Block {
     float* gate = gate_ ? s.temp : nullptr;
     float* up = gate ? gate + s.n_rows * stride : s.temp;
     const float* in = s.registers[in_];
-    quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
     const auto activate = [&](int64_t row, int64_t column, int64_t columns) {
       const int64_t at = row * stride + column;
       if (up_bias_) s.kernels.add(up + at, up_bias_ + column, columns);
@@ -46,12 +46,10 @@ class Ffn final : public Block {
       s.kernels.gate(act_, gate + at, up + at, columns);
     };
     const std::array products = {Product{gate_, gate, stride}, Product{up_, up, stride}};
-    multiply(s, team, std::span(products).last(gate ? 2 : 1), in, s.stride, s.n_rows,
+    multiply(s, team, std::span(products).last(gate ? 2 : 1), all_rows(s, in, s.stride),
              std::cref(activate));
-    const float* inner = gate ? gate : up;
-    quantize_rows(s, team, inner, stride, s.n_rows, n_ff_);
-    multiply(s, team, Product{down_, s.product_output(out_), s.stride}, down_bias_, inner, stride,
-             s.n_rows);
+    multiply(s, team, Product{down_, s.product_output(out_), s.stride}, down_bias_,
+             all_rows(s, gate ? gate : up, stride));
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "model/blocks/linear.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/dispatch.h"
 #include "model/observer.h"
@@ -23,42 +24,106 @@ int64_t chunk_rows(int64_t k) {
   return std::max<int64_t>(2 * kPanelRows, rows);
 }
 
-// Rows [first, first + n) of an input.
+// Rows of a prompt that a pair of tiles passes over at once; measured best (256 x 1536 bf16 values
+// take 768 KiB of the second-level cache).
+constexpr int64_t kPrefillRows = 256;
+
+// Rows of an input that are computed alike. Rounded rows are laid out for each part by itself.
+struct Part {
+  int64_t first, n;
+  bool by_panels;  // in products whose format has prefill_matmul
+};
+
+// Rows [first, first + n) of an input, with theirs of what was rounded.
 struct Rows {
   const float* x;
   int64_t x_stride;
   const ActBlock* acts;
+  const ActBlock* pairs;
+  const uint16_t* panels;  // null: not by panels
   int64_t first, n;
 };
 
-auto matmul_for(const Step& step, DType dtype) {
-  const auto format = static_cast<size_t>(dtype);
-  // The rows of a step are all of prompts, or none is, where the two differ (Context::run).
-  const auto prefill = step.n_prefill > 0 ? step.kernels.prefill_matmul[format] : nullptr;
-  return prefill ? prefill : step.kernels.matmul[format];
+auto prefill_matmul(const Step& step, const PackedTensor& w) {
+  return step.kernels.prefill_matmul[static_cast<size_t>(w.dtype())];
 }
 
-// Tiles [begin, end) of one product.
+bool by_pairs(const Step& step, const PackedTensor& w) {
+  return step.pairs && fine_inputs(w.dtype());
+}
+
+// What products of one input need of it.
+struct Needs {
+  bool panels = false;  // for the rows of prompts
+  bool acts = false, pairs = false;
+  bool acts_of_prompts = false;
+
+  Needs(const Step& step, std::span<const Product> products, const InputRows& in) {
+    for (const Product& p : products) {
+      const bool prefill = in.n_prefill > 0 && prefill_matmul(step, *p.weight),
+                 quantized = info(p.weight->dtype()).block > 1;
+      panels |= prefill;
+      acts |= quantized;
+      acts_of_prompts |= quantized && !prefill;
+      pairs |= by_pairs(step, *p.weight);
+    }
+  }
+
+  // Without panels the rows of prompts are like any others.
+  std::array<Part, 2> parts(const InputRows& in) const {
+    const int64_t n = panels ? in.n_prefill : 0;
+    return {{{0, n, true}, {n, in.n_rows - n, false}}};
+  }
+};
+
+// body(rows) for each part in chunks whose rounded rows stay in the second-level cache.
+template <class Body>
+void for_chunks(const Step& step, const InputRows& in, const Needs& needs, int64_t k, Body&& body) {
+  const int64_t n_kb = act_blocks(k);
+  for (const Part& part : needs.parts(in)) {
+    int64_t chunk = chunk_rows(k);
+    if (part.by_panels && part.n > 0) {  // in even chunks: 260 rows are 160 and 100
+      const int64_t n_chunks = (part.n + kPrefillRows - 1) / kPrefillRows,
+                    rows = (part.n + n_chunks - 1) / n_chunks;
+      chunk = (rows + kPanelGroup - 1) / kPanelGroup * kPanelGroup;
+    }
+    for (int64_t r = 0; r < part.n; r += chunk) {
+      const int64_t first = part.first + r;
+      body(Rows{.x = in.x + first * in.stride,
+                .x_stride = in.stride,
+                .acts = step.acts + first * n_kb,
+                .pairs = step.pairs ? step.pairs + 2 * first * n_kb : nullptr,
+                .panels = part.by_panels ? step.panels + panel_values(r, k) : nullptr,
+                .first = first,
+                .n = std::min(chunk, part.n - r)});
+    }
+  }
+}
+
+// Tiles [begin, end) of one product, from rows that are quantized or by panels.
 void multiply_tiles(const Step& step, const Product& p, const Rows& rows, int64_t begin,
                     int64_t end) {
   const PackedTensor& w = *p.weight;
-  matmul_for(step, w.dtype())({.tiles = w.data(step.copy),
-                               .k = w.cols(),
-                               .acts = rows.acts + rows.first * act_blocks(w.cols()),
-                               .x = rows.x + rows.first * rows.x_stride,
-                               .x_stride = rows.x_stride,
-                               .n_rows = rows.n,
-                               .y = p.y + rows.first * p.y_stride,
-                               .y_stride = p.y_stride,
-                               .prefetch = prefetches()},
-                              begin, end);
+  const auto prefill = rows.panels ? prefill_matmul(step, w) : nullptr;
+  const auto matmul = prefill ? prefill : step.kernels.matmul[static_cast<size_t>(w.dtype())];
+  matmul({.tiles = w.data(step.copy),
+          .k = w.cols(),
+          .acts = rows.acts,
+          .x = rows.x,
+          .x_stride = rows.x_stride,
+          .n_rows = rows.n,
+          .y = p.y + rows.first * p.y_stride,
+          .y_stride = p.y_stride,
+          .prefetch = prefetches(),
+          .panels = rows.panels},
+         begin, end);
 }
 
-// The same from the step's pairs of rows: the two halves of each are multiplied and added.
+// The same from pairs of rows: the two halves of each are multiplied and added.
 void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_t begin,
                     int64_t end) {
   const PackedTensor& w = *p.weight;
-  const auto matmul = matmul_for(step, w.dtype());
+  const auto matmul = step.kernels.matmul[static_cast<size_t>(w.dtype())];
   const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
   const Prefetch prefetch = prefetches();
   alignas(64) float halves[2 * kPairsAtOnce * kTileRows];
@@ -67,7 +132,7 @@ void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_
       const int64_t n = std::min(kPairsAtOnce, rows.n - r);
       matmul({.tiles = w.data(step.copy) + static_cast<size_t>(t) * tile_bytes,
               .k = w.cols(),
-              .acts = step.pairs + 2 * (rows.first + r) * act_blocks(w.cols()),
+              .acts = rows.pairs + 2 * r * act_blocks(w.cols()),
               .x = nullptr,
               .x_stride = 0,
               .n_rows = 2 * n,
@@ -87,35 +152,35 @@ void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_
 // By pairs if the weights have fine inputs.
 void multiply_step_tiles(const Step& step, const Product& p, const Rows& rows, int64_t begin,
                          int64_t end) {
-  if (step.pairs && fine_inputs(p.weight->dtype()))
+  if (by_pairs(step, *p.weight))
     multiply_pairs(step, p, rows, begin, end);
   else
     multiply_tiles(step, p, rows, begin, end);
 }
 
-// Writes pair r of n_rows: the quantized row r, and what is left of x after it, quantized too.
-void make_pair(const Step& step, const float* x, int64_t k, int64_t r, int64_t n_rows) {
+// Writes pair r of n_rows: row r of `acts`, and what is left of x after it, quantized too.
+void make_pair(const Step& step, const float* x, int64_t k, const ActBlock* acts, ActBlock* pairs,
+               int64_t r, int64_t n_rows) {
   const int64_t n_kb = act_blocks(k);
   for (int64_t kb = 0; kb < n_kb; ++kb) {
-    const ActBlock& coarse = step.acts[act_index(r, kb, n_rows, n_kb)];
+    const ActBlock& coarse = acts[act_index(r, kb, n_rows, n_kb)];
     float rest[kActBlock];
     const int64_t n = std::min(kActBlock, k - kb * kActBlock);
     for (int64_t i = 0; i < n; ++i)
       rest[i] = x[kb * kActBlock + i] - coarse.scale[i / 32] * static_cast<float>(coarse.q[i]);
-    step.pairs[act_index(2 * r, kb, 2 * n_rows, n_kb)] = coarse;
-    step.kernels.quantize(rest, n, step.pairs + act_index(2 * r + 1, kb, 2 * n_rows, n_kb), 1);
+    pairs[act_index(2 * r, kb, 2 * n_rows, n_kb)] = coarse;
+    step.kernels.quantize(rest, n, pairs + act_index(2 * r + 1, kb, 2 * n_rows, n_kb), 1);
   }
 }
 
-// The pairs of all rows, if any product has fine inputs.
-void pair_up(Step& step, Team& team, std::span<const Product> products, const float* x,
-             int64_t stride, int64_t n_rows) {
-  const auto takes = [](const Product& p) { return fine_inputs(p.weight->dtype()); };
-  if (!step.pairs || std::ranges::none_of(products, takes)) return;
-  const int64_t k = products[0].weight->cols();
-  each_row(step, team, n_rows, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) make_pair(step, x + r * stride, k, r, n_rows);
-  });
+// Rounds row r of a part as the products need it.
+void round_row(const Step& step, const Needs& needs, const Part& part, const float* x, int64_t k,
+               int64_t r) {
+  if (part.by_panels) step.kernels.panel_row(x, k, step.panels, r);
+  if (!(part.by_panels ? needs.acts_of_prompts : needs.acts)) return;
+  const int64_t at = part.first * act_blocks(k);
+  quantize_row(step, x, k, step.acts + at, r, part.n);
+  if (needs.pairs) make_pair(step, x, k, step.acts + at, step.pairs + 2 * at, r, part.n);
 }
 
 // Shows the input to the observer, if there is one.
@@ -126,12 +191,21 @@ void observe(const Step& step, Team& team, std::span<const Product> products, Ma
   step.observer->input(team, input);
 }
 
-// What precedes the shared loop of a product.
-void prepare(Step& step, Team& team, std::span<const Product> products, const float* x,
-             int64_t x_stride, int64_t n_rows) {
+// What precedes the shared loop of products.
+void prepare(Step& step, Team& team, std::span<const Product> products, const InputRows& in,
+             const Needs& needs) {
   if (step.observer)
-    observe(step, team, products, {.weights = {}, .x = x, .x_stride = x_stride, .n_rows = n_rows});
-  pair_up(step, team, products, x, x_stride, n_rows);
+    observe(step, team, products,
+            {.weights = {}, .x = in.x, .x_stride = in.stride, .n_rows = in.n_rows});
+  if (!needs.acts && !needs.panels) return;
+  const int64_t k = products[0].weight->cols();
+  const auto parts = needs.parts(in);
+  each_row(step, team, in.n_rows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Part& part = parts[r < parts[1].first ? 0 : 1];
+      round_row(step, needs, part, in.x + r * in.stride, k, r - part.first);
+    }
+  });
 }
 
 }  // namespace
@@ -151,51 +225,53 @@ void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, i
   step.kernels.quantize(x, k, acts + first, width);
 }
 
-void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
-              int64_t x_stride, int64_t n_rows) {
-  prepare(step, team, products, x, x_stride, n_rows);
-  int64_t tiles = 0;
-  for (const Product& p : products) tiles += p.weight->tiles();
-  const int64_t chunk = chunk_rows(products[0].weight->cols());
-  team.for_each(tiles, tile_grain(tiles, team.size()), [&](int64_t begin, int64_t end) {
+void multiply(Step& step, Team& team, std::span<const Product> products, const InputRows& in) {
+  const Needs needs(step, products, in);
+  prepare(step, team, products, in, needs);
+  // Kernels of prompts take tiles by twos.
+  const int64_t unit = needs.panels ? 2 : 1;
+  const auto units_of = [unit](const Product& p) { return (p.weight->tiles() + unit - 1) / unit; };
+  int64_t units = 0;
+  for (const Product& p : products) units += units_of(p);
+  team.for_each(units, tile_grain(units, team.size()), [&](int64_t begin, int64_t end) {
     int64_t base = 0;
     for (const Product& p : products) {
-      const int64_t first = std::max(begin, base) - base,
-                    last = std::min(end, base + p.weight->tiles()) - base;
-      base += p.weight->tiles();
+      const int64_t n = units_of(p), first = std::max(begin, base) - base,
+                    last = std::min(end, base + n) - base;
+      base += n;
       if (first >= last) continue;
-      for (int64_t r = 0; r < n_rows; r += chunk)
-        multiply_step_tiles(step, p, {x, x_stride, step.acts, r, std::min(chunk, n_rows - r)},
-                            first, last);
+      for_chunks(step, in, needs, p.weight->cols(), [&](const Rows& rows) {
+        multiply_step_tiles(step, p, rows, first * unit, std::min(last * unit, p.weight->tiles()));
+      });
     }
   });
 }
 
-void multiply(Step& step, Team& team, std::span<const Product> products, const float* x,
-              int64_t x_stride, int64_t n_rows, const AfterTiles& after) {
-  prepare(step, team, products, x, x_stride, n_rows);
+void multiply(Step& step, Team& team, std::span<const Product> products, const InputRows& in,
+              const AfterTiles& after) {
+  const Needs needs(step, products, in);
+  prepare(step, team, products, in, needs);
   const PackedTensor& w = *products[0].weight;
-  const int64_t chunk = chunk_rows(w.cols());
-  team.for_each(w.tiles(), tile_grain(w.tiles(), team.size()), [&](int64_t begin, int64_t end) {
-    const int64_t column = begin * kTileRows,
-                  columns = std::min(end * kTileRows, w.rows()) - column;
-    for (int64_t r = 0; r < n_rows; r += chunk) {
-      const int64_t n = std::min(chunk, n_rows - r);
-      for (const Product& p : products)
-        multiply_step_tiles(step, p, {x, x_stride, step.acts, r, n}, begin, end);
-      for (int64_t i = r; i < r + n; ++i) after(i, column, columns);
-    }
+  const int64_t unit = needs.panels ? 2 : 1, units = (w.tiles() + unit - 1) / unit;
+  team.for_each(units, tile_grain(units, team.size()), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * unit, last = std::min(end * unit, w.tiles()),
+                  column = first * kTileRows,
+                  columns = std::min(last * kTileRows, w.rows()) - column;
+    for_chunks(step, in, needs, w.cols(), [&](const Rows& rows) {
+      for (const Product& p : products) multiply_step_tiles(step, p, rows, first, last);
+      for (int64_t i = rows.first; i < rows.first + rows.n; ++i) after(i, column, columns);
+    });
   });
 }
 
-void multiply(Step& step, Team& team, const Product& product, const float* bias, const float* x,
-              int64_t x_stride, int64_t n_rows) {
+void multiply(Step& step, Team& team, const Product& product, const float* bias,
+              const InputRows& in) {
   const std::span one(&product, 1);
-  if (!bias) return multiply(step, team, one, x, x_stride, n_rows);
+  if (!bias) return multiply(step, team, one, in);
   const auto add_bias = [&](int64_t row, int64_t column, int64_t columns) {
     step.kernels.add(product.y + row * product.y_stride + column, bias + column, columns);
   };
-  multiply(step, team, one, x, x_stride, n_rows, std::cref(add_bias));
+  multiply(step, team, one, in, std::cref(add_bias));
 }
 
 void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const AfterJobTiles& after) {
@@ -221,7 +297,10 @@ void multiply(Step& step, Team& team, size_t n_jobs, const JobAt& at, const Afte
       for (int64_t r = 0; r < job.n_rows; r += chunk) {
         const int64_t n = std::min(chunk, job.n_rows - r);
         for (size_t p = 0; p < job.n_products; ++p)
-          multiply_tiles(step, job.products[p], {job.x, job.x_stride, job.acts, r, n}, first, last);
+          multiply_tiles(step, job.products[p],
+                         {job.x + r * job.x_stride, job.x_stride,
+                          job.acts + r * act_blocks(w.cols()), nullptr, nullptr, r, n},
+                         first, last);
         for (int64_t row = r; after && row < r + n; ++row) after(i, row, column, columns);
       }
     }

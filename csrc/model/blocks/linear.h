@@ -17,24 +17,33 @@ struct Product {
   int64_t y_stride;
 };
 
-// Quantizes n_rows of x for the products that follow; needed once per input.
+// What matrices are multiplied by.
+struct InputRows {
+  const float* x;
+  int64_t stride;
+  int64_t n_rows;
+  int64_t n_prefill = 0;  // so many, the first ones, take the arithmetic of prompts
+};
+inline InputRows all_rows(const Step& s, const float* x, int64_t stride) {
+  return {x, stride, s.n_rows, s.n_prefill};
+}
+
+// y = W x for several matrices over the same input, which is rounded as they need it, in one shared
+// loop. Rows of prompts go by panels where a format has prefill_matmul; weights with fine inputs
+// take pairs of rows. All of these functions show the input to the step's observer.
+void multiply(Step&, Team&, std::span<const Product>, const InputRows&);
+// The same for matrices of one height, whose tiles are computed side by side: once those of some
+// rows are complete, after(row, column, columns) may work on each row's new values.
+using AfterTiles = std::function<void(int64_t row, int64_t column, int64_t columns)>;
+void multiply(Step&, Team&, std::span<const Product>, const InputRows&, const AfterTiles& after);
+// y = W x + bias; null: no bias.
+void multiply(Step&, Team&, const Product&, const float* bias, const InputRows&);
+
+// Quantizes n_rows of x for experts.
 void quantize_rows(Step&, Team&, const float* x, int64_t stride, int64_t n_rows, int64_t k);
 // Quantizes one row into row r of n_rows at `acts`.
 void quantize_row(const Step&, const float* x, int64_t k, ActBlock* acts, int64_t r,
                   int64_t n_rows);
-
-// y = W x for several matrices over the same input, in one shared loop; by pairs of rows for
-// weights with fine inputs. All of these functions show the input to the step's observer.
-void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
-              int64_t n_rows);
-// The same for matrices of one height, whose tiles are computed side by side: once those of some
-// rows are complete, after(row, column, columns) may work on each row's new values.
-using AfterTiles = std::function<void(int64_t row, int64_t column, int64_t columns)>;
-void multiply(Step&, Team&, std::span<const Product>, const float* x, int64_t x_stride,
-              int64_t n_rows, const AfterTiles& after);
-// y = W x + bias; null: no bias.
-void multiply(Step&, Team&, const Product&, const float* bias, const float* x, int64_t x_stride,
-              int64_t n_rows);
 
 // Rows of an input with matrices of their own, at most two, of one height: an expert.
 struct Job {
@@ -48,7 +57,7 @@ struct Job {
 };
 using JobAt = std::function<Job(size_t)>;
 using AfterJobTiles = std::function<void(size_t job, int64_t row, int64_t column, int64_t columns)>;
-// All jobs in one shared loop; `after` as above, or null.
+// All jobs in one shared loop, always by the arithmetic of decoding; `after` as above, or null.
 void multiply(Step&, Team&, size_t n_jobs, const JobAt& at, const AfterJobTiles& after);
 
 }  // namespace pyflow

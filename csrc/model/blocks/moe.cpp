@@ -84,10 +84,11 @@ class Moe final : public Block {
   void forward(Step& s, Team& team) const override {
     const Buffers b(*this, s);
     const float* in = s.registers[in_];
-    quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
     const std::array routers = {Product{router_, b.logits, padded(n_experts_)},
                                 Product{shared_router_, b.shared_logit, kTileRows}};
-    multiply(s, team, std::span(routers).first(shared_router_ ? 2 : 1), in, s.stride, s.n_rows);
+    // Experts have few rows each, so prompts take the arithmetic of decoding here, in any step.
+    multiply(s, team, std::span(routers).first(shared_router_ ? 2 : 1), {in, s.stride, s.n_rows});
+    quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
 
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
