@@ -36,6 +36,8 @@ class Usage:
     n_written: int = 0
     n_drafted: int = 0
     """Rows of prompts, of texts being written, and of drafts."""
+    mask_s: float = 0.0
+    """Seconds that masks of grammars took, as of texts that have ended."""
 
 
 class LocalRunner(Closing):
@@ -323,6 +325,9 @@ class LocalRunner(Closing):
 
     def _free(self, text: Text) -> None:
         """Its cells know their tokens, or are free."""
+        if (matcher := text.span.matcher) is not None:
+            self.usage.mask_s += matcher.mask_s
+            matcher.mask_s = 0.0
         text.cached.tokens = text.tokens
         if text.span.reuse:
             self.prefixes.keep(text.source())

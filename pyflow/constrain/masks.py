@@ -101,6 +101,7 @@ class Matcher:
         self._stops = stops
         self._ended = False
         self._habits = Habits()
+        self.mask_s = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -113,9 +114,11 @@ class Matcher:
         Node i is tokens[i] after node parents[i], which is below i, or -1. Bit t % 32 of word
         t / 32 is token t. After a node that may not come itself, everything may: it is never taken.
         """
+        begin = time.monotonic()
         out = np.full((1 + len(tokens), self._text.size), 0xFFFFFFFF, np.uint32)
         self._walk(tokens, parents, out)
         self._habits.look(out, tokens, parents)
+        self.mask_s += time.monotonic() - begin
         return out
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:

@@ -15,6 +15,9 @@ class Matcher(Protocol):
     PyflowError of any call: the grammar cannot go on, and the text ends with this error.
     """
 
+    mask_s: float
+    """Seconds that masks took."""
+
     def masks(self, nodes: Sequence[int], parents: Sequence[int]) -> NDArray[np.uint32]:
         """(1 + len(nodes), ceil(n_vocab / 32)): bit t % 32 of word t / 32 allows token t.
 

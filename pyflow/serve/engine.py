@@ -163,19 +163,22 @@ class Engine:
 
     def _deliver(self, found: Sequence[tuple[Job, int, Event]]) -> None:
         """In the loop: hands over what a step has brought."""
+        now = time.monotonic()
         for job, index, event in found:
             if job not in self._jobs:
                 continue  # nobody waits for it
             if not self._jobs[job]:
                 self._jobs[job] = True
-                self._metrics.first_token.observe(time.monotonic() - job.started)
+                self._metrics.first_token.observe(now - job.started)
             job.take(index, event)
+            if event.chunk is not None and (gap := job.gap(index, now)) is not None:
+                self._metrics.gap.observe(gap)
             if event.completion is not None:
-                self._metrics.count(event.completion)
+                self._metrics.count(event.completion, now - job.started)
             if job.n_left == 0:
                 del self._jobs[job]
-                self._ends.append(time.monotonic())
-                self._metrics.total.observe(self._ends[-1] - job.started)
+                self._ends.append(now)
+                self._metrics.total.observe(now - job.started)
 
     def _die(self, error: BaseException) -> None:
         _LOG.error("the engine has died", exc_info=error)

@@ -43,6 +43,7 @@ class Job:
         self.requests = requests
         self.n_left = len(requests)
         self.started = time.monotonic()
+        self._came: dict[int, float] = {}  # when the last token of a text did
         self._news: dict[int, _News] = {}
         self._error: ApiError | None = None
         self._wake = asyncio.Event()
@@ -68,6 +69,11 @@ class Job:
         if event.error is not None:
             self.fail(failed(event.error))
         self._wake.set()
+
+    def gap(self, index: int, now: float) -> float | None:
+        """Seconds since the last token of a text; None: this is its first one."""
+        before, self._came[index] = self._came.get(index), now
+        return None if before is None else now - before
 
     def fail(self, error: ApiError) -> None:
         self._error = self._error or error

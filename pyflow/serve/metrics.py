@@ -21,6 +21,7 @@ _USAGE = {
     "n_read": ("rows_read", "Rows of prompts in all steps."),
     "n_written": ("rows_written", "Rows of texts being written."),
     "n_drafted": ("rows_drafted", "Rows of drafts."),
+    "mask_s": ("mask_seconds", "Time that masks of grammars took, of texts that have ended."),
 }
 """Of the loaded models: by the attribute of `Usage`, name and text."""
 
@@ -44,10 +45,16 @@ class Metrics:
             "time_to_first_token_seconds", "From the queue to the first token.", _LONG
         )
         self.total = self._histogram("request_seconds", "From the queue to the end.", _LONG)
+        self.queued = self._histogram("queue_seconds", "From the queue to the first step.", _LONG)
+        self.gap = self._histogram(
+            "inter_token_seconds", "Between steps that wrote on a text.", _SHORT
+        )
 
-    def count(self, completion: Completion) -> None:
-        """A text has ended."""
+    def count(self, completion: Completion, seconds: float) -> None:
+        """A text has ended. seconds: since it came into the queue."""
         timings = completion.timings
+        own = timings.prompt_ms + timings.predicted_ms
+        self.queued.observe(max(0.0, seconds - own / 1e3))
         self.computed.inc(timings.prompt_n)
         self.cached.inc(max(0, len(completion.prompt_tokens) - timings.prompt_n))
         self.generated.inc(timings.predicted_n)
