@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pyflow.formats
 import pytest
@@ -77,13 +76,11 @@ def smollm2(
 def test_smollm2_is_that_of_its_gguf_file(smollm2: tuple[Path, Path], tmp_path: Path) -> None:
     folder, f16 = smollm2
     made, wanted = tmp_path / "made.gguf", tmp_path / "wanted.gguf"
-    assert main(["quantize", str(folder), str(made), "--type", "Q4_K_M"]) == 0
-    assert main(["quantize", str(f16), str(wanted), "--type", "Q4_K_M"]) == 0
+    assert main(["quantize", str(folder), str(made), "--type", "Q4_0"]) == 0
+    assert main(["quantize", str(f16), str(wanted), "--type", "Q4_0"]) == 0
     assert contents(made) == contents(wanted)
-    found = gguf.GGUFReader(made)
-    assert found.get_field("general.file_type").contents() == 15
-    assert found.get_field("general.architecture").contents() == "llama"
-    assert len(found.tensors) == len(types(wanted))
+    found = pyflow.formats.open(made).metadata
+    assert (found["general.file_type"], found["general.architecture"]) == (2, "llama")
     with pyflow.load(made) as ours, pyflow.load(wanted) as theirs:
         assert ours.logits(TOKENS).tobytes() == theirs.logits(TOKENS).tobytes()
         assert ours.tokenizer.encode(TRIAL) == theirs.tokenizer.encode(TRIAL)
