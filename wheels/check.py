@@ -1,0 +1,207 @@
+"""Runs the wheels of dist/wheels where they are meant to run: `make check-wheels`.
+
+usage: python wheels/check.py [ENVIRONMENT ...]     (without: all; names as below)
+
+Each environment is a Python and a C library of a release of Debian, unpacked beside this machine's
+own and started without root's rights; AArch64 is emulated by qemu. There the wheel answers what
+probe.py asks, and every answer must have the bits of the pyflow that runs this program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packages import Apt, require, run
+from targets import PLATFORMS, PYTHONS, Platform
+
+ROOT = Path(__file__).parents[1]
+WORK = ROOT / "build/wheels"
+OUT = ROOT / "dist/wheels"
+MODEL = "smollm2"
+GOLDEN = ROOT / "tests/golden/continuations_smollm2.json"
+TEXT = ROOT / "LICENSE"
+NEWEST_GLIBC = 31  # 2.31, that of the oldest environment: newer wheels of other packages stay out
+
+# For Python from source, where a release of Debian has none that is new enough.
+DEVELOPMENT = ("libc6-dev", "libssl-dev", "libffi-dev", "zlib1g-dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    name: str
+    machine: str
+    version: str  # of Python
+    suite: str  # whose C library it has
+    n_prompts: int
+    source: str | None = None  # the release whose source of Python is built, if suite has none
+    qemu: tuple[str, ...] = ()
+    kernels: str = ""  # that must have been chosen, where the emulated CPU says so
+
+    @property
+    def platform(self) -> Platform:
+        return next(p for p in PLATFORMS if p.machine == self.machine)
+
+    @property
+    def tag(self) -> str:
+        return next(p for p in PYTHONS if p.version == self.version).tag
+
+
+EMULATED = ("qemu-aarch64", "-cpu", "max")
+ENVIRONMENTS = (
+    Environment("glibc-2.31", "x86_64", "3.13", "bullseye", 40, source="trixie"),
+    Environment("x86_64-3.11", "x86_64", "3.11", "bookworm", 40),
+    Environment("x86_64-3.13", "x86_64", "3.13", "trixie", 4),
+    Environment("x86_64-3.14", "x86_64", "3.14", "forky", 4),
+    Environment("aarch64-3.11", "aarch64", "3.11", "bookworm", 2, None, EMULATED, "neon"),
+    Environment("aarch64-3.13", "aarch64", "3.13", "trixie", 1, None, EMULATED, "neon"),
+    Environment("aarch64-3.14", "aarch64", "3.14", "forky", 1, None, EMULATED, "neon"),
+    Environment(
+        "aarch64-plain", "aarch64", "3.11", "bookworm", 1, None,
+        ("qemu-aarch64", "-cpu", "cortex-a72"), "scalar",
+    ),
+)  # fmt: skip
+
+
+def say(text: str) -> None:
+    print(f"== {text}", flush=True)
+
+
+def build_python(where: Environment, root: Path) -> None:
+    """Compiles Python by this machine's gcc against root's headers and libraries, into /opt."""
+    require("gcc", "make", "pkg-config")
+    work = WORK / "python-source"
+    shutil.rmtree(work, ignore_errors=True)
+    Apt(where.source or where.suite, "amd64", work / "apt").source(
+        f"python{where.version}", work / "tree"
+    )
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    # make imports what it has built, by this machine's C library; so only the others are root's.
+    beside = work / "libraries"
+    beside.mkdir()
+    for name in ("libssl.so.*", "libcrypto.so.*", "libffi.so.*"):
+        for library in libraries.glob(name):
+            shutil.copy(library, beside)
+    os.environ |= {
+        "PKG_CONFIG_LIBDIR": str(libraries / "pkgconfig"),
+        "PKG_CONFIG_SYSROOT_DIR": str(root),
+        "LD_LIBRARY_PATH": str(beside),
+    }
+    options = ["--prefix=/opt/python", "--disable-test-modules", "--without-ensurepip"]
+    compiler = [f"CC=gcc --sysroot={root}", "CFLAGS=-O1"]
+    run("./configure", "-q", *options, f"--with-openssl={root}/usr", *compiler, cwd=work / "tree")
+    run("make", "-s", f"-j{os.cpu_count()}", cwd=work / "tree")
+    run("make", "-s", "install", f"DESTDIR={root}", cwd=work / "tree")
+    del os.environ["LD_LIBRARY_PATH"]
+
+
+def unpacked_root(where: Environment) -> Path:
+    """A folder with the environment's Python and C library, made on first use."""
+    root = WORK / "roots" / f"{where.suite}-{where.machine}"
+    if (root / ".complete").exists():
+        return root
+    shutil.rmtree(root, ignore_errors=True)
+    packages = DEVELOPMENT if where.source else (f"python{where.version}",)
+    apt = Apt(where.suite, where.platform.debian, WORK / "apt" / root.name)
+    apt.unpack(*packages, "libstdc++6", into=root, dependencies=True)
+    for name in ("lib", "lib64"):  # Debian makes these links when it installs
+        if (root / "usr" / name).exists() and not (root / name).exists():
+            (root / name).symlink_to(f"usr/{name}")
+    if where.source:
+        say(f"building Python {where.version} against the C library of {where.suite}")
+        build_python(where, root)
+    (root / ".complete").touch()
+    return root
+
+
+def install(where: Environment, wheel: Path) -> Path:
+    """A folder with the wheel and all that it needs, chosen by pip for the environment."""
+    site = WORK / "sites" / where.name
+    shutil.rmtree(site, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install"]
+    options = ["--only-binary", ":all:", "--python-version", where.version, "--target", str(site)]
+    for minor in range(NEWEST_GLIBC, 4, -1):
+        options += ["--platform", f"manylinux_2_{minor}_{where.machine}"]
+    for old in ("manylinux2014", "manylinux2010", "manylinux1"):
+        options += ["--platform", f"{old}_{where.machine}"]
+    run(*pip, *options, wheel)
+    return site
+
+
+def ask(where: Environment, model: Path, n_prompts: int) -> dict[str, Any]:
+    """The wheel's answers in an environment."""
+    (wheel,) = OUT.glob(f"*-{where.tag}-{where.tag}-*{where.machine}.whl") or [None]
+    root, site = unpacked_root(where), install(where, wheel)
+    home = root / ("opt/python" if where.source else "usr")
+    python = home / f"bin/python{where.version}"
+    if where.qemu:
+        start = [*where.qemu, "-L", root, python]
+    else:
+        folders = [root / "lib/x86_64-linux-gnu", root / "usr/lib/x86_64-linux-gnu"]
+        loader = root / "lib64/ld-linux-x86-64.so.2"
+        start = [loader, "--library-path", ":".join(map(str, folders)), python]
+    return probe(start, {"PYTHONHOME": str(home), "PYTHONPATH": str(site)}, model, n_prompts)
+
+
+def probe(
+    start: Sequence[str | Path], environment: dict[str, str], model: Path, n_prompts: int
+) -> dict[str, Any]:
+    command = [*start, "-P", Path(__file__).with_name("probe.py"), model, GOLDEN, TEXT]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean |= environment | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*command, str(n_prompts)], env=clean, cwd=WORK, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        sys.exit(f"{done.stdout}{done.stderr}failed ({done.returncode})")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def differences(where: Environment, found: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    wrong = [
+        f"{key}: {name}: expected {here[key][name]}, found {value}"
+        for key in here
+        if key.startswith("answers")
+        for name, value in found[key].items()
+        if value != here[key][name]
+    ]
+    if where.kernels and found["kernels"] != where.kernels:
+        wrong.append(f"kernels: expected {where.kernels}, found {found['kernels']}")
+    return wrong
+
+
+def main(names: Sequence[str]) -> None:
+    known = {where.name: where for where in ENVIRONMENTS}
+    if unknown := set(names) - set(known):
+        sys.exit(f"no such environment: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    from pyflow import catalogue
+
+    model = catalogue.resolve(MODEL)
+    failed = []
+    for name in names or known:
+        where, start = known[name], time.monotonic()
+        if where.qemu:
+            require("qemu-aarch64")
+        found = ask(where, model, where.n_prompts)
+        here = probe([sys.executable], {}, model, where.n_prompts)
+        wrong = differences(where, found, here)
+        what = ", ".join(found[key] for key in ("machine", "python", "libc", "kernels"))
+        verdict = "the same bits as here" if not wrong else "\n   ".join(["DIFFERS", *wrong])
+        say(f"{name}: {what}: {verdict}, {time.monotonic() - start:.0f} s")
+        failed += [name] if wrong else []
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+    say("all answer alike")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
