@@ -1,6 +1,7 @@
 // What this machine is and what it can do.
 #include "bench/probe.h"
 #include "bindings/bind.h"
+#include "bindings/convert.h"
 #include "core/buffer.h"
 #include "core/placement.h"
 #include "core/thread_pool.h"
@@ -38,6 +39,7 @@ void register_cpu(py::module_& m) {
     d["features"] = info.features;
     d["tables"] = tables;
     d["isa"] = kernel_table().name;
+    d["prefill"] = prefill_of(kernel_table());
     d["prefetches"] = prefetch_name(prefetches());
     return d;
   });

@@ -57,6 +57,11 @@ inline CacheType cache_type(const std::string& name) {
 }
 
 // Throws UnsupportedError, naming those that exist.
+// The arithmetic of a table for prompts.
+inline const char* prefill_of(const KernelTable& table) {
+  return table.has_prefill() ? "bf16" : "decode";
+}
+
 inline Regime regime_of(const std::string& name) {
   if (name == "prefill") return Regime::Prefill;
   if (name == "decode") return Regime::Decode;

@@ -32,7 +32,8 @@ class ThreadPool:
 
 def cpu_info() -> dict[str, Any]:
     """model: str, features: list[str], tables: list[str] that it runs, isa: the one chosen,
-    prefetches: bool, whether kernels fetch ahead the weights that meet one or two rows.
+    prefill: its arithmetic of prompts, prefetches: bool, whether kernels fetch ahead the weights
+    that meet one or two rows.
     """
 
 def memory_policy() -> str:

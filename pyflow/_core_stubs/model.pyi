@@ -44,6 +44,9 @@ class Stage:
     @property
     def isa(self) -> str: ...
     @property
+    def prefill(self) -> str:
+        """The arithmetic of the kernel table for prompts: bf16, or decode as for other tokens."""
+    @property
     def shifts(self) -> bool:
         """Whether cells may move to other positions (`Context.seq_add`)."""
     @property

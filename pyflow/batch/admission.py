@@ -59,7 +59,7 @@ class Admission:
         for i in sorted(range(len(waiting)), key=rank):
             span = waiting[i]
             match = self._find(span, texts)
-            if _is_being_read(span, match, texts):
+            if self._is_being_read(span, match, texts):
                 continue
             while True:
                 n_evicted = self._prefixes.n_evicted
@@ -74,13 +74,25 @@ class Admission:
         if not _reuses(span):
             return NO_MATCH
         return self._prefixes.find(
-            np.asarray(span.tokens, np.int32),
+            np.asarray(span.cell_names(self._context.has_prefill), np.int32),
             span.key,
             min(span.limit, self._context.n_ctx),
             span.n_report if span.n_reported < span.n_to_report else None,
             span.n_reported,
             [text.source() for text in texts if text.span.reuse],
         )
+
+    def _is_being_read(self, span: Span, match: Match, texts: Sequence[Text]) -> bool:
+        """Whether another text is reading what this one begins with, and further than is known."""
+        if not _reuses(span):
+            return False
+        names = np.asarray(span.cell_names(self._context.has_prefill)[:-1], np.int32)
+        for text in texts:
+            if text.span.reuse and text.span.key == span.key and not text.is_written:
+                n = n_common(np.asarray(text.cell_names, np.int32), names)
+                if n >= max(text.n_cells, match.n) + WORTH_WAITING:
+                    return True
+        return False
 
     def _has_cells(self, span: Span, match: Match, texts: Sequence[Text], n_draft: int) -> bool:
         """Whether a text fits in beside those that run, with the answers that they may get.
@@ -111,16 +123,3 @@ class Admission:
 def _reuses(span: Span) -> bool:
     """A mean needs the hidden states of all rows."""
     return span.reuse and span.pooling != "mean"
-
-
-def _is_being_read(span: Span, match: Match, texts: Sequence[Text]) -> bool:
-    """Whether another text is reading what this one begins with, and further than is known."""
-    if not _reuses(span):
-        return False
-    tokens = np.asarray(span.tokens[:-1], np.int32)
-    for text in texts:
-        if text.span.reuse and text.span.key == span.key and not text.is_written:
-            n = n_common(np.asarray(text.tokens, np.int32), tokens)
-            if n >= max(text.n_cells, match.n) + WORTH_WAITING:
-                return True
-    return False

@@ -256,11 +256,14 @@ class _Text:
     def wait(self, *, n_dropped: int = 0, was_put_back: bool = False) -> None:
         """It is to begin, or to begin again with the tokens drawn so far."""
         request, n_predict, n_drawn = self.request, self.request.n_predict, self.answer.n_drawn
+        tokens = [*self.view.tokens, *self.answer.tokens]
+        answer = (len(self.view.tokens), len(tokens))
         self.span = Span(
-            tokens=[*self.view.tokens, *self.answer.tokens],
+            tokens=tokens,
             sampling=request.sampling,
             n_predict=request.limit if n_predict < 0 else n_predict - n_drawn,
             n_drawn=len(self.answer.tokens),
+            drawn=(*self.view.drawn, answer) if self.answer.tokens else self.view.drawn,
             limit=request.limit,
             noise_stream=self.view.noise_stream,
             stops=self._stops,

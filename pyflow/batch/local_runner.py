@@ -117,9 +117,9 @@ class LocalRunner(Closing):
         if (before := self._texts.pop(number, None)) is not None:
             self._leave(before)
             cached = before.cached
-            cached.tokens = before.tokens
+            cached.tokens = [*before.cell_names]
             cached.declare(n_positions)
-            n_past = cached.reuse(span.tokens, span.n_dropped)
+            n_past = cached.reuse(span.cell_names(self._context.has_prefill), span.n_dropped)
         else:
             chosen, self._chosen = self._chosen, None
             match = NO_MATCH
@@ -285,7 +285,9 @@ class LocalRunner(Closing):
                     watched=text.span.watched,
                     counter=self.shares.counter(text.span.key),
                     waited_s=now - text.began,
-                    n_most=max(text.snapshot_at - text.n_cells, 0) or text.n_pending,
+                    n_most=min(
+                        max(text.snapshot_at - text.n_cells, 0) or text.n_pending, text.n_readable
+                    ),
                 )
                 for text in readers
             ],
@@ -328,7 +330,7 @@ class LocalRunner(Closing):
         if (matcher := text.span.matcher) is not None:
             self.usage.mask_s += matcher.mask_s
             matcher.mask_s = 0.0
-        text.cached.tokens = text.tokens
+        text.cached.tokens = [*text.cell_names]
         if text.span.reuse:
             self.prefixes.keep(text.source())
         else:

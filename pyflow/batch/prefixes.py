@@ -23,7 +23,7 @@ class Source:
 
     cached: CachedText
     tokens: NDArray[np.int32]
-    """Those with cells."""
+    """Those with cells, by the names of their cells (engine/origins.py)."""
     key: str
     reports: Sequence[TokenLogprobs] = ()
     """Of its tokens after the first, as far as they are known."""
@@ -38,7 +38,8 @@ def source_of(
     key: str = "",
     reports: Sequence[TokenLogprobs] = (),
 ) -> Source:
-    """The part of a text that has cells. tokens: of the text; none: those of the sequence."""
+    """The part of a text that has cells. tokens: the names of its cells; none: those of the
+    sequence."""
     tokens = tokens or cached.tokens
     n = min(len(tokens), cached.context.seq_pos_max(cached.seq) + 1)
     return Source(cached, np.asarray(tokens[:n], np.int32), key, reports)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyflow.batch.runner import Pooling
 from pyflow.engine.matcher import Matcher
+from pyflow.engine.origins import Ranges
 from pyflow.sampling import SamplingParams
 
 
@@ -18,6 +19,8 @@ class View:
     noise_stream: int = 0
     n_dropped: int = 0
     """So many tokens have left the text since the last view, all in one place."""
+    drawn: Ranges = ()
+    """Which tokens were drawn, in answers before this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

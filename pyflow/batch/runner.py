@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyflow.batch.completion import TokenLogprobs
 from pyflow.engine.context import Progress
 from pyflow.engine.matcher import Matcher
+from pyflow.engine.origins import Ranges, cell_names
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats, SpeculationStats
@@ -30,6 +31,8 @@ class Span:
     """Tokens to draw at most; 0: the text is only read."""
     n_drawn: int = 0
     """So many of its tokens, at the end, were drawn before."""
+    drawn: Ranges = ()
+    """Which of its tokens were drawn, those at the end among them."""
     limit: int = (1 << 31) - 1
     """Positions that the text may take, if the runner has as many."""
     noise_stream: int = 0
@@ -52,6 +55,10 @@ class Span:
     watched: bool = True
     was_put_back: bool = False
     """It lost its cells once and shall not again."""
+
+    def cell_names(self, has_prefill: bool) -> Sequence[int]:
+        """The names of its cells, where prompts have an arithmetic of their own or do not."""
+        return cell_names(self.tokens, self.drawn) if has_prefill else self.tokens
 
     @property
     def n_to_report(self) -> int:

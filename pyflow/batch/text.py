@@ -14,6 +14,7 @@ from pyflow.batch.completion import TokenLogprobs
 from pyflow.batch.prefixes import Source, source_of
 from pyflow.batch.runner import Draw, Outcome, Span
 from pyflow.engine.cached_text import CachedText
+from pyflow.engine.origins import Ranges, cell_names, n_alike, was_drawn
 from pyflow.errors import PyflowError
 from pyflow.speculate import Root
 
@@ -61,10 +62,28 @@ class Text:
         """It has been read, and a step draws its next token."""
         return self.n_drawn > 0
 
+    @property
+    def drawn(self) -> Ranges:
+        """Which of the tokens were drawn."""
+        return (*self.span.drawn, (len(self.span.tokens), len(self.tokens)))
+
+    @property
+    def cell_names(self) -> Sequence[int]:
+        """Of all tokens."""
+        has_prefill = self.cached.context.has_prefill
+        return cell_names(self.tokens, self.drawn) if has_prefill else self.tokens
+
+    @property
+    def n_readable(self) -> int:
+        """Pending tokens that a step may read: of one regime, where regimes differ."""
+        if not self.cached.context.has_prefill:
+            return self.n_pending
+        return n_alike(self.drawn, self.n_cells, len(self.tokens))
+
     def source(self) -> Source:
         """What others may begin with."""
         reports = () if self.n_skipped else self.reports
-        return source_of(self.cached, self.tokens, self.span.key, reports)
+        return source_of(self.cached, self.cell_names, self.span.key, reports)
 
     def n_expected(self, n_answer: int) -> int:
         """Cells that it is still expected to take, if answers have so many tokens."""
@@ -91,9 +110,10 @@ class Text:
         pending = self.tokens[first : first + n_rows]
         sampler = self.sampler if n_rows == self.n_pending else None
         asks = span.n_report is not None or span.pooling or span.matcher is not None
+        regime = "decode" if was_drawn(self.drawn, first) else "prefill"
         if not asks:
-            if sampler is None:
-                return _core.Entry(self.seq, pending)
+            if regime == "prefill" or sampler is None:
+                return _core.Entry(self.seq, pending, sampler, regime=regime)
             if self.entry is None:
                 self.entry = _core.Entry(self.seq, pending, sampler)
             self.entry.tokens = pending
@@ -114,7 +134,13 @@ class Text:
         elif span.pooling == "last" and n_rows == self.n_pending:
             hidden = [n_rows - 1]
         return _core.Entry(
-            self.seq, pending, sampler, masks=masks, reports=reports, hidden=[*hidden]
+            self.seq,
+            pending,
+            sampler,
+            masks=masks,
+            reports=reports,
+            hidden=[*hidden],
+            regime=regime,
         )
 
     def go_on(self, n_rows: int, result: _core.EntryResult) -> Outcome:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pyflow.engine.origins import Ranges, drawn_in, tokens_of
+
 if TYPE_CHECKING:
     from pyflow.engine.context import Context
 
@@ -16,7 +18,8 @@ class CachedText:
         self.context = context
         self.seq = seq
         self.tokens: list[int] = []
-        """Begins with the tokens of the cells; further ones have no cells yet."""
+        """Begins with those of the cells, by name (engine/origins.py); further ones have no cells
+        yet."""
         self.n_positions = context.n_ctx
         """That the text may take, as the context was told."""
 
@@ -68,6 +71,17 @@ def reusable(
         if moved > 0:
             return same, min(same + moved, len(target) - 1)
     return None, min(same, len(target) - 1)
+
+
+def still_drawn(names: Sequence[int], target: Sequence[int], n_dropped: int = 0) -> Ranges:
+    """Which tokens of the target were drawn in a text before, given the names of its cells: they
+    are what both begin with, and what follows n_dropped tokens that have left the text."""
+    tokens = tokens_of(names)
+    same = common_prefix(tokens, target)
+    moved = 0
+    if n_dropped > 0:
+        moved = common_prefix(tokens[same + n_dropped :], target[same:])
+    return drawn_in([*names[:same], *names[same + n_dropped :][:moved]])
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -67,9 +67,16 @@ class Context(Closing):
             layers=whole_numbers("layers", layers).tolist(),
             **args,
         )
+        self.prefill = stage.prefill
+        """The arithmetic of prompts: a name, which is decode where they have none of their own."""
         self.shifts = stage.shifts
         """Whether cells may move: not where the model has learned embeddings of positions."""
         self._interrupted = False
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether cells depend on the regime in which they are computed."""
+        return self.prefill != "decode"
 
     @property
     def native(self) -> _core.Context:

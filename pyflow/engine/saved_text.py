@@ -8,7 +8,9 @@ A file is a safetensors file of
     digest       U8 (32)                        BLAKE2b of the metadata and of all above
 
 whose metadata say what it is good for: the version of pyflow, the model, the type of the cells.
-Cells are kept bit for bit, so what a model writes after them is what it would have written.
+Cells are kept bit for bit, so what a model writes after them is what it would have written. Where
+prompts have an arithmetic of their own, notes name it and the tokens that were drawn; without these
+notes all cells are those of decoding.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pyflow import formats
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import CacheType, Context
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.origins import Ranges, cell_names, drawn_in, tokens_of
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.formats.replacing import replacing
@@ -35,9 +38,12 @@ from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
 from pyflow.text import printable
 
 _FORMAT = "pyflow-session-2"
+_RANGES = re.compile(r"([0-9]{1,9}-[0-9]{1,9}( [0-9]{1,9}-[0-9]{1,9})*)?")
 _DIGEST_NBYTES = 32
 _N_POSITIONS = "positions"
 """The note of how many positions the text may take, which the cells depend on."""
+_PREFILL, _DRAWN = "prefill", "drawn"
+"""The notes of the arithmetic of prompts, and of the tokens without it: "12-40 55-90"."""
 _MODEL_NAME = "model name"
 """The note of what the model is called, for people."""
 
@@ -53,12 +59,30 @@ class SavedText:
     cells: list[NDArray[np.uint8]]
     """Per layer: (m, bytes of a cell), views into the file."""
 
+    @property
+    def prefill(self) -> str:
+        """The arithmetic of its prompts."""
+        return self.notes.get(_PREFILL, "decode")
+
+    @property
+    def names(self) -> list[int]:
+        """Of the cells, where prompts have an arithmetic of their own (engine/origins.py)."""
+        if self.prefill == "decode":
+            return cell_names(self.tokens, ((0, len(self.tokens)),))
+        return cell_names(self.tokens, _ranges(self.notes[_DRAWN]))
+
     def restore(self, cached: CachedText) -> None:
         """Puts the text and its cells into an empty sequence.
 
-        FormatError: they are not cells of that context. Nothing of them stays then.
+        FormatError: they are not cells of that context. UnsupportedError: their prompts have
+        another arithmetic than its own. Nothing of them stays then.
         """
         context, n = cached.context, len(self.tokens)
+        if self.prefill not in ("decode", context.prefill):
+            raise UnsupportedError(
+                f"{self.path}: arithmetic of prompts: expected {context.prefill}, as on this CPU, "
+                f"found {printable(self.prefill):.80}"
+            )
         cached.declare(int(self.notes[_N_POSITIONS]))
         firsts = _firsts(context, n)
         sizes = [size for _, size in _shapes(context, cached.seq, n)]
@@ -73,14 +97,15 @@ class SavedText:
                 for first, cells in zip(firsts, self.cells, strict=True)
             ]
             context.native.restore_cells(cached.seq, begin, end - begin, rows)
-        cached.tokens = [*self.tokens]
+        cached.tokens = self.names if context.has_prefill else [*self.tokens]
 
 
 def save_text(path: Path, cached: CachedText, notes: Mapping[str, str]) -> None:
     """Writes a text and its cells, whole or not at all. Raises as `formats.replacing` does."""
     context, seq = cached.context, cached.seq
     n = context.seq_reusable(seq, len(cached.tokens))
-    tokens = np.asarray(cached.tokens[:n], np.int32)
+    names = cached.tokens[:n]
+    tokens = np.asarray(tokens_of(names), np.int32)
     tensors = [
         NewTensor("tokens", (n,), "I32", tokens.nbytes),
         *(
@@ -90,7 +115,11 @@ def save_text(path: Path, cached: CachedText, notes: Mapping[str, str]) -> None:
         NewTensor("digest", (_DIGEST_NBYTES,), "U8", _DIGEST_NBYTES),
     ]
     own = {_N_POSITIONS: str(cached.n_positions), _MODEL_NAME: context.model.name}
-    all_notes = json.dumps({**notes, **own})
+    if context.has_prefill:
+        drawn = " ".join(f"{begin}-{end}" for begin, end in drawn_in(names))
+        own |= {_PREFILL: context.prefill, _DRAWN: drawn}
+    rest = {key: note for key, note in notes.items() if key not in (_PREFILL, _DRAWN)}
+    all_notes = json.dumps({**rest, **own})
     metadata = {**_terms(context.model, context.cache_type), "notes": all_notes}
     digest = _digest_of(metadata)
     with replacing(path) as file:
@@ -159,7 +188,15 @@ def _read(path: Path, checkpoint: Checkpoint, keys: set[str], n_vocab: int) -> S
     notes = json.loads(checkpoint.metadata["notes"])
     if not re.fullmatch(r"[1-9][0-9]{0,9}", str(notes.get(_N_POSITIONS))):
         raise FormatError(f"{path}: {_N_POSITIONS}: expected a number of positions")
+    if _PREFILL in notes and not _RANGES.fullmatch(str(notes.get(_DRAWN))):
+        raise FormatError(f"{path}: {_DRAWN}: expected places in the text, such as 12-40")
     return SavedText(path, tokens.tolist(), notes, [cell.view(np.uint8) for cell in cells])
+
+
+def _ranges(note: str) -> Ranges:
+    """What `_DRAWN` notes."""
+    pairs = (place.split("-") for place in note.split())
+    return tuple((int(begin), int(end)) for begin, end in pairs)
 
 
 def _parts(context: Context, seq: int, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.uint8]]:

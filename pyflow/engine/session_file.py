@@ -26,6 +26,8 @@ class SessionFile(Closing):
         self.path = Path(path)
         self.notes: dict[str, str] = {}
         """What is kept beside the text."""
+        self.names: list[int] = []
+        """Of the cells of the text to begin from (engine/origins.py)."""
         self._saved: SavedText | None = None
         self._held: HeldFile | None = HeldFile(self.path)
         """None: the file is not written."""
@@ -51,7 +53,8 @@ class SessionFile(Closing):
             return
         try:
             self._saved.restore(cached)
-        except FormatError as error:
+            self.names = self._saved.names
+        except (FormatError, UnsupportedError) as error:
             self.notes = {}
             self._refuse(error)
         self._saved = None

@@ -13,8 +13,10 @@ import msgspec
 from pyflow.batch.request import Request, View
 from pyflow.chat import ChatTemplate
 from pyflow.closing import Closing
+from pyflow.engine.cached_text import still_drawn
 from pyflow.engine.context import Progress
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.origins import cell_names, tokens_of
 from pyflow.engine.session_file import SessionFile
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
@@ -49,6 +51,8 @@ class _Resumed(msgspec.Struct, forbid_unknown_fields=True):
     n_forgotten: int
     noise_stream: int
     seed: int
+    names: list[int] = []
+    """Of the text, its last tokens included, which have no cells."""
 
 
 class ChatOptions(CacheOptions, total=False):
@@ -110,6 +114,7 @@ class ChatSession(Closing):
         self._noticed: set[str] = set()
         self._messages: list[ChatMessage] = []
         self._n_forgotten = 0  # messages after the system message
+        self._names: list[int] = []  # of the text of the last answer (engine/origins.py)
         self._stream = 0
         self._open: Turn | None = None
         with ExitStack() as stack:
@@ -198,6 +203,7 @@ class ChatSession(Closing):
         self._end_open_turn()
         self._messages = messages
         self._n_forgotten = 0
+        self._names = []  # its answers are given, whoever has drawn them
         self._stream += 1
 
     def close(self) -> None:
@@ -209,6 +215,7 @@ class ChatSession(Closing):
                 n_forgotten=self._n_forgotten,
                 noise_stream=self._stream,
                 seed=cast(int, self._sampling.seed),
+                names=self._names,
             )
             self._file.notes = {"chat": msgspec.json.encode(kept).decode()}
         if self._run.owned:
@@ -224,6 +231,9 @@ class ChatSession(Closing):
             raise PyflowError(f"{self._file.path}: is not a saved conversation: {error}") from None
         self._messages, self._n_forgotten = kept.messages, kept.n_forgotten
         self._stream = kept.noise_stream
+        names = self._file.names
+        is_longer = tokens_of(kept.names[: len(names)]) == tokens_of(names)
+        self._names = [*names, *(kept.names[len(names) :] if is_longer else ())]
         if self._sampling.seed is None:
             self._sampling = replace(self._sampling, seed=kept.seed)
 
@@ -246,18 +256,26 @@ class ChatSession(Closing):
         except PyflowError:
             self._n_forgotten = before
             raise
-        seen = View(ids, self._stream, n_whole - len(ids))
+        n_dropped = n_whole - len(ids)
+        seen = View(ids, self._stream, n_dropped, still_drawn(self._names, ids, n_dropped))
 
         def make_room(drawn: list[int]) -> View | None:
             nonlocal seen
             shorter = self._forget(messages, len(drawn))
             if shorter is None or len(shorter) + len(drawn) >= self.n_ctx:
                 return None
-            seen = View(shorter, self._stream, len(seen.tokens) - len(shorter))
+            n_dropped = len(seen.tokens) - len(shorter)
+            names = cell_names(seen.tokens, seen.drawn)
+            drawn_before = still_drawn(names, shorter, n_dropped)
+            seen = View(shorter, self._stream, n_dropped, drawn_before)
             return seen
 
         def finish(done: Completion) -> None:
             self._open = None
+            self._names = [
+                *cell_names(seen.tokens, seen.drawn),
+                *cell_names(done.tokens, ((0, len(done.tokens)),)),
+            ]
             if done.timings.predicted_n > 0:
                 self._messages = [*messages, ChatMessage("assistant", done.text)]
 

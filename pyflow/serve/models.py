@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from pyflow import _core
 from pyflow.batch.completion import Completion
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.batch.request import Request
@@ -64,6 +65,8 @@ class Opened:
             digest = hashlib.blake2b(model.fingerprint.encode(), digest_size=8)
             template = model.metadata.get("tokenizer.chat_template", "")
             digest.update(repr((settings.cache_type, template)).encode())
+            if (prefill := _core.cpu_info()["prefill"]) != "decode":
+                digest.update(prefill.encode())
             if settings.guardrail:
                 digest.update(GUARDRAIL.encode())
             mark, longest = f"fp_{digest.hexdigest()}", _longest_token(model)

@@ -13,9 +13,13 @@ from pyflow.cluster.wire.messages import Hello
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.formats import Checkpoint
 
+_WITHOUT = "avx512"
+"""The best table without an arithmetic of its own for prompts, on CPUs whose best one has it."""
+
 
 def hello(rank: int, checkpoint: Checkpoint) -> Hello:
     """This rank's identity."""
+    cpu = _core.cpu_info()
     return Hello(
         epoch=0,
         rank=rank,
@@ -23,7 +27,8 @@ def hello(rank: int, checkpoint: Checkpoint) -> Hello:
         pid=os.getpid(),
         version=metadata.version("pyflow-llm"),
         model=digest(checkpoint),
-        isa=_core.cpu_info()["isa"],
+        isa=cpu["isa"],
+        prefill=cpu["prefill"],
     )
 
 
@@ -59,13 +64,23 @@ def check_ranges(
 
 
 def check(hellos: Sequence[Hello]) -> None:
-    """PyflowError unless these ranks, 0 first, fit together. Instruction sets may differ."""
+    """PyflowError unless these ranks, 0 first, fit together.
+
+    Instruction sets may differ, but not the arithmetic of prompts: a text's bits would depend on
+    which rank has which layers.
+    """
     own = hellos[0]
     faults, advice = [], set()
     for other in hellos[1:]:
         pairs = (
             ("pyflow", own.version, other.version, "install the same pyflow on all"),
             ("model", own.model, other.model, "give all the same file and options"),
+            (
+                "arithmetic of prompts",
+                own.prefill,
+                other.prefill,
+                f"set PYFLOW_ISA={_WITHOUT} where it is not decode",
+            ),
         )
         for name, expected, found, what in pairs:
             if expected != found:

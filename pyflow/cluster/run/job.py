@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pyflow.cluster.wire.messages import Cancel, DraftRequest, Frame
+from pyflow.engine.origins import Ranges
 
 EndReason: TypeAlias = Literal["stop", "length"]
 
@@ -15,16 +16,18 @@ EndReason: TypeAlias = Literal["stop", "length"]
 class Job:
     """One text to continue.
 
-    prompt: tokens to read. committed: the first of the n_predict tokens, drawn before a restart;
-    they are replayed as decoded tokens, and emitted again. n_past: how many of prompt and committed
-    are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch: maximum rows
-    of a run. n_partitions: sequences besides 0. window: the smallest window of any layer; None if
-    all layers see all positions.
+    prompt: tokens to read. drawn: those among them that were drawn in answers before, where prompts
+    have an arithmetic of their own. committed: the first of the n_predict tokens, drawn before a
+    restart; they are replayed as decoded tokens, and emitted again. n_past: how many of prompt and
+    committed are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch:
+    maximum rows of a run. n_partitions: sequences besides 0. window: the smallest window of any
+    layer; None if all layers see all positions.
     """
 
     prompt: Sequence[int]
     n_predict: int
     n_ctx: int
+    drawn: Ranges = ()
     committed: Sequence[int] = ()
     n_past: int = 0
     n_batch: int = 512

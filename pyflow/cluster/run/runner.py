@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
 
+from pyflow import _core
 from pyflow.batch.runner import Begun, Draw, Outcome, Span
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
@@ -18,6 +19,7 @@ from pyflow.cluster.supervise.journal import Journal
 from pyflow.cluster.wire.messages import Cut, Drafted, Result
 from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
+from pyflow.engine.origins import cell_names
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.speculate.stats import PipelineStats
 
@@ -62,7 +64,9 @@ class PipelineRunner:
         self._n_partitions = n_partitions
         self._window = window
         self._shifts = shifts
-        self._held: list[int] = []  # the tokens in sequence 0, as far as they are known
+        # The same on all ranks (mpi/handshake.py).
+        self._has_prefill = _core.cpu_info()["prefill"] != "decode"
+        self._held: list[int] = []  # the names of the cells in sequence 0, as far as known
         self._key = ""  # of whom they are
         self._user: object | None = None
         self._progress: Progress | None = None
@@ -114,11 +118,13 @@ class PipelineRunner:
         committed: Sequence[int] = ()
         if journal is not None:
             committed = journal.begin(span.tokens, span.sampling, span.noise_stream)
-        first, keep = reusable(held, span.tokens, span.n_dropped if self._shifts else 0)
+        names = span.cell_names(self._has_prefill)
+        first, keep = reusable(held, names, span.n_dropped if self._shifts else 0)
         cut = None if first is None else Cut(first, span.n_dropped)
         keep = self.pipeline.reset(span.sampling, stream=span.noise_stream, keep=keep, cut=cut)
         job = Job(
             prompt=span.tokens,
+            drawn=span.drawn if self._has_prefill else (),
             committed=committed,
             n_predict=span.n_predict,
             n_ctx=min(self.n_ctx, span.limit),
@@ -209,7 +215,9 @@ class PipelineRunner:
             )
             raise
         finally:
-            self._held = scheduler.text[:n_held]
+            drawn = (*job.drawn, (len(job.prompt), len(scheduler.text)))
+            names = cell_names(scheduler.text, drawn) if self._has_prefill else scheduler.text
+            self._held = names[:n_held]
             self._stats[number] = PipelineStats.total([self.stats(number), _counts(scheduler)])
             if chooser is not None:
                 chooser.learn(scheduler.counts)

@@ -44,6 +44,7 @@ from pyflow.cluster.wire.messages import (
     Run,
     Share,
 )
+from pyflow.engine.origins import n_alike, was_drawn
 from pyflow.errors import PyflowError, ResourceError, ShapeError
 from pyflow.speculate.stats import PipelineStats
 
@@ -106,16 +107,15 @@ class Scheduler:
         job, ended = self.job, self._ended
         if job.committed:
             self._out.append(Emit(tuple(job.committed)))
-        n_prompt, end = len(job.prompt), self._n_start - (ended is not None)
-        parts: list[tuple[Regime, int, int]] = [
-            ("prefill", job.n_past, n_prompt),
-            ("decode", max(job.n_past, n_prompt), end),
-        ]
-        for regime, first, last in parts:
-            for begin in range(first, last, job.n_batch):
-                tokens = tuple(self.text[begin : min(begin + job.n_batch, last)])
-                draws = begin + len(tokens) == self._n_start
-                self._send(0, begin, tokens, n_draws=int(draws), regime=regime)
+        drawn = (*job.drawn, (len(job.prompt), self._n_start))
+        begin, end = job.n_past, self._n_start - (ended is not None)
+        while begin < end:
+            n = min(n_alike(drawn, begin, end), job.n_batch)
+            tokens = tuple(self.text[begin : begin + n])
+            draws = begin + n == self._n_start
+            regime: Regime = "decode" if was_drawn(drawn, begin) else "prefill"
+            self._send(0, begin, tokens, n_draws=int(draws), regime=regime)
+            begin += n
         self.read = replace(self.counts)
         if ended and not self._flights:
             self._out.append(Done(ended))

@@ -212,7 +212,7 @@ class Hello(_Tagged, frozen=True):
     """A rank's identity, its first message.
 
     version: of pyflow. model: sha256 of what identifies its file, in hex. isa: its kernels, which
-    may differ between ranks.
+    may differ between ranks. prefill: the arithmetic of prompts, which may not.
     """
 
     epoch: _U32
@@ -222,6 +222,7 @@ class Hello(_Tagged, frozen=True):
     version: _Name
     model: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     isa: _Name
+    prefill: _Name = "decode"
 
 
 class Setup(_Tagged, frozen=True):

@@ -45,6 +45,7 @@ class VirtualContext(Context):
     def __init__(self, n_ctx: int, n_seq_max: int, n_batch: int = 512, window: int = 0) -> None:
         self.model: Any = VirtualModel()
         self.n_ctx, self.n_seq_max, self.n_batch, self.window = n_ctx, n_seq_max, n_batch, window
+        self.prefill = "decode"
         self.layer_windows = [window]
         self.shifts = True
         self.now = 0.0

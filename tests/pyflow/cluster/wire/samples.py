@@ -73,7 +73,7 @@ SAMPLES: dict[str, Message] = {
     "drafted, asking": Drafted(1, 9, (), (), QUESTIONS),
     "goodbye": Goodbye(2**32 - 1),
     "failure": Failure(3, 2, "rank 2: größer als der Speicher"),
-    "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2"),
+    "hello": Hello(0, 2, "ålesund", 4242, "0.1.0", "0123456789abcdef" * 4, "avx2", "bf16"),
     "setup": Setup(0, (0, 10, 10, 30), 4096, 9, 128, "q8_0"),
     "begin": Begin(4, SAMPLING, 3, 99),
     "begin, cut": Begin(4, SAMPLING, 3, 99, Cut(7, 12)),
