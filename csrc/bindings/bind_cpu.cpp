@@ -39,7 +39,7 @@ void register_cpu(py::module_& m) {
     d["features"] = info.features;
     d["tables"] = tables;
     d["isa"] = kernel_table().name;
-    d["prefill"] = prefill_of(kernel_table());
+    d["prefill"] = prefill_of(kernel_table().has_prefill());
     d["prefetches"] = prefetch_name(prefetches());
     return d;
   });

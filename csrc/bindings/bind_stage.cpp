@@ -132,7 +132,7 @@ void register_stage(py::module_& m) {
           },
           py::arg("repeats"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("isa", [](const Stage& s) { return s.kernels().name; })
-      .def_property_readonly("prefill", [](const Stage& s) { return prefill_of(s.kernels()); })
+      .def_property_readonly("prefill", [](const Stage& s) { return prefill_of(s.has_prefill()); })
       .def_property_readonly("shifts", &Stage::shifts)
       .def_property_readonly("used_tensors", &Stage::used_tensors);
 }

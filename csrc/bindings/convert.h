@@ -57,10 +57,8 @@ inline CacheType cache_type(const std::string& name) {
 }
 
 // Throws UnsupportedError, naming those that exist.
-// The arithmetic of a table for prompts.
-inline const char* prefill_of(const KernelTable& table) {
-  return table.has_prefill() ? "bf16" : "decode";
-}
+// The name of the arithmetic of prompts, which may have one of their own.
+inline const char* prefill_of(bool has_prefill) { return has_prefill ? "bf16" : "decode"; }
 
 inline Regime regime_of(const std::string& name) {
   if (name == "prefill") return Regime::Prefill;

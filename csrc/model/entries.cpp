@@ -40,6 +40,8 @@ void check(const Entry& entry, const Context& context, int32_t position) {
       (entry.n_draws > 0 && (entry.tree.n_verified > 0 || !entry.masks.empty())))
     throw ShapeError("entry: expected 0 to " + str(n) + " draws, without masks and verified " +
                      "nodes, found " + str(entry.n_draws));
+  if (entry.regime == Regime::Prefill && n_nodes > 0)
+    throw ShapeError("entry: drafts are decoded; give them after the prompt, regime decode");
   for (const int32_t node : entry.asked)
     if (node < -1 || node >= n_nodes)
       throw ShapeError("draft: asked for node " + str(node) + " of " + str(n_nodes));

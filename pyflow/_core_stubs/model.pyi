@@ -45,7 +45,7 @@ class Stage:
     def isa(self) -> str: ...
     @property
     def prefill(self) -> str:
-        """The arithmetic of the kernel table for prompts: bf16, or decode as for other tokens."""
+        """The arithmetic of prompts: bf16, or decode if no matrix has another one."""
     @property
     def shifts(self) -> bool:
         """Whether cells may move to other positions (`Context.seq_add`)."""

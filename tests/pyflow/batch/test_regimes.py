@@ -25,7 +25,7 @@ from pyflow.cluster.run.strategy import iterative
 from pyflow.cluster.wire.messages import Hello
 from pyflow.engine.context import Regime
 from pyflow.engine.model_files import ModelFiles
-from pyflow.errors import PyflowError, SessionWarning
+from pyflow.errors import PyflowError, SessionWarning, ShapeError
 from pyflow.generate.session import ChatSession, Turn
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
@@ -125,6 +125,15 @@ def test_a_step_mixes_rows_of_both_regimes(model: pyflow.Model) -> None:
             ]
 
     assert results(together=True) == results(together=False)
+
+
+def test_drafts_are_no_part_of_a_prompt(model: pyflow.Model) -> None:
+    sampler = _core.Sampler(temperature=0)
+    entry = _core.Entry(0, [1, 2], sampler, draft=_core.Draft([3], [-1]), regime="prefill")
+    with model.context(16) as context:
+        (result,) = context.step([entry])
+        with pytest.raises(ShapeError, match="drafts are decoded"):
+            result.check()
 
 
 def requests(sampling: SamplingParams) -> list[Request]:

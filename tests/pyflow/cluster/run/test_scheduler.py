@@ -90,6 +90,19 @@ def test_committed_tokens_are_computed_as_drawn_ones_and_told_again() -> None:
     assert kept.runs() == [(0, 7, (14,))]
 
 
+def test_answers_within_a_prompt_are_computed_as_drawn_ones() -> None:
+    hand = Hand(iterative(), prompt=[*range(1, 9)], drawn=((2, 5), (6, 7)), n_past=1, n_batch=2)
+    runs = [frame.run for frame in hand.frames if frame.run]
+    assert [(r.tokens, r.position, r.regime, r.n_draws) for r in runs] == [
+        ((2,), 1, "prefill", 0),
+        ((3, 4), 2, "decode", 0),
+        ((5,), 4, "decode", 0),
+        ((6,), 5, "prefill", 0),
+        ((7,), 6, "decode", 0),
+        ((8,), 7, "prefill", 1),
+    ]
+
+
 def test_a_text_that_had_ended_is_read_and_ends_again() -> None:
     hand = Hand(pipeinfer(2, 4), n_predict=2, committed=[10, 11])
     assert hand.runs() == [(0, 0, (1, 2, 3)), (0, 3, (10,))]
