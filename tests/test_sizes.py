@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["csrc", "pyflow", "quant", "formats", "bench", "tests", "docs"]
+FOLDERS = ["csrc", "pyflow", "quant", "formats", "bench", "tests", "docs", "wheels"]
 KINDS = {".py", ".pyi", ".cpp", ".h", ".inl", ".js", ".css"}
 
 MOST_LINES_OF_FILE = 400

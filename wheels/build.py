@@ -104,7 +104,8 @@ def configure(platform: Platform, python: Python) -> Path:
 
 def compile_module(platform: Platform, python: Python) -> Path:
     build = configure(platform, python)
-    run("cmake", "--build", build, "--target", "_core", shown=True)
+    jobs = str(len(os.sched_getaffinity(0)))
+    run("cmake", "--build", build, "--target", "_core", "--parallel", jobs, shown=True)
     return build / python.module(platform.machine)
 
 
@@ -132,10 +133,15 @@ def pack(base: Path, module: Path, platform: Platform, python: Python) -> Path:
             elif not info.filename.endswith(".dist-info/RECORD"):
                 wheel.writestr(info, source.read(info))
         wheel.write(module, f"pyflow/{module.name}")
-    repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform.tag]
-    before = set(OUT.glob("*.whl"))
+    # "auto", for by name auditwheel only knows the platforms of the machine that it runs on.
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto"]
+    ours = f"*-{python.tag}-*{platform.machine}.whl"
+    for earlier in OUT.glob(ours):
+        earlier.unlink()
     run(*repair, "--zip-compression-level", "9", "-w", OUT, plain)
-    (made,) = set(OUT.glob("*.whl")) - before
+    (made,) = OUT.glob(ours)
+    if platform.tag not in made.name:
+        sys.exit(f"{made.name}: expected {platform.tag}; auditwheel show {plain} says why")
     return made
 
 
@@ -148,8 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ["ZIG_GLOBAL_CACHE_DIR"] = str(WORK / "zig")
     os.environ["ZIG_LOCAL_CACHE_DIR"] = str(WORK / "zig")
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir(parents=True)
+    OUT.mkdir(parents=True, exist_ok=True)
     WORK.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     base = pack_base()

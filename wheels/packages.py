@@ -87,6 +87,11 @@ class Apt:
         into.mkdir(parents=True, exist_ok=True)
         for deb in debs:
             run("dpkg", "-x", deb, into)
+        for link in into.rglob("*"):
+            target = str(link.readlink()) if link.is_symlink() else ""
+            if target.startswith("/") and not target.startswith(str(into)):
+                link.unlink()
+                link.symlink_to(f"{into}{target}")
 
     def source(self, package: str, into: Path) -> None:
         """The sources of a package as their authors released them."""
