@@ -12,6 +12,8 @@ const EncodeTable& encode_table(const KernelTable& kernels) {
   const std::string_view isa = kernels.name;
 #define PYFLOW_ISA_LINE(name, ...) \
   if (isa == #name) return *encode_##name();
+#define PYFLOW_TILE_LINE(name, base, ...) \
+  if (isa == #name) return *encode_##base();
 #include "kernels/isas.def"
 #undef PYFLOW_ISA_LINE
   return *encode_scalar();

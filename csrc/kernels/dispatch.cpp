@@ -15,12 +15,17 @@
 
 #include "core/errors.h"
 #include "core/message.h"
+#include "kernels/tiles/permission.h"
 
 namespace pyflow {
 
-#define PYFLOW_ISA_LINE(name, ...) const KernelTable* kernels_##name();
+#define PYFLOW_ISA_LINE(name, ...) const KernelTable* kernels_##name() noexcept;
+#define PYFLOW_TILE_LINE(name, ...) const KernelTable* kernels_##name() noexcept;
 #include "kernels/isas.def"
 #undef PYFLOW_ISA_LINE
+#if defined(__x86_64__)
+const KernelTable* kernels_amx_emulated() noexcept;
+#endif
 
 namespace {
 
@@ -28,10 +33,12 @@ struct Entry {
   const char* name;
   const KernelTable* (*table)();
   std::vector<std::string_view> needs;
+  bool tiles = false;
 };
 std::vector<Entry> entries() {
   return {
 #define PYFLOW_ISA_LINE(name, ...) {#name, kernels_##name, {__VA_ARGS__}},
+#define PYFLOW_TILE_LINE(name, base, ...) {#name, kernels_##name, {__VA_ARGS__}, true},
 #include "kernels/isas.def"
 #undef PYFLOW_ISA_LINE
   };
@@ -41,8 +48,9 @@ std::vector<Entry> entries() {
 // The parts of a register file that the operating system saves, as bits of XCR0. A CPU that has wider
 // registers may not use them if the system would lose them.
 constexpr uint64_t kNoState = 0;
-constexpr uint64_t kYmmState = 0x06;  // xmm, upper halves of ymm
-constexpr uint64_t kZmmState = 0xe6;  // those, masks, upper halves of zmm, zmm16 to 31
+constexpr uint64_t kYmmState = 0x06;      // xmm, upper halves of ymm
+constexpr uint64_t kZmmState = 0xe6;      // those, masks, upper halves of zmm, zmm16 to 31
+constexpr uint64_t kTileState = 0x60000;  // tiles, their configuration: no_tiles() asks for it
 
 enum Register { kEax, kEbx, kEcx, kEdx };
 
@@ -62,7 +70,8 @@ constexpr Feature kFeatures[] = {
     {"avx512f", 7, 0, kEbx, 16, kZmmState},    {"avx512bw", 7, 0, kEbx, 30, kZmmState},
     {"avx512dq", 7, 0, kEbx, 17, kZmmState},   {"avx512vl", 7, 0, kEbx, 31, kZmmState},
     {"avx512vnni", 7, 0, kEcx, 11, kZmmState}, {"avx512vbmi", 7, 0, kEcx, 1, kZmmState},
-    {"avx512bf16", 7, 1, kEax, 5, kZmmState},
+    {"avx512bf16", 7, 1, kEax, 5, kZmmState},  {"amx_bf16", 7, 0, kEdx, 22, kNoState},
+    {"amx_tile", 7, 0, kEdx, 24, kNoState},    {"amx_int8", 7, 0, kEdx, 25, kNoState},
 };
 
 uint64_t saved_state() {
@@ -134,14 +143,39 @@ Prefetch chosen_prefetches() {
   return static_cast<Prefetch>(value[0] - '0');
 }
 
-bool runnable(const Entry& entry) {
+// Why a CPU with AMX cannot use it, or nothing. Asked once, before anything is multiplied.
+const std::string& no_tiles() {
+#if defined(__x86_64__)
+  static const std::string refusal =
+      (saved_state() & kTileState) == kTileState
+          ? ask_for_tiles()
+          : "the system does not save the registers of AMX: Linux 5.16 or newer does";
+#else
+  static const std::string refusal;
+#endif
+  return refusal;
+}
+
+// By its features alone.
+bool has_instructions(const Entry& entry) {
   const std::vector<std::string>& found = features();
   return std::all_of(entry.needs.begin(), entry.needs.end(), [&](std::string_view need) {
     return std::find(found.begin(), found.end(), need) != found.end();
   });
 }
+bool runnable(const Entry& entry) {
+  return has_instructions(entry) && (!entry.tiles || no_tiles().empty());
+}
 
 }  // namespace
+
+// What amx_emulated is built on (kernels/tile_isa.cpp): the best table without tiles.
+const KernelTable* kernels_best() noexcept {
+  const KernelTable* best = nullptr;
+  for (const Entry& e : entries())
+    if (!e.tiles && runnable(e)) best = e.table();
+  return best;
+}
 
 std::vector<const KernelTable*> runnable_tables() {
   std::vector<const KernelTable*> tables;
@@ -152,11 +186,15 @@ std::vector<const KernelTable*> runnable_tables() {
 
 const KernelTable& kernel_table(std::string_view name) {
   std::string known;
+#if defined(__x86_64__)
+  if (name == "amx_emulated") return *kernels_amx_emulated();
+#endif
   for (const Entry& e : entries()) {
     if (name == e.name) {
       if (runnable(e)) return *e.table();
-      throw VariableError("PYFLOW_ISA=" + printable(name) +
-                          ": this CPU lacks the instructions; unset it or choose another");
+      throw VariableError("PYFLOW_ISA=" + printable(name) + ": " +
+                          (has_instructions(e) ? no_tiles() : "this CPU lacks the instructions") +
+                          "; unset it or choose another");
     }
     if (runnable(e)) known += std::string(known.empty() ? "" : ", ") + e.name;
   }
@@ -195,6 +233,8 @@ CpuInfo cpu_info() {
       info.model = line.substr(colon + 2);
   }
   info.features = features();
+  for (const Entry& e : entries())
+    if (e.tiles && has_instructions(e)) info.no_tiles = no_tiles();
   return info;
 }
 

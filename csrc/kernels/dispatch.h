@@ -16,7 +16,8 @@ std::vector<const KernelTable*> runnable_tables();
 // does not exist or this CPU cannot run it.
 const KernelTable& kernel_table();
 
-// The table of that name. Throws like kernel_table().
+// The table of that name: one of those, or amx_emulated, for tests, which has the arithmetic of amx
+// by tiles in software on any x86-64 CPU. Throws like kernel_table().
 const KernelTable& kernel_table(std::string_view name);
 
 // How kernels prefetch weights: as measured best for this CPU (docs/performance.md), or as
@@ -32,6 +33,7 @@ Prefetch prefetch_of(std::string_view name);
 struct CpuInfo {
   std::string model;                  // "AMD EPYC ..."
   std::vector<std::string> features;  // those that matter to a kernel choice
+  std::string no_tiles;               // why a CPU with AMX does not use it, or nothing
 };
 CpuInfo cpu_info();
 

@@ -42,8 +42,8 @@ KernelTable make_table() {
 
 #define PYFLOW_JOINED(a, b) a##b
 #define PYFLOW_JOIN(a, b) PYFLOW_JOINED(a, b)
-extern const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_ISA)();
-const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_ISA)() {
+extern const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_ISA)() noexcept;
+const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_ISA)() noexcept {
   static const KernelTable table = make_table();
   return &table;
 }

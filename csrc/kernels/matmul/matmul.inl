@@ -7,6 +7,7 @@
 //   t   = s_0 * I_0,  then t = fma(s_j, I_j, t)               ascending j
 //   t   = fma(m_j, sum of activations in j, t)                formats with a minimum, ascending j
 //   acc = fma(t, scale of the 32 activations, acc)            ascending k, from 0
+//   y   = acc + 0                                             so that a zero is never negative
 //
 // s_j and m_j are products of the file's scales that f32 holds exactly. Nothing else enters an
 // element, so its bits depend only on the weights and the row (contract C1).
@@ -16,6 +17,8 @@
 // bytes (kSigned with an offset), 32 * 255 * 127. Sums are at most 32 * 127 = 4064.
 //
 // F32, F16 and BF16 weights are multiplied by f32 activations: one fma per k, ascending, from 0.
+
+#include "kernels/matmul/prefetch.inl"
 
 // If sixteen lanes take two registers, many rows are multiplied for one register and then for the
 // other, so that everything of a row stays in registers; few rows are multiplied for both at once,
@@ -54,28 +57,6 @@ static inline typename Lanes::I dot16(typename Lanes::I acc, const typename Lane
   } else {
     return Lanes::template dot16_u<Format::kMax>(acc, w, a);
   }
-}
-
-// How many bytes a prefetch is ahead of the read: enough for memory latency at one core's share of
-// the bandwidth, and to cross the 4 KiB borders at which hardware prefetchers stop.
-static constexpr int64_t kPrefetchAhead = 9216;
-// The distances of Prefetch::kFar: into the second-level cache, then into the first. The best of 2
-// to 9 KiB and 0.5 to 2 KiB on a Xeon where one core reads 16 GB/s (docs/performance.md).
-static constexpr int64_t kFarAhead = 4608, kNearAhead = 1024;
-
-// Prefetches during quarter Q of a piece. A few lines at a time: all lines of a piece at once would
-// fill the queue of misses, and the loads of the present piece would wait behind them.
-template <class Format, Prefetch How, int Q>
-static inline void prefetch_quarter(const uint8_t* piece) {
-  constexpr int kLines = (Format::kUnitBytes / Format::kPieces + 63) / 64;
-#pragma GCC unroll 8
-  for (int i = kLines * Q / 4; i < kLines * (Q + 1) / 4; ++i)
-    if constexpr (How == Prefetch::kFar) {
-      Simd::prefetch_far(piece + kFarAhead + 64 * i);
-      Simd::prefetch(piece + kNearAhead + 64 * i);
-    } else if constexpr (How == Prefetch::kNear) {
-      Simd::prefetch(piece + kPrefetchAhead + 64 * i);
-    }
 }
 
 // Quarter Q (16 k) of a piece for all rows. A complete sub-block is added to t, a complete half of
@@ -176,7 +157,7 @@ template <class Format, int Rows, Prefetch How>
   for (int p = 0; p < kParts; ++p)
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
-      Lanes::store(y + r * y_stride + p * kTileRows / kParts, acc[p][r]);
+      Lanes::store(y + r * y_stride + p * kTileRows / kParts, Lanes::add(acc[p][r], Lanes::zero()));
 }
 
 template <class Format, int Rows>

@@ -136,7 +136,7 @@ static void matmul_block(const MatmulArgs& args, const uint8_t* tile, int64_t n_
     }
   }
   for (int64_t r = 0; r < n_rows; ++r)
-    Simd::store(y + (first + r) * args.y_stride, Simd::load(sums[r]));
+    Simd::store(y + (first + r) * args.y_stride, Simd::add(Simd::load(sums[r]), Simd::zero()));
 }
 
 template <class Format>

@@ -49,6 +49,7 @@ struct Avx2Part {
   static inline F set1(float x) { return _mm256_set1_ps(x); }
   static inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
   static inline F load(const float* p) { return _mm256_loadu_ps(p); }
+  static inline F add(F a, F b) { return _mm256_add_ps(a, b); }
   static inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static inline I izero() { return _mm256_setzero_si256(); }

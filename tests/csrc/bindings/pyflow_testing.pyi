@@ -108,6 +108,37 @@ def matmul(
 def read(isa: str, weights: PackedTensor) -> int:
     """Reads all tiles once; a checksum."""
 
+# ---- tiles.cpp
+
+class Panels:
+    """Rows as bf16 panels; poison lies where no row does."""
+
+    def __init__(self, isa: str, x: Floats, poison: int = 0) -> None: ...
+    def array(self) -> NDArray[np.uint16]: ...
+
+def prefill(
+    isa: str,
+    weights: PackedTensor,
+    panels: Panels,
+    y: Floats,
+    tile_begin: int,
+    tile_end: int,
+    repeats: int = 1,
+) -> None:
+    """The product of tiles [tile_begin, tile_end) by prefill_matmul."""
+
+def has_prefill(isa: str, dtype: str) -> bool: ...
+def tile_dots(unit: str, kind: str, a: Bytes, b: Bytes, c: Bytes, rows: int, depth: int) -> None:
+    """One instruction (s8, su8, bf16) on each 1024 bytes of a, b and c, by `emulated` or
+    `hardware`."""
+
+def numbers(weights: PackedTensor) -> tuple[Floats, Floats, Floats, int, int]:
+    """s, m, q of each weight, the offset of q, and b of panel_weights.inl. Shape: whole tiles x
+    whole units."""
+
+def ask_for_tiles() -> str:
+    """Why the system refuses them, or nothing."""
+
 # ---- kv.cpp
 
 Layer = tuple[int, int, int, int]

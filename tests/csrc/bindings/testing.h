@@ -14,6 +14,7 @@ inline void require(bool condition, const char* what) {
 void register_elementwise(py::module_& m);
 void register_attention(py::module_& m);
 void register_matmul(py::module_& m);
+void register_tiles(py::module_& m);
 void register_kv(py::module_& m);
 void register_verify(py::module_& m);
 void register_count_pairs(py::module_& m);  // tests/csrc/sample/count_pairs.cpp

@@ -14,7 +14,12 @@ import pytest
 
 BUILD = Path(__file__).parents[3] / "build"
 # What the build left behind; without a build tree there is nothing to test.
-OBJECTS = sorted(BUILD.glob("*/CMakeFiles/isa_*.dir/**/*.o"))
+# amx_emulated is compiled for every CPU.
+OBJECTS = sorted(
+    path
+    for path in BUILD.glob("**/CMakeFiles/isa_*.dir/**/*.o")
+    if "isa_amx_emulated.dir" not in str(path)
+)
 
 
 def exported(path: Path) -> list[str]:

@@ -9,30 +9,18 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 
-from ...csrc.quant import own_formats
+from .products import (
+    FLOATS,
+    FORMATS,
+    GUARD,
+    HALVES,
+    SUPER_BLOCKS,
+    multiply,
+    random_rows,
+    random_weights,
+)
 
-FORMATS = {f["name"]: f for f in _core.weight_formats()}
-FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
-SUPER_BLOCKS = [name for name, f in FORMATS.items() if f["block"] == 256]
 ISAS = _core.runnable_isas()
-HALVES = {
-    "F16": [0],
-    "Q4_0": [0],
-    "Q4_1": [0, 2],
-    "Q5_0": [0],
-    "Q5_1": [0, 2],
-    "Q8_0": [0],
-    "Q2_K": [80, 82],
-    "Q3_K": [108],
-    "Q4_K": [0, 2],
-    "Q5_K": [0, 2],
-    "Q6_K": [208],
-    "IQ4_NL": [0],
-    "IQ4_XS": [0],
-    "Q3H_K": [0],
-    "Q3H_NL": [0],
-    **{name: [0, 2] for name in own_formats.LINEAR},
-}
 ACT_BLOCK = np.dtype(
     [
         ("q", np.int8, 64),
@@ -42,47 +30,6 @@ ACT_BLOCK = np.dtype(
         ("sum16", np.int16, 4),
     ]
 )
-GUARD = 7.0
-
-
-def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
-    fmt = FORMATS[name]
-    blocks = rng.integers(0, 256, (rows * cols // fmt["block"], fmt["block_bytes"]), dtype=np.uint8)
-    for at in HALVES.get(name, []):
-        scale = rng.normal(0, 0.02, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
-    if name in {"F32", "BF16"}:
-        values = rng.normal(0, 1, rows * cols).astype(np.float32)
-        raw = values.view(np.uint8).reshape(-1, 4)
-        blocks = raw if name == "F32" else np.ascontiguousarray(raw[:, 2:])
-    return blocks.reshape(rows, -1)
-
-
-def random_rows(rng: np.random.Generator, n_rows: int, cols: int) -> NDArray[np.float32]:
-    """Heavy-tailed, and each row of another magnitude."""
-    x = rng.standard_t(4, (n_rows, cols)) * np.exp(rng.normal(0, 2, (n_rows, 1)))
-    return x.astype(np.float32)
-
-
-def multiply(isa: str, w: object, x: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
-    """Runs into a poisoned output inside guards, and checks the guards, and that nothing depends on
-    who prefetches."""
-    tiles = (rows + 15) // 16
-    acts = pyflow_testing.Activations(isa, x)
-    found = []
-    for prefetch in ("none", "near", "far"):
-        whole = np.full((len(x) + 2, 16 * tiles + 16), GUARD, np.float32)
-        y = whole[1:-1, 8:-8]
-        y[...] = np.nan
-        pyflow_testing.matmul(isa, w, acts, y, 0, tiles, prefetch=prefetch)
-        found.append(y.copy())
-        y[...] = GUARD
-        assert (whole == GUARD).all(), "wrote outside of its output"
-    alone, *helped = found
-    for other in helped:
-        np.testing.assert_array_equal(alone.view(np.uint32), other.view(np.uint32))
-    assert (alone[:, rows:] == 0).all(), "rows that fill up the last tile must be zero"
-    return alone[:, :rows]
 
 
 def blocks_of(isa: str, x: NDArray[np.float32]) -> NDArray[np.void]:

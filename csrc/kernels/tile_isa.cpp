@@ -1,0 +1,74 @@
+// The kernel table of an instruction set with tiles: another table's kernels, and products by
+// tiles. CMakeLists.txt compiles this file once for each, like isa.cpp and by the same rule, with
+// PYFLOW_ISA=amx, PYFLOW_BASE=avx512 (the other table), PYFLOW_TILES=Hardware (kernels/tiles/words.h),
+// and the lanes PYFLOW_SIMD and PYFLOW_TILE_LANES.
+#include <stddef.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "kernels/simd/intrinsics.h"
+#include "kernels/table.h"
+#include "kernels/tiles/config.h"
+#include "kernels/tiles/emulator.h"
+#include "quant/formats.def"
+
+#define PYFLOW_JOINED(a, b) a##b
+#define PYFLOW_JOIN(a, b) PYFLOW_JOINED(a, b)
+#define PYFLOW_TEXT_OF(name) #name
+#define PYFLOW_TEXT(name) PYFLOW_TEXT_OF(name)
+
+namespace pyflow {
+
+extern const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_BASE)() noexcept;
+
+namespace {
+
+const KernelTable* base_table = nullptr;  // set before anything is multiplied
+
+// In this order: each builds on those before it.
+// clang-format off
+#include PYFLOW_SIMD
+#include PYFLOW_TILE_LANES
+#include "kernels/tiles/words.h"
+#include "kernels/matmul/prefetch.inl"
+#include "kernels/tiles/int8.inl"
+#include "kernels/tiles/panel_weights.inl"
+#include "kernels/tiles/panels.inl"
+// clang-format on
+
+template <class Format>
+concept FineInputs = requires { requires Format::kFineInputs; };
+
+template <DType D, class Format>
+void fill_products(KernelTable& t) {
+  constexpr auto kIndex = static_cast<size_t>(D);
+  if constexpr (D == DType::BF16) {
+    t.prefill_matmul[kIndex] = matmul_panels<PYFLOW_TILES, FloatPanels>;
+  } else if constexpr (Format::kBlock > 1) {
+    t.matmul[kIndex] = matmul_tiles<D, Format, PYFLOW_TILES>;
+    if constexpr (!FineInputs<Format>)
+      t.prefill_matmul[kIndex] = matmul_panels<PYFLOW_TILES, QuantizedPanels<Format>>;
+  }
+}
+
+KernelTable make_table() {
+  base_table = PYFLOW_JOIN(kernels_, PYFLOW_BASE)();
+  KernelTable t = *base_table;
+  t.name = PYFLOW_TEXT(PYFLOW_ISA);
+  t.panel_row = panel_row;
+#define PYFLOW_FORMAT(name, id, block, bytes) fill_products<DType::name, quant::name>(t);
+#include "quant/formats.def"
+#undef PYFLOW_FORMAT
+  return t;
+}
+
+}  // namespace
+
+extern const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_ISA)() noexcept;
+const KernelTable* PYFLOW_JOIN(kernels_, PYFLOW_ISA)() noexcept {
+  static const KernelTable table = make_table();
+  return &table;
+}
+
+}  // namespace pyflow

@@ -1,0 +1,314 @@
+// y = W . x by int8 tiles for many rows: the sums of matmul.inl, bit for bit.
+//
+// A step is one group of rows, 64 k and two tiles of weights. Tiles make its integer dots (2 x 2
+// tiles, or 4 x 2 for sub-blocks of 16), which go through memory; vectors scale them while the dots
+// of the next step are made. A tile that was just made is never stored: tiles are not renamed, so of
+// the four tiles of sums two are stored while two are made.
+//
+// kMagic + I has the integer I in its low bits as a float, |I| < 2^22, so that with z = -kMagic * s,
+// which is exact (s has at most 19 bits, kMagic two), fma(s, kMagic + I, z) rounds s * I once, as
+// the multiplication of matmul.inl does. The addition takes an integer port that is free; a
+// conversion would take one that fma and tiles wait for. What differs is a zero's sign, which
+// matmul.inl's results do not keep, and s that are not finite: `odd` then sends both tiles to the
+// base table.
+
+static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
+static constexpr int32_t kMagicBits = 0x4b400000;
+static_assert(32 * 255 * 127 < 1 << 22);  // of any |I| (matmul.inl)
+
+static constexpr int kTileGroup = 16;     // rows
+static constexpr int kLeastTileRows = 8;  // fewer are not faster than by the base table
+static constexpr int kTileFrom = 16;      // rows from which tiles are used at all
+// Sums of 256 rows and two tiles are 32 KiB.
+static constexpr int64_t kGroupsAtOnce = 16;
+static constexpr int kTilePieces = 4;  // of 64 k, decoded at once: 8 KiB of two tiles
+
+template <class Format>
+struct TileWeights {
+  static constexpr int kSubs = 64 / Format::kSubBlock;
+  alignas(64) uint8_t lines[2][kTilePieces * 1024];
+  alignas(64) float s[2][kTilePieces * kSubs][kTileRows];
+  alignas(64) float m[2][Format::kMinimum ? kTilePieces * kSubs : 1][kTileRows];
+};
+
+using Dots = int32_t[kTileGroup][kTileRows];
+
+template <class Format, int Q>
+static inline void decode_lines(const uint8_t* piece, uint8_t* lines) {
+  Lanes::B quads[4];
+  Format::template weights<Lanes, Q>(piece, quads);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    Lanes::B w = quads[i];
+    if constexpr (!Format::kSigned) {
+      if constexpr (Format::kOffset != 0) w = Lanes::bsub(w, Lanes::bset1(Format::kOffset));
+    } else if constexpr (Format::kMinimum) {
+      static_assert(Format::kOffset == -128);  // unsigned bytes: dot_su8
+      w = Lanes::bxor(w, Lanes::bset1(0x80));
+    }
+    Lanes::store_i32(reinterpret_cast<int32_t*>(lines + 256 * Q + 64 * i), Lanes::as_i(w));
+  }
+}
+
+// Decodes pieces of one tile of weights, whole units from `unit` on. odd becomes NaN if a scale or
+// minimum is not finite.
+template <class Format>
+static inline void decode_tile(const uint8_t* unit, int n_pieces, int tile,
+                               TileWeights<Format>& out, Lanes::F& odd) {
+  constexpr int kSubs = TileWeights<Format>::kSubs, kScales = Format::kPieces * kSubs;
+  for (int u = 0; u < n_pieces / Format::kPieces; ++u, unit += Format::kUnitBytes) {
+    Lanes::F s[kScales], m[kScales];
+    Format::template scales<Lanes>(unit, s, m);
+#pragma GCC unroll 16
+    for (int j = 0; j < kScales; ++j) {
+      Lanes::store(out.s[tile][u * kScales + j], s[j]);
+      odd = Lanes::fma(s[j], Lanes::zero(), odd);
+      if constexpr (Format::kMinimum) {
+        Lanes::store(out.m[tile][u * kScales + j], m[j]);
+        odd = Lanes::fma(m[j], Lanes::zero(), odd);
+      }
+    }
+    for (int p = 0; p < Format::kPieces; ++p) {
+      const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
+      uint8_t* lines = out.lines[tile] + 1024 * (u * Format::kPieces + p);
+      prefetch_quarter<Format, Prefetch::kFar, 0>(piece);
+      decode_lines<Format, 0>(piece, lines);
+      prefetch_quarter<Format, Prefetch::kFar, 1>(piece);
+      decode_lines<Format, 1>(piece, lines);
+      prefetch_quarter<Format, Prefetch::kFar, 2>(piece);
+      decode_lines<Format, 2>(piece, lines);
+      prefetch_quarter<Format, Prefetch::kFar, 3>(piece);
+      decode_lines<Format, 3>(piece, lines);
+    }
+  }
+}
+
+// The dots of a chunk of pieces, step after step: for each group of rows, for each piece.
+template <class Format, class T>
+struct TileDots {
+  static constexpr int kSub = Format::kSubBlock, kSubs = 64 / kSub;
+
+  const TileWeights<Format>& weights;
+  const ActBlock* acts;  // of the first piece
+  int64_t group_blocks;  // between groups
+  int rows, pieces;
+  Dots (&dots)[2][kSubs][2];
+
+  int64_t group = 0;
+  int piece = 0, buffer = 0;
+  Dots* made = dots[1][kSubs - 1];  // where the tiles that were made last are to go
+
+  // Half H of the next step's sub-blocks.
+  template <int H>
+  void half() {
+    if constexpr (kSubs == 2) {
+      sub_block<H>();
+    } else {
+      sub_block<2 * H>();
+      sub_block<2 * H + 1>();
+    }
+  }
+  // Stores the tiles that were made last.
+  void finish() {
+    T::template store<2>(made[0], 64);
+    T::template store<3>(made[1], 64);
+  }
+
+ private:
+  template <int C, int A, int B>
+  static void dot() {
+    T::template zero<C>();
+    if constexpr (Format::kSigned && Format::kMinimum) {
+      T::template dot_su8<C, A, B>();
+    } else {
+      T::template dot_s8<C, A, B>();
+    }
+  }
+  template <int J>
+  void sub_block() {
+    const uint8_t* lines = weights.lines[0] + 1024 * piece + 16 * kSub * J;
+    const int8_t* a = acts[group * group_blocks + piece * rows].q + kSub * J;
+    T::template load<6>(lines, 64);
+    T::template load<7>(lines + kTilePieces * 1024, 64);
+    if constexpr (J % 2 == 0) {
+      T::template load<4>(a, sizeof(ActBlock));
+      dot<0, 4, 6>();
+      dot<1, 4, 7>();
+      finish();
+    } else {
+      T::template load<5>(a, sizeof(ActBlock));
+      dot<2, 5, 6>();
+      dot<3, 5, 7>();
+      T::template store<0>(made[0], 64);
+      T::template store<1>(made[1], 64);
+    }
+    made = dots[buffer][J];
+    if constexpr (J == kSubs - 1) {
+      buffer ^= 1;
+      if (++piece == pieces) {
+        piece = 0;
+        ++group;
+      }
+    }
+  }
+};
+
+// Scales of a step: of its sub-blocks, for two tiles.
+template <class Format>
+struct StepScales {
+  static constexpr int kSubs = 64 / Format::kSubBlock;
+  Lanes::F s[kSubs][2], z[kSubs][2], m[kSubs][2];
+
+  StepScales(const TileWeights<Format>& w, int piece) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * kSubs; ++i) {
+      const int j = i / 2, tile = i % 2, at = piece * kSubs + j;
+      s[j][tile] = Lanes::load(w.s[tile][at]);
+      z[j][tile] = Lanes::mul(s[j][tile], Lanes::set1(-kMagic));
+      if constexpr (Format::kMinimum) m[j][tile] = Lanes::load(w.m[tile][at]);
+    }
+  }
+
+  // t of matmul.inl for half H of row r.
+  template <int H>
+  Lanes::F scaled(const Dots (*dots)[2], int tile, int r, const ActBlock& a) const {
+    constexpr int kFirst = H * kSubs / 2;
+    const Lanes::I magic = Lanes::iset1(kMagicBits);
+    const Lanes::I first = Lanes::load_i32(dots[kFirst][tile][r]);
+    Lanes::F t =
+        Lanes::fma(s[kFirst][tile], Lanes::bits_f(Lanes::iadd(magic, first)), z[kFirst][tile]);
+    if constexpr (kSubs == 4)
+      t = Lanes::fma(s[kFirst + 1][tile], Lanes::to_f(Lanes::load_i32(dots[kFirst + 1][tile][r])),
+                     t);
+    if constexpr (Format::kMinimum) {
+#pragma GCC unroll 2
+      for (int j = kFirst; j < kFirst + kSubs / 2; ++j) {
+        const Lanes::F sum =
+            kSubs == 2 ? Lanes::set1(a.fsum32[j % 2]) : Lanes::to_f(Lanes::iset1(a.sum16[j]));
+        t = Lanes::fma(m[j][tile], sum, t);
+      }
+    }
+    return t;
+  }
+};
+
+// Adds rows [from, to) of a step to their sums, 16 of each tile.
+template <class Format>
+static inline void add_rows(const StepScales<Format>& x, const Dots (*dots)[2], int from, int to,
+                            const ActBlock* a, float (*sums)[2 * kTileRows]) {
+#pragma GCC unroll 4
+  for (int r = from; r < to; ++r) {
+#pragma GCC unroll 2
+    for (int tile = 0; tile < 2; ++tile) {
+      float* sum = sums[r] + tile * kTileRows;
+      Lanes::F acc = Lanes::load(sum);
+      acc = Lanes::fma(x.template scaled<0>(dots, tile, r, a[r]), Lanes::set1(a[r].scale[0]), acc);
+      acc = Lanes::fma(x.template scaled<1>(dots, tile, r, a[r]), Lanes::set1(a[r].scale[1]), acc);
+      Lanes::store(sum, acc);
+    }
+  }
+}
+
+template <class Format, class T>
+static inline void multiply_pieces(TileDots<Format, T>& next, const TileWeights<Format>& weights,
+                                   int64_t n_groups, float (*sums)[2 * kTileRows]) {
+  const int64_t steps = n_groups * next.pieces;
+  next.template half<0>();
+  next.template half<1>();
+  int64_t group = 0;
+  int piece = 0;
+  for (int64_t i = 0; i < steps; ++i) {
+    const StepScales<Format> scales(weights, piece);
+    const ActBlock* a = next.acts + group * next.group_blocks + piece * next.rows;
+    const Dots(*dots)[2] = next.dots[i % 2];
+    if (i + 1 < steps)
+      next.template half<0>();
+    else
+      next.finish();
+    add_rows<Format>(scales, dots, 0, next.rows / 2, a, sums + group * kTileGroup);
+    if (i + 1 < steps) next.template half<1>();
+    add_rows<Format>(scales, dots, next.rows / 2, next.rows, a, sums + group * kTileGroup);
+    if (++piece == next.pieces) {
+      piece = 0;
+      ++group;
+    }
+  }
+}
+
+// Multiplies tiles t and t + 1 by n_groups groups of `rows` rows from `first`, the first row of a
+// panel: whole groups, or one of fewer rows. Returns whether all scales were finite.
+template <class Format, class T>
+PYFLOW_WHOLE static bool multiply_groups(const MatmulArgs& args, int64_t t, int64_t first,
+                                         int64_t n_groups, int rows) {
+  constexpr int kSub = Format::kSubBlock;
+  const int64_t n_kb = (args.k + kActBlock - 1) / kActBlock,
+                n_units = (n_kb + Format::kPieces - 1) / Format::kPieces;
+  TileConfig config;
+  for (int i = 0; i < kTiles; ++i) {
+    config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kSub / 4);
+    config.row_bytes[i] = i == 4 || i == 5 ? kSub : 64;
+  }
+  T::config(config);
+  TileWeights<Format> weights;
+  alignas(64) Dots dots[2][64 / kSub][2];
+  alignas(64) float sums[kGroupsAtOnce * kTileGroup][2 * kTileRows];
+  for (int64_t r = 0; r < n_groups * rows; ++r)
+    for (int tile = 0; tile < 2; ++tile) Lanes::store(sums[r] + tile * kTileRows, Lanes::zero());
+  Lanes::F odd = Lanes::zero();
+  for (int64_t kb = 0; kb < n_kb; kb += kTilePieces) {
+    const int pieces = static_cast<int>(n_kb - kb < kTilePieces ? n_kb - kb : kTilePieces);
+    for (int tile = 0; tile < 2; ++tile)
+      decode_tile<Format>(
+          args.tiles + ((t + tile) * n_units + kb / Format::kPieces) * Format::kUnitBytes, pieces,
+          tile, weights, odd);
+    TileDots<Format, T> next = {.weights = weights,
+                                .acts = args.acts + first * n_kb + kb * rows,
+                                .group_blocks = kTileGroup * n_kb,
+                                .rows = rows,
+                                .pieces = pieces,
+                                .dots = dots};
+    multiply_pieces<Format, T>(next, weights, n_groups, sums);
+  }
+  T::release();
+  for (int64_t r = 0; r < n_groups * rows; ++r)
+    for (int tile = 0; tile < 2; ++tile)
+      Lanes::store(args.y + (first + r) * args.y_stride + (t + tile) * kTileRows,
+                   Lanes::add(Lanes::load(sums[r] + tile * kTileRows), Lanes::zero()));
+  return Lanes::reduce_add(odd) == 0.0f;
+}
+
+// The base table's product for rows from `first`, the first of a panel.
+template <DType D>
+static inline void multiply_by_base(const MatmulArgs& args, int64_t first, int64_t n_rows,
+                                    int64_t tile_begin, int64_t tile_end) {
+  MatmulArgs part = args;
+  part.acts += first * ((args.k + kActBlock - 1) / kActBlock);
+  part.n_rows = n_rows;
+  part.y += first * args.y_stride;
+  base_table->matmul[static_cast<size_t>(D)](part, tile_begin, tile_end);
+}
+
+// Two tiles of weights by all rows, so that the rows' parts find the weights in the cache.
+template <DType D, class Format, class T>
+static void multiply_two_tiles(const MatmulArgs& args, int64_t t) {
+  const int64_t n_groups = args.n_rows / kTileGroup, rest = args.n_rows % kTileGroup;
+  const int64_t whole = n_groups * kTileGroup;
+  bool finite = true;
+  for (int64_t g = 0; g < n_groups && finite; g += kGroupsAtOnce)
+    finite = multiply_groups<Format, T>(args, t, g * kTileGroup,
+                                        n_groups - g < kGroupsAtOnce ? n_groups - g : kGroupsAtOnce,
+                                        kTileGroup);
+  if (!finite) return multiply_by_base<D>(args, 0, args.n_rows, t, t + 2);
+  if (rest >= kLeastTileRows)
+    multiply_groups<Format, T>(args, t, whole, 1, static_cast<int>(rest));
+  else if (rest != 0)
+    multiply_by_base<D>(args, whole, rest, t, t + 2);
+}
+
+template <DType D, class Format, class T>
+static void matmul_tiles(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
+  int64_t t = tile_begin;
+  if (args.n_rows >= kTileFrom)
+    for (; t + 2 <= tile_end; t += 2) multiply_two_tiles<D, Format, T>(args, t);
+  if (t < tile_end) multiply_by_base<D>(args, 0, args.n_rows, t, tile_end);
+}
