@@ -38,6 +38,7 @@ void register_cpu(py::module_& m) {
     d["model"] = info.model;
     d["features"] = info.features;
     d["tables"] = tables;
+    d["no_tiles"] = info.no_tiles;
     d["isa"] = kernel_table().name;
     d["prefill"] = prefill_of(kernel_table().has_prefill());
     d["prefetches"] = prefetch_name(prefetches());

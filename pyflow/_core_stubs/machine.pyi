@@ -31,9 +31,9 @@ class ThreadPool:
     def placement(self) -> Placement: ...
 
 def cpu_info() -> dict[str, Any]:
-    """model: str, features: list[str], tables: list[str] that it runs, isa: the one chosen,
-    prefill: its arithmetic of prompts, prefetches: bool, whether kernels fetch ahead the weights
-    that meet one or two rows.
+    """model: str, features: list[str], tables: list[str] that it runs, no_tiles: why AMX is not
+    used, empty where it is or is not there, isa: the table chosen, prefill: its arithmetic of
+    prompts, prefetches: bool, whether kernels fetch ahead the weights that meet one or two rows.
     """
 
 def memory_policy() -> str:

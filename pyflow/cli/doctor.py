@@ -57,6 +57,7 @@ def _examine() -> dict[str, Any]:
         "cpu": cpu["model"],
         "features": cpu["features"],
         "kernels": cpu["tables"],
+        "no_tiles": cpu["no_tiles"],
         "isa": cpu["isa"],
         "prefetches": cpu["prefetches"],
         "topology": {
@@ -92,6 +93,7 @@ def _report(found: dict[str, Any]) -> str:
         "CPU": f"{found['cpu']}: {found['topology']['text']}",
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
+        **({"AMX": f"not used: {found['no_tiles']}"} if found["no_tiles"] else {}),
         "prefetch": f"of weights by {_prefetch(found)} (PYFLOW_PREFETCH sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",
         "numa": _numa(found),
