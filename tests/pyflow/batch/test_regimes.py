@@ -3,6 +3,7 @@ drawn is computed alike however it comes, and cells of one kind never stand for 
 
 from __future__ import annotations
 
+import platform
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,11 +46,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def isa() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
+        if platform.machine() not in {"x86_64", "AMD64"}:
+            pytest.skip("tiles are emulated on x86-64 alone")
         patch.setenv("PYFLOW_ISA", ISA)
-        try:
-            _core.cpu_info()
-        except PyflowError:
-            pytest.skip(f"no kernel table {ISA}")
         yield patch
 
 
