@@ -192,6 +192,9 @@ def command(*, run: RunOptions, settings: Settings) -> None:
     if len(paths) < len(given):
         raise click.UsageError(f"-m: two models are called alike: {', '.join(given)}")
 
+    for path in given[1:]:  # loaded later, when whoever asks for one could not pull it
+        catalogue.resolve(path)
+
     def started(serving: Serving) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -48,6 +48,8 @@ class ApiError(Exception):
             found["retry-after"] = str(self.retry_after)
         if self.status == 500:
             found["x-should-retry"] = "false"
+        if self.status in {408, 413}:
+            found["connection"] = "close"  # else the rest of the body would be read without end
         if self.status == 401:
             found["www-authenticate"] = "Bearer"
         return found

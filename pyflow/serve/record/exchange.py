@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 
 from pyflow.errors import PyflowError
 
+_LOG = logging.getLogger("pyflow.serve")
 _MAX_LINE = 64 << 20
 
 
@@ -45,6 +47,9 @@ def read(path: Path) -> Iterator[Exchange]:
                 try:
                     yield msgspec.json.decode(line, type=Exchange)
                 except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                    if number > 1 and not line.endswith(b"\n"):
+                        _LOG.warning("%s: line %d was cut short: left out", path, number)
+                        return
                     raise PyflowError(
                         f"{path}: line {number}: expected a line of 'pyflow serve --record': "
                         f"{error}"

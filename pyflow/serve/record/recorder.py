@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,15 +14,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyflow.errors import PyflowError
 from pyflow.serve.record.exchange import Exchange, frames
 
+_LOG = logging.getLogger("pyflow.serve")
+
 
 class Recorder:
-    """Middleware: appends each answered request to a file that only its owner may read."""
+    """Middleware: appends each answered request to a file that only its owner may read.
+
+    Once the file cannot be written, the log says so, and nothing more is recorded.
+    """
 
     def __init__(self, app: ASGIApp, path: Path, n_ctx: Callable[[object], int]) -> None:
         """n_ctx: of the model that a request names. PyflowError: the file cannot be written."""
         self._app = app
         self._path = path
         self._n_ctx = n_ctx
+        self._is_writable = True
         try:
             self._append(b"")
         except OSError as error:
@@ -44,8 +51,12 @@ class Recorder:
             await send(message)
             answered.extend(message.get("body", b""))
             is_end = message["type"] == "http.response.body" and not message.get("more_body")
-            if is_end and status == 200:
-                self._write(scope["path"], bytes(asked), bytes(answered))
+            if is_end and status == 200 and self._is_writable:
+                try:
+                    self._write(scope["path"], bytes(asked), bytes(answered))
+                except OSError as error:
+                    self._is_writable = False
+                    _LOG.error("%s: recording ends: %s", self._path, error.strerror)
 
         await self._app(scope, hearing, telling)
 

@@ -48,6 +48,11 @@ def test_it_does_not_open_to_the_network_without_a_key(capsys: Any) -> None:
     assert "--api-key" in capsys.readouterr().err
 
 
+def test_a_further_model_that_is_not_there_is_refused_at_the_start(capsys: Any) -> None:
+    assert main(["serve", "-m", "smollm2", "-m", "nothere", "--port", "0"]) != 0
+    assert "nothere" in capsys.readouterr().err
+
+
 def test_a_taken_port_is_named(capsys: Any) -> None:
     import socket
 

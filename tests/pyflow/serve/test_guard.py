@@ -91,7 +91,8 @@ def test_large_bodies_are_refused_announced_or_not(guarded: Server) -> None:
     try:
         parts = iter([b" " * (MAX_BODY + 1)])
         connection.request("POST", "/tokenize", parts, OWN | JSON, encode_chunked=True)
-        assert connection.getresponse().status == 413
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("connection")) == (413, "close")
     finally:
         connection.close()
 

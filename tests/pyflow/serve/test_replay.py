@@ -73,10 +73,25 @@ def test_parts_of_a_stream_are_put_together_however_they_were_cut() -> None:
     assert essence(stream("ab", "c")) != essence(stream("ab", "d"))
 
 
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_answers_go_on_when_the_record_cannot_be_written(
+    smollm2: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server({"smollm2": smollm2}, Settings(port=0, n_ctx=256, record="/dev/full"))
+    for _ in range(2):
+        assert server.request("POST", "/tokenize", {"prompt": "a b"})[0] == 200
+    server.stop()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 def test_a_file_that_is_no_record_is_refused_by_line(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     path.write_text('{"path": 1}\n')
     with pytest.raises(PyflowError, match="line 1"):
         [*read(path)]
+    whole = b'{"path":"/tokenize","request":{},"response":"{}","n_ctx":9}\n'
+    path.write_bytes(whole + whole[:20])  # the disk was full
+    assert [exchange.n_ctx for exchange in read(path)] == [9]
     with pytest.raises(PyflowError, match="missing"):
         [*read(tmp_path / "missing")]
