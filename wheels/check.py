@@ -4,17 +4,20 @@ usage: python wheels/check.py [ENVIRONMENT ...]     (without: all; names as belo
 
 Each environment is a Python and a C library of a release of Debian, unpacked beside this machine's
 own and started without root's rights; AArch64 is emulated by qemu. There the wheel answers what
-probe.py asks, and every answer must have the bits of the pyflow that runs this program.
+probe.py asks, and every answer must have the bits of the pyflow that runs this program. Before
+that, an older loader must find all symbols of every wheel.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +32,10 @@ OUT = ROOT / "dist/wheels"
 MODEL = "smollm2"
 GOLDEN = ROOT / "tests/golden/continuations_smollm2.json"
 TEXT = ROOT / "LICENSE"
-NEWEST_GLIBC = 31  # 2.31, that of the oldest environment: newer wheels of other packages stay out
+NEWEST_GLIBC = 36  # 2.36, that of the oldest environment: newer wheels of other packages stay out
 
-# For Python from source, where a release of Debian has none that is new enough.
-DEVELOPMENT = ("libc6-dev", "libssl-dev", "libffi-dev", "zlib1g-dev")
+# The oldest release of Debian that apt still has. Its Python is older than pyflow's oldest.
+OLDEST_SUITE = "bullseye"  # glibc 2.31
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,6 @@ class Environment:
     version: str  # of Python
     suite: str  # whose C library it has
     n_prompts: int
-    source: str | None = None  # the release whose source of Python is built, if suite has none
     qemu: tuple[str, ...] = ()
     kernels: str = ""  # that must have been chosen, where the emulated CPU says so
 
@@ -57,13 +59,12 @@ class Environment:
 
 EMULATED = ("qemu-aarch64", "-cpu", "max")
 ENVIRONMENTS = (
-    Environment("glibc-2.31", "x86_64", "3.13", "bullseye", 40, source="trixie"),
     Environment("x86_64-3.11", "x86_64", "3.11", "bookworm", 40),
     Environment("x86_64-3.13", "x86_64", "3.13", "trixie", 4),
     Environment("x86_64-3.14", "x86_64", "3.14", "forky", 4),
-    Environment("aarch64-3.11", "aarch64", "3.11", "bookworm", 2, None, EMULATED, "neon"),
-    Environment("aarch64-3.13", "aarch64", "3.13", "trixie", 1, None, EMULATED, "neon"),
-    Environment("aarch64-3.14", "aarch64", "3.14", "forky", 1, None, EMULATED, "neon"),
+    Environment("aarch64-3.11", "aarch64", "3.11", "bookworm", 2, EMULATED, "neon"),
+    Environment("aarch64-3.13", "aarch64", "3.13", "trixie", 1, EMULATED, "neon"),
+    Environment("aarch64-3.14", "aarch64", "3.14", "forky", 1, EMULATED, "neon"),
 )
 
 
@@ -71,51 +72,42 @@ def say(text: str) -> None:
     print(f"== {text}", flush=True)
 
 
-def build_python(where: Environment, root: Path) -> None:
-    """Compiles Python by this machine's gcc against root's headers and libraries, into /opt."""
-    require("gcc", "make", "pkg-config")
-    work = WORK / "python-source"
-    shutil.rmtree(work, ignore_errors=True)
-    Apt(where.source or where.suite, "amd64", work / "apt").source(
-        f"python{where.version}", work / "tree"
-    )
-    libraries = root / "usr/lib/x86_64-linux-gnu"
-    # make imports what it has built, by this machine's C library; so only the others are root's.
-    beside = work / "libraries"
-    beside.mkdir()
-    for name in ("libssl.so.*", "libcrypto.so.*", "libffi.so.*"):
-        for library in libraries.glob(name):
-            shutil.copy(library, beside)
-    os.environ |= {
-        "PKG_CONFIG_LIBDIR": str(libraries / "pkgconfig"),
-        "PKG_CONFIG_SYSROOT_DIR": str(root),
-        "LD_LIBRARY_PATH": str(beside),
-    }
-    options = ["--prefix=/opt/python", "--disable-test-modules", "--without-ensurepip"]
-    compiler = [f"CC=gcc --sysroot={root}", "CFLAGS=-O1"]
-    run("./configure", "-q", *options, f"--with-openssl={root}/usr", *compiler, cwd=work / "tree")
-    run("make", "-s", f"-j{len(os.sched_getaffinity(0))}", cwd=work / "tree")
-    run("make", "-s", "install", f"DESTDIR={root}", cwd=work / "tree")
-    del os.environ["LD_LIBRARY_PATH"]
-
-
-def unpacked_root(where: Environment) -> Path:
-    """A folder with the environment's Python and C library, made on first use."""
-    root = WORK / "roots" / f"{where.suite}-{where.machine}"
+def unpacked_root(suite: str, platform: Platform, *packages: str) -> Path:
+    """A folder with packages of a release and all that they need, made on first use."""
+    root = WORK / "roots" / f"{suite}-{platform.machine}"
     if (root / ".complete").exists():
         return root
     shutil.rmtree(root, ignore_errors=True)
-    packages = DEVELOPMENT if where.source else (f"python{where.version}",)
-    apt = Apt(where.suite, where.platform.debian, WORK / "apt" / root.name)
-    apt.unpack(*packages, "libstdc++6", into=root, dependencies=True)
+    apt = Apt(suite, platform.debian, WORK / "apt" / root.name)
+    apt.unpack(*packages, into=root, dependencies=True)
     for name in ("lib", "lib64"):  # Debian makes these links when it installs
         if (root / "usr" / name).exists() and not (root / name).exists():
             (root / name).symlink_to(f"usr/{name}")
-    if where.source:
-        say(f"building Python {where.version} against the C library of {where.suite}")
-        build_python(where, root)
     (root / ".complete").touch()
     return root
+
+
+def unresolved(wheel: Path, platform: Platform) -> list[str]:
+    """What the loader of the oldest release misses of the C library, loading a wheel's module."""
+    root = unpacked_root(OLDEST_SUITE, platform, "libc6")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.startswith("pyflow/_core.cpython"))
+        module = archive.extract(name, WORK / "modules")
+    trace = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_BIND_NOW": "1", "LD_WARN": "yes"}
+    start: list[str | Path] = ["env", *map("=".join, trace.items())]
+    if platform.machine == "aarch64":  # for the emulated loader, not for qemu's own
+        start = [*EMULATED, *(w for s in trace.items() for w in ("-E", "=".join(s))), "-L", root]
+    loaders = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
+    start += [root / loaders[platform.machine]]
+    folders = f"{root}/lib/{platform.machine}-linux-gnu"
+    done = subprocess.run(
+        [*start, "--library-path", folders, module], capture_output=True, text=True, check=False
+    )
+    said = (done.stdout + done.stderr).splitlines()
+    if not any("libc.so.6 => " in line for line in said):
+        return said or [f"no answer, exit code {done.returncode}"]
+    python = re.compile(r"undefined symbol: _?Py")  # an interpreter has these
+    return [s for s in said if ("undefined" in s and not python.search(s)) or "not found" in s]
 
 
 def install(where: Environment, wheel: Path) -> Path:
@@ -139,8 +131,8 @@ def ask(where: Environment, model: Path, n_prompts: int) -> dict[str, Any]:
         sys.exit(
             f"{OUT}: no wheel for Python {where.version} on {where.machine}: run 'make wheels'"
         )
-    root, site = unpacked_root(where), install(where, wheel)
-    home = root / ("opt/python" if where.source else "usr")
+    root = unpacked_root(where.suite, where.platform, f"python{where.version}", "libstdc++6")
+    site, home = install(where, wheel), root / "usr"
     python = home / f"bin/python{where.version}"
     if where.qemu:
         start = [*where.qemu, "-L", root, python]
@@ -187,6 +179,12 @@ def main(names: Sequence[str]) -> None:
 
     model = catalogue.resolve(MODEL)
     failed = []
+    for platform in PLATFORMS:
+        for wheel in sorted(OUT.glob(f"*_{platform.machine}.whl")):
+            missing = unresolved(wheel, platform)
+            verdict = "\n   ".join(["MISSING", *missing]) if missing else "all symbols found"
+            say(f"{wheel.name}: loader of {OLDEST_SUITE}: {verdict}")
+            failed += [wheel.name] if missing else []
     for name in names or known:
         where, start = known[name], time.monotonic()
         if where.qemu:

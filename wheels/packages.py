@@ -57,8 +57,9 @@ class Apt:
         (folder / "state/lists/partial").mkdir(parents=True, exist_ok=True)
         (self.cache / "archives/partial").mkdir(parents=True, exist_ok=True)
         (folder / "status").touch()
-        line = f"[signed-by={KEYRING}] {_mirror()} {suite} main\n"
-        (folder / "sources.list").write_text(f"deb {line}deb-src {line}")
+        (folder / "sources.list").write_text(
+            f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n"
+        )
         settings = {
             "Dir::State": folder / "state",
             "Dir::State::status": folder / "status",
@@ -92,13 +93,6 @@ class Apt:
             if target.startswith("/") and not target.startswith(str(into)):
                 link.unlink()
                 link.symlink_to(f"{into}{target}")
-
-    def source(self, package: str, into: Path) -> None:
-        """The sources of a package as their authors released them."""
-        run(*self._apt, "source", "--download-only", package, cwd=self.cache)
-        into.mkdir(parents=True, exist_ok=True)
-        (archive,) = self.cache.glob("*.orig.tar.*z")
-        run("tar", "-xf", archive, "--strip-components=1", "-C", into)
 
 
 def pip_download(requirement: str, *options: str, into: Path) -> Path:
