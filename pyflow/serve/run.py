@@ -141,7 +141,7 @@ def _server(app: ASGIApp, settings: Settings) -> uvicorn.Server:
         http=_protocol(settings.header_s),
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="error",  # warnings tell of what strangers send: they would fill the log
         access_log=False,
         server_header=False,
         limit_concurrency=_MAX_CONNECTIONS,

@@ -42,14 +42,19 @@ class TemplateBody(Body, kw_only=True):
 async def tokenize(call: Call[TokenizeBody]) -> Reply:
     body = call.body
     served = call.served
-    ids = await call.state.preparing.run(lambda: _ids(served, body))
-    tokenizer = served.model.tokenizer
-    pieces = [tokenizer.token_text(token) for token in ids]
+    return await call.state.preparing.run(lambda: _tokenized(served, body))
+
+
+def _tokenized(served: Served, body: TokenizeBody) -> Reply:
+    ids = _ids(served, body)
     found: dict[str, object] = {"count": len(ids), "max_model_len": served.n_ctx, "tokens": ids}
-    if body.with_pieces:
-        found["tokens"] = [{"id": i, "piece": p} for i, p in zip(ids, pieces, strict=True)]
-    if body.return_token_strs:
-        found["token_strs"] = pieces
+    if body.with_pieces or body.return_token_strs:
+        tokenizer = served.model.tokenizer
+        pieces = [tokenizer.token_text(token) for token in ids]
+        if body.with_pieces:
+            found["tokens"] = [{"id": i, "piece": p} for i, p in zip(ids, pieces, strict=True)]
+        if body.return_token_strs:
+            found["token_strs"] = pieces
     return Reply.of_json(found)
 
 

@@ -57,21 +57,32 @@ def decode(raw: bytes, kind: type[B], *, strict: bool) -> tuple[B, list[str]]:
     ApiError: the body is no JSON, or a field is wrong, refused, or, if strict, unknown.
     """
     try:
-        given = msgspec.json.decode(raw, type=dict[str, Any])
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise bad_request(f"the body: expected a JSON object: {error}") from None
+    known = {*kind.__struct_encode_fields__}
+    # What nobody reads is not decoded: eight megabytes of it would stop the loop for a second.
+    others = known | kind.refused.keys()
+    given = {name: _value(name, value) for name, value in fields.items() if name in others}
     given = {name: value for name, value in given.items() if value is not None}
     for name, advice in kind.refused.items():
         if given.get(name, _EMPTY) not in _NOTHING:
             raise bad_request(f"{name}: is not supported; {advice}", name)
-    others = {*kind.__struct_encode_fields__} | kind.harmless | kind.refused.keys()
-    unknown = [name for name in given if name not in others]
+    others |= kind.harmless
+    unknown = [name for name, v in fields.items() if name not in others and bytes(v) != b"null"]
     if unknown and strict:
         raise bad_request(f"{unknown[0]!r:.80}: this server knows no such field", unknown[0])
     try:
         return msgspec.convert(given, kind), unknown
     except (msgspec.ValidationError, RecursionError) as error:
         raise _wrong(str(error)) from None
+
+
+def _value(name: str, raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise bad_request(f"{name}: expected a JSON value: {error}", name) from None
 
 
 _EMPTY: list[object] = []
