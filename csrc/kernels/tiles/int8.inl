@@ -37,7 +37,7 @@ template <class Format, int Q>
 static inline void decode_lines(const uint8_t* piece, uint8_t* lines) {
   Lanes::B quads[4];
   Format::template weights<Lanes, Q>(piece, quads);
-#pragma GCC unroll 4
+  PYFLOW_UNROLL(4)
   for (int i = 0; i < 4; ++i) {
     Lanes::B w = quads[i];
     if constexpr (!Format::kSigned) {
@@ -59,7 +59,7 @@ static inline void decode_tile(const uint8_t* unit, int n_pieces, int tile,
   for (int u = 0; u < n_pieces / Format::kPieces; ++u, unit += Format::kUnitBytes) {
     Lanes::F s[kScales], m[kScales];
     Format::template scales<Lanes>(unit, s, m);
-#pragma GCC unroll 16
+    PYFLOW_UNROLL(16)
     for (int j = 0; j < kScales; ++j) {
       Lanes::store(out.s[tile][u * kScales + j], s[j]);
       odd = Lanes::fma(s[j], Lanes::zero(), odd);
@@ -160,7 +160,7 @@ struct StepScales {
   Lanes::F s[kSubs][2], z[kSubs][2], m[kSubs][2];
 
   StepScales(const TileWeights<Format>& w, int piece) {
-#pragma GCC unroll 8
+    PYFLOW_UNROLL(8)
     for (int i = 0; i < 2 * kSubs; ++i) {
       const int j = i / 2, tile = i % 2, at = piece * kSubs + j;
       s[j][tile] = Lanes::load(w.s[tile][at]);
@@ -181,7 +181,7 @@ struct StepScales {
       t = Lanes::fma(s[kFirst + 1][tile], Lanes::to_f(Lanes::load_i32(dots[kFirst + 1][tile][r])),
                      t);
     if constexpr (Format::kMinimum) {
-#pragma GCC unroll 2
+      PYFLOW_UNROLL(2)
       for (int j = kFirst; j < kFirst + kSubs / 2; ++j) {
         const Lanes::F sum =
             kSubs == 2 ? Lanes::set1(a.fsum32[j % 2]) : Lanes::to_f(Lanes::iset1(a.sum16[j]));
@@ -196,9 +196,9 @@ struct StepScales {
 template <class Format>
 static inline void add_rows(const StepScales<Format>& x, const Dots (*dots)[2], int from, int to,
                             const ActBlock* a, float (*sums)[2 * kTileRows]) {
-#pragma GCC unroll 4
+  PYFLOW_UNROLL(4)
   for (int r = from; r < to; ++r) {
-#pragma GCC unroll 2
+    PYFLOW_UNROLL(2)
     for (int tile = 0; tile < 2; ++tile) {
       float* sum = sums[r] + tile * kTileRows;
       Lanes::F acc = Lanes::load(sum);

@@ -3,6 +3,8 @@
 #pragma once
 
 #define PYFLOW_WHOLE [[gnu::flatten]]
+#define PYFLOW_PRAGMA(text) _Pragma(#text)
+#define PYFLOW_UNROLL(n) PYFLOW_PRAGMA(GCC unroll n)
 
 struct Lanes : Simd {
   static inline I as_i(B a) { return a; }

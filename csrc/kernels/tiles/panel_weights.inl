@@ -62,7 +62,7 @@ static inline Lanes::F number(Lanes::I bytes) {
 template <bool Byte>
 static inline void store_quarter(const Lanes::B (&quads)[4], Lanes::F s, Lanes::F z,
                                  uint8_t* lines) {
-#pragma GCC unroll 4
+  PYFLOW_UNROLL(4)
   for (int i = 0; i < 4; ++i) {
     const Lanes::I bytes = Lanes::as_i(Byte ? Lanes::bxor(quads[i], Lanes::bset1(0x80)) : quads[i]);
     store_lines(to_bf16(Lanes::fma(s, number<Byte, 0>(bytes), z)),

@@ -30,7 +30,7 @@ struct Activations {
     x = Buffer(static_cast<size_t>(rows.nbytes()), "activations");
     std::memcpy(x.data(), rows.data(), x.size());
     blocks = Buffer(static_cast<size_t>(n_rows * n_kb) * sizeof(ActBlock), "activations");
-    const KernelTable& table = kernel_table(isa);
+    const KernelTable& table = table_named(isa);
     for (int64_t r = 0; r < n_rows; ++r)
       table.quantize(x.as<float>() + r * k, k,
                      blocks.as<ActBlock>() + act_index(r, 0, n_rows, n_kb),
@@ -62,7 +62,7 @@ void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
   args.y = y.mutable_data();
   args.y_stride = y.strides(0) / item;
   args.prefetch = prefetch ? prefetch_of(*prefetch) : prefetches();
-  const KernelTable& table = kernel_table(isa);
+  const KernelTable& table = table_named(isa);
   py::gil_scoped_release unlocked;
   for (int i = 0; i < repeats; ++i)
     table.matmul[static_cast<size_t>(w.dtype())](args, tile_begin, tile_end);
@@ -108,7 +108,7 @@ void register_matmul(py::module_& m) {
   m.def(
       "read",
       [](const std::string& isa, const PackedTensor& w) {
-        const KernelTable& table = kernel_table(isa);
+        const KernelTable& table = table_named(isa);
         py::gil_scoped_release unlocked;
         return table.read_bytes(w.data(), static_cast<int64_t>(w.nbytes()),
                                 prefetches() == Prefetch::kNear);

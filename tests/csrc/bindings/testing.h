@@ -3,13 +3,20 @@
 // poison what lies around them and can point rows into one array.
 #pragma once
 
+#include <string_view>
+
 #include "bindings/convert.h"
+#include "kernels/table.h"
 
 namespace pyflow {
 
 inline void require(bool condition, const char* what) {
   if (!condition) throw ShapeError(what);
 }
+
+// A kernel table by its name: one of dispatch.h, or amx_on_avx512, which has the vectors of amx and
+// tiles in software (tiles.cpp). Throws VariableError.
+const KernelTable& table_named(std::string_view name);
 
 void register_elementwise(py::module_& m);
 void register_attention(py::module_& m);

@@ -14,6 +14,11 @@
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
+
+#if defined(__x86_64__)
+const KernelTable* kernels_amx_on_avx512() noexcept;
+#endif
+
 namespace {
 
 #include "kernels/simd/scalar.h"
@@ -31,7 +36,7 @@ struct Panels {
     const auto n = static_cast<size_t>(panel_values(n_rows, k));
     values = Buffer(n * sizeof(uint16_t), "panels");
     std::fill_n(values.as<uint16_t>(), n, poison);
-    const KernelTable& table = kernel_table(isa);
+    const KernelTable& table = table_named(isa);
     require(table.panel_row, "this table has no panels");
     for (int64_t r = 0; r < n_rows; ++r)
       table.panel_row(rows.data() + r * k, k, values.as<uint16_t>(), r);
@@ -55,7 +60,7 @@ void prefill(const std::string& isa, const PackedTensor& w, const Panels& panels
   args.y = y.mutable_data();
   args.y_stride = y.strides(0) / item;
   args.panels = panels.values.as<uint16_t>();
-  const auto multiply = kernel_table(isa).prefill_matmul[static_cast<size_t>(w.dtype())];
+  const auto multiply = table_named(isa).prefill_matmul[static_cast<size_t>(w.dtype())];
   require(multiply, "this table has no prefill_matmul for this format");
   py::gil_scoped_release unlocked;
   for (int i = 0; i < repeats; ++i) multiply(args, tile_begin, tile_end);
@@ -152,6 +157,16 @@ py::tuple numbers(const PackedTensor& w) {
 
 }  // namespace
 
+const KernelTable& table_named(std::string_view name) {
+#if defined(__x86_64__)
+  if (name == "amx_on_avx512") {
+    kernel_table("avx512");  // throws where its instructions are missing
+    return *kernels_amx_on_avx512();
+  }
+#endif
+  return kernel_table(name);
+}
+
 void register_tiles(py::module_& m) {
   py::class_<Panels>(m, "Panels")
       .def(py::init<const std::string&, const FloatArray&, uint16_t>(), py::arg("isa"),
@@ -165,7 +180,7 @@ void register_tiles(py::module_& m) {
   m.def("numbers", &numbers, py::arg("weights"));
   m.def("ask_for_tiles", &ask_for_tiles);
   m.def("has_prefill", [](const std::string& isa, const std::string& dtype) {
-    return kernel_table(isa).prefill_matmul[static_cast<size_t>(dtype_of(dtype))] != nullptr;
+    return table_named(isa).prefill_matmul[static_cast<size_t>(dtype_of(dtype))] != nullptr;
   });
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pyflow_testing
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.errors import VariableError
 
 from ...csrc.quant import own_formats
 
@@ -32,6 +35,22 @@ HALVES = {
     **{name: [0, 2] for name in own_formats.LINEAR},
 }
 GUARD = 7.0
+
+
+def runs(isa: str) -> bool:
+    """Whether this CPU runs a table that may be taken by its name alone."""
+    try:
+        pyflow_testing.has_prefill(isa, "Q4_0")
+    except VariableError:
+        return False
+    return True
+
+
+# Tables with products by tiles. Those of hardware, which has not run them yet, must be asked for:
+# PYFLOW_TEST_REQUIRES=amx.
+TILED = [isa for isa in ("amx_emulated", "amx_on_avx512") if runs(isa)]
+if "amx" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(",") and runs("amx"):
+    TILED.append("amx")
 
 
 def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:

@@ -9,8 +9,7 @@ import pyflow_testing
 import pytest
 from numpy.typing import NDArray
 
-from pyflow import _core
-
+from ..products import TILED
 from . import tile_reference as reference
 
 Tiles = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
@@ -23,7 +22,7 @@ DIGESTS = {
     "around the least normal number": "c1275cb886d1a5b8",
     "usual numbers": "f0b521277ef466c7",
 }
-hardware = pytest.mark.skipif("amx" not in _core.runnable_isas(), reason="this CPU has no AMX")
+hardware = pytest.mark.skipif("amx" not in TILED, reason="this CPU has no AMX")
 
 
 def random_tiles(seed: int, n: int, kind: str) -> Tiles:
@@ -94,7 +93,7 @@ def test_edges_of_bf16(pairs: list[tuple[int, int]], c: int, expected: int) -> N
         a.view("<u2")[2 * i] = x
         b.view("<u2")[32 * i] = y
     sums.view("<u4")[0] = c
-    for unit in ["emulated"] + ["hardware"] * ("amx" in _core.runnable_isas()):
+    for unit in ["emulated"] + ["hardware"] * ("amx" in TILED):
         assert hex(dots(unit, "bf16", (a, b, sums)).view("<u4")[0]) == hex(expected), unit
 
 

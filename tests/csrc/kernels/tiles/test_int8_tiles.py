@@ -9,10 +9,18 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 
-from ..products import FLOATS, FORMATS, HALVES, SUPER_BLOCKS, multiply, random_rows, random_weights
+from ..products import (
+    FLOATS,
+    FORMATS,
+    HALVES,
+    SUPER_BLOCKS,
+    TILED,
+    multiply,
+    random_rows,
+    random_weights,
+)
 
-BASE = next(isa for isa in reversed(_core.runnable_isas()) if isa != "amx")
-TILED = ["amx_emulated", *(isa for isa in _core.runnable_isas() if isa == "amx")]
+BASE = [isa for isa in _core.runnable_isas() if isa not in TILED][-1]
 QUANTIZED = [name for name in FORMATS if name not in FLOATS]
 
 

@@ -9,10 +9,18 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 
-from ..products import FLOATS, FORMATS, GUARD, SUPER_BLOCKS, multiply, random_rows, random_weights
+from ..products import (
+    FLOATS,
+    FORMATS,
+    GUARD,
+    SUPER_BLOCKS,
+    TILED,
+    multiply,
+    random_rows,
+    random_weights,
+)
 
 Floats = NDArray[np.float32]
-ISA = "amx" if "amx" in _core.runnable_isas() else "amx_emulated"
 # F16 and F32 weights have more bits than bf16, formats with fine inputs take activations of 15.
 NONE = ["F16", "F32", *(name for name, f in FORMATS.items() if f["fine_inputs"])]
 BY_PANELS = [name for name in FORMATS if name not in NONE]
@@ -32,7 +40,7 @@ def panel_order(k: int) -> NDArray[np.int64]:
 
 
 def prefill(
-    w: object, x: Floats, rows: int, isa: str = ISA, cut: tuple[int, ...] = ()
+    w: object, x: Floats, rows: int, isa: str = TILED[-1], cut: tuple[int, ...] = ()
 ) -> NDArray[np.float32]:
     """Into a poisoned output inside guards, from panels with NaNs where there is no row; tiles in
     the parts that `cut` makes."""
@@ -83,13 +91,12 @@ def sums_as_defined(x: Floats, w: Floats) -> Floats:
 
 def test_who_has_panels() -> None:
     for name in FORMATS:
-        assert pyflow_testing.has_prefill("amx_emulated", name) == (name in BY_PANELS)
-        assert not any(
-            pyflow_testing.has_prefill(isa, name) for isa in _core.runnable_isas() if isa != "amx"
-        )
+        for isa in (*TILED, *_core.runnable_isas()):
+            expected = isa in TILED and name in BY_PANELS
+            assert pyflow_testing.has_prefill(isa, name) == expected
 
 
-@pytest.mark.parametrize("isa", sorted({ISA, "amx_emulated"}))
+@pytest.mark.parametrize("isa", TILED)
 def test_rows_become_panels(isa: str) -> None:
     rng = np.random.default_rng(70)
     for n_rows, k in [(1, 1), (3, 31), (17, 32), (35, 100)]:
@@ -119,7 +126,8 @@ def test_products_are_as_defined(name: str) -> None:
         w = pyflow_testing.PackedTensor(name, data, rows, k)
         x = random_rows(rng, n_rows, k)
         expected = sums_as_defined(x, weights_as_defined(name, data, w, k)[:rows])
-        assert_bits(prefill(w, x, rows), expected, f"{rows} {k} {n_rows}")
+        for isa in TILED:
+            assert_bits(prefill(w, x, rows, isa), expected, f"{isa} {rows} {k} {n_rows}")
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "BF16"])
