@@ -16,6 +16,7 @@ from ...csrc.quant import own_formats
 FORMATS = {f["name"]: f for f in _core.weight_formats()}
 FLOATS = [name for name, f in FORMATS.items() if f["block"] == 1]
 SUPER_BLOCKS = [name for name, f in FORMATS.items() if f["block"] == 256]
+# Where each format keeps its f16 scales (byte offsets in the block).
 HALVES = {
     "F16": [0],
     "Q4_0": [0],
@@ -54,6 +55,7 @@ if "amx" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(",") and runs("amx"
 
 
 def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
+    """Any bytes are a valid block; scales are kept finite."""
     fmt = FORMATS[name]
     blocks = rng.integers(0, 256, (rows * cols // fmt["block"], fmt["block_bytes"]), dtype=np.uint8)
     for at in HALVES.get(name, []):

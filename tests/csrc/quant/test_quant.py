@@ -15,48 +15,15 @@ from pyflow.quant.blocks import FIRST_OWN_ID
 from pyflow import _core
 from pyflow.errors import ShapeError, UnsupportedError
 
+from ..kernels.products import FORMATS, HALVES, random_weights
 from . import own_formats
 
-FORMATS = {f["name"]: f for f in _core.weight_formats()}
 MODELS = Path.home() / ".cache/pyflow/models"
 
-# Where each format keeps its f16 scales (byte offsets in the block).
-HALVES = {
-    "F16": [0],
-    "Q4_0": [0],
-    "Q4_1": [0, 2],
-    "Q5_0": [0],
-    "Q5_1": [0, 2],
-    "Q8_0": [0],
-    "Q2_K": [80, 82],
-    "Q3_K": [108],
-    "Q4_K": [0, 2],
-    "Q5_K": [0, 2],
-    "Q6_K": [208],
-    "IQ4_NL": [0],
-    "IQ4_XS": [0],
-    "Q3H_K": [0],
-    "Q3H_NL": [0],
-    **{name: [0, 2] for name in own_formats.LINEAR},
-}
 # zeros, the least and largest subnormals, the least and largest normals, infinities
 EXTREME_HALVES = np.array(
     [0, 0x8000, 1, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x8001, 0x7C00, 0xFC00], np.uint16
 )
-
-
-def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
-    """Any bytes are a valid block; scales are kept finite."""
-    fmt = FORMATS[name]
-    blocks = rng.integers(0, 256, (rows * cols // fmt["block"], fmt["block_bytes"]), dtype=np.uint8)
-    for at in HALVES.get(name, []):
-        scale = rng.normal(0, 0.02, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
-    if name in {"F32", "BF16"}:
-        values = rng.normal(0, 1, rows * cols).astype(np.float32)
-        raw = values.view(np.uint8).reshape(-1, 4)
-        blocks = raw if name == "F32" else np.ascontiguousarray(raw[:, 2:])
-    return blocks.reshape(rows, -1)
 
 
 def by_gguf(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
