@@ -16,7 +16,7 @@ from pyflow.engine.context import Context
 from pyflow.errors import MatcherError, PyflowError, UnsupportedError
 from pyflow.generate import Completion
 from pyflow.sampling import SamplingParams
-from pyflow.speculate import Speculation, speculator
+from pyflow.speculate import Speculation, Speculator, speculator
 
 pytestmark = pytest.mark.model
 COUNTRY = {
@@ -70,10 +70,13 @@ def test_drafts_change_no_token_of_a_constrained_text(
 
     step = Context.step
     monkeypatch.setattr(Context, "step", counted)
-    forced = write(model, sampling)
+    with Speculator([], fixed=True) as grammar:  # its drafts run whatever a row costs here
+        forced = write(model, sampling, speculator=grammar)
     assert obeys(forced.text)
     assert forced.stop_reason == "eos"
     n_steps.append(0)
+    by_costs = write(model, sampling)
+    assert (by_costs.tokens, by_costs.logprobs) == (forced.tokens, forced.logprobs)
     for method in ("auto", "jacobi"):
         with speculator(model, Speculation(method=method, fixed=True)) as drafting:
             drafted = write(model, sampling, speculator=drafting)
