@@ -1,4 +1,4 @@
-"""A context in virtual time: cells and their owners are real, tokens are hashes of what is seen."""
+"""A model in virtual time: cells and their owners are real, tokens are hashes of what is seen."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 
 from pyflow import _core
+from pyflow.batch.batch import Batch
+from pyflow.batch.completion import Completion
+from pyflow.batch.local_runner import LocalRunner
+from pyflow.batch.request import Request, View
 from pyflow.engine.context import Context
 from pyflow.engine.defaults import Defaults
 from pyflow.errors import ResourceError
+from pyflow.sampling import SamplingParams
 from pyflow.tokenizer import NoTokenizerError
 
 N_VOCAB = 256
 EOS = 255
+GREEDY = SamplingParams(temperature=0, seed=1)
 
 
 def next_token(seen: Sequence[int]) -> int:
@@ -113,3 +119,66 @@ class VirtualContext(Context):
 
     def close(self) -> None:
         self._closed = True
+
+
+def alone(tokens: Sequence[int], n_predict: int, limit: int) -> list[int]:
+    seen, out = [*tokens], []
+    while len(out) < n_predict and len(seen) <= limit:
+        token = next_token(seen)
+        if token == EOS:
+            break
+        seen.append(token)
+        out.append(token)
+    return out
+
+
+def request(tokens: Sequence[int], n_predict: int = 20, **how: Any) -> Request:
+    how = {"limit": 4096, "reuse": True} | how
+    return Request(view=View([*tokens]), sampling=GREEDY, n_predict=n_predict, **how)
+
+
+class Served:
+    """A batch, and all that has come out of it."""
+
+    def __init__(self, context: VirtualContext, **how: Any) -> None:
+        self.context = context
+        self.runner = LocalRunner(context, clock=context.clock, **how)
+        self.batch = Batch(self.runner, VirtualModel())  # type: ignore[arg-type]
+        self.asked: dict[int, Request] = {}
+        self.done: dict[int, Completion] = {}
+        self.times: dict[int, list[float]] = {}  # of tokens
+        self.n_put_back: dict[int, int] = {}
+
+    def add(self, request: Request) -> int:
+        number = self.batch.add(request)
+        self.asked[number] = request
+        self.times[number] = [self.context.now]
+        return number
+
+    def step(self) -> None:
+        for event in self.batch.step():
+            assert event.error is None
+            if event.chunk is not None:
+                self.times[event.number].append(self.context.now)
+            if event.completion is not None:
+                self.done[event.number] = event.completion
+
+    def finish(self) -> None:
+        while self.batch.is_busy:
+            self.step()
+        for number, asked in self.asked.items():
+            found, whole = (
+                self.done[number].tokens,
+                alone(asked.view.tokens, asked.n_predict, asked.limit),
+            )
+            if self.done[number].stop_reason == "cancelled":
+                whole = whole[: len(found)]
+            assert found == whole, (number, self.done[number].stop_reason)
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        """But what is kept for later texts."""
+        self.runner.prefixes.clear()
+        assert self.runner.prefixes.n_sequences == self.context.n_seq_max
+        self.runner.prefixes.free(self.context.n_ctx)
+        assert self.context.n_free == self.context.n_ctx
