@@ -32,6 +32,10 @@ class ResourceError(PyflowError, RuntimeError):
     """Memory, cells or threads have run out; nothing has been changed."""
 
 
+class DeviceError(PyflowError, RuntimeError):
+    """A device, or its driver, has failed or cannot be used."""
+
+
 class ConstraintError(PyflowError, ValueError):
     """A schema or grammar that texts cannot be held to; it names the part that is refused."""
 

@@ -21,6 +21,8 @@ static void register_errors() {
       raise("UnsupportedError", e.what());
     } catch (const ResourceError& e) {
       raise("ResourceError", e.what());
+    } catch (const DeviceError& e) {
+      raise("DeviceError", e.what());
     } catch (const CancelledError& e) {
       raise("CancelledError", e.what());
     } catch (const Error& e) {

@@ -35,6 +35,11 @@ struct ResourceError : Error {
   using Error::Error;
 };
 
+// A device, or its driver, has failed or cannot be used: names the device, the call and the answer.
+struct DeviceError : Error {
+  using Error::Error;
+};
+
 // A run was asked to stop before it was done.
 struct CancelledError : Error {
   using Error::Error;
