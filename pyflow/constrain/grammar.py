@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from pyflow.constrain import lark, schema
+from pyflow.constrain import gbnf, lark, schema
 from pyflow.constrain.blame import place_of_fault
 from pyflow.constrain.json_text import MAX_CHARS, MAX_NBYTES, refuse
 from pyflow.constrain.library import JSON_OPTIONS, fault_of, llguidance
@@ -66,6 +66,11 @@ class Constraint:
             raise ConstraintError(f"constraint: expected {', '.join(_NAMES)}, found {self.kind!r}")
         check(self.source)
 
+    @property
+    def name(self) -> str:
+        """For people: JSON schema, GBNF grammar."""
+        return _NAMES[self.kind]
+
     @classmethod
     def json_schema(cls, source: str | Mapping[str, Any]) -> Constraint:
         """A JSON value that a schema allows; see `constrain.schema` for its keywords."""
@@ -113,7 +118,7 @@ class Constraint:
             case str() as text if self.kind == "regex":
                 return str(library.grammar_from_regex(text))
             case str() as text:
-                text = _from_gbnf(text) if self.kind == "gbnf" else text
+                text = gbnf.written(gbnf.parse(text)) if self.kind == "gbnf" else text
                 return str(library.grammar_from_lark(text))
             case Calls() as calls:
                 text = lark.of_calls(
@@ -184,22 +189,11 @@ def _check_lark(source: object) -> None:
 
 
 def _check_gbnf(source: object) -> None:
-    text = _from_gbnf(_check_text("gbnf", source))
-    lark.check(text)
-    _check_grammar("gbnf", str(llguidance().LLMatcher.grammar_from_lark(text)))
-
-
-def _from_gbnf(text: str) -> str:
-    llguidance()
-    if (n := text.count("::=")) > lark.MAX_RULES:
-        raise ConstraintError(f"GBNF grammar: expected up to {lark.MAX_RULES} rules, found {n}")
-    from llguidance import gbnf_to_lark
-
-    try:
-        return gbnf_to_lark.gbnf_to_lark(text)
-    except Exception as error:  # of several classes, also Python's own, for what it cannot read
-        reason = str(error) if type(error).__name__ == "GbnfToLarkError" else "it cannot be read"
-        raise ConstraintError(f"GBNF grammar: {reason:.300}") from None
+    text = gbnf.written(gbnf.parse(_check_text("gbnf", source)))
+    if fault_of(str(llguidance().LLMatcher.grammar_from_lark(text))):
+        raise ConstraintError(
+            "GBNF grammar: it is too large for the matcher; use fewer rules and repetitions"
+        )
 
 
 def _check_choice(source: object) -> None:
