@@ -55,7 +55,7 @@ class SamplingParams:
             if isinstance(parameter.default, float):
                 _number(name, value)
                 if not abs(value) <= _MOST:
-                    raise PyflowError(f"{name}: expected a finite number, found {value}")
+                    raise PyflowError(f"{name}: expected a number up to 3.4e38, found {value}")
             elif isinstance(parameter.default, int):
                 is_huge = name in _LEAST and isinstance(value, int) and value > 0
                 whole(name, value, *([_LEAST[name]] if is_huge else []))

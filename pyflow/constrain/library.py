@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 
 from pyflow.errors import UnsupportedError
@@ -27,7 +28,11 @@ def fault_of(grammar: str) -> str:
     is_error, messages = llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
     if not is_error:
         return ""
-    reason = " ".join(messages[0].split()).split(" while processing json-schema:")[0]
+    # Without the excerpt of the grammar that comes last: users of schemas did not write it.
+    text = re.split(r"\n\s*\d+ \| |while processing json-schema:", messages[0])[0]
+    if "regex parse error" in text:
+        return text.rpartition("error: ")[2].strip()
+    reason = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", " ".join(text.split()))
     if reason.startswith("oneOf constraints"):
         reason = "its schemas may overlap, or cannot be shown not to: write anyOf"
     return reason or "refused"

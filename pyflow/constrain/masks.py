@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -71,7 +72,7 @@ class Grammars:
             limits=library.LLParserLimits(verbose_errors=False),
         )
         if native.is_error():
-            raise ConstraintError(f"constraint: {' '.join(native.get_error().split()):.300}")
+            raise ConstraintError(f"{constraint.name}: {' '.join(native.get_error().split()):.300}")
         text = self._text
         if isinstance(constraint.source, Calls):
             trigger = self._control.get(constraint.source.trigger)
@@ -83,7 +84,8 @@ class Grammars:
             first = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[:8]
             matcher.copy().masks(first.tolist(), [-1] * first.size)
         except MatcherError as error:
-            raise ConstraintError(f"{error}; or it allows no text at all") from None
+            reason = str(error).removeprefix("constraint: ")
+            raise ConstraintError(f"{constraint.name}: {reason}") from None
         return matcher
 
 
@@ -217,11 +219,17 @@ class Matcher:
 
     def _check(self) -> None:
         if self._native.is_error():
-            reason = " ".join(self._native.get_error().replace("<non-verbose/>", "").split())
-            raise MatcherError(
-                f"constraint: the grammar is too complex for this text: {reason:.200}; "
-                "simplify its patterns"
-            )
+            raise MatcherError(f"constraint: {_reason(self._native.get_error())}")
+
+
+def _reason(told: str) -> str:
+    """Why the library gives up, without names of its own."""
+    if "NoExtensionBias" in told:
+        return "expected a text that ends, found none that is allowed; add a way to end"
+    if re.search("Too many items|Current row has", told):
+        return "the text may go on in too many ways; write longer literals, or fewer alternatives"
+    told = " ".join(told.replace("<non-verbose/>", "").split())
+    return f"too complex for this text: {told:.100}; simplify its patterns"
 
 
 def _bits(tokens: Sequence[int], n_vocab: int) -> Masks:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyflow import _core
 from pyflow.batch.completion import Completion
@@ -18,14 +19,22 @@ from pyflow.chat.guardrail import GUARDRAIL
 from pyflow.cluster.model import PipelinedModel
 from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.model_files import ModelFiles
+from pyflow.errors import PyflowError
 from pyflow.model import Model
 from pyflow.serve.engine import Engine, runner_for
-from pyflow.serve.errors import ApiError, too_long
+from pyflow.serve.errors import ApiError, of_request, too_long
 from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.settings import Settings
 from pyflow.speculate import Speculator
 from pyflow.tokenizer import NoTokenizerError
+
+
+class Held(NamedTuple):
+    """What an answer is held to, and the field of the request that says so."""
+
+    field: str
+    constraint: Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +162,19 @@ class Served:
                 400, f"{param}: expected tokens from 0 to {most - 1}, found {wrong}", param=param
             )
 
-    def matchers(self, constraint: Constraint | None) -> Callable[[], Matcher | None]:
-        """Makes what holds one text to the constraint. In the preparing thread: it may take a
-        second. ConstraintError."""
-        if constraint is None:
+    def matchers(self, held: Held | None) -> Callable[[], Matcher | None]:
+        """Makes what holds one text to a field's constraint. In the preparing thread: it may take
+        a second. ApiError, naming the field."""
+        if held is None:
             return lambda: None
-        return lambda: self.model.matcher(constraint)
+
+        def make() -> Matcher:
+            try:
+                return self.model.matcher(held.constraint)
+            except PyflowError as error:
+                raise of_request(error, held.field) from None
+
+        return make
 
     async def answered(self, requests: Sequence[Request]) -> list[Completion]:
         """The texts of requests, once they have ended; whoever leaves early ends them. ApiError."""

@@ -10,7 +10,6 @@ import msgspec
 from pyflow.batch.completion import Completion, TokenLogprobs
 from pyflow.batch.request import Request, View
 from pyflow.chat.tools import ToolCall
-from pyflow.constrain import Constraint
 from pyflow.serve.api import constraints, logprobs
 from pyflow.serve.api.constraints import ResponseFormat, Structured, Tool, ToolChoice
 from pyflow.serve.api.conversation import Message, TemplateArguments, encode, text_of
@@ -19,7 +18,7 @@ from pyflow.serve.api.writing import Parts, Writing, call_of, finish_reason
 from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
 from pyflow.serve.http.replies import DONE, PING, EventStream, Reply
-from pyflow.serve.models import Served
+from pyflow.serve.models import Held, Served
 
 _CHUNK = "chat.completion.chunk"
 
@@ -64,7 +63,7 @@ class ChatBody(Sampled, kw_only=True):
             raise bad_request("tool_choice: needs tools", "tool_choice")
         return [] if self.tool_choice == "none" else self.tools
 
-    def constraint(self, served: Served) -> Constraint | None:
+    def held(self, served: Served) -> Held | None:
         """What the answer is held to. ApiError: two things at once."""
         wanted = constraints.chosen(self.response_format, self.structured_outputs, self.grammar)
         if not self.called:
@@ -83,7 +82,10 @@ async def plan(call: Call[Any], body: ChatBody) -> Writing:
     sampling, stops = body.sampling(served, body.n_logprobs), body.stops
 
     def prepare() -> list[Request]:
-        texts = [text_of(message.content, "messages") for message in body.messages]
+        texts = [
+            text_of(message.content, f"messages[{i}].content")
+            for i, message in enumerate(body.messages)
+        ]
         served.check_size(*texts, param="messages")
         tokens = encode(served, body.messages, body.chat_template_kwargs, body.called)
         served.check_tokens(tokens, param="messages")
@@ -98,7 +100,7 @@ async def plan(call: Call[Any], body: ChatBody) -> Writing:
             key=call.tenant,
             watched=body.stream,
         )
-        return copies(request, body.n, matcher=served.matchers(body.constraint(served)))
+        return copies(request, body.n, matcher=served.matchers(body.held(served)))
 
     requests = await call.state.preparing.run(prepare)
     form = constraints.format_of(served) if body.called else None

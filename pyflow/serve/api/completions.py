@@ -121,7 +121,7 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
     """Prompts, and the texts that they ask for. In the preparing thread."""
     n_report = None if body.logprobs is None else max(1, body.logprobs)
     sampling, stops = body.sampling(served, n_report or 0), body.stops
-    constraint = constraints.chosen(body.response_format, body.structured_outputs, body.grammar)
+    held = constraints.chosen(body.response_format, body.structured_outputs, body.grammar)
     prompts = _prompts(served, body)
     requests: list[Request] = []
     seen: Counter[tuple[int, ...]] = Counter()
@@ -139,7 +139,7 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
             watched=body.stream,
         )
         key = tuple(prompt.tokens)
-        requests += copies(request, body.n, seen[key] * body.n, served.matchers(constraint))
+        requests += copies(request, body.n, seen[key] * body.n, served.matchers(held))
         seen[key] += 1
     return prompts, requests
 

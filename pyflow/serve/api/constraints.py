@@ -10,7 +10,7 @@ from pyflow.chat.tools import CallFormat, call_format
 from pyflow.constrain import Call, Calls, Constraint
 from pyflow.errors import PyflowError
 from pyflow.serve.errors import bad_request, of_request
-from pyflow.serve.models import Served
+from pyflow.serve.models import Held, Served
 
 _MAX_TOOLS = 128
 
@@ -107,7 +107,7 @@ def of_structured(wanted: Structured | None) -> Constraint | None:
 
 def chosen(
     wanted: ResponseFormat | None, structured: Structured | None, grammar: str | None
-) -> Constraint | None:
+) -> Held | None:
     """What the answer is held to. ApiError: by two fields at once, or refused."""
     found: dict[str, Constraint | None] = {}
     name = "response_format"
@@ -119,15 +119,14 @@ def chosen(
         found[name] = None if grammar is None else Constraint.gbnf(grammar)
     except PyflowError as error:
         raise of_request(error, name) from None
-    given = {name: each for name, each in found.items() if each is not None}
+    given = [Held(name, each) for name, each in found.items() if each is not None]
     if len(given) > 1:
-        raise bad_request(f"{' and '.join(given)}: expected one of them", next(iter(given)))
-    return next(iter(given.values()), None)
+        names = " and ".join(each.field for each in given)
+        raise bad_request(f"{names}: expected one of them", given[0].field)
+    return given[0] if given else None
 
 
-def of_tools(
-    tools: list[Tool], choice: ToolChoice, form: CallFormat, *, many: bool = True
-) -> Constraint:
+def of_tools(tools: list[Tool], choice: ToolChoice, form: CallFormat, *, many: bool = True) -> Held:
     """The answer is text with calls of these tools, or what `choice` says. ApiError: a tool has a
     schema that cannot be enforced, or is not there."""
     names = [tool.function.name for tool in tools]
@@ -153,7 +152,11 @@ def of_tools(
         calls.append(Call(form.begin(function.name), found.source, form.end))
     many = many and not isinstance(choice, Choice)
     required = choice != "auto"
-    return Constraint("calls", Calls(form.trigger, tuple(calls), required=required, many=many))
+    made = Calls(form.trigger, tuple(calls), required=required, many=many)
+    try:
+        return Held("tools", Constraint("calls", made))
+    except PyflowError as error:
+        raise of_request(error, "tools") from None
 
 
 def format_of(served: Served) -> CallFormat:

@@ -64,14 +64,16 @@ def text_of(content: str | list[dict[str, Any]] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
-    for part in content:
-        text = part.get("text", part.get("refusal"))
-        if part.get("type") not in _TEXTS or not isinstance(text, str):
+    for i, part in enumerate(content):
+        text, name = part.get("text", part.get("refusal")), where.partition("[")[0]
+        if (kind := part.get("type")) not in _TEXTS:
             raise bad_request(
-                f"{where}: expected parts of type text, found {part.get('type')!r:.40}; "
+                f"{where}: expected parts of type text, found {kind!r:.40}; "
                 "pyflow reads text alone, and fetches no URL",
-                where.partition("[")[0],
+                name,
             )
+        if not isinstance(text, str):
+            raise bad_request(f"{where}[{i}].text: expected text, found {text!r:.40}", name)
         texts.append(text)
     return "\n".join(texts)
 

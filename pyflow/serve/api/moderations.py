@@ -21,7 +21,7 @@ from pyflow.serve.endpoint import Call
 from pyflow.serve.errors import bad_request
 from pyflow.serve.http.bodies import Body
 from pyflow.serve.http.replies import Reply
-from pyflow.serve.models import Served
+from pyflow.serve.models import Held, Served
 from pyflow.serve.settings import MAX_PROMPTS
 
 
@@ -80,7 +80,7 @@ def _request(served: Served, question: str, said: str | None, tenant: str) -> Re
         limit=served.n_ctx,
         n_predict=N_PREDICT,
         reuse=True,
-        matcher=served.matchers(constraint())(),
+        matcher=served.matchers(Held("input", constraint()))(),
         key=tenant,
         watched=False,
     )

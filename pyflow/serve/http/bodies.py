@@ -82,7 +82,10 @@ def _value(name: str, raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise bad_request(f"{name}: expected a JSON value: {error}", name) from None
+        reason = f"expected a JSON value: {error}"
+        if "out of range" in reason:
+            reason = "expected numbers up to 1.7e308, found a larger one"
+        raise bad_request(f"{name}: {reason}", name) from None
 
 
 _EMPTY: list[object] = []

@@ -131,6 +131,8 @@ def test_unknown_fields_are_named_and_harmless_ones_pass(server: Server) -> None
         ({"messages": MESSAGES, "max_tokens": "9"}, "max_tokens"),
         ({"messages": MESSAGES, "n": 17}, "n"),
         ({"messages": MESSAGES, "temperature": -1}, "temperature"),
+        ({"messages": MESSAGES, "temperature": 1e308}, "temperature"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         ({"messages": MESSAGES, "top_p": 1.5}, "top_p"),
         ({"messages": MESSAGES, "seed": 1 << 64}, "seed"),
         ({"messages": MESSAGES, "stop": [""]}, "stop"),
@@ -171,7 +173,13 @@ def test_a_full_context_ends_by_length(server: Server) -> None:
     assert found["usage"]["total_tokens"] == 257
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"a":' * 5000, b'{"messages": NaN}', b"\xff"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(b"", b"[]", b"{", b'{"a":' * 5000, b"\xff"),
+        *(b'{"messages": NaN}', b'{"messages": [], "temperature": 1e999}'),
+    ],
+)
 def test_a_body_that_is_no_object_is_refused(server: Server, raw: bytes) -> None:
     assert server.request("POST", CHAT, raw)[0] == 400
 

@@ -71,6 +71,8 @@ def test_answers_keep_to_grammars(server: Server) -> None:
             "response_format",
         ),
         ({"grammar": "root = 1"}, "grammar"),
+        ({"grammar": 'root ::= ("a" | .){9000} root?'}, "grammar"),
+        ({"structured_outputs": {"lark": "start: start"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
