@@ -18,6 +18,7 @@
 //
 // F32, F16 and BF16 weights are multiplied by f32 activations: one fma per k, ascending, from 0.
 
+#include "kernels/matmul/magic.inl"
 #include "kernels/matmul/prefetch.inl"
 
 // If sixteen lanes take two registers, many rows are multiplied for one register and then for the
@@ -34,18 +35,15 @@ static inline decltype(auto) lanes(const V& whole) {
   }
 }
 
-// The start value of the integer sum over sub-block j, such that it ends at I_j.
+// The start value of the integer sum over sub-block j, such that it ends at I_j + from.
 template <class Lanes, class Format>
-static inline typename Lanes::I dot_start(const ActBlock& a, int j) {
+static inline typename Lanes::I dot_start(const ActBlock& a, int j, int32_t from = 0) {
   const int32_t sum = Format::kSubBlock == 32 ? a.sum32[j] : a.sum16[j];
-  if constexpr (Format::kSigned && Format::kMinimum) {
-    return Lanes::iadd(Lanes::s8_start(sum), Lanes::iset1(-Format::kOffset * sum));
-  } else if constexpr (Format::kSigned) {
-    return Lanes::s8_start(sum);
-  } else if constexpr (Format::kOffset != 0) {
-    return Lanes::iset1(-Format::kOffset * sum);
+  if constexpr (!Format::kSigned || Format::kMinimum) from -= Format::kOffset * sum;
+  if constexpr (Format::kSigned) {
+    return Lanes::s8_start(sum, from);
   } else {
-    return Lanes::izero();
+    return Lanes::iset1(from);
   }
 }
 
@@ -59,11 +57,26 @@ static inline typename Lanes::I dot16(typename Lanes::I acc, const typename Lane
   }
 }
 
+// Activation rows at once: each has an integer sum, t and acc in registers.
+static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
+// Activation rows that are multiplied for all lanes at once.
+static constexpr int kWholeRows = Simd::kParts == 1 ? kRegisterRows : 2;
+// Up to so many rows wait for memory more than for arithmetic; for them MatmulArgs::prefetch
+// decides.
+static constexpr int kFewRows = 2;
+
+// Whether the sums of Rows rows start from kMagicBits. Where one instruction adds to a sum, any
+// start costs the same; elsewhere an addition would take the place of the conversion. Sub-blocks of
+// 16 have two sums in 32 k, only one of which could do so; fewer rows don't pay for z.
+template <class Format, int Rows>
+static constexpr bool kByMagic =
+    Simd::kFreeStart && Format::kSubBlock == 32 && 2 * Rows > kRegisterRows;
+
 // Quarter Q (16 k) of a piece for all rows. A complete sub-block is added to t, a complete half of
 // the piece to acc.
 template <class Lanes, class Format, int Rows, Prefetch How, int P, int Q>
-static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* m,
-                           const ActBlock* a, typename Lanes::I (&dot)[Rows],
+static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F* z,
+                           const Simd::F* m, const ActBlock* a, typename Lanes::I (&dot)[Rows],
                            typename Lanes::F (&t)[Rows], typename Lanes::F (&acc)[Rows]) {
   constexpr int kQuarters = Format::kSubBlock / 16, kSub = Q / kQuarters, kHalf = Q / 2;
   constexpr int kSubs = 2 / kQuarters;  // in a half
@@ -72,7 +85,8 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
   Format::template weights<Simd, Q>(piece, all);
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
-    if constexpr (Q % kQuarters == 0) dot[r] = dot_start<Lanes, Format>(a[r], kSub);
+    if constexpr (Q % kQuarters == 0)
+      dot[r] = dot_start<Lanes, Format>(a[r], kSub, kByMagic<Format, Rows> ? kMagicBits : 0);
     if constexpr (std::is_same_v<Lanes, Simd>) {
       dot[r] = dot16<Lanes, Format>(dot[r], all, a[r].q + 16 * Q);
     } else {
@@ -81,10 +95,14 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
       dot[r] = dot16<Lanes, Format>(dot[r], w, a[r].q + 16 * Q);
     }
     if constexpr (Q % kQuarters == kQuarters - 1) {
-      const typename Lanes::F f = Lanes::to_f(dot[r]);
       // By reference: a copy of a vector of two registers would go through memory.
       decltype(auto) scale = lanes<Lanes, P>(s[kSub]);
-      t[r] = kSub % kSubs == 0 ? Lanes::mul(scale, f) : Lanes::fma(scale, f, t[r]);
+      if constexpr (kByMagic<Format, Rows>) {
+        t[r] = Lanes::fma(scale, Lanes::bits_f(dot[r]), lanes<Lanes, P>(z[kSub]));
+      } else {
+        const typename Lanes::F f = Lanes::to_f(dot[r]);
+        t[r] = kSub % kSubs == 0 ? Lanes::mul(scale, f) : Lanes::fma(scale, f, t[r]);
+      }
     }
     if constexpr (Q % 2 == 1) {
       if constexpr (Format::kMinimum) {
@@ -101,18 +119,10 @@ static inline void quarter(const uint8_t* piece, const Simd::F* s, const Simd::F
   }
 }
 
-// Activation rows at once: each has an integer sum, t and acc in registers.
-static constexpr int kRegisterRows = Part::kAccumulators < 6 ? 1 : Part::kAccumulators / 3;
-// Activation rows that are multiplied for all lanes at once.
-static constexpr int kWholeRows = Simd::kParts == 1 ? kRegisterRows : 2;
-// Up to so many rows wait for memory more than for arithmetic; for them MatmulArgs::prefetch
-// decides.
-static constexpr int kFewRows = 2;
-
 // Multiplies a unit by Rows rows, for the lanes of part P.
 template <class Lanes, class Format, int Rows, Prefetch How, int P>
-static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* m,
-                                 const ActBlock* a, int64_t width,
+static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Simd::F* z,
+                                 const Simd::F* m, const ActBlock* a, int64_t width,
                                  typename Lanes::F (&sums)[Rows]) {
   typename Lanes::F acc[Rows];
 #pragma GCC unroll 8
@@ -121,22 +131,24 @@ static inline void multiply_unit(const uint8_t* unit, const Simd::F* s, const Si
     const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
     typename Lanes::I dot[Rows];
     typename Lanes::F t[Rows];
-    quarter<Lanes, Format, Rows, How, P, 0>(piece, s, m, a, dot, t, acc);
-    quarter<Lanes, Format, Rows, How, P, 1>(piece, s, m, a, dot, t, acc);
-    quarter<Lanes, Format, Rows, How, P, 2>(piece, s, m, a, dot, t, acc);
-    quarter<Lanes, Format, Rows, How, P, 3>(piece, s, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 0>(piece, s, z, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 1>(piece, s, z, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 2>(piece, s, z, m, a, dot, t, acc);
+    quarter<Lanes, Format, Rows, How, P, 3>(piece, s, z, m, a, dot, t, acc);
     s += 64 / Format::kSubBlock;
+    z += 64 / Format::kSubBlock;
     m += 64 / Format::kSubBlock;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) sums[r] = acc[r];
 }
 
-// Multiplies one tile by Rows rows, side by side from `a`; blocks of k are `width` apart. Without
+// Multiplies one tile by Rows rows, side by side from `a`; blocks of k are `width` apart. Returns
+// whether that was all: what kByMagic finds not to be a number has to be computed again. Without
 // `flatten` GCC does not inline what several formats or rows share and passes it through memory:
 // half the speed of one row of Q5_0 on AVX2.
 template <class Format, int Rows, Prefetch How>
-[[gnu::flatten]] static void multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
+[[gnu::flatten]] static bool multiply_tile(const uint8_t* tile, int64_t n_units, const ActBlock* a,
                                            int64_t width, float* y, int64_t y_stride) {
   constexpr int kScales = Format::kPieces * 64 / Format::kSubBlock;
   constexpr int kParts = Rows <= kWholeRows ? 1 : Simd::kParts;
@@ -146,11 +158,14 @@ template <class Format, int Rows, Prefetch How>
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) part[r] = Lanes::zero();
   for (int64_t u = 0; u < n_units; ++u) {
-    Simd::F s[kScales], m[kScales];
+    Simd::F s[kScales], z[kScales], m[kScales];
     Format::template scales<Simd>(tile, s, m);
-    multiply_unit<Lanes, Format, Rows, How, 0>(tile, s, m, a, width, acc[0]);
+    if constexpr (kByMagic<Format, Rows>)
+#pragma GCC unroll 8
+      for (int j = 0; j < kScales; ++j) z[j] = Simd::mul(s[j], Simd::set1(-kMagic));
+    multiply_unit<Lanes, Format, Rows, How, 0>(tile, s, z, m, a, width, acc[0]);
     if constexpr (kParts == 2)
-      multiply_unit<Lanes, Format, Rows, How, 1>(tile, s, m, a, width, acc[1]);
+      multiply_unit<Lanes, Format, Rows, How, 1>(tile, s, z, m, a, width, acc[1]);
     tile += Format::kUnitBytes;
     a += Format::kPieces * width;
   }
@@ -158,18 +173,28 @@ template <class Format, int Rows, Prefetch How>
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
       Lanes::store(y + r * y_stride + p * kTileRows / kParts, Lanes::add(acc[p][r], Lanes::zero()));
+  if constexpr (kByMagic<Format, Rows>) {
+    static_assert(kParts == 1);
+    Simd::F odd = Simd::zero();  // becomes NaN
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) odd = Simd::fma(acc[0][r], Simd::zero(), odd);
+    return Simd::reduce_add(odd) == 0.0f;
+  }
+  return true;
 }
 
 template <class Format, int Rows>
 static inline void multiply_rows(int rows, const uint8_t* tile, int64_t n_units, const ActBlock* a,
                                  int64_t width, Prefetch prefetch, float* y, int64_t y_stride) {
   if (rows == Rows) {
+    auto multiply = prefetch == Prefetch::kFar ? multiply_tile<Format, Rows, Prefetch::kFar>
+                                               : multiply_tile<Format, Rows, Prefetch::kNear>;
     if constexpr (Rows <= kFewRows)
-      if (prefetch == Prefetch::kNone)
-        return multiply_tile<Format, Rows, Prefetch::kNone>(tile, n_units, a, width, y, y_stride);
-    const auto multiply = prefetch == Prefetch::kFar ? multiply_tile<Format, Rows, Prefetch::kFar>
-                                                     : multiply_tile<Format, Rows, Prefetch::kNear>;
-    multiply(tile, n_units, a, width, y, y_stride);
+      if (prefetch == Prefetch::kNone) multiply = multiply_tile<Format, Rows, Prefetch::kNone>;
+    if (!multiply(tile, n_units, a, width, y, y_stride))
+      for (int r = 0; r < Rows; ++r)
+        multiply_tile<Format, 1, Prefetch::kNear>(tile, n_units, a + r, width, y + r * y_stride,
+                                                  y_stride);
   } else if constexpr (Rows > 1) {
     multiply_rows<Format, Rows - 1>(rows, tile, n_units, a, width, prefetch, y, y_stride);
   }

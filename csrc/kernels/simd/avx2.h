@@ -56,7 +56,7 @@ struct Avx2Part {
   static inline I iset1(int32_t x) { return _mm256_set1_epi32(x); }
   static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
   static inline F to_f(I a) { return _mm256_cvtepi32_ps(a); }
-  static inline I s8_start(int32_t) { return izero(); }
+  static inline I s8_start(int32_t, int32_t from) { return iset1(from); }
   template <int Max>
   static inline I dot16_u(I acc, const B (&w)[4], const int8_t* a) {
     constexpr int kTogether = pair_sums_in_int16(Max);
@@ -119,13 +119,14 @@ struct Avx2Part {
 
 struct Simd : Ymm {
   static constexpr int kParts = 2;
+  static constexpr bool kFreeStart = false;
   using Part = Avx2Part;
   static inline I dot_u7(I acc, B w, const int8_t* a) {
     const __m256i q = quads(a);
     return {add_pairs(acc.lo, _mm256_maddubs_epi16(w.lo, q)),
             add_pairs(acc.hi, _mm256_maddubs_epi16(w.hi, q))};
   }
-  static inline I s8_start(int32_t) { return izero(); }
+  static inline I s8_start(int32_t, int32_t from) { return iset1(from); }
   static inline B s8_prepare(B w) { return w; }
   static inline I dot_s8(I acc, B w, const int8_t* a) {
     const __m256i q = quads(a);

@@ -6,6 +6,7 @@ struct Simd {
   // Vectors that a kernel may keep in registers: of 32 / 4 = 8, two are left for operands.
   static constexpr int kAccumulators = 6;
   static constexpr int kParts = 1;
+  static constexpr bool kFreeStart = false;
   using Part = Simd;
 
   struct F {
@@ -218,7 +219,7 @@ struct Simd {
     return dot_lane<0>(acc, w, vreinterpretq_s8_s32(vdupq_n_s32(quad)));
   }
   static inline I dot_u7(I acc, B w, const int8_t* a) { return dot_s8(acc, w, a); }
-  static inline I s8_start(int32_t) { return izero(); }
+  static inline I s8_start(int32_t, int32_t from) { return iset1(from); }
   static inline B s8_prepare(B w) { return w; }
   // Against the G-th four of sixteen activations, which the instruction broadcasts itself.
   template <int G>

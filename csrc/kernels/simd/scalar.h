@@ -17,9 +17,9 @@
 // reduce_add has a fixed shape: lane i + lane i+8, then +4, +2, +1.
 // dot_u7(acc, w, a): acc[lane] += sum over t<4 of w[4*lane+t] * a[t], w in 0..127, a in -127..127.
 // dot_s8 the same for w in -128..127, on w = s8_prepare(w) and an accumulator that began at
-// s8_start(sum of all a it will meet). dot16_u and dot16_s do four such groups, k 0..15: w[0..3]
-// against a[0..15]; no w is above Max, nor for dot16_s below -Max, which a machine without VNNI
-// turns into speed.
+// s8_start(sum of all a it will meet, from), which ends at from + the products. dot16_u and dot16_s
+// do four such groups, k 0..15: w[0..3] against a[0..15]; no w is above Max, nor for dot16_s below
+// -Max, which a machine without VNNI turns into speed. kFreeStart: any start costs the same.
 //
 // Part: the words of a product (matmul.inl) for one of kParts registers of a vector, lanes
 // ascending; where there are two, Part::of<P>(x) takes one out of a vector.
@@ -31,6 +31,7 @@
 struct Simd {
   static constexpr int kAccumulators = 1;  // vectors that a kernel may keep in registers
   static constexpr int kParts = 1;
+  static constexpr bool kFreeStart = false;
   using Part = Simd;
 
   struct F {
@@ -185,7 +186,7 @@ struct Simd {
       for (int t = 0; t < 4; ++t) acc.v[i] += w.v[4 * i + t] * a[t];
     return acc;
   }
-  static inline I s8_start(int32_t) { return izero(); }
+  static inline I s8_start(int32_t, int32_t from) { return iset1(from); }
   static inline B s8_prepare(B w) { return w; }
   static inline I dot_s8(I acc, B w, const int8_t* a) {
     for (int i = 0; i < 16; ++i)

@@ -6,6 +6,7 @@ template <class Lanes>
 struct Vnni : Lanes {
   using typename Lanes::B;
   using typename Lanes::I;
+  static constexpr bool kFreeStart = true;
 
   static inline I dot_u7(I acc, B w, const int8_t* a) {
     int32_t quad;
@@ -14,7 +15,7 @@ struct Vnni : Lanes {
   }
   // A signed weight is biased by 128, and the bias taken off through the activation's sum, once per
   // block.
-  static inline I s8_start(int32_t a_sum) { return Lanes::iset1(-128 * a_sum); }
+  static inline I s8_start(int32_t a_sum, int32_t from) { return Lanes::iset1(from - 128 * a_sum); }
   static inline B s8_prepare(B w) { return Lanes::bxor(w, Lanes::bset1(0x80)); }
   static inline I dot_s8(I acc, B w, const int8_t* a) { return dot_u7(acc, w, a); }
   template <int Max>

@@ -5,16 +5,11 @@
 // of the next step are made. A tile that was just made is never stored: tiles are not renamed, so of
 // the four tiles of sums two are stored while two are made.
 //
-// kMagic + I has the integer I in its low bits as a float, |I| < 2^22, so that with z = -kMagic * s,
-// which is exact (s has at most 19 bits, kMagic two), fma(s, kMagic + I, z) rounds s * I once, as
-// the multiplication of matmul.inl does. The addition takes an integer port that is free; a
-// conversion would take one that fma and tiles wait for. What differs is a zero's sign, which
-// matmul.inl's results do not keep, and s that are not finite: `odd` then sends both tiles to the
-// base table.
+// kMagicBits are added to integers (magic.inl): the addition takes an integer port that is free, a
+// conversion would take one that fma and tiles wait for. If an s is not finite, `odd` sends both
+// tiles to the base table.
 
-static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-static constexpr int32_t kMagicBits = 0x4b400000;
-static_assert(32 * 255 * 127 < 1 << 22);  // of any |I| (matmul.inl)
+#include "kernels/matmul/magic.inl"
 
 static constexpr int kTileGroup = 16;     // rows
 static constexpr int kLeastTileRows = 8;  // fewer are not faster than by the base table

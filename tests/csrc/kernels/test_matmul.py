@@ -15,6 +15,7 @@ from .products import (
     GUARD,
     HALVES,
     SUPER_BLOCKS,
+    TILED,
     multiply,
     random_rows,
     random_weights,
@@ -170,3 +171,42 @@ def test_what_cannot_be_quantized_is_not_a_number_in_every_output(isa: str, bad:
     assert np.isnan(blocks["scale"][1, 1]).tolist() == [True, False]
     assert (blocks["q"][1, 1, :32] == 0).all()
     assert (blocks["q"][1, 1, 32:] != 0).any()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in FLOATS])
+def test_extremes_give_the_same_bits(name: str) -> None:
+    """The largest sums, the largest and the least scales, zeros of both signs, and what is not
+    finite: as a scale of the weights, a minimum, or in a row."""
+    rng = np.random.default_rng(32)
+    fmt = FORMATS[name]
+    k = 256
+    x = np.sign(rng.normal(size=(24, k))).astype(np.float32)
+    x[1] = 1
+    x[2] *= 2.0**-119
+    x[3, :40] = 0
+    x[12, 5] = np.nan  # many rows are computed again with it
+    x[13, 70] = np.inf
+    for byte in (0x00, 0xFF, None):
+        for half in (0x7BFF, 0x8001, 0x0001, 0x7C00, 0x7FFF, 0xFC00, 0x8000):
+            data = rng.integers(
+                0, 256, (32 * k // fmt["block"], fmt["block_bytes"]), dtype=np.uint8
+            )
+            if byte is not None:
+                data[:] = byte
+            for at in HALVES[name]:
+                data[:, at : at + 2] = np.array([0x2C00], np.uint16).view(np.uint8)
+                data[::3, at : at + 2] = np.array([half], np.uint16).view(np.uint8)
+            assert_same_or_nan(name, data, x)
+
+
+def assert_same_or_nan(name: str, data: NDArray[np.uint8], x: NDArray[np.float32]) -> None:
+    """NaNs of two origins may meet, and which one is kept is up to the compiler."""
+    w = pyflow_testing.PackedTensor(name, data, 32, x.shape[1])
+    found = []
+    for isa in (*ISAS, *TILED):
+        y = np.zeros((len(x), 32), np.float32)
+        pyflow_testing.matmul(isa, w, pyflow_testing.Activations(isa, x), y, 0, 2)
+        y[np.isnan(y)] = np.nan
+        found.append(y.view(np.uint32))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
