@@ -228,6 +228,7 @@ def test_what_is_not_enforced_is_refused_by_name(source: object, path: str, keyw
         chain(1500, lambda ref: {"items": {"anyOf": [{"$ref": ref}]}}),
         chain(400, lambda ref: {"items": {"anyOf": [{"$ref": ref}]}}),
         json.dumps({"allOf": [{"pattern": f"a{i}"} for i in range(100)]}),
+        json.dumps({"properties": {f"p{i}": {} for i in range(2048)}}),
         chain(100, lambda ref: {"pattern": ref[-3:], "allOf": [{"$ref": ref}]}),
         json.dumps({"allOf": [{"properties": {"a": {"pattern": f"{i}"}}} for i in range(40)]}),
         "\ud800",
