@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +20,7 @@ from pyflow.cli.options import model
 from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.pipeline import pipelines
+from pyflow.cli.options.rules import Rule
 from pyflow.cli.options.run import RunOptions, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from pyflow.serve.settings import Settings
     from pyflow.speculate import Speculator
 
+_N_CTX = "--ctx-per-request"
 _EXTRA = "starlette", "uvicorn", "h11", "prometheus_client"
 
 
@@ -45,11 +49,30 @@ def _settings(
     return Settings(itl_s=itl / 1e3, model_nbytes=nbytes, **access, **given)
 
 
+_KEY = re.compile(r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
+_HOST = re.compile(r"[\w.-]+|\[[0-9a-f:.]+\]", re.IGNORECASE)
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://({_HOST.pattern})(:[0-9]{{1,5}})?", re.IGNORECASE)
+
+
+def _matching(pattern: re.Pattern[str], expected: str, *, is_secret: bool = False) -> Any:
+    """A check of the values of an option that may be given several times."""
+
+    def check(
+        ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        for value in values:
+            if not pattern.fullmatch(value):
+                found = "other characters" if is_secret else repr(value)[:60]
+                raise click.BadParameter(f"expected {expected}, found {found}", ctx, param)
+        return values
+
+    return {"multiple": True, "callback": check}
+
+
 def _access(**given: tuple[str, ...]) -> dict[str, Any]:
     return given
 
 
-_several: dict[str, Any] = {"multiple": True, "callback": model.not_empty}
 access = grouped(
     "access",
     _access,
@@ -60,19 +83,19 @@ access = grouped(
         metavar="KEY",
         envvar="PYFLOW_API_KEY",
         short="A key that requests must have",
-        **_several,
+        **_matching(_KEY, "printable characters, no blank first or last", is_secret=True),
     ),
     option(
         "--allow-host allow_hosts",
         "A further name of this machine in addresses; may be given several times.",
         metavar="NAME",
-        **_several,
+        **_matching(_HOST, "a name without port, as in box.example"),
     ),
     option(
         "--allow-origin allow_origins",
         "Pages of this origin may use the server, as in https://chat.example.",
         metavar="ORIGIN",
-        **_several,
+        **_matching(_ORIGIN, "scheme://host or scheme://host:port, as in https://chat.example"),
     ),
 )
 models = option(
@@ -82,7 +105,8 @@ models = option(
     metavar="MODEL",
     short="A file, a folder, or a name of 'pyflow list'",
     topic="model",
-    **_several,
+    multiple=True,
+    callback=model.not_empty,
 )
 settings = grouped(
     "settings",
@@ -102,9 +126,9 @@ settings = grouped(
         short="Texts that are written at once",
     ),
     option(
-        "--ctx-per-request n_ctx",
-        "Tokens of a prompt and its answer together, up to the model's maximum; 0 is that."
-        "  [default: 8192]",
+        f"{_N_CTX} n_ctx",
+        "Tokens of a prompt and its answer together, up to the model's maximum; 0 is that. Of "
+        "several models, each takes at most its own.  [default: 8192]",
         type=Whole(0),
         short="Tokens of a prompt and its answer",
     ),
@@ -150,6 +174,9 @@ settings = grouped(
         callback=model.not_empty,
     ),
     access,
+    rules=[
+        Rule("--token-embeddings", forbids=["--pipeline"], advice="stages return tokens alone"),
+    ],
     topic="server",
 )
 
@@ -182,7 +209,11 @@ def command(*, run: RunOptions, settings: Settings) -> None:
         from pyflow.serve.shelf import name_of
     except ModuleNotFoundError as error:
         raise missing(error) from None
-    settings.check()
+    model.context_size(settings.n_ctx, sys.maxsize, _N_CTX)
+    try:
+        settings.check()
+    except PyflowError as error:
+        raise click.UsageError(f"--{error}") from None
     given = run.models or (model.default_model(),)
     if run.pipeline is not None:
         if len(given) > 1:
@@ -202,16 +233,22 @@ def command(*, run: RunOptions, settings: Settings) -> None:
                 loop.add_signal_handler(number, serving.end)
         click.echo(f"{', '.join(paths)}: {serving.url}/v1", err=True)
 
+    # Of several models, each takes no more than it can.
+    most = settings.n_ctx if len(paths) == 1 else None
     openings = {
-        name: Opening(partial(_open, run, path), partial(_nbytes, path))
+        name: Opening(partial(_open, run, path, most), partial(_nbytes, path))
         for name, path in paths.items()
     }
     serve(openings, replace(settings, cache_type=run.cache_type), started)
 
 
 @contextmanager
-def _open(run: RunOptions, path: str) -> Iterator[tuple[Model | PipelinedModel, Speculator | None]]:
+def _open(
+    run: RunOptions, path: str, n_ctx: int | None
+) -> Iterator[tuple[Model | PipelinedModel, Speculator | None]]:
+    """n_ctx: what the command line asks of this model."""
     with replace(run, model=path).open() as opened, run.speculator(opened) as speculator:
+        model.context_size(n_ctx, opened.spec.n_ctx_train, _N_CTX)
         yield opened, speculator
 
 

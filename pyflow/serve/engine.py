@@ -28,6 +28,7 @@ from pyflow.serve.settings import (
     MAX_QUEUE,
     MAX_QUEUED_POOLS,
     MAX_RETRY_S,
+    RETRY_S,
     Settings,
 )
 from pyflow.speculate import Speculator
@@ -155,7 +156,7 @@ class Engine:
 
     async def close(self) -> None:
         """Ends all jobs and the thread; idempotent."""
-        self.fail_all(ApiError(503, "the server ends", retry_after=5))
+        self.fail_all(ApiError(503, "the server ends", retry_after=RETRY_S))
         self._closing = True
         self._inbox.put(None)
         self._batch.interrupt()

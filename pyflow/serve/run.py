@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import sys
 import time
@@ -19,7 +20,7 @@ from pyflow.serve.app import application
 from pyflow.serve.errors import ApiError
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.models import Opening
-from pyflow.serve.settings import MAX_HEADERS, Settings
+from pyflow.serve.settings import MAX_HEADERS, RETRY_S, Settings
 from pyflow.serve.shelf import Shelf
 from pyflow.serve.state import State
 
@@ -99,7 +100,7 @@ class Serving:
                 break
             await asyncio.sleep(_TICK_S)
         for served in state.shelf.loaded:
-            served.engine.fail_all(ApiError(503, "the server ends", retry_after=5))
+            served.engine.fail_all(ApiError(503, "the server ends", retry_after=RETRY_S))
 
 
 @contextlib.contextmanager
@@ -126,9 +127,12 @@ def _listen(settings: Settings) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+        advice = "give an address of this machine as --host, such as 127.0.0.1"
+        if not is_elsewhere:
+            advice = "choose another --port, or 0 for a free one"
         raise PyflowError(
-            f"{settings.host}:{settings.port}: cannot listen there: {error.strerror}; "
-            "choose another --port, or 0 for a free one"
+            f"{settings.host}:{settings.port}: cannot listen there: {error.strerror}; {advice}"
         ) from None
     listening.listen(_BACKLOG)
     listening.setblocking(False)

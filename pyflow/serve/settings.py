@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import socket
 from dataclasses import dataclass
 
 from pyflow.batch.serving import ITL_S
@@ -23,6 +24,8 @@ MAX_QUEUED_POOLS = 4
 """Tokens of those requests, in multiples of the cells that there are."""
 DEFAULT_REQUEST = 8192
 """Tokens of a prompt and its answer."""
+RETRY_S = 5
+"""When clients of a server that ends may find the next one."""
 MAX_RETRY_S = 120
 """Clients do not obey longer advice."""
 
@@ -69,7 +72,14 @@ class Settings:
     """How long a client may take to send headers or a body, and to read a part of an answer."""
 
     def check(self) -> None:
-        """PyflowError: the server would be open to everybody on the network."""
+        """PyflowError: the host is none, or the server would be open to all on the network."""
+        try:
+            socket.getaddrinfo(self.host, self.port)
+        except (OSError, UnicodeError):
+            raise PyflowError(
+                f"host {self.host!r:.60}: expected an address of this machine, such as 127.0.0.1 "
+                "or 0.0.0.0, found a name that leads nowhere"
+            ) from None
         if not self.keys and not self.is_local:
             raise PyflowError(
                 f"host {self.host}: other machines could use the server without a key; "

@@ -8,7 +8,7 @@ from pyflow.batch.local_runner import Usage
 from pyflow.serve.errors import ApiError
 from pyflow.serve.metrics import Metrics
 from pyflow.serve.prepare import Preparing
-from pyflow.serve.settings import Settings
+from pyflow.serve.settings import RETRY_S, Settings
 from pyflow.serve.shelf import Shelf
 
 
@@ -26,7 +26,7 @@ class State:
     def check_open(self) -> None:
         """ApiError while the server ends."""
         if self.is_draining:
-            raise ApiError(503, "the server ends and takes no new requests", retry_after=5)
+            raise ApiError(503, "the server ends and takes no new requests", retry_after=RETRY_S)
 
     def n_ctx_of(self, name: object) -> int:
         """Tokens that a text of the model of this name may have."""

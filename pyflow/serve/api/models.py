@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyflow.serve.http.replies import Reply
 from pyflow.serve.metrics import KIND
 from pyflow.serve.models import Served
+from pyflow.serve.settings import RETRY_S
 from pyflow.serve.state import State
 
 
@@ -33,7 +36,10 @@ class Plain:
         """503 once the server cannot answer any more, or is about to end."""
         state = self._state
         word = "dead" if state.is_dead else "draining" if state.is_draining else "ok"
-        return _response(Reply.of_json({"status": word}, 200 if word == "ok" else 503))
+        if word == "ok":
+            return _response(Reply.of_json({"status": word}))
+        reply = Reply.of_json({"status": word}, 503)
+        return _response(replace(reply, headers={"retry-after": str(RETRY_S)}))
 
     async def metrics(self, _: Request) -> Response:
         return _response(Reply(self._state.metrics.text(), kind=KIND))

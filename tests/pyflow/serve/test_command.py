@@ -43,9 +43,25 @@ def test_signals_end_it_well(model_path: Callable[[str], Path], number: signal.S
         assert process.stderr.read() == ""
 
 
-def test_it_does_not_open_to_the_network_without_a_key(capsys: Any) -> None:
-    assert main(["serve", "-m", "smollm2", "--host", "0.0.0.0"]) == 1
-    assert "--api-key" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--host", "0.0.0.0"], "--api-key"),
+        (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid'"),
+        (["--api-key", "a\nb"], "--api-key"),
+        (["--allow-origin", "evil"], "scheme://host"),
+        (["--allow-origin", "https://a.example/"], "scheme://host"),
+        (["--allow-host", "box:80"], "without port"),
+        (["--ctx-per-request", "1"], "--ctx-per-request"),
+        (["--ctx-per-request", "1000000"], "1000000 tokens of context are more than the 8192"),
+        (["--token-embeddings", "--pipeline", "auto", "--stages", "2"], "--pipeline"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(
+    model_path: Callable[[str], Path], capsys: Any, options: list[str], named: str
+) -> None:
+    assert main(["serve", "-m", str(model_path("smollm2")), "--port", "0", *options]) == 2
+    assert named in capsys.readouterr().err
 
 
 def test_a_further_model_that_is_not_there_is_refused_at_the_start(capsys: Any) -> None:

@@ -136,8 +136,9 @@ def test_answers_may_end_before_the_server_does(slow: Any) -> None:
     asked = send(server, ask("long", max_tokens=5))
     steps.begun.acquire()
     server.end()
-    while server.request("GET", "/health")[0] != 503:
+    while (health := server.request("GET", "/health"))[0] != 503:
         pass
+    assert "retry-after" in health[1]
     status, headers, _ = server.request("POST", CHAT, ask("late"))
     assert (status, "retry-after" in headers) == (503, True)
     steps.allow(1 << 20)
