@@ -51,6 +51,7 @@ class Guard:
         if origin in self._origins:
             send = _telling(send, origin)
         try:
+            headers.check_single("host", "origin")
             self._check_host(headers.get("host"))
             self._check_origin(origin, headers.get("host"))
             if scope["method"] == "OPTIONS" and origin is not None:
@@ -109,12 +110,19 @@ class _Headers:
     """The first value of each header."""
 
     def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        self._values: dict[str, str] = {}
+        self._values: dict[str, list[str]] = {}
         for name, value in pairs:
-            self._values.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+            values = self._values.setdefault(name.decode("latin-1"), [])
+            values.append(value.decode("latin-1"))
 
     def get(self, name: str) -> str | None:
-        return self._values.get(name)
+        return self._values.get(name, [None])[0]
+
+    def check_single(self, *names: str) -> None:
+        """ApiError if a header comes twice: others may go by the second one."""
+        for name in names:
+            if (n := len(self._values.get(name, ()))) > 1:
+                raise ApiError(403, f"{name.capitalize()}: expected one such header, found {n}")
 
 
 def _check_content(method: str, headers: _Headers) -> None:

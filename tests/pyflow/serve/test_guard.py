@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from starlette.routing import Route
@@ -82,6 +83,18 @@ def test_pages_of_listed_origins_read_answers_and_others_do_not(guarded: Server)
     status, headers, _ = guarded.request("GET", "/v1/models", None, OWN | own)
     assert status == 200
     assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("name", ["host", "origin"])
+def test_a_header_that_decides_comes_once(guarded: Server, name: str) -> None:
+    own = f"{guarded.host}:{guarded.port}"
+    values = {"host": [own, "box"], "origin": [f"http://{own}", "https://a.example"]}[name]
+    with closing(guarded.connect()) as connection:
+        connection.putrequest("GET", "/health", skip_host=name == "host")
+        for value in values:
+            connection.putheader(name, value)
+        connection.endheaders()
+        assert connection.getresponse().status in (400, 403)
 
 
 def test_large_bodies_are_refused_announced_or_not(guarded: Server) -> None:
