@@ -45,8 +45,8 @@ def call_format(template: str, *, source: str) -> CallFormat:
         if mark in template:
             return found
     raise UnsupportedError(
-        f"{source}: the chat template shows no format of calls that is known (Hermes, Mistral, "
-        "Llama 3); leave tools out, or take a model that was trained to call them"
+        f"{source}: expected a chat template that shows calls as Hermes (Qwen too), Mistral or "
+        "Llama 3 write them, found none; leave tools out"
     )
 
 
