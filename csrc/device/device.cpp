@@ -1,6 +1,6 @@
 #include "device/device.h"
 
-#include "device/opencl.h"
+#include "device/opencl/opencl.h"
 
 namespace pyflow::device {
 namespace {

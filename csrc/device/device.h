@@ -91,7 +91,7 @@ class Event {
   // Whether all commands before it have ended. Throws DeviceError if one has failed.
   virtual bool done() const = 0;
   virtual void wait() const = 0;
-  // The same, calling poll at least each 50 ms. What poll throws ends the waiting, not the commands.
+  // The same, calling poll at least each 50 ms. What it throws ends the waiting, not the commands.
   virtual void wait(const std::function<void()>& poll) const = 0;
 };
 

@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "device/opencl_objects.h"
+#include "device/opencl/objects.h"
 
 namespace pyflow::device::cl {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "device/opencl_api.h"
+#include "device/opencl/api.h"
 
 namespace pyflow::device::cl {
 

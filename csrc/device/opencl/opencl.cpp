@@ -1,10 +1,10 @@
-#include "device/opencl.h"
+#include "device/opencl/opencl.h"
 
 #include <dlfcn.h>
 
 #include <algorithm>
 
-#include "device/opencl_objects.h"
+#include "device/opencl/objects.h"
 
 namespace pyflow::device {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/message.h"
-#include "device/opencl_objects.h"
+#include "device/opencl/objects.h"
 
 namespace pyflow::device::cl {
 namespace {

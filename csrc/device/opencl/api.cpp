@@ -1,4 +1,4 @@
-#include "device/opencl_api.h"
+#include "device/opencl/api.h"
 
 #include <dlfcn.h>
 

@@ -1,0 +1,180 @@
+#include "device/ops.h"
+
+#include <algorithm>
+
+#include "device/program/formats.h"
+#include "quant/packed_tensor.h"
+
+namespace pyflow::device {
+namespace {
+
+constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;
+// Groups that a compute unit needs to hide the latency of memory.
+constexpr int64_t kGroupsPerUnit = 8;
+
+int32_t i32(int64_t x) { return static_cast<int32_t>(x); }
+int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+std::vector<Argument> joined(std::initializer_list<std::vector<Argument>> lists) {
+  std::vector<Argument> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+std::vector<Argument> list(const FloatRows& rows) { return {rows.buffer, rows.first, rows.stride}; }
+
+}  // namespace
+
+void Ops::run(Queue& queue, const std::string& name, const Grid& grid, const Arguments& arguments) {
+  auto& kernel = kernels_[name];
+  if (!kernel) kernel = compiled_.program->kernel(name);
+  queue.launch(*kernel, grid, arguments);
+}
+
+// For kernels with a work-item per number: the last argument is n.
+void Ops::run_rows(Queue& queue, const char* kernel, int64_t n_rows, int64_t n,
+                   Arguments arguments) {
+  arguments.push_back(i32(n));
+  run(queue, kernel, {{blocks(n, 64), n_rows, 1}, 64}, arguments);
+}
+
+// The kernel for so many rows, and how many it takes at once.
+std::string Ops::product(const DeviceMatrix& w, int64_t n_rows, int64_t& rows_at_once) const {
+  const auto kernels = product_kernels(w.dtype, compiled_.slices);
+  const auto& kernel = n_rows <= kernels.front().rows ? kernels.front() : kernels.back();
+  rows_at_once = kernel.rows;
+  return kernel.name;
+}
+
+void Ops::matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, int64_t n_rows,
+                 FloatRows y) {
+  const bool pairs = fine_inputs(w.dtype);
+  const int64_t rows = pairs ? 2 * n_rows : n_rows;
+  int64_t at_once = 0;
+  const std::string kernel = product(w, rows, at_once);
+  run(queue, kernel,
+      {{PackedTensor::tile_count(w.rows), blocks(rows, at_once), 1}, 16 * compiled_.slices},
+      {w.tiles, i32(blocks(w.cols, kActBlock)), &acts, i32(rows), i32(pairs), y.buffer, y.first,
+       y.stride});
+}
+
+void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_rows, FloatRows y) {
+  int64_t at_once = 0;
+  const std::string kernel = product(w, n_rows, at_once);
+  const int64_t tiles = PackedTensor::tile_count(w.rows);
+  const auto tile_bytes =
+      static_cast<int64_t>(PackedTensor::packed_bytes(w.dtype, w.rows, w.cols)) / tiles;
+  run(queue, kernel, {{blocks(tiles, 4), blocks(n_rows, at_once), 1}, 64},
+      joined({{w.tiles, tile_bytes, i32(tiles), i32(w.cols)}, list(x), {i32(n_rows)}, list(y)}));
+}
+
+void Ops::quantize(Queue& queue, FloatRows x, int64_t n_rows, int64_t k, DeviceBuffer& acts,
+                   bool pairs) {
+  run(queue, "quantize", {{blocks(k, kActBlock), n_rows, 1}, 64},
+      joined({list(x), {i32(k), &acts, i32(pairs)}}));
+}
+
+void Ops::rms_norm(Queue& queue, FloatRows x, const DeviceBuffer& weight, float eps, int64_t n_rows,
+                   int64_t n, FloatRows y) {
+  run(queue, "rms_norm", {{n_rows, 1, 1}, 64}, joined({list(x), {&weight, eps, i32(n)}, list(y)}));
+}
+void Ops::layer_norm(Queue& queue, FloatRows x, const DeviceBuffer& weight, float eps,
+                     int64_t n_rows, int64_t n, FloatRows y) {
+  run(queue, "layer_norm", {{n_rows, 1, 1}, 64},
+      joined({list(x), {&weight, eps, i32(n)}, list(y)}));
+}
+void Ops::add(Queue& queue, FloatRows x, FloatRows y, int64_t n_rows, int64_t n) {
+  run_rows(queue, "add", n_rows, n, joined({list(x), list(y)}));
+}
+void Ops::add_scaled(Queue& queue, FloatRows x, FloatRows y, float s, int64_t n_rows, int64_t n) {
+  run_rows(queue, "add_scaled", n_rows, n, joined({list(x), list(y), {s}}));
+}
+void Ops::scale(Queue& queue, FloatRows x, float s, int64_t n_rows, int64_t n) {
+  run_rows(queue, "scale", n_rows, n, joined({list(x), {s}}));
+}
+void Ops::softcap(Queue& queue, FloatRows x, float cap, int64_t n_rows, int64_t n) {
+  run_rows(queue, "softcap", n_rows, n, joined({list(x), {cap}}));
+}
+void Ops::activate(Queue& queue, Activation activation, FloatRows x, int64_t n_rows, int64_t n) {
+  run_rows(queue, "activate", n_rows, n, joined({list(x), {static_cast<int32_t>(activation)}}));
+}
+void Ops::gate(Queue& queue, Activation activation, FloatRows gate, FloatRows up, int64_t n_rows,
+               int64_t n) {
+  run_rows(queue, "gate", n_rows, n,
+           joined({list(gate), list(up), {static_cast<int32_t>(activation)}}));
+}
+void Ops::rope(Queue& queue, FloatRows x, FloatRows cos_sin, const Rope& how, int64_t n_rows) {
+  run(queue, "rope", {{how.n_heads, n_rows, 1}, 64},
+      joined(
+          {list(x), {i32(how.head_dim)}, list(cos_sin), {i32(how.n_pairs), i32(how.interleaved)}}));
+}
+
+void Ops::store_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
+                     int64_t n_rows, FloatRows k) {
+  run(queue, "store_keys", {{blocks(cells.key_dim, 32), cells.n_kv_heads, n_rows}, 32},
+      joined({{cells.k, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
+               i32(cells.key_dim), &slots},
+              list(k)}));
+}
+void Ops::store_cells(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
+                      int64_t n_rows, FloatRows k, FloatRows v) {
+  store_keys(queue, cells, slots, n_rows, k);
+  run(queue, "store_values", {{blocks(cells.value_dim, 32), cells.n_kv_heads, n_rows}, 32},
+      joined({{cells.v, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
+               i32(cells.value_dim), &slots},
+              list(v)}));
+}
+void Ops::load_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
+                    int64_t n_rows, FloatRows k) {
+  run(queue, "load_keys", {{blocks(cells.key_dim, 32), cells.n_kv_heads, n_rows}, 32},
+      joined({{cells.k, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
+               i32(cells.key_dim), &slots},
+              list(k)}));
+}
+void Ops::move_cells(Queue& queue, const DeviceCells& cells, const DeviceBuffer& moves,
+                     int64_t n_moves) {
+  run(queue, "move_cells",
+      {{blocks(std::max(cells.key_dim, cells.value_dim), 32), cells.n_kv_heads, 1}, 32},
+      {cells.k, cells.v, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
+       i32(cells.key_dim), i32(cells.value_dim), &moves, i32(n_moves)});
+}
+
+size_t Ops::scratch_nbytes(const DeviceAttention& args) {
+  return static_cast<size_t>(args.n_heads * args.most_blocks * (args.cells.value_dim + 2)) *
+         sizeof(float);
+}
+
+// Parts are blocks where spans would be too few groups. As many rows at once as scratch holds.
+void Ops::attend(Queue& queue, const DeviceAttention& args) {
+  const DeviceCells& cells = args.cells;
+  const int64_t groups = args.n_rows * args.n_heads * args.most_spans;
+  const bool by_spans = groups >= kGroupsPerUnit * device().info().compute_units;
+  const int64_t n_blocks = by_spans ? kSpanBlocks : 1;
+  const int64_t n_parts = std::max<int64_t>(1, by_spans ? args.most_spans : args.most_blocks);
+  const auto row_nbytes =
+      static_cast<size_t>(args.n_heads * n_parts * (cells.value_dim + 2)) * sizeof(float);
+  const auto step = static_cast<int64_t>(std::max<size_t>(1, args.scratch->nbytes() / row_nbytes));
+  const Argument slopes = args.slopes ? Argument(args.slopes) : Argument(nullptr);
+  for (int64_t row = 0; row < args.n_rows; row += step) {
+    const int64_t n = std::min(step, args.n_rows - row);
+    run(queue, "attend_parts", {{n_parts, args.n_heads, n}, kLogicalBlock},
+        joined({{cells.k, cells.v, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
+                 i32(cells.key_dim), i32(cells.value_dim)},
+                list(args.q),
+                {args.views, args.runs, i32(row), i32(n_blocks), args.scale, args.softcap, slopes,
+                 args.scratch}}));
+    run(queue, "attend_merge", {{args.n_heads, n, 1}, 64},
+        joined({{args.scratch, i32(n_parts), i32(cells.value_dim), args.views, i32(row),
+                 i32(n_blocks)},
+                list(args.out)}));
+  }
+}
+
+void Ops::read_bytes(Queue& queue, const DeviceBuffer& from, int64_t nbytes, DeviceBuffer& sums,
+                     int64_t n_groups) {
+  run(queue, "read_bytes", {{n_groups, 1, 1}, 64}, {&from, nbytes / 16, &sums});
+}
+void Ops::nothing(Queue& queue, DeviceBuffer& any) {
+  run(queue, "nothing", {{1, 1, 1}, 64}, {&any});
+}
+
+}  // namespace pyflow::device
