@@ -31,8 +31,7 @@ ANNOTATIONS = frozenset(
 # Say which draft is meant, and under which name others may refer to the document.
 AT_THE_TOP = frozenset(("$schema", "$id"))
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft/20(19-09|20-12)|draft-0[67])/schema#?")
-# While one is compiled, which takes a core, steps of other texts wait for it: 0.6 s for 2,000
-# properties, in which gaps between tokens stayed below 0.1 s.
+# Compiling takes a core from the steps of other texts: 0.4 s for 3,000 properties, 1.3 s for 6,000.
 MAX_SCHEMAS = 2048
 # Bounds are doubles in the grammar; an integer beyond is not the one that was asked for.
 _MAX_BOUND = 1 << 53
