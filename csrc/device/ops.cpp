@@ -176,5 +176,9 @@ void Ops::read_bytes(Queue& queue, const DeviceBuffer& from, int64_t nbytes, Dev
 void Ops::nothing(Queue& queue, DeviceBuffer& any) {
   run(queue, "nothing", {{1, 1, 1}, 64}, {&any});
 }
+void Ops::arithmetic(Queue& queue, const DeviceBuffer& x, DeviceBuffer& y, DeviceBuffer& halves,
+                     int64_t n) {
+  run(queue, "arithmetic", {{blocks(n, 64), 1, 1}, 64}, {&x, &y, &halves, i32(n)});
+}
 
 }  // namespace pyflow::device

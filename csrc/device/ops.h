@@ -14,6 +14,7 @@
 
 #include "core/dtype.h"
 #include "device/device.h"
+#include "device/program/compile.h"
 #include "device/views.h"
 #include "kernels/table.h"
 
@@ -52,16 +53,9 @@ struct DeviceAttention {
   DeviceBuffer* scratch;       // at least scratch_nbytes(); more make fewer commands
 };
 
-// A compiled program, for the contexts of a model to share.
-struct Compiled {
-  std::shared_ptr<Device> device;
-  std::shared_ptr<const Program> program;
-  int slices;
-};
-
 class Ops {
  public:
-  // Of a program from program_source(). Kernels are taken from it when they are first needed.
+  // Kernels are taken from it when they are first needed.
   explicit Ops(Compiled compiled) : compiled_(std::move(compiled)) {}
 
   Device& device() const { return *compiled_.device; }
@@ -118,6 +112,10 @@ class Ops {
   void read_bytes(Queue& queue, const DeviceBuffer& from, int64_t nbytes, DeviceBuffer& sums,
                   int64_t n_groups);
   void nothing(Queue& queue, DeviceBuffer& any);
+  // x: n floats a, then n b and n c. y: n times a * b + c with two roundings, fma(a, b, c), a / b,
+  // the root of a, b as f16; halves: n f16.
+  void arithmetic(Queue& queue, const DeviceBuffer& x, DeviceBuffer& y, DeviceBuffer& halves,
+                  int64_t n);
 
  private:
   using Arguments = std::vector<Argument>;

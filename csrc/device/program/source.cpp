@@ -31,7 +31,7 @@ Source program_source(const DeviceInfo& info, std::span<const DType> formats) {
        {"prelude_opencl", "words", "math", "rows", "cells", "attention", "probe"})
     source.text += texts.at(name);
   for (DType dtype : formats) source.text += format_source(dtype, slices);
-  source.options = "-DSLICES=" + std::to_string(slices);
+  source.options = "-w -DSLICES=" + std::to_string(slices);
   if (info.exact_division)
     source.options += " -DEXACT_DIVISION -cl-fp32-correctly-rounded-divide-sqrt";
   return source;

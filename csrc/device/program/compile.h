@@ -1,0 +1,30 @@
+// Programs from source, or from a folder that keeps what was compiled before.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/dtype.h"
+#include "device/device.h"
+#include "device/program/source.h"
+
+namespace pyflow::device {
+
+// A program for the contexts of a model to share.
+struct Compiled {
+  std::shared_ptr<Device> device;
+  std::shared_ptr<const Program> program;
+  int slices = 0;           // of a group (source.h)
+  bool from_cache = false;  // nothing was compiled
+  std::string refusal;      // why the folder could not keep it, or nothing
+};
+
+// For weights of these formats. A file of `folder` is used only if source, options, device and
+// driver are those that it was made from, its checksum is right and the driver takes it; otherwise
+// it is written anew. An empty folder name keeps nothing. Throws DeviceError.
+Compiled compile(std::shared_ptr<Device> device, std::span<const DType> formats,
+                 const std::string& folder);
+Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder);
+
+}  // namespace pyflow::device

@@ -1,0 +1,23 @@
+// Whether a device computes with the bits of the scalar table. What a driver says of itself is not
+// trusted: some that flush subnormals or lack a fused multiply-add say nothing of it, others have
+// more than they say.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "core/dtype.h"
+#include "device/ops.h"
+
+namespace pyflow::device {
+
+// The formats that `pyflow doctor` tries: with and without minimums, offsets and tables, of plain
+// floats, and with fine inputs.
+inline constexpr DType kProbedFormats[] = {DType::F16, DType::Q8_0, DType::Q4_K, DType::Q6_K};
+
+// Runs every operation, and products of these formats, on random and extreme values. Returns the
+// first result that differs, with its input, what was expected and what was found; nothing if the
+// device is exact. Where a NaN is expected, any NaN is right. Throws DeviceError.
+std::string first_fault(Ops& ops, std::span<const DType> formats);
+
+}  // namespace pyflow::device
