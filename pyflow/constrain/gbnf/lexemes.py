@@ -24,9 +24,10 @@ from pyflow.constrain.gbnf.nodes import (
 
 # What is larger is not looked at; it is written by characters.
 _MAX_POSITIONS = 512
-_MAX_STEPS = 200_000
+_MAX_STEPS = 1_000_000
 _MAX_ATOMS = 256
-_MAX_PASSES = 16
+_MAX_PASSES = 8
+_MAX_NODES = 4_000
 
 
 def are_certain(rules: Rules, full: Rules) -> bool:
@@ -49,6 +50,8 @@ class _Test:
         self._full = full
         nodes = [each for node in full.values() for each in walk(node)]
         ranges = [r for each in nodes if isinstance(each, Chars) for r in each.ranges]
+        if sum(1 for node in rules.values() for _ in walk(node)) > _MAX_NODES:
+            raise _UncertainError
         self._starts = sorted({0, LAST + 1, *(r[0] for r in ranges), *(r[1] + 1 for r in ranges)})
         if len(self._starts) > _MAX_ATOMS:
             raise _UncertainError
@@ -119,9 +122,10 @@ class _Test:
             case Ref(name):
                 self._follow[name] |= follow
             case Sequence(parts):
-                for i, part in enumerate(parts):
-                    empty, first = self._begins_all(parts[i + 1 :])
-                    self._visit(part, first | (follow if empty else 0), strict=strict)
+                for part in reversed(parts):
+                    self._visit(part, follow, strict=strict)
+                    empty, first = self._begins(part)
+                    follow = first | (follow if empty else 0)
             case Either(parts):
                 taken = n_empty = 0
                 for part in parts:
@@ -145,6 +149,7 @@ class _Test:
         empty, firsts, lasts = positions.add(lexeme.node)
         n_atoms = len(self._starts) - 1
         by_atom = [0] * n_atoms
+        self._spend(n_atoms * len(positions.atoms))
         for i, atoms in enumerate(positions.atoms):
             for atom in range(n_atoms):
                 by_atom[atom] |= (atoms >> atom & 1) << i
@@ -162,10 +167,13 @@ class _Test:
                 if after not in seen:
                     seen.add(after)
                     left.append((after, False))
-            self._n_steps += n_atoms
-            if self._n_steps > _MAX_STEPS:
-                raise _UncertainError
+            self._spend(n_atoms)
         return empty, first, longer
+
+    def _spend(self, n_steps: int) -> None:
+        self._n_steps += n_steps
+        if self._n_steps > _MAX_STEPS:
+            raise _UncertainError
 
     def _atoms(self, node: Chars) -> int:
         found = 0

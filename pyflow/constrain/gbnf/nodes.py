@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 LAST = 0x10FFFF
@@ -49,7 +49,7 @@ class Lexeme:
     """What the library matches as a whole."""
 
     regex: str
-    node: Node
+    node: Node = field(compare=False)
 
 
 Node: TypeAlias = Chars | Ref | Sequence | Either | Repeat | Lexeme

@@ -8,7 +8,9 @@ none can take what belongs to the next, and else one for each character.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from pyflow.constrain.gbnf.lexemes import are_certain
 from pyflow.constrain.gbnf.nodes import (
@@ -27,7 +29,12 @@ from pyflow.constrain.gbnf.parse import refuse
 
 _MAX_REGEX = 4096  # characters that it stands for, repeated ones counted each
 _MAX_REGEX_DEPTH = 100  # the library's reader of expressions allows 250
+_MAX_CHARS = 1 << 17  # of its text
+_MAX_LEXEMES = 1 << 20  # characters of all expressions of a grammar
 _MAX_CHAIN = 1500  # groups and rules: the library follows them by recursion
+_MAX_SYMBOLS = 5000  # the library takes 0.3 s for as many, and 4.5 s for eight times as many
+_MAX_PARENTHESES = 12  # in each other: the library reads some 30
+_MAX_PASSES = 32
 _EMPTY = "(?:)"
 
 
@@ -39,12 +46,17 @@ def written(rules: Rules) -> str:
     if not any(isinstance(each, Chars) for node in rules.values() for each in walk(node)):
         refuse("expected a grammar of some text, found one of the empty text alone")
     regular = _Regular(rules)
-    if (root := regular.of(Ref("root"))) is not None:
-        return f"start: TEXT\nTEXT: /{root}/"
+    if (root := regular.of(rules["root"])) is not None:
+        return f"start: TEXT\nTEXT: /{root.text}/"
     if sum(1 + _depth(node) for node in rules.values()) > _MAX_CHAIN:
         refuse(f"expected up to {_MAX_CHAIN:,} rules and groups, found more")
-    long = {name: regular.joined(node) for name, node in rules.items() if not regular.knows(name)}
-    return _lark(long if are_certain(long, rules) else {n: _split(r) for n, r in rules.items()})
+    try:
+        long = {n: regular.joined(node) for n, node in rules.items() if not regular.knows(n)}
+        if are_certain(long, rules):
+            return _lark(long)
+    except LookupError:
+        pass
+    return _lark({name: _split(node) for name, node in rules.items()})
 
 
 def _order(rules: Rules) -> list[str]:
@@ -85,10 +97,15 @@ def _check_ends(rules: Rules) -> None:
             case _:
                 return True
 
-    before = -1
-    while before < len(ends):
+    for _ in range(_MAX_PASSES):
         before = len(ends)
-        ends |= {name for name in rules if name not in ends and may_end(rules[name])}
+        for name, node in rules.items():
+            if name not in ends and may_end(node):
+                ends.add(name)
+        if before == len(ends):
+            break
+    else:
+        refuse("its rules need each other in loops that are too long; use fewer rules")
     if endless := [name for name in rules if name not in ends]:
         refuse(
             f"rule {endless[0]:.60}: expected an alternative that ends, found only ones that need "
@@ -96,83 +113,113 @@ def _check_ends(rules: Rules) -> None:
         )
 
 
+class _Made(NamedTuple):
+    """A regular expression."""
+
+    text: str
+    size: int
+    depth: int
+
+
 class _Regular:
     """The parts of a grammar that are regular expressions: neither recursive nor large."""
 
     def __init__(self, rules: Rules) -> None:
         """rules: each after those that it needs."""
-        self._known: dict[str, tuple[str, int, int]] = {}
+        self._known: dict[str, _Made] = {}
+        # By the address of a node, which is kept.
+        self._seen: dict[int, tuple[Node, _Made | None]] = {}
+        self._n_chars = 0
         for name, node in rules.items():
-            try:
-                self._known[name] = self._make(node)
-            except LookupError:
-                continue
+            if (made := self.of(node)) is not None:
+                self._known[name] = made
 
     def knows(self, name: str) -> bool:
         return name in self._known
 
-    def of(self, node: Node) -> str | None:
-        try:
-            return self._make(node)[0]
-        except LookupError:
-            return None
+    def of(self, node: Node) -> _Made | None:
+        """None: it is recursive or large."""
+        if (seen := self._seen.get(id(node))) is None:
+            seen = self._seen[id(node)] = node, self._make(node)
+        return seen[1]
 
     def joined(self, node: Node) -> Node:
-        """With lexemes as long as possible."""
-        if (regex := self.of(node)) is not None:
-            return Lexeme(regex, node)
+        """With lexemes as long as possible. LookupError: together they are too large."""
+        if (made := self.of(node)) is not None:
+            self._n_chars += len(made.text)
+            if self._n_chars > _MAX_LEXEMES:
+                raise LookupError
+            return Lexeme(made.text, node)
         match node:
             case Repeat(part, least, most):
                 return Repeat(self.joined(part), least, most)
             case Sequence(parts):
-                groups: list[list[Node]] = []
-                for part in parts:
-                    if groups and self.of(Sequence((*groups[-1], part))) is not None:
-                        groups[-1].append(part)
-                    else:
-                        groups.append([part])
-                return Sequence(tuple(self.joined(_one(group)) for group in groups))
+                return Sequence(tuple(self.joined(part) for part in self._grouped(parts)))
             case Either(parts):
-                short = [part for part in parts if self.of(part) is not None]
-                if self.of(Either(tuple(short))) is None:
+                short = tuple(part for part in parts if self.of(part) is not None)
+                if len(short) < 2 or self.of(either := Either(short)) is None:
                     return Either(tuple(map(self.joined, parts)))
-                rest = [self.joined(part) for part in parts if self.of(part) is None]
-                return Either((*([self.joined(Either(tuple(short)))] if short else []), *rest))
+                long = (part for part in parts if self.of(part) is None)
+                return Either(tuple(map(self.joined, (either, *long))))
             case _:
                 return node
 
-    def _make(self, node: Node) -> tuple[str, int, int]:
-        """Expression, size, depth. LookupError: a rule is not known, or it is too large."""
+    def _grouped(self, parts: Iterable[Node]) -> Iterator[Node]:
+        """Neighbours that together are regular as one."""
+        group: list[Node] = []
+        size = 0
+        for part in parts:
+            made = self.of(part)
+            if made is None or size + made.size > _MAX_REGEX:
+                yield from self._one(group)
+                group, size = [], 0
+            if made is None:
+                yield part
+            else:
+                group.append(part)
+                size += made.size
+        yield from self._one(group)
+
+    def _one(self, group: list[Node]) -> list[Node]:
+        whole = Sequence(tuple(group))
+        return [whole] if len(group) > 1 and self.of(whole) is not None else group
+
+    def _make(self, node: Node) -> _Made | None:
         match node:
             case Chars(ranges):
-                return _class(ranges), 1, 0
+                return _Made(_class(ranges), 1, 0)
             case Ref(name):
-                return self._known[name]
+                return self._known.get(name)
             case Repeat(part, least, most):
-                inner, size, depth = self._make(part)
-                made = f"(?:{inner}){_times(least, most)}" if inner != _EMPTY else _EMPTY
-                return _fits(made, size * max(least, most or 1), depth + 1)
+                made = self.of(part)
+                if made is None or made.text == _EMPTY:
+                    return made
+                times = _times(least, most)
+                return _fitting(f"(?:{made.text}){times}", made, max(least, most or 1))
             case Sequence(parts) | Either(parts):
-                found = [self._make(part) for part in parts] or [(_EMPTY, 0, 0)]
-                size = sum(size for _, size, _ in found)
-                depth = max(depth for _, _, depth in found) + 1
-                if isinstance(node, Sequence):
-                    texts = [text for text, _, _ in found if text != _EMPTY]
-                    return _fits("".join(texts) or _EMPTY, size, depth)
-                either = "|".join(dict.fromkeys(text for text, _, _ in found))
-                return _fits(f"(?:{either})" if either != _EMPTY else _EMPTY, size, depth)
+                found = []
+                for part in parts:
+                    if (made := self.of(part)) is None:
+                        return None
+                    found.append(made)
+                n_chars = sum(len(each.text) for each in found)
+                size = sum(each.size for each in found)
+                if size > _MAX_REGEX or n_chars > _MAX_CHARS:
+                    return None
+                largest = _Made("", size, max((each.depth for each in found), default=0))
+                texts = dict.fromkeys(each.text for each in found)
+                if isinstance(node, Either):
+                    text = "|".join(texts) if texts.keys() != {_EMPTY} else ""
+                    return _fitting(f"(?:{text})", largest)
+                text = "".join(each.text for each in found if each.text != _EMPTY)
+                return _fitting(text or _EMPTY, largest)
             case _:
-                raise LookupError
+                raise AssertionError(node)
 
 
-def _one(nodes: list[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else Sequence(tuple(nodes))
-
-
-def _fits(text: str, size: int, depth: int) -> tuple[str, int, int]:
-    if size > _MAX_REGEX or depth > _MAX_REGEX_DEPTH or len(text) > 32 * _MAX_REGEX:
-        raise LookupError
-    return text, size, depth
+def _fitting(text: str, inner: _Made, times: int = 1) -> _Made | None:
+    made = _Made(text, inner.size * times, inner.depth + 1)
+    return made if made.size <= _MAX_REGEX and made.depth <= _MAX_REGEX_DEPTH else None
 
 
 def _times(least: int, most: int | None) -> str:
@@ -204,24 +251,32 @@ def _split(node: Node) -> Node:
 
 def _lark(rules: Rules) -> str:
     """Of rules whose characters are in lexemes."""
+    if (n := sum(1 for node in rules.values() for _ in walk(node))) > _MAX_SYMBOLS:
+        refuse(f"expected up to {_MAX_SYMBOLS:,} parts where rules are recursive, found {n:,}")
     names = {name: f"r{i}" for i, name in enumerate(rules)}
     lexemes: dict[str, str] = {}
+    numbers = itertools.count()
+    lines = [f"start: {names['root']}"]
 
-    def text(node: Node) -> str:
+    def text(node: Node, depth: int) -> str:
+        if depth > _MAX_PARENTHESES:
+            name = f"g{next(numbers)}"
+            lines.append(f"{name}: {text(node, 0)}")
+            return name
         match node:
             case Lexeme(regex):
                 return lexemes.setdefault(regex, f"L{len(lexemes)}") if regex != _EMPTY else '""'
             case Ref(name):
                 return names[name]
             case Sequence(parts):
-                return f"({' '.join(map(text, parts))})" if parts else '""'
+                return f"({' '.join(text(part, depth + 1) for part in parts)})" if parts else '""'
             case Either(parts):
-                return f"({' | '.join(map(text, parts))})"
+                alternatives = dict.fromkeys(text(part, depth + 1) for part in parts)
+                return f"({' | '.join(alternatives)})"
             case Repeat(part, least, most):
-                return f"({text(part)}){_times(least, most)}"
+                return f"({text(part, depth + 1)}){_times(least, most)}"
             case _:
                 raise AssertionError(node)
 
-    lines = [f"start: {names['root']}"]
-    lines += [f"{new}: {text(rules[name])}" for name, new in names.items()]
+    lines += [f"{new}: {text(rules[name], 0)}" for name, new in names.items()]
     return "\n".join([*lines, *(f"{name}: /{regex}/" for regex, name in lexemes.items())])

@@ -67,6 +67,7 @@ LANGUAGES: list[tuple[str, Sequence[str], Sequence[str]]] = [
     (JSON, ['{"a": [1, -2.5e3,{}],\n  "\\u00e9é": null}', "{}"], ['{"a"}', "[1]", '{"a": 01}']),
     (SUM, ["a + 1 = 2\n", "(x)= 3\n\nb=4\n"], ["a + = 2\n", "a = 2"]),
     (CHESS, ["1. e4 e5\n2. exd5 O-O-O+\n"], ["1. e4 e5\n", "e4"]),
+    ("root ::= " + '("x" ' * 20 + 'root? "a"' + ")" * 20, ["x" * 20 + "a"], ["x" * 20, "a"]),
     (LONG, ["a" * 4096], ["a" * 4095, "a" * 4097]),
 ]
 FAULTS = [
@@ -91,6 +92,7 @@ FAULTS = [
     ('root ::= "a"{1,20000}', "10,000 repetitions"),
     ("root ::= " + "(" * 5000, "64 groups"),
     ("\n".join(f'r{i} ::= "a"' for i in range(501)), "500 rules"),
+    ("root ::= " + "x? " * 6000 + '\nx ::= "a" x "b" | ', "5,000 parts"),
     ('root ::= "a" root', "rule root: .* ends"),
     ('root ::= "a" | x\nx ::= y "b"\ny ::= x', "rule [xy]: .* ends"),
     ('root ::= ""', "empty text alone"),
