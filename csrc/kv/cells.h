@@ -13,11 +13,6 @@
 
 namespace pyflow::kv {
 
-// The keys and values of a cell must go from one slot to another; moves are made in order.
-struct CellMove {
-  int32_t from, to;
-};
-
 // A shift of positions as the storage sees it.
 struct CellShift {
   std::vector<CellMove> copies;

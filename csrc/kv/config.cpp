@@ -5,11 +5,10 @@
 
 #include "core/errors.h"
 #include "kv/sequence_set.h"
+#include "kv/storage/cell_layout.h"
 
 namespace pyflow::kv {
 namespace {
-
-constexpr int64_t kBlockCells = 16;  // cells that share a block of keys
 
 void require(bool ok, const char* name, int64_t found, const std::string& expected) {
   if (!ok)

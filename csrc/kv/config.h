@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "core/buffer.h"
 #include "kernels/table.h"
+#include "kv/storage/remote_cells.h"
 
 namespace pyflow {
 
@@ -28,6 +30,12 @@ struct KvConfig {
   std::function<void(size_t layer, int seq, float* k, int64_t stride, int32_t delta)> rotate;
   // Told of the memory for the cells before anything touches it.
   std::function<void(const Buffer&)> place = nullptr;
+  // By layer: whether its cells lie in another memory than the host's; empty: none do.
+  std::vector<uint8_t> remote = {};
+  // Makes them. May throw ResourceError.
+  std::function<std::unique_ptr<kv::RemoteCells>(size_t layer, int64_t n_cells)> make_remote =
+      nullptr;
+  bool is_remote(size_t layer) const { return !remote.empty() && remote[layer]; }
 };
 
 namespace kv {

@@ -226,8 +226,8 @@ void KvCache::end_step() {
 }
 
 void KvCache::move(const Group& group, std::span<const CellMove> moves) {
-  for (size_t layer : group.layers)
-    for (const CellMove& m : moves) storage_.copy(layer, m.from, m.to);
+  if (moves.empty()) return;
+  for (size_t layer : group.layers) storage_.copy(layer, moves);
 }
 
 void KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
@@ -289,13 +289,15 @@ void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
   for (Group& group : groups_) {
     const CellShift shift = group.cells.shift(seq, range.p0, range.p1, delta);
     move(group, shift.copies);
+    std::vector<int32_t> turned;
+    for (const Run& r : shift.turned)
+      for (int32_t slot = r.slot; slot < r.slot + r.n; ++slot) turned.push_back(slot);
     for (size_t layer : group.layers)
-      for (const Run& r : shift.turned)
-        for (int32_t slot = r.slot; slot < r.slot + r.n; ++slot) {
-          table_->load_k(view(layer), slot, key_.data());
-          config_.rotate(layer, seq, key_.data(), view(layer).key_dim, delta);
-          table_->store_k(view(layer), slot, key_.data());
-        }
+      storage_.edit_keys(layer, turned, [&](const KvView& keys, int32_t slot) {
+        table_->load_k(keys, slot, key_.data());
+        config_.rotate(layer, seq, key_.data(), keys.key_dim, delta);
+        table_->store_k(keys, slot, key_.data());
+      });
     group.cells.evict();
   }
 }
@@ -334,22 +336,21 @@ int32_t KvCache::seq_reusable(int seq, int32_t n) const {
 void KvCache::read_cells(size_t layer, int seq, int32_t p0, int32_t p1, uint8_t* out) const {
   check_sequence(seq);
   int64_t next = p0;
+  std::vector<int32_t> held;
   cells_of(layer).sequence(seq).each(p0, p1, [&](const Run& r) {
     if (r.position != next || !r.held()) return;
-    for (next = r.position; next < r.end(); ++next, out += storage_.cell_nbytes(layer))
-      storage_.read(layer, r.slot_at(static_cast<int32_t>(next)), out);
+    for (next = r.position; next < r.end(); ++next)
+      held.push_back(r.slot_at(static_cast<int32_t>(next)));
   });
   if (next != std::max(p0, p1))
     throw ShapeError("KV cache: layer " + str(static_cast<int64_t>(layer)) +
                      " does not hold position " + str(next) + " of sequence " + str(seq));
+  storage_.read(layer, held, out);
 }
 
 void KvCache::write_cells(size_t layer, int64_t n, const uint8_t* cells) {
   check_pending("write_cells");
-  for (const int32_t slot : slots(layer).last(static_cast<size_t>(n))) {
-    storage_.write(layer, slot, cells);
-    cells += storage_.cell_nbytes(layer);
-  }
+  storage_.write(layer, slots(layer).last(static_cast<size_t>(n)), cells);
 }
 
 std::vector<KvGroup> KvCache::groups() const {

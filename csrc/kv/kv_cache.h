@@ -25,7 +25,7 @@
 #include "kv/config.h"
 #include "kv/sequence_set.h"
 #include "kv/step.h"
-#include "kv/storage.h"
+#include "kv/storage/storage.h"
 
 namespace pyflow {
 
@@ -61,6 +61,8 @@ class KvCache {
   // ends.
   std::span<const RowView> views(size_t layer) const { return cells_of(layer).views(); }
   const KvView& view(size_t layer) const { return storage_.view(layer); }
+  // Null if the layer's cells lie in the host's memory.
+  kv::RemoteCells* remote(size_t layer) const { return storage_.remote(layer); }
   // All pending rows become cells of their sequences.
   void commit();
   // The pending rows listed, those of a sequence ascending in position, each become a cell of that

@@ -37,6 +37,11 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
+// The keys and values of a cell must go from one slot to another; moves are made in order.
+struct CellMove {
+  int32_t from, to;
+};
+
 class Runs {
  public:
   bool empty() const { return runs_.empty(); }
