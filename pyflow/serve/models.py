@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +78,9 @@ class Opened:
                 digest.update(prefill.encode())
             if settings.guardrail:
                 digest.update(GUARDRAIL.encode())
+            with suppress(PyflowError):
+                # The vocabulary of grammars, whose making stops all other threads for 0.1 s.
+                model.matcher(Constraint.json_object())
             mark, longest = f"fp_{digest.hexdigest()}", _longest_token(model)
             rest = stack.pop_all()
             return cls(model, runner, n_ctx, mark, longest, settings.guardrail, rest)
