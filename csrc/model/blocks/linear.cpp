@@ -13,8 +13,9 @@ namespace {
 // Activations of one pass over the weights: half of a 1 MiB second-level cache.
 constexpr int64_t kChunkBytes = 512 << 10;
 
-// Pairs of rows whose halves of a tile are held on the stack; whole panels.
+// Pairs of rows whose halves of two tiles are held on the stack; whole panels.
 constexpr int64_t kPairsAtOnce = 4 * kPanelRows;
+constexpr int64_t kTwoTiles = 2 * kTileRows;
 
 // Rows whose activations stay in the second-level cache while a group of tiles passes over them; a
 // multiple of the panel, so that chunks are whole panels.
@@ -126,10 +127,10 @@ void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_
   const auto matmul = step.kernels.matmul[static_cast<size_t>(w.dtype())];
   const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
   const Prefetch prefetch = prefetches();
-  alignas(64) float halves[2 * kPairsAtOnce * kTileRows];
-  for (int64_t t = begin; t < end; ++t)
+  alignas(64) float halves[2 * kPairsAtOnce * kTwoTiles];
+  for (int64_t t = begin; t < end; t += 2)
     for (int64_t r = 0; r < rows.n; r += kPairsAtOnce) {
-      const int64_t n = std::min(kPairsAtOnce, rows.n - r);
+      const int64_t n = std::min(kPairsAtOnce, rows.n - r), n_tiles = std::min<int64_t>(2, end - t);
       matmul({.tiles = w.data(step.copy) + static_cast<size_t>(t) * tile_bytes,
               .k = w.cols(),
               .acts = rows.pairs + 2 * r * act_blocks(w.cols()),
@@ -137,16 +138,21 @@ void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_
               .x_stride = 0,
               .n_rows = 2 * n,
               .y = halves,
-              .y_stride = kTileRows,
+              .y_stride = kTwoTiles,
               .prefetch = prefetch},
-             0, 1);
+             0, n_tiles);
       for (int64_t i = 0; i < n; ++i) {
         float* y = p.y + (rows.first + r + i) * p.y_stride + t * kTileRows;
-        const float* half = halves + 2 * i * kTileRows;
-        for (int64_t lane = 0; lane < kTileRows; ++lane)
-          y[lane] = half[lane] + half[kTileRows + lane];
+        const float* half = halves + 2 * i * kTwoTiles;
+        for (int64_t lane = 0; lane < n_tiles * kTileRows; ++lane)
+          y[lane] = half[lane] + half[kTwoTiles + lane];
       }
     }
+}
+
+// Tiles that are computed together: kernels of AMX tiles take many rows, and those of prompts, by two.
+int64_t unit_tiles(const Step& step, const InputRows& in, const Needs& needs) {
+  return needs.panels || (in.n_rows >= kPanelRows && step.kernels.has_prefill()) ? 2 : 1;
 }
 
 // By pairs if the weights have fine inputs.
@@ -228,8 +234,7 @@ void quantize_row(const Step& step, const float* x, int64_t k, ActBlock* acts, i
 void multiply(Step& step, Team& team, std::span<const Product> products, const InputRows& in) {
   const Needs needs(step, products, in);
   prepare(step, team, products, in, needs);
-  // Kernels of prompts take tiles by twos.
-  const int64_t unit = needs.panels ? 2 : 1;
+  const int64_t unit = unit_tiles(step, in, needs);
   const auto units_of = [unit](const Product& p) { return (p.weight->tiles() + unit - 1) / unit; };
   int64_t units = 0;
   for (const Product& p : products) units += units_of(p);
@@ -252,7 +257,7 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const I
   const Needs needs(step, products, in);
   prepare(step, team, products, in, needs);
   const PackedTensor& w = *products[0].weight;
-  const int64_t unit = needs.panels ? 2 : 1, units = (w.tiles() + unit - 1) / unit;
+  const int64_t unit = unit_tiles(step, in, needs), units = (w.tiles() + unit - 1) / unit;
   team.for_each(units, tile_grain(units, team.size()), [&](int64_t begin, int64_t end) {
     const int64_t first = begin * unit, last = std::min(end * unit, w.tiles()),
                   column = first * kTileRows,
