@@ -174,6 +174,9 @@ void register_step(py::module_& m) {
                   py::keep_alive<0, 4>())
       .def_readonly("seq", &Entry::seq)
       .def_property_readonly(
+          "regime",
+          [](const Entry& e) { return e.regime == Regime::Prefill ? "prefill" : "decode"; })
+      .def_property_readonly(
           "sampler", [](const Entry& e) { return e.sampler; }, py::return_value_policy::reference)
       .def_readwrite("tokens", &Entry::tokens);
   py::class_<EntryResult>(m, "EntryResult")

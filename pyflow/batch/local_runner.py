@@ -71,7 +71,9 @@ class LocalRunner(Closing):
         self._itl_s = itl_s
         self.n_parallel = min(n_parallel, context.n_seq_max, context.n_batch)
         self.prefixes = Prefixes(context)
-        self.costs = BatchCosts(None if speculator is None else speculator.costs)
+        self.costs = BatchCosts(
+            None if speculator is None else speculator.costs, has_prefill=context.has_prefill
+        )
         self.shares = Shares()
         self.usage = Usage(context.n_free)
         self.admission = Admission(context, self.prefixes, self.shares)
@@ -231,10 +233,11 @@ class LocalRunner(Closing):
     ) -> Sequence[_core.EntryResult]:
         """One step, with drafts for the roots. Measures it unless the speculator does."""
         n_seen = sum(n * (t.n_cells + n // 2) for t, n in zip(texts, n_rows, strict=True))
+        n_read = sum(n * t.reads_prompt for t, n in zip(texts, n_rows, strict=True))
         if not roots:
             begin = self._clock()
             found = self._context.step(entries)
-            self.costs.observe(sum(n_rows), n_seen, self._clock() - begin)
+            self.costs.observe(sum(n_rows), n_seen, self._clock() - begin, n_read=n_read)
             return found
         speculator = cast("Speculator", self._speculator)
         n_others = sum(n_rows) - len(roots)
@@ -250,7 +253,7 @@ class LocalRunner(Closing):
         self.usage.n_drafted += n_drafted
         if n_others:
             n = n_others + len(roots) + n_drafted
-            self.costs.observe(n, n_seen, self._clock() - begin)
+            self.costs.observe(n, n_seen, self._clock() - begin, n_read=n_read)
         return found
 
     def _taken(self, text: Text, outcome: Outcome) -> Outcome:
@@ -288,6 +291,7 @@ class LocalRunner(Closing):
                     n_most=min(
                         max(text.snapshot_at - text.n_cells, 0) or text.n_pending, text.n_readable
                     ),
+                    is_prompt=text.reads_prompt,
                 )
                 for text in readers
             ],

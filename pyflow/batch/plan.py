@@ -22,6 +22,8 @@ class Reader:
     """Since it began."""
     n_most: int = 1 << 31
     """Rows at most: the text stops there for a moment."""
+    is_prompt: bool = True
+    """The next rows are of a prompt. Else they were drawn, and are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class Budget:
     # On CPUs a row costs the same from 8 rows on (docs/performance.md): chunks of so many
     # rows are read at full speed.
     TILE = 8
+    # Where prompts have an arithmetic of their own, rows are filled up to so many
+    # (kPanelGroup in csrc/kernels/table.h).
+    PANEL = 32
 
 
 def read_rows(
@@ -57,24 +62,34 @@ def read_rows(
         alone = costs.seconds(len(writers), seen) if writers else 0.0
         seconds = max(budget.itl_s, Budget.LEAST * alone) if writers else Budget.IDLE_S
     rows = [0] * len(readers)
-    n_rows = len(writers)
+    n_rows, n_read = len(writers), 0
     for i in order:
         reader = readers[i]
         n = min(reader.n_left, reader.n_most, n_free)
         if seconds is not None:
             first = n_rows == len(writers)
-            n = min(n, _affordable(reader, n, n_rows, seen, seconds, costs, least=first))
+            step = _Step(n_rows, n_read, seen)
+            n = min(n, _affordable(reader, n, step, seconds, costs, least=first))
         rows[i] = n
         n_rows, n_free = n_rows + n, n_free - n
+        n_read += n * reader.is_prompt
         seen += n * reader.n_cells + n * n // 2
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step has so far."""
+
+    n_rows: int
+    n_read: int
+    n_seen: int
 
 
 def _affordable(
     reader: Reader,
     n_most: int,
-    n_rows: int,
-    n_seen: int,
+    step: _Step,
     seconds: float,
     costs: BatchCosts,
     *,
@@ -84,24 +99,28 @@ def _affordable(
 
     least: one tile is read in any case.
     """
+    has_panels = reader.is_prompt and costs.prompts is not None
+    tile = Budget.PANEL if has_panels else Budget.TILE
     if costs.seconds(1) == 0:  # nothing is known yet
-        return min(n_most, 2 * Budget.TILE)
+        return min(n_most, 2 * tile)
 
     def fits(n: int) -> bool:
-        return costs.seconds(n_rows + n, n_seen + n * reader.n_cells + n * n // 2) <= seconds
+        n_seen = step.n_seen + n * reader.n_cells + n * n // 2
+        n_read = step.n_read + n * reader.is_prompt
+        return costs.seconds(step.n_rows + n, n_seen, n_read=n_read) <= seconds
 
     if fits(n_most):
         return n_most
-    low, high = 0, (n_most + Budget.TILE - 1) // Budget.TILE  # in tiles: low fits, high does not
+    low, high = 0, (n_most + tile - 1) // tile  # in tiles: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * Budget.TILE) else (low, middle)
-    return max(low, int(least)) * Budget.TILE
+        low, high = (middle, high) if fits(middle * tile) else (low, middle)
+    return max(low, int(least)) * tile
 
 
 def _rank(reader: Reader, costs: BatchCosts) -> tuple[bool, float, float, bool, int]:
     n = reader.n_left + reader.n_cells
-    alone = costs.seconds(n, n * n // 2)
+    alone = costs.seconds(n, n * n // 2, n_read=n)
     overdue = costs.seconds(1) > 0 and reader.waited_s > 4 * alone
     return (
         not overdue,

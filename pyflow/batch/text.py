@@ -80,6 +80,11 @@ class Text:
             return self.n_pending
         return n_alike(self.drawn, self.n_cells, len(self.tokens))
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Its next rows take the arithmetic of prompts."""
+        return not was_drawn(self.drawn, self.n_cells)
+
     def source(self) -> Source:
         """What others may begin with."""
         reports = () if self.n_skipped else self.reports
@@ -110,7 +115,7 @@ class Text:
         pending = self.tokens[first : first + n_rows]
         sampler = self.sampler if n_rows == self.n_pending else None
         asks = span.n_report is not None or span.pooling or span.matcher is not None
-        regime = "decode" if was_drawn(self.drawn, first) else "prefill"
+        regime = "prefill" if self.reads_prompt else "decode"
         if not asks:
             if regime == "prefill" or sampler is None:
                 return _core.Entry(self.seq, pending, sampler, regime=regime)

@@ -112,8 +112,10 @@ def test_the_next_turn_reads_only_what_is_new_windows_or_not() -> None:
         assert served.done[other].timings.prompt_n <= 4
 
 
-def test_reading_a_long_text_holds_no_writer_up() -> None:
-    context = VirtualContext(n_ctx=40_000, n_seq_max=32)
+@pytest.mark.parametrize(("prefill", "n_steps"), [("decode", 500), ("bf16", 100)])
+def test_reading_a_long_text_holds_no_writer_up(prefill: str, n_steps: int) -> None:
+    """And where rows of prompts cost less, as many more are read."""
+    context = VirtualContext(n_ctx=40_000, n_seq_max=32, prefill=prefill)
     served = Served(context, n_parallel=16, itl_s=0.1)
     rng = random.Random(3)
     writers = [served.add(request(text(rng, 20), 400)) for _ in range(8)]
@@ -122,6 +124,8 @@ def test_reading_a_long_text_holds_no_writer_up() -> None:
     long = served.add(request(text(rng, 8000), 3, limit=20_000))
     served.finish()
     assert len(served.times[long]) > 1
+    first = served.times[long][1]
+    assert sum(served.times[long][0] < t <= first for t in served.times[writers[0]]) < n_steps
     for number in writers:
         times = served.times[number][40:]
         gaps = [b - a for a, b in itertools.pairwise(times)]

@@ -70,6 +70,23 @@ def test_cells_cost_what_they_were_seen_to_cost() -> None:
     assert abs(costs.seconds(512) / (0.003 * 512 + 0.02) - 1) < 0.05
 
 
+def test_rows_of_prompts_cost_what_their_own_arithmetic_does() -> None:
+    costs = BatchCosts(has_prefill=True)
+    costs.observe(64, 0, 0.02 + 64 * 0.0003, n_read=64)
+    assert costs.seconds(1) > 0  # the best guess so far
+    for n in (1, 2, 4, 8, 16, 32):
+        costs.observe(n, 0, 0.02 + 0.003 * n)
+    for n in (32, 64, 128, 256):  # beside eight texts that are written
+        costs.observe(8 + n, 0, 0.04 + 8 * 0.003 + n * 0.0003, n_read=n)
+    assert abs(costs.seconds(8) - 0.044) < 1e-3
+    assert abs(costs.seconds(264, n_read=256) - 0.1408) < 1e-3
+    budget = Budget(512, 0.1)
+    prompt, drawn = Reader(n_left=900, n_cells=0), Reader(900, 0, is_prompt=False)
+    assert read_rows([prompt], [0] * 8, budget, costs) == [96]  # three panels
+    assert read_rows([drawn], [0] * 8, budget, costs) == [16]
+    assert read_rows([prompt], [], Budget(2000, 0.1), costs) == [900]
+
+
 def test_who_comes_back_has_saved_nothing_up() -> None:
     shares = Shares()
     shares.activate(["a", "b"])

@@ -47,11 +47,19 @@ class VirtualContext(Context):
     """Steps take the seconds of a linear law; sequences share cells."""
 
     PER_STEP, PER_ROW, PER_CELL = 0.02, 0.003, 1e-7
+    PER_PROMPT_ROW = 0.0003  # where prompts have an arithmetic of their own
 
-    def __init__(self, n_ctx: int, n_seq_max: int, n_batch: int = 512, window: int = 0) -> None:
+    def __init__(
+        self,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int = 512,
+        window: int = 0,
+        prefill: str = "decode",
+    ) -> None:
         self.model: Any = VirtualModel()
         self.n_ctx, self.n_seq_max, self.n_batch, self.window = n_ctx, n_seq_max, n_batch, window
-        self.prefill = "decode"
+        self.prefill = prefill
         self.layer_windows = [window]
         self.shifts = True
         self.now = 0.0
@@ -90,7 +98,9 @@ class VirtualContext(Context):
             results.append(
                 SimpleNamespace(drawn=drawn, nodes=[], failed=False, check=lambda: None, reports=[])
             )
-        seconds = self.PER_STEP + self.PER_ROW * n_rows + self.PER_CELL * n_seen
+        n_read = sum(len(e.tokens) for e in entries if e.regime == "prefill") * self.has_prefill
+        seconds = self.PER_STEP * ((n_rows > n_read) + (n_read > 0)) + self.PER_CELL * n_seen
+        seconds += self.PER_ROW * (n_rows - n_read) + self.PER_PROMPT_ROW * n_read
         self.now += seconds
         self.steps.append((n_rows, seconds))
         return results
