@@ -21,6 +21,7 @@ def write_model(
     n_vocab: int = 96,
     n_embd: int = N_EMBD,
     has_tokenizer: bool = False,
+    chat_template: str = "",
     dims: tuple[int, int] | None = None,
 ) -> Path:
     """A model of the Mistral shape, scaled down. window: of every layer; 0 is none.
@@ -54,6 +55,8 @@ def write_model(
         writer.add_token_types([NORMAL] * (n_vocab - 1) + [CONTROL])
         writer.add_token_merges(["t h"])
         writer.add_eos_token_id(n_vocab - 1)
+    if chat_template:
+        writer.add_chat_template(chat_template)
 
     def matrix(name: str, rows: int, cols: int) -> None:
         values = rng.normal(0, cols**-0.5, (rows, cols))

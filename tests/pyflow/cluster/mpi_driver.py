@@ -9,21 +9,23 @@ Rank 0 checks tokens, and every rank leaves what it has sent in the folder OUT. 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mpi4py import MPI
 from oracle import Oracle
 
 import pyflow
 from pyflow import PyflowError, SamplingParams, _core
+from pyflow.cluster.model import over_ranks
 from pyflow.cluster.mpi import endpoint
 from pyflow.cluster.mpi.endpoint import Traffic
 from pyflow.cluster.mpi.pipeline import MpiPipeline, serve
@@ -34,6 +36,9 @@ from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy, iterative, pipeinfer, speculative
 from pyflow.cluster.wire.messages import Frame, Result
+from pyflow.engine.model_files import ModelFiles
+from pyflow.generate.any_model import AnyModel
+from pyflow.generate.session import ChatSession
 from pyflow.speculate.drafters.lookahead import Lookahead
 
 N_PREDICT = 24
@@ -130,6 +135,36 @@ def forgotten(model: pyflow.Model, pipeline: MpiPipeline) -> None:
     run(prompt, STRATEGIES[3], 0, keep=5)
 
 
+class Template:
+    """Messages as they are, each with an end."""
+
+    def encode(self, messages: Sequence[dict[str, str]], **_: Any) -> list[int]:
+        return [token for m in messages for token in [*m["content"].encode(), 1, 2, 3]]
+
+
+def chat(path: Path, ranges: list[range]) -> Traffic:
+    """A tiny model whose prompts have an arithmetic of their own, asked by turns and by text."""
+    files, template = ModelFiles(path, quantize="q8_0"), cast("Any", Template())
+
+    def answers(model: AnyModel) -> list[list[int]]:
+        known = {model.tokenizer.encode(letter)[-1] for letter in "abcdefgijklmnop "}
+        bias = {t: -math.inf for t in range(model.spec.n_vocab) if t not in known}
+        sampling = SamplingParams(temperature=1, seed=3, logit_bias=bias)
+        how: Any = {"sampling": sampling, "n_predict": 12}
+        with ChatSession(model, template=template, **how) as session:
+            asks = partial(session.ask, "one"), partial(session.ask, "two"), session.regenerate
+            written = [turn.completion.tokens for turn in (ask() for ask in asks) if [*turn]]
+        return [*written, model.generate([*range(40)], **how).tokens]
+
+    with pyflow.load(path, n_threads=1, quantize="q8_0") as model:
+        assert model.stage.prefill == "bf16"
+        plain = answers(model)
+    assert [len(each) for each in plain] == 4 * [12]
+    with over_ranks(files, strategy=iterative(), layers=ranges, n_ctx=256) as pipelined:
+        assert answers(pipelined) == plain
+        return cast("MpiPipeline", pipelined.pipeline).sent
+
+
 def frames(pipeline: MpiPipeline) -> None:
     """A job that nobody checks, for what goes wrong."""
     pipeline.reset(SAMPLINGS[0])
@@ -190,6 +225,8 @@ def do_wrong(how: str) -> None:
 
 
 def head(scenario: str, path: Path, ranges: list[range], make: type[ModelStage]) -> Traffic:
+    if scenario == "chat":
+        return chat(path, ranges)
     if scenario in CHECKED:
         with (
             pyflow.load(path, n_threads=1) as model,
@@ -220,7 +257,8 @@ def main(scenario: str, model: str, layers: str, out: str) -> None:
         except PyflowError as error:
             sys.exit(f"error: {error}")
     else:
-        sent = serve(path, pool=_core.ThreadPool(1), make=make)
+        quantize = "Q8_0" if scenario == "chat" else None
+        sent = serve(path, pool=_core.ThreadPool(1), make=make, quantize=quantize)
     (Path(out) / f"{rank}.json").write_text(json.dumps([sent.messages, sent.nbytes]))
 
 

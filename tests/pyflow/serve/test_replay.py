@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import platform
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyflow.errors import PyflowError
-from pyflow.model import Model
+from pyflow.model import Model, load
 from pyflow.serve.record.exchange import essence, read
 from pyflow.serve.replay import replay
 from pyflow.serve.settings import Settings
 from tests.pyflow.serve.conftest import Server
+from tests.pyflow.tiny_models import write_model
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
 REQUESTS = [
     ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}),
     ("/v1/chat/completions", {"messages": MESSAGES, "stream": True, "n": 2, "temperature": 1.5}),
@@ -55,6 +60,67 @@ def test_what_was_answered_under_load_is_answered_again_alone(
     wrong.response = wrong.response.replace("[", "[1,")
     (one,) = replay("smollm2", smollm2, Settings(), iter([wrong]))
     assert one.differs
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        pytest.skip("tiles are emulated on x86-64 alone")
+    monkeypatch.setenv("PYFLOW_ISA", "amx_emulated")
+    path = tmp_path / "tiny.gguf"
+    write_model(path, n_layers=2, window=0, has_tokenizer=True, chat_template=TEMPLATE)
+    with load(path, n_threads=2, quantize="q8_0") as model:
+        assert model.stage.prefill == "bf16"
+        yield model
+
+
+def talk(server: Server, name: str) -> None:
+    """Two turns, the second of which gives the first answer back; that once more; and texts."""
+    how: dict[str, Any] = {"model": "tiny", "seed": 5, "max_tokens": 12}
+    asked: list[dict[str, str]] = [{"role": "user", "content": f"{name} asks for a colour"}]
+    chat = "/v1/chat/completions"
+    first = server.post(chat, messages=asked, **how)
+    answer = first["choices"][0]["message"]["content"]
+    asked += [
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "and another"},
+    ]
+    second = server.post(chat, messages=asked, logprobs=True, top_logprobs=2, **how)
+    again = server.post(chat, messages=asked, logprobs=True, top_logprobs=2, **how)
+    assert again["choices"] == second["choices"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    for prompt in ("red and green", f"red and green, {name}"):
+        whole = server.post("/v1/completions", prompt=prompt, echo=True, logprobs=2, **how)
+        rest = server.post("/v1/completions", prompt=prompt, logprobs=2, **how)
+        assert whole["choices"][0]["text"] == prompt + rest["choices"][0]["text"]
+        found = rest["choices"][0]["logprobs"]["token_logprobs"]
+        assert whole["choices"][0]["logprobs"]["token_logprobs"][-len(found) :] == found
+
+
+def test_so_is_what_was_answered_where_prompts_have_an_arithmetic_of_their_own(
+    tiny: Model, tmp_path: Path
+) -> None:
+    record = tmp_path / "record.jsonl"
+    settings = Settings(port=0, n_ctx=256, n_parallel=4, record=str(record))
+    server, failed = Server({"tiny": tiny}, settings), []
+
+    def user(name: str) -> None:
+        try:
+            talk(server, name)
+        except BaseException as error:
+            failed.append(error)
+
+    users = [threading.Thread(target=user, args=(name,)) for name in ("Ada", "Bob", "Cy")]
+    for each in users:
+        each.start()
+    for each in users:
+        each.join()
+    server.stop()
+    assert failed == []
+    exchanges = [*read(record)]
+    assert len(exchanges) == 7 * len(users)
+    found = [*replay("tiny", tiny, Settings(), iter(exchanges))]
+    assert [each.differs for each in found] == [[]] * len(exchanges)
 
 
 def test_parts_of_a_stream_are_put_together_however_they_were_cut() -> None:
