@@ -62,6 +62,8 @@ struct MatmulArgs {
   Prefetch prefetch;  // of more than two rows kNone is kNear (dispatch.h)
   // For prefill_matmul: the rows as bf16 panels, from the first row of these args on.
   const uint16_t* panels = nullptr;
+  // KernelTable::scratch_nbytes of this thread alone, on a 64-byte border.
+  uint8_t* scratch = nullptr;
 };
 
 // Keys and values of one layer. Keys of sixteen cells share a block, cells innermost, so that whole
@@ -125,6 +127,9 @@ struct KernelTable {
   // The same for rows of a prompt, from `panels`, if the table has faster arithmetic for many rows;
   // null: matmul.
   void (*prefill_matmul[kDTypeCount])(const MatmulArgs&, int64_t tile_begin, int64_t tile_end);
+
+  // What one call of these writes beside its results.
+  int64_t scratch_nbytes;
 
   bool has_prefill() const {
     for (const auto matmul : prefill_matmul)

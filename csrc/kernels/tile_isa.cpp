@@ -40,6 +40,12 @@ const KernelTable* base_table = nullptr;  // set before anything is multiplied
 template <class Format>
 concept FineInputs = requires { requires Format::kFineInputs; };
 
+template <class Scratch>
+void needs_scratch(KernelTable& t) {
+  constexpr auto kSize = static_cast<int64_t>(sizeof(Scratch));
+  if (t.scratch_nbytes < kSize) t.scratch_nbytes = kSize;
+}
+
 template <DType D, class Format>
 void fill_products(KernelTable& t) {
   constexpr auto kIndex = static_cast<size_t>(D);
@@ -47,6 +53,7 @@ void fill_products(KernelTable& t) {
     t.prefill_matmul[kIndex] = matmul_panels<PYFLOW_TILES, FloatPanels>;
   } else if constexpr (Format::kBlock > 1) {
     t.matmul[kIndex] = matmul_tiles<D, Format, PYFLOW_TILES>;
+    needs_scratch<TileScratch<Format>>(t);
     if constexpr (!FineInputs<Format>)
       t.prefill_matmul[kIndex] = matmul_panels<PYFLOW_TILES, QuantizedPanels<Format>>;
   }
@@ -57,6 +64,7 @@ KernelTable make_table() {
   KernelTable t = *base_table;
   t.name = PYFLOW_TEXT(PYFLOW_ISA);
   t.panel_row = panel_row;
+  needs_scratch<PanelScratch>(t);
 #define PYFLOW_FORMAT(name, id, block, bytes) fill_products<DType::name, quant::name>(t);
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT

@@ -25,6 +25,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
   has_pairs = stage.fine_inputs();
   has_panels = stage.has_prefill();
   n_registers = needs.n_registers;
+  kernel_nbytes = (stage.kernels().scratch_nbytes + 63) / 64 * 64;
   const int64_t pairs_per_row = has_pairs ? 2 * acts_per_row : 0;
   int64_t angles_per_row = 0;
   for (const RopeSpec& r : stage.spec().ropes)
@@ -36,6 +37,7 @@ ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx,
   acts = take(n_batch * acts_per_row * kAct);
   pairs = take(n_batch * pairs_per_row * kAct);
   panels = take(has_panels ? panel_values(n_batch, needs.panel_cols) * kHalf : 0);
+  kernels = take(kernel_nbytes * stage.pool().size());
   partials = take(partial_floats * kFloat);
   gathered = take(head_rows * stride * kFloat);
   logits = take(head_rows * head_stride * kFloat);
@@ -70,6 +72,7 @@ StepMemory Scratch::step(const Team& team, const StepRows& rows) const {
                .pairs = own_rows ? at<ActBlock>(at_.own_pairs) + first * 2 * at_.acts_per_row
                                  : at<ActBlock>(at_.pairs),
                .panels = at<uint16_t>(at_.panels),
+               .kernel_scratch = at<uint8_t>(at_.kernels) + at_.kernel_nbytes * team.rank(),
                .partials = at<float>(at_.partials),
                .partial_capacity = at_.partial_floats,
                .angles = at<float>(at_.angles)};

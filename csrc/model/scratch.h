@@ -40,11 +40,12 @@ class ScratchLayout {
   int64_t stride, head_stride;  // floats between rows of registers, of logits
   int64_t head_rows;            // rows whose logits are held at once
   int64_t partial_floats, row_floats, acts_per_row;
+  int64_t kernel_nbytes;  // of a thread's products
   bool has_pairs, has_panels;
   size_t n_registers;
   std::array<size_t, kRegisters> registers{}, own_registers{};
-  size_t temp, row_temp, acts, pairs, panels, partials, gathered, logits, angles, own_row_temp,
-      own_acts, own_pairs, nbytes = 0;
+  size_t temp, row_temp, acts, pairs, panels, kernels, partials, gathered, logits, angles,
+      own_row_temp, own_acts, own_pairs, nbytes = 0;
 
  private:
   size_t take(int64_t nbytes);

@@ -28,6 +28,14 @@ struct TileWeights {
 
 using Dots = int32_t[kTileGroup][kTileRows];
 
+// What a call writes beside its results.
+template <class Format>
+struct TileScratch {
+  TileWeights<Format> weights;
+  alignas(64) Dots dots[2][TileWeights<Format>::kSubs][2];
+  alignas(64) float sums[kGroupsAtOnce * kTileGroup][2 * kTileRows];
+};
+
 template <class Format, int Q>
 static inline void decode_lines(const uint8_t* piece, uint8_t* lines) {
   Lanes::B quads[4];
@@ -244,9 +252,7 @@ PYFLOW_WHOLE static bool multiply_groups(const MatmulArgs& args, int64_t t, int6
     config.row_bytes[i] = i == 4 || i == 5 ? kSub : 64;
   }
   T::config(config);
-  TileWeights<Format> weights;
-  alignas(64) Dots dots[2][64 / kSub][2];
-  alignas(64) float sums[kGroupsAtOnce * kTileGroup][2 * kTileRows];
+  auto& [weights, dots, sums] = *reinterpret_cast<TileScratch<Format>*>(args.scratch);
   for (int64_t r = 0; r < n_groups * rows; ++r)
     for (int tile = 0; tile < 2; ++tile) Lanes::store(sums[r] + tile * kTileRows, Lanes::zero());
   Lanes::F odd = Lanes::zero();

@@ -77,6 +77,13 @@ struct Chunks {
 // Sums of 32 rows and two tiles: [16 rows][tile].
 using PanelSums = float[4][16 * kTileRows];
 
+// What a call writes beside its results.
+struct PanelScratch {
+  static constexpr int64_t kGroups = kPanelRowsAtOnce / kPanelGroup;
+  alignas(64) uint8_t panels[2][2 * kChunkK / kPanelK * kPanelTile];
+  alignas(64) PanelSums sums[kTilesAtOnce / 2 * kGroups + 2];  // two more for prefetches
+};
+
 template <class Body>
 static inline void each_sum(Body body) {
   body.template operator()<0>();
@@ -182,9 +189,7 @@ static inline void multiply_chunk(const MatmulArgs& args, const Chunk& c, const 
 template <class T, class Weights>
 PYFLOW_WHOLE static void multiply_panels(const MatmulArgs& args, int64_t tile_begin,
                                          int64_t tile_end) {
-  constexpr int64_t kGroups = kPanelRowsAtOnce / kPanelGroup;
-  alignas(64) uint8_t panels[2][2 * kChunkK / kPanelK * kPanelTile];
-  alignas(64) PanelSums sums[kTilesAtOnce / 2 * kGroups + 2];  // two more for prefetches
+  auto& [panels, sums] = *reinterpret_cast<PanelScratch*>(args.scratch);
   Weights weights(args);
   const Chunks chunks = {tile_begin, tile_end, (args.k + kPanelK - 1) / kPanelK * kPanelK};
   TileConfig whole;
@@ -201,7 +206,7 @@ PYFLOW_WHOLE static void multiply_panels(const MatmulArgs& args, int64_t tile_be
     if (after.n_k > 0) weights.start(after, panels[buffer ^ 1]);
     // Where all k are one block, no sum outlives a pair of tiles.
     const int64_t pair = args.k > kBlockK ? (now.tile - tile_begin) % kTilesAtOnce / 2 : 0;
-    PanelSums* of_pair = sums + pair * kGroups;
+    PanelSums* of_pair = sums + pair * PanelScratch::kGroups;
     if (now.n_tiles == 2)
       multiply_chunk<T, 2>(args, now, panels[buffer], weights, of_pair);
     else

@@ -116,7 +116,8 @@ void multiply_tiles(const Step& step, const Product& p, const Rows& rows, int64_
           .y = p.y + rows.first * p.y_stride,
           .y_stride = p.y_stride,
           .prefetch = prefetches(),
-          .panels = rows.panels},
+          .panels = rows.panels,
+          .scratch = step.kernel_scratch},
          begin, end);
 }
 
@@ -139,7 +140,8 @@ void multiply_pairs(const Step& step, const Product& p, const Rows& rows, int64_
               .n_rows = 2 * n,
               .y = halves,
               .y_stride = kTwoTiles,
-              .prefetch = prefetch},
+              .prefetch = prefetch,
+              .scratch = step.kernel_scratch},
              0, n_tiles);
       for (int64_t i = 0; i < n; ++i) {
         float* y = p.y + (rows.first + r + i) * p.y_stride + t * kTileRows;

@@ -63,6 +63,8 @@ void matmul(const std::string& isa, const PackedTensor& w, const Activations& a,
   args.y_stride = y.strides(0) / item;
   args.prefetch = prefetch ? prefetch_of(*prefetch) : prefetches();
   const KernelTable& table = table_named(isa);
+  const Buffer scratch(static_cast<size_t>(table.scratch_nbytes), "scratch");
+  args.scratch = scratch.data();
   py::gil_scoped_release unlocked;
   for (int i = 0; i < repeats; ++i)
     table.matmul[static_cast<size_t>(w.dtype())](args, tile_begin, tile_end);

@@ -60,7 +60,10 @@ void prefill(const std::string& isa, const PackedTensor& w, const Panels& panels
   args.y = y.mutable_data();
   args.y_stride = y.strides(0) / item;
   args.panels = panels.values.as<uint16_t>();
-  const auto multiply = table_named(isa).prefill_matmul[static_cast<size_t>(w.dtype())];
+  const KernelTable& table = table_named(isa);
+  const Buffer scratch(static_cast<size_t>(table.scratch_nbytes), "scratch");
+  args.scratch = scratch.data();
+  const auto multiply = table.prefill_matmul[static_cast<size_t>(w.dtype())];
   require(multiply, "this table has no prefill_matmul for this format");
   py::gil_scoped_release unlocked;
   for (int i = 0; i < repeats; ++i) multiply(args, tile_begin, tile_end);

@@ -349,13 +349,17 @@ def test_ranks_agree_on_the_arithmetic_of_prompts() -> None:
 
 
 def test_panels_are_in_the_memory_plan(path: Path, isa: pytest.MonkeyPatch) -> None:
-    def scratch(name: str, n_batch: int) -> int:
+    def scratch(name: str, n_batch: int, n_threads: int = 1) -> int:
         sizes: Any = {"n_ctx": 128, "n_seq_max": 1, "cache_type": "f16"}
         isa.setenv("PYFLOW_ISA", name)
-        with pyflow.load(path, n_threads=1, quantize="q8_0") as model:
+        with pyflow.load(path, n_threads=n_threads, quantize="q8_0") as model:
             return _core.Context.memory(model.stage, n_batch=n_batch, **sizes)[1]
 
     n_ff = 128
+    more = [scratch(ISA, 64, n) - scratch("scalar", 64, n) for n in (1, 2, 3)]
+    of_thread = more[1] - more[0]  # sums and weights of its products
+    assert more[2] - more[1] == of_thread > 1 << 18
     for n_batch, n_rows in ((64, 64), (7, 32)):
-        assert scratch(ISA, n_batch) - scratch("scalar", n_batch) == n_rows * n_ff * 2
+        found = scratch(ISA, n_batch) - scratch("scalar", n_batch)
+        assert found == n_rows * n_ff * 2 + of_thread
     isa.setenv("PYFLOW_ISA", ISA)
