@@ -125,7 +125,9 @@ def with_gain(tmp_path: Path) -> Tree:
     tree = Tree(tmp_path / "tree", "csrc/model")
     tree.add("csrc/model/blocks/gain.cpp", example("cpp"))
     tree.add("pyflow/specs/blocks/gain.py", example("python"))
-    tree.add_line("csrc/model/blocks/blocks.def", "PYFLOW_BLOCK(gain)", after="PYFLOW_BLOCK(ffn)")
+    tree.add_line(
+        "csrc/model/blocks/blocks.def", "PYFLOW_BLOCK(gain, HostOnly)", after="PYFLOW_BLOCK(ffn"
+    )
     return tree
 
 

@@ -190,6 +190,14 @@ void register_context(py::module_& m) {
           },
           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
           py::arg("n_batch"), py::arg("cache_type"))
+      .def_static(
+          "device_memory",
+          [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
+             const std::string& type) {
+            return Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type)).device;
+          },
+          py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
+          py::arg("n_batch"), py::arg("cache_type"))
       .def("forward", &forward, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
       .def("hidden", &hidden)

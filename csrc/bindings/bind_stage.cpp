@@ -7,6 +7,7 @@
 
 #include "bench/probe.h"
 #include "bindings/convert.h"
+#include "device/device.h"
 #include "files/checkpoint.h"
 #include "kernels/dispatch.h"
 #include "model/stage.h"
@@ -88,10 +89,31 @@ StageSpec stage_spec(const py::dict& d) {
   return spec;
 }
 
+// A dict of device (a number of find_devices), layers, head, allow_inexact and programs.
+Offload offload_from(const py::dict& d, const StageSpec& stage) {
+  Offload offload;
+  offload.layers.resize(stage.layers.size());
+  for (const auto& item : d["layers"].cast<py::list>()) {
+    const auto layer = item.cast<int64_t>();
+    if (layer < 0 || layer >= std::ssize(stage.layers))
+      throw ShapeError("device layer " + std::to_string(layer) + ": expected 0 to " +
+                       std::to_string(std::ssize(stage.layers) - 1));
+    offload.layers[static_cast<size_t>(layer)] = 1;
+  }
+  offload.head = d["head"].cast<bool>() && stage.head;
+  offload.allow_inexact = d["allow_inexact"].cast<bool>();
+  offload.programs = d["programs"].cast<std::string>();
+  offload.device = device::open_device(d["device"].cast<size_t>());
+  return offload;
+}
+
 std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::dict& spec,
                                   std::shared_ptr<ThreadPool> pool, bool load,
-                                  const std::optional<std::string>& pack_as) {
+                                  const std::optional<std::string>& pack_as,
+                                  const py::object& offload_spec) {
   StageSpec parsed = stage_spec(spec);
+  Offload offload;
+  if (!offload_spec.is_none()) offload = offload_from(offload_spec.cast<py::dict>(), parsed);
   std::optional<DType> dtype;
   if (pack_as) dtype = dtype_of(*pack_as);
   const KernelTable& kernels = kernel_table();
@@ -100,7 +122,7 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::di
                       [file] { file->release_all(); }};
   py::gil_scoped_release release;
   return std::make_shared<Stage>(std::move(parsed), std::move(source), std::move(pool), kernels,
-                                 dtype, load, check_signals);
+                                 dtype, load, check_signals, std::move(offload));
 }
 
 }  // namespace
@@ -108,8 +130,9 @@ std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::di
 void register_stage(py::module_& m) {
   py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")
       .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
-           py::arg("load") = true, py::arg("pack_as") = py::none())
+           py::arg("load") = true, py::arg("pack_as") = py::none(), py::arg("offload") = py::none())
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
+      .def_property_readonly("device_weight_bytes", &Stage::device_weight_bytes)
       .def_property_readonly("token_bytes",
                              [](const Stage& s) {
                                size_t n = 0;

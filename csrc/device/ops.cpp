@@ -108,6 +108,12 @@ void Ops::rope(Queue& queue, FloatRows x, FloatRows cos_sin, const Rope& how, in
           {list(x), {i32(how.head_dim)}, list(cos_sin), {i32(how.n_pairs), i32(how.interleaved)}}));
 }
 
+void Ops::copy_heads(Queue& queue, FloatRows x, int64_t from_dim, FloatRows y, int64_t to_dim,
+                     int64_t n_rows, int64_t n_heads) {
+  run(queue, "copy_heads", {{n_heads, n_rows, 1}, 64},
+      joined({list(x), {i32(from_dim)}, list(y), {i32(to_dim)}}));
+}
+
 void Ops::store_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                      int64_t n_rows, FloatRows k) {
   run(queue, "store_keys", {{blocks(cells.key_dim, 32), cells.n_kv_heads, n_rows}, 32},

@@ -93,6 +93,10 @@ class Ops {
   };
   void rope(Queue& queue, FloatRows x, FloatRows cos_sin, const Rope& how, int64_t n_rows);
 
+  // Heads of from_dim to heads of to_dim floats, cut or filled up with zeros.
+  void copy_heads(Queue& queue, FloatRows x, int64_t from_dim, FloatRows y, int64_t to_dim,
+                  int64_t n_rows, int64_t n_heads);
+
   // Row r of k and v, all heads, to the cell slots[r]; slots: n_rows int32.
   void store_cells(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                    int64_t n_rows, FloatRows k, FloatRows v);

@@ -31,8 +31,9 @@ class SelfTest {
         [&] { return turns(); },
         [&] { return quantized(false); },
         [&] { return quantized(true); },
-        [&] { return attention(CacheType::F16); },
-        [&] { return attention(CacheType::Q8_0); },
+        [&] { return attention(CacheType::F16, 64); },
+        [&] { return attention(CacheType::F16, 16); },  // fewer than the items of a group
+        [&] { return attention(CacheType::Q8_0, 96); },
     };
     for (const auto& check : checks)
       if (std::string fault = check(); !fault.empty()) return fault;
@@ -277,8 +278,8 @@ class SelfTest {
   }
 
   // Rows that see cells with gaps, other rows' cells and none, in both blocks of two spans.
-  std::string attention(CacheType type) {
-    const int64_t heads = 4, kv_heads = 2, dim = 64, slots = 96;
+  std::string attention(CacheType type, int64_t dim) {
+    const int64_t heads = 4, kv_heads = 2, slots = 96;
     const size_t cell = static_cast<size_t>(type == CacheType::F16 ? dim * 2 : dim / 32 * 34);
     Buffer k(slots * kv_heads * cell, "self-test"), v(k.size(), "self-test");
     const KvView kv = {k.data(), v.data(), type, kv_heads, dim, dim};
@@ -297,7 +298,8 @@ class SelfTest {
     const DeviceCells cells = {device_k.get(), device_v.get(), type, kv_heads, dim, dim};
     ops_.store_cells(*queue_, cells, *places, slots, {k_rows.get(), 0, kv_heads * dim},
                      {v_rows.get(), 0, kv_heads * dim});
-    const std::string name = type == CacheType::F16 ? "f16" : "q8_0";
+    const std::string name =
+        (type == CacheType::F16 ? "f16" : "q8_0") + (" of " + std::to_string(dim));
     for (const auto& [host, held] : {std::pair(&k, &device_k), std::pair(&v, &device_v)})
       if (auto fault =
               differing("cells of " + name, Bytes(host->data(), host->data() + host->size()),

@@ -43,6 +43,10 @@ class KvCache {
 
   // Bytes of keys and values that a cache of this config maps.
   static size_t nbytes(const KvConfig& config);
+  // Of the layers that are elsewhere.
+  static size_t remote_nbytes(const KvConfig& config) {
+    return kv::Storage::remote_nbytes(config, kv::plan_groups(config));
+  }
 
   // Reserves a cell for every row in every group. ShapeError: too many rows, a row without
   // sequences, a negative position, a sequence out of range, or one that already holds the

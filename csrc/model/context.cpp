@@ -20,8 +20,9 @@ int64_t now_ns() {
 }
 
 // lengths: of each sequence; null for a plan, which turns nothing.
+// device: makes the cells of its layers.
 KvConfig kv_config(const Stage& stage, const ContextConfig& c,
-                   const std::vector<int64_t>* lengths = nullptr) {
+                   const std::vector<int64_t>* lengths = nullptr, DeviceRun* device = nullptr) {
   const auto rotate = [&stage, lengths](size_t layer, int seq, float* k, int64_t stride,
                                         int32_t delta) {
     const RopeSpec* rope = stage.kv_rope(layer);
@@ -38,8 +39,14 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c,
   KvConfig config = {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max,
                      c.n_batch,         rotate,       place};
   if (!stage.shifts()) config.rotate = nullptr;
+  config.remote = stage.remote_cells();
+  config.make_remote = [&stage, device, type = c.cache_type](size_t layer, int64_t n_cells) {
+    return device->make_cells(layer, stage.kv_layers()[layer], type, n_cells);
+  };
   return config;
 }
+
+DeviceRunSizes device_sizes(const ContextConfig& c) { return {c.n_batch, c.n_ctx, c.cache_type}; }
 
 // The first error that the threads of a step throw; workers of a pool must not.
 class FirstError {
@@ -73,7 +80,9 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         return config;
       }()),
       runs_layer_(stage_->layers().size(), config_.layers.empty()),
-      kv_(kv_config(*stage_, config_, &lengths_), stage_->kernels()),
+      device_(stage_->device() ? std::make_unique<DeviceRun>(*stage_, device_sizes(config_))
+                               : nullptr),
+      kv_(kv_config(*stage_, config_, &lengths_, device_.get()), stage_->kernels()),
       scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type),
       lengths_(static_cast<size_t>(config_.n_seq_max), config_.n_ctx) {
   for (const int64_t layer : config_.layers) {
@@ -85,8 +94,12 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
 }
 
 Context::Memory Context::memory(const Stage& stage, const ContextConfig& config) {
-  return {KvCache::nbytes(kv_config(stage, config)),
-          ScratchLayout(stage, config.n_batch, config.n_ctx, config.cache_type).nbytes};
+  const KvConfig kv = kv_config(stage, config);
+  Memory memory{KvCache::nbytes(kv),
+                ScratchLayout(stage, config.n_batch, config.n_ctx, config.cache_type).nbytes, 0};
+  if (stage.offloads())
+    memory.device = KvCache::remote_nbytes(kv) + DeviceRun::nbytes(stage, device_sizes(config));
+  return memory;
 }
 
 int64_t Context::end_layer(const Input& input) const {
@@ -153,17 +166,14 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
       }
     };
     const StepRows of = {.n_rows = std::ssize(rows),
-                         .n_prefill = input.n_prefill,
+                         .n_prefill = stage_->offloads() ? 0 : input.n_prefill,
                          .first_row = resumed ? 0 : std::ssize(pending),
                          .tokens = input.tokens,
                          .rows = rows};
-    stage_->pool().run([&](Team& team) {
-      Step s = step(team, of);
-      fill_ropes(s, team);
-      forward(s, team, input);
-      if (!stopped()) head(s, team, input.wanted, guarded);
-    });
-    if (stopped()) throw CancelledError("stopped");
+    if (device_)
+      run_parts(of, input, guarded);
+    else
+      run_here(of, input, guarded);
     error.rethrow();
   } catch (...) {
     abort();
@@ -195,6 +205,10 @@ void Context::declare(int seq, int64_t n_positions) {
 
 void Context::observe(std::shared_ptr<Observer> observer) {
   if (observer == observer_) return;
+  if (observer && stage_->offloads())
+    throw UnsupportedError(
+        "inputs of weights are seen on the CPU only; expected all layers there, "
+        "found some on a device: use --gpu-layers 0");
   observing_ = observer ? observer->attach(*stage_, kv_) : nullptr;
   observer_ = std::move(observer);
 }
@@ -217,29 +231,60 @@ void Context::fill_ropes(const Step& s, Team& team) {
   }
 }
 
-void Context::forward(Step& step, Team& team, const Input& input) {
-  if (stage_->first() && input.first_layer == 0) {
-    stage_->embed(step, team);
-  } else {
-    const int64_t n_embd = stage_->spec().n_embd;
-    float* x = step.row_output(0);
-    each_row(step, team, step.n_rows, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        std::memcpy(x + r * step.stride, input.hidden.data() + r * n_embd,
-                    static_cast<size_t>(n_embd) * sizeof(float));
-    });
-  }
-  // Rank 0 decides during a layer whether to stop after it; all threads read that before the next
-  // layer, with the layer's barriers in between. Two flags take turns, so that a slow reader never
-  // sees the decision after its own.
-  size_t n_run = 0;
+void Context::start(Step& step, Team& team, const Input& input) {
+  fill_ropes(step, team);
+  if (stage_->first() && input.first_layer == 0) return stage_->embed(step, team);
+  const int64_t n_embd = stage_->spec().n_embd;
+  float* x = step.row_output(0);
+  each_row(step, team, step.n_rows, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      std::memcpy(x + r * step.stride, input.hidden.data() + r * n_embd,
+                  static_cast<size_t>(n_embd) * sizeof(float));
+  });
+}
+
+const std::vector<Context::Part>& Context::parts(const Input& input) {
+  if (parts_begin_ == input.first_layer && parts_end_ == end_layer(input)) return parts_;
+  parts_.clear();
   for (int64_t i = input.first_layer; i < end_layer(input); ++i) {
     if (!runs_layer_[static_cast<size_t>(i)]) continue;
-    if (stop_[n_run & 1]) return;
-    if (team.rank() == 0) stop_[(n_run + 1) & 1] = should_stop();
-    for (const auto& block : stage_->layers()[static_cast<size_t>(i)]) block->forward(step, team);
-    ++n_run;
+    for (const PlacedBlock& at : stage_->layers()[static_cast<size_t>(i)]) {
+      if (parts_.empty() || parts_.back().home != at.home) parts_.push_back({at.home, {}});
+      Part& part = parts_.back();
+      part.blocks.push_back(&at);
+      part.reads |= at.reads & ~part.writes;
+      part.writes |= at.writes;
+    }
   }
+  parts_begin_ = input.first_layer;
+  parts_end_ = end_layer(input);
+  return parts_;
+}
+
+// Rank 0 decides during a layer whether to stop after it; all threads read that before the next
+// layer, with the layer's barriers in between. Two flags take turns, so that a slow reader never
+// sees the decision after its own.
+void Context::run_blocks(Step& s, Team& team, const Part& part) {
+  size_t n_run = 0;
+  for (const PlacedBlock* at : part.blocks) {
+    if (at->first) {
+      if (stop_[n_run & 1]) return;
+      if (team.rank() == 0) stop_[(n_run + 1) & 1] = should_stop();
+      ++n_run;
+    }
+    at->block->forward(s, team);
+  }
+}
+
+void Context::run_here(const StepRows& rows, const Input& input, const Consume& consume) {
+  const std::vector<Part>& all = parts(input);
+  stage_->pool().run([&](Team& team) {
+    Step s = step(team, rows);
+    start(s, team, input);
+    for (const Part& part : all) run_blocks(s, team, part);
+    if (!stopped()) head(s, team, input.wanted, consume);
+  });
+  if (stopped()) throw CancelledError("stopped");
 }
 
 void Context::head(Step& s, Team& team, std::span<const int32_t> wanted, const Consume& consume) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kv/kv_cache.h"
+#include "model/device/device_run.h"
 #include "model/observer.h"
 #include "model/scratch.h"
 #include "model/stage.h"
@@ -34,6 +35,7 @@ class Context {
   struct Memory {
     size_t kv = 0;
     size_t scratch = 0;
+    size_t device = 0;  // cells and scratch there
   };
   // What a context of this configuration allocates.
   static Memory memory(const Stage& stage, const ContextConfig& config);
@@ -93,7 +95,20 @@ class Context {
   // What a thread of the team works with, the only place that fills it.
   Step step(const Team&, const StepRows&);
   void fill_ropes(const Step&, Team&);
-  void forward(Step&, Team&, const Input&);
+  // Blocks in a row that run in one place.
+  struct Part {
+    Home home;
+    std::vector<const PlacedBlock*> blocks;
+    uint8_t reads = 0, writes = 0;  // registers that come in, and that change
+  };
+  const std::vector<Part>& parts(const Input& input);
+  // Ropes, and x from token ids or hidden states.
+  void start(Step&, Team&, const Input&);
+  void run_blocks(Step&, Team&, const Part&);
+  // All in one region of the pool; the host's parts in regions and the device's as commands.
+  void run_here(const StepRows&, const Input&, const Consume&);
+  void run_parts(const StepRows&, const Input&, const Consume&);
+  void device_head(std::span<const int32_t> wanted, const Consume&, const DeviceRun::Poll&);
   void head(Step&, Team&, std::span<const int32_t> wanted, const Consume&);
   bool should_stop();
   bool stopped() const { return stop_[0] || stop_[1]; }
@@ -101,6 +116,9 @@ class Context {
   std::shared_ptr<const Stage> stage_;
   ContextConfig config_;
   std::vector<uint8_t> runs_layer_;
+  std::vector<Part> parts_;  // of the layers that ran last
+  int64_t parts_begin_ = -1, parts_end_ = -1;
+  std::unique_ptr<DeviceRun> device_;
   KvCache kv_;
   Scratch scratch_;
   int64_t last_rows_ = 0;

@@ -5,10 +5,6 @@
 namespace pyflow {
 namespace {
 
-// Rows whose logits are held at once: one pass over the head serves them, and a vocabulary of
-// 262144 takes 32 MiB.
-constexpr int64_t kHeadRows = 32;
-
 constexpr int64_t kFloat = sizeof(float), kAct = sizeof(ActBlock), kHalf = sizeof(uint16_t);
 
 }  // namespace

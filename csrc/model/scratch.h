@@ -12,6 +12,10 @@
 
 namespace pyflow {
 
+// Rows whose logits are held at once: one pass over the head serves them, and a vocabulary of 262144
+// takes 32 MiB.
+inline constexpr int64_t kHeadRows = 32;
+
 class Stage;
 
 // What a block needs for a step; amounts are per row of the largest batch.
@@ -65,6 +69,10 @@ class Scratch {
   int64_t head_stride() const { return at_.head_stride; }
   float* gathered() const { return at<float>(at_.gathered); }
   float* logits() const { return at<float>(at_.logits); }
+
+  // Where all threads find a register when they begin, `stride` floats between rows.
+  float* shared(size_t r) const { return at<float>(at_.registers[r]); }
+  int64_t stride() const { return at_.stride; }
 
   // A row of x as the last step left it.
   const float* hidden(int64_t row) const { return at<float>(at_.registers[0]) + row * at_.stride; }

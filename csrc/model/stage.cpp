@@ -9,11 +9,12 @@ namespace pyflow {
 
 Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
              const KernelTable& kernels, std::optional<DType> pack_as, bool load,
-             const std::function<void()>& poll)
+             const std::function<void()>& poll, Offload offload)
     : spec_(std::move(spec)),
       kernels_(kernels),
       pool_(std::move(pool)),
-      weights_(std::move(source), pack_as, kernels) {
+      weights_(std::move(source), pack_as, kernels),
+      offload_(std::move(offload)) {
   const int64_t n_embd = spec_.n_embd;
   if (n_embd < 1 || (spec_.n_vocab < 1 && (spec_.embedding || spec_.head)))
     throw ShapeError("model: embedding of " + std::to_string(spec_.n_vocab) + " x " +
@@ -29,19 +30,17 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
                        std::to_string(rope.pairs()) + ", found " +
                        std::to_string(rope.long_inv_freq.size()));
   BlockContext context{spec_, weights_, facts_, embedding_ != nullptr};
-  for (const auto& layer : spec_.layers) {
+  for (size_t i = 0; i < spec_.layers.size(); ++i) {
+    const bool there = i < offload_.layers.size() && offload_.layers[i];
     layers_.emplace_back();
-    for (const BlockSpec& block : layer) {
-      layers_.back().push_back(make_block(block, context));
-      context.is_first = false;
-      for (const char* name : {"input", "output"})
-        if (block.has(name)) needs_.at_least({.n_registers = register_index(block.text(name)) + 1});
-    }
+    for (const BlockSpec& block : spec_.layers[i])
+      layers_.back().push_back(placed(block, there, layers_.back().empty(), context));
   }
   if (spec_.head) {
     const BlockSpec& head = *spec_.head;
     head_norm_ = RowNorm(weights_, head.text("norm_type"), head.number("eps"),
                          head.tensor_or_none("norm"), head.tensor_or_none("norm_bias"), n_embd);
+    weights_.set_home(offload_.head ? Home::Device : Home::Host);
     head_ = &weights_.matrix(head.tensor("weight"), spec_.n_vocab, n_embd);
     head_bias_ = weights_.vector_or_null(head.tensor_or_none("bias"), spec_.n_vocab);
     head_scale_ = head.number("scale");
@@ -50,16 +49,60 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     needs_.at_least({.act_blocks_per_row = act_blocks(n_embd), .panel_cols = n_embd});
   }
   if (load)
-    weights_.pack(*pool_, poll);
+    pack(poll);
   else
     weights_.release_source();
 }
 
-ScratchNeeds Stage::needs(CacheType cells) const {
+PlacedBlock Stage::placed(const BlockSpec& spec, bool there, bool first, BlockContext& context) {
+  const Home home = there && runs_on_devices(spec.kind) ? Home::Device : Home::Host;
+  weights_.set_home(home);
+  PlacedBlock at{make_block(spec, context), home, first, 0, 0};
+  context.is_first = false;
+  const auto bit = [&](const char* name) {
+    if (!spec.has(name)) return 0;
+    const size_t index = register_index(spec.text(name));
+    needs_.at_least({.n_registers = index + 1});
+    return 1 << index;
+  };
+  at.writes = static_cast<uint8_t>(bit("output"));
+  at.reads = static_cast<uint8_t>(bit("input") | (at.block->adds() ? at.writes : 0));
+  remote_cells_.resize(facts_.kv_layers.size(), home == Home::Device);
+  return at;
+}
+
+void Stage::pack(const std::function<void()>& poll) {
+  if (!offloads()) return weights_.pack(*pool_, poll, nullptr);
+  device_ = std::make_unique<DeviceStage>(offload_, weights_.on_device());
+  weights_.pack(*pool_, poll, [&](const PackedTensor& matrix, const uint8_t* tiles) {
+    device_->weights().upload(matrix, tiles);
+  });
+  DeviceNeeds needs;
+  for (const auto& layer : layers_)
+    for (const PlacedBlock& at : layer)
+      if (at.home == Home::Device) at.block->device_needs(needs);
+  if (offload_.head) {
+    head_norm_.device_needs(needs, spec_.n_embd);
+    needs.vector(head_bias_, spec_.n_vocab);
+  }
+  device_->weights().upload(needs);
+}
+
+ScratchNeeds Stage::needs_of(Home home, CacheType cells) const {
   ScratchNeeds all = needs_;
   for (const auto& layer : layers_)
-    for (const auto& block : layer) all.at_least(block->needs(cells));
+    for (const PlacedBlock& at : layer)
+      if (at.home == home) all.at_least(at.block->needs(cells));
   return all;
+}
+
+bool Stage::device_fine_inputs() const {
+  return std::ranges::any_of(weights_.on_device(),
+                             [](const PackedTensor* w) { return pyflow::fine_inputs(w->dtype()); });
+}
+
+size_t Stage::device_weight_bytes() const {
+  return offloads() ? DeviceWeights::nbytes(offload_.device->info(), weights_.on_device()) : 0;
 }
 
 std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
@@ -75,6 +118,7 @@ bool Stage::fine_inputs() const {
 }
 
 bool Stage::has_prefill() const {
+  if (offloads()) return false;
   bool any = false;
   for_matrices([&](const TensorRef&, const PackedTensor& w) {
     any = any || kernels_.prefill_matmul[static_cast<size_t>(w.dtype())];
@@ -114,6 +158,23 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
   const auto n_prefill = std::ranges::lower_bound(rows, s.n_prefill) - rows.begin();
   multiply(s, team, std::array{Product{head_, logits, stride}}, {gathered, s.stride, n, n_prefill},
            std::cref(finish));
+}
+
+void Stage::record_logits(DeviceStep& s, std::span<const int32_t> rows,
+                          DeviceStep::FloatRows normed, DeviceStep::FloatRows out) const {
+  const auto row_of = [](const DeviceStep::FloatRows& all, int64_t r) {
+    return DeviceStep::FloatRows{all.buffer, all.first + r * all.stride, all.stride};
+  };
+  const int64_t n = std::ssize(rows);
+  for (int64_t i = 0, count; i < n; i += count) {  // rows that follow each other in one command
+    const int32_t* row = rows.data() + i;
+    for (count = 1; i + count < n && row[count] == row[0] + count; ++count) {
+    }
+    head_norm_.record(s, row_of(s.registers[0], row[0]), count, spec_.n_embd, row_of(normed, i));
+  }
+  s.multiply({head_, out}, head_bias_, normed, n);
+  if (head_scale_ != 1) s.ops.scale(s.queue, out, head_scale_, n, spec_.n_vocab);
+  if (head_softcap_ != 0) s.ops.softcap(s.queue, out, head_softcap_, n, spec_.n_vocab);
 }
 
 }  // namespace pyflow

@@ -9,10 +9,20 @@
 #include "kernels/table.h"
 #include "model/blocks/block.h"
 #include "model/blocks/row_norm.h"
+#include "model/device/device_stage.h"
+#include "model/device/device_step.h"
 #include "model/spec.h"
 #include "model/weights.h"
 
 namespace pyflow {
+
+// A block in its place.
+struct PlacedBlock {
+  std::unique_ptr<Block> block;
+  Home home;
+  bool first;             // of its layer
+  uint8_t reads, writes;  // registers, as bits
+};
 
 class Stage {
  public:
@@ -21,7 +31,7 @@ class Stage {
   // UnsupportedError for what this build lacks, and what `poll` throws (Weights::pack).
   Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> pool,
         const KernelTable& kernels, std::optional<DType> pack_as, bool load,
-        const std::function<void()>& poll);
+        const std::function<void()>& poll, Offload offload = {});
 
   const StageSpec& spec() const { return spec_; }
   const KernelTable& kernels() const { return kernels_; }
@@ -47,16 +57,20 @@ class Stage {
   // Whether cells may move to other positions: only if scores depend on distances alone.
   bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
   int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
-  ScratchNeeds needs(CacheType cells) const;
+  // Of the blocks of the host; of those of the device.
+  ScratchNeeds needs(CacheType cells) const { return needs_of(Home::Host, cells); }
+  ScratchNeeds device_needs(CacheType cells) const { return needs_of(Home::Device, cells); }
   bool fine_inputs() const;  // whether any matrix has them
-  bool has_prefill() const;  // whether any matrix has a prefill_matmul
+  // Whether any matrix has a prefill_matmul. None is used beside a device, which has no such thing:
+  // a prompt's bits must not depend on where a layer runs.
+  bool has_prefill() const;
 
   bool first() const { return embedding_ != nullptr; }
   bool last() const { return head_ != nullptr; }
 
   // x = rows of the embedding matrix. Called by every thread.
   void embed(Step&, Team&) const;
-  const std::vector<std::vector<std::unique_ptr<Block>>>& layers() const { return layers_; }
+  const std::vector<std::vector<PlacedBlock>>& layers() const { return layers_; }
   // The head's input for a row of x, n_embd floats.
   void final_norm(const float* x, float* out) const;
   // logits[i] for the listed rows of x: n_vocab floats each, `stride` apart. `gathered` holds
@@ -64,13 +78,32 @@ class Stage {
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,
               int64_t stride) const;
 
+  // Null if nothing runs on a device, or the stage is only planned.
+  const DeviceStage* device() const { return device_.get(); }
+  bool offloads() const { return offload_.device != nullptr; }
+  bool head_on_device() const { return offload_.head; }
+  // By layer that caches: whether its cells are on the device.
+  const std::vector<uint8_t>& remote_cells() const { return remote_cells_; }
+  bool device_fine_inputs() const;
+  size_t device_weight_bytes() const;
+  // The same as logits() on the device; normed and out are rows of n_embd and n_vocab.
+  void record_logits(DeviceStep&, std::span<const int32_t> rows, DeviceStep::FloatRows normed,
+                     DeviceStep::FloatRows out) const;
+
  private:
+  ScratchNeeds needs_of(Home home, CacheType cells) const;
+  PlacedBlock placed(const BlockSpec& spec, bool there, bool first, BlockContext& context);
+  void pack(const std::function<void()>& poll);
+
   StageSpec spec_;
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> pool_;
   Weights weights_;
   BlockFacts facts_;
-  std::vector<std::vector<std::unique_ptr<Block>>> layers_;
+  std::vector<std::vector<PlacedBlock>> layers_;
+  Offload offload_;
+  std::unique_ptr<DeviceStage> device_;
+  std::vector<uint8_t> remote_cells_;
   ScratchNeeds needs_;
 
   const PackedTensor* embedding_ = nullptr;

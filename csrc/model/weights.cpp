@@ -116,7 +116,7 @@ const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t 
 const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t cols, Loop loop,
                                     Format format) {
   const TensorRecord& r = record(ref, rows, cols);
-  const auto at = matrices_.try_emplace(ref).first;
+  const auto at = matrices_.try_emplace({ref, home_}).first;
   Matrix& m = at->second;
   if (!m.packed) {
     const bool encode = pack_as_ && format == Format::Any && info(r.dtype).block == 1;
@@ -126,7 +126,7 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
                              std::to_string(cols) + " weights are no whole blocks of " +
                              std::string(info(dtype).name) + ", which has " +
                              std::to_string(info(dtype).block) + "; choose another format or none");
-    m = {&at->first, &r, std::make_unique<PackedTensor>(dtype, rows, cols), loop};
+    m = {&at->first.first, &r, std::make_unique<PackedTensor>(dtype, rows, cols), loop, home_};
     in_order_.push_back(&m);
   }
   return *m.packed;
@@ -270,17 +270,27 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
   }
 }
 
-void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
+std::vector<Weights::Matrix*> Weights::at(Home home) const {
+  std::vector<Matrix*> all;
+  std::ranges::copy_if(in_order_, std::back_inserter(all),
+                       [&](const Matrix* m) { return m->home == home; });
+  return all;
+}
+
+void Weights::pack(ThreadPool& pool, const std::function<void()>& poll, const Send& send) {
   place(pool.placement());
   std::map<const TensorRecord*, size_t> uses;
-  size_t per_thread = 0;
+  size_t per_thread = 0, widest = 0;
   for (const Matrix* m : in_order_) {
+    if (m->home == Home::Device) widest = std::max(widest, m->packed->nbytes());
     ++uses[m->record];
     per_thread = std::max(per_thread, (scratch_bytes(*m) + 63) / 64 * 64);
   }
   const Buffer scratch(per_thread * static_cast<size_t>(pool.size()), "weights", "model");
+  const Buffer outgoing(widest, "weights", "model");  // of the device, a matrix at a time
   for (Matrix* m : in_order_) {
     poll();
+    if (m->home == Home::Device) m->packed->place(outgoing.data());
     const int64_t tiles = m->packed->tiles();
     std::mutex lock;
     std::string failure;  // because workers must not throw
@@ -294,10 +304,14 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll) {
           failure = e.what();
         }
       });
-      copy(*m->packed, pool.placement().n_copies(), team);
+      if (m->home == Home::Host) copy(*m->packed, pool.placement().n_copies(), team);
     });
     if (!failure.empty())
       throw UnsupportedError(source_.path + ": tensor " + m->ref->name + ": " + failure);
+    if (m->home == Home::Device) {
+      send(*m->packed, outgoing.data());
+      m->packed->place(nullptr);
+    }
     release(*m, --uses[m->record] == 0);
   }
   release_source();
@@ -315,12 +329,13 @@ void Weights::release(const Matrix& m, bool last) const {
 
 void Weights::place(const Placement& placement) {
   size_t total = 0;
-  for (const Matrix* m : in_order_) total += m->packed->nbytes();
+  const std::vector<Matrix*> here = at(Home::Host);
+  for (const Matrix* m : here) total += m->packed->nbytes();
   const size_t n_copies = placement.n_copies();
   const size_t stride = n_copies == 1 ? total : (total + kCopyAlign - 1) / kCopyAlign * kCopyAlign;
   arena_ = Buffer((n_copies - 1) * stride + total, "weights", "model");
   size_t at = 0;
-  for (Matrix* m : in_order_) {
+  for (Matrix* m : here) {
     m->packed->place(arena_.data() + at, stride);
     at += m->packed->nbytes();
   }
@@ -333,18 +348,18 @@ void Weights::place(const Placement& placement) {
 
 void Weights::bind_shares(const Placement& placement) const {
   const int n_threads = placement.n_threads();
-  for (size_t begin = 0, end; begin < in_order_.size(); begin = end) {
+  const std::vector<Matrix*> here = at(Home::Host);
+  for (size_t begin = 0, end; begin < here.size(); begin = end) {
     int64_t tiles = 0;
-    for (end = begin; end < in_order_.size(); ++end) {
-      if (end > begin && in_order_[end]->loop == Loop::Own) break;
-      tiles += in_order_[end]->packed->tiles();
+    for (end = begin; end < here.size(); ++end) {
+      if (end > begin && here[end]->loop == Loop::Own) break;
+      tiles += here[end]->packed->tiles();
     }
     // Offset of tile t of the loop; of its end for t = tiles.
     const auto offset_of = [&](int64_t t) {
       size_t i = begin;
-      for (; i + 1 < end && t >= in_order_[i]->packed->tiles(); ++i)
-        t -= in_order_[i]->packed->tiles();
-      const PackedTensor& w = *in_order_[i]->packed;
+      for (; i + 1 < end && t >= here[i]->packed->tiles(); ++i) t -= here[i]->packed->tiles();
+      const PackedTensor& w = *here[i]->packed;
       const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
       return static_cast<size_t>(w.data() - arena_.data()) + static_cast<size_t>(t) * tile_bytes;
     };
@@ -364,7 +379,7 @@ void Weights::bind_shares(const Placement& placement) const {
 std::vector<std::span<const uint8_t>> Weights::parts(
     size_t copy, const std::set<const PackedTensor*>& without) const {
   std::vector<std::span<const uint8_t>> parts;
-  for (const Matrix* m : in_order_)
+  for (const Matrix* m : at(Home::Host))
     if (!without.contains(m->packed.get()))
       parts.emplace_back(m->packed->data(copy), m->packed->nbytes());
   for (const auto& [ref, v] : vectors_) parts.emplace_back(v.data(), v.size());
@@ -374,7 +389,7 @@ std::vector<std::span<const uint8_t>> Weights::parts(
 
 size_t Weights::nbytes(size_t n_copies) const {
   size_t n = 0;
-  for (const Matrix* m : in_order_) n += n_copies * m->packed->nbytes();
+  for (const Matrix* m : at(Home::Host)) n += n_copies * m->packed->nbytes();
   for (const auto& [ref, v] : vectors_) n += v.size();
   for (const auto& [refs, v] : joined_) n += v.size();
   for (const auto& [size, v] : ones_) n += v.size();

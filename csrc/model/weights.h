@@ -36,6 +36,8 @@ inline int64_t tile_grain(int64_t tiles, int n_threads) {
   return std::max<int64_t>(1, tiles / (8 * n_threads));
 }
 
+enum class Home : uint8_t { Host, Device };
+
 class Weights {
  public:
   // pack_as: the format that float matrices are packed as; nullopt: as stored.
@@ -47,10 +49,13 @@ class Weights {
   // before. Format::AsStored: float matrices too are packed as stored. Throws ShapeError if the
   // matrix is missing or has another shape, UnsupportedError if its type cannot be cut as asked
   // for.
+  // It has a home: the host's memory, or that of the device.
   enum class Loop { Own, Continued };
   enum class Format { Any, AsStored };
   const PackedTensor& matrix(const TensorRef& ref, int64_t rows, int64_t cols,
                              Loop loop = Loop::Own, Format format = Format::Any);
+  // Where the matrices that are asked for from now on are to lie.
+  void set_home(Home home) { home_ = home; }
   // n such matrices, each a tensor, or all of them in one.
   std::vector<const PackedTensor*> matrices(const std::vector<TensorRef>& refs, int64_t n,
                                             int64_t rows, int64_t cols);
@@ -67,9 +72,11 @@ class Weights {
 
   // Packs all matrices, side by side in the order of matrix(), each tile by one thread, and
   // releases the source pages; on the memory nodes and in the copies of the pool's placement.
-  // `poll` is called between matrices, by the calling thread; it may throw to stop. Throws
+  // `poll` is called between matrices, by the calling thread; it may throw to stop. A matrix of the
+  // device is packed into memory that it has for a moment, then given to `send`. Throws
   // UnsupportedError for weights that pack_as, or F32 for those in F64, cannot hold.
-  void pack(ThreadPool& pool, const std::function<void()>& poll);
+  using Send = std::function<void(const PackedTensor& matrix, const uint8_t* tiles)>;
+  void pack(ThreadPool& pool, const std::function<void()>& poll, const Send& send);
   // Unmaps the source's pages: vectors are copies, and a stage that is only planned needs no more.
   void release_source() const { source_.release_all(); }
 
@@ -78,11 +85,17 @@ class Weights {
   void for_matrices(F&& f) const {
     for (const Matrix* m : in_order_) f(*m->ref, std::as_const(*m->packed));
   }
+  // Those of the device.
+  std::vector<const PackedTensor*> on_device() const {
+    std::vector<const PackedTensor*> all;
+    for (const Matrix* m : at(Home::Device)) all.push_back(m->packed.get());
+    return all;
+  }
 
-  // The packed matrices, except some, and the vectors, of which there is one copy.
+  // The packed matrices of the host, except some, and the vectors, of which there is one copy.
   std::vector<std::span<const uint8_t>> parts(size_t copy,
                                               const std::set<const PackedTensor*>& without) const;
-  size_t nbytes(size_t n_copies) const;
+  size_t nbytes(size_t n_copies) const;  // in the host's memory
   const std::set<std::string>& used() const { return used_; }
 
  private:
@@ -91,6 +104,7 @@ class Weights {
     const TensorRecord* record;
     std::unique_ptr<PackedTensor> packed;
     Loop loop;
+    Home home;
 
     // The place of its rows in the file, if they are contiguous; else null.
     const uint8_t* in_place() const;
@@ -99,6 +113,7 @@ class Weights {
     bool converted() const { return packed->dtype() != record->dtype || record->is_double; }
     void gather(int64_t tile, uint8_t* rows) const;  // copies the rows of a tile
   };
+  std::vector<Matrix*> at(Home home) const;
   void place(const Placement& placement);
   void bind_shares(const Placement& placement) const;
   void release(const Matrix& m, bool last) const;
@@ -111,7 +126,8 @@ class Weights {
   std::optional<DType> pack_as_;
   const KernelTable& kernels_;
   std::set<std::string> used_;
-  std::map<TensorRef, Matrix> matrices_;
+  Home home_ = Home::Host;
+  std::map<std::pair<TensorRef, Home>, Matrix> matrices_;
   std::vector<Matrix*> in_order_;  // of matrix(), which is the order in which a step reads them
   Buffer arena_;                   // one for all, to fit huge pages
   std::map<TensorRef, Buffer> vectors_;

@@ -1,6 +1,7 @@
 """Stages and contexts (csrc/bindings/bind_stage.cpp, bind_context.cpp, bind_calibrate.cpp)."""
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,11 +14,23 @@ MAX_SEQUENCES: int
 MAX_BATCH: int
 """The most rows that a step may have."""
 
+class Offload(TypedDict):
+    """Blocks of `layers` that can run on a device do, and the head."""
+
+    device: int
+    """Its number among the devices of this machine."""
+    layers: list[int]
+    head: bool
+    allow_inexact: bool
+    programs: str
+    """A folder that keeps compiled programs; "": none does."""
+
 class Stage:
     """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
 
     load=False binds and checks without reading weights, to plan memory. pack_as: a format ("Q8_0")
-    that matrices of floats are turned into; UnsupportedError for what it cannot hold.
+    that matrices of floats are turned into; UnsupportedError for what it cannot hold. offload: what
+    runs on a device, whose bits must be those of the CPU unless allow_inexact.
     """
 
     def __init__(
@@ -27,9 +40,13 @@ class Stage:
         pool: ThreadPool,
         load: bool = True,
         pack_as: str | None = None,
+        offload: Offload | None = None,
     ) -> None: ...
     @property
-    def weight_bytes(self) -> int: ...
+    def weight_bytes(self) -> int:
+        """In the host's memory."""
+    @property
+    def device_weight_bytes(self) -> int: ...
     @property
     def token_bytes(self) -> int:
         """Bytes of packed weights that every token needs.
@@ -82,6 +99,11 @@ class Context:
         stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
     ) -> tuple[int, int]:
         """Bytes of KV cache and of scratch."""
+    @staticmethod
+    def device_memory(
+        stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+    ) -> int:
+        """Bytes of both on the stage's device."""
 
     def forward(
         self,

@@ -22,12 +22,12 @@ void check(const LayerKv& layer, size_t i) {
 
 }  // namespace
 
-size_t Storage::nbytes(const KvConfig& config, std::span<const GroupPlan> groups) {
+size_t Storage::nbytes(const KvConfig& config, std::span<const GroupPlan> groups, bool remote) {
   size_t total = 0;
   for (const GroupPlan& group : groups)
     for (size_t i : group.layers) {
       check(config.layers[i], i);
-      if (config.is_remote(i)) continue;
+      if (config.is_remote(i) != remote) continue;
       const auto [keys, values] = layer_nbytes(config.layers[i], group.capacity, config.type);
       if (__builtin_add_overflow(total, keys + values, &total))
         throw ResourceError(

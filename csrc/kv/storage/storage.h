@@ -20,7 +20,13 @@ class Storage {
 
   // Of the host's memory. Throws ShapeError for a layer without heads or of too large ones,
   // ResourceError when no memory could hold them.
-  static size_t nbytes(const KvConfig& config, std::span<const GroupPlan> groups);
+  static size_t nbytes(const KvConfig& config, std::span<const GroupPlan> groups) {
+    return nbytes(config, groups, false);
+  }
+  // Of the layers that are elsewhere.
+  static size_t remote_nbytes(const KvConfig& config, std::span<const GroupPlan> groups) {
+    return nbytes(config, groups, true);
+  }
 
   // Without memory if the layer is remote.
   const KvView& view(size_t layer) const { return views_[layer]; }
@@ -38,6 +44,8 @@ class Storage {
   void edit_keys(size_t layer, std::span<const int32_t> slots, const RemoteCells::Edit& edit);
 
  private:
+  static size_t nbytes(const KvConfig& config, std::span<const GroupPlan> groups, bool remote);
+
   Buffer buffer_;
   std::vector<KvView> views_;
   std::vector<std::unique_ptr<RemoteCells>> remote_;  // by layer

@@ -2,16 +2,20 @@
 #include <algorithm>
 
 #include "model/blocks/blocks.h"
+#include "model/device/device_step.h"
 
 namespace pyflow {
 namespace {
 
 class Add final : public Block {
  public:
-  Add(const BlockSpec& spec, BlockContext&)
+  Add(const BlockSpec& spec, BlockContext& c)
       : in_(register_index(spec.text("input"))),
         out_(register_index(spec.text("output"))),
+        n_(c.stage.n_embd),
         scale_(spec.number("scale")) {}
+
+  bool adds() const override { return true; }
 
   ScratchNeeds needs(CacheType) const override { return {}; }
 
@@ -29,8 +33,16 @@ class Add final : public Block {
     });
   }
 
+  void record(DeviceStep& s) const override {
+    if (scale_ == 1)
+      s.ops.add(s.queue, s.registers[out_], s.registers[in_], s.n_rows, n_);
+    else
+      s.ops.add_scaled(s.queue, s.registers[out_], s.registers[in_], scale_, s.n_rows, n_);
+  }
+
  private:
   size_t in_, out_;
+  int64_t n_;
   float scale_;
 };
 

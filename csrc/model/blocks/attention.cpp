@@ -2,12 +2,10 @@
 // KV cache, with grouped queries; biases, norms, rope and ALiBi slopes if the model has them.
 #include <algorithm>
 #include <array>
-#include <optional>
-#include <vector>
 
+#include "model/blocks/attention_weights.h"
 #include "model/blocks/blocks.h"
 #include "model/blocks/linear.h"
-#include "model/blocks/row_norm.h"
 #include "model/observer.h"
 
 namespace pyflow {
@@ -41,63 +39,12 @@ struct RowMemory {
   Rows plain, cells;
 };
 
-class Attention final : public Block {
+class Attention final : public Block, private AttentionWeights {
  public:
-  Attention(const BlockSpec& spec, BlockContext& c)
-      : in_(register_index(spec.text("input"))),
-        out_(register_index(spec.text("output"))),
-        n_embd_(c.stage.n_embd),
-        n_heads_(spec.integer("n_heads")),
-        n_kv_heads_(spec.integer("n_kv_heads")),
-        head_dim_(spec.integer("head_dim")),
-        value_dim_(spec.has("value_dim") ? spec.integer("value_dim") : head_dim_),
-        scale_(spec.number("scale")),
-        softcap_(spec.number("softcap")),
-        layer_(c.facts.kv_layers.size()) {
-    if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || value_dim_ < 1 ||
-        n_heads_ % n_kv_heads_)
-      throw ShapeError("attention: " + std::to_string(n_heads_) + " heads of " +
-                       std::to_string(head_dim_) + " cannot share " + std::to_string(n_kv_heads_) +
-                       " kv heads evenly");
-    if (const int64_t most = std::max(head_dim_, value_dim_); most > kMaxHeadDim)
-      throw UnsupportedError("attention: expected heads of up to " + std::to_string(kMaxHeadDim) +
-                             ", found " + std::to_string(most));
-    if (spec.has("rope")) rope_ = static_cast<size_t>(spec.integer("rope"));
-    if (rope_ && (*rope_ >= c.stage.ropes.size() ||
-                  2 * static_cast<int64_t>(c.stage.ropes[*rope_].pairs()) > head_dim_))
-      throw ShapeError("attention: rope " + std::to_string(*rope_) + " does not fit heads of " +
-                       std::to_string(head_dim_));
-    if (spec.has("alibi"))
-      for (const double slope : spec.numbers("alibi")) slopes_.push_back(static_cast<float>(slope));
-    if (!slopes_.empty() && std::ssize(slopes_) != n_heads_)
-      throw ShapeError("attention: alibi: expected a slope for each of " +
-                       std::to_string(n_heads_) + " heads, found " +
-                       std::to_string(slopes_.size()));
-    Weights& w = c.weights;
-    q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
-    k_ = &w.matrix(spec.tensor("k"), k_dim(), n_embd_, Weights::Loop::Continued);
-    v_ = &w.matrix(spec.tensor("v"), v_dim(), n_embd_, Weights::Loop::Continued);
-    values_apart_ = spec.tensor("v").name != spec.tensor("q").name &&
-                    spec.tensor("v").name != spec.tensor("k").name;
-    if (values_apart_) c.facts.values.insert(v_);
-    o_ = &w.matrix(spec.tensor("o"), n_embd_, mixed_dim());
-    q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
-    k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), k_dim());
-    v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), v_dim());
-    o_bias_ = w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_);
-    norms_all_ = spec.text("norm_span") == "all";
-    if (!norms_all_ && spec.text("norm_span") != "head")
-      throw UnsupportedError("attention: norm_span '" + spec.text("norm_span") +
-                             "': expected head or all");
-    q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", n_heads_);
-    k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", n_kv_heads_);
-    c.facts.kv_layers.push_back({.n_kv_heads = n_kv_heads_,
-                                 .key_dim = head_dim_,
-                                 .value_dim = value_dim_,
-                                 .window = spec.integer("window")});
-    c.facts.kv_ropes.push_back(rope_);
-    c.facts.relative = c.facts.relative || rope_ || !slopes_.empty();
-  }
+  Attention(const BlockSpec& spec, BlockContext& c) : AttentionWeights(spec, c) {}
+
+  void device_needs(DeviceNeeds& needs) const override { AttentionWeights::device_needs(needs); }
+  void record(DeviceStep& s) const override { AttentionWeights::record(s); }
 
   ScratchNeeds needs(CacheType cells) const override {
     const auto floats = [cells](int64_t n_heads, int64_t dim) {
@@ -165,11 +112,6 @@ class Attention final : public Block {
   }
 
  private:
-  int64_t q_dim() const { return n_heads_ * head_dim_; }
-  int64_t k_dim() const { return n_kv_heads_ * head_dim_; }
-  int64_t v_dim() const { return n_kv_heads_ * value_dim_; }
-  int64_t mixed_dim() const { return n_heads_ * value_dim_; }
-
   RowMemory lay_out(float* temp, int64_t n_rows, CacheType cells) const {
     const auto take = [&](int64_t n_heads, int64_t dim) {
       const Heads heads = {temp, padded(n_heads * dim), dim};
@@ -191,24 +133,6 @@ class Attention final : public Block {
                     .v = in_cells(p.v, n_kv_heads_),
                     .mixed = in_cells(p.mixed, n_heads_)};
     return memory;
-  }
-
-  // A norm of queries or keys, and the distance between the weights of two heads.
-  struct HeadNorm {
-    RowNorm norm;
-    int64_t step = 0;
-    explicit operator bool() const { return static_cast<bool>(norm); }
-  };
-
-  HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
-                     int64_t n_heads) const {
-    if (!spec.has(weight)) return {};
-    const std::vector<TensorRef> refs = spec.tensors(weight);
-    const bool one_for_all = !norms_all_ && refs.size() == 1 && w.size(refs[0]) == head_dim_;
-    const int64_t n = one_for_all ? head_dim_ : n_heads * head_dim_;
-    return {.norm = RowNorm(spec.text("norm_type"), spec.number("norm_eps"), w.vector(refs, n),
-                            spec.has(bias) ? w.vector(spec.tensors(bias), n) : nullptr),
-            .step = one_for_all ? 0 : head_dim_};
   }
 
   // Bias and norm of all queries or keys of a row together.
@@ -341,20 +265,7 @@ class Attention final : public Block {
     return args;
   }
 
-  int64_t group() const { return n_heads_ / n_kv_heads_; }
   int64_t partial_floats(const AttendArgs& args) const { return group() * (args.kv.value_dim + 2); }
-
-  size_t in_, out_;
-  int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_, value_dim_;
-  float scale_, softcap_;
-  std::optional<size_t> rope_;
-  size_t layer_;
-  std::vector<float> slopes_;
-  const PackedTensor *q_, *k_, *v_, *o_;
-  bool values_apart_;  // v_ shares no tensor with q_ or k_
-  const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
-  HeadNorm q_norm_, k_norm_;
-  bool norms_all_ = false;
 };
 
 }  // namespace

@@ -5,11 +5,20 @@
 namespace pyflow {
 
 std::unique_ptr<Block> make_block(const BlockSpec& spec, BlockContext& c) {
-#define PYFLOW_BLOCK(name) \
+#define PYFLOW_BLOCK(name, where) \
   if (spec.kind == #name) return make_##name(spec, c);
 #include "model/blocks/blocks.def"
 #undef PYFLOW_BLOCK
   throw UnsupportedError("block '" + spec.kind + "': no such kind in this build");
+}
+
+bool runs_on_devices(const std::string& kind) {
+  enum { HostOnly, Anywhere };
+#define PYFLOW_BLOCK(name, where) \
+  if (kind == #name) return where == Anywhere;
+#include "model/blocks/blocks.def"
+#undef PYFLOW_BLOCK
+  return false;
 }
 
 size_t register_index(const std::string& name) {

@@ -10,12 +10,15 @@
 #include <vector>
 
 #include "kv/kv_cache.h"
+#include "model/device/needs.h"
 #include "model/scratch.h"
 #include "model/spec.h"
 #include "model/step.h"
 #include "model/weights.h"
 
 namespace pyflow {
+
+class DeviceStep;
 
 class Block {
  public:
@@ -24,6 +27,13 @@ class Block {
   virtual ScratchNeeds needs(CacheType cells) const = 0;
   // Called by every thread of the team; ends with all rows of its output register written.
   virtual void forward(Step&, Team&) const = 0;
+  // Whether it adds to its output register, and so reads it.
+  virtual bool adds() const { return false; }
+
+  // For blocks that run on devices (blocks.def): what they take there besides matrices, and the
+  // commands of a step.
+  virtual void device_needs(DeviceNeeds&) const {}
+  virtual void record(DeviceStep&) const {}
 };
 
 // What blocks report to their stage when they are made.
@@ -45,6 +55,8 @@ struct BlockContext {
 
 // Throws UnsupportedError for an unknown kind, ShapeError for parameters that do not fit.
 std::unique_ptr<Block> make_block(const BlockSpec&, BlockContext&);
+// Whether blocks of the kind can run on a device.
+bool runs_on_devices(const std::string& kind);
 
 // 0 for "x", 1 for "h", 2 for "a".
 size_t register_index(const std::string& name);

@@ -5,7 +5,8 @@
 
 namespace pyflow {
 
-#define PYFLOW_BLOCK(kind) std::unique_ptr<Block> make_##kind(const BlockSpec&, BlockContext&);
+#define PYFLOW_BLOCK(kind, where) \
+  std::unique_ptr<Block> make_##kind(const BlockSpec&, BlockContext&);
 #include "model/blocks/blocks.def"
 #undef PYFLOW_BLOCK
 

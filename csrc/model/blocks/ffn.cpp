@@ -5,6 +5,7 @@
 #include "model/blocks/activation.h"
 #include "model/blocks/blocks.h"
 #include "model/blocks/linear.h"
+#include "model/device/device_step.h"
 
 namespace pyflow {
 namespace {
@@ -50,6 +51,26 @@ class Ffn final : public Block {
              std::cref(activate));
     multiply(s, team, Product{down_, s.product_output(out_), s.stride}, down_bias_,
              all_rows(s, gate ? gate : up, stride));
+  }
+
+  void device_needs(DeviceNeeds& needs) const override {
+    needs.vector(gate_bias_, n_ff_);
+    needs.vector(up_bias_, n_ff_);
+    needs.vector(down_bias_, n_embd_);
+  }
+
+  void record(DeviceStep& s) const override {
+    const auto up = s.take(n_ff_), inner = gate_ ? s.take(n_ff_) : up;
+    const std::array products = {DeviceProduct{up_, up}, DeviceProduct{gate_, inner}};
+    s.multiply(std::span(products).first(gate_ ? 2 : 1), s.registers[in_], s.n_rows);
+    s.add(up, up_bias_, s.n_rows, n_ff_);
+    if (gate_) {
+      s.add(inner, gate_bias_, s.n_rows, n_ff_);
+      s.ops.gate(s.queue, act_, inner, up, s.n_rows, n_ff_);
+    } else {
+      s.ops.activate(s.queue, act_, up, s.n_rows, n_ff_);
+    }
+    s.multiply({down_, s.registers[out_]}, down_bias_, inner, s.n_rows);
   }
 
  private:

@@ -25,6 +25,11 @@ class Norm final : public Block {
     });
   }
 
+  void device_needs(DeviceNeeds& needs) const override { norm_.device_needs(needs, n_); }
+  void record(DeviceStep& s) const override {
+    norm_.record(s, s.registers[in_], s.n_rows, n_, s.registers[out_]);
+  }
+
  private:
   size_t in_, out_;
   int64_t n_;

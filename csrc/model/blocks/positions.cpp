@@ -25,6 +25,7 @@ class Positions final : public Block {
   }
 
   ScratchNeeds needs(CacheType) const override { return {}; }
+  bool adds() const override { return true; }
 
   void forward(Step& s, Team& team) const override {
     const float* old = s.registers[0];

@@ -8,6 +8,7 @@
 
 #include "core/errors.h"
 #include "kernels/table.h"
+#include "model/device/device_step.h"
 #include "model/weights.h"
 
 namespace pyflow {
@@ -30,6 +31,18 @@ class RowNorm {
                   int64_t at = 0) const {
     (layer_ ? kernels.layer_norm : kernels.rms_norm)(x, weight_ + at, eps_, n, y);
     if (bias_) kernels.add(y, bias_ + at, n);
+  }
+
+  // On a device: the vectors of n values from `at` on, and the norm of n_rows rows.
+  void device_needs(DeviceNeeds& needs, int64_t n, int64_t at = 0) const {
+    if (weight_) needs.vector(weight_ + at, n);
+    if (bias_) needs.vector(bias_ + at, n);
+  }
+  void record(DeviceStep& s, DeviceStep::FloatRows x, int64_t n_rows, int64_t n,
+              DeviceStep::FloatRows y, int64_t at = 0) const {
+    const auto norm = layer_ ? &device::Ops::layer_norm : &device::Ops::rms_norm;
+    (s.ops.*norm)(s.queue, x, s.weights.vector(weight_ + at, n), eps_, n_rows, n, y);
+    if (bias_) s.add(y, bias_ + at, n_rows, n);
   }
 
   explicit operator bool() const { return weight_ != nullptr; }

@@ -313,6 +313,7 @@ def test_a_steady_step_allocates_nothing(build_program: Callable[..., Path]) -> 
     sources = [Path(__file__).with_name("kv_cache_driver.cpp")]
     sources += [ROOT / "csrc/core/buffer.cpp", ROOT / "csrc/core/message.cpp"]
     sources += sorted((ROOT / "csrc/kv").glob("*.cpp"))
+    sources += [ROOT / f"csrc/kv/storage/{name}.cpp" for name in ("cell_layout", "storage")]
     done = programs.run(build_program(sources))
     assert done.returncode == 0, done.stdout
     assert re.fullmatch(r"allocations: .*\n", done.stdout)

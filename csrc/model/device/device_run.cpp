@@ -1,0 +1,155 @@
+#include "model/device/device_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/errors.h"
+#include "model/scratch.h"
+#include "model/stage.h"
+
+namespace pyflow {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+constexpr int64_t kAttentionRows = 8;  // rows that attend in one command, at the longest text
+
+// Bytes of a context's memory, by what they are for.
+struct Sizes {
+  int64_t reg, temp, acts, pairs, attention, head, logits;
+
+  Sizes(const Stage& stage, const DeviceRunSizes& of) {
+    const ScratchNeeds needs = stage.device_needs(of.cells);
+    const int64_t stride = padded(stage.spec().n_embd), n = of.n_batch;
+    const int64_t head_rows = stage.head_on_device() ? std::min(kHeadRows, n) : 0;
+    const int64_t acts_rows = n * needs.act_blocks_per_row * static_cast<int64_t>(sizeof(ActBlock));
+    reg = n * stride * kFloat;
+    temp = n * needs.floats_per_row * kFloat;
+    acts = acts_rows;
+    pairs = stage.device_fine_inputs() ? 2 * acts_rows : 0;
+    attention = kAttentionRows * needs.partial_floats * (of.n_ctx / kLogicalBlock + 2) * kFloat;
+    head = head_rows * stride * kFloat;
+    logits = head_rows * padded(stage.spec().n_vocab) * kFloat;
+  }
+};
+
+}  // namespace
+
+size_t DeviceRun::nbytes(const Stage& stage, const DeviceRunSizes& of) {
+  const Sizes sizes(stage, of);
+  int64_t angles = 0;
+  for (const RopeSpec& rope : stage.spec().ropes)
+    angles += of.n_batch * 2 * static_cast<int64_t>(rope.pairs()) * kFloat;
+  return static_cast<size_t>(kRegisters * sizes.reg + sizes.temp + sizes.acts + sizes.pairs +
+                             sizes.attention + sizes.head + sizes.logits + angles);
+}
+
+DeviceRun::DeviceRun(const Stage& stage, const DeviceRunSizes& of)
+    : stage_(stage),
+      device_(*stage.device()),
+      ops_(device_.compiled()),
+      queue_(device_.device().make_queue()),
+      stride_(padded(stage.spec().n_embd)),
+      stores_(stage.kv_layers().size()) {
+  const Sizes sizes(stage, of);
+  const auto allocate = [&](int64_t nbytes) {
+    return device_.device().allocate(static_cast<size_t>(std::max<int64_t>(nbytes, kFloat)),
+                                     "scratch");
+  };
+  for (Buffer& reg : registers_) reg = allocate(sizes.reg);
+  temp_ = allocate(sizes.temp);
+  acts_ = allocate(sizes.acts);
+  pairs_ = allocate(sizes.pairs);
+  attention_ = allocate(sizes.attention);
+  head_ = allocate(sizes.head);
+  logits_ = allocate(sizes.logits);
+  for (const RopeSpec& rope : stage.spec().ropes)
+    ropes_.push_back(allocate(of.n_batch * 2 * static_cast<int64_t>(rope.pairs()) * kFloat));
+}
+
+std::unique_ptr<kv::RemoteCells> DeviceRun::make_cells(size_t layer, const LayerKv& kv,
+                                                       CacheType type, int64_t n_cells) {
+  auto store = std::make_unique<kv::DeviceStore>(kv, type, n_cells, ops_, *queue_);
+  stores_[layer] = store.get();
+  return store;
+}
+
+void DeviceRun::send(Buffer& to, const void* from, size_t nbytes, const char* what) {
+  if (!to || to->nbytes() < nbytes)
+    to = device_.device().allocate(std::max<size_t>(2 * nbytes, 1024), what);
+  queue_->upload(from, *to, 0, nbytes);
+}
+
+void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<RopeTable>& ropes) {
+  const auto first = static_cast<size_t>(s.first_row), n = static_cast<size_t>(s.n_rows);
+  before_ = nullptr;
+  step_ = std::make_unique<DeviceStep>(
+      device_.weights(), ops_, *queue_,
+      DeviceMemory{temp_.get(), acts_.get(), pairs_.get(), attention_.get()}, s.n_rows);
+  for (size_t r = 0; r < kRegisters; ++r) step_->registers[r] = {registers_[r].get(), 0, stride_};
+  for (size_t i = 0; i < ropes.size(); ++i) {
+    const RopeTable& rope = ropes[i];
+    const int64_t stride = 2 * rope.n_pairs;
+    queue_->upload(rope.values, *ropes_[i], 0, static_cast<size_t>(s.n_rows * stride * kFloat));
+    step_->ropes.push_back({{ropes_[i].get(), 0, stride}, rope.n_pairs, rope.interleaved});
+  }
+  seen_.resize(kv.groups().size());
+  std::vector<uint8_t> sent(seen_.size());
+  for (size_t layer = 0; layer < stores_.size(); ++layer) {
+    step_->layers.emplace_back();
+    if (!stores_[layer]) continue;
+    const size_t group = kv.group_of(layer);
+    Seen& seen = seen_[group];
+    if (!std::exchange(sent[group], 1)) {
+      const auto slots = kv.slots(layer).subspan(first, n);
+      seen.table = device::view_table(kv.views(layer).subspan(first, n));
+      send(seen.slots, slots.data(), slots.size_bytes(), "slots");
+      send(seen.views, seen.table.views.data(), seen.table.views.size() * sizeof(device::View),
+           "views");
+      send(seen.runs, seen.table.runs.data(), seen.table.runs.size() * sizeof(device::ViewRun),
+           "runs");
+    }
+    step_->layers.back() = {stores_[layer]->cells(), seen.slots.get(),       seen.views.get(),
+                            seen.runs.get(),         seen.table.most_blocks, seen.table.most_spans};
+  }
+}
+
+void DeviceRun::upload(size_t reg, const float* from) {
+  queue_->upload(from, *registers_[reg], 0, static_cast<size_t>(step_->n_rows * stride_ * kFloat));
+}
+
+void DeviceRun::download(size_t reg, float* to) {
+  queue_->download(*registers_[reg], 0, to, static_cast<size_t>(step_->n_rows * stride_ * kFloat));
+}
+
+void DeviceRun::run(std::span<const PlacedBlock* const> blocks, const Poll& poll) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i]->block->record(*step_);
+    step_->end_block();
+    if (i + 1 < blocks.size() && !blocks[i + 1]->first) continue;
+    auto mark = queue_->mark();
+    if (before_) before_->wait(poll);
+    before_ = std::move(mark);
+  }
+}
+
+void DeviceRun::logits(std::span<const int32_t> rows, float* logits, const Poll& poll) {
+  const int64_t stride = padded(stage_.spec().n_vocab);
+  stage_.record_logits(*step_, rows, {head_.get(), 0, stride_}, {logits_.get(), 0, stride});
+  queue_->download(*logits_, 0, logits, rows.size() * static_cast<size_t>(stride * kFloat));
+  finish(poll);
+}
+
+void DeviceRun::finish(const Poll& poll) {
+  before_ = nullptr;
+  queue_->mark()->wait(poll);
+}
+
+void DeviceRun::drain() noexcept {
+  before_ = nullptr;
+  try {
+    queue_->finish();
+  } catch (...) {
+  }
+}
+
+}  // namespace pyflow

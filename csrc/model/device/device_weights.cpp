@@ -1,0 +1,97 @@
+#include "model/device/device_weights.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/errors.h"
+#include "kernels/table.h"
+
+namespace pyflow {
+namespace {
+
+// Allocations of this size or less leave little memory unused.
+constexpr size_t kMostBytes = size_t{1} << 30;
+
+// A run of a matrix's tiles at an offset of an allocation.
+struct Place {
+  const PackedTensor* matrix;
+  int64_t first_tile, n_tiles;
+  size_t allocation, offset;
+};
+struct Layout {
+  std::vector<size_t> allocations;  // bytes of each
+  std::vector<Place> places;
+};
+
+size_t tile_bytes(const PackedTensor& matrix) {
+  return matrix.nbytes() / static_cast<size_t>(matrix.tiles());
+}
+
+// Matrices one after the other, cut between tiles where an allocation ends.
+Layout laid_out(const device::DeviceInfo& info, const std::vector<const PackedTensor*>& matrices) {
+  const size_t most = std::min<uint64_t>(info.largest_buffer, kMostBytes);
+  Layout layout;
+  for (const PackedTensor* matrix : matrices) {
+    const size_t tile = tile_bytes(*matrix);
+    if (tile > most)
+      throw ResourceError(info.name + ": sixteen rows of a matrix take " + std::to_string(tile) +
+                          " bytes, an allocation has " + std::to_string(most));
+    for (int64_t first = 0, n = 0; first < matrix->tiles(); first += n) {
+      const auto aligned = [&](size_t at) {
+        return (at + info.alignment - 1) / info.alignment * info.alignment;
+      };
+      if (layout.allocations.empty() || aligned(layout.allocations.back()) + tile > most)
+        layout.allocations.push_back(0);
+      size_t& end = layout.allocations.back();
+      end = aligned(end);
+      n = std::min<int64_t>(matrix->tiles() - first, static_cast<int64_t>((most - end) / tile));
+      layout.places.push_back({matrix, first, n, layout.allocations.size() - 1, end});
+      end += static_cast<size_t>(n) * tile;
+    }
+  }
+  return layout;
+}
+
+}  // namespace
+
+size_t DeviceWeights::nbytes(const device::DeviceInfo& info,
+                             const std::vector<const PackedTensor*>& matrices) {
+  size_t total = 0;
+  for (const size_t n : laid_out(info, matrices).allocations) total += n;
+  return total;
+}
+
+void DeviceWeights::place(const std::vector<const PackedTensor*>& matrices) {
+  const Layout layout = laid_out(device_->info(), matrices);
+  for (const size_t n : layout.allocations) memory_.push_back(device_->allocate(n, "weights"));
+  for (const Place& at : layout.places) {
+    const PackedTensor& w = *at.matrix;
+    const int64_t first_row = at.first_tile * kTileRows,
+                  n_rows = std::min(at.n_tiles * kTileRows, w.rows() - first_row);
+    const size_t nbytes = static_cast<size_t>(at.n_tiles) * tile_bytes(w);
+    slices_.push_back(memory_[at.allocation]->slice(at.offset, nbytes));
+    matrices_[&w].push_back({first_row, {slices_.back().get(), w.dtype(), n_rows, w.cols()}});
+  }
+}
+
+void DeviceWeights::upload(const PackedTensor& matrix, const uint8_t* tiles) {
+  for (const DevicePiece& piece : pieces(matrix)) {
+    // Only this writes to weights.
+    auto& to = const_cast<device::DeviceBuffer&>(*piece.matrix.tiles);
+    const auto tile = static_cast<size_t>(piece.first_row / kTileRows);
+    queue_->upload(tiles + tile * tile_bytes(matrix), to, 0, to.nbytes());
+  }
+  queue_->finish();
+}
+
+void DeviceWeights::upload(const DeviceNeeds& needs) {
+  for (const auto& [v, n] : needs.vectors()) {
+    const size_t nbytes = static_cast<size_t>(n) * sizeof(float);
+    auto& to = vectors_[{v, n}];
+    to = device_->allocate(nbytes, "norms and biases");
+    queue_->upload(v, *to, 0, nbytes);
+  }
+  queue_->finish();
+}
+
+}  // namespace pyflow

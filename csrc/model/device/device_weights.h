@@ -1,0 +1,51 @@
+// The weights of the blocks on a device: matrices as packed tiles, byte for byte, and vectors.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "device/device.h"
+#include "device/ops.h"
+#include "model/device/needs.h"
+#include "quant/packed_tensor.h"
+
+namespace pyflow {
+
+// Whole tiles of a matrix in one allocation.
+struct DevicePiece {
+  int64_t first_row;
+  device::DeviceMatrix matrix;
+};
+
+class DeviceWeights {
+ public:
+  explicit DeviceWeights(std::shared_ptr<device::Device> device)
+      : device_(std::move(device)), queue_(device_->make_queue()) {}
+
+  // Allocates memory for matrices, in this order. Throws ResourceError naming the bytes.
+  void place(const std::vector<const PackedTensor*>& matrices);
+  // Copies a matrix's tiles, which lie at `tiles`, to where they were placed.
+  void upload(const PackedTensor& matrix, const uint8_t* tiles);
+  void upload(const DeviceNeeds& needs);
+
+  const std::vector<DevicePiece>& pieces(const PackedTensor& matrix) const {
+    return matrices_.at(&matrix);
+  }
+  const device::DeviceBuffer& vector(const float* v, int64_t n) const {
+    return *vectors_.at({v, n});
+  }
+  // What place() takes for them.
+  static size_t nbytes(const device::DeviceInfo&, const std::vector<const PackedTensor*>& matrices);
+
+ private:
+  std::shared_ptr<device::Device> device_;
+  std::unique_ptr<device::Queue> queue_;
+  std::vector<std::unique_ptr<device::DeviceBuffer>> memory_, slices_;
+  std::map<const PackedTensor*, std::vector<DevicePiece>> matrices_;
+  std::map<std::pair<const float*, int64_t>, std::unique_ptr<device::DeviceBuffer>> vectors_;
+};
+
+}  // namespace pyflow

@@ -1,0 +1,188 @@
+"""Blocks on a device: the bits of the CPU, wherever layers run and whatever is done with cells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.errors import CancelledError, DeviceError, UnsupportedError
+from pyflow.specs.model_spec import ModelSpec
+
+from .tiny_models import N_VOCAB, TINY, Draft, everything, write
+
+N = 34
+TOKENS = np.random.default_rng(3).integers(0, N_VOCAB, N).astype(np.int32)
+POOL = _core.ThreadPool(2, False)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of compiled programs."""
+    return str(tmp_path_factory.mktemp("programs"))
+
+
+def stage(
+    file: _core.Checkpoint, spec: ModelSpec, programs: str, layers: Sequence[int], head: bool = True
+) -> _core.Stage:
+    offload = {
+        "device": 0,
+        "layers": [*layers],
+        "head": head,
+        "allow_inexact": False,
+        "programs": programs,
+    }
+    try:
+        return _core.Stage(file, spec.stage(), POOL, offload=offload)
+    except DeviceError as error:
+        pytest.skip(f"no device here: {error}")
+
+
+def context(of: _core.Stage, cache_type: str = "f16") -> _core.Context:
+    return _core.Context(of, n_ctx=80, n_seq_max=3, n_batch=40, cache_type=cache_type)  # type: ignore[arg-type]
+
+
+def run(of: _core.Context, sizes: Sequence[int]) -> NDArray[np.uint32]:
+    """The bits of all logits and hidden states of the tokens, in chunks."""
+    parts, at = [], 0
+    for n in sizes:
+        rows = np.arange(n, dtype=np.int32)
+        parts.append(of.forward(TOKENS[at : at + n], at + rows, 0, rows).ravel())
+        parts.append(of.hidden().ravel())
+        at += n
+    return np.concatenate(parts).view(np.uint32)
+
+
+def built(name: str, tmp_path: Path) -> tuple[ModelSpec, _core.Checkpoint]:
+    draft = Draft()
+    spec = (everything if name == "everything" else TINY[name])(draft)
+    return spec, write(tmp_path / "tiny.safetensors", draft)
+
+
+@pytest.mark.parametrize("name", [*TINY, "everything"])
+def test_any_split_of_layers_has_the_bits_of_the_cpu(
+    name: str, tmp_path: Path, programs: str
+) -> None:
+    spec, file = built(name, tmp_path)
+    n = spec.n_layers
+    plain = context(_core.Stage(file, spec.stage(), POOL))
+    sizes = [9, 1, 1, 23]
+    expected = run(plain, sizes)
+    for layers, head in ([n - 1], False), (range(0, n, 2), True), (range(n), True):
+        split = stage(file, spec, programs, layers, head)
+        assert split.device_weight_bytes > 0
+        assert np.array_equal(run(context(split), sizes), expected)
+
+
+class Twins:
+    """The same calls on a context of the CPU and on one whose layers are on a device."""
+
+    def __init__(self, *contexts: _core.Context) -> None:
+        self.contexts = contexts
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], seqs: object) -> None:
+        rows = np.arange(len(tokens), dtype=np.int32)
+        here, there = (
+            c.forward(np.array(tokens, np.int32), np.array(positions, np.int32), seqs, rows)
+            for c in self.contexts
+        )
+        assert here.tobytes() == there.tobytes()
+
+    def tree(self, tokens: Sequence[int], at: int, parents: Sequence[int]) -> None:
+        depths = [at + d for d in _depths(parents)]
+        rows = np.arange(len(tokens), dtype=np.int32)
+        here, there = (
+            c.forward(tokens, depths, 0, rows, "decode", np.array(parents, np.int32))
+            for c in self.contexts
+        )
+        assert here.tobytes() == there.tobytes()
+
+    def both(self, name: str, *args: object) -> None:
+        for each in self.contexts:
+            getattr(each, name)(*args)
+
+    def check_cells(self, n_layers: int, seq: int, end: int) -> None:
+        for layer in range(n_layers):
+            here, there = (c.read_cells(layer, seq, 0, end) for c in self.contexts)
+            assert here.tobytes() == there.tobytes(), layer
+
+
+def _depths(parents: Sequence[int]) -> Iterator[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return iter(depths)
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+def test_cells_on_a_device_are_those_of_the_cpu(
+    cache_type: str, tmp_path: Path, programs: str
+) -> None:
+    spec, file = built("parallel_branches", tmp_path)
+    n = spec.n_layers
+    twins = Twins(
+        context(_core.Stage(file, spec.stage(), POOL), cache_type),
+        context(stage(file, spec, programs, range(n)), cache_type),
+    )
+    tokens = [int(t) for t in TOKENS]
+    twins.forward(tokens[:20], range(20), 0)
+    twins.both("seq_cp", 0, 1, 0, 15)
+    twins.forward(tokens[20:23], [20, 15, 21], [0, 1, 0])
+    twins.tree(tokens[:5], 22, [-1, 0, 0, 2, 3])
+    for each in twins.contexts:
+        _core.commit(each, [(0, 0), (2, 0), (3, 0)])
+    twins.check_cells(n, 0, 25)
+    twins.forward(tokens[5:6], [25], 0)
+    twins.both("seq_rm", 0, 3, 9)
+    twins.both("seq_add", 0, 9, -1, -6)
+    twins.check_cells(n, 0, 20)
+    twins.forward(tokens[6:8], [20, 21], 0)
+    saved = [twins.contexts[1].read_cells(layer, 0, 0, 20) for layer in range(n)]
+    twins.both("restore_cells", 1, 16, 4, [cells[16:] for cells in saved])
+    twins.check_cells(n, 1, 20)
+    twins.both("seq_keep", 0)
+    twins.forward(tokens[8:10], [0, 1], 2)
+    twins.check_cells(n, 2, 2)
+
+
+def test_a_step_on_a_device_can_be_stopped(tmp_path: Path, programs: str) -> None:
+    spec, file = built(next(iter(TINY)), tmp_path)
+    of = context(stage(file, spec, programs, range(spec.n_layers)))
+    expected = run(of, [N])
+    of.seq_rm(0, 0, -1)
+    done = threading.Event()
+
+    def interrupt() -> None:
+        while not done.is_set():
+            of.interrupt()
+            time.sleep(0)
+
+    def read_on() -> None:
+        for _ in range(1000):
+            run(of, [N])
+            of.seq_rm(0, 0, -1)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(CancelledError):
+            read_on()
+    finally:
+        done.set()
+        thread.join()
+    assert np.array_equal(run(of, [N]), expected)
+
+
+def test_what_sees_inputs_of_weights_wants_all_layers_on_the_cpu(
+    tmp_path: Path, programs: str
+) -> None:
+    spec, file = built(next(iter(TINY)), tmp_path)
+    native = stage(file, spec, programs, [0])
+    with pytest.raises(UnsupportedError, match="--gpu-layers 0"):
+        context(native).observe(_core.InputMoments(native))
