@@ -8,6 +8,10 @@
 // kMagicBits are added to integers (magic.inl): the addition takes an integer port that is free, a
 // conversion would take one that fma and tiles wait for. If an s is not finite, `odd` sends both
 // tiles to the base table.
+//
+//   for 256 rows; for pairs of tiles
+//     for chunks of 256 k: decoded while the chunk before is multiplied, across pairs too
+//       for 16 rows, for 64 k: a step
 
 #include "kernels/matmul/magic.inl"
 
@@ -18,12 +22,14 @@ static constexpr int kTileFrom = 16;      // rows from which tiles are used at a
 static constexpr int64_t kGroupsAtOnce = 16;
 static constexpr int kTilePieces = 4;  // of 64 k, decoded at once: 8 KiB of two tiles
 
+// A chunk of two tiles, decoded.
 template <class Format>
 struct TileWeights {
   static constexpr int kSubs = 64 / Format::kSubBlock;
   alignas(64) uint8_t lines[2][kTilePieces * 1024];
   alignas(64) float s[2][kTilePieces * kSubs][kTileRows];
   alignas(64) float m[2][Format::kMinimum ? kTilePieces * kSubs : 1][kTileRows];
+  alignas(64) float odd[kTileRows];  // NaN if a scale or minimum is not finite
 };
 
 using Dots = int32_t[kTileGroup][kTileRows];
@@ -31,7 +37,7 @@ using Dots = int32_t[kTileGroup][kTileRows];
 // What a call writes beside its results.
 template <class Format>
 struct TileScratch {
-  TileWeights<Format> weights;
+  TileWeights<Format> weights[2];
   alignas(64) Dots dots[2][TileWeights<Format>::kSubs][2];
   alignas(64) float sums[kGroupsAtOnce * kTileGroup][2 * kTileRows];
 };
@@ -53,38 +59,73 @@ static inline void decode_lines(const uint8_t* piece, uint8_t* lines) {
   }
 }
 
-// Decodes pieces of one tile of weights, whole units from `unit` on. odd becomes NaN if a scale or
-// minimum is not finite.
+// A queue of the quarters (16 k) of a chunk: tile after tile, k ascending.
 template <class Format>
-static inline void decode_tile(const uint8_t* unit, int n_pieces, int tile,
-                               TileWeights<Format>& out, Lanes::F& odd) {
-  constexpr int kSubs = TileWeights<Format>::kSubs, kScales = Format::kPieces * kSubs;
-  for (int u = 0; u < n_pieces / Format::kPieces; ++u, unit += Format::kUnitBytes) {
-    Lanes::F s[kScales], m[kScales];
+class TileQueue {
+ public:
+  explicit TileQueue(const MatmulArgs& args) : args_(args) {}
+
+  int left() const { return end_ - at_; }
+
+  // Begins with pieces [kb, kb + n_pieces) of tiles t and t + 1.
+  void start(int64_t t, int64_t kb, int n_pieces, TileWeights<Format>& out) {
+    const int64_t n_kb = (args_.k + kActBlock - 1) / kActBlock,
+                  n_units = (n_kb + Format::kPieces - 1) / Format::kPieces;
+    for (int tile = 0; tile < 2; ++tile)
+      units_[tile] =
+          args_.tiles + ((t + tile) * n_units + kb / Format::kPieces) * Format::kUnitBytes;
+    out_ = &out;
+    Lanes::store(out.odd, Lanes::zero());
+    at_ = 0;
+    of_tile_ = 4 * n_pieces;
+    end_ = 2 * of_tile_;
+  }
+
+  void quarter() {
+    const int tile = at_ >= of_tile_, i = at_++ - tile * of_tile_, piece = i / 4;
+    const uint8_t* unit = units_[tile] + piece / Format::kPieces * Format::kUnitBytes;
+    const uint8_t* at = unit + Format::kScaleBytes + piece % Format::kPieces * Format::kPieceBytes;
+    uint8_t* lines = out_->lines[tile] + 1024 * piece;
+    if (i % 4 == 0) {
+      if (piece % Format::kPieces == 0) scales(unit, tile, piece);
+      decode<0>(at, lines);
+    } else if (i % 4 == 1) {
+      decode<1>(at, lines);
+    } else if (i % 4 == 2) {
+      decode<2>(at, lines);
+    } else {
+      decode<3>(at, lines);
+    }
+  }
+
+ private:
+  void scales(const uint8_t* unit, int tile, int piece) {
+    constexpr int kSubs = TileWeights<Format>::kSubs, kScales = Format::kPieces * kSubs;
+    Lanes::F s[kScales], m[kScales], odd = Lanes::load(out_->odd);
     Format::template scales<Lanes>(unit, s, m);
     PYFLOW_UNROLL(16)
     for (int j = 0; j < kScales; ++j) {
-      Lanes::store(out.s[tile][u * kScales + j], s[j]);
+      Lanes::store(out_->s[tile][piece * kSubs + j], s[j]);
       odd = Lanes::fma(s[j], Lanes::zero(), odd);
       if constexpr (Format::kMinimum) {
-        Lanes::store(out.m[tile][u * kScales + j], m[j]);
+        Lanes::store(out_->m[tile][piece * kSubs + j], m[j]);
         odd = Lanes::fma(m[j], Lanes::zero(), odd);
       }
     }
-    for (int p = 0; p < Format::kPieces; ++p) {
-      const uint8_t* piece = unit + Format::kScaleBytes + p * Format::kPieceBytes;
-      uint8_t* lines = out.lines[tile] + 1024 * (u * Format::kPieces + p);
-      prefetch_quarter<Format, Prefetch::kFar, 0>(piece);
-      decode_lines<Format, 0>(piece, lines);
-      prefetch_quarter<Format, Prefetch::kFar, 1>(piece);
-      decode_lines<Format, 1>(piece, lines);
-      prefetch_quarter<Format, Prefetch::kFar, 2>(piece);
-      decode_lines<Format, 2>(piece, lines);
-      prefetch_quarter<Format, Prefetch::kFar, 3>(piece);
-      decode_lines<Format, 3>(piece, lines);
-    }
+    Lanes::store(out_->odd, odd);
   }
-}
+
+  template <int Q>
+  static void decode(const uint8_t* piece, uint8_t* lines) {
+    prefetch_quarter<Format, Prefetch::kFar, Q>(piece);
+    decode_lines<Format, Q>(piece, lines);
+  }
+
+  const MatmulArgs& args_;
+  const uint8_t* units_[2] = {};
+  TileWeights<Format>* out_ = nullptr;
+  int at_ = 0, end_ = 0, of_tile_ = 0;
+};
 
 // The dots of a chunk of pieces, step after step: for each group of rows, for each piece.
 template <class Format, class T>
@@ -212,24 +253,31 @@ static inline void add_rows(const StepScales<Format>& x, const Dots (*dots)[2], 
   }
 }
 
+// Multiplies a chunk by n_groups groups of rows. What is queued is spread evenly over the steps.
 template <class Format, class T>
-static inline void multiply_pieces(TileDots<Format, T>& next, const TileWeights<Format>& weights,
-                                   int64_t n_groups, float (*sums)[2 * kTileRows]) {
-  const int64_t steps = n_groups * next.pieces;
+static inline void multiply_pieces(TileDots<Format, T>& next, int64_t n_groups,
+                                   TileQueue<Format>& queue, float (*sums)[2 * kTileRows]) {
+  const int64_t steps = n_groups * next.pieces, todo = queue.left();
+  int64_t due = 0;
+  const auto decode = [&] {
+    for (due += todo; due >= 2 * steps; due -= 2 * steps) queue.quarter();
+  };
   next.template half<0>();
   next.template half<1>();
   int64_t group = 0;
   int piece = 0;
   for (int64_t i = 0; i < steps; ++i) {
-    const StepScales<Format> scales(weights, piece);
+    const StepScales<Format> scales(next.weights, piece);
     const ActBlock* a = next.acts + group * next.group_blocks + piece * next.rows;
     const Dots(*dots)[2] = next.dots[i % 2];
     if (i + 1 < steps)
       next.template half<0>();
     else
       next.finish();
+    decode();
     add_rows<Format>(scales, dots, 0, next.rows / 2, a, sums + group * kTileGroup);
     if (i + 1 < steps) next.template half<1>();
+    decode();
     add_rows<Format>(scales, dots, next.rows / 2, next.rows, a, sums + group * kTileGroup);
     if (++piece == next.pieces) {
       piece = 0;
@@ -238,44 +286,45 @@ static inline void multiply_pieces(TileDots<Format, T>& next, const TileWeights<
   }
 }
 
-// Multiplies tiles t and t + 1 by n_groups groups of `rows` rows from `first`, the first row of a
-// panel: whole groups, or one of fewer rows. Returns whether all scales were finite.
-template <class Format, class T>
-PYFLOW_WHOLE static bool multiply_groups(const MatmulArgs& args, int64_t t, int64_t first,
-                                         int64_t n_groups, int rows) {
-  constexpr int kSub = Format::kSubBlock;
-  const int64_t n_kb = (args.k + kActBlock - 1) / kActBlock,
-                n_units = (n_kb + Format::kPieces - 1) / Format::kPieces;
+// Rows of a pass: n_groups groups of `rows` rows from `first`, the first row of a panel. They are
+// whole groups, or one of fewer rows.
+struct TileRows {
+  int64_t first, n_groups;
+  int rows;
+  int64_t n() const { return n_groups * rows; }
+};
+
+template <class Format>
+static inline TileConfig tile_config(int rows) {
   TileConfig config;
   for (int i = 0; i < kTiles; ++i) {
-    config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kSub / 4);
-    config.row_bytes[i] = i == 4 || i == 5 ? kSub : 64;
+    config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : Format::kSubBlock / 4);
+    config.row_bytes[i] = i == 4 || i == 5 ? Format::kSubBlock : 64;
   }
-  T::config(config);
-  auto& [weights, dots, sums] = *reinterpret_cast<TileScratch<Format>*>(args.scratch);
-  for (int64_t r = 0; r < n_groups * rows; ++r)
-    for (int tile = 0; tile < 2; ++tile) Lanes::store(sums[r] + tile * kTileRows, Lanes::zero());
-  Lanes::F odd = Lanes::zero();
-  for (int64_t kb = 0; kb < n_kb; kb += kTilePieces) {
-    const int pieces = static_cast<int>(n_kb - kb < kTilePieces ? n_kb - kb : kTilePieces);
-    for (int tile = 0; tile < 2; ++tile)
-      decode_tile<Format>(
-          args.tiles + ((t + tile) * n_units + kb / Format::kPieces) * Format::kUnitBytes, pieces,
-          tile, weights, odd);
-    TileDots<Format, T> next = {.weights = weights,
-                                .acts = args.acts + first * n_kb + kb * rows,
-                                .group_blocks = kTileGroup * n_kb,
-                                .rows = rows,
-                                .pieces = pieces,
-                                .dots = dots};
-    multiply_pieces<Format, T>(next, weights, n_groups, sums);
+  return config;
+}
+
+// The chunks of a pass in order.
+struct TileChunk {
+  int64_t tile, kb, n_kb;
+
+  int pieces() const { return static_cast<int>(n_kb - kb < kTilePieces ? n_kb - kb : kTilePieces); }
+  TileChunk next() const {
+    return kb + kTilePieces < n_kb ? TileChunk{tile, kb + kTilePieces, n_kb}
+                                   : TileChunk{tile + 2, 0, n_kb};
   }
-  T::release();
-  for (int64_t r = 0; r < n_groups * rows; ++r)
-    for (int tile = 0; tile < 2; ++tile)
-      Lanes::store(args.y + (first + r) * args.y_stride + (t + tile) * kTileRows,
-                   Lanes::add(Lanes::load(sums[r] + tile * kTileRows), Lanes::zero()));
-  return Lanes::reduce_add(odd) == 0.0f;
+};
+
+// The sums of a pair of tiles to y; then they are zeros.
+static inline void finish_tiles(const MatmulArgs& args, int64_t t, const TileRows& rows,
+                                float (*sums)[2 * kTileRows]) {
+  for (int64_t r = 0; r < rows.n(); ++r)
+    for (int tile = 0; tile < 2; ++tile) {
+      float* sum = sums[r] + tile * kTileRows;
+      Lanes::store(args.y + (rows.first + r) * args.y_stride + (t + tile) * kTileRows,
+                   Lanes::add(Lanes::load(sum), Lanes::zero()));
+      Lanes::store(sum, Lanes::zero());
+    }
 }
 
 // The base table's product for rows from `first`, the first of a panel.
@@ -289,27 +338,57 @@ static inline void multiply_by_base(const MatmulArgs& args, int64_t first, int64
   base_table->matmul[static_cast<size_t>(D)](part, tile_begin, tile_end);
 }
 
-// Two tiles of weights by all rows, so that the rows' parts find the weights in the cache.
+// Pairs of tiles [begin, end) by the rows of a pass.
 template <DType D, class Format, class T>
-static void multiply_two_tiles(const MatmulArgs& args, int64_t t) {
-  const int64_t n_groups = args.n_rows / kTileGroup, rest = args.n_rows % kTileGroup;
-  const int64_t whole = n_groups * kTileGroup;
-  bool finite = true;
-  for (int64_t g = 0; g < n_groups && finite; g += kGroupsAtOnce)
-    finite = multiply_groups<Format, T>(args, t, g * kTileGroup,
-                                        n_groups - g < kGroupsAtOnce ? n_groups - g : kGroupsAtOnce,
-                                        kTileGroup);
-  if (!finite) return multiply_by_base<D>(args, 0, args.n_rows, t, t + 2);
-  if (rest >= kLeastTileRows)
-    multiply_groups<Format, T>(args, t, whole, 1, static_cast<int>(rest));
-  else if (rest != 0)
-    multiply_by_base<D>(args, whole, rest, t, t + 2);
+PYFLOW_WHOLE static void multiply_pass(const MatmulArgs& args, const TileRows& rows, int64_t begin,
+                                       int64_t end) {
+  const int64_t n_kb = (args.k + kActBlock - 1) / kActBlock;
+  auto& [weights, dots, sums] = *reinterpret_cast<TileScratch<Format>*>(args.scratch);
+  for (int64_t r = 0; r < rows.n(); ++r)
+    for (int tile = 0; tile < 2; ++tile) Lanes::store(sums[r] + tile * kTileRows, Lanes::zero());
+  T::config(tile_config<Format>(rows.rows));
+  TileQueue<Format> queue(args);
+  TileChunk now = {begin, 0, n_kb};
+  queue.start(now.tile, now.kb, now.pieces(), weights[0]);
+  while (queue.left() > 0) queue.quarter();
+  Lanes::F odd = Lanes::zero();
+  for (int buffer = 0; now.tile < end; buffer ^= 1) {
+    const TileChunk after = now.next();
+    if (after.tile < end) queue.start(after.tile, after.kb, after.pieces(), weights[buffer ^ 1]);
+    TileDots<Format, T> next = {.weights = weights[buffer],
+                                .acts = args.acts + rows.first * n_kb + now.kb * rows.rows,
+                                .group_blocks = kTileGroup * n_kb,
+                                .rows = rows.rows,
+                                .pieces = now.pieces(),
+                                .dots = dots};
+    multiply_pieces<Format, T>(next, rows.n_groups, queue, sums);
+    odd = Lanes::add(odd, Lanes::load(weights[buffer].odd));
+    if (after.tile != now.tile) {
+      finish_tiles(args, now.tile, rows, sums);
+      if (Lanes::reduce_add(odd) != 0.0f)
+        multiply_by_base<D>(args, rows.first, rows.n(), now.tile, now.tile + 2);
+      odd = Lanes::zero();
+    }
+    now = after;
+  }
+  T::release();
 }
 
 template <DType D, class Format, class T>
 static void matmul_tiles(const MatmulArgs& args, int64_t tile_begin, int64_t tile_end) {
-  int64_t t = tile_begin;
-  if (args.n_rows >= kTileFrom)
-    for (; t + 2 <= tile_end; t += 2) multiply_two_tiles<D, Format, T>(args, t);
-  if (t < tile_end) multiply_by_base<D>(args, 0, args.n_rows, t, tile_end);
+  const int64_t n_pairs = args.n_rows < kTileFrom ? 0 : (tile_end - tile_begin) / 2;
+  const int64_t end = tile_begin + 2 * n_pairs;  // of whole pairs
+  if (n_pairs > 0) {
+    const int64_t n_groups = args.n_rows / kTileGroup, whole = n_groups * kTileGroup;
+    const int rest = static_cast<int>(args.n_rows - whole);
+    for (int64_t g = 0; g < n_groups; g += kGroupsAtOnce) {
+      const int64_t n = n_groups - g < kGroupsAtOnce ? n_groups - g : kGroupsAtOnce;
+      multiply_pass<D, Format, T>(args, {g * kTileGroup, n, kTileGroup}, tile_begin, end);
+    }
+    if (rest >= kLeastTileRows)
+      multiply_pass<D, Format, T>(args, {whole, 1, rest}, tile_begin, end);
+    else if (rest != 0)
+      multiply_by_base<D>(args, whole, rest, tile_begin, end);
+  }
+  if (end < tile_end) multiply_by_base<D>(args, 0, args.n_rows, end, tile_end);
 }

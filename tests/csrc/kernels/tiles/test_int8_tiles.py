@@ -12,6 +12,7 @@ from pyflow import _core
 from ..products import (
     FLOATS,
     FORMATS,
+    HALVES,
     SUPER_BLOCKS,
     TILED,
     multiply,
@@ -51,3 +52,22 @@ def test_more_rows_and_longer_ones_than_are_kept_at_once(name: str) -> None:
     rng = np.random.default_rng(31)
     assert_same(name, random_weights(rng, name, 32, 256), 32, random_rows(rng, 300, 256))
     assert_same(name, random_weights(rng, name, 32, 8960), 32, random_rows(rng, 17, 8960))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("n_rows", [25, 300])
+def test_a_scale_that_is_not_finite_stays_in_its_output(name: str, n_rows: int) -> None:
+    rng = np.random.default_rng(33)
+    x = random_rows(rng, n_rows, 1280)
+    data = random_weights(rng, name, 80, 1280)
+    clean = multiply("scalar", pyflow_testing.PackedTensor(name, data, 80, 1280), x, 80)
+    block_bytes, at = FORMATS[name]["block_bytes"], HALVES[name][0]
+    last = data[40, -block_bytes:]
+    last[at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    w = pyflow_testing.PackedTensor(name, data, 80, 1280)
+    for isa in TILED:
+        y = np.zeros((n_rows, 80), np.float32)
+        pyflow_testing.matmul(isa, w, pyflow_testing.Activations(isa, x), y, 0, 5)
+        assert not np.isfinite(y[:, 40]).any()
+        y[:, 40] = clean[:, 40]
+        np.testing.assert_array_equal(y.view(np.uint32), clean.view(np.uint32), err_msg=isa)
