@@ -65,6 +65,7 @@ PYTHON = (
     "constrain",
     "gguf_export",
     "downloads",
+    "devices",
     "hub",
     "stores",
     "catalogue",

@@ -38,6 +38,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_errors();
   pyflow::register_cpu(m);
   pyflow::register_threads(m);
+  pyflow::register_devices(m);
   pyflow::register_files(m);
   pyflow::register_quant(m);
   pyflow::register_encode(m);

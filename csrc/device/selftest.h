@@ -11,9 +11,9 @@
 
 namespace pyflow::device {
 
-// The formats that `pyflow doctor` tries: with and without minimums, offsets and tables, of plain
-// floats, and with fine inputs.
-inline constexpr DType kProbedFormats[] = {DType::F16, DType::Q8_0, DType::Q4_K, DType::Q6_K};
+// The formats that `pyflow doctor` tries: plain floats, minimums with sub-blocks of 32, offsets with
+// sub-blocks of 16.
+inline constexpr DType kProbedFormats[] = {DType::F16, DType::Q4_K, DType::Q6_K};
 
 // Runs every operation, and products of these formats, on random and extreme values. Returns the
 // first result that differs, with its input, what was expected and what was found; nothing if the

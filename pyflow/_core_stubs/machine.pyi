@@ -1,4 +1,4 @@
-"""Threads and the machine (csrc/bindings/bind_threads.cpp, bind_cpu.cpp)."""
+"""Threads, devices and the machine (csrc/bindings/machine)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,3 +44,19 @@ def binding_refusal(nodes: Sequence[int]) -> str:
 
 def read_bandwidth(pool: ThreadPool, nbytes: int, repeats: int) -> float:
     """Bytes per second of reading fresh memory with all threads of a pool; the best of repeats."""
+
+def devices() -> dict[str, Any]:
+    """What this machine has beside the CPU; the first call opens all drivers.
+
+    found: a dict per device, in the same order each time: api, name, vendor, driver, kind (gpu,
+    cpu or other), memory and largest_buffer in bytes, compute_units, unified. missing: why an API
+    has no device, and what to try. Whether a device can be used, only probe_device tells.
+    """
+
+def probe_device(number: int, folder: str) -> dict[str, Any]:
+    """Opens a device of devices() and tries it, which may take seconds.
+
+    fault: the first result that differs from the CPU's, empty if the device is exact.
+    read_bandwidth: bytes per second. launch_seconds. free_memory: bytes, None where the driver does
+    not tell. refusal: why `folder` could not keep compiled programs, or empty. Raises DeviceError.
+    """

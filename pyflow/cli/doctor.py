@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
 import click
 import psutil
 
-from pyflow import _core, catalogue
+from pyflow import _core, catalogue, devices
 from pyflow.cli.options.groups import as_json
 from pyflow.cli.terminal.output import print_json
 from pyflow.engine import topology
@@ -29,7 +31,7 @@ _PREFETCHES = {
 @click.command("doctor")
 @as_json
 def command(*, as_json: bool) -> None:
-    """Show what pyflow found here: CPU features and the kernels chosen, threads and why, memory.
+    """Show what pyflow found here: CPU features and the kernels chosen, threads, memory, devices.
 
     The read bandwidth, measured now, bounds the speed of generation: every token reads all weights.
     """
@@ -50,6 +52,7 @@ def _examine() -> dict[str, Any]:
     available = available_nbytes()
     probe = min(_PROBE_BYTES, available // 4)
     bandwidth = _core.read_bandwidth(pool, probe, _REPEATS)
+    beside = devices.find()
     return {
         "pyflow": metadata.version("pyflow-llm"),
         "python": platform.python_version(),
@@ -76,9 +79,16 @@ def _examine() -> dict[str, Any]:
         "memory_total": psutil.virtual_memory().total,
         "memory_available": available,
         "read_bandwidth": bandwidth,
+        "devices": [_examine_device(device) for device in beside.devices],
+        "devices_missing": list(beside.missing),
         "cache": str(catalogue.cache_dir()),
         "pulled": [entry.name for entry in catalogue.models() if entry.pulled],
     }
+
+
+def _examine_device(device: devices.Device) -> dict[str, Any]:
+    probe = devices.probe(device, catalogue.cache_dir())
+    return asdict(device) | asdict(probe) | {"exact": probe.exact}
 
 
 def _prefetch(found: dict[str, Any]) -> str:
@@ -102,10 +112,33 @@ def _report(found: dict[str, Any]) -> str:
         "bandwidth": f"{found['read_bandwidth'] / 1e9:.1f} GB/s read by {threads}:"
         " a model of 1 GB generates at most"
         f" {found['read_bandwidth'] / 1e9:.0f} tokens/s",
+        **dict(_devices(found)),
         "models": ", ".join(found["pulled"]) or "none pulled; run 'pyflow pull smollm2'",
         "cache": found["cache"],
     }
     return "\n".join(f"{name:<10} {text}" for name, text in rows.items())
+
+
+def _devices(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A line per device; without any, why there is none."""
+    gib = 2**30
+    for device in found["devices"]:
+        exact = "exact" if device["exact"] else f"not exact: {device['fault']}"
+        if device["error"]:
+            exact = f"not usable: {device['error']}"
+        speed = (
+            f", {device['read_bandwidth'] / 1e9:.1f} GB/s read,"
+            f" {device['launch_seconds'] * 1e6:.1f} us per launch"
+        )
+        yield (
+            f"device {device['number']}",
+            f"{device['name']}: {device['api']}, driver {device['driver'].rpartition('; ')[2]};"
+            f" {device['memory'] / gib:.1f} GiB, at most {device['largest_buffer'] / gib:.1f} in"
+            f" one piece{'' if device['error'] else speed}; {exact}"
+            + (f"; {device['refusal']}" if device["refusal"] else ""),
+        )
+    if not found["devices"]:
+        yield "devices", "; ".join(found["devices_missing"])
 
 
 def _numa(found: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ PYBIND11_MODULE(pyflow_testing, m) {
   pyflow::register_matmul(m);
   pyflow::register_tiles(m);
   pyflow::register_kv(m);
+  pyflow::register_device(m);
   pyflow::register_verify(m);
   pyflow::register_count_pairs(m);
 }

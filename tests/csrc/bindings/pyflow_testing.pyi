@@ -139,6 +139,63 @@ def numbers(weights: PackedTensor) -> tuple[Floats, Floats, Floats, int, int]:
 def ask_for_tiles() -> str:
     """Why the system refuses them, or nothing."""
 
+# ---- device.cpp
+
+class DeviceCells:
+    """Like Cells; commands of a device change its arrays in place."""
+
+    def __init__(
+        self, k: Bytes, v: Bytes, type: str, n_kv_heads: int, key_dim: int, value_dim: int
+    ) -> None: ...
+
+class DeviceOps:
+    """The kernels of csrc/device on a device of `_core.devices()`, compiled for some formats.
+
+    edits: text of the source to replace, each of which must be there. options: of the compiler, in
+    place of its own. Arrays of rows have two dimensions.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        formats: Sequence[str],
+        edits: Sequence[tuple[str, str]] = ...,
+        options: str = "",
+    ) -> None: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def options(self) -> str: ...
+    def first_fault(self) -> str:
+        """The self-test: empty if the device is exact."""
+    def product(self, weights: PackedTensor, x: Floats) -> Floats:
+        """Rows of whole tiles."""
+    def quantize(self, x: Floats, pairs: bool) -> Bytes: ...
+    def rows(self, name: str, x: Floats, y: Floats, number: float = 0.0) -> Floats:
+        """An operation on x with operand y, by row or one row for all: "gate silu", "silu"."""
+    def rope(self, x: Floats, cos_sin: Floats, n_heads: int, interleaved: bool) -> Floats: ...
+    def store(self, cells: DeviceCells, slots: Ints, k: Floats, v: Floats) -> None: ...
+    def pass_keys(self, cells: DeviceCells, from_slots: Ints, to_slots: Ints) -> Floats:
+        """Loads keys and stores them elsewhere."""
+    def move(self, cells: DeviceCells, moves: Ints) -> None: ...
+    def attend(
+        self,
+        cells: DeviceCells,
+        q: Floats,
+        rows: Sequence[tuple[Ints, Ints]],
+        n_heads: int,
+        scale_softcap: tuple[float, float],
+        slopes: Floats | None = None,
+        scratch_rows: int = 4,
+    ) -> Floats: ...
+
+def device_compile(number: int, text: str, folder: str) -> tuple[bool, str]:
+    """Compiles a program with a kernel `answer`: whether it came from the folder, and why the
+    folder could not keep it."""
+
+def device_round_trip(number: int, bytes: bytes) -> bytes:
+    """Bytes through pinned, sliced and shared memory and two queues."""
+
 # ---- kv.cpp
 
 Layer = tuple[int, int, int, int]

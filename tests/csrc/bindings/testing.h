@@ -23,6 +23,7 @@ void register_attention(py::module_& m);
 void register_matmul(py::module_& m);
 void register_tiles(py::module_& m);
 void register_kv(py::module_& m);
+void register_device(py::module_& m);
 void register_verify(py::module_& m);
 void register_count_pairs(py::module_& m);  // tests/csrc/sample/count_pairs.cpp
 

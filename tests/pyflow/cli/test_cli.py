@@ -325,6 +325,7 @@ def test_prefetches_are_those_asked_for(value: str, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow  # compiles programs where there is a device
 def test_doctor_says_what_it_found(run: Run) -> None:
     code, out, _ = run("doctor", "--json")
     assert code == 0
@@ -336,6 +337,10 @@ def test_doctor_says_what_it_found(run: Run) -> None:
     assert found["numa"] in NUMA_MODES
     assert found["numa_why"].startswith(f"{found['topology']['memory_nodes']} memory node")
     assert found["read_bandwidth"] > 1e8
+    assert bool(found["devices"]) != bool(found["devices_missing"])
+    for device in found["devices"]:
+        assert device["exact"] == (not device["fault"] and not device["error"])
+        assert device["error"] or device["read_bandwidth"] > 1e6
     code, out, _ = run("doctor")
     assert code == 0
     for word in (
@@ -347,8 +352,9 @@ def test_doctor_says_what_it_found(run: Run) -> None:
         "numa",
         "memory",
         "bandwidth",
+        "device",
     ):
-        assert f"{word} " in out
+        assert word in out
 
 
 def test_standard_error_that_is_full_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,80 @@
+// Devices beside the CPU: which there are, whether they are exact, how fast they are.
+#include <string>
+
+#include "bindings/bind.h"
+#include "device/device.h"
+#include "device/probe.h"
+#include "device/selftest.h"
+
+namespace pyflow {
+namespace {
+
+using namespace device;
+
+constexpr int kRepeats = 5;
+
+const char* kind_of(Kind kind) {
+  return kind == Kind::Gpu ? "gpu" : kind == Kind::Cpu ? "cpu" : "other";
+}
+
+py::dict facts_of(const DeviceInfo& info) {
+  py::dict d;
+  d["api"] = info.api;
+  d["name"] = info.name;
+  d["vendor"] = info.vendor;
+  d["driver"] = info.driver;
+  d["kind"] = kind_of(info.kind);
+  d["memory"] = info.memory;
+  d["largest_buffer"] = info.largest_buffer;
+  d["compute_units"] = info.compute_units;
+  d["unified"] = info.unified;
+  return d;
+}
+
+py::dict devices() {
+  Devices devices;
+  {
+    const py::gil_scoped_release release;
+    devices = find_devices();
+  }
+  py::list found;
+  for (const DeviceInfo& info : devices.found) found.append(facts_of(info));
+  py::dict d;
+  d["found"] = found;
+  d["missing"] = devices.missing;
+  return d;
+}
+
+py::dict probe_device(size_t number, const std::string& folder) {
+  std::string fault, refusal;
+  Speed speed = {};
+  std::optional<uint64_t> free;
+  {
+    const py::gil_scoped_release release;
+    const auto device = open_device(number);
+    free = device->free_memory();
+    const Compiled compiled = compile(device, kProbedFormats, folder);
+    check_signals();
+    refusal = compiled.refusal;
+    Ops ops(compiled);
+    fault = first_fault(ops, kProbedFormats);
+    check_signals();
+    speed = measure(ops, kRepeats, check_signals);
+  }
+  py::dict d;
+  d["fault"] = fault;
+  d["read_bandwidth"] = speed.read_bandwidth;
+  d["launch_seconds"] = speed.launch_seconds;
+  d["free_memory"] = free;
+  d["refusal"] = refusal;
+  return d;
+}
+
+}  // namespace
+
+void register_devices(py::module_& m) {
+  m.def("devices", &devices);
+  m.def("probe_device", &probe_device, py::arg("number"), py::arg("folder"));
+}
+
+}  // namespace pyflow

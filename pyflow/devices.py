@@ -1,0 +1,74 @@
+"""Devices beside the CPU: which there are, and what they can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pyflow import _core
+from pyflow.errors import PyflowError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as its driver describes it. `number` is its place in `find().devices`."""
+
+    number: int
+    api: str
+    name: str
+    vendor: str
+    driver: str
+    kind: Literal["gpu", "cpu", "other"]
+    memory: int
+    largest_buffer: int
+    compute_units: int
+    unified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All devices, and by API without any: why, and what to try."""
+
+    devices: tuple[Device, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a device was found to be when it was tried.
+
+    fault: the first result that differs from the CPU's; empty if the device is exact. error: why it
+    could not be tried; empty if it was. refusal: why compiled programs could not be kept.
+    """
+
+    fault: str = ""
+    error: str = ""
+    read_bandwidth: float = 0.0
+    launch_seconds: float = 0.0
+    free_memory: int | None = None
+    refusal: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return not self.fault and not self.error
+
+
+def find() -> Found:
+    """Opens the drivers of all devices, which takes tens of milliseconds, and asks them."""
+    answer = _core.devices()
+    devices = tuple(Device(number=i, **facts) for i, facts in enumerate(answer["found"]))
+    return Found(devices, tuple(answer["missing"]))
+
+
+def programs_folder(cache: Path) -> Path:
+    """Where compiled programs are kept inside pyflow's cache folder."""
+    return cache / "devices"
+
+
+def probe(device: Device, cache: Path) -> Probe:
+    """Compiles a program or takes it from the cache, compares results, and measures."""
+    try:
+        return Probe(**_core.probe_device(device.number, str(programs_folder(cache))))
+    except PyflowError as error:
+        return Probe(error=str(error))

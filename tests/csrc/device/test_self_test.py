@@ -1,0 +1,119 @@
+"""A device is exact only if it is; programs are kept and trusted only if they are whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyflow_testing
+import pytest
+
+from pyflow import _core
+from pyflow.errors import DeviceError
+
+FEW = ["F16", "Q4_K"]
+# What a device may do in place of the law, as edits of the source or as options.
+SABOTAGES: dict[str, tuple[list[tuple[str, str]], str]] = {
+    "products are fused with sums": ([("#pragma OPENCL FP_CONTRACT OFF", "")], ""),
+    "subnormals count as zero": ([], " -cl-denorms-are-zero"),
+    "division is a product": ([("{ return a / b; }", "{ return a * (1.0f / b); }")], ""),
+    "fma is rounded twice": (
+        [("#define UNROLL\n", "#define UNROLL\n#define fma(a, b, c) ((a) * (b) + (c))\n")],
+        "",
+    ),
+    "sums have another order": ([("for (int n = 8; n", "for (int n = 7; n")], ""),
+    "halves are cut off": ([("vstore_half_rte", "vstore_half_rtz")], ""),
+}
+
+
+def test_pocl_is_exact(device: int) -> None:
+    ops = pyflow_testing.DeviceOps(device, FEW)
+    assert ops.first_fault() == ""
+
+
+def test_division_by_integers_is_exact_too(device: int) -> None:
+    """For devices without correct division: only the options differ."""
+    options = pyflow_testing.DeviceOps(device, FEW).options.replace("-DEXACT_DIVISION", "")
+    options = options.replace("-cl-fp32-correctly-rounded-divide-sqrt", "")
+    assert pyflow_testing.DeviceOps(device, FEW, options=options).first_fault() == ""
+
+
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_a_device_that_breaks_the_law_is_found(device: int, name: str) -> None:
+    edits, more = SABOTAGES[name]
+    options = pyflow_testing.DeviceOps(device, FEW).options + more
+    ops = pyflow_testing.DeviceOps(device, FEW, edits, options)
+    fault = ops.first_fault()
+    assert "expected" in fault
+    assert "found" in fault
+
+
+def program(number: int) -> str:
+    return f"__kernel void answer(__global int* x) {{ x[0] = {number}; }}"
+
+
+def test_programs_are_kept_and_made_anew_when_in_doubt(device: int, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "programs"
+
+    def kept(number: int) -> bool:
+        from_cache, refusal = pyflow_testing.device_compile(device, program(number), str(folder))
+        assert refusal == ""
+        return from_cache
+
+    assert [kept(1), kept(1), kept(2), kept(1), kept(2)] == [False, True, False, True, True]
+    first, second = folder.iterdir()
+    data = first.read_bytes()
+    for at in (0, 9, 30, len(data) // 2, len(data) - 1):
+        first.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert sorted([kept(1), kept(2)]) == [False, True], at
+    first.write_bytes(data[:-7])
+    second.write_bytes(b"")
+    assert [kept(1), kept(2), kept(1), kept(2)] == [False, False, True, True]
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(device: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "programs")
+    from_cache, refusal = pyflow_testing.device_compile(device, program(1), folder)
+    assert not from_cache
+    assert "compiled at each start" in refusal
+
+
+def test_bytes_pass_through_pinned_sliced_and_shared_memory(device: int) -> None:
+    data = os.urandom(3 * 4096)
+    assert pyflow_testing.device_round_trip(device, data) == data
+
+
+def test_a_number_without_device_names_those_there_are() -> None:
+    with pytest.raises(DeviceError, match=r"device 999: .*pyflow doctor"):
+        _core.probe_device(999, "")
+
+
+def run_python(code: str, **environment: str) -> str:
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return process.stdout
+
+
+def test_nothing_of_opencl_is_opened_before_it_is_asked_for() -> None:
+    code = (
+        "import pyflow.cli\n"
+        "from pyflow import _core\n"
+        "_core.cpu_info()\n"
+        "print(open('/proc/self/maps').read().count('OpenCL'))"
+    )
+    assert run_python(code).strip() == "0"
+
+
+def test_without_a_driver_the_reason_is_given(device: int) -> None:
+    assert device >= 0  # there is a loader
+    code = "from pyflow import _core; d = _core.devices(); print(d['found'], *d['missing'])"
+    out = run_python(code, OCL_ICD_VENDORS="/nonexistent")
+    assert out.startswith("[] OpenCL: the loader finds no driver")
