@@ -153,7 +153,9 @@ size_t Ops::scratch_nbytes(const DeviceAttention& args) {
 void Ops::attend(Queue& queue, const DeviceAttention& args) {
   const DeviceCells& cells = args.cells;
   const int64_t groups = args.n_rows * args.n_heads * args.most_spans;
-  const bool by_spans = groups >= kGroupsPerUnit * device().info().compute_units;
+  const bool by_spans = args.parts == Parts::Auto
+                            ? groups >= kGroupsPerUnit * device().info().compute_units
+                            : args.parts == Parts::Spans;
   const int64_t n_blocks = by_spans ? kSpanBlocks : 1;
   const int64_t n_parts = std::max<int64_t>(1, by_spans ? args.most_spans : args.most_blocks);
   const auto row_nbytes =

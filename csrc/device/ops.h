@@ -41,6 +41,10 @@ struct DeviceCells {
   int64_t n_kv_heads, key_dim, value_dim;
 };
 
+// What a group of work-items computes of a row: a block or a span of positions, or what keeps the
+// device busier. The bits are the same.
+enum class Parts : uint8_t { Auto, Blocks, Spans };
+
 struct DeviceAttention {
   DeviceCells cells;
   FloatRows q, out;                 // n_heads x key_dim, n_heads x value_dim
@@ -51,6 +55,7 @@ struct DeviceAttention {
   float scale, softcap;
   const DeviceBuffer* slopes;  // n_heads floats, or null
   DeviceBuffer* scratch;       // at least scratch_nbytes(); more make fewer commands
+  Parts parts = Parts::Auto;
 };
 
 class Ops {

@@ -331,26 +331,29 @@ class SelfTest {
           kv,           q.data(), width,  expected.data(),     width,
           views.data(), heads,    0.125f, plain ? 0.0f : 5.0f, plain ? nullptr : slopes.data()};
       for (int64_t h = 0; h < kv.n_kv_heads; ++h) law_.attend(law, 0, rows, h);
-      const Held out = upload(Floats(q.size(), NAN));
-      DeviceAttention args = {cells,
-                              {queries.get(), 0, width},
-                              {out.get(), 0, width},
-                              seen.get(),
-                              runs.get(),
-                              table.most_blocks,
-                              table.most_spans,
-                              rows,
-                              heads,
-                              0.125f,
-                              law.softcap,
-                              plain ? nullptr : device_slopes.get(),
-                              nullptr};
-      const Held scratch = ops_.device().allocate(2 * Ops::scratch_nbytes(args), "self-test");
-      args.scratch = scratch.get();
-      ops_.attend(*queue_, args);
-      if (auto fault = differing("attention over " + name, {}, expected, fetch<float>(*out));
-          !fault.empty())
-        return fault;
+      for (const Parts parts : {Parts::Blocks, Parts::Spans}) {
+        const Held out = upload(Floats(q.size(), NAN));
+        DeviceAttention args = {.cells = cells,
+                                .q = {queries.get(), 0, width},
+                                .out = {out.get(), 0, width},
+                                .views = seen.get(),
+                                .runs = runs.get(),
+                                .most_blocks = table.most_blocks,
+                                .most_spans = table.most_spans,
+                                .n_rows = rows,
+                                .n_heads = heads,
+                                .scale = law.scale,
+                                .softcap = law.softcap,
+                                .slopes = plain ? nullptr : device_slopes.get(),
+                                .scratch = nullptr,
+                                .parts = parts};
+        const Held scratch = ops_.device().allocate(2 * Ops::scratch_nbytes(args), "self-test");
+        args.scratch = scratch.get();
+        ops_.attend(*queue_, args);
+        if (auto fault = differing("attention over " + name, {}, expected, fetch<float>(*out));
+            !fault.empty())
+          return fault;
+      }
     }
     return "";
   }
