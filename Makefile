@@ -140,7 +140,7 @@ format: $(ANY_INSTALL)
 # Lines of what is installed, of both languages.
 count:
 	@echo "Python $$(find pyflow quant formats -name '*.py' -o -name '*.pyi' | xargs cat | wc -l)" \
-	  "C++ $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.def' | xargs cat | wc -l)"
+	  "C++ $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.def' -o -name '*.dev' | xargs cat | wc -l)"
 
 docs: $(ANY_INSTALL)
 	$(SAFE) $(BIN)/python docs/document_cli.py

@@ -33,10 +33,12 @@ def test_pocl_is_exact(device: int) -> None:
     assert ops.first_fault() == ""
 
 
-def test_division_by_integers_is_exact_too(device: int) -> None:
-    """For devices without correct division: only the options differ."""
+@pytest.mark.slow
+def test_loops_and_division_as_on_other_devices_are_exact(device: int) -> None:
+    """GPUs unroll loops, and some have no correct division: only options differ."""
     options = pyflow_testing.DeviceOps(device, FEW).options.replace("-DEXACT_DIVISION", "")
     options = options.replace("-cl-fp32-correctly-rounded-divide-sqrt", "")
+    options += " -DUNROLLED"
     assert pyflow_testing.DeviceOps(device, FEW, options=options).first_fault() == ""
 
 
