@@ -18,6 +18,7 @@ if find_spec("pyflow._core") is None:
 if TYPE_CHECKING:
     from pyflow.engine.context import Context
     from pyflow.engine.loaded import MemoryPlan, plan
+    from pyflow.engine.offload import Offload
     from pyflow.engine.topology import Placement
     from pyflow.generate.session import ChatSession
     from pyflow.model import Model, load
@@ -50,6 +51,7 @@ __all__ = [
     "GenerationWarning",
     "MemoryPlan",
     "Model",
+    "Offload",
     "Overrides",
     "Placement",
     "PlacementWarning",
@@ -70,6 +72,7 @@ _MODULES = (
     "errors",
     "formats",
     "engine.topology",
+    "engine.offload",
     "sampling",
     "engine.context",
     "generate",

@@ -8,6 +8,7 @@ from pathlib import Path
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.engine.context import CacheType
 from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.offload import Offload
 from pyflow.engine.session_file import SessionFile
 from pyflow.engine.topology import NumaMode, Placement
 from pyflow.formats import Overrides
@@ -25,6 +26,7 @@ def load(
     quantize: str | None = None,
     overrides: Overrides | None = None,
     layers: Sequence[int] = (),
+    offload: Offload | None = None,
 ) -> Model:
     """A model from the path of a checkpoint or a name, ready to run.
 
@@ -37,10 +39,11 @@ def load(
     format such as "q8_0": weights in F32, F16 or BF16 become that format while they are loaded;
     quantized weights stay as they are. overrides: what replaces the model's
     configuration. layers: load only these layers of the model, as a draft model by some of its
-    layers does; an empty list loads all.
+    layers does; an empty list loads all. offload: what runs on a device, as in Offload(n_layers=8);
+    results are those of the CPU, bit for bit.
     Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
     quantize, ResourceError if its weights do not fit into memory, ShapeError for layers that the
-    model does not have.
+    model does not have, UnsupportedError for a device that is not here or not exact.
     """
     return Model(
         path,
@@ -49,6 +52,7 @@ def load(
         quantize=quantize,
         overrides=overrides,
         layers=layers,
+        offload=offload,
     )
 
 

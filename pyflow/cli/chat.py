@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     model.numa,
     model.quantize,
     model.overrides,
+    model.offload,
     model.cache_type,
     speculation,
     pipelines,

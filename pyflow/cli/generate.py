@@ -69,6 +69,7 @@ _sampling = grouped(
     model.numa,
     model.quantize,
     model.overrides,
+    model.offload,
     model.cache_type,
     speculation,
     pipelines,

@@ -25,16 +25,19 @@ _ITEMS = 4
 _CHARS = 60
 _OF_MEMORY = (
     *("-c", "--numa", "--quantize", "--override-kv"),
-    *("--rope-freq-base", "--rope-scaling", "--rope-scale", "--yarn-orig-ctx"),
+    *("--gpu-layers", "--rope-freq-base", "--rope-scaling", "--rope-scale", "--yarn-orig-ctx"),
 )
 # Bytes of a MemoryPlan.
+_OF_DEVICE = ("device", "device_available")
 _NEEDS = ("weights", "kv", "scratch", "tokenizer", "total", "available")
 
 
 @click.command("inspect")
 @click.argument("file", metavar="FILE|DIR", callback=model.offered)
 @flag("--memory", "Show the memory that it takes to run, and whether that fits.")
-@run_options(model.ctx_size, model.cache_type, model.numa, model.quantize, model.overrides)
+@run_options(
+    model.ctx_size, model.cache_type, model.numa, model.quantize, model.overrides, model.offload
+)
 @ruled(*(Rule(option, needs=["--memory"]) for option in _OF_MEMORY))
 @as_json
 def command(*, file: str, memory: bool, run: RunOptions, as_json: bool) -> None:
@@ -114,15 +117,19 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
         numa=run.numa,
         quantize=run.quantize,
         overrides=run.overrides,
+        offload=run.offload,
     )
-    return {name: getattr(needs, name) for name in (*_NEEDS, "fits")}
+    names = (*_NEEDS, *(_OF_DEVICE if run.offload else ()))
+    return {name: getattr(needs, name) for name in (*names, "fits")}
 
 
 def _print_memory(needs: dict[str, Any], *, can_quantize: bool) -> None:
-    for name in _NEEDS:
-        click.echo(f"{name:<10} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
+    for name in (*_NEEDS, *(_OF_DEVICE if "device" in needs else ())):
+        click.echo(f"{name:<16} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
     if needs["fits"]:
         click.echo("it fits")
+    elif needs.get("device", 0) > needs.get("device_available", 0):
+        click.echo("it does not fit into the device: take fewer --gpu-layers")
     elif needs["weights"] + needs["tokenizer"] > needs["available"]:
         fewer = "--quantize q8_0 or fewer bits, or " if can_quantize else ""
         click.echo(f"it does not fit, whatever the context: take {fewer}a smaller model")

@@ -33,6 +33,7 @@ def _texts(given: Sequence[str], file: str | None) -> list[str]:
     model.numa,
     model.quantize,
     model.overrides,
+    model.offload,
 )
 @option("-f --file", "A file with a text per line; - is standard input.", metavar="FILE")
 @option(

@@ -25,6 +25,7 @@ from pyflow.text import counted, printable
     model.numa,
     model.quantize,
     model.overrides,
+    model.offload,
     model.cache_type,
 )
 @flag("--guardrail", "The requests were recorded with it.")

@@ -188,6 +188,7 @@ settings = grouped(
     model.numa,
     model.quantize,
     model.overrides,
+    model.offload,
     model.cache_type,
     speculation,
     pipelines,

@@ -33,6 +33,15 @@ DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
 
 
+class ContextSizes(TypedDict, total=False):
+    """The arguments of a context, as a caller gives them."""
+
+    n_ctx: int | None
+    n_seq_max: int
+    n_batch: int
+    cache_type: CacheType
+
+
 class ContextArgs(TypedDict):
     """The arguments of a native context, checked."""
 
@@ -320,7 +329,11 @@ class Context(Closing):
 
 
 def context_args(
-    spec: ModelSpec, n_ctx: int | None, n_seq_max: int, n_batch: int, cache_type: CacheType
+    spec: ModelSpec,
+    n_ctx: int | None = None,
+    n_seq_max: int = 1,
+    n_batch: int = DEFAULT_BATCH,
+    cache_type: CacheType = "f16",
 ) -> ContextArgs:
     """The arguments of a native context, defaults filled in; ShapeError for a size out of range."""
     n_seq_max = whole("n_seq_max", n_seq_max, 1, _core.MAX_SEQUENCES)

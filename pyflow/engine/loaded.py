@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,14 @@ from pyflow.engine.context import (
     CacheType,
     Context,
     ContextArgs,
+    ContextSizes,
     Tokens,
     context_args,
 )
 from pyflow.engine.memory import available_nbytes
 from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
+from pyflow.engine.offload import Offload, Placed
+from pyflow.engine.offload import place as place_layers
 from pyflow.engine.topology import (
     NumaMode,
     Placement,
@@ -47,13 +51,18 @@ from pyflow.tokenizer import memory_nbytes
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of resident memory that a model and one context take, and what the system has left."""
+    """Bytes of resident memory that a model and one context take, and what the system has left.
+
+    device: of a device's memory, of which it has device_available.
+    """
 
     weights: int
     kv: int
     scratch: int
     tokenizer: int
     available: int
+    device: int = 0
+    device_available: int = 0
 
     @property
     def total(self) -> int:
@@ -61,36 +70,38 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.total <= self.available
+        return self.total <= self.available and self.device <= self.device_available
 
 
 def plan(
     path: str | Path,
     *,
-    n_ctx: int | None = None,
-    n_seq_max: int = 1,
-    n_batch: int = DEFAULT_BATCH,
-    cache_type: CacheType = "f16",
     numa: NumaMode | Placement | None = None,
     quantize: str | None = None,
     overrides: Overrides | None = None,
+    offload: Offload | None = None,
+    **sizes: Unpack[ContextSizes],
 ) -> MemoryPlan:
     """What `load` and one context would take. Reads the file's header only and loads nothing.
 
-    Raises like `load`.
+    sizes: as for `Model.context`. Raises like `load`.
     """
     checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
     spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
-    stage = planned(checkpoint, spec, pool)
-    args = context_args(spec, n_ctx, n_seq_max, n_batch, cache_type)
-    return _plan(checkpoint, spec, stage, args)
+    placed = None if offload is None else place_layers(offload, spec.n_layers)
+    stage = planned(checkpoint, spec, pool, placed)
+    return _plan(checkpoint, spec, stage, context_args(spec, **sizes), placed)
 
 
 def planned(
-    checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool | None = None
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    pool: _core.ThreadPool | None = None,
+    placed: Placed | None = None,
 ) -> _core.Stage:
-    """All layers without their weights, to plan memory. pool: None is one thread.
+    """All layers without their weights, to plan memory. pool: None is one thread. placed: those
+    that a device has.
 
     UnsupportedError, ShapeError: the engine cannot run the model, whatever the context.
     """
@@ -101,6 +112,7 @@ def planned(
             pool or _core.ThreadPool(1),
             load=False,
             pack_as=checkpoint.pack_as,
+            offload=None if placed is None else placed.native,
         )
         _core.Context.memory(stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16")
     except (ShapeError, UnsupportedError) as error:
@@ -124,7 +136,9 @@ class LoadedModel(ModelFiles, Closing):
         quantize: str | None = None,
         overrides: Overrides | None = None,
         layers: Sequence[int] = (),
+        offload: Offload | None = None,
     ) -> None:
+        self._offload, self.placed = offload, cast(Placed | None, None)
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
@@ -141,7 +155,11 @@ class LoadedModel(ModelFiles, Closing):
         """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
         native, spec, pack_as = self.checkpoint.native, self.spec.stage(), self.checkpoint.pack_as
-        need = planned(self.checkpoint, self.spec, self._pool).weight_bytes
+        if self._offload is not None:
+            self.placed = place_layers(self._offload, self.spec.n_layers)
+        need, on_device = self._weight_bytes(self.placed)
+        if self.placed is not None:
+            self.placed.check(on_device, "the weights", self._layers_that_fit)
         if need > (free := available_nbytes()):
             what = f"{copies} copies of the weights" if copies > 1 else "the weights"
             hint = "choose a smaller model"
@@ -153,7 +171,22 @@ class LoadedModel(ModelFiles, Closing):
                 f"{self.path}: {what} take {need:,} bytes, {free:,} are available; "
                 f"close other programs, or {hint}"
             )
-        self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as)
+        offload = None if self.placed is None else self.placed.native
+        self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as, offload=offload)
+
+    def _weight_bytes(self, placed: Placed | None) -> tuple[int, int]:
+        """Here and on the device."""
+        outline = planned(self.checkpoint, self.spec, self._pool, placed)
+        return outline.weight_bytes, outline.device_weight_bytes
+
+    def _layers_that_fit(self) -> int:
+        """So many from the end, by weights."""
+        assert self._offload is not None
+        for n in range(self.spec.n_layers, 0, -1):
+            fewer = place_layers(replace(self._offload, n_layers=n), self.spec.n_layers)
+            if self._weight_bytes(fewer)[1] <= fewer.available:
+                return n
+        return 0
 
     @property
     def isa(self) -> str:
@@ -186,7 +219,9 @@ class LoadedModel(ModelFiles, Closing):
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
-        memory = _plan(self.checkpoint, self.spec, self.stage, args)
+        memory = _plan(self.checkpoint, self.spec, self.stage, args, self.placed)
+        if self.placed is not None:
+            self.placed.check(memory.device, f"weights and a context of {args['n_ctx']}")
         if memory.kv + memory.scratch > memory.available:
             raise ResourceError(
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
@@ -227,9 +262,15 @@ def _plan(
     spec: ModelSpec,
     stage: _core.Stage,
     args: ContextArgs,
+    placed: Placed | None,
 ) -> MemoryPlan:
     kv, scratch = _core.Context.memory(stage, **args)
+    device = 0
+    if placed is not None:
+        device = stage.device_weight_bytes + _core.Context.device_memory(stage, **args)
     return MemoryPlan(
+        device=device,
+        device_available=0 if placed is None else placed.available,
         weights=stage.weight_bytes,
         kv=kv,
         scratch=scratch,

@@ -114,6 +114,7 @@ def _numbers(names: str, text: str, short: str = "") -> Any:
     model.numa,
     model.quantize,
     model.overrides,
+    model.offload,
     model.cache_type,
     in_pipelines,
     pipelines,

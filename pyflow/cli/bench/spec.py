@@ -60,7 +60,7 @@ def _texts(*, texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
 
 
 @click.command("spec")
-@run_options(model.model, model.threads, model.numa, model.quantize, model.overrides)
+@run_options(model.model, model.threads, model.numa, model.quantize, model.overrides, model.offload)
 @ruled(Rule("--draft-layers", needs=["--draft-model self"]))
 @grouped(
     "prompts",

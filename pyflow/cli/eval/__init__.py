@@ -19,7 +19,7 @@ def command() -> None:
 
 
 @command.command("ppl")
-@run_options(model.model, model.threads, model.numa, model.quantize, model.overrides)
+@run_options(model.model, model.threads, model.numa, model.quantize, model.overrides, model.offload)
 @of_text
 @as_json
 def ppl(*, run: RunOptions, text: TextOptions, as_json: bool) -> None:

@@ -15,7 +15,7 @@ import click
 from pyflow import catalogue
 from pyflow._core import MAX_THREADS
 from pyflow.cli.options.finite import Whole
-from pyflow.cli.options.groups import grouped, option
+from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.inputs import once
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
@@ -28,6 +28,7 @@ from pyflow.engine.topology import (
 from pyflow.errors import PyflowError
 
 if TYPE_CHECKING:
+    from pyflow.engine.offload import Offload
     from pyflow.engine.topology import Placement
     from pyflow.formats import Overrides
     from pyflow.formats.overrides import Single
@@ -178,6 +179,47 @@ overrides = grouped(
         type=int,
     ),
 )
+
+
+def _offload(*, gpu_layers: str | None, gpu: str | None, gpu_inexact: bool) -> Offload | None:
+    """UsageError for numbers out of range."""
+    if gpu_layers is None or gpu_layers == "0":
+        return None
+    if gpu_layers != "all" and not gpu_layers.isdecimal():
+        raise click.UsageError(
+            f"--gpu-layers: expected a number of layers or all, found {gpu_layers!r}"
+        )
+    from pyflow.engine.offload import Offload
+
+    n_layers = None if gpu_layers == "all" else int(gpu_layers)
+    return Offload(n_layers=n_layers, device=gpu or "", allow_inexact=gpu_inexact)
+
+
+offload = grouped(
+    "offload",
+    _offload,
+    option(
+        "--gpu-layers",
+        "Run this many layers, from the end, and the head on a GPU by OpenCL, or all. The text"
+        " stays the same to the last bit.  [default: 0]",
+        metavar="N|all",
+    ),
+    option(
+        "--gpu",
+        "The device for --gpu-layers: its number or a part of its name, as 'pyflow doctor' lists"
+        " them.  [default: the first GPU]",
+        metavar="DEVICE",
+        callback=not_empty,
+    ),
+    flag(
+        "--gpu-inexact",
+        "Use a device even if its results differ from the CPU's; texts may then be others.",
+    ),
+    rules=[
+        Rule("--gpu", needs=["--gpu-layers"]),
+        Rule("--gpu-inexact", needs=["--gpu-layers"]),
+    ],
+)
 ctx_size = option(
     "-c --ctx-size n_ctx",
     "Tokens of context; 0 is as many as the model was trained for.",
@@ -223,6 +265,7 @@ def load(
     *,
     quantize: str | None = None,
     overrides: Overrides | None = None,
+    offload: Offload | None = None,
 ) -> Model:
     """Loads the model that -m and the options of a run ask for; prints warnings."""
     from pyflow.model import load as load_model
@@ -235,6 +278,7 @@ def load(
             numa=numa,
             quantize=quantize,
             overrides=overrides,
+            offload=offload,
         )
 
 

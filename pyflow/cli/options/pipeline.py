@@ -32,6 +32,7 @@ RULES = (
     Rule("--draft-len", forbids=[f"{_FLAG} auto"], advice="auto chooses it; name a strategy"),
     Rule("--draft-rank", needs=["--draft-model"]),
     Rule("--numa", forbids=[_FLAG], advice="start a rank per memory node"),
+    Rule("--gpu-layers", forbids=[_FLAG], advice="its stages run on CPUs"),
 )
 
 

@@ -22,6 +22,7 @@ from pyflow.errors import PyflowError
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
     from pyflow.engine.context import CacheType
+    from pyflow.engine.offload import Offload
     from pyflow.engine.topology import NumaMode
     from pyflow.formats import Overrides
     from pyflow.generate.any_model import AnyModel
@@ -41,6 +42,7 @@ class RunOptions:
     numa: NumaMode | None = None
     quantize: str | None = None
     overrides: Overrides | None = None
+    offload: Offload | None = None
     n_ctx: int | None = None
     """As the option says: 0 is the most."""
     cache_type: CacheType = "f16"
@@ -82,6 +84,7 @@ class RunOptions:
             self.numa,
             quantize=self.quantize,
             overrides=self.overrides,
+            offload=self.offload,
         )
 
     @contextmanager

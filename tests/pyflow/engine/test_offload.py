@@ -1,0 +1,137 @@
+"""Models with layers on a device: the texts of the CPU, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import pyflow
+from pyflow.cli import main
+from pyflow.devices import Device, Found, find
+from pyflow.engine import offload
+from pyflow.errors import ResourceError, UnsupportedError
+from pyflow.sampling import SamplingParams
+from pyflow.speculate import Speculation, speculator
+
+PROMPTS = ["One, two, three, four,", "The capital of France is", "a b a b a b a", "Rivers:"]
+GPU = Device(
+    number=1,
+    api="OpenCL",
+    name="A Graphics Card",
+    vendor="",
+    driver="",
+    kind="gpu",
+    memory=8 << 30,
+    largest_buffer=2 << 30,
+    compute_units=8,
+    unified=False,
+)
+CPU = replace(GPU, number=0, name="Some CPU", kind="cpu")
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    """The number of a device that is here."""
+    found = find()
+    if not found.devices:
+        pytest.skip(f"no device here: {'; '.join(found.missing)}")
+    return "0"
+
+
+@pytest.mark.model
+def test_texts_are_those_of_the_cpu(model_path: Callable[[str], Path], device: str) -> None:
+    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=2, device=device), n=6)
+
+
+@pytest.mark.model
+@pytest.mark.accept
+@pytest.mark.parametrize("n_layers", [1, 15, None])
+def test_longer_texts_are_those_of_the_cpu(
+    model_path: Callable[[str], Path], device: str, n_layers: int | None
+) -> None:
+    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=n_layers, device=device), n=32)
+
+
+def check_texts(path: Path, placed: pyflow.Offload, n: int) -> None:
+    """Greedy and sampled, one and four at a time, with drafts and without."""
+    with pyflow.load(path, n_threads=2) as cpu, pyflow.load(path, offload=placed) as both:
+        for sampling in (
+            SamplingParams(temperature=0, n_logprobs=2),
+            SamplingParams(seed=3, n_logprobs=2),
+        ):
+            expected = cpu.generate(PROMPTS, n_predict=n, sampling=sampling)
+            together = both.generate(PROMPTS, n_predict=n, sampling=sampling)
+            for one, other in zip(expected, together, strict=True):
+                assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
+        with speculator(both, Speculation(method="auto", fixed=True)) as drafts:
+            drafted = both.generate(PROMPTS[2], n_predict=n, sampling=sampling, speculator=drafts)
+        assert (drafted.tokens, drafted.logprobs) == (expected[2].tokens, expected[2].logprobs)
+
+
+@pytest.mark.model
+def test_the_command_line_offers_devices(
+    model_path: Callable[[str], Path], device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(model_path("smollm2"))
+    asked = ["generate", "-m", path, "--raw", "-p", PROMPTS[0], "-n", "3", "--seed", "1", "--json"]
+    tokens = []
+    for more in ([], ["--gpu-layers", "1", "--gpu", device]):
+        assert main([*asked, *more]) == 0
+        tokens.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert tokens[0] == tokens[1]
+
+    memory = ["inspect", path, "--memory", "--json"]
+    assert main([*memory, "--gpu-layers", "all", "--gpu", device]) == 0
+    there = json.loads(capsys.readouterr().out)
+    assert main(memory) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert there["device"] > there["weights"]
+    assert there["weights"] < here["weights"]
+    assert "device" not in here
+
+    for wrong, code, text in [
+        (["--gpu-layers", "31", "--gpu", device], 3, "expected 1 to 30 or all, found 31"),
+        (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers or all"),
+        (["--gpu-layers", "1", "--gpu", "nothing like it"], 3, "a device that 'pyflow doctor'"),
+        (["--gpu", device], 2, "--gpu needs --gpu-layers"),
+        (["--gpu-layers", "1", "--pipeline", "auto", "--stages", "2"], 2, "its stages run on CPUs"),
+    ]:
+        assert main([*asked, *wrong]) == code
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_a_device_that_is_too_small_says_how_many_layers_fit(
+    model_path: Callable[[str], Path], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_path("smollm2")
+    small = replace(find().devices[int(device)], memory=offload._SPARE + (60 << 20))
+    monkeypatch.setattr(offload, "find", lambda: Found((small,), ()))
+    with pytest.raises(ResourceError, match=r"choose --gpu-layers 14 or less"):
+        pyflow.load(path, offload=pyflow.Offload(device=device))
+    with (
+        pyflow.load(path, offload=pyflow.Offload(n_layers=14, device=device)) as model,
+        pytest.raises(ResourceError, match="weights and a context of 8192"),
+    ):
+        model.context(8192)
+
+
+def test_a_device_is_chosen_by_number_or_name_and_never_a_cpu_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offload, "find", lambda: Found((CPU, GPU), ()))
+    assert offload.choose("") == GPU
+    assert offload.choose("0") == CPU
+    assert offload.choose("graphics") == GPU
+    with pytest.raises(UnsupportedError, match="the name of one device"):
+        offload.choose("c")
+    monkeypatch.setattr(offload, "find", lambda: Found((CPU,), ()))
+    with pytest.raises(UnsupportedError, match=r"expected a GPU .* found 0 Some CPU \(cpu\)"):
+        offload.choose("")
+    monkeypatch.setattr(offload, "find", lambda: Found((), ("OpenCL: no library",)))
+    with pytest.raises(UnsupportedError, match="found none: OpenCL: no library"):
+        offload.choose("1")
