@@ -92,7 +92,13 @@ def _cells(model: LoadedModel, n_ctx: int, n_cells: int, cache_type: CacheType) 
     n_texts = -(-n_cells // n_ctx)
     args = context_args(model.spec, n_cells, n_texts, min(DEFAULT_BATCH, n_cells), cache_type)
     kv, _ = _core.Context.memory(model.stage, **args)
-    return max(n_ctx, int(n_cells * min(1.0, _SHARE * available_nbytes() / kv)))
+    shares = [1.0]
+    if kv:
+        shares.append(_SHARE * available_nbytes() / kv)
+    if model.placed is not None:
+        left = model.placed.available - model.stage.device_weight_bytes
+        shares.append(_SHARE * left / _core.Context.device_memory(model.stage, **args))
+    return max(n_ctx, int(n_cells * min(shares)))
 
 
 def _n_sequences(model: LoadedModel, n_texts: int) -> int:

@@ -120,12 +120,16 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
         offload=run.offload,
     )
     names = (*_NEEDS, *(_OF_DEVICE if run.offload else ()))
-    return {name: getattr(needs, name) for name in (*names, "fits")}
+    return {name: getattr(needs, name) for name in (*names, "fits")} | (
+        {"gpu_layers": needs.gpu_layers} if run.offload else {}
+    )
 
 
 def _print_memory(needs: dict[str, Any], *, can_quantize: bool) -> None:
     for name in (*_NEEDS, *(_OF_DEVICE if "device" in needs else ())):
         click.echo(f"{name:<16} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
+    if "gpu_layers" in needs:
+        click.echo(f"{needs['gpu_layers']} layers on the device")
     if needs["fits"]:
         click.echo("it fits")
     elif needs.get("device", 0) > needs.get("device_available", 0):

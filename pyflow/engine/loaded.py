@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from pyflow.engine.context import (
 )
 from pyflow.engine.memory import available_nbytes
 from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
-from pyflow.engine.offload import Offload, Placed
+from pyflow.engine.offload import Offload, Placed, most_that_fit, place_auto
 from pyflow.engine.offload import place as place_layers
 from pyflow.engine.topology import (
     NumaMode,
@@ -48,6 +48,8 @@ from pyflow.specs import build_spec
 from pyflow.specs.model_spec import ModelSpec
 from pyflow.tokenizer import memory_nbytes
 
+_PROBED_NBYTES = 256 << 20  # far more than caches hold
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -63,6 +65,7 @@ class MemoryPlan:
     available: int
     device: int = 0
     device_available: int = 0
+    gpu_layers: int = 0
 
     @property
     def total(self) -> int:
@@ -89,9 +92,11 @@ def plan(
     checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
     spec = build_spec(checkpoint)
     pool, _ = _placed_pool(None, numa)
-    placed = None if offload is None else place_layers(offload, spec.n_layers)
-    stage = planned(checkpoint, spec, pool, placed)
-    return _plan(checkpoint, spec, stage, context_args(spec, **sizes), placed)
+    args = context_args(spec, **sizes)
+    if offload is not None:
+        offload = replace(offload, n_ctx=args["n_ctx"])
+    placed, _ = _placed_layers(checkpoint, spec, pool, offload)
+    return _plan(checkpoint, spec, planned(checkpoint, spec, pool, placed), args, placed)
 
 
 def planned(
@@ -138,7 +143,11 @@ class LoadedModel(ModelFiles, Closing):
         layers: Sequence[int] = (),
         offload: Offload | None = None,
     ) -> None:
-        self._offload, self.placed = offload, cast(Placed | None, None)
+        self._offload = offload
+        self.placed: Placed | None = None
+        """Which layers a device has, if one has any."""
+        self.placement_note = ""
+        """What --gpu-layers auto chose, for people."""
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
@@ -155,8 +164,9 @@ class LoadedModel(ModelFiles, Closing):
         """Loads the weights, by the threads of the pool."""
         copies = self.placement.n_copies
         native, spec, pack_as = self.checkpoint.native, self.spec.stage(), self.checkpoint.pack_as
-        if self._offload is not None:
-            self.placed = place_layers(self._offload, self.spec.n_layers)
+        self.placed, self.placement_note = _placed_layers(
+            self.checkpoint, self.spec, self._pool, self._offload
+        )
         need, on_device = self._weight_bytes(self.placed)
         if self.placed is not None:
             self.placed.check(on_device, "the weights", self._layers_that_fit)
@@ -181,12 +191,14 @@ class LoadedModel(ModelFiles, Closing):
 
     def _layers_that_fit(self) -> int:
         """So many from the end, by weights."""
-        assert self._offload is not None
-        for n in range(self.spec.n_layers, 0, -1):
-            fewer = place_layers(replace(self._offload, n_layers=n), self.spec.n_layers)
-            if self._weight_bytes(fewer)[1] <= fewer.available:
-                return n
-        return 0
+        offload, n_layers = self._offload, self.spec.n_layers
+        assert offload is not None
+
+        def fits(n: int) -> bool:
+            fewer = place_layers(replace(offload, n_layers=n), n_layers)
+            return self._weight_bytes(fewer)[1] <= fewer.available
+
+        return most_that_fit(fits, n_layers)
 
     @property
     def isa(self) -> str:
@@ -242,6 +254,26 @@ class LoadedModel(ModelFiles, Closing):
         self._stage = None
 
 
+def _placed_layers(
+    checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool, offload: Offload | None
+) -> tuple[Placed | None, str]:
+    """The layers of a device, and what was chosen by auto, for people."""
+    if offload is None:
+        return None, ""
+    if offload.n_layers != "auto":
+        return place_layers(offload, spec.n_layers), ""
+    args = context_args(spec, offload.n_ctx)
+
+    def needs(placed: Placed) -> int:
+        outline = planned(checkpoint, spec, pool, placed)
+        return outline.device_weight_bytes + _core.Context.device_memory(outline, **args)
+
+    def cpu_bandwidth() -> float:
+        return _core.read_bandwidth(pool, _PROBED_NBYTES, 3)
+
+    return place_auto(offload, spec.n_layers, needs, cpu_bandwidth)
+
+
 def _placed_pool(
     n_threads: int | None, numa: NumaMode | Placement | None
 ) -> tuple[_core.ThreadPool, Placement]:
@@ -269,6 +301,7 @@ def _plan(
     if placed is not None:
         device = stage.device_weight_bytes + _core.Context.device_memory(stage, **args)
     return MemoryPlan(
+        gpu_layers=0 if placed is None else placed.n_layers,
         device=device,
         device_available=0 if placed is None else placed.available,
         weights=stage.weight_bytes,

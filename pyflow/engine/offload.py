@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from pyflow import _core
 from pyflow.arguments import whole
-from pyflow.devices import Device, find, programs_folder
+from pyflow.devices import Device, find, probe, programs_folder
 from pyflow.downloads import cache_dir
 from pyflow.errors import ResourceError, ShapeError, UnsupportedError
 
@@ -21,30 +22,29 @@ class Offload:
     Blocks that no device runs, experts and learned positions, stay there too.
     """
 
-    n_layers: int | None = None
-    """None: all."""
+    n_layers: int | Literal["all", "auto"] = "all"
+    """auto: as many as fit beside a context of n_ctx, if the device reads faster than the CPU."""
     device: str = ""
     """Its number, or a part of its name, as `pyflow doctor` lists them; "": the first GPU."""
     allow_inexact: bool = False
     """Whether its results may differ from those of the CPU."""
+    n_ctx: int | None = None
+    """For auto; None: as a context without a size."""
 
     def __post_init__(self) -> None:
-        if self.n_layers is not None:
+        if self.n_layers not in ("all", "auto"):
             whole("gpu_layers", self.n_layers, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An offload of a model with so many layers, on a device of this machine."""
+    """So many layers of a model on a device of this machine."""
 
     device: Device
     n_layers: int
     native: _core.Offload
-
-    @property
-    def available(self) -> int:
-        """Bytes that weights, cells and scratch may take."""
-        return max(0, self.device.memory - _SPARE)
+    available: int
+    """Bytes that weights, cells and scratch may take."""
 
     def check(self, need: int, what: str, fits: Callable[[], int] = lambda: 0) -> None:
         """ResourceError if that many bytes are too many. fits: how many layers would fit."""
@@ -58,31 +58,71 @@ class Placed:
 
 
 def place(offload: Offload, n_layers: int) -> Placed:
-    """ShapeError: the model has fewer layers; UnsupportedError: there is no such device."""
-    n = n_layers if offload.n_layers is None else offload.n_layers
+    """Of a model with so many. ShapeError: it has fewer; UnsupportedError: no such device."""
+    n = offload.n_layers if isinstance(offload.n_layers, int) else n_layers
     if n > n_layers:
-        raise ShapeError(f"gpu_layers: expected 1 to {n_layers} or all, found {n}")
-    device = choose(offload.device)
-    native: _core.Offload = {
-        "device": device.number,
-        "layers": [*range(n_layers - n, n_layers)],
-        "head": True,
-        "allow_inexact": offload.allow_inexact,
-        "programs": str(programs_folder(cache_dir())),
-    }
-    return Placed(device, n, native)
+        raise ShapeError(f"gpu_layers: expected 1 to {n_layers}, all or auto, found {n}")
+    return _placed(offload, choose(offload.device), n, n_layers)
+
+
+def place_auto(
+    offload: Offload,
+    n_layers: int,
+    needs: Callable[[Placed], int],
+    cpu_bandwidth: Callable[[], float],
+) -> tuple[Placed | None, str]:
+    """As many layers as fit into the first device that helps, and what was decided, for people.
+
+    needs: bytes on the device. cpu_bandwidth: bytes per second that the CPU reads.
+    """
+    reasons = []
+    for device in _candidates(offload.device):
+        where = f"gpu {device.number} ({device.name})"
+        found = probe(device, cache_dir())
+        if found.error or (found.fault and not offload.allow_inexact):
+            reasons.append(f"{where}: {found.error or f'not exact: {found.fault}'}")
+        elif not offload.device and found.read_bandwidth <= (cpu := cpu_bandwidth()):
+            reasons.append(
+                f"{where} reads {found.read_bandwidth / 1e9:.1f} GB/s, the CPU {cpu / 1e9:.1f}"
+            )
+        else:
+            free = found.free_memory
+            if free is not None:
+                free = max(0, free - _SPARE)
+
+            def fits(n: int, device: Device = device, free: int | None = free) -> bool:
+                placed = _placed(offload, device, n, n_layers, free)
+                return needs(placed) <= placed.available
+
+            n = most_that_fit(fits, n_layers)
+            placed = _placed(offload, device, n, n_layers, free)
+            if n:
+                return placed, (
+                    f"{where}: {n} of {n_layers} layers and the head, "
+                    f"{needs(placed) / 1e9:.2f} of {placed.available / 1e9:.2f} GB"
+                )
+            reasons.append(f"{where}: no layer fits into {placed.available / 1e9:.2f} GB")
+    return None, f"all layers on the CPU; {'; '.join(reasons) or 'no GPU was found'}"
 
 
 def choose(name: str) -> Device:
     """The device of that number or name; without one, the first GPU."""
+    return _candidates(name, needed=True)[0]
+
+
+def _candidates(name: str, *, needed: bool = False) -> list[Device]:
+    """The one of that number or name, or all GPUs. UnsupportedError: there is no such one, or none
+    though one is needed."""
     found = find()
     listed = ", ".join(f"{d.number} {d.name} ({d.kind})" for d in found.devices)
     there = f"found {listed}" if listed else f"found none: {'; '.join(found.missing)}"
     if not name:
-        for device in found.devices:
-            if device.kind == "gpu":
-                return device
-        raise UnsupportedError(f"gpu: expected a GPU on this machine, {there}; name one by --gpu")
+        gpus = [device for device in found.devices if device.kind == "gpu"]
+        if needed and not gpus:
+            raise UnsupportedError(
+                f"gpu: expected a GPU on this machine, {there}; name one by --gpu"
+            )
+        return gpus
     if name.isdecimal():
         matches = [d for d in found.devices if d.number == int(name)]
     else:
@@ -90,4 +130,32 @@ def choose(name: str) -> Device:
     if len(matches) != 1:
         expected = "the name of one device" if matches else "a device that 'pyflow doctor' lists"
         raise UnsupportedError(f"gpu {name!r}: expected {expected}, {there}")
-    return matches[0]
+    return matches
+
+
+def _placed(
+    offload: Offload, device: Device, n: int, n_layers: int, available: int | None = None
+) -> Placed:
+    """available: None takes it from what the device has in all."""
+    native: _core.Offload = {
+        "device": device.number,
+        "layers": [*range(n_layers - n, n_layers)],
+        "head": True,
+        "allow_inexact": offload.allow_inexact,
+        "programs": str(programs_folder(cache_dir())),
+    }
+    return Placed(
+        device, n, native, max(0, device.memory - _SPARE) if available is None else available
+    )
+
+
+def most_that_fit(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits, as all smaller ones do; 0 if none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -185,14 +185,14 @@ def _offload(*, gpu_layers: str | None, gpu: str | None, gpu_inexact: bool) -> O
     """UsageError for numbers out of range."""
     if gpu_layers is None or gpu_layers == "0":
         return None
-    if gpu_layers != "all" and not gpu_layers.isdecimal():
+    if gpu_layers not in ("all", "auto") and not gpu_layers.isdecimal():
         raise click.UsageError(
-            f"--gpu-layers: expected a number of layers or all, found {gpu_layers!r}"
+            f"--gpu-layers: expected a number of layers, all or auto, found {gpu_layers!r}"
         )
     from pyflow.engine.offload import Offload
 
-    n_layers = None if gpu_layers == "all" else int(gpu_layers)
-    return Offload(n_layers=n_layers, device=gpu or "", allow_inexact=gpu_inexact)
+    n_layers = int(gpu_layers) if gpu_layers.isdecimal() else gpu_layers
+    return Offload(n_layers=n_layers, device=gpu or "", allow_inexact=gpu_inexact)  # type: ignore[arg-type]
 
 
 offload = grouped(
@@ -200,9 +200,9 @@ offload = grouped(
     _offload,
     option(
         "--gpu-layers",
-        "Run this many layers, from the end, and the head on a GPU by OpenCL, or all. The text"
-        " stays the same to the last bit.  [default: 0]",
-        metavar="N|all",
+        "Run this many layers, from the end, and the head on a GPU by OpenCL; auto is as many as"
+        " fit. The text stays the same to the last bit.  [default: 0]",
+        metavar="N|auto|all",
     ),
     option(
         "--gpu",
@@ -272,7 +272,7 @@ def load(
 
     warn_of_crowding(n_threads)
     with printing_warnings():
-        return load_model(
+        loaded = load_model(
             name or default_model(),
             n_threads=n_threads,
             numa=numa,
@@ -280,6 +280,9 @@ def load(
             overrides=overrides,
             offload=offload,
         )
+    if loaded.placement_note:
+        click.echo(loaded.placement_note, err=True)
+    return loaded
 
 
 def threads_of_each(n: int) -> int:

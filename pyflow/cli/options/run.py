@@ -6,7 +6,7 @@ import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -84,7 +84,7 @@ class RunOptions:
             self.numa,
             quantize=self.quantize,
             overrides=self.overrides,
-            offload=self.offload,
+            offload=self.offload and replace(self.offload, n_ctx=self.n_ctx or None),
         )
 
     @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 import pyflow
 from pyflow.cli import main
-from pyflow.devices import Device, Found, find
+from pyflow.devices import Device, Found, Probe, find
 from pyflow.engine import offload
 from pyflow.errors import ResourceError, UnsupportedError
 from pyflow.sampling import SamplingParams
@@ -94,8 +94,8 @@ def test_the_command_line_offers_devices(
     assert "device" not in here
 
     for wrong, code, text in [
-        (["--gpu-layers", "31", "--gpu", device], 3, "expected 1 to 30 or all, found 31"),
-        (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers or all"),
+        (["--gpu-layers", "31", "--gpu", device], 3, "expected 1 to 30, all or auto, found 31"),
+        (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers, all or auto"),
         (["--gpu-layers", "1", "--gpu", "nothing like it"], 3, "a device that 'pyflow doctor'"),
         (["--gpu", device], 2, "--gpu needs --gpu-layers"),
         (["--gpu-layers", "1", "--pipeline", "auto", "--stages", "2"], 2, "its stages run on CPUs"),
@@ -111,6 +111,15 @@ def test_a_device_that_is_too_small_says_how_many_layers_fit(
     path = model_path("smollm2")
     small = replace(find().devices[int(device)], memory=offload._SPARE + (60 << 20))
     monkeypatch.setattr(offload, "find", lambda: Found((small,), ()))
+    probed = Probe(read_bandwidth=1e12, free_memory=small.memory)
+    monkeypatch.setattr(offload, "probe", lambda *_: probed)
+    auto = pyflow.Offload(n_layers="auto", device=device, n_ctx=512)
+    planned = pyflow.plan(path, offload=auto, n_ctx=512)
+    with pyflow.load(path, offload=auto) as model, model.context(512):
+        assert model.placed is not None
+        assert 0 < model.placed.n_layers == planned.gpu_layers < 14
+        assert f"{planned.gpu_layers} of 30 layers and the head" in model.placement_note
+        assert 0 < planned.device <= planned.device_available
     with pytest.raises(ResourceError, match=r"choose --gpu-layers 14 or less"):
         pyflow.load(path, offload=pyflow.Offload(device=device))
     with (
@@ -135,3 +144,28 @@ def test_a_device_is_chosen_by_number_or_name_and_never_a_cpu_by_itself(
     monkeypatch.setattr(offload, "find", lambda: Found((), ("OpenCL: no library",)))
     with pytest.raises(UnsupportedError, match="found none: OpenCL: no library"):
         offload.choose("1")
+
+
+@pytest.mark.parametrize(
+    ("probed", "told"),
+    [
+        (Probe(read_bandwidth=9e9, free_memory=8 << 30), "gpu 1 (A Graphics Card): 8 of 8 layers"),
+        (Probe(read_bandwidth=9e9, free_memory=(256 << 20) + 35), "3 of 8 layers and the head"),
+        (Probe(read_bandwidth=9e9, free_memory=1 << 20), "no layer fits into 0.00 GB"),
+        (Probe(read_bandwidth=1e9), "reads 1.0 GB/s, the CPU 2.0"),
+        (Probe(fault="fma(1, 2, 3)", read_bandwidth=9e9), "not exact: fma"),
+        (Probe(error="it is asleep"), "it is asleep"),
+    ],
+)
+def test_auto_takes_a_gpu_that_is_exact_and_faster(
+    monkeypatch: pytest.MonkeyPatch, probed: Probe, told: str
+) -> None:
+    monkeypatch.setattr(offload, "find", lambda: Found((CPU, GPU), ()))
+    monkeypatch.setattr(offload, "probe", lambda *_: probed)
+    auto = pyflow.Offload(n_layers="auto")
+    placed, note = offload.place_auto(auto, 8, lambda p: 10 * p.n_layers, lambda: 2e9)
+    assert told in note
+    assert (placed is None) == note.startswith("all layers on the CPU; ")
+    if placed is not None:
+        assert placed.device == GPU
+        assert placed.native["layers"] == [*range(8 - placed.n_layers, 8)]
