@@ -148,3 +148,21 @@ def tokenizer_of(
         return from_metadata(metadata_of(name), source=f"{name}.gguf")
 
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def device() -> int:
+    """The number of a device of PoCL, which runs OpenCL on any CPU.
+
+    Without one the test is skipped, or fails where PYFLOW_TEST_REQUIRES contains `device`.
+    """
+    from pyflow import _core
+
+    answer = _core.devices()
+    for number, facts in enumerate(answer["found"]):
+        if "PoCL" in facts["driver"]:
+            return number
+    reason = "no device of PoCL here (Debian: pocl-opencl-icd)"
+    if "device" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)

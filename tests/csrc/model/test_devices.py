@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.errors import CancelledError, DeviceError, UnsupportedError
+from pyflow.errors import CancelledError, UnsupportedError
 from pyflow.specs.model_spec import ModelSpec
 
 from .tiny_models import N_VOCAB, TINY, Draft, everything, write
@@ -23,25 +23,26 @@ POOL = _core.ThreadPool(2, False)
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of compiled programs."""
-    return str(tmp_path_factory.mktemp("programs"))
+def there(device: int, tmp_path_factory: pytest.TempPathFactory) -> _core.Offload:
+    """Nothing on a device, whose programs are kept for all tests."""
+    return {
+        "device": device,
+        "layers": [],
+        "head": False,
+        "allow_inexact": False,
+        "programs": str(tmp_path_factory.mktemp("programs")),
+    }
 
 
 def stage(
-    file: _core.Checkpoint, spec: ModelSpec, programs: str, layers: Sequence[int], head: bool = True
+    file: _core.Checkpoint,
+    spec: ModelSpec,
+    there: _core.Offload,
+    layers: Sequence[int],
+    head: bool = True,
 ) -> _core.Stage:
-    offload = {
-        "device": 0,
-        "layers": [*layers],
-        "head": head,
-        "allow_inexact": False,
-        "programs": programs,
-    }
-    try:
-        return _core.Stage(file, spec.stage(), POOL, offload=offload)
-    except DeviceError as error:
-        pytest.skip(f"no device here: {error}")
+    offload: _core.Offload = {**there, "layers": [*layers], "head": head}
+    return _core.Stage(file, spec.stage(), POOL, offload=offload)
 
 
 def context(of: _core.Stage, cache_type: str = "f16") -> _core.Context:
@@ -67,7 +68,7 @@ def built(name: str, tmp_path: Path) -> tuple[ModelSpec, _core.Checkpoint]:
 
 @pytest.mark.parametrize("name", [*TINY, "everything"])
 def test_any_split_of_layers_has_the_bits_of_the_cpu(
-    name: str, tmp_path: Path, programs: str
+    name: str, tmp_path: Path, there: _core.Offload
 ) -> None:
     spec, file = built(name, tmp_path)
     n = spec.n_layers
@@ -75,7 +76,7 @@ def test_any_split_of_layers_has_the_bits_of_the_cpu(
     sizes = [9, 1, 1, 23]
     expected = run(plain, sizes)
     for layers, head in ([n - 1], False), (range(0, n, 2), True), (range(n), True):
-        split = stage(file, spec, programs, layers, head)
+        split = stage(file, spec, there, layers, head)
         assert split.device_weight_bytes > 0
         assert np.array_equal(run(context(split), sizes), expected)
 
@@ -122,13 +123,13 @@ def _depths(parents: Sequence[int]) -> Iterator[int]:
 
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 def test_cells_on_a_device_are_those_of_the_cpu(
-    cache_type: str, tmp_path: Path, programs: str
+    cache_type: str, tmp_path: Path, there: _core.Offload
 ) -> None:
     spec, file = built("parallel_branches", tmp_path)
     n = spec.n_layers
     twins = Twins(
         context(_core.Stage(file, spec.stage(), POOL), cache_type),
-        context(stage(file, spec, programs, range(n)), cache_type),
+        context(stage(file, spec, there, range(n)), cache_type),
     )
     tokens = [int(t) for t in TOKENS]
     twins.forward(tokens[:20], range(20), 0)
@@ -151,9 +152,9 @@ def test_cells_on_a_device_are_those_of_the_cpu(
     twins.check_cells(n, 2, 2)
 
 
-def test_a_step_on_a_device_can_be_stopped(tmp_path: Path, programs: str) -> None:
+def test_a_step_on_a_device_can_be_stopped(tmp_path: Path, there: _core.Offload) -> None:
     spec, file = built(next(iter(TINY)), tmp_path)
-    of = context(stage(file, spec, programs, range(spec.n_layers)))
+    of = context(stage(file, spec, there, range(spec.n_layers)))
     expected = run(of, [N])
     of.seq_rm(0, 0, -1)
     done = threading.Event()
@@ -180,9 +181,9 @@ def test_a_step_on_a_device_can_be_stopped(tmp_path: Path, programs: str) -> Non
 
 
 def test_what_sees_inputs_of_weights_wants_all_layers_on_the_cpu(
-    tmp_path: Path, programs: str
+    tmp_path: Path, there: _core.Offload
 ) -> None:
     spec, file = built(next(iter(TINY)), tmp_path)
-    native = stage(file, spec, programs, [0])
+    native = stage(file, spec, there, [0])
     with pytest.raises(UnsupportedError, match="--gpu-layers 0"):
         context(native).observe(_core.InputMoments(native))

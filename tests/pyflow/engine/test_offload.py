@@ -33,27 +33,18 @@ GPU = Device(
 CPU = replace(GPU, number=0, name="Some CPU", kind="cpu")
 
 
-@pytest.fixture(scope="module")
-def device() -> str:
-    """The number of a device that is here."""
-    found = find()
-    if not found.devices:
-        pytest.skip(f"no device here: {'; '.join(found.missing)}")
-    return "0"
-
-
 @pytest.mark.model
-def test_texts_are_those_of_the_cpu(model_path: Callable[[str], Path], device: str) -> None:
-    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=2, device=device), n=6)
+def test_texts_are_those_of_the_cpu(model_path: Callable[[str], Path], device: int) -> None:
+    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=2, device=str(device)), n=6)
 
 
 @pytest.mark.model
 @pytest.mark.accept
 @pytest.mark.parametrize("n_layers", [1, 15, None])
 def test_longer_texts_are_those_of_the_cpu(
-    model_path: Callable[[str], Path], device: str, n_layers: int | None
+    model_path: Callable[[str], Path], device: int, n_layers: int | None
 ) -> None:
-    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=n_layers, device=device), n=32)
+    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=n_layers, device=str(device)), n=32)
 
 
 def check_texts(path: Path, placed: pyflow.Offload, n: int) -> None:
@@ -74,18 +65,18 @@ def check_texts(path: Path, placed: pyflow.Offload, n: int) -> None:
 
 @pytest.mark.model
 def test_the_command_line_offers_devices(
-    model_path: Callable[[str], Path], device: str, capsys: pytest.CaptureFixture[str]
+    model_path: Callable[[str], Path], device: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(model_path("smollm2"))
     asked = ["generate", "-m", path, "--raw", "-p", PROMPTS[0], "-n", "3", "--seed", "1", "--json"]
     tokens = []
-    for more in ([], ["--gpu-layers", "1", "--gpu", device]):
+    for more in ([], ["--gpu-layers", "1", "--gpu", str(device)]):
         assert main([*asked, *more]) == 0
         tokens.append(json.loads(capsys.readouterr().out)["tokens"])
     assert tokens[0] == tokens[1]
 
     memory = ["inspect", path, "--memory", "--json"]
-    assert main([*memory, "--gpu-layers", "all", "--gpu", device]) == 0
+    assert main([*memory, "--gpu-layers", "all", "--gpu", str(device)]) == 0
     there = json.loads(capsys.readouterr().out)
     assert main(memory) == 0
     here = json.loads(capsys.readouterr().out)
@@ -94,10 +85,14 @@ def test_the_command_line_offers_devices(
     assert "device" not in here
 
     for wrong, code, text in [
-        (["--gpu-layers", "31", "--gpu", device], 3, "expected 1 to 30, all or auto, found 31"),
+        (
+            ["--gpu-layers", "31", "--gpu", str(device)],
+            3,
+            "expected 1 to 30, all or auto, found 31",
+        ),
         (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers, all or auto"),
         (["--gpu-layers", "1", "--gpu", "nothing like it"], 3, "a device that 'pyflow doctor'"),
-        (["--gpu", device], 2, "--gpu needs --gpu-layers"),
+        (["--gpu", str(device)], 2, "--gpu needs --gpu-layers"),
         (["--gpu-layers", "1", "--pipeline", "auto", "--stages", "2"], 2, "its stages run on CPUs"),
     ]:
         assert main([*asked, *wrong]) == code
@@ -106,14 +101,14 @@ def test_the_command_line_offers_devices(
 
 @pytest.mark.model
 def test_a_device_that_is_too_small_says_how_many_layers_fit(
-    model_path: Callable[[str], Path], device: str, monkeypatch: pytest.MonkeyPatch
+    model_path: Callable[[str], Path], device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model_path("smollm2")
-    small = replace(find().devices[int(device)], memory=offload._SPARE + (60 << 20))
+    small = replace(find().devices[device], memory=offload._SPARE + (60 << 20))
     monkeypatch.setattr(offload, "find", lambda: Found((small,), ()))
     probed = Probe(read_bandwidth=1e12, free_memory=small.memory)
     monkeypatch.setattr(offload, "probe", lambda *_: probed)
-    auto = pyflow.Offload(n_layers="auto", device=device, n_ctx=512)
+    auto = pyflow.Offload(n_layers="auto", device=str(device), n_ctx=512)
     planned = pyflow.plan(path, offload=auto, n_ctx=512)
     with pyflow.load(path, offload=auto) as model, model.context(512):
         assert model.placed is not None
@@ -121,9 +116,9 @@ def test_a_device_that_is_too_small_says_how_many_layers_fit(
         assert f"{planned.gpu_layers} of 30 layers and the head" in model.placement_note
         assert 0 < planned.device <= planned.device_available
     with pytest.raises(ResourceError, match=r"choose --gpu-layers 14 or less"):
-        pyflow.load(path, offload=pyflow.Offload(device=device))
+        pyflow.load(path, offload=pyflow.Offload(device=str(device)))
     with (
-        pyflow.load(path, offload=pyflow.Offload(n_layers=14, device=device)) as model,
+        pyflow.load(path, offload=pyflow.Offload(n_layers=14, device=str(device))) as model,
         pytest.raises(ResourceError, match="weights and a context of 8192"),
     ):
         model.context(8192)
