@@ -125,6 +125,23 @@ class Queue {
   virtual void finish() = 0;  // mark()->wait()
 };
 
+// Waits for all commands before memory that they use is given back, whatever happened.
+class Drain {
+ public:
+  explicit Drain(Queue& queue) : queue_(queue) {}
+  ~Drain() {
+    try {
+      queue_.finish();
+    } catch (...) {
+    }
+  }
+  Drain(const Drain&) = delete;
+  Drain& operator=(const Drain&) = delete;
+
+ private:
+  Queue& queue_;
+};
+
 class Device {
  public:
   virtual ~Device() = default;

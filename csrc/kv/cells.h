@@ -17,6 +17,13 @@ namespace pyflow::kv {
 struct CellShift {
   std::vector<CellMove> copies;
   std::vector<Run> turned;  // cells whose keys must turn, the copies among them
+
+  std::vector<int32_t> turned_slots() const {
+    std::vector<int32_t> slots;
+    for (const Run& r : turned)
+      for (int32_t i = 0; i < r.n; ++i) slots.push_back(r.slot + i);
+    return slots;
+  }
 };
 
 class Cells {

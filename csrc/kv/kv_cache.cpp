@@ -210,8 +210,18 @@ void KvCache::commit(std::span<const Accepted> accepted) {
                        "; accepted rows of a sequence ascend in position");
     check_free(seq, position, int64_t{position} + 1);
   }
-  for (Group& group : groups_) move(group, group.cells.commit(step_, accepted));
+  for (Group& group : groups_) group.moves = group.cells.commit(step_, accepted);
   end_step();
+  try {
+    for (const Group& group : groups_) move(group, group.moves);
+  } catch (...) {  // of a device: what has not moved is lost
+    for (const auto& [row, seq] : accepted) forget(seq);
+    throw;
+  }
+}
+
+void KvCache::forget(int seq) {
+  for (Group& group : groups_) group.cells.remove(seq, 0, kMaxPositions);
 }
 
 void KvCache::abort() {
@@ -255,11 +265,9 @@ void KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
 void KvCache::seq_keep(int seq) {
   check_idle("seq_keep");
   check_sequence(seq);
-  for (Group& group : groups_) {
-    for (int s = 0; s < config_.n_seq_max; ++s)
-      if (s != seq) group.cells.remove(s, 0, kMaxPositions);
-    group.cells.evict();
-  }
+  for (int s = 0; s < config_.n_seq_max; ++s)
+    if (s != seq) forget(s);
+  for (Group& group : groups_) group.cells.evict();
 }
 
 void KvCache::clear() {
@@ -286,20 +294,21 @@ void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
   for (Group& group : groups_)
     check_room(group.cells, group.cells.shift_copies(seq, range.p0, range.p1, delta),
                "copying the cells that other sequences hold too");
-  for (Group& group : groups_) {
-    const CellShift shift = group.cells.shift(seq, range.p0, range.p1, delta);
-    move(group, shift.copies);
-    std::vector<int32_t> turned;
-    for (const Run& r : shift.turned)
-      for (int32_t slot = r.slot; slot < r.slot + r.n; ++slot) turned.push_back(slot);
-    for (size_t layer : group.layers)
-      storage_.edit_keys(layer, turned, [&](const KvView& keys, int32_t slot) {
-        table_->load_k(keys, slot, key_.data());
-        config_.rotate(layer, seq, key_.data(), keys.key_dim, delta);
-        table_->store_k(keys, slot, key_.data());
-      });
-    group.cells.evict();
-  }
+  for (Group& group : groups_) try {
+      const CellShift shift = group.cells.shift(seq, range.p0, range.p1, delta);
+      move(group, shift.copies);
+      const std::vector<int32_t> turned = shift.turned_slots();
+      for (size_t layer : group.layers)
+        storage_.edit_keys(layer, turned, [&](const KvView& keys, int32_t slot) {
+          table_->load_k(keys, slot, key_.data());
+          config_.rotate(layer, seq, key_.data(), keys.key_dim, delta);
+          table_->store_k(keys, slot, key_.data());
+        });
+      group.cells.evict();
+    } catch (...) {  // of a device: some keys have turned, others have not
+      forget(seq);
+      throw;
+    }
 }
 
 int32_t KvCache::seq_pos_min(int seq) const {

@@ -71,7 +71,7 @@ class KvCache {
   void commit();
   // The pending rows listed, those of a sequence ascending in position, each become a cell of that
   // sequence alone; the others are freed. Their keys and values move to where they continue the
-  // sequence, where possible.
+  // sequence, where possible. If a device fails at that, the sequences are empty.
   void commit(std::span<const kv::Accepted> accepted);
   // Frees all pending rows.
   void abort();
@@ -121,6 +121,7 @@ class KvCache {
   struct Group {
     kv::Cells cells;
     std::vector<size_t> layers;
+    std::span<const kv::CellMove> moves = {};  // of the commit that is being made
   };
   KvCache(KvConfig config, const KernelTable& table, std::vector<kv::GroupPlan> plan);
   void check_idle(const char* operation) const;
@@ -133,6 +134,7 @@ class KvCache {
   void check_distinct() const;
   void add(std::span<const KvRow> rows, std::span<const int32_t> parents);
   void end_step();
+  void forget(int seq);
   void check_room(const kv::Cells& cells, int64_t n_cells, const char* what) const;
   const kv::Cells& cells_of(size_t layer) const { return groups_[group_of_[layer]].cells; }
   void move(const Group& group, std::span<const kv::CellMove> moves);

@@ -48,6 +48,9 @@ class Stage:
     @property
     def device_weight_bytes(self) -> int: ...
     @property
+    def device_refusal(self) -> str:
+        """Why compiled programs could not be kept; empty if they are."""
+    @property
     def token_bytes(self) -> int:
         """Bytes of packed weights that every token needs.
 

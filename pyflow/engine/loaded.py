@@ -152,6 +152,10 @@ class LoadedModel(ModelFiles, Closing):
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
+        if refusal := self.stage.device_refusal:
+            warnings.warn(
+                f"compiled programs are not kept: {refusal}", PlacementWarning, stacklevel=2
+            )
         if refusals := self._pool.placement.refusals:
             warnings.warn(
                 f"numa {self.placement.mode}: the system refuses {'; '.join(refusals)}; memory "
@@ -189,14 +193,17 @@ class LoadedModel(ModelFiles, Closing):
         outline = planned(self.checkpoint, self.spec, self._pool, placed)
         return outline.weight_bytes, outline.device_weight_bytes
 
-    def _layers_that_fit(self) -> int:
-        """So many from the end, by weights."""
+    def _layers_that_fit(self, args: ContextArgs | None = None) -> int:
+        """So many from the end, with a context."""
         offload, n_layers = self._offload, self.spec.n_layers
         assert offload is not None
+        args = args or context_args(self.spec, offload.n_ctx)
 
         def fits(n: int) -> bool:
             fewer = place_layers(replace(offload, n_layers=n), n_layers)
-            return self._weight_bytes(fewer)[1] <= fewer.available
+            outline = planned(self.checkpoint, self.spec, self._pool, fewer)
+            need = outline.device_weight_bytes + _core.Context.device_memory(outline, **args)
+            return need <= fewer.available
 
         return most_that_fit(fits, n_layers)
 
@@ -233,7 +240,11 @@ class LoadedModel(ModelFiles, Closing):
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
         memory = _plan(self.checkpoint, self.spec, self.stage, args, self.placed)
         if self.placed is not None:
-            self.placed.check(memory.device, f"weights and a context of {args['n_ctx']}")
+            self.placed.check(
+                memory.device,
+                f"weights and a context of {args['n_ctx']}",
+                lambda: self._layers_that_fit(args),
+            )
         if memory.kv + memory.scratch > memory.available:
             raise ResourceError(
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "

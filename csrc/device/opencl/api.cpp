@@ -1,6 +1,7 @@
 #include "device/opencl/api.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 namespace pyflow::device::cl {
 namespace {
@@ -73,7 +74,13 @@ constexpr Named kErrors[] = {
 
 const Library& library() {
   static const Library* api = new Library(open_library());  // objects may be released at exit
-  return *api;
+  static const pid_t owner = getpid();
+  static const Library* lost = [] {
+    auto* none = new Library();
+    none->fault = "OpenCL does not survive fork(): start a new process, or use it there first";
+    return none;
+  }();
+  return getpid() == owner ? *api : *lost;
 }
 
 std::string error_name(Int code) {

@@ -21,6 +21,7 @@ DeviceStore::DeviceStore(const LayerKv& layer, CacheType type, int64_t n_cells, 
 void DeviceStore::copy(std::span<const CellMove> moves) {
   static_assert(sizeof(CellMove) == 2 * sizeof(int32_t));
   const auto list = ops_.device().allocate(moves.size_bytes(), "moves of cells");
+  const device::Drain drain(queue_);
   queue_.upload(moves.data(), *list, 0, moves.size_bytes());
   ops_.move_cells(queue_, cells_, *list, std::ssize(moves));
   queue_.finish();
@@ -32,6 +33,7 @@ void DeviceStore::each_block(std::span<const int32_t> slots, bool changes, Work&
   std::vector<uint8_t> block(nbytes);
   KvView view = view_;
   view.k = block.data();
+  const device::Drain drain(queue_);
   for (size_t begin = 0, end; begin < slots.size(); begin = end) {
     const int32_t number = slots[begin] / kBlockCells;
     const size_t at = static_cast<size_t>(number) * nbytes;
@@ -47,6 +49,7 @@ void DeviceStore::each_block(std::span<const int32_t> slots, bool changes, Work&
 
 void DeviceStore::read(std::span<const int32_t> slots, uint8_t* out) const {
   const size_t keys = key_nbytes(view_), values = value_nbytes(view_);
+  const device::Drain drain(queue_);
   for (size_t i = 0; i < slots.size(); ++i)
     queue_.download(*v_, static_cast<size_t>(slots[i]) * values, out + i * (keys + values) + keys,
                     values);
@@ -58,6 +61,7 @@ void DeviceStore::read(std::span<const int32_t> slots, uint8_t* out) const {
 
 void DeviceStore::write(std::span<const int32_t> slots, const uint8_t* in) {
   const size_t keys = key_nbytes(view_), values = value_nbytes(view_);
+  const device::Drain drain(queue_);
   for (size_t i = 0; i < slots.size(); ++i)
     queue_.upload(in + i * (keys + values) + keys, *v_, static_cast<size_t>(slots[i]) * values,
                   values);

@@ -1,5 +1,7 @@
 #include "model/device/device_run.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +13,8 @@ namespace pyflow {
 namespace {
 
 constexpr int64_t kFloat = sizeof(float);
-constexpr int64_t kAttentionRows = 8;  // rows that attend in one command, at the longest text
+constexpr int64_t kMostBlocks = 65'535;  // groups along an axis
+constexpr int64_t kAttentionRows = 8;    // rows that attend in one command, at the longest text
 
 // Bytes of a context's memory, by what they are for.
 struct Sizes {
@@ -48,9 +51,11 @@ DeviceRun::DeviceRun(const Stage& stage, const DeviceRunSizes& of)
       device_(*stage.device()),
       ops_(device_.compiled()),
       queue_(device_.device().make_queue()),
+      owner_(getpid()),
       stride_(padded(stage.spec().n_embd)),
       stores_(stage.kv_layers().size()) {
   const Sizes sizes(stage, of);
+  row_partials_ = static_cast<size_t>(stage.device_needs(of.cells).partial_floats * kFloat);
   const auto allocate = [&](int64_t nbytes) {
     return device_.device().allocate(static_cast<size_t>(std::max<int64_t>(nbytes, kFloat)),
                                      "scratch");
@@ -79,6 +84,18 @@ void DeviceRun::send(Buffer& to, const void* from, size_t nbytes, const char* wh
   queue_->upload(from, *to, 0, nbytes);
 }
 
+// Positions may have gaps, and then reach further than cells.
+void DeviceRun::make_room(int64_t n_blocks) {
+  if (n_blocks > kMostBlocks)
+    throw ShapeError("positions: a row sees some that are " +
+                     std::to_string(n_blocks * kLogicalBlock) + " apart; a device takes " +
+                     std::to_string(kMostBlocks * kLogicalBlock) + " at most");
+  const auto nbytes = static_cast<size_t>(n_blocks) * row_partials_;
+  if (nbytes <= attention_->nbytes()) return;
+  attention_ = device_.device().allocate(nbytes, "scratch");
+  step_->memory.attention = attention_.get();
+}
+
 void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<RopeTable>& ropes) {
   const auto first = static_cast<size_t>(s.first_row), n = static_cast<size_t>(s.n_rows);
   before_ = nullptr;
@@ -102,6 +119,7 @@ void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<Ro
     if (!std::exchange(sent[group], 1)) {
       const auto slots = kv.slots(layer).subspan(first, n);
       seen.table = device::view_table(kv.views(layer).subspan(first, n));
+      make_room(seen.table.most_blocks);
       send(seen.slots, slots.data(), slots.size_bytes(), "slots");
       send(seen.views, seen.table.views.data(), seen.table.views.size() * sizeof(device::View),
            "views");
@@ -127,6 +145,7 @@ void DeviceRun::run(std::span<const PlacedBlock* const> blocks, const Poll& poll
     step_->end_block();
     if (i + 1 < blocks.size() && !blocks[i + 1]->first) continue;
     auto mark = queue_->mark();
+    poll();
     if (before_) before_->wait(poll);
     before_ = std::move(mark);
   }
@@ -146,6 +165,7 @@ void DeviceRun::finish(const Poll& poll) {
 
 void DeviceRun::drain() noexcept {
   before_ = nullptr;
+  if (getpid() != owner_) return;  // the driver's threads do not survive fork()
   try {
     queue_->finish();
   } catch (...) {

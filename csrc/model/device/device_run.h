@@ -57,6 +57,7 @@ class DeviceRun {
     device::ViewTable table;
     Buffer slots, views, runs;
   };
+  void make_room(int64_t n_blocks);
   // Room for n bytes, which grows where it must.
   void send(Buffer& to, const void* from, size_t nbytes, const char* what);
 
@@ -64,6 +65,8 @@ class DeviceRun {
   const DeviceStage& device_;
   device::Ops ops_;
   std::unique_ptr<device::Queue> queue_;
+  int owner_;                // process id
+  size_t row_partials_ = 0;  // bytes of attention of one row and block, all heads
   int64_t stride_;
   std::array<Buffer, kRegisters> registers_;
   Buffer temp_, acts_, pairs_, attention_, head_, logits_;

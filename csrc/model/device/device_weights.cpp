@@ -75,6 +75,7 @@ void DeviceWeights::place(const std::vector<const PackedTensor*>& matrices) {
 }
 
 void DeviceWeights::upload(const PackedTensor& matrix, const uint8_t* tiles) {
+  const device::Drain drain(*queue_);
   for (const DevicePiece& piece : pieces(matrix)) {
     // Only this writes to weights.
     auto& to = const_cast<device::DeviceBuffer&>(*piece.matrix.tiles);
@@ -85,6 +86,7 @@ void DeviceWeights::upload(const PackedTensor& matrix, const uint8_t* tiles) {
 }
 
 void DeviceWeights::upload(const DeviceNeeds& needs) {
+  const device::Drain drain(*queue_);
   for (const auto& [v, n] : needs.vectors()) {
     const size_t nbytes = static_cast<size_t>(n) * sizeof(float);
     auto& to = vectors_[{v, n}];

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.errors import CancelledError, UnsupportedError
+from pyflow.errors import CancelledError, ShapeError, UnsupportedError
 from pyflow.specs.model_spec import ModelSpec
 
 from .tiny_models import N_VOCAB, TINY, Draft, everything, write
@@ -187,3 +187,19 @@ def test_what_sees_inputs_of_weights_wants_all_layers_on_the_cpu(
     native = stage(file, spec, there, [0])
     with pytest.raises(UnsupportedError, match="--gpu-layers 0"):
         context(native).observe(_core.InputMoments(native))
+
+
+def test_positions_may_have_gaps(tmp_path: Path, there: _core.Offload) -> None:
+    """A row sees a range of positions that is longer than all cells."""
+    spec, file = built("parallel_branches", tmp_path)
+    twins = Twins(
+        context(_core.Stage(file, spec.stage(), POOL)),
+        context(stage(file, spec, there, range(spec.n_layers))),
+    )
+    tokens = [int(t) for t in TOKENS]
+    twins.forward(tokens[:4], [0, 1, 2, 3], 0)
+    for i, at in enumerate([5_000, 20_000, 99_999]):
+        twins.forward(tokens[i : i + 2], [at, at + 1], 0)
+    with pytest.raises(ShapeError, match="positions: a row sees"):
+        twins.contexts[1].forward(TOKENS[:1], [9_000_000], 0, [])
+    twins.forward(tokens[:1], [100_001], 0)
