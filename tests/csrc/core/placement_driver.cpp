@@ -109,7 +109,8 @@ struct Model {
     }
     bound.clear();
     ThreadPool pool(std::max(1, n_threads), false, placement);
-    weights->pack(pool, [] {});
+    weights->pack(
+        pool, [] {}, nullptr);
   }
 
   // Each copy has the values of the file.
