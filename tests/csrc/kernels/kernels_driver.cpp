@@ -17,7 +17,8 @@
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) == (1 + 2 * kDTypeCount + 20) * sizeof(void*),
+static_assert(sizeof(KernelTable) ==
+                  (1 + 2 * kDTypeCount + 20) * sizeof(void*) + sizeof(KernelTable::scratch_nbytes),
               "run() has to know every kernel but dot_peak, which only takes time, and "
               "prefill_matmul and panel_row, which have an arithmetic of their own");
 
