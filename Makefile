@@ -50,7 +50,7 @@ wheel: dist/.built
 dist/.built: $(VENV)/.can-build $(SOURCES)
 	@echo "building the wheel (a few minutes the first time)" >&2
 	@mkdir -p dist && rm -f dist/*.whl
-	@$(PIP) wheel --no-build-isolation --no-deps -C build-dir=$(BUILD) -w dist . </dev/null
+	@$(PIP) wheel --no-build-isolation --no-deps --config-settings build-dir=$(BUILD) -w dist . </dev/null
 	@touch $@
 
 # Wheels for all platforms and Pythons of wheels/targets.py, in dist/wheels.
@@ -95,7 +95,7 @@ build/testing/.built: dist/.built
 
 # Python sources are then read from the clone; run it again after a change to C++. `make test` goes back.
 dev: $(TOOLS) testing
-	$(PIP) install --no-build-isolation --no-deps -C build-dir=$(BUILD) -e . </dev/null
+	$(PIP) install --no-build-isolation --no-deps --config-settings build-dir=$(BUILD) -e . </dev/null
 	rm -f $(VENV)/.installed $(VENV)/.tools*
 	touch $(EDITABLE)
 
@@ -172,8 +172,8 @@ sanitize: LIBASAN = $(or $(wildcard $(call asan_of,$(SANITIZE_CXX))),\
                          $(shell $(SANITIZE_CXX) -print-file-name=libasan.so))
 sanitize: $(ANY_INSTALL)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(ASAN)/site \
-	  -C build-dir=$(ASAN)/$(notdir $(SANITIZE_CXX)) -C cmake.define.CMAKE_CXX_COMPILER=$(SANITIZE_CXX) \
-	  -C cmake.define.PYFLOW_SANITIZE=address,undefined -C cmake.define.PYFLOW_TESTING=ON . </dev/null
+	  --config-settings build-dir=$(ASAN)/$(notdir $(SANITIZE_CXX)) --config-settings cmake.define.CMAKE_CXX_COMPILER=$(SANITIZE_CXX) \
+	  --config-settings cmake.define.PYFLOW_SANITIZE=address,undefined --config-settings cmake.define.PYFLOW_TESTING=ON . </dev/null
 	LD_PRELOAD="$(LIBASAN) $$($(SANITIZE_CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(SAFE) PYTHONPATH=$(ASAN)/site PYFLOW_TESTING=$(ASAN)/$(notdir $(SANITIZE_CXX))/testing \
@@ -183,7 +183,7 @@ sanitize: $(ANY_INSTALL)
 TSAN := $(abspath build/tsan)
 sanitize-threads: $(ANY_INSTALL)
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $(TSAN)/site \
-	  -C build-dir=$(TSAN)/cmake -C cmake.define.PYFLOW_SANITIZE=thread . </dev/null
+	  --config-settings build-dir=$(TSAN)/cmake --config-settings cmake.define.PYFLOW_SANITIZE=thread . </dev/null
 	LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" \
 	  $(SAFE) PYTHONPATH=$(TSAN)/site \
 	  $(BIN)/pytest -k 'smollm2 and not instruction_set and not stages' tests/pyflow/test_row_purity.py $(ARGS)

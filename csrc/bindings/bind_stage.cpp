@@ -133,6 +133,8 @@ void register_stage(py::module_& m) {
            py::arg("load") = true, py::arg("pack_as") = py::none(), py::arg("offload") = py::none())
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
       .def_property_readonly("device_weight_bytes", &Stage::device_weight_bytes)
+      .def_property_readonly("device_fault",
+                             [](const Stage& s) { return s.device() ? s.device()->fault() : ""; })
       .def_property_readonly(
           "device_refusal",
           [](const Stage& s) { return s.device() ? s.device()->compiled().refusal : ""; })

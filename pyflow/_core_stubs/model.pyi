@@ -48,6 +48,9 @@ class Stage:
     @property
     def device_weight_bytes(self) -> int: ...
     @property
+    def device_fault(self) -> str:
+        """The first result of an inexact device that differs from the CPU's; else empty."""
+    @property
     def device_refusal(self) -> str:
         """Why compiled programs could not be kept; empty if they are."""
     @property

@@ -152,6 +152,12 @@ class LoadedModel(ModelFiles, Closing):
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
+        if fault := self.stage.device_fault:
+            warnings.warn(
+                f"the gpu is not exact, so texts may differ from the CPU's: {fault}",
+                PlacementWarning,
+                stacklevel=2,
+            )
         if refusal := self.stage.device_refusal:
             warnings.warn(
                 f"compiled programs are not kept: {refusal}", PlacementWarning, stacklevel=2
