@@ -2,10 +2,10 @@
 
 usage: python wheels/check.py [ENVIRONMENT ...]     (without: all; names as below)
 
-Each environment is a Python and a C library of a release of Debian, unpacked beside this machine's
-own and started without root's rights; AArch64 is emulated by qemu. There the wheel answers what
-probe.py asks, and every answer must have the bits of the pyflow that runs this program. Before
-that, an older loader must find all symbols of every wheel.
+Each environment is a Python and a C library, unpacked beside this machine's own; AArch64 is
+emulated by qemu. There the wheel answers what probe.py asks, and every answer must have the bits
+of the pyflow that runs this program. Before that, an older loader must find all symbols of every
+wheel.
 """
 
 from __future__ import annotations
@@ -18,91 +18,94 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from packages import Apt, require, run
-from targets import PLATFORMS, PYTHONS, Platform
+from interpreters import (
+    EMULATED,
+    LOADERS,
+    OLDEST_GLIBC,
+    OLDEST_SUITE,
+    WORK,
+    Interpreter,
+    debian_python,
+    frozen_python,
+    oldest_root,
+)
+from packages import require, run
+from targets import PLATFORMS, PYTHONS, Platform, Python
 
 ROOT = Path(__file__).parents[1]
-WORK = ROOT / "build/wheels"
 OUT = ROOT / "dist/wheels"
 MODEL = "smollm2"
 GOLDEN = ROOT / "tests/golden/continuations_smollm2.json"
 TEXT = ROOT / "LICENSE"
-NEWEST_GLIBC = 36  # 2.36, that of the oldest environment: newer wheels of other packages stay out
-
-# The oldest release of Debian that apt still has. Its Python is older than pyflow's oldest.
-OLDEST_SUITE = "bullseye"  # glibc 2.31
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    name: str
     machine: str
     version: str  # of Python
-    suite: str  # whose C library it has
     n_prompts: int
-    qemu: tuple[str, ...] = ()
-    kernels: str = ""  # that must have been chosen, where the emulated CPU says so
+    oldest: bool = False  # with the C library of OLDEST_SUITE, not that of the Python's release
+
+    @property
+    def name(self) -> str:
+        return f"{self.machine}-{self.version}" + ("-oldest" if self.oldest else "")
 
     @property
     def platform(self) -> Platform:
         return next(p for p in PLATFORMS if p.machine == self.machine)
 
     @property
-    def tag(self) -> str:
-        return next(p for p in PYTHONS if p.version == self.version).tag
+    def python(self) -> Python:
+        return next(p for p in PYTHONS if p.version == self.version)
+
+    def interpreter(self) -> Interpreter | None:
+        """None if this machine lacks what it needs."""
+        if self.oldest or self.python.suite is None:
+            return frozen_python(self.version, self.platform)
+        return debian_python(self.version, self.python.suite, self.platform)
 
 
-EMULATED = ("qemu-aarch64", "-cpu", "max")
 ENVIRONMENTS = (
-    Environment("x86_64-3.11", "x86_64", "3.11", "bookworm", 40),
-    Environment("x86_64-3.13", "x86_64", "3.13", "trixie", 4),
-    Environment("x86_64-3.14", "x86_64", "3.14", "forky", 4),
-    Environment("aarch64-3.11", "aarch64", "3.11", "bookworm", 2, EMULATED, "neon"),
-    Environment("aarch64-3.13", "aarch64", "3.13", "trixie", 1, EMULATED, "neon"),
-    Environment("aarch64-3.14", "aarch64", "3.14", "forky", 1, EMULATED, "neon"),
+    Environment("x86_64", "3.11", 40, oldest=True),
+    Environment("x86_64", "3.12", 4, oldest=True),
+    Environment("x86_64", "3.13", 4, oldest=True),
+    Environment("x86_64", "3.14", 4, oldest=True),
+    Environment("x86_64", "3.11", 4),
+    Environment("x86_64", "3.13", 4),
+    Environment("x86_64", "3.14", 4),
+    Environment("aarch64", "3.12", 1, oldest=True),
+    Environment("aarch64", "3.14", 1, oldest=True),
+    Environment("aarch64", "3.11", 2),
+    Environment("aarch64", "3.13", 1),
+    Environment("aarch64", "3.14", 1),
 )
+KERNELS = {"aarch64": "neon"}  # that must have been chosen, for qemu says what its CPU has
 
 
 def say(text: str) -> None:
     print(f"== {text}", flush=True)
 
 
-def unpacked_root(suite: str, platform: Platform, *packages: str) -> Path:
-    """A folder with packages of a release and all that they need, made on first use."""
-    root = WORK / "roots" / f"{suite}-{platform.machine}"
-    if (root / ".complete").exists():
-        return root
-    shutil.rmtree(root, ignore_errors=True)
-    apt = Apt(suite, platform.debian, WORK / "apt" / root.name)
-    apt.unpack(*packages, into=root, dependencies=True)
-    for name in ("lib", "lib64"):  # Debian makes these links when it installs
-        if (root / "usr" / name).exists() and not (root / name).exists():
-            (root / name).symlink_to(f"usr/{name}")
-    (root / ".complete").touch()
-    return root
-
-
 def unresolved(wheel: Path, platform: Platform) -> list[str]:
     """What the loader of the oldest release misses of the C library, loading a wheel's module."""
-    root = unpacked_root(OLDEST_SUITE, platform, "libc6")
+    root = oldest_root(platform)
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.startswith("pyflow/_core.cpython"))
         module = archive.extract(name, WORK / "modules")
     trace = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_BIND_NOW": "1", "LD_WARN": "yes"}
     start: list[str | Path] = ["env", *map("=".join, trace.items())]
-    if platform.machine == "aarch64":  # for the emulated loader, not for qemu's own
-        start = [*EMULATED, *(w for s in trace.items() for w in ("-E", "=".join(s))), "-L", root]
-    loaders = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
-    start += [root / loaders[platform.machine]]
+    if platform.machine in EMULATED:  # for the emulated loader, not for qemu's own
+        of_qemu = [word for pair in trace.items() for word in ("-E", "=".join(pair))]
+        start = [*EMULATED[platform.machine], *of_qemu, "-L", root]
     folders = f"{root}/lib/{platform.machine}-linux-gnu"
-    done = subprocess.run(
-        [*start, "--library-path", folders, module], capture_output=True, text=True, check=False
-    )
+    start += [root / LOADERS[platform.machine], "--library-path", folders, module]
+    done = subprocess.run(start, capture_output=True, text=True, check=False)
     said = (done.stdout + done.stderr).splitlines()
     if not any("libc.so.6 => " in line for line in said):
         return said or [f"no answer, exit code {done.returncode}"]
@@ -116,7 +119,7 @@ def install(where: Environment, wheel: Path) -> Path:
     shutil.rmtree(site, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install"]
     options = ["--only-binary", ":all:", "--python-version", where.version, "--target", str(site)]
-    for minor in range(NEWEST_GLIBC, 4, -1):
+    for minor in range(OLDEST_GLIBC, 4, -1):  # the same packages everywhere
         options += ["--platform", f"manylinux_2_{minor}_{where.machine}"]
     for old in ("manylinux2014", "manylinux2010", "manylinux1"):
         options += ["--platform", f"{old}_{where.machine}"]
@@ -124,31 +127,24 @@ def install(where: Environment, wheel: Path) -> Path:
     return site
 
 
-def ask(where: Environment, model: Path, n_prompts: int) -> dict[str, Any]:
+def ask(where: Environment, python: Interpreter, model: Path) -> dict[str, Any]:
     """The wheel's answers in an environment."""
-    wheel = next(OUT.glob(f"*-{where.tag}-{where.tag}-*{where.machine}.whl"), None)
+    tag = where.python.tag
+    wheel = next(OUT.glob(f"*-{tag}-{tag}-*{where.machine}.whl"), None)
     if wheel is None:
         sys.exit(
             f"{OUT}: no wheel for Python {where.version} on {where.machine}: run 'make wheels'"
         )
-    root = unpacked_root(where.suite, where.platform, f"python{where.version}", "libstdc++6")
-    site, home = install(where, wheel), root / "usr"
-    python = home / f"bin/python{where.version}"
-    if where.qemu:
-        start = [*where.qemu, "-L", root, python]
-    else:
-        folders = [root / "lib/x86_64-linux-gnu", root / "usr/lib/x86_64-linux-gnu"]
-        loader = root / "lib64/ld-linux-x86-64.so.2"
-        start = [loader, "--library-path", ":".join(map(str, folders)), python]
-    return probe(start, {"PYTHONHOME": str(home), "PYTHONPATH": str(site)}, model, n_prompts)
+    site = install(where, wheel)
+    return probe(python.start, python.environment(site), model, where.n_prompts)
 
 
 def probe(
-    start: Sequence[str | Path], environment: dict[str, str], model: Path, n_prompts: int
+    start: Sequence[str | Path], environment: Mapping[str, str], model: Path, n_prompts: int
 ) -> dict[str, Any]:
-    command = [*start, "-P", Path(__file__).with_name("probe.py"), model, GOLDEN, TEXT]
+    command = [*start, Path(__file__).with_name("probe.py"), model, GOLDEN, TEXT]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    clean |= environment | {"PYTHONDONTWRITEBYTECODE": "1"}
+    clean |= environment | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         [*command, str(n_prompts)], env=clean, cwd=WORK, capture_output=True, text=True, check=False
     )
@@ -158,17 +154,41 @@ def probe(
     return found
 
 
-def differences(where: Environment, found: dict[str, Any], here: dict[str, Any]) -> list[str]:
+@cache
+def here(model: Path, n_prompts: int) -> dict[str, Any]:
+    """The answers of the pyflow that runs this program."""
+    return probe([sys.executable], {}, model, n_prompts)
+
+
+def differences(where: Environment, found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     wrong = [
-        f"{key}: {name}: expected {here[key][name]}, found {value}"
-        for key in here
+        f"{key}: {name}: expected {wanted[key][name]}, found {value}"
+        for key in wanted
         if key.startswith("answers")
         for name, value in found[key].items()
-        if value != here[key][name]
+        if value != wanted[key][name]
     ]
-    if where.kernels and found["kernels"] != where.kernels:
-        wrong.append(f"kernels: expected {where.kernels}, found {found['kernels']}")
+    kernels = KERNELS.get(where.machine, found["kernels"])
+    if found["kernels"] != kernels:
+        wrong.append(f"kernels: expected {kernels}, found {found['kernels']}")
     return wrong
+
+
+def compare(where: Environment, model: Path) -> bool:
+    """Whether the wheel answers there as pyflow does here, or cannot be asked."""
+    start = time.monotonic()
+    if where.machine in EMULATED:
+        require(EMULATED[where.machine][0])
+    python = where.interpreter()
+    if python is None:
+        say(f"{where.name}: NOT RUN: needs a python{where.version} on PATH for its library")
+        return True
+    found = ask(where, python, model)
+    wrong = differences(where, found, here(model, where.n_prompts))
+    what = ", ".join(found[key] for key in ("machine", "python", "libc", "kernels"))
+    verdict = "the same bits as here" if not wrong else "\n   ".join(["DIFFERS", *wrong])
+    say(f"{where.name}: {what}: {verdict}, {time.monotonic() - start:.0f} s")
+    return not wrong
 
 
 def main(names: Sequence[str]) -> None:
@@ -185,17 +205,7 @@ def main(names: Sequence[str]) -> None:
             verdict = "\n   ".join(["MISSING", *missing]) if missing else "all symbols found"
             say(f"{wheel.name}: loader of {OLDEST_SUITE}: {verdict}")
             failed += [wheel.name] if missing else []
-    for name in names or known:
-        where, start = known[name], time.monotonic()
-        if where.qemu:
-            require("qemu-aarch64")
-        found = ask(where, model, where.n_prompts)
-        here = probe([sys.executable], {}, model, where.n_prompts)
-        wrong = differences(where, found, here)
-        what = ", ".join(found[key] for key in ("machine", "python", "libc", "kernels"))
-        verdict = "the same bits as here" if not wrong else "\n   ".join(["DIFFERS", *wrong])
-        say(f"{name}: {what}: {verdict}, {time.monotonic() - start:.0f} s")
-        failed += [name] if wrong else []
+    failed += [name for name in names or known if not compare(known[name], model)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
     say("all answer alike")
