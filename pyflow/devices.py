@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,9 +67,15 @@ def programs_folder(cache: Path) -> Path:
     return cache / "devices"
 
 
-def probe(device: Device, cache: Path) -> Probe:
-    """Compiles a program or takes it from the cache, compares results, and measures."""
+def probe(
+    device: Device, cache: Path, *, formats: Sequence[str] | None = None, measures: bool = True
+) -> Probe:
+    """Compiles a program or takes it from the cache, compares results, and measures.
+
+    formats: of weights; None: some that stand for all.
+    """
+    folder = str(programs_folder(cache))
     try:
-        return Probe(**_core.probe_device(device.number, str(programs_folder(cache))))
+        return Probe(**_core.probe_device(device.number, folder, formats, measures))
     except PyflowError as error:
         return Probe(error=str(error))

@@ -53,9 +53,12 @@ def devices() -> dict[str, Any]:
     has no device, and what to try. Whether a device can be used, only probe_device tells.
     """
 
-def probe_device(number: int, folder: str) -> dict[str, Any]:
+def probe_device(
+    number: int, folder: str, formats: Sequence[str] | None = None, measures: bool = True
+) -> dict[str, Any]:
     """Opens a device of devices() and tries it, which may take seconds.
 
+    formats: of weights that are tried; None: some that stand for all. measures: its speed too.
     fault: the first result that differs from the CPU's, empty if the device is exact.
     read_bandwidth: bytes per second. launch_seconds. free_memory: bytes, None where the driver does
     not tell. refusal: why `folder` could not keep compiled programs, or empty. Raises DeviceError.

@@ -16,9 +16,8 @@ from typing import Any, cast
 
 import click
 
-from pyflow.cli.group import Group, PipeClosedError
+from pyflow.cli.group import Group, PipeClosedError, Told
 from pyflow.cli.terminal.output import (
-    Told,
     asks_for_json,
     describe,
     dropping_what_fails,
@@ -109,6 +108,8 @@ def _main(args: Sequence[str] | None) -> int:
             getattr(output, "reconfigure", lambda **_: None)(errors="replace")
         with _printing_warnings():
             code = cli.main(args, prog_name="pyflow", standalone_mode=False, obj=told)
+        if told.inexact:
+            click.echo(f"inexact: {told.inexact}", err=True)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, PipeClosedError):

@@ -1,11 +1,34 @@
-"""Commands below one name."""
+"""Commands below one name, and what goes with all that a command prints."""
 
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from typing import Any
 
 import click
+
+
+@dataclass(slots=True)
+class Told:
+    """What goes with all that a command prints; the `obj` of its contexts."""
+
+    json: bool = False
+    """Whether it has printed JSON."""
+    inexact: str = ""
+    """The device whose results are not the CPU's, if one is in use."""
+
+
+def of_command() -> Told | None:
+    """That of the command that runs; None where none does."""
+    context = click.get_current_context(silent=True)
+    return context.obj if context is not None and isinstance(context.obj, Told) else None
+
+
+def tell_inexact(device: str) -> None:
+    """Has all that the command prints say that this device computes for it; "": none does."""
+    if device and (told := of_command()):
+        told.inexact = device
 
 
 class PipeClosedError(Exception):

@@ -24,6 +24,7 @@ from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.run.threads import ThreadPipeline, local_stages
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.offload import OpenDevice, no_device
 from pyflow.errors import PyflowError
 from pyflow.generate import AnyModel, Options
 from pyflow.generate.any_model import Run, check_fits
@@ -117,6 +118,16 @@ class PipelinedModel(AnyModel, Closing):
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template, or None."""
         return self.files.chat_template
+
+    @property
+    def devices(self) -> list[str]:
+        """By rank, for people: of its layers; "": the CPU."""
+        return [each.device for each in self.pipeline.hellos]
+
+    @property
+    def inexact(self) -> str:
+        """The device whose results are not the CPU's; empty if there is none."""
+        return next((each.inexact for each in self.pipeline.hellos), "")  # all are alike
 
     @property
     def n_stages(self) -> int:
@@ -221,16 +232,17 @@ def over_ranks(
     strategy: Strategy | Choose,
     layers: Sequence[range] | Splitter = by_count,
     n_threads: int = 1,
-    drafter: PipelineDrafter | None = None,
-    drafters: Sequence[int] = (),
+    drafter: PipelineDrafter | Sequence[int] | None = None,
+    open_device: OpenDevice = no_device,
     n_ctx: int | None = None,
     cache_type: CacheType = "f16",
 ) -> PipelinedModel:
     """On rank 0: a model over all ranks that mpiexec has started, while the others `serve` it.
 
-    layers: of each rank, or what decides about them. drafters: ranks that serve with drafts, in
-    place of a drafter here. Should it fail, the other ranks end too.
+    layers: of each rank, or what decides about them. drafter: or the ranks that serve with drafts.
+    open_device: of this rank's layers. Should it fail, the other ranks end too.
     """
+    drafters = drafter if isinstance(drafter, Sequence) else ()
     is_connected = False
     try:
         files = _files_of(model)
@@ -240,12 +252,11 @@ def over_ranks(
             is_connected = True
             pool = _core.ThreadPool(n_threads)
             pipeline = MpiPipeline(
-                files.path,
+                files.checkpoint,
                 layers,
                 pool=pool,
-                quantize=files.checkpoint.pack_as,
-                overrides=files.checkpoint.overrides,
                 drafters=drafters,
+                open_device=open_device,
                 **sizes,
             )
             return pipeline, pipeline.layers
@@ -255,7 +266,7 @@ def over_ranks(
             connect,
             strategy=strategy,
             n_threads=n_threads,
-            drafter=drafter,
+            drafter=None if isinstance(drafter, Sequence) else drafter,
             n_ctx=n_ctx,
             cache_type=cache_type,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -212,6 +214,23 @@ class LoadedModel(ModelFiles, Closing):
             return need <= fewer.available
 
         return most_that_fit(fits, n_layers)
+
+    @property
+    def inexact(self) -> str:
+        """The device whose results are not the CPU's, and why; empty if there is none."""
+        if self.placed is None or not (fault := self.stage.device_fault):
+            return ""
+        return f"gpu {self.placed.device.number} ({self.placed.device.name}): {fault}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the arithmetic and the weights: that of the files, unless a device is inexact."""
+        whole = super().fingerprint
+        if self.placed is None or not self.stage.device_fault:
+            return whole
+        device = self.placed.device
+        digest = hashlib.blake2b(f"{whole} {device.name} {device.driver}".encode(), digest_size=16)
+        return digest.hexdigest()
 
     @property
     def isa(self) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.devices import Device, find, probe, programs_folder
 from pyflow.downloads import cache_dir
 from pyflow.errors import ResourceError, ShapeError, UnsupportedError
+from pyflow.formats import Checkpoint
 
 _SPARE = 256 << 20  # bytes that drivers and programs take
 
@@ -34,6 +35,60 @@ class Offload:
     def __post_init__(self) -> None:
         if self.n_layers not in ("all", "auto"):
             whole("gpu_layers", self.n_layers, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StageDevice:
+    """A device for all layers of a stage, as far as their blocks can run there.
+
+    fault: why it is inexact; empty if it is exact.
+    """
+
+    device: Device
+    allow_inexact: bool
+    fault: str
+    read_bandwidth: float
+    memory: int
+    """Bytes that it may take."""
+
+    def native(self, n_layers: int) -> _core.Offload:
+        """For a stage with so many layers, and with its head if it has one."""
+        return _native(self.device, range(n_layers), self.allow_inexact)
+
+    def __str__(self) -> str:
+        """For people; all that its results depend on, if they are not the CPU's."""
+        inexact = f", inexact, driver {self.device.driver}" if self.fault else ""
+        return f"gpu {self.device.number} ({self.device.name}){inexact}"
+
+
+# The device of a rank's layers, if it has one. Raises like `for_stage`.
+OpenDevice: TypeAlias = Callable[[Checkpoint], StageDevice | None]
+
+
+def no_device(_: Checkpoint) -> None:
+    """Layers on the CPU."""
+
+
+def for_stage(name: str, checkpoint: Checkpoint, *, allow_inexact: bool) -> StageDevice:
+    """A device of this machine, for layers of this checkpoint, by its number or name.
+
+    UnsupportedError: there is no such device, it cannot be used, or it is not exact.
+    """
+    device = choose(name)
+    known = {form["name"] for form in _core.weight_formats()}
+    formats = sorted({t.dtype for t in checkpoint.tensors} & known | {checkpoint.pack_as or "F32"})
+    found = probe(device, cache_dir(), formats=formats)
+    where = f"gpu {device.number} ({device.name})"
+    if found.error:
+        raise UnsupportedError(f"{where}: {found.error}")
+    if found.fault and not allow_inexact:
+        raise UnsupportedError(
+            f"{where}: its results differ from the CPU's: {found.fault}; use another device, or"
+            " --gpu-inexact"
+        )
+    free = device.memory if found.free_memory is None else found.free_memory
+    memory = max(0, free - _SPARE)
+    return StageDevice(device, allow_inexact, found.fault, found.read_bandwidth, memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +192,20 @@ def _placed(
     offload: Offload, device: Device, n: int, n_layers: int, available: int | None = None
 ) -> Placed:
     """available: None takes it from what the device has in all."""
-    native: _core.Offload = {
-        "device": device.number,
-        "layers": [*range(n_layers - n, n_layers)],
-        "head": True,
-        "allow_inexact": offload.allow_inexact,
-        "programs": str(programs_folder(cache_dir())),
-    }
+    native = _native(device, range(n_layers - n, n_layers), offload.allow_inexact)
     return Placed(
         device, n, native, max(0, device.memory - _SPARE) if available is None else available
     )
+
+
+def _native(device: Device, layers: range, allow_inexact: bool) -> _core.Offload:
+    return {
+        "device": device.number,
+        "layers": [*layers],
+        "head": True,
+        "allow_inexact": allow_inexact,
+        "programs": str(programs_folder(cache_dir())),
+    }
 
 
 def most_that_fit(fits: Callable[[int], bool], most: int) -> int:

@@ -76,6 +76,7 @@ class Opened:
             digest.update(repr((settings.cache_type, template)).encode())
             if (prefill := _core.cpu_info()["prefill"]) != "decode":
                 digest.update(prefill.encode())
+            digest.update(opened.inexact.encode())
             if settings.guardrail:
                 digest.update(GUARDRAIL.encode())
             with suppress(PyflowError):

@@ -1,7 +1,9 @@
 // Devices beside the CPU: which there are, whether they are exact, how fast they are.
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "bindings/bind.h"
+#include "bindings/convert.h"
 #include "device/device.h"
 #include "device/probe.h"
 #include "device/selftest.h"
@@ -45,21 +47,27 @@ py::dict devices() {
   return d;
 }
 
-py::dict probe_device(size_t number, const std::string& folder) {
+py::dict probe_device(size_t number, const std::string& folder,
+                      const std::optional<std::vector<std::string>>& names, bool measures) {
   std::string fault, refusal;
+  std::vector<DType> formats(std::begin(kProbedFormats), std::end(kProbedFormats));
+  if (names) {
+    formats.clear();
+    for (const std::string& name : *names) formats.push_back(dtype_of(name));
+  }
   Speed speed = {};
   std::optional<uint64_t> free;
   {
     const py::gil_scoped_release release;
     const auto device = open_device(number);
     free = device->free_memory();
-    const Compiled compiled = compile(device, kProbedFormats, folder);
+    const Compiled compiled = compile(device, formats, folder);
     check_signals();
     refusal = compiled.refusal;
     Ops ops(compiled);
-    fault = first_fault(ops, kProbedFormats);
+    fault = first_fault(ops, formats);
     check_signals();
-    speed = measure(ops, kRepeats, check_signals);
+    if (measures) speed = measure(ops, kRepeats, check_signals);
   }
   py::dict d;
   d["fault"] = fault;
@@ -74,7 +82,8 @@ py::dict probe_device(size_t number, const std::string& folder) {
 
 void register_devices(py::module_& m) {
   m.def("devices", &devices);
-  m.def("probe_device", &probe_device, py::arg("number"), py::arg("folder"));
+  m.def("probe_device", &probe_device, py::arg("number"), py::arg("folder"),
+        py::arg("formats") = py::none(), py::arg("measures") = true);
 }
 
 }  // namespace pyflow

@@ -151,7 +151,7 @@ def _start(ctx: click.Context, places: list[Place]) -> int:
     arguments = ["pyflow", "cluster", "check"]
     for param in ctx.command.params:
         name = str(param.name)
-        if name not in ("n_ranks", "hosts") and is_given(name):
+        if name not in ("n_ranks", "hosts", "gpu_ranks") and is_given(name):
             value = ctx.params[name]
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             arguments += [param.opts[-1], *([] if value is True else [text])]

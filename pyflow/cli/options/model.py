@@ -14,6 +14,7 @@ import click
 
 from pyflow import catalogue
 from pyflow._core import MAX_THREADS
+from pyflow.cli.group import tell_inexact
 from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.inputs import once
@@ -217,7 +218,7 @@ offload = grouped(
     ),
     rules=[
         Rule("--gpu", needs=["--gpu-layers"]),
-        Rule("--gpu-inexact", needs=["--gpu-layers"]),
+        Rule("--gpu-inexact", needs=["--gpu-layers", "--pipeline"]),
     ],
 )
 ctx_size = option(
@@ -280,6 +281,7 @@ def load(
             overrides=overrides,
             offload=offload,
         )
+    tell_inexact(loaded.inexact)
     if loaded.placement_note:
         click.echo(loaded.placement_note, err=True)
     return loaded

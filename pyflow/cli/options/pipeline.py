@@ -32,7 +32,11 @@ RULES = (
     Rule("--draft-len", forbids=[f"{_FLAG} auto"], advice="auto chooses it; name a strategy"),
     Rule("--draft-rank", needs=["--draft-model"]),
     Rule("--numa", forbids=[_FLAG], advice="start a rank per memory node"),
-    Rule("--gpu-layers", forbids=[_FLAG], advice="its stages run on CPUs"),
+    Rule(
+        "--gpu-layers",
+        forbids=[_FLAG],
+        advice="gpu= in the file of hosts, or --gpu-rank of 'cluster run', gives a rank a device",
+    ),
 )
 
 

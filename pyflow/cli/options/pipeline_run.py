@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,8 @@ from pyflow.cli.options.model import (
 from pyflow.cli.options.pipeline import AUTO, EVEN, PipelineOptions
 from pyflow.cli.options.speculation import SpeculationOptions, check_layers
 from pyflow.cluster.run.strategy import named
+from pyflow.cluster.supervise.lifeline import of_process
+from pyflow.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pyflow.cluster.automatic import Automatic
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from pyflow.cluster.supervise.lifeline import Numbers
     from pyflow.engine.context import CacheType
     from pyflow.engine.model_files import ModelFiles
-    from pyflow.formats import Overrides
+    from pyflow.engine.offload import StageDevice
+    from pyflow.formats import Checkpoint, Overrides
     from pyflow.model import Model
 
 
@@ -42,6 +45,8 @@ class PipelineRun:
 
     options: PipelineOptions
     speculation: SpeculationOptions
+    allow_inexact: bool = False
+    """Whether devices of ranks may have other results than the CPU."""
     world: World | None = None
     """The ranks; None if stages are in this process."""
     drafters: tuple[int, ...] = ()
@@ -95,21 +100,36 @@ class PipelineRun:
         n_threads = n_threads or threads_of_each(n_here)
         with ExitStack() as stack:
             drafter, strategy, layers = self._decided(files, n_threads, n_ctx, stack)
+            make: Callable[..., PipelinedModel]
+            drafts: PipelineDrafter | Sequence[int] | None = drafter
             if self.options.stages is not None:
                 make = partial(in_threads, n_stages=self.options.stages)
             else:
                 self.is_open = True
-                make = partial(over_ranks, drafters=self.drafters)
+                make = partial(over_ranks, open_device=self.open_device)
+                drafts = self.drafters or drafter
             model = make(
                 files,
                 strategy=strategy,
                 layers=layers,
                 n_threads=n_threads,
-                drafter=drafter,
+                drafter=drafts,
                 n_ctx=n_ctx,
                 cache_type=cache_type,
             )
             yield stack.enter_context(model)
+
+    def open_device(self, checkpoint: Checkpoint) -> StageDevice | None:
+        """The device that the file of hosts, or --gpu-rank, gives to this rank's layers."""
+        from pyflow.engine.offload import for_stage
+
+        if not (gpu := of_process().gpu):
+            return None
+        if self.world is not None and self.world.rank in self.drafters:
+            raise UnsupportedError(
+                f"gpu {gpu!r}: rank {self.world.rank} only drafts, and draft models run on the CPU"
+            )
+        return for_stage(gpu, checkpoint, allow_inexact=self.allow_inexact)
 
     def _check_layers(self, files: ModelFiles) -> None:
         """UsageError: --layers does not fit the model, the stages or the ranks."""
@@ -209,6 +229,8 @@ class PipelineRun:
             "layers": [len(held) for held in model.layers],
             "resident_nbytes": model.pipeline.resident_nbytes,
         }
+        if any(model.devices):
+            found["devices"] = model.devices
         if self.automatic is not None and (planned := self.automatic.planned):
             found["expected"] = {
                 "token_ms": planned.token_ms,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _FEW, _PER_CPU = 16, 4
 
 
-def _places(n_ranks: int | None, hosts: Path | None) -> list[Place] | None:
+def _places(
+    n_ranks: int | None, hosts: Path | None, gpu_ranks: dict[int, str]
+) -> list[Place] | None:
     """Where to start ranks; None: nowhere."""
     from pyflow.cluster.supervise.hosts import Place, places_of
 
@@ -32,8 +34,25 @@ def _places(n_ranks: int | None, hosts: Path | None) -> list[Place] | None:
                 f"-n: expected at most {most} ranks on {n_cpus} CPUs, found {n_ranks}; --hosts "
                 "FILE starts them on several machines"
             )
-        return [Place(None, n_ranks)]
+        if wrong := [rank for rank in gpu_ranks if rank >= n_ranks]:
+            raise click.UsageError(
+                f"--gpu-rank: expected ranks 0 to {n_ranks - 1}, found {wrong[0]}"
+            )
+        gpus = tuple(gpu_ranks.get(rank, "") for rank in range(n_ranks))
+        return [Place(None, n_ranks, gpus if gpu_ranks else ())]
     return None if hosts is None else places_of(hosts)
+
+
+def _devices(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for value in values:
+        rank, _, gpu = value.partition("=")
+        if not (rank.isdecimal() and len(rank) < 6 and gpu) or len(gpu.split()) != 1:
+            raise click.BadParameter(
+                f"expected a rank and a device, as in 1=0, found {value!r:.80}", ctx, param
+            )
+        found[int(rank)] = gpu
+    return found
 
 
 places = grouped(
@@ -42,11 +61,23 @@ places = grouped(
     option("-n n_ranks", "Ranks on this machine.", metavar="N", type=Whole(1)),
     option(
         "--hosts hosts",
-        "A file with a machine per line, this one first; NODE:2 takes two ranks.",
+        "A file with a machine per line, this one first; NODE:2 takes two ranks, gpu=0 behind that"
+        " puts their layers on a device.",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
     ),
-    rules=[Rule("-n", forbids=["--hosts"])],
+    option(
+        "--gpu-rank gpu_ranks",
+        "With -n: the layers of rank R lie on this device, as --gpu names it; may be given several"
+        " times.",
+        metavar="R=DEVICE",
+        multiple=True,
+        callback=_devices,
+    ),
+    rules=[
+        Rule("-n", forbids=["--hosts"]),
+        Rule("--gpu-rank", needs=["-n"], advice="a line of the file has gpu=DEVICE"),
+    ],
 )
 
 

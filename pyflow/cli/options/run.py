@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyflow.cli.group import tell_inexact
 from pyflow.cli.options import model as models
 from pyflow.cli.options.groups import F, Option, grouped
 from pyflow.cli.options.pipeline import PipelineOptions
 from pyflow.cli.options.pipeline_run import PipelineRun, drafting_models
+from pyflow.cli.options.rules import is_given
 from pyflow.cli.options.speculation import SpeculationOptions
 from pyflow.cluster.supervise.lifeline import Numbers, of_process
 from pyflow.errors import PyflowError
@@ -63,11 +65,14 @@ class RunOptions:
         name = self.model or models.default_model()
         return name if name in {entry.name for entry in catalogue.models()} else model.name
 
-    def open(self) -> AbstractContextManager[Model | PipelinedModel]:
+    @contextmanager
+    def open(self) -> Iterator[Model | PipelinedModel]:
         """The model, in one place or in several; freed in the end."""
         if self.pipeline is None:
-            return self.load()
-        return self.pipeline.open(
+            with self.load() as model:
+                yield model
+            return
+        pipelined = self.pipeline.open(
             self.model,
             self.n_threads,
             self.quantize,
@@ -75,6 +80,9 @@ class RunOptions:
             self.n_ctx,
             self.cache_type,
         )
+        with pipelined as opened:
+            tell_inexact(opened.inexact)
+            yield opened
 
     def load(self, name: str | None = None) -> Model:
         """The model in one place, or the model `name` in the same way."""
@@ -117,7 +125,7 @@ def _run(
         values["model"] = models[0]
     pipelined = None
     if pipeline is not None and speculation is not None:
-        pipelined = PipelineRun(pipeline, speculation)
+        pipelined = PipelineRun(pipeline, speculation, is_given("gpu_inexact"))
     return RunOptions(speculation=speculation, pipeline=pipelined, **values)
 
 
@@ -205,5 +213,6 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
         overrides=run.overrides,
         drafters=drafters,
         drafts=open_drafts if world.rank in drafters else None,
+        open_device=pipeline.open_device,
     )
     return 0

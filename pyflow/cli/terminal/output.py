@@ -9,21 +9,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TextIO, cast
 
 import click
 
+from pyflow.cli.group import of_command
 from pyflow.errors import PyflowError
 from pyflow.text import printable
-
-
-@dataclass(slots=True)
-class Told:
-    """What a command has printed; the `obj` of its contexts."""
-
-    json: bool = False
 
 
 class _Dropping:
@@ -70,10 +63,18 @@ def dropping_what_fails() -> Iterator[None]:
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:
-    """Prints one JSON text; numbers that JSON lacks are null, and invalid UTF-8 is escaped."""
-    context = click.get_current_context(silent=True)
-    if context is not None and isinstance(context.obj, Told):
-        context.obj.json = True
+    """Prints one JSON text; numbers that JSON lacks are null, and invalid UTF-8 is escaped.
+
+    With an inexact device, each object says so.
+    """
+    if told := of_command():
+        told.json = True
+        if told.inexact:
+            each = {"inexact": told.inexact}
+            if isinstance(value, list):
+                value = [item | each if isinstance(item, dict) else item for item in value]
+            elif isinstance(value, dict):
+                value = value | each
     click.echo(json.dumps(_plain(value), indent=indent, allow_nan=False))
 
 

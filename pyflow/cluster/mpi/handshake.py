@@ -10,6 +10,7 @@ from importlib import metadata
 
 from pyflow import _core
 from pyflow.cluster.wire.messages import Hello
+from pyflow.engine.offload import StageDevice
 from pyflow.errors import PyflowError, ShapeError
 from pyflow.formats import Checkpoint
 
@@ -17,8 +18,11 @@ _WITHOUT = "avx512"
 """The best table without an arithmetic of its own for prompts, on CPUs whose best one has it."""
 
 
-def hello(rank: int, checkpoint: Checkpoint) -> Hello:
-    """This rank's identity."""
+_NAME = 255  # characters
+
+
+def hello(rank: int, checkpoint: Checkpoint, device: StageDevice | None = None) -> Hello:
+    """This rank's identity. device: of its layers. It has no arithmetic of its own for prompts."""
     cpu = _core.cpu_info()
     return Hello(
         epoch=0,
@@ -28,7 +32,9 @@ def hello(rank: int, checkpoint: Checkpoint) -> Hello:
         version=metadata.version("pyflow-llm"),
         model=digest(checkpoint),
         isa=cpu["isa"],
-        prefill=cpu["prefill"],
+        prefill=cpu["prefill"] if device is None else "decode",
+        device="" if device is None else str(device)[:_NAME],
+        inexact=str(device)[:_NAME] if device is not None and device.fault else "",
     )
 
 
@@ -66,8 +72,8 @@ def check_ranges(
 def check(hellos: Sequence[Hello]) -> None:
     """PyflowError unless these ranks, 0 first, fit together.
 
-    Instruction sets may differ, but not the arithmetic of prompts: a text's bits would depend on
-    which rank has which layers.
+    Instruction sets and devices may differ, but not the arithmetic of prompts, nor that of inexact
+    devices: a text's bits would depend on which rank has which layers.
     """
     own = hellos[0]
     faults, advice = [], set()
@@ -80,6 +86,12 @@ def check(hellos: Sequence[Hello]) -> None:
                 own.prefill,
                 other.prefill,
                 f"set PYFLOW_ISA={_WITHOUT} where it is not decode",
+            ),
+            (
+                "arithmetic",
+                own.inexact or "exact",
+                other.inexact or "exact",
+                "leave devices out that are not exact",
             ),
         )
         for name, expected, found, what in pairs:

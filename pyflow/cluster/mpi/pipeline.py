@@ -43,6 +43,7 @@ from pyflow.cluster.wire.messages import (
 )
 from pyflow.engine.memory import resident_nbytes
 from pyflow.engine.model_files import open_checkpoint
+from pyflow.engine.offload import OpenDevice, StageDevice, no_device
 from pyflow.errors import PyflowError
 from pyflow.formats import Overrides
 from pyflow.sampling import SamplingParams
@@ -65,14 +66,15 @@ def serve(
     overrides: Overrides | None = None,
     drafters: Sequence[int] = (),
     drafts: OpenDrafts | None = None,
+    open_device: OpenDevice = no_device,
 ) -> Traffic:
     """On a rank other than 0: works for the driver until its Goodbye. Returns the bytes sent.
 
     path: the model; this rank loads only the layers that the driver assigns. make: builds a stage
     from a `ModelStage`'s arguments. quantize, overrides: as for `load`, the same on all ranks.
     drafters: ranks that draft and hold no layers. Each corrects the draft of the one before; the
-    driver asks the last. drafts: on a drafter, opens its models. The driver raises this rank's
-    errors.
+    driver asks the last. drafts: on a drafter, opens its models. open_device: of this rank's
+    layers. The driver raises this rank's errors.
     """
     endpoint = Endpoint()
     rank, reporter = endpoint.rank, endpoint.reporter
@@ -87,16 +89,16 @@ def serve(
     with worker.reporting(), ExitStack() as stack:
         reporter.at("opening the model")
         checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
+        device = open_device(checkpoint)
         models: Sequence[LoadedModel] = ()
         if drafts is not None:
             reporter.at("loading the draft model")
             models = stack.enter_context(drafts())
-        endpoint.send(0, hello(rank, checkpoint))
+        endpoint.send(0, hello(rank, checkpoint, device))
         reporter.at("waiting for the others")
         draft, send, take = models[-1] if models else None, endpoint.send, worker.take
-        surveyor = Surveyor(
-            rank, endpoint.size, send, take, checkpoint, pool, draft=draft, at=reporter.at
-        )
+        at = reporter.at
+        surveyor = Surveyor(rank, endpoint.size, send, take, checkpoint, pool, draft, at, device)
         if not isinstance(setup := surveyor.assist(), Setup):
             pass  # the driver does without this rank
         elif models:
@@ -107,7 +109,7 @@ def serve(
                 worker.draft(drafter, after)
         else:
             worker.onward = _onward(rank, setup.layers)
-            stage = _stage(make, checkpoint, setup, rank, pool, reporter)
+            stage = _stage(make, checkpoint, setup, rank, pool, reporter, device)
             worker.at = _telling(reporter, _named(setup.layers[rank]))
             worker.at("waiting for a job")
             worker.work(stage)
@@ -133,18 +135,17 @@ class MpiPipeline(Closing):
 
     def __init__(
         self,
-        path: str | Path,
+        model: formats.Checkpoint | str | Path,
         layers: Sequence[range] | Splitter,
         *,
         pool: _core.ThreadPool,
         make: Callable[..., Stage] = ModelStage,
-        quantize: str | None = None,
-        overrides: Overrides | None = None,
         drafters: Sequence[int] = (),
+        open_device: OpenDevice = no_device,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """path, pool, make, quantize, overrides: as for `serve`. layers: of each rank, or their
-        splitter. drafters: ranks that draft, the last one for the driver.
+        """model: opened, or its path. pool, make, open_device: as for `serve`. layers: of each
+        rank, or their splitter. drafters: ranks that draft, the last one for the driver.
 
         Waits for all other ranks, but not for their weights.
 
@@ -167,11 +168,12 @@ class MpiPipeline(Closing):
         self._finish = weakref.finalize(self, _end, endpoint, worker, threads, self._inbox)
         try:
             reporter.at("opening the model")
-            checkpoint = open_checkpoint(path, quantize=quantize, overrides=overrides)
+            checkpoint = open_checkpoint(model) if isinstance(model, str | Path) else model
             spec = build_spec(checkpoint)
             send, take = endpoint.send, lambda: self._next(None)[1]
-            surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool)
-            hellos = surveyor.greet()
+            device = open_device(checkpoint)
+            surveyor = Surveyor(0, endpoint.size, send, take, checkpoint, pool, device=device)
+            self.hellos = hellos = surveyor.greet()
 
             def measure() -> Survey:
                 reporter.at("measuring")
@@ -186,7 +188,7 @@ class MpiPipeline(Closing):
             worker.onward = _onward(0, ranges)
             for rank in range(1, endpoint.size):
                 endpoint.send(rank, setup)
-            if stage := _stage(make, checkpoint, setup, 0, pool, reporter):
+            if stage := _stage(make, checkpoint, setup, 0, pool, reporter, device):
                 threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
                 threads[0].start()
             # The driver reports for all of rank 0: its stage computes the driver's latest frame.
@@ -330,12 +332,14 @@ def _stage(
     rank: int,
     pool: _core.ThreadPool,
     reporter: RankReporter,
+    device: StageDevice | None,
 ) -> Stage | None:
     """A rank's stage; None if it holds no layers."""
     layers = setup.layers[rank]
     if not layers:
         return None
     reporter.at(f"loading {_named(layers)}")
+    there = {} if device is None else {"device": device}
     return make(
         checkpoint,
         build_spec(checkpoint),
@@ -346,6 +350,7 @@ def _stage(
         n_seq_max=setup.n_seq_max,
         n_batch=setup.n_batch,
         cache_type=setup.cache_type,
+        **there,
     )
 
 

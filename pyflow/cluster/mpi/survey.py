@@ -40,6 +40,7 @@ from pyflow.cluster.wire.messages import (
     Ping,
     Profile,
 )
+from pyflow.engine.offload import OpenDevice, StageDevice, no_device
 from pyflow.engine.topology import cgroup_cpus, choose_threads, this_machine
 from pyflow.errors import PyflowError
 from pyflow.specs import build_spec
@@ -80,7 +81,7 @@ class Surveyor:
     """One rank of a survey.
 
     send: to a rank. take: waits for the next message to this one. draft: this rank's draft model,
-    if it only drafts. at: reports a phase.
+    if it only drafts. at: reports a phase. device: of this rank's layers.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class Surveyor:
     pool: _core.ThreadPool
     draft: LoadedModel | None = None
     at: Callable[[str], None] = lambda _: None
+    device: StageDevice | None = None
 
     def lead(self, sizes: Sizes, drafters: Sequence[int] = ()) -> Survey:
         """On rank 0: measures all ranks, while the others `assist`. sizes: of the future caches.
@@ -102,7 +104,8 @@ class Surveyor:
         n_ranks, spec = self.n_ranks, build_spec(self.checkpoint)
         for rank in range(1, n_ranks):
             self.send(rank, Measure(0, rank))
-        profiles = {0: profile_rank(0, n_ranks, self.checkpoint, spec, self.pool)}
+        own = profile_rank(0, n_ranks, self.checkpoint, spec, self.pool, device=self.device)
+        profiles = {0: own}
         while len(profiles) < n_ranks:
             message = self._expect(Profile)
             profiles[message.profile.rank] = message
@@ -127,7 +130,7 @@ class Surveyor:
 
         PyflowError unless they can form a pipeline.
         """
-        hellos = {0: hello(0, self.checkpoint)}
+        hellos = {0: hello(0, self.checkpoint, self.device)}
         while len(hellos) < self.n_ranks:
             message = self._expect(Hello)
             hellos[message.rank] = message
@@ -145,7 +148,13 @@ class Surveyor:
                     self.at("measuring")
                     spec = build_spec(self.checkpoint)
                     profile = profile_rank(
-                        self.rank, self.n_ranks, self.checkpoint, spec, self.pool, self.draft
+                        self.rank,
+                        self.n_ranks,
+                        self.checkpoint,
+                        spec,
+                        self.pool,
+                        self.draft,
+                        self.device,
                     )
                     self.send(0, profile)
                 case Measure():
@@ -237,12 +246,14 @@ def survey(
     pool: _core.ThreadPool,
     drafters: Sequence[int] = (),
     drafts: OpenDrafts | None = None,
+    open_device: OpenDevice = no_device,
     **sizes: Unpack[Sizes],
 ) -> Survey | None:
     """Called on all ranks together. Returns the survey on rank 0, and None on the others.
 
-    drafters: ranks that draft. drafts: on one of these, opens its models. Rank 0 raises the errors
-    of all ranks, and differences in version or model between them.
+    drafters: ranks that draft. drafts: on one of these, opens its models. open_device: of this
+    rank's layers. Rank 0 raises the errors of all ranks, and differences in version or model
+    between them.
     """
     endpoint = Endpoint()
     rank, reporter = endpoint.rank, endpoint.reporter
@@ -252,7 +263,17 @@ def survey(
 
     def surveyor(draft: LoadedModel | None = None) -> Surveyor:
         checkpoint = formats.open(catalogue.resolve(path))
-        return Surveyor(rank, endpoint.size, endpoint.send, worker.take, checkpoint, pool, draft)
+        device = open_device(checkpoint)
+        return Surveyor(
+            rank,
+            endpoint.size,
+            endpoint.send,
+            worker.take,
+            checkpoint,
+            pool,
+            draft,
+            device=device,
+        )
 
     try:
         if rank == 0:
@@ -261,7 +282,7 @@ def survey(
             return replace(own.lead(sizes, drafters), hellos=hellos)
         with worker.reporting(), drafts() if drafts else nullcontext(()) as models:
             own = surveyor(*models[-1:])
-            endpoint.send(0, hello(rank, own.checkpoint))
+            endpoint.send(0, hello(rank, own.checkpoint, own.device))
             message = own.assist()
             if not isinstance(message, Goodbye):
                 raise unexpected(rank, "measuring", message)

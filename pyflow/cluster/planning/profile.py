@@ -23,6 +23,7 @@ from pyflow.cluster.planning.predict import LOOKUP_MS, PRIORS, Drafts
 from pyflow.cluster.run.stage import Sizes, context_sizes
 from pyflow.cluster.wire.messages import Profile, RankProfile
 from pyflow.engine.memory import available_nbytes
+from pyflow.engine.offload import StageDevice
 from pyflow.formats import Checkpoint
 from pyflow.specs.model_spec import ModelSpec
 
@@ -38,6 +39,7 @@ _REPEATS, _MOST_S = 5, 0.5
 _PROBES = 3  # of the read rate, the best of which counts
 # The share of memory kept free for the system, Python and temporary allocations.
 _SPARE = 0.05
+_NAME = 255  # characters
 
 
 def profile_rank(
@@ -47,31 +49,36 @@ def profile_rank(
     spec: ModelSpec,
     pool: _core.ThreadPool,
     draft: LoadedModel | None = None,
+    device: StageDevice | None = None,
 ) -> Profile:
     """This rank's own measurement; takes 0.5 to 2 s, and nothing stays loaded.
 
-    max_nbytes is the free memory of the system; see `shared`. draft: the draft model, on a rank
-    that only drafts and holds no layers.
+    max_nbytes is the free memory of the system or of the device; see `shared`. draft: the draft
+    model, on a rank that only drafts and holds no layers. device: of the rank's layers.
     """
     planned = [_stage(checkpoint, spec, range(i, i + 1), pool) for i in range(spec.n_layers)]
     nbytes = [stage.token_bytes for stage in planned]
     typical = statistics.fmean(nbytes)
     n = max(1, min(spec.n_layers // n_ranks, int(_NBYTES / typical)))
     first = (spec.n_layers - n) // 2
-    stage = _stage(checkpoint, spec, range(first, first + n), pool, load=True)
+    stage = _stage(checkpoint, spec, range(first, first + n), pool, load=True, device=device)
     share = sum(nbytes[first : first + n]) / typical
     layer_ms = tuple(ms / share for ms in _times(stage, spec.n_embd))
     head = _ends(checkpoint, spec, pool, head=True).token_bytes
-    read_bytes_per_s = stage.read_rate(_PROBES)
+    read_bytes_per_s = stage.read_rate(_PROBES) if device is None else device.read_bandwidth
     del stage
+    nbytes_free, apart = available_nbytes(), device is not None and not device.device.unified
+    if device is not None:
+        nbytes_free = min(device.memory, nbytes_free) if device.device.unified else device.memory
     return Profile(
         0,
         RankProfile(
             rank,
             socket.gethostname(),
             layer_ms,
-            available_nbytes() if draft is None else 0,
+            nbytes_free if draft is None else 0,
             head_ms=layer_ms[0] * head / typical,
+            device=str(device)[:_NAME] if apart else "",
         ),
         read_bytes_per_s,
         0.0 if draft is None else draft_ms(draft),
@@ -111,13 +118,15 @@ def drafts_by(
 
 
 def shared(profiles: Sequence[RankProfile], n_scratch: int) -> tuple[RankProfile, ...]:
-    """The same ranks with max_nbytes for layers: ranks of one host share its memory.
+    """The same ranks with max_nbytes for layers: ranks of one host share its memory, and those of
+    one device that of the device.
 
     n_scratch: other bytes that each rank needs. Ranks that draft have max_nbytes 0 and keep it.
     """
     found = [profile for profile in profiles if not profile.max_nbytes]
-    by_host = sorted((p for p in profiles if p.max_nbytes), key=attrgetter("host"))
-    for _, some in groupby(by_host, key=attrgetter("host")):
+    memory = attrgetter("host", "device")
+    by_memory = sorted((p for p in profiles if p.max_nbytes), key=memory)
+    for _, some in groupby(by_memory, key=memory):
         ranks = list(some)
         least = min(profile.max_nbytes for profile in ranks)
         share = max(0, int((1 - _SPARE) * least) // len(ranks) - n_scratch)
@@ -154,10 +163,12 @@ def _stage(
     pool: _core.ThreadPool,
     *,
     load: bool = False,
+    device: StageDevice | None = None,
 ) -> _core.Stage:
     """Layers alone, without embedding and head."""
     only = spec.stage(layers.start, layers.stop) | {"embedding": None, "head": None}
-    return _core.Stage(checkpoint.native, only, pool, load, checkpoint.pack_as)
+    there = None if device is None else device.native(len(layers))
+    return _core.Stage(checkpoint.native, only, pool, load, checkpoint.pack_as, there)
 
 
 def _ends(

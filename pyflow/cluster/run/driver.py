@@ -12,7 +12,7 @@ from pyflow.cluster.run.drafts import PipelineDrafter, answer_latest
 from pyflow.cluster.run.job import Done, Emit
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.supervise.journal import Journal
-from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, DraftRequest, Frame, Result
+from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, DraftRequest, Frame, Hello, Result
 from pyflow.sampling import SamplingParams
 
 
@@ -46,6 +46,11 @@ class Pipeline(Protocol):
     @property
     def draft_channel(self) -> DraftChannel | None:
         """A rank of its own that drafts for each job, or None."""
+        ...
+
+    @property
+    def hellos(self) -> Sequence[Hello]:
+        """Of the ranks; none of a pipeline in one process."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyflow import _core
 from pyflow.cluster.wire.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
 from pyflow.engine.context import DEFAULT_BATCH, CacheType, ContextArgs, context_args
+from pyflow.engine.offload import StageDevice
 from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams
@@ -48,9 +49,11 @@ class ModelStage:
         layers: range,
         pool: _core.ThreadPool,
         sampling: SamplingParams,
+        device: StageDevice | None = None,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """sampling: with a seed, the same for all stages; the last one draws.
+        """sampling: with a seed, the same for all stages; the last one draws. device: of the
+        layers, as far as their blocks can run there.
 
         Raises ShapeError for sizes out of range, ResourceError when memory is refused.
         """
@@ -62,6 +65,7 @@ class ModelStage:
                 spec.stage(layers.start, layers.stop),
                 pool,
                 pack_as=checkpoint.pack_as,
+                offload=None if device is None else device.native(len(layers)),
             ),
             **context_sizes(spec, sizes),
         )

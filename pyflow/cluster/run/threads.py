@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, Unpack
 from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.cluster.run.stage import ModelStage, Sizes
-from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Result
+from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Hello, Result
 from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import PyflowError
 from pyflow.formats import Checkpoint
@@ -103,6 +103,11 @@ class ThreadPipeline(Closing):
     def draft_channel(self) -> None:
         """None: the drafter is in this process."""
         return None
+
+    @property
+    def hellos(self) -> Sequence[Hello]:
+        """None: there are no ranks."""
+        return ()
 
     def send(self, frame: Frame) -> None:
         """Queues a frame for the first stage."""

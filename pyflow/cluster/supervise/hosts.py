@@ -14,23 +14,33 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HOST = re.compile(rf"({_NAME})(?:\[([0-9,-]+)\](\.?{_NAME})?)?(?::(\d+))?", re.ASCII)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _SLOTS = re.compile(r"\s*(slots|cpu|np)\s*=\s*(\d+)", re.ASCII)
+_GPU = re.compile(r"\s*gpu=([^\s=]+)")
 # What does not change which ranks run where.
 _WITHOUT_EFFECT = re.compile(r"\s*(max[-_]slots)\s*=\s*\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A machine and how many ranks it takes; host None is this one."""
+    """A machine and how many ranks it takes; host None is this one.
+
+    gpus: the device of each rank, as --gpu names it, "" for none; or empty: no rank has one.
+    """
 
     host: str | None
     n: int
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def gpu_of_each(self) -> tuple[str, ...]:
+        return self.gpus or ("",) * self.n
 
 
 def places_of(path: str | Path) -> list[Place]:
     """The places in a file: a line has NAME, NAME:N or NAME slots=N, for N ranks or for one.
 
-    A host that comes again takes further ranks, as in the files of batch systems. NAME may stand
-    for several, as node[1-3,7]. PyflowError for any other line, or if there is no host.
+    gpu=DEVICE behind that puts the layers of these ranks on a device of their machine. A host that
+    comes again takes further ranks, as in the files of batch systems. NAME may stand for several,
+    as node[1-3,7]. PyflowError for any other line, or if there is no host.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -39,40 +49,43 @@ def places_of(path: str | Path) -> list[Place]:
             f"{path}: expected a text with a host per line, found bytes that are not UTF-8 from "
             f"byte {error.start:,} on"
         ) from None
-    counts: dict[str, int] = {}
+    gpus: dict[str, list[str]] = {}  # of each rank, by host
     for number, line in enumerate(text.splitlines(), 1):
         if not (given := line.partition("#")[0].strip()):
             continue
         found = _of_line(given)
         if found is None:
             raise PyflowError(
-                f"{path}: line {number}: expected a host such as 'node1', 'node1:2' or 'node1 "
-                f"slots=2', found {given!r:.80}; put user names into ~/.ssh/config"
+                f"{path}: line {number}: expected a host such as 'node1', 'node1:2', 'node1 "
+                f"slots=2' or 'node1 gpu=0', found {given!r:.80}; put user names into ~/.ssh/config"
             )
-        names, n = found
+        names, n, gpu = found
         for name in names:
-            counts[name] = counts.get(name, 0) + n
-    if not counts:
+            gpus.setdefault(name, []).extend([gpu] * n)
+    if not gpus:
         raise PyflowError(f"{path}: expected a host per line, found none")
-    if (total := sum(counts.values())) > MAX_RANKS:
+    if (total := sum(map(len, gpus.values()))) > MAX_RANKS:
         raise PyflowError(f"{path}: expected at most {MAX_RANKS:,} ranks, found {total:,}")
-    return [Place(name, n) for name, n in counts.items()]
+    return [Place(name, len(of), tuple(of) if any(of) else ()) for name, of in gpus.items()]
 
 
-def _of_line(given: str) -> tuple[list[str], int] | None:
+def _of_line(given: str) -> tuple[list[str], int, str] | None:
+    """Hosts, the ranks of each, and their device."""
     match = _HOST.match(given)
     if match is None:
         return None
-    slots, rest = match[4], given[match.end() :]
+    slots, gpu, rest = match[4], "", given[match.end() :]
     while rest.strip():
         if (found := _SLOTS.match(rest)) and slots is None:
             slots = found[2]
+        elif (found := _GPU.match(rest)) and not gpu:
+            gpu = found[1]
         elif (found := _WITHOUT_EFFECT.match(rest)) is None:
             return None
         rest = rest[found.end() :]
     names = _expanded(match[1], match[2], match[3] or "")
     n = int(slots or 1)
-    return (names, n) if names and 1 <= n <= MAX_RANKS else None
+    return (names, n, gpu) if names and 1 <= n <= MAX_RANKS else None
 
 
 def _expanded(before: str, ranges: str | None, behind: str) -> list[str]:

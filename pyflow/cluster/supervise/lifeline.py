@@ -93,6 +93,8 @@ class RankReporter:
         """Whether there is a supervisor, here or on another machine."""
         self.numbers: Numbers | None = None
         """Of the ranks, if a supervisor has started them."""
+        self.gpu = ""
+        """The device for this rank's layers, as --gpu names it; "": none."""
         self.journal: int | None = None
         self._socket: socket.socket | None = None
         self._over = Event()

@@ -1,6 +1,8 @@
 """A supervised rank.
 
-usage: python -m pyflow.cluster.supervise.rank NAME HOST TIMEOUT NUMBERS FOLDER MODULE ARG...
+usage: python -m pyflow.cluster.supervise.rank NAME HOST TIMEOUT NUMBERS GPUS FOLDER MODULE ARG...
+
+GPUS are those of all ranks, with a blank between two, and nothing for a rank without one.
 
 Imports as little as possible before it is known to its supervisor. Rank 0 is given the terminal, or
 whatever the supervisor's own input and output are.
@@ -30,7 +32,14 @@ from pyflow.cluster.supervise.lifeline import (
 
 
 def main(
-    supervisor: str, host: str, timeout: str, numbers: str, folder: str, module: str, *args: str
+    supervisor: str,
+    host: str,
+    timeout: str,
+    numbers: str,
+    gpus: str,
+    folder: str,
+    module: str,
+    *args: str,
 ) -> int:
     """Returns the exit code of `python -m MODULE ARGS`."""
     rank = rank_of(os.environ)
@@ -39,7 +48,7 @@ def main(
     _be_a_process_of_its_own()
     reporter = of_process()
     reporter.timeout_s, reporter.is_supervised = float(timeout), True
-    reporter.numbers = Numbers.read(numbers)
+    reporter.numbers, reporter.gpu = Numbers.read(numbers), gpus.split(" ")[rank]
     if socket.gethostname() == host:
         try:
             fds = reporter.join(supervisor, rank)

@@ -91,7 +91,8 @@ class Attempt:
                 pump(self._selector)
             program = [sys.executable, "-m", "pyflow.cluster.supervise.rank", name, self._host]
             numbers = self._launch.numbers or Numbers.all(len(self._known.hosts))
-            program += [str(self._launch.timeout_s), str(numbers), str(Path.cwd())]
+            gpus = [gpu for place in self._launch.places for gpu in place.gpu_of_each]
+            program += [str(self._launch.timeout_s), str(numbers), " ".join(gpus), str(Path.cwd())]
             program += self._launch.arguments
             self._mpiexec = subprocess.Popen(
                 self._launcher.command(self._launch.places, program),

@@ -47,7 +47,7 @@ from pyflow.cluster.wire.messages import (
 )
 from pyflow.errors import PyflowError
 
-VERSION = 11  # of the bytes: change it with any field of a message
+VERSION = 12  # of the bytes: change it with any field of a message
 MAX_EMBD = 65_535
 
 _MAGIC = b"PFWM"

@@ -212,7 +212,8 @@ class Hello(_Tagged, frozen=True):
     """A rank's identity, its first message.
 
     version: of pyflow. model: sha256 of what identifies its file, in hex. isa: its kernels, which
-    may differ between ranks. prefill: the arithmetic of prompts, which may not.
+    may differ between ranks. prefill: the arithmetic of prompts, which may not. device: of its
+    layers, for people; empty: the CPU. inexact: a device whose results are not the CPU's.
     """
 
     epoch: _U32
@@ -223,6 +224,8 @@ class Hello(_Tagged, frozen=True):
     model: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     isa: _Name
     prefill: _Name = "decode"
+    device: _Name = ""
+    inexact: _Name = ""
 
 
 class Setup(_Tagged, frozen=True):
@@ -287,6 +290,7 @@ class Pulse(_Tagged, frozen=True):
 class RankProfile(_Part, frozen=True):
     """A rank's measured times, and the bytes of memory that it may use.
 
+    device: whose memory it is; empty: the host's.
     layer_ms: of a layer of relative time 1, for a run of 1, 2, ... rows.
     embedding_ms, head_ms: of one row; more rows take longer in proportion to layer_ms.
     """
@@ -297,6 +301,7 @@ class RankProfile(_Part, frozen=True):
     max_nbytes: _Number
     embedding_ms: _Ms = 0.0
     head_ms: _Ms = 0.0
+    device: _Name = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host})"

@@ -93,7 +93,7 @@ def test_the_command_line_offers_devices(
         (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers, all or auto"),
         (["--gpu-layers", "1", "--gpu", "nothing like it"], 3, "a device that 'pyflow doctor'"),
         (["--gpu", str(device)], 2, "--gpu needs --gpu-layers"),
-        (["--gpu-layers", "1", "--pipeline", "auto", "--stages", "2"], 2, "its stages run on CPUs"),
+        (["--gpu-layers", "1", "--pipeline", "auto", "--stages", "2"], 2, "gives a rank a device"),
     ]:
         assert main([*asked, *wrong]) == code
         assert text in capsys.readouterr().err

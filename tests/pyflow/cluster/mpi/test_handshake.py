@@ -20,6 +20,15 @@ def test_ranks_fit_together_on_any_instruction_set() -> None:
     check(HELLOS)
     check([HELLOS[0], replace(HELLOS[1], isa="scalar", pid=7), HELLOS[2]])
     check(HELLOS[:1])
+    check([HELLOS[0], replace(HELLOS[1], device="gpu 0 (A card)"), HELLOS[2]])
+
+
+def test_inexact_devices_are_not_mixed_with_others() -> None:
+    card = replace(HELLOS[1], device="gpu 0 (A card)", inexact="gpu 0 (A card), inexact")
+    check([replace(card, rank=0), card])
+    for others in ([HELLOS[0], card], [replace(card, rank=0), HELLOS[1]]):
+        with pytest.raises(PyflowError, match=r"arithmetic: .*; leave devices out"):
+            check(others)
 
 
 def test_all_differences_are_in_one_message() -> None:

@@ -78,6 +78,11 @@ def test_ranks_of_one_host_share_its_memory() -> None:
     ranks[0] = replace(ranks[0], max_nbytes=0)
     most = [profile.max_nbytes / GIB for profile in shared(ranks, GIB)]
     assert most == pytest.approx([0, 0.95 * 8 - 1, 0.95 * 9 - 1])
+    # A device has memory of its own, which its ranks share.
+    ranks[1:] = [replace(rank, host="b", device="gpu 0 (A card)") for rank in ranks[1:]]
+    ranks[0] = replace(ranks[0], max_nbytes=10 * GIB)
+    most = [profile.max_nbytes / GIB for profile in shared(ranks, GIB)]
+    assert most == pytest.approx([0.95 * 10 - 1, 0.95 * 8 / 2 - 1, 0.95 * 8 / 2 - 1])
 
 
 def test_layers_of_one_model_may_differ() -> None:

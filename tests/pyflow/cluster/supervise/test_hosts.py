@@ -21,8 +21,19 @@ def test_a_file_of_hosts_has_a_machine_per_line(tmp_path: Path) -> None:
     assert places_of(file) == [Place(host, n) for host, n in expected]
 
 
+def test_ranks_of_a_line_may_have_a_device(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a gpu=0\nb:2 gpu=Graphics\nb\na slots=1 gpu=1;2\nc\n")
+    assert [(place.host, place.n, place.gpu_of_each) for place in places_of(file)] == [
+        ("a", 2, ("0", "1;2")),
+        ("b", 3, ("Graphics", "Graphics", "")),
+        ("c", 1, ("",)),
+    ]
+
+
 WRONG = ["node1 node2", "node1:0", "node1:9999", "-x", "a,b", "node:", "me@node1", "n[3-1]", "n[-]"]
 WRONG += ["n[1-99999999]", "n[1", "node1:2 slots=2", "node1 weight=3", "node1 slots=", "n[1-1025]"]
+WRONG += ["node1 gpu=", "node1 gpu=0 gpu=1", "node1 gpu=a=b", "node1 gpu=a card"]
 
 
 @pytest.mark.parametrize("line", WRONG)
