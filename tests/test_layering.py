@@ -71,6 +71,7 @@ PYTHON = (
     "catalogue",
     "engine",
     "speculate",
+    "train",
     "batch",
     "generate",
     "cluster",

@@ -1,0 +1,120 @@
+"""What a speculator takes from its base model: facts, rows of embedding and head."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.errors import UnsupportedError
+from pyflow.specs.parts import Ref, TensorRef, name_of
+from pyflow.train.library import Floats
+
+if TYPE_CHECKING:
+    from pyflow.engine.model_files import ModelFiles
+    from pyflow.formats import Checkpoint
+    from pyflow.tokenizer import Tokenizer
+
+_CHUNK = 4096  # rows that are widened at a time
+# Types that numpy views in place; others are taken row by row.
+_PLAIN = ("F64", "F32", "F16")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A matrix of the base whose rows belong to tokens, as the file has it."""
+
+    checkpoint: Checkpoint
+    ref: Ref
+    shape: tuple[int, int]
+
+    def rows(self, ids: NDArray[np.integer[Any]]) -> Floats:
+        """Rows of these tokens, (n, columns). UnsupportedError: they are stored as columns."""
+        name = name_of(self.ref)
+        if isinstance(self.ref, TensorRef):
+            if self.ref.transposed:
+                raise UnsupportedError(
+                    f"{self.checkpoint.path}: tensor {name!r:.100}: expected a row per token, "
+                    "found a column; convert the model to GGUF first"
+                )
+            if self.ref.rows:
+                at = np.concatenate([np.arange(a, a + n) for a, n in self.ref.rows])
+                ids = at[ids]
+        record = self.checkpoint.native.tensor(name)
+        if record.dtype in _PLAIN:
+            values = self.checkpoint.array(name).reshape(-1, self.shape[1])
+            return np.ascontiguousarray(values[ids], np.float32)
+        stored = np.ascontiguousarray(self.checkpoint.rows(name)[ids])
+        shape = (len(ids), self.shape[1])
+        return _core.dequantize(record.dtype, stored.view(np.uint8).reshape(-1), shape)
+
+    def chunks(self) -> Iterator[Floats]:
+        for begin in range(0, self.shape[0], _CHUNK):
+            yield self.rows(np.arange(begin, min(begin + _CHUNK, self.shape[0])))
+
+    def rms(self) -> float:
+        """The root mean square of all values."""
+        sums = [float(np.square(rows, dtype=np.float64).sum()) for rows in self.chunks()]
+        return math.sqrt(math.fsum(sums) / math.prod(self.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The frozen model."""
+
+    facts: dict[str, Any]
+    """By which a speculator knows its base: names, sizes, the tokenizer's hash."""
+    embedding: Table
+    head: Table
+    bias: Floats | None
+    """Of the head, by token; None: it has none."""
+    scale: float = 1.0
+    softcap: float = 0.0
+
+    @property
+    def n_embd(self) -> int:
+        return self.head.shape[1]
+
+    @property
+    def n_vocab(self) -> int:
+        return self.head.shape[0]
+
+
+def base_of(model: ModelFiles) -> Base:
+    """The base of speculators for this model."""
+    spec, head = model.spec, model.spec.head
+    shape = (spec.n_vocab, spec.n_embd)
+    bias = None
+    if head.bias is not None:
+        stored = Table(model.checkpoint, head.bias, (spec.n_vocab, 1))
+        bias = stored.rows(np.arange(spec.n_vocab)).reshape(-1)
+    return Base(
+        facts={
+            "name": spec.name,
+            "architecture": spec.architecture,
+            "n_embd": spec.n_embd,
+            "n_vocab": spec.n_vocab,
+            "n_layers": spec.n_layers,
+            "tokenizer": tokenizer_hash(model.tokenizer, spec.n_vocab),
+        },
+        embedding=Table(model.checkpoint, spec.embedding.weight, shape),
+        head=Table(model.checkpoint, head.weight, shape),
+        bias=bias,
+        scale=head.scale,
+        softcap=head.softcap,
+    )
+
+
+def tokenizer_hash(tokenizer: Tokenizer, n_vocab: int) -> str:
+    """32 hex digits over the bytes of every token, each preceded by its length."""
+    found = hashlib.blake2b(digest_size=16)
+    for token in range(n_vocab):
+        piece = tokenizer.token_bytes(token) if token < tokenizer.n_vocab else b""
+        found.update(len(piece).to_bytes(4, "little") + piece)
+    return found.hexdigest()

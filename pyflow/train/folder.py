@@ -1,0 +1,50 @@
+"""Write a speculator as a folder: config.json and model.safetensors, in the public layouts.
+
+What is ours stands under the key `pyflow` of config.json: the base, and what is taken from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow.formats.replacing import replacing
+from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
+from pyflow.train.base import Base
+from pyflow.train.kinds.kind import Kind
+
+CONFIG, WEIGHTS, TOKEN_MAP = "config.json", "model.safetensors", "token_map"
+_TYPES = {"float32": "F32", "int32": "I32"}
+
+
+def write_config(folder: Path, kind: Kind, base: Base, n_tokens: int) -> None:
+    """Writes config.json. n_tokens: of the draft vocabulary."""
+    own: dict[str, Any] = {"base": base.facts, **kind.own_config()}
+    with replacing(folder / CONFIG) as file:
+        config = kind.config(n_tokens) | {"pyflow": own}
+        file.write((json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_weights(
+    folder: Path, parameters: Mapping[str, NDArray[np.float32]], token_map: NDArray[np.int32]
+) -> None:
+    """Writes model.safetensors, which appears when it is complete, in place of an older one."""
+    write_tensors(folder / WEIGHTS, {**parameters, TOKEN_MAP: token_map}, {"format": "pt"})
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
+) -> None:
+    """Writes F32 and I32 tensors as a safetensors file, at once."""
+    entries = [NewTensor(k, v.shape, _TYPES[v.dtype.name], v.nbytes) for k, v in tensors.items()]
+    with replacing(path) as file:
+        writer = SafetensorsWriter(file, entries, metadata)
+        for values in tensors.values():
+            writer.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+            writer.end_tensor()
+        writer.close()

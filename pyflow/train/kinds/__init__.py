@@ -1,0 +1,1 @@
+"""The networks that are trained: MLP speculators, Medusa heads and Kangaroo's adapter."""
