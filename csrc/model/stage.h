@@ -78,6 +78,16 @@ class Stage {
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,
               int64_t stride) const;
 
+  // What speculators share with their model: tables of n_vocab rows, null where the stage has none.
+  // A head may be on the device.
+  struct Head {
+    const PackedTensor* weight;
+    const float* bias;  // null: none
+    float scale, softcap;
+  };
+  Head head() const { return {head_, head_bias_, head_scale_, head_softcap_}; }
+  const PackedTensor* embedding() const { return embedding_; }
+
   // Null if nothing runs on a device, or the stage is only planned.
   const DeviceStage* device() const { return device_.get(); }
   bool offloads() const { return offload_.device != nullptr; }

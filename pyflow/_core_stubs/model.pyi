@@ -1,7 +1,7 @@
-"""Stages and contexts (csrc/bindings/bind_stage.cpp, bind_context.cpp, bind_calibrate.cpp)."""
+"""Stages, heads and contexts (csrc/bindings: model/, bind_context.cpp, bind_calibrate.cpp)."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,15 @@ class Offload(TypedDict):
     allow_inexact: bool
     programs: str
     """A folder that keeps compiled programs; "": none does."""
+
+class HeadsSpec(TypedDict):
+    """As csrc/model/heads/heads.h names it; each head has `kind` "head"."""
+
+    n_embd: int
+    n_inner: int
+    scale_input: bool
+    vocabulary: list[int]
+    heads: list[dict[str, Any]]
 
 class Stage:
     """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
@@ -86,6 +95,43 @@ class InputMoments:
     def moments(self) -> list[tuple[list[tuple[str, int]], int, NDArray[np.float32]]]:
         """For each input of matrices, experts excepted: their tensors and first rows, its columns,
         and the sums in the form that Feedback takes, a view."""
+
+class Heads:
+    """Networks of a trained speculator that guess the tokens after one that a model has drawn.
+
+    csrc/model/heads/heads.h has their arithmetic and the names in `spec`. They run on the threads
+    of `base`, whose embedding and head they may share. pack_as: as for `Stage`. ShapeError,
+    UnsupportedError: they do not fit the model.
+    """
+
+    def __init__(
+        self, file: Checkpoint, spec: HeadsSpec, base: Stage, pack_as: str | None = None
+    ) -> None: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def n_guessed(self) -> int:
+        """So many tokens heads choose from."""
+    @property
+    def nbytes(self) -> int: ...
+    def draft(
+        self,
+        hidden: ArrayLike,
+        root: int,
+        n_nodes: int,
+        depth: int,
+        least: float = 0.0,
+        least_level: float = 0.0,
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, parents and probabilities of the n_nodes likeliest nodes below the root.
+
+        hidden: (n_embd,), the input of the model's head from which the root was drawn. A node's
+        probability is that of its token if its parent is right; nodes whose paths have less than
+        `least` are left out. A level whose paths have less than least_level together is not
+        extended. ShapeError for numbers out of range.
+        """
+    def logits(self, hidden: ArrayLike, tokens: ArrayLike) -> NDArray[np.float32]:
+        """What heads say along a text that begins with the root: (len(tokens), n_guessed)."""
 
 class Context:
     """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""

@@ -63,6 +63,8 @@ class Budget:
     least: float = 0.0
     """A node pays for its row if its whole path has this probability. For a draft model's chain:
     if the node has it."""
+    step_s: float = 0.0
+    """Seconds of a plain step; 0 before they are known."""
     exits: bool = False
     """The drafter may run layers of the target: no other sequence is in the step."""
     distributions: bool = False

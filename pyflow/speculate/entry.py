@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pyflow.engine.context import Policy
     from pyflow.engine.loaded import LoadedModel
     from pyflow.engine.model_files import ModelFiles
+    from pyflow.speculate.trained.files import Trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Speculation:
     """Lookahead's W, N and G."""
     pool: Method | None = None
     """An NgramPool, for the methods `pool` and `auto`."""
+    trained: Trained | None = None
+    """A speculator, of `trained.files.load`."""
     policy: Policy = "exact"
     fixed: bool = False
     """Run every draft whole and switch nothing off: to measure a method."""
@@ -40,7 +43,7 @@ class Speculation:
 
 # Methods, and how many nodes a step of theirs has at most.
 Made: TypeAlias = tuple[list[Method], int]
-Source: TypeAlias = Literal["draft_models", "pool"]
+Source: TypeAlias = Literal["draft_models", "pool", "trained"]
 Size: TypeAlias = Literal["window", "ngram", "guesses"]
 SIZES: dict[Size, range] = {
     "window": range(1, 65),

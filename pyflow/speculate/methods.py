@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
-from pyflow.speculate.drafters import draft_model, jacobi, lookahead, lookup, pool
+from pyflow.speculate.drafters import draft_model, jacobi, lookahead, lookup, medusa, mlp, pool
 from pyflow.speculate.entry import Entry, Made, Source, Speculation
 from pyflow.speculate.speculator import Speculator
 
@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 _SOURCES: dict[Source, str] = {
     "draft_models": "a draft model",
     "pool": "a text to take n-grams from",
+    "trained": "a trained speculator: its folder, or NAME.speculator beside the model",
 }
+
+
+_TRAINED = (mlp.ENTRY, medusa.ENTRY)
 
 
 def _auto(model: ModelFiles, options: Speculation) -> Made:
     """All that is given; what costs nothing comes first."""
     entries = [lookup.ENTRY]
     entries += [entry for entry in (pool.ENTRY, draft_model.ENTRY) if not _lacks(entry, options)]
+    entries += [
+        entry for entry in _TRAINED if options.trained and options.trained.kind == entry.name
+    ]
     made = [entry.make(model, options) for entry in entries]
     return [method for methods, _ in made for method in methods], made[0][1]
 
@@ -32,12 +39,13 @@ def _auto(model: ModelFiles, options: Speculation) -> Made:
 METHODS: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("auto", _auto, uses=("pool", "draft_models")),
+        Entry("auto", _auto, uses=("pool", "draft_models", "trained")),
         draft_model.ENTRY,
         lookup.ENTRY,
         pool.ENTRY,
         lookahead.ENTRY,
         jacobi.ENTRY,
+        *_TRAINED,
     )
 }
 

@@ -238,6 +238,7 @@ class Speculator(Closing):
                 n_nodes=n_nodes,
                 depth=root.depth,
                 least=self.controller.least(len(roots)),
+                step_s=self.costs.seconds(len(roots)),
                 exits=len(roots) == 1 and not n_others,
                 distributions=self.policy == "rejection",
             )

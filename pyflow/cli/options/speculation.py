@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
     from pyflow.speculate import Speculator
     from pyflow.speculate.drafter import Method
     from pyflow.speculate.drafters.pool import NgramPool
+    from pyflow.speculate.trained.files import Trained
 
 _LOSSY = [name for name, promise in POLICIES.items() if promise == "lossy"]
-SOURCES: dict[Source, str] = {"draft_models": "--draft-model", "pool": "--spec-pool"}
+SOURCES: dict[Source, str] = {
+    "draft_models": "--draft-model",
+    "pool": "--spec-pool",
+    "trained": "--speculator",
+}
 """The options of what methods draft from."""
 
 
@@ -54,6 +60,14 @@ RULES = (
         Rule(f"--spec {entry.name}", needs=[SOURCES[need]])
         for entry in METHODS.values()
         for need in entry.needs
+        if need != "trained"  # which may lie beside the model
+    ),
+    Rule("--speculator", needs=_spec(_drafts_from("trained"))),
+    Rule("--speculator", forbids=["--pipeline"], advice="it drafts in one process"),
+    *(
+        Rule(f"--spec {entry.name}", forbids=["--pipeline"], advice="it drafts in one process")
+        for entry in METHODS.values()
+        if "trained" in entry.needs
     ),
     Rule("--draft-model", needs=[*_spec(_BY_MODELS), "--pipeline"]),
     Rule("--draft-model", forbids=_spec(lambda entry: not _BY_MODELS(entry))),
@@ -141,6 +155,8 @@ class Drafts:
     """Layers of the model itself that run, if it drafts."""
     pool: str | None = None
     """The path of a text."""
+    speculator: str | None = None
+    """The path of a trained one; None: what lies beside the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +183,8 @@ class SpeculationOptions:
         """One for each method, with the same draft models and text."""
         with ExitStack() as stack:
             drafts = stack.enter_context(_draft_models(target, self.drafts))
-            options = replace(self._options(target), draft_models=drafts)
+            trained = _trained(target, self.drafts) if _uses_trained(methods) else None
+            options = replace(self._options(target), draft_models=drafts, trained=trained)
             yield [
                 stack.enter_context(speculator(target, replace(options, method=name)))
                 for name in methods
@@ -215,6 +232,19 @@ def _draft_models(target: Model, drafts: Drafts) -> Iterator[list[tuple[Model, S
         yield found
 
 
+def _uses_trained(methods: Sequence[str]) -> bool:
+    drafts_from_it = _drafts_from("trained")
+    return any(drafts_from_it(METHODS[name]) for name in methods)
+
+
+def _trained(target: Model, drafts: Drafts) -> Trained | None:
+    """The speculator that is named, or lies beside the model."""
+    from pyflow.speculate.trained import files, find
+
+    path = find.beside(target.path) if drafts.speculator is None else Path(drafts.speculator)
+    return None if path is None else files.load(path, target)
+
+
 def check_layers(model: ModelFiles, layers: Sequence[int]) -> None:
     """UsageError for --draft-layers that the model does not have."""
     n_layers = len(model.spec.layers)
@@ -243,6 +273,12 @@ drafts = grouped(
     draft_layers,
     option(
         "--spec-pool pool", "A text whose phrases the methods pool and auto draft.", metavar="FILE"
+    ),
+    option(
+        "--speculator",
+        "A trained speculator, for mlp, medusa and auto.  [default: NAME.speculator beside"
+        " NAME.gguf, if it is there]",
+        metavar="FOLDER",
     ),
 )
 _method = option(

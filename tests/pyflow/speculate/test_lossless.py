@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from pyflow.speculate.drafters.jacobi import Jacobi
 from pyflow.speculate.drafters.lookahead import Lookahead
 from pyflow.speculate.drafters.lookup import PromptLookup
 from pyflow.speculate.drafters.pool import NgramPool
+from pyflow.speculate.trained import files
+from pyflow.speculate.trained.drafting import HeadsMethod
+
+from .trained import speculators as made_up
 
 pytestmark = pytest.mark.model
 
@@ -71,6 +76,24 @@ def shallow(model: pyflow.Model) -> list[int]:
     return [*range(n // 3), n - 1]
 
 
+def heads(model: pyflow.Model, kind: str, damaged: bool = False) -> list[Method]:
+    """Heads with random weights; damaged: one of them is not a number."""
+    d, n_vocab = model.spec.n_embd, model.spec.n_vocab
+    if kind == "mlp":
+        based = {"base_embedding": True, "embedding_scale": 1.0, "base_head": True}
+        config = made_up.mlp_config(n_vocab, d, 64, 3, pyflow=based)
+        tokens = range(0, n_vocab, 50)
+        tensors = made_up.mlp_tensors(n_vocab, d, 64, 3, from_base=True, token_map=tokens)
+    else:
+        config = {"model_type": "medusa", "medusa_num_heads": 2, "original_lm_head": True}
+        tensors = made_up.medusa_tensors(n_vocab, d, 2, 1, own_heads=False)
+    if damaged:
+        next(iter(tensors.values()))[0, 0] = np.nan
+    with tempfile.TemporaryDirectory() as folder:
+        path = made_up.write(Path(folder), config, tensors)
+        return [HeadsMethod(files.load(path, model, pack_as=None if damaged else "Q8_0"))]
+
+
 METHODS: dict[str, Callable[[pyflow.Model, list[list[int]]], list[Method]]] = {
     "lookup": lambda _m, _r: [PromptLookup()],
     "pool": lambda m, _r: [NgramPool.from_tokens(m.tokenizer.encode(PROMPTS[0] * 3))],
@@ -89,6 +112,9 @@ METHODS: dict[str, Callable[[pyflow.Model, list[list[int]]], list[Method]]] = {
     "empty": lambda _m, _r: [bad.nothing()],
     "exit": lambda _m, r: [bad.exits(r, 11)],
     "hidden": lambda _m, _r: [bad.Hidden()],
+    "mlp": lambda m, _r: heads(m, "mlp"),
+    "medusa": lambda m, _r: heads(m, "medusa"),
+    "mlp damaged": lambda m, _r: heads(m, "mlp", damaged=True),
 }
 
 

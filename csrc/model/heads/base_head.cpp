@@ -1,0 +1,49 @@
+#include "model/heads/base_head.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/errors.h"
+
+namespace pyflow {
+
+BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const std::vector<int32_t>& tokens)
+    : stage_(std::move(stage)) {
+  const Stage::Head head = stage_->head();
+  if (!head.weight || stage_->head_on_device())
+    throw UnsupportedError(
+        "speculator: expected the model's head in this process and on the CPU, found it " +
+        std::string(head.weight ? "on a device; use --gpu-layers 0" : "on another rank"));
+  if (tokens.empty()) return;
+  const int64_t n_vocab = head.weight->rows(), n = std::ssize(tokens);
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < (i ? tokens[i - 1] + 1 : 0) || tokens[i] >= n_vocab)
+      throw ShapeError("speculator: draft vocabulary: expected ascending tokens below " +
+                       std::to_string(n_vocab) + ", found " + std::to_string(tokens[i]) +
+                       " as number " + std::to_string(i));
+  rows_ = PackedTensor(head.weight->dtype(), n, head.weight->cols());
+  arena_ = Buffer(rows_.nbytes(), "draft vocabulary", "model");
+  rows_.place(arena_.data());
+  const size_t nbytes = row_bytes(rows_.dtype(), rows_.cols());
+  std::vector<uint8_t> tile(static_cast<size_t>(kTileRows) * nbytes);
+  for (int64_t t = 0; t < rows_.tiles(); ++t) {
+    const int64_t first = t * kTileRows, end = std::min(n, first + kTileRows);
+    for (int64_t i = first; i < end; ++i)
+      head.weight->unpack_row(tokens[static_cast<size_t>(i)],
+                              tile.data() + static_cast<size_t>(i - first) * nbytes);
+    rows_.pack_tile(tile.data(), t);
+  }
+  if (head.bias)
+    for (const int32_t token : tokens) bias_.push_back(head.bias[token]);
+}
+
+void BaseHead::finish(float* logits, int64_t column, int64_t n) const {
+  const Stage::Head head = stage_->head();
+  const KernelTable& kernels = stage_->kernels();
+  const float* bias = rows_.rows() && head.bias ? bias_.data() : head.bias;
+  if (bias) kernels.add(logits, bias + column, n);
+  if (head.scale != 1) kernels.scale(logits, head.scale, n);
+  if (head.softcap != 0) kernels.softcap(logits, head.softcap, n);
+}
+
+}  // namespace pyflow

@@ -1,0 +1,1 @@
+"""Trained speculators: their files, and the networks that are run from them."""

@@ -1,0 +1,108 @@
+"""Opens the files of a speculator: a folder with config.json and weights, or the weights alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pyflow import _core, formats
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.formats import Checkpoint
+from pyflow.formats.side_files import read_json
+from pyflow.quant import read_as
+from pyflow.speculate.trained import medusa
+from pyflow.speculate.trained.layout import Config
+from pyflow.speculate.trained.medusa import MedusaConfig
+from pyflow.speculate.trained.mlp import MlpConfig
+from pyflow.speculate.trained.tensors import Tensors
+
+if TYPE_CHECKING:
+    from pyflow.engine.loaded import LoadedModel
+
+_MAX_CONFIG = 1 << 20
+# What float matrices are packed as: reading them is what a draft costs.
+PACKED = "Q8_0"
+_CONFIGS: dict[str, type[MlpConfig | MedusaConfig]] = {
+    "mlp_speculator": MlpConfig,
+    "medusa": MedusaConfig,
+}
+
+
+class _Type(msgspec.Struct):
+    model_type: str | None = None
+    medusa_num_heads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A speculator whose weights are loaded, for one model."""
+
+    path: Path
+    config: Config
+    heads: _core.Heads
+
+    @property
+    def kind(self) -> str:
+        """As in --spec."""
+        return self.config.kind
+
+
+def load(path: str | Path, model: LoadedModel, *, pack_as: str | None = PACKED) -> Trained:
+    """The speculator at path, for a model. pack_as: the format of its float matrices; None: as
+    they are stored.
+
+    FormatError, ShapeError, UnsupportedError: no speculator, a broken one, or one for another
+    model.
+    """
+    path = Path(path)
+    config = read_config(path if path.is_dir() else path.parent)
+    if config.base is not None:
+        config.base.check(str(path), model)
+    checkpoint = formats.open(path)
+    tensors = Tensors(checkpoint, _prefix(config, checkpoint))
+    native = config.native(tensors, model.spec.n_embd, model.spec.n_vocab)
+    tensors.finish()
+    if pack_as is not None and not _packs(checkpoint, pack_as):
+        pack_as = None
+    return Trained(
+        path, config, _core.Heads(checkpoint.native, native, model.stage, pack_as=pack_as)
+    )
+
+
+def read_config(folder: Path) -> Config:
+    """config.json of a speculator's folder. FormatError, UnsupportedError: it is none."""
+    path = folder / "config.json"
+    found = read_json(path, _Type, max_nbytes=_MAX_CONFIG)
+    kind = found.model_type
+    if kind not in _CONFIGS and found.medusa_num_heads is not None:
+        kind = "medusa"  # Medusa's own files name the model's type
+    if kind not in _CONFIGS:
+        raise UnsupportedError(
+            f"{path}: model_type: expected a speculator, {' or '.join(_CONFIGS)}, found {kind!r}"
+        )
+    try:
+        return read_json(path, _CONFIGS[kind], max_nbytes=_MAX_CONFIG)
+    except FormatError as error:
+        raise FormatError(f"{error}; expected the config.json of a {kind}") from None
+
+
+def _prefix(config: Config, checkpoint: Checkpoint) -> str:
+    prefixes = medusa.PREFIXES if config.kind == "medusa" else ("speculator.",)
+    for prefix in prefixes:
+        if any(t.name.startswith(prefix) for t in checkpoint.tensors):
+            return prefix
+    return prefixes[0]
+
+
+def _packs(checkpoint: Checkpoint, dtype: str) -> bool:
+    """Whether all float matrices are whole blocks of a format."""
+    form = read_as(dtype)
+    assert form is not None
+    return all(
+        t.shape[-1] % form.block == 0
+        for t in checkpoint.tensors
+        if len(t.shape) > 1 and (of := read_as(t.dtype)) is not None and of.block == 1
+    )

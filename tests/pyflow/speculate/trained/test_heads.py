@@ -1,0 +1,228 @@
+"""Speculators' heads: their mathematics, trees and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import pyflow
+from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
+from pyflow.speculate.trained import files
+
+from ...tiny_models import write_model
+from . import speculators as made
+
+N_VOCAB, N_EMBD, INNER, N = 96, 64, 96, 3
+TOKEN_MAP = [0, 3, 7, 8, 20, 33, 34, 60, 61, 62, 63, 64, 65, 80, 90, 91, 95]
+"""Seventeen rows: a tile and one more."""
+BASED = {"base_embedding": True, "embedding_scale": 1.7, "base_head": True}
+MLPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "public": ({}, {}),
+    "scaled": ({"scale_input": True}, {}),
+    "tied": ({"tie_weights": True, "scale_input": True}, {"tied": True}),
+    "based": ({"pyflow": BASED}, {"from_base": True, "token_map": TOKEN_MAP}),
+    "tied and based": (
+        {"pyflow": BASED, "tie_weights": True},
+        {"from_base": True, "token_map": TOKEN_MAP, "tied": True},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyflow.Model]:
+    path = write_model(
+        tmp_path_factory.mktemp("base") / "base.gguf",
+        n_layers=2,
+        window=0,
+        n_embd=N_EMBD,
+        n_vocab=N_VOCAB,
+    )
+    with pyflow.load(path, n_threads=2) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def tables(model: pyflow.Model) -> tuple[made.Rows, made.Rows]:
+    """The model's embedding and head."""
+    names = {t.name for t in model.checkpoint.tensors}
+    head = "output.weight" if "output.weight" in names else "token_embd.weight"
+    return (
+        np.float64(model.checkpoint.array("token_embd.weight")),
+        np.float64(model.checkpoint.array(head)),
+    )
+
+
+def hidden_row(seed: int = 3) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=N_EMBD).astype(np.float32)
+
+
+def mlp(folder: Path, name: str) -> tuple[Path, dict[str, Any], made.Arrays]:
+    config, weights = MLPS[name]
+    config = made.mlp_config(N_VOCAB, N_EMBD, INNER, N, **config)
+    tensors = made.mlp_tensors(N_VOCAB, N_EMBD, INNER, N, **weights)
+    return made.write(folder, config, tensors), config, tensors
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_mlp_speculators_compute_what_the_paper_says(
+    model: pyflow.Model, tables: tuple[made.Rows, made.Rows], tmp_path: Path, name: str
+) -> None:
+    path, config, tensors = mlp(tmp_path, name)
+    trained = files.load(path, model, pack_as=None)
+    tokens = [5, 80, 33]
+    expected = made.mlp_logits(config, tensors, np.float64(hidden_row()), tokens, *tables)
+    found = trained.heads.logits(hidden_row(), tokens)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert np.abs(mine - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(("n_layers", "own_heads"), [(1, True), (2, True), (1, False)])
+def test_medusas_heads_compute_what_the_paper_says(
+    model: pyflow.Model,
+    tables: tuple[made.Rows, made.Rows],
+    tmp_path: Path,
+    n_layers: int,
+    own_heads: bool,
+) -> None:
+    tensors = made.medusa_tensors(N_VOCAB, N_EMBD, N, n_layers, own_heads=own_heads)
+    # Published configurations count wrongly.
+    config = {"model_type": "llama", "medusa_num_heads": 2, "original_lm_head": not own_heads}
+    trained = files.load(made.write(tmp_path, config, tensors), model, pack_as=None)
+    found = trained.heads.logits(hidden_row(), [1] * N)
+    expected = made.medusa_logits(tensors, N, n_layers, np.float64(hidden_row()), tables[1])
+    for mine, theirs in zip(found, expected, strict=True):
+        assert np.abs(mine - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def probabilities(logits: NDArray[np.float32]) -> made.Rows:
+    weights = np.exp(np.float64(logits) - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+@pytest.mark.parametrize("n_nodes", [1, 4, 7, 20])
+def test_a_draft_is_the_tree_of_the_likeliest_nodes(
+    model: pyflow.Model, tmp_path: Path, n_nodes: int
+) -> None:
+    path, _, _ = mlp(tmp_path, "based")
+    heads = files.load(path, model).heads
+    root = 5
+    # All paths of two nodes, by the heads run along each.
+    first = probabilities(heads.logits(hidden_row(), [root])[0])
+    paths = {(i,): float(p) for i, p in zip(TOKEN_MAP, first, strict=True)}
+    for i, p in zip(TOKEN_MAP, first, strict=True):
+        second = probabilities(heads.logits(hidden_row(), [root, i])[1])
+        paths |= {(i, j): float(p * q) for j, q in zip(TOKEN_MAP, second, strict=True)}
+    best = sorted(paths, key=lambda path: -paths[path])[:n_nodes]
+    tokens, parents, scores = heads.draft(hidden_row(), root, n_nodes=n_nodes, depth=2)
+    found: dict[tuple[int, ...], float] = {}
+    names: list[tuple[int, ...]] = []
+    for token, parent, score in zip(tokens, parents, scores, strict=True):
+        before = names[parent] if parent >= 0 else ()
+        names.append((*before, token))
+        found[names[-1]] = found.get(before, 1.0) * score
+    assert sorted(found) == sorted(best)
+    for name, p in found.items():
+        assert p == pytest.approx(paths[name], rel=1e-4)
+
+
+def test_unlikely_paths_and_levels_are_left_out(model: pyflow.Model, tmp_path: Path) -> None:
+    path, _, _ = mlp(tmp_path, "based")
+    heads = files.load(path, model).heads
+    tokens, parents, scores = heads.draft(hidden_row(), 5, n_nodes=60, depth=3)
+    assert max(parents) >= 0
+    least = sorted(s for s, p in zip(scores, parents, strict=True) if p < 0)[1]
+    kept, _, _ = heads.draft(hidden_row(), 5, n_nodes=60, depth=3, least=least)
+    assert 0 < len(kept) < len(tokens)
+    _, parents, _ = heads.draft(hidden_row(), 5, n_nodes=60, depth=3, least_level=1.1)
+    assert set(parents) == {-1}
+    assert heads.draft(hidden_row(), 5, n_nodes=60, depth=3, least=2.0)[0] == []
+
+
+def test_heads_that_say_nothing_draft_nothing(model: pyflow.Model, tmp_path: Path) -> None:
+    config = made.mlp_config(N_VOCAB, N_EMBD, INNER, N)
+    tensors = made.mlp_tensors(N_VOCAB, N_EMBD, INNER, N)
+    tensors["speculator.head.0.weight"][7] = np.nan
+    heads = files.load(made.write(tmp_path, config, tensors), model, pack_as=None).heads
+    assert heads.draft(hidden_row(), 5, n_nodes=8, depth=3)[0] == []
+
+
+def test_a_row_does_not_depend_on_those_beside_it(model: pyflow.Model, tmp_path: Path) -> None:
+    """Drafts of one node and of many agree where they overlap, bit for bit."""
+    path, _, _ = mlp(tmp_path, "public")
+    heads = files.load(path, model).heads
+    many = dict(zip(*heads.draft(hidden_row(), 5, n_nodes=60, depth=1)[::2], strict=True))
+    for n in (1, 2, 17):
+        few = dict(zip(*heads.draft(hidden_row(), 5, n_nodes=n, depth=1)[::2], strict=True))
+        assert few.items() <= many.items()
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor", "shape", "error", "words"),
+    [
+        ({"vocab_size": 97}, "", (), FormatError, ["vocab_size", "96", "97"]),
+        ({"emb_dim": 32}, "", (), FormatError, ["emb_dim", "64", "32"]),
+        ({"n_predict": 4}, "", (), ShapeError, ["proj.3.weight", "missing"]),
+        ({"n_predict": 2}, "", (), UnsupportedError, [".2.", "unknown"]),
+        ({"n_predict": 10**9}, "", (), FormatError, ["n_predict", "64"]),
+        ({"inner_dim": -1}, "", (), FormatError, ["inner_dim"]),
+        ({"inner_dim": "96"}, "", (), FormatError, ["inner_dim", "config.json"]),
+        ({"model_type": "llama"}, "", (), UnsupportedError, ["llama", "mlp_speculator"]),
+        ({}, "proj.1.weight", (96, 95), ShapeError, ["96 x 96", "96 x 95"]),
+        ({}, "ln.0.weight", (96, 1), ShapeError, ["ln.0.weight"]),
+        ({}, "more.weight", (2, 2), UnsupportedError, ["more.weight"]),
+        ({"pyflow": {"base": {"name": "x"}}}, "", (), FormatError, ["base", "n_embd"]),
+    ],
+)
+def test_speculators_that_do_not_fit_are_refused(
+    model: pyflow.Model,
+    tmp_path: Path,
+    change: dict[str, Any],
+    tensor: str,
+    shape: tuple[int, ...],
+    error: type[PyflowError],
+    words: list[str],
+) -> None:
+    config = made.mlp_config(N_VOCAB, N_EMBD, INNER, N) | change
+    tensors = made.mlp_tensors(N_VOCAB, N_EMBD, INNER, N)
+    if tensor:
+        tensors[f"speculator.{tensor}"] = np.zeros(shape)
+    with pytest.raises(error) as info:
+        files.load(made.write(tmp_path, config, tensors), model)
+    assert type(info.value) is error
+    for word in words:
+        assert word in str(info.value)
+
+
+@pytest.mark.parametrize("token_map", [[-1, 2], [3, 3], [4, 2], [95, 96], [0.5, 1.5], [[1, 2]], []])
+def test_vocabularies_that_are_none_are_refused(
+    model: pyflow.Model, tmp_path: Path, token_map: list[Any]
+) -> None:
+    config = made.mlp_config(N_VOCAB, N_EMBD, INNER, N, pyflow=BASED)
+    tensors = made.mlp_tensors(N_VOCAB, N_EMBD, INNER, N, from_base=True)
+    tensors["speculator.token_map"] = np.asarray(token_map)
+    with pytest.raises(ShapeError, match="token_map"):
+        files.load(made.write(tmp_path, config, tensors), model)
+
+
+def test_numbers_out_of_range_are_refused(model: pyflow.Model, tmp_path: Path) -> None:
+    path, _, _ = mlp(tmp_path, "public")
+    heads = files.load(path, model).heads
+    row = hidden_row()
+    for hidden, root, sizes in [
+        (row[:-1], 5, (1, 1)),
+        (row, -1, (1, 1)),
+        (row, N_VOCAB, (1, 1)),
+        (row, 5, (0, 1)),
+        (row, 5, (65, 1)),
+        (row, 5, (1, 0)),
+    ]:
+        with pytest.raises(ShapeError, match="speculator"):
+            heads.draft(hidden, root, n_nodes=sizes[0], depth=sizes[1])
+    for tokens in ([], [1] * 4, [N_VOCAB]):
+        with pytest.raises(ShapeError, match="speculator"):
+            heads.logits(row, tokens)
