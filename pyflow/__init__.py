@@ -6,10 +6,16 @@
 """
 
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if find_spec("pyflow._core") is None:
+    for _other in import_module("pathlib").Path(__path__[0]).glob("_core.*.so"):
+        raise ImportError(
+            f"{_other} is of another Python or machine, expected "
+            f"_core{EXTENSION_SUFFIXES[0]}: install pyflow with the Python that runs it"
+        )
     raise ImportError(
         f"{__path__[0]} is pyflow's source folder, without the built extension: run Python in "
         "another folder or as 'python -P', which does not look here, or build it with 'make dev'"

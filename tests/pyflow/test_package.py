@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -40,6 +41,17 @@ def test_the_source_folder_says_that_it_is_no_package() -> None:
     assert said.startswith(f"ImportError: {ROOT / 'pyflow'} is pyflow's source folder, without")
     assert "python -P" in said
     assert "make dev" in said
+
+
+def test_a_package_of_another_python_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pyflow").mkdir()
+    shutil.copy(ROOT / "pyflow/__init__.py", tmp_path / "pyflow")
+    (tmp_path / "pyflow/_core.cpython-39-riscv64-linux-gnu.so").touch()
+    command = [sys.executable, "-E", "-S", "-c", "import pyflow"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: {tmp_path}/pyflow/_core.cpython-39-riscv64-linux-gnu.so")
+    assert f"expected _core{sysconfig.get_config_var('EXT_SUFFIX')}" in said
 
 
 def test_every_module_has_one_name() -> None:
