@@ -108,10 +108,11 @@ struct AttendArgs {
   float scale;
   float softcap;                  // 0: none
   const float* slopes = nullptr;  // one per query head: a score gets slope * -distance; null: none
+  uint8_t* scratch = nullptr;     // for prefill_attend, as in MatmulArgs
 };
 
 // What a row's token belongs to (contract C1): a prompt, or generation and its verification. The
-// two differ only for a table that has prefill_matmul.
+// two differ only for a table that has prefill_matmul and prefill_attend.
 enum class Regime : uint8_t { Prefill, Decode };
 
 enum class Activation : uint8_t { Silu, Gelu, GeluTanh, Relu };  // Gelu: by erf
@@ -172,6 +173,9 @@ struct KernelTable {
                       float* partial);
   void (*attend_merge)(const AttendArgs&, int64_t row, int64_t kv_head, const float* partials,
                        int64_t n_spans);
+  // The same as attend for rows of a prompt, if the table has faster arithmetic for many rows; null:
+  // attend.
+  void (*prefill_attend)(const AttendArgs&, int64_t row_begin, int64_t row_end, int64_t kv_head);
 
   // log(sum(exp(x))), accumulated in double in a fixed order.
   double (*log_sum_exp)(const float* x, int64_t n);

@@ -1,5 +1,5 @@
-// The kernel table of an instruction set with tiles: another table's kernels, and products by
-// tiles. CMakeLists.txt compiles this file once for each, like isa.cpp and by the same rule, with
+// The kernel table of an instruction set with tiles: another table's kernels, and products and
+// attention by tiles. CMakeLists.txt compiles this file once for each, like isa.cpp and by the same rule, with
 // PYFLOW_ISA=amx, PYFLOW_BASE=avx512 (the other table), PYFLOW_TILES=Hardware (kernels/tiles/words.h),
 // and the lanes PYFLOW_SIMD and PYFLOW_TILE_LANES.
 #include <stddef.h>
@@ -35,6 +35,10 @@ const KernelTable* base_table = nullptr;  // set before anything is multiplied
 #include "kernels/tiles/int8.inl"
 #include "kernels/tiles/panel_weights.inl"
 #include "kernels/tiles/panels.inl"
+#include "kernels/math.inl"
+#include "kernels/attention/block.inl"
+#include "kernels/tiles/attention_operands.inl"
+#include "kernels/tiles/attention.inl"
 // clang-format on
 
 template <class Format>
@@ -64,7 +68,9 @@ KernelTable make_table() {
   KernelTable t = *base_table;
   t.name = PYFLOW_TEXT(PYFLOW_ISA);
   t.panel_row = panel_row;
+  t.prefill_attend = attend_by_tiles<PYFLOW_TILES>;
   needs_scratch<PanelScratch>(t);
+  needs_scratch<AttentionScratch>(t);
 #define PYFLOW_FORMAT(name, id, block, bytes) fill_products<DType::name, quant::name>(t);
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT

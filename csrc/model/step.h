@@ -51,7 +51,7 @@ struct StepMemory {
   ActBlock* acts;                            // n_batch x act_blocks_per_row; own or shared
   ActBlock* pairs;           // 2 n_batch rows, for fine inputs (quant/packed_tensor.h); or null
   uint16_t* panels;          // n_batch rows, for prefill_matmul; null if no matrix has it
-  uint8_t* kernel_scratch;   // of this thread: MatmulArgs::scratch
+  uint8_t* kernel_scratch;   // of this thread: MatmulArgs::scratch, AttendArgs::scratch
   float* partials;           // of attention that is split at spans
   int64_t partial_capacity;  // floats
   float* angles;             // of all RopeTables

@@ -5,6 +5,7 @@
 // The slots of the cells, the other rows and the number of threads only decide how the work is
 // split.
 #include "kernels/attention/pairs.inl"
+#include "kernels/attention/store_kv.inl"
 
 inline constexpr int64_t kMaxRows = 32;
 inline constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;

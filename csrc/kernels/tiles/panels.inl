@@ -186,18 +186,22 @@ static inline void multiply_chunk(const MatmulArgs& args, const Chunk& c, const 
   }
 }
 
+static inline TileConfig whole_tiles() {
+  TileConfig config;
+  for (int i = 0; i < kTiles; ++i) {
+    config.rows[i] = 16;
+    config.row_bytes[i] = 64;
+  }
+  return config;
+}
+
 template <class T, class Weights>
 PYFLOW_WHOLE static void multiply_panels(const MatmulArgs& args, int64_t tile_begin,
                                          int64_t tile_end) {
   auto& [panels, sums] = *reinterpret_cast<PanelScratch*>(args.scratch);
   Weights weights(args);
   const Chunks chunks = {tile_begin, tile_end, (args.k + kPanelK - 1) / kPanelK * kPanelK};
-  TileConfig whole;
-  for (int i = 0; i < kTiles; ++i) {
-    whole.rows[i] = 16;
-    whole.row_bytes[i] = 64;
-  }
-  T::config(whole);
+  T::config(whole_tiles());
   Chunk now = chunks.first();
   if (now.n_k > 0) weights.start(now, panels[0]);
   while (weights.left() > 0) weights.quarter();

@@ -12,6 +12,9 @@ namespace pyflow {
 namespace {
 
 constexpr int64_t kRowTile = 16;
+// The same for prompts by tiles, where it pays to write keys and values as tiles for many rows. A
+// team whose threads would be idle takes fewer.
+constexpr int64_t kPromptRowTile = 64;
 // From so many cells on, splitting attention over more threads saves more than its barrier costs.
 constexpr int64_t kCellsWorthABarrier = 64;
 
@@ -83,7 +86,8 @@ class Attention final : public Block, private AttentionWeights {
                              .n_heads = n_heads_,
                              .scale = scale_,
                              .softcap = softcap_,
-                             .slopes = slopes_.empty() ? nullptr : slopes_.data()};
+                             .slopes = slopes_.empty() ? nullptr : slopes_.data(),
+                             .scratch = s.kernel_scratch};
     const Cut cut = cut_for(s, team, args);
     if (s.own_rows && cut.whole()) {
       // A head is prepared and attended to by one thread; no other thread reads its cells in this
@@ -184,58 +188,94 @@ class Attention final : public Block, private AttentionWeights {
     return v.n == 0 ? 0 : v.positions[v.n - 1] / kLogicalSpan - v.positions[0] / kLogicalSpan + 1;
   }
 
-  // How attention is split further than tiles of rows x heads of keys: at spans of positions, or
-  // into parts of the query heads that share a head of keys.
+  // So many rows, the first ones, take the arithmetic of prompts: if the products of this block do,
+  // wherever its neighbours are.
+  int64_t n_by_tiles(const Step& s) const {
+    const auto by_panels = [&s](const PackedTensor* w) {
+      return s.kernels.prefill_matmul[static_cast<size_t>(w->dtype())] != nullptr;
+    };
+    const bool any = by_panels(q_) || by_panels(k_) || by_panels(v_) || by_panels(o_);
+    return any && s.kernels.prefill_attend ? s.n_prefill : 0;
+  }
+
+  // How attention of the other rows is split further than tiles of rows x heads of keys: at spans of
+  // positions, or into parts of the query heads that share a head of keys.
   struct Cut {
-    int64_t spans, parts;
-    bool whole() const { return spans == 1 && parts == 1; }
+    int64_t first_row, spans, parts;
+    bool whole() const { return first_row == 0 && spans == 1 && parts == 1; }
   };
 
   Cut cut_for(const Step& s, const Team& team, const AttendArgs& args) const {
-    Cut cut = {1, 1};
-    if (s.n_rows >= kSplitRows || team.size() == 1) return cut;
+    Cut cut = {n_by_tiles(s), 1, 1};
+    const int64_t n_rows = s.n_rows - cut.first_row;
+    if (n_rows >= kSplitRows || team.size() == 1) return cut;
     int64_t cells = 0;
-    for (int64_t r = 0; r < s.n_rows; ++r) {
+    for (int64_t r = cut.first_row; r < s.n_rows; ++r) {
       cut.spans = std::max(cut.spans, spans(args.views[r]));
       cells = std::max(cells, args.views[r].n);
     }
-    if (s.n_rows * n_kv_heads_ * cut.spans * partial_floats(args) > s.partial_capacity)
-      cut.spans = 1;
+    if (n_rows * n_kv_heads_ * cut.spans * partial_floats(args) > s.partial_capacity) cut.spans = 1;
     if (cut.spans == 1 && cells >= kCellsWorthABarrier)
       while (cut.parts < group() && cut.parts * n_kv_heads_ % team.size()) ++cut.parts;
     return cut;
   }
 
+  // Attention of rows [first, last) in units that are computed by one thread each.
+  struct Units {
+    int64_t first, last, row_tile, parts;
+    decltype(KernelTable::attend) kernel;
+
+    int64_t n(int64_t n_kv_heads) const {
+      return (last - first + row_tile - 1) / row_tile * n_kv_heads * parts;
+    }
+  };
+
+  Units prompts(const Step& s, const Team& team, int64_t n_rows) const {
+    Units units = {0, n_rows, kPromptRowTile, 1, s.kernels.prefill_attend};
+    while (units.row_tile > kRowTile && units.n(n_kv_heads_) < 2 * team.size()) units.row_tile /= 2;
+    while (units.parts < group() && units.n(n_kv_heads_) < team.size()) ++units.parts;
+    return units;
+  }
+
+  void attend_unit(const Units& units, int64_t i, const AttendArgs& args,
+                   const RowMemory& memory) const {
+    const int64_t parts = units.parts, head = i / parts % n_kv_heads_,
+                  first = group() * (i % parts) / parts, last = group() * (i % parts + 1) / parts,
+                  row = units.first + i / (n_kv_heads_ * parts) * units.row_tile,
+                  end_row = std::min(row + units.row_tile, units.last);
+    units.kernel(part_of(args, head, first, last), row, end_row, head);
+    for (int64_t r = row; r < end_row; ++r)
+      take_mixed(memory, r, head * group() + first, head * group() + last);
+  }
+
   void attend(const Step& s, Team& team, const AttendArgs& args, const Cut& cut,
               const RowMemory& memory) const {
-    if (cut.spans == 1) {
-      const int64_t tiles = (s.n_rows + kRowTile - 1) / kRowTile, parts = cut.parts;
-      team.for_each(tiles * n_kv_heads_ * parts, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t row = i / (n_kv_heads_ * parts) * kRowTile, head = i / parts % n_kv_heads_;
-          const int64_t first = group() * (i % parts) / parts,
-                        last = group() * (i % parts + 1) / parts;
-          const int64_t end_row = std::min(row + kRowTile, s.n_rows);
-          s.kernels.attend(part_of(args, head, first, last), row, end_row, head);
-          for (int64_t r = row; r < end_row; ++r)
-            take_mixed(memory, r, head * group() + first, head * group() + last);
-        }
-      });
-      return;
-    }
-    const int64_t size = partial_floats(args);
-    const auto partial = [&](int64_t row_head) { return s.partials + row_head * cut.spans * size; };
-    team.for_each(s.n_rows * n_kv_heads_ * cut.spans, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first_row = cut.first_row, n_rows = s.n_rows - first_row;
+    const Units tiled = prompts(s, team, first_row),
+                whole = {first_row, cut.spans == 1 ? s.n_rows : first_row, kRowTile, cut.parts,
+                         s.kernels.attend};
+    const int64_t n_tiled = tiled.n(n_kv_heads_), n_units = n_tiled + whole.n(n_kv_heads_),
+                  n_spans = cut.spans == 1 ? 0 : cut.spans, size = partial_floats(args);
+    const auto partial = [&](int64_t row_head) { return s.partials + row_head * n_spans * size; };
+    team.for_each(n_units + n_rows * n_kv_heads_ * n_spans, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row_head = i / cut.spans, span = i % cut.spans, row = row_head / n_kv_heads_;
-        if (span < spans(args.views[row]))
-          s.kernels.attend_span(args, row, row_head % n_kv_heads_, span,
-                                partial(row_head) + span * size);
+        if (i < n_tiled) {
+          attend_unit(tiled, i, args, memory);
+        } else if (i < n_units) {
+          attend_unit(whole, i - n_tiled, args, memory);
+        } else {
+          const int64_t row_head = (i - n_units) / n_spans, span = (i - n_units) % n_spans,
+                        row = first_row + row_head / n_kv_heads_;
+          if (span < spans(args.views[row]))
+            s.kernels.attend_span(args, row, row_head % n_kv_heads_, span,
+                                  partial(row_head) + span * size);
+        }
       }
     });
-    team.for_each(s.n_rows * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
+    if (n_spans == 0) return;
+    team.for_each(n_rows * n_kv_heads_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = i / n_kv_heads_, head = i % n_kv_heads_;
+        const int64_t row = first_row + i / n_kv_heads_, head = i % n_kv_heads_;
         s.kernels.attend_merge(args, row, head, partial(i), spans(args.views[row]));
         take_mixed(memory, row, head * group(), (head + 1) * group());
       }

@@ -1,10 +1,12 @@
 // The kernels of the KV cache: cells in arrays of the test's, and attention over them.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/testing.h"
+#include "core/buffer.h"
 #include "kernels/dispatch.h"
 
 namespace pyflow {
@@ -62,7 +64,7 @@ class Attention {
  public:
   Attention(const std::string& isa, Cells cells, ExactFloats q, Rows rows, int64_t n_heads,
             float scale, float softcap, std::optional<ExactFloats> slopes)
-      : table_(kernel_table(isa)),
+      : table_(table_named(isa)),
         cells_(std::move(cells)),
         q_(std::move(q)),
         rows_(std::move(rows)),
@@ -88,12 +90,18 @@ class Attention {
     args_.q_stride = stride_of(q_, cells_.view.key_dim);
   }
 
-  void attend(ExactFloats& out, int64_t row_begin, int64_t row_end, int64_t kv_head) const {
+  // Of a prompt if the table has attention of its own for prompts.
+  void attend(ExactFloats& out, int64_t row_begin, int64_t row_end, int64_t kv_head,
+              bool prefill) const {
     check(row_begin, kv_head);
     check(row_end - 1, kv_head);
-    const AttendArgs args = into(out);
+    require(!prefill || table_.prefill_attend, "this table has no prefill_attend");
+    Buffer scratch(static_cast<size_t>(table_.scratch_nbytes), "scratch");
+    std::fill_n(scratch.data(), scratch.size(), uint8_t{0xff});  // NaNs
+    AttendArgs args = into(out);
+    args.scratch = scratch.data();
     const py::gil_scoped_release release;
-    table_.attend(args, row_begin, row_end, kv_head);
+    (prefill ? table_.prefill_attend : table_.attend)(args, row_begin, row_end, kv_head);
   }
   ExactFloats span(int64_t row, int64_t kv_head, int64_t number) const {
     check(row, kv_head);
@@ -154,7 +162,7 @@ void register_attention(py::module_& m) {
            py::arg("isa"), py::arg("cells"), py::arg("q").noconvert(), py::arg("rows"),
            py::arg("n_heads"), py::arg("scale"), py::arg("softcap"), py::arg("slopes") = py::none())
       .def("attend", &Attention::attend, py::arg("out").noconvert(), py::arg("row_begin"),
-           py::arg("row_end"), py::arg("kv_head"))
+           py::arg("row_end"), py::arg("kv_head"), py::arg("prefill") = false)
       .def("span", &Attention::span, py::arg("row"), py::arg("kv_head"), py::arg("number"))
       .def("merge", &Attention::merge, py::arg("out").noconvert(), py::arg("row"),
            py::arg("kv_head"), py::arg("partials").noconvert());

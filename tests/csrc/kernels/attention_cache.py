@@ -92,8 +92,12 @@ def attend(
     softcap: float = 0.0,
     slopes: np.ndarray | None = None,
     cuts: tuple[int, ...] = (),
+    prefill: bool = False,
 ) -> np.ndarray:
-    """All rows and heads, the rows cut into several calls; outputs start as nan between guards."""
+    """All rows and heads, the rows cut into several calls; outputs start as nan between guards.
+
+    prefill: by the table's attention of prompts.
+    """
     n_heads, dim = q.shape[1] // cache.head_dim, cache.in_cells(cache.value_dim)
     out = np.full((len(rows), n_heads * dim + 3), np.nan, np.float32)
     scale = cache.head_dim**-0.5
@@ -102,7 +106,7 @@ def attend(
     edges = [0, *cuts, len(rows)]
     for begin, end in itertools.pairwise(edges):
         for kv_head in range(cache.n_kv_heads):
-            attention.attend(out, begin, end, kv_head)
+            attention.attend(out, begin, end, kv_head, prefill)
     assert np.isnan(out[:, n_heads * dim :]).all()
     return cut(cache, out[:, : n_heads * dim])
 

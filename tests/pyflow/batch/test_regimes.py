@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +84,24 @@ def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
 
 
 @pytest.mark.parametrize("regime", ["prefill", "decode"])
-def test_any_cut_of_a_text_gives_the_same_bits(model: pyflow.Model, regime: Regime) -> None:
-    tokens = text(70)
+def test_any_cut_of_a_text_gives_the_same_bits(
+    model: pyflow.Model, path: Path, regime: Regime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = text(150)
     found = []
-    for n_batch in (70, 33, 32, 7, 1):
-        with model.context(128, n_batch=n_batch) as context:
+    for n_batch in (150, 33, 32, 7, 1):
+        with model.context(160, n_batch=n_batch) as context:
+            found.append(context.forward(tokens, logits="all", regime=regime))
+    monkeypatch.setattr(_core, "ThreadPool", partial(_core.ThreadPool, adapts=False))
+    for n_threads in (1, 3):
+        with (
+            pyflow.load(path, n_threads=n_threads, quantize="q8_0") as alike,
+            alike.context(160, n_batch=75) as context,
+        ):
             found.append(context.forward(tokens, logits="all", regime=regime))
     assert all(same(each, found[0]) for each in found)
     other: Regime = "decode" if regime == "prefill" else "prefill"
-    with model.context(128) as context:
+    with model.context(160) as context:
         assert not same(context.forward(tokens, logits="all", regime=other), found[0])
         assert not same(context.forward(tokens[:1], regime=other), found[0][:1])
 
