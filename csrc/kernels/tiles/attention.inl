@@ -198,30 +198,30 @@ class TilePairs {
       });
   }
 
-  // Turns the scores of a group into weights, and joins the block's maximums and sums.
+  // Turns the scores of a group into weights, and joins the block's maximums and sums. In three
+  // loops, because one would wait for each maximum.
   void make_weights(int64_t g) {
     const int64_t n = range_.n() - 16 * g < 16 ? range_.n() - 16 * g : 16;
     TilePair* pairs = memory_.pairs + 16 * g;
+    float(*scores)[kLogicalBlock] = memory_.scores + 16 * g;
     float m[16] = {}, l[16] = {}, mb[16] = {}, lb[16] = {}, keep[16], take[16];
+    const SeenBlock* seen[16];
     for (int64_t i = 0; i < n; ++i) {
-      const auto& [lanes, ahead] = memory_.rows[pairs[i].row];
-      float* s = memory_.scores[16 * g + i];
-      if (lanes.any()) {
-        m[i] = pairs[i].m;
-        l[i] = pairs[i].l;
-        mb[i] = finish_scores(args_, block_, lanes.first, lanes.last, pairs[i].slope, ahead, s);
-        lb[i] = weigh(lanes.first, lanes.last, mb[i], s);
-      }
-      left_weights(s, lanes);
+      seen[i] = memory_.rows + pairs[i].row;
+      if (!seen[i]->lanes.any()) continue;
+      m[i] = pairs[i].m;
+      l[i] = pairs[i].l;
+      mb[i] = finish_scores(args_, block_, seen[i]->lanes.first, seen[i]->lanes.last,
+                            pairs[i].slope, seen[i]->ahead, scores[i]);
     }
+    for (int64_t i = 0; i < n; ++i)
+      if (seen[i]->lanes.any())
+        lb[i] = weigh(seen[i]->lanes.first, seen[i]->lanes.last, mb[i], scores[i]);
+    for (int64_t i = 0; i < n; ++i) left_weights(scores[i], seen[i]->lanes);
     merge_weights(n, m, l, mb, lb, keep, take);
-    for (int64_t i = 0; i < n; ++i) {
-      if (!memory_.rows[pairs[i].row].lanes.any()) continue;
-      pairs[i].m = m[i];
-      pairs[i].l = l[i];
-      pairs[i].keep = keep[i];
-      pairs[i].take = take[i];
-    }
+    for (int64_t i = 0; i < n; ++i)
+      if (seen[i]->lanes.any())
+        pairs[i] = {pairs[i].out, pairs[i].row, pairs[i].slope, m[i], l[i], keep[i], take[i]};
   }
 
   template <class Rows>

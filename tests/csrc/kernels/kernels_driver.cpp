@@ -17,10 +17,11 @@
 namespace pyflow {
 namespace {
 
-static_assert(sizeof(KernelTable) ==
-                  (1 + 2 * kDTypeCount + 21) * sizeof(void*) + sizeof(KernelTable::scratch_nbytes),
-              "run() has to know every kernel but dot_peak, which only takes time, and "
-              "prefill_matmul, panel_row and prefill_attend, which have an arithmetic of their own");
+static_assert(
+    sizeof(KernelTable) ==
+        (1 + 2 * kDTypeCount + 21) * sizeof(void*) + sizeof(KernelTable::scratch_nbytes),
+    "run() has to know every kernel but dot_peak, which only takes time, and "
+    "prefill_matmul, panel_row and prefill_attend, which have an arithmetic of their own");
 
 // Random blocks, those drawn again whose values a random f16 scale made very small or large.
 std::vector<uint8_t> random_weights(Random& random, DType dtype, int64_t rows, int64_t cols) {
