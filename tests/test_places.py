@@ -338,7 +338,7 @@ def test_a_drafter_takes_a_file_and_the_list_of_methods(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.add("pyflow/speculate/drafters/echo.py", drafter)
     methods = "pyflow/speculate/methods.py"
-    tree.add_line(methods, first, after="from pyflow.speculate.drafters import")
+    tree.add_line(methods, first, after="from pyflow.errors import")
     tree.add_line(methods, entry, after="jacobi.ENTRY,")
     assert tree.python("-c", DRAFT) == "8 [3, 4]\n"
     told = tree.pyflow("generate", "--help", "speculation")

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from pyflow.arguments import whole
 from pyflow.errors import PyflowError
-from pyflow.speculate.drafters import draft_model, jacobi, lookahead, lookup, medusa, mlp, pool
+from pyflow.speculate.drafters import (
+    draft_model,
+    jacobi,
+    kangaroo,
+    lookahead,
+    lookup,
+    medusa,
+    mlp,
+    pool,
+)
 from pyflow.speculate.entry import Entry, Made, Source, Speculation
 from pyflow.speculate.speculator import Speculator
 
@@ -22,7 +31,7 @@ _SOURCES: dict[Source, str] = {
 }
 
 
-_TRAINED = (mlp.ENTRY, medusa.ENTRY)
+_TRAINED = (mlp.ENTRY, medusa.ENTRY, kangaroo.ENTRY)
 
 
 def _auto(model: ModelFiles, options: Speculation) -> Made:

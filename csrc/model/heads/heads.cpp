@@ -13,7 +13,7 @@
 namespace pyflow {
 namespace {
 
-constexpr float kEps = 1e-6f;
+constexpr float kInputEps = 1e-6f;  // of scale_input
 constexpr size_t kMostHeads = 64;
 // Logits that are held at once: 4 MiB.
 constexpr int64_t kLogitsAtOnce = int64_t{1} << 20;
@@ -67,8 +67,11 @@ Heads::Head Heads::bind(const BlockSpec& spec, const Head* first) {
       throw UnsupportedError(
           "speculator: expected the model's embedding in this process, found it on another rank");
     head.token_scale = spec.number("token_scale");
-    head.norm = weights_.vector(spec.tensor("norm"), inner);
     head.norm_bias = weights_.vector(spec.tensor("norm_bias"), inner);
+  }
+  if (head.projection || spec.has("norm")) {
+    head.norm = weights_.vector(spec.tensor("norm"), width);
+    head.eps = spec.number("eps");
   }
   if (spec.has("residuals")) {
     const auto weights = spec.tensors("residuals"), biases = spec.tensors("residual_biases");
@@ -184,7 +187,7 @@ void Heads::begin(std::span<const float> hidden) {
   std::ranges::copy(hidden, states_);
   if (!spec_.scale_input) return;
   const std::vector<float> weight(hidden.size(), static_cast<float>(1 / std::sqrt(2.0)));
-  base_->kernels().rms_norm(states_, weight.data(), kEps, spec_.n_embd, states_);
+  base_->kernels().rms_norm(states_, weight.data(), kInputEps, spec_.n_embd, states_);
 }
 
 Step Heads::step(const Team& team) const {
@@ -216,7 +219,11 @@ void Heads::update(const Head& head, Step& s, Team& team, std::span<const Row> r
     for (int64_t r = begin; r < end; ++r) {
       const Row& row = rows[static_cast<size_t>(r)];
       std::copy_n(state(row.state), stride_, taken + r * stride_);
-      if (!head.projection) continue;
+      if (!head.projection) {
+        float* y = y_ + r * stride_;
+        if (head.norm) s.kernels.rms_norm(y, head.norm, head.eps, spec_.n_embd, y);
+        continue;
+      }
       const PackedTensor& table = head.tokens ? *head.tokens : *base_->embedding();
       float* token = tokens_ + r * stride_;
       table.dequantize_row(row.token, token, s.copy);
@@ -235,7 +242,7 @@ void Heads::update(const Head& head, Step& s, Team& team, std::span<const Row> r
     for (int64_t r = begin; r < end; ++r) {
       float* y = y_ + r * stride_;
       s.kernels.add(y, token + r * stride_, inner);
-      s.kernels.rms_norm(y, head.norm, kEps, inner, y);
+      s.kernels.rms_norm(y, head.norm, head.eps, inner, y);
       s.kernels.add(y, head.norm_bias, inner);
       s.kernels.activate(Activation::Gelu, y, inner);
       std::copy_n(y, inner, state(to + r));

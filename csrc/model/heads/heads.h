@@ -3,14 +3,15 @@
 // Medusa's heads.
 //
 // Head i guesses the token i + 1 places after the root, the newest token, in three parts. All are
-// optional but the last, and rms(x) = x / sqrt(mean(x^2) + 1e-6):
+// optional but the last, and rms(x) = x / sqrt(mean(x^2) + eps):
 //   state   = gelu(norm * rms(projection state + token) + norm_bias)
 //             of the state that the head before left and of the token that it guessed; token is a
 //             row of the table `tokens` times token_scale, or `token_projection` times the model's
 //             embedding times token_scale
 //   then    x = state; x = x + silu(residual x + residual_bias), one after the other
 //   logits  = head x, or the rows of the model's head over gain * (output x)
-// Without projection all heads start from the hidden row and see no token.
+// Without projection all heads start from the hidden row, or from norm * rms(hidden), and see no
+// token. The eps of rms is a parameter.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +71,7 @@ class Heads {
     const PackedTensor *projection = nullptr, *tokens = nullptr, *token_projection = nullptr;
     float token_scale = 1;
     const float *norm = nullptr, *norm_bias = nullptr;
+    float eps = 0;
     std::vector<Residual> residuals;
     const PackedTensor* output = nullptr;
     const float* gain = nullptr;

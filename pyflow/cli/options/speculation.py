@@ -63,6 +63,7 @@ RULES = (
         if need != "trained"  # which may lie beside the model
     ),
     Rule("--speculator", needs=_spec(_drafts_from("trained"))),
+    Rule("--exit-layer", needs=["--speculator"]),
     Rule("--speculator", forbids=["--pipeline"], advice="it drafts in one process"),
     *(
         Rule(f"--spec {entry.name}", forbids=["--pipeline"], advice="it drafts in one process")
@@ -157,6 +158,8 @@ class Drafts:
     """The path of a text."""
     speculator: str | None = None
     """The path of a trained one; None: what lies beside the model."""
+    exit_layer: int | None = None
+    """Of a Kangaroo adapter that does not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +245,7 @@ def _trained(target: Model, drafts: Drafts) -> Trained | None:
     from pyflow.speculate.trained import files, find
 
     path = find.beside(target.path) if drafts.speculator is None else Path(drafts.speculator)
-    return None if path is None else files.load(path, target)
+    return None if path is None else files.load(path, target, exit_layer=drafts.exit_layer)
 
 
 def check_layers(model: ModelFiles, layers: Sequence[int]) -> None:
@@ -276,9 +279,14 @@ drafts = grouped(
     ),
     option(
         "--speculator",
-        "A trained speculator, for mlp, medusa and auto.  [default: NAME.speculator beside"
-        " NAME.gguf, if it is there]",
+        "A trained speculator, for mlp, medusa, kangaroo and auto.  [default: NAME.speculator"
+        " beside NAME.gguf, if it is there]",
         metavar="FOLDER",
+    ),
+    option(
+        "--exit-layer",
+        "Layers that run before a Kangaroo adapter, if its files do not say it.",
+        type=Whole(1),
     ),
 )
 _method = option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyflow.speculate.entry import Entry, Made, Speculation
-from pyflow.speculate.trained.drafting import heads_of
+from pyflow.speculate.trained.drafting import HeadsMethod, of_kind
 
 if TYPE_CHECKING:
     from pyflow.engine.model_files import ModelFiles
@@ -16,7 +16,7 @@ _N_NODES = 8
 
 
 def _make(_model: ModelFiles, options: Speculation) -> Made:
-    return [heads_of(NAME, options.trained)], _N_NODES
+    return [HeadsMethod(of_kind(NAME, options.trained))], _N_NODES
 
 
 ENTRY = Entry(NAME, _make, needs=("trained",))

@@ -50,21 +50,26 @@ class HeadsMethod(Method):
             least_level=level / _RIGHT,
         )
         tree = DraftTree(tokens, parents, probabilities)
-        tree.evidence = [min(9, int(10 * p)) for p in probabilities]
+        tree.evidence = [evidence_of(p) for p in probabilities]
         depth = max(tree.depths(), default=1)
         self._level_s.append((time.monotonic() - begin) / max(1, depth))
         return tree
 
 
-def heads_of(kind: str, trained: Trained | None) -> HeadsMethod:
-    """The method of a speculator. UnsupportedError: it is of another kind."""
+def evidence_of(probability: float) -> int:
+    """Guesses of about one probability are of one kind."""
+    return min(9, int(10 * probability))
+
+
+def of_kind(kind: str, trained: Trained | None) -> Trained:
+    """UnsupportedError: the speculator is of another kind."""
     assert trained is not None
     if trained.kind != kind:
         raise UnsupportedError(
             f"{trained.path}: expected a speculator of kind {kind}, found {trained.kind}; use "
             f"--spec {trained.kind}"
         )
-    return HeadsMethod(trained)
+    return trained
 
 
 class _HeadsDrafter(Drafter):

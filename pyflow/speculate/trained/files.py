@@ -13,8 +13,9 @@ from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.formats.side_files import read_json
 from pyflow.quant import read_as
-from pyflow.speculate.trained import medusa
-from pyflow.speculate.trained.layout import Config
+from pyflow.speculate.trained import kangaroo, medusa
+from pyflow.speculate.trained.kangaroo import KangarooConfig
+from pyflow.speculate.trained.layout import Config, within
 from pyflow.speculate.trained.medusa import MedusaConfig
 from pyflow.speculate.trained.mlp import MlpConfig
 from pyflow.speculate.trained.tensors import Tensors
@@ -25,15 +26,28 @@ if TYPE_CHECKING:
 _MAX_CONFIG = 1 << 20
 # What float matrices are packed as: reading them is what a draft costs.
 PACKED = "Q8_0"
-_CONFIGS: dict[str, type[MlpConfig | MedusaConfig]] = {
+_CONFIGS: dict[str, type[MlpConfig | MedusaConfig | KangarooConfig]] = {
     "mlp_speculator": MlpConfig,
     "medusa": MedusaConfig,
+    "llama": KangarooConfig,  # of one layer
 }
+# Of tensors' names; files may leave them out.
+_PREFIXES = {"mlp": ("speculator.",), "medusa": medusa.PREFIXES, "kangaroo": ("model.",)}
 
 
 class _Type(msgspec.Struct):
     model_type: str | None = None
     medusa_num_heads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Kangaroo's attention."""
+
+    model: LoadedModel
+    stage: _core.Stage
+    exit_layer: int
+    """So many layers of the model run before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,7 @@ class Trained:
     path: Path
     config: Config
     heads: _core.Heads
+    adapter: Adapter | None = None
 
     @property
     def kind(self) -> str:
@@ -50,8 +65,15 @@ class Trained:
         return self.config.kind
 
 
-def load(path: str | Path, model: LoadedModel, *, pack_as: str | None = PACKED) -> Trained:
-    """The speculator at path, for a model. pack_as: the format of its float matrices; None: as
+def load(
+    path: str | Path,
+    model: LoadedModel,
+    *,
+    exit_layer: int | None = None,
+    pack_as: str | None = PACKED,
+) -> Trained:
+    """The speculator at path, for a model. exit_layer: for Kangaroo, whose public files do not say
+    it: so many layers run before the adapter. pack_as: the format of its float matrices; None: as
     they are stored.
 
     FormatError, ShapeError, UnsupportedError: no speculator, a broken one, or one for another
@@ -62,14 +84,30 @@ def load(path: str | Path, model: LoadedModel, *, pack_as: str | None = PACKED) 
     if config.base is not None:
         config.base.check(str(path), model)
     checkpoint = formats.open(path)
-    tensors = Tensors(checkpoint, _prefix(config, checkpoint))
+    tensors = Tensors(checkpoint, _prefix(config, checkpoint), kangaroo.IGNORED)
     native = config.native(tensors, model.spec.n_embd, model.spec.n_vocab)
+    stage = None
+    if isinstance(config, KangarooConfig):
+        exit_layer = _exit_layer(path, config, model, exit_layer)
+        stage = config.adapter(tensors)
     tensors.finish()
-    if pack_as is not None and not _packs(checkpoint, pack_as):
-        pack_as = None
-    return Trained(
-        path, config, _core.Heads(checkpoint.native, native, model.stage, pack_as=pack_as)
-    )
+    packed = pack_as if pack_as is None or _packs(checkpoint, pack_as) else None
+    heads = _core.Heads(checkpoint.native, native, model.stage, pack_as=packed)
+    adapter = None
+    if stage is not None and exit_layer is not None:
+        built = _core.Stage(checkpoint.native, stage, model.pool, pack_as=packed)
+        adapter = Adapter(model, built, exit_layer)
+    return Trained(path, config, heads, adapter)
+
+
+def _exit_layer(path: Path, config: KangarooConfig, model: LoadedModel, given: int | None) -> int:
+    layer = given or config.pyflow.exit_layer
+    if not layer:
+        raise UnsupportedError(
+            f"{path}: expected an exit layer in config.json, found none; say it (--exit-layer), as "
+            "in 2 for Vicuna 7B"
+        )
+    return within(str(path), "exit layer", layer, 1, model.spec.n_layers - 1)
 
 
 def read_config(folder: Path) -> Config:
@@ -77,7 +115,7 @@ def read_config(folder: Path) -> Config:
     path = folder / "config.json"
     found = read_json(path, _Type, max_nbytes=_MAX_CONFIG)
     kind = found.model_type
-    if kind not in _CONFIGS and found.medusa_num_heads is not None:
+    if found.medusa_num_heads is not None:
         kind = "medusa"  # Medusa's own files name the model's type
     if kind not in _CONFIGS:
         raise UnsupportedError(
@@ -90,7 +128,9 @@ def read_config(folder: Path) -> Config:
 
 
 def _prefix(config: Config, checkpoint: Checkpoint) -> str:
-    prefixes = medusa.PREFIXES if config.kind == "medusa" else ("speculator.",)
+    prefixes = {"medusa": medusa.PREFIXES, "kangaroo": ("model.",)}.get(
+        config.kind, ("speculator.",)
+    )
     for prefix in prefixes:
         if any(t.name.startswith(prefix) for t in checkpoint.tensors):
             return prefix

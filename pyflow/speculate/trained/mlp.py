@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyflow._core import HeadsSpec
 
 MOST_HEADS = 64
+EPS = 1e-6
 
 
 class MlpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class MlpConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "projection": tensors.take(
                     f"proj.{min(i, 1) if self.tie_weights else i}.weight", inner, width
                 ),
+                "eps": EPS,
                 "norm": tensors.take(f"ln.{at}.weight", inner),
                 "norm_bias": tensors.take(f"ln.{at}.bias", inner),
             }

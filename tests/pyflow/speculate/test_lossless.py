@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,8 @@ from pyflow.speculate.drafters.jacobi import Jacobi
 from pyflow.speculate.drafters.lookahead import Lookahead
 from pyflow.speculate.drafters.lookup import PromptLookup
 from pyflow.speculate.drafters.pool import NgramPool
-from pyflow.speculate.trained import files
-from pyflow.speculate.trained.drafting import HeadsMethod
 
-from .trained import speculators as made_up
+from .trained.methods import heads, kangaroo
 
 pytestmark = pytest.mark.model
 
@@ -76,24 +73,6 @@ def shallow(model: pyflow.Model) -> list[int]:
     return [*range(n // 3), n - 1]
 
 
-def heads(model: pyflow.Model, kind: str, damaged: bool = False) -> list[Method]:
-    """Heads with random weights; damaged: one of them is not a number."""
-    d, n_vocab = model.spec.n_embd, model.spec.n_vocab
-    if kind == "mlp":
-        based = {"base_embedding": True, "embedding_scale": 1.0, "base_head": True}
-        config = made_up.mlp_config(n_vocab, d, 64, 3, pyflow=based)
-        tokens = range(0, n_vocab, 50)
-        tensors = made_up.mlp_tensors(n_vocab, d, 64, 3, from_base=True, token_map=tokens)
-    else:
-        config = {"model_type": "medusa", "medusa_num_heads": 2, "original_lm_head": True}
-        tensors = made_up.medusa_tensors(n_vocab, d, 2, 1, own_heads=False)
-    if damaged:
-        next(iter(tensors.values()))[0, 0] = np.nan
-    with tempfile.TemporaryDirectory() as folder:
-        path = made_up.write(Path(folder), config, tensors)
-        return [HeadsMethod(files.load(path, model, pack_as=None if damaged else "Q8_0"))]
-
-
 METHODS: dict[str, Callable[[pyflow.Model, list[list[int]]], list[Method]]] = {
     "lookup": lambda _m, _r: [PromptLookup()],
     "pool": lambda m, _r: [NgramPool.from_tokens(m.tokenizer.encode(PROMPTS[0] * 3))],
@@ -114,6 +93,7 @@ METHODS: dict[str, Callable[[pyflow.Model, list[list[int]]], list[Method]]] = {
     "hidden": lambda _m, _r: [bad.Hidden()],
     "mlp": lambda m, _r: heads(m, "mlp"),
     "medusa": lambda m, _r: heads(m, "medusa"),
+    "kangaroo": lambda m, _r: kangaroo(m, 25),
     "mlp damaged": lambda m, _r: heads(m, "mlp", damaged=True),
 }
 
@@ -161,6 +141,19 @@ def test_speculation_changes_no_token(
             check(model.generate(PROMPTS, speculator=speculator, **options), expected)
         for i in order:
             check(model.generate(PROMPTS[i], speculator=speculator, **options), [expected[i]])
+
+
+def test_early_exits_are_right_now_and_then(
+    model: pyflow.Model, plain: Callable[[str], list[pyflow.Completion]]
+) -> None:
+    """Alone, where verification goes on from the first layers, and beside others."""
+    expected = plain("greedy")
+    with Speculator(kangaroo(model, 27), fixed=True) as speculator:
+        options: dict[str, Any] = {"n_predict": N_PREDICT, "sampling": SAMPLINGS["greedy"]}
+        alone = model.generate(PROMPTS[0], speculator=speculator, **options)
+        together = model.generate(PROMPTS, speculator=speculator, **options)
+    for done in ([alone], together):
+        assert check(done, expected[: len(done)]).accepted > 0
 
 
 LONG = {

@@ -160,3 +160,82 @@ def medusa_logits(tensors: Arrays, n: int, n_layers: int, hidden: Rows, head: Ro
         own = tensors.get(f"{h}.{n_layers}.weight")
         out.append((head if own is None else np.float64(own)) @ x)
     return out
+
+
+def kangaroo_config(
+    n_vocab: int, n_embd: int, n_heads: int, n_kv_heads: int, exit_layer: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaModel"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": n_embd,
+        "vocab_size": n_vocab,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "pyflow": {"exit_layer": exit_layer},
+        **more,
+    }
+
+
+def kangaroo_tensors(
+    n_embd: int, n_heads: int, n_kv_heads: int, *, token_map: Sequence[int] = (), seed: int = 1
+) -> Arrays:
+    rng = np.random.default_rng(seed)
+    dim = n_embd // n_heads
+
+    def normal(*shape: int) -> NDArray[np.float64]:
+        return np.asarray(rng.normal(size=shape) / math.sqrt(shape[-1]))
+
+    out: Arrays = {
+        "layers.0.input_layernorm.weight": 1 + 0.1 * rng.normal(size=n_embd),
+        "layers.0.self_attn.q_proj.weight": normal(n_heads * dim, n_embd),
+        "layers.0.self_attn.k_proj.weight": normal(n_kv_heads * dim, n_embd),
+        "layers.0.self_attn.v_proj.weight": normal(n_kv_heads * dim, n_embd),
+        "layers.0.self_attn.o_proj.weight": normal(n_embd, n_heads * dim),
+        "norm.weight": 1 + 0.1 * rng.normal(size=n_embd),
+    }
+    if token_map:
+        out["token_map"] = np.asarray(token_map)
+    return out
+
+
+def kangaroo_hidden(
+    config: Mapping[str, Any], tensors: Arrays, features: Rows
+) -> tuple[Rows, Rows]:
+    """Liu et al., 2024, section 3.2: the adapter's output at each position, before and after its
+    last norm."""
+    t = {name: np.float64(v) for name, v in tensors.items()}
+    eps = config["rms_norm_eps"]
+
+    def normed(x: Rows, weight: str) -> Rows:
+        return np.asarray(x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * t[weight])
+
+    n, d = features.shape
+    n_heads, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = d // n_heads
+    h = normed(features, "layers.0.input_layernorm.weight")
+    part = "layers.0.self_attn.{}_proj.weight".format
+    q, k, v = (
+        (h @ t[part(name)].T).reshape(n, heads, dim)
+        for name, heads in (("q", n_heads), ("k", n_kv), ("v", n_kv))
+    )
+    angles = np.arange(n)[:, None] * config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+
+    def turned(x: Rows) -> Rows:
+        a, b = x[..., : dim // 2], x[..., dim // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    q, k = turned(q), turned(k)
+    mixed = np.zeros((n, n_heads, dim))
+    for head in range(n_heads):
+        kv = head // (n_heads // n_kv)
+        scores = q[:, head] @ k[:, kv].T / math.sqrt(dim)
+        scores[np.triu_indices(n, 1)] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed[:, head] = p / p.sum(-1, keepdims=True) @ v[:, kv]
+    y = features + mixed.reshape(n, -1) @ t[part("o")].T
+    return np.asarray(y), normed(y, "norm.weight")

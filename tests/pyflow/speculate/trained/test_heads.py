@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import pyflow
+from pyflow import _core
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
 from pyflow.speculate.trained import files
 
@@ -99,6 +100,33 @@ def test_medusas_heads_compute_what_the_paper_says(
         assert np.abs(mine - theirs).max() < 1e-4 * np.abs(theirs).max()
 
 
+@pytest.mark.parametrize(("n_kv_heads", "token_map"), [(4, []), (2, TOKEN_MAP)])
+def test_kangaroos_adapter_computes_what_the_paper_says(
+    model: pyflow.Model,
+    tables: tuple[made.Rows, made.Rows],
+    tmp_path: Path,
+    n_kv_heads: int,
+    token_map: list[int],
+) -> None:
+    config = made.kangaroo_config(N_VOCAB, N_EMBD, 4, n_kv_heads, 1)
+    tensors = made.kangaroo_tensors(N_EMBD, 4, n_kv_heads, token_map=token_map)
+    trained = files.load(made.write(tmp_path, config, tensors), model, pack_as=None)
+    assert trained.adapter is not None
+    features = np.random.default_rng(5).normal(size=(20, N_EMBD)).astype(np.float32)
+    before, after = made.kangaroo_hidden(config, tensors, np.float64(features))
+    context = _core.Context(
+        trained.adapter.stage, n_ctx=32, n_seq_max=1, n_batch=32, cache_type="f16", layers=[]
+    )
+    context.forward(features, np.arange(20, dtype=np.int32), 0, [])
+    found = context.hidden()
+    # Keys and values are kept in F16.
+    assert np.abs(found - before).max() < 1e-3 * np.abs(before).max()
+    rows = tables[1][token_map] if token_map else tables[1]
+    expected = rows @ after[-1]
+    logits = trained.heads.logits(before[-1], [0])[0]
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
 def probabilities(logits: NDArray[np.float32]) -> made.Rows:
     weights = np.exp(np.float64(logits) - logits.max())
     return np.asarray(weights / weights.sum())
@@ -171,7 +199,7 @@ def test_a_row_does_not_depend_on_those_beside_it(model: pyflow.Model, tmp_path:
         ({"n_predict": 10**9}, "", (), FormatError, ["n_predict", "64"]),
         ({"inner_dim": -1}, "", (), FormatError, ["inner_dim"]),
         ({"inner_dim": "96"}, "", (), FormatError, ["inner_dim", "config.json"]),
-        ({"model_type": "llama"}, "", (), UnsupportedError, ["llama", "mlp_speculator"]),
+        ({"model_type": "gpt2"}, "", (), UnsupportedError, ["gpt2", "mlp_speculator"]),
         ({}, "proj.1.weight", (96, 95), ShapeError, ["96 x 96", "96 x 95"]),
         ({}, "ln.0.weight", (96, 1), ShapeError, ["ln.0.weight"]),
         ({}, "more.weight", (2, 2), UnsupportedError, ["more.weight"]),
