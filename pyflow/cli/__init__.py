@@ -1,7 +1,8 @@
 """The `pyflow` command: the list of commands, and exit codes.
 
 A command `name` is the click command `command` of pyflow/cli/name.py, or of a package of that name,
-and is loaded when it is used. A loaded module is a name in this file too, such as `list`.
+and is loaded when it is used; a module has _ where a command has -. A loaded module is a name in
+this file too, such as `list`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ COMMANDS = {
     "spec": "Check a model's files against its specification.",
     "quantize": "Write a model with fewer bits per weight.",
     "imatrix": "Measure the importance of the columns of a model's matrices.",
+    "train-speculator": "Train a small network that drafts for a model.",
     "eval": "Measure how well a model predicts text.",
     "bench": "Measure how fast a model runs here.",
     "cluster": "Run a model on several machines.",
@@ -66,7 +68,8 @@ class _Commands(Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.commands and name in COMMANDS:
-            self.add_command(importlib.import_module(f"pyflow.cli.{name}").command, name)
+            module = name.replace("-", "_")
+            self.add_command(importlib.import_module(f"pyflow.cli.{module}").command, name)
         return super().get_command(ctx, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

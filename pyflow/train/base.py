@@ -76,6 +76,8 @@ class Base:
     """Of the head, by token; None: it has none."""
     scale: float = 1.0
     softcap: float = 0.0
+    final_norm: Floats | None = None
+    """Weights of the norm before the head; None: it has none."""
 
     @property
     def n_embd(self) -> int:
@@ -90,10 +92,6 @@ def base_of(model: ModelFiles) -> Base:
     """The base of speculators for this model."""
     spec, head = model.spec, model.spec.head
     shape = (spec.n_vocab, spec.n_embd)
-    bias = None
-    if head.bias is not None:
-        stored = Table(model.checkpoint, head.bias, (spec.n_vocab, 1))
-        bias = stored.rows(np.arange(spec.n_vocab)).reshape(-1)
     return Base(
         facts={
             "name": spec.name,
@@ -105,10 +103,23 @@ def base_of(model: ModelFiles) -> Base:
         },
         embedding=Table(model.checkpoint, spec.embedding.weight, shape),
         head=Table(model.checkpoint, head.weight, shape),
-        bias=bias,
+        bias=_vector(model.checkpoint, head.bias),
         scale=head.scale,
         softcap=head.softcap,
+        final_norm=_vector(model.checkpoint, head.norm),
     )
+
+
+def _vector(checkpoint: Checkpoint, ref: Ref | None) -> Floats | None:
+    """The values of a vector, as the engine has them; None: there is none."""
+    if ref is None:
+        return None
+    values = np.ascontiguousarray(checkpoint.array(name_of(ref)).reshape(-1), np.float32)
+    if not isinstance(ref, TensorRef):
+        return values
+    if ref.rows:
+        values = np.concatenate([values[a : a + n] for a, n in ref.rows])
+    return values + np.float32(ref.add)
 
 
 def tokenizer_hash(tokenizer: Tokenizer, n_vocab: int) -> str:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 if TYPE_CHECKING:
     from pyflow.generate import Completion
@@ -99,6 +106,27 @@ def progress(what: str, *, least: int = 0) -> Iterator[Callable[[int, int], None
         yield bar
     finally:
         bar.stop()
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A function to call with (what, done, total, note), for work of several parts, one after the
+    other. Shows a bar for each part, if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _what, _done, _total, _note: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    more = (TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    console = Console(stderr=True)
+    with Progress(*columns, *more, console=console, transient=True) as bars:
+        known: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int, note: str) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total, note=note)
+            bars.update(known[what], completed=done, total=total, note=note)
+
+        yield tell
 
 
 def reading_progress() -> contextlib.AbstractContextManager[Callable[[int, int], None]]:

@@ -1,0 +1,140 @@
+"""Trainings of a tiny model: they lower losses, go on exactly, and survive their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyflow import formats
+from pyflow.cli import main
+from pyflow.errors import CancelledError, PyflowError
+
+Train = Callable[..., dict[str, Any]]
+
+# Trains as the fixture does, and ends itself like kill -9 when a step is told.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import pyflow
+from pyflow.train.data import collect
+from pyflow.train.settings import Settings
+from pyflow.train.training import Training
+model, folder, part, at = sys.argv[1:5]
+collect.MOST_NEW = 24
+def tell(what, done, total, note):
+    if what == part and done >= int(at):
+        os.kill(os.getpid(), signal.SIGKILL)
+texts, settings = eval(sys.argv[5])
+loaded = pyflow.load(model, n_threads=1)
+Training(loaded, texts, Settings(**settings), Path(folder), tell=tell).run()
+"""
+
+
+@pytest.mark.parametrize("kind", ["mlp", "medusa", "kangaroo"])
+def test_a_training_lowers_every_heads_held_out_loss(
+    kind: str, train: Train, tmp_path: Path
+) -> None:
+    figures = train(tmp_path / "out", kind)
+    first = figures["losses"][0]["losses"]
+    best = min((each["losses"] for each in figures["losses"]), key=sum)
+    assert all(after < before for before, after in zip(first, best, strict=True))
+    rates = figures["held_out"]["all"]["tokens_per_step"]
+    assert all(rate >= 1 for rate in rates.values())
+    assert list(rates.values()) == sorted(rates.values())  # larger trees hold smaller ones
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["config.json", "model.safetensors", "training.json"]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "kangaroo"])
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
+    kind: str, train: Train, tmp_path: Path
+) -> None:
+    expected = train(tmp_path / "whole", kind)
+    parted, left = tmp_path / "parted", [12, 30, 15, 1]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    resume = False
+    while left[0] >= 0:  # in the answers, then in the steps, then in those after them
+        with pytest.raises(CancelledError):
+            train(parted, kind, resume=resume, stop=stop)
+        resume, left = True, left[1:] or [-1]
+    found = train(parted, kind, resume=True)
+    assert found["losses"] == expected["losses"]
+    assert found["held_out"] == expected["held_out"]
+    files = ("config.json", "model.safetensors")
+    for name in files:
+        assert (parted / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "at"), [("writing answers", 100), ("training", 30)])
+def test_a_training_that_is_killed_leaves_what_loads_and_goes_on(
+    part: str, at: int, train: Train, tiny_path: Path, tmp_path: Path
+) -> None:
+    from .conftest import SETTINGS, TEXT
+
+    given = repr(([TEXT], SETTINGS | {"kind": "mlp"}))
+    command = [sys.executable, "-c", KILLED, str(tiny_path), str(tmp_path / "out"), part, str(at)]
+    done = subprocess.run(
+        [*command, given], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == -signal.SIGKILL
+    if part == "training":
+        opened = formats.open(tmp_path / "out/model.safetensors")
+        assert len(opened.array("token_map")) == SETTINGS["draft_vocab"]
+    found = train(tmp_path / "out", "mlp", resume=True)
+    assert found["losses"] == train(tmp_path / "whole", "mlp")["losses"]
+
+
+def test_answers_beyond_the_bound_of_files_come_in_rounds(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyflow.train.training.n_rounds", lambda *_: 2)
+    left = [60]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    expected = train(tmp_path / "whole", "mlp", n_tokens=600)
+    assert expected["n_steps"] == 44
+    with pytest.raises(CancelledError):
+        train(tmp_path / "parted", "mlp", n_tokens=600, stop=stop)
+    found = train(tmp_path / "parted", "mlp", n_tokens=600, resume=True)
+    assert found["losses"] == expected["losses"]
+
+
+def test_a_folder_with_files_and_other_settings_are_refused(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(PyflowError, match="expected a training that was stopped"):
+        train(tmp_path / "none", "mlp", resume=True)
+    with pytest.raises(CancelledError):
+        train(tmp_path / "out", "mlp", stop=lambda: True)
+    with pytest.raises(PyflowError, match="is there already"):
+        train(tmp_path / "out", "mlp")
+    with pytest.raises(PyflowError, match=r"expected kind 'mlp' as before, found 'medusa'"):
+        train(tmp_path / "out", "medusa", resume=True)
+
+
+def test_without_torch_the_error_says_what_to_install(
+    tiny_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "text").write_text("A text.")
+    text, out = str(tmp_path / "text"), str(tmp_path / "out")
+    code = main(["train-speculator", "-m", str(tiny_path), "-f", text, "-o", out])
+    assert code == 3
+    assert "pip install 'pyflow-llm[train]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
