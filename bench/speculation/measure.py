@@ -38,6 +38,7 @@ from pyflow import SamplingParams, _core
 from pyflow.errors import PyflowError
 from pyflow.generate.local import N_PARALLEL
 from pyflow.speculate.drafters.pool import NgramPool
+from pyflow.speculate.trained import files
 
 PROMPT_LEN = 1024
 
@@ -91,6 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--draft-model", default="", metavar="MODEL,...", help="for draft and auto; may be self")
     add("--draft-layers", default="", metavar="LAYERS", help="layers that self runs, as in 0-9,29")
     add("--spec-pool", metavar="FILE", help="a text whose n-grams pool and auto draft")
+    add("--speculator", metavar="FOLDER", help="for auto, mlp, medusa and kangaroo")
     add("--fixed", action="store_true", help="run every draft whole, whether it pays or not")
     add("-o", "--output", choices=("md", "json"), default="md")
     add("--plot", type=Path, metavar="FILE", help="also draw a chart; needs matplotlib")
@@ -117,6 +119,8 @@ def _check(given: argparse.Namespace) -> None:
         raise ValueError("--methods pool needs --spec-pool FILE")
     if given.spec_pool is not None and not names & {"pool", "auto"}:
         raise ValueError("--spec-pool needs --methods pool or auto")
+    if names & {"mlp", "medusa", "kangaroo"} and given.speculator is None:
+        raise ValueError("--methods mlp, medusa and kangaroo need --speculator FOLDER")
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib; run 'pip install matplotlib'")
     if max(given.batch) > given.n_per_task:
@@ -195,6 +199,7 @@ def _measure(
     if given.spec_pool is not None:
         tokens = model.tokenizer.encode(Path(given.spec_pool).read_text("utf-8"))
         pool = NgramPool.from_tokens(tokens)
+    trained = None if given.speculator is None else files.load(given.speculator, model)
     plan = _plan(model, given)
     n_groups = sum(len(groups) - 1 for groups in plan.values())
     bar = stack.enter_context(
@@ -205,7 +210,7 @@ def _measure(
     for setting, (warm_up, *groups) in plan.items():
         with ExitStack() as made:
             speculators = {
-                method.written: method.speculator(model, drafts, pool, fixed=given.fixed)
+                method.written: method.speculator(model, drafts, pool, trained, fixed=given.fixed)
                 for method in given.methods
             }
             for one in filter(None, speculators.values()):

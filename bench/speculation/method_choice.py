@@ -1,4 +1,4 @@
-"""Speculation methods as the command line writes them, ablations of Lookahead included."""
+"""Speculation methods as the command line writes them, ablations included."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from pyflow.speculate.drafters.lookahead import Lookahead
 from pyflow.speculate.drafters.pool import NgramPool
 from pyflow.speculate.entry import Speculation
 from pyflow.speculate.methods import speculator
+from pyflow.speculate.trained.files import Trained
 
 _METHOD = re.compile(
-    r"none|auto|draft|lookup|pool|jacobi(:\d+)?"
+    r"none|auto(:untrained)?|draft|lookup|pool|jacobi(:\d+)?|(mlp|medusa|kangaroo)(:\d+)?"
     r"|lookahead(:\d+/\d+/\d+(/noexplore|/noverify|/noprompt)*)?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """A method as written; Lookahead's name may list parts to leave out."""
+    """A method as written: the name of Lookahead may list parts to leave out, those of speculators
+    nodes at most, and auto:untrained has no speculator."""
 
     written: str
 
@@ -35,6 +37,7 @@ class MethodChoice:
         model: Model,
         drafts: Sequence[tuple[Model, Sequence[int]]],
         pool: NgramPool | None,
+        trained: Trained | None,
         *,
         fixed: bool,
     ) -> Speculator | None:
@@ -59,6 +62,8 @@ class MethodChoice:
             method=self.name,
             draft_models=drafts if self.name in ("auto", "draft") else (),
             pool=pool if self.name in ("auto", "pool") else None,
+            trained=None if "untrained" in words else trained,
+            n_max=sizes[0] if sizes and self.name != "jacobi" else 0,
             window=sizes[0] if sizes else 8,
             fixed=fixed,
         )
@@ -71,8 +76,8 @@ def methods(value: str) -> list[MethodChoice]:
     for name in names:
         if not _METHOD.fullmatch(name):
             raise argparse.ArgumentTypeError(
-                f"expected none, auto, draft, lookup, pool, jacobi:8 or lookahead:7/5/7, "
-                f"found {name!r}"
+                f"expected none, auto, auto:untrained, draft, lookup, pool, mlp:7, medusa:7, "
+                f"kangaroo:6, jacobi:8 or lookahead:7/5/7, found {name!r}"
             )
         _, _, sizes = name.partition(":")
         numbers = [int(n) for n in sizes.split("/") if n.isdigit()]

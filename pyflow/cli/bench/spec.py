@@ -23,6 +23,7 @@ from pyflow.cli.terminal.progress import progress
 from pyflow.errors import PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.methods import METHODS
+from pyflow.speculate.trained import files
 from pyflow.text import counted, markdown_table
 
 if TYPE_CHECKING:
@@ -138,12 +139,16 @@ def command(
 def _usable(names: Sequence[str] | None, drafts: Drafts) -> Sequence[str]:
     """The named methods, by default all that have what they need. UsageError: one lacks it."""
     lacks = {
-        entry.name: [need for need in entry.needs if not getattr(drafts, need)]
+        entry.name: [n for n in entry.needs if n != "trained" and not getattr(drafts, n)]
         for entry in METHODS.values()
     }
     if lacking := next((name for name in names or () if lacks[name]), None):
         raise click.UsageError(f"--methods {lacking} needs {SOURCES[lacks[lacking][0]]}")
-    return names or [name for name in METHODS if not lacks[name]]
+    if names:
+        return names
+    trained = [] if drafts.trained is None else [files.read_config(drafts.trained).kind]
+    found = [name for name, entry in METHODS.items() if "trained" not in entry.needs]
+    return [name for name in found if not lacks[name]] + trained
 
 
 @dataclass(slots=True)

@@ -156,7 +156,7 @@ class Drafts:
     """Layers of the model itself that run, if it drafts."""
     pool: str | None = None
     """The path of a text."""
-    speculator: str | None = None
+    trained: str | None = None
     """The path of a trained one; None: what lies beside the model."""
     exit_layer: int | None = None
     """Of a Kangaroo adapter that does not say it."""
@@ -244,7 +244,7 @@ def _trained(target: Model, drafts: Drafts) -> Trained | None:
     """The speculator that is named, or lies beside the model."""
     from pyflow.speculate.trained import files, find
 
-    path = find.beside(target.path) if drafts.speculator is None else Path(drafts.speculator)
+    path = find.beside(target.path) if drafts.trained is None else Path(drafts.trained)
     return None if path is None else files.load(path, target, exit_layer=drafts.exit_layer)
 
 
@@ -278,7 +278,7 @@ drafts = grouped(
         "--spec-pool pool", "A text whose phrases the methods pool and auto draft.", metavar="FILE"
     ),
     option(
-        "--speculator",
+        "--speculator trained",
         "A trained speculator, for mlp, medusa, kangaroo and auto.  [default: NAME.speculator"
         " beside NAME.gguf, if it is there]",
         metavar="FOLDER",

@@ -80,7 +80,7 @@ def load(
     model.
     """
     path = Path(path)
-    config = read_config(path if path.is_dir() else path.parent)
+    config = read_config(path)
     if config.base is not None:
         config.base.check(str(path), model)
     checkpoint = formats.open(path)
@@ -110,8 +110,10 @@ def _exit_layer(path: Path, config: KangarooConfig, model: LoadedModel, given: i
     return within(str(path), "exit layer", layer, 1, model.spec.n_layers - 1)
 
 
-def read_config(folder: Path) -> Config:
-    """config.json of a speculator's folder. FormatError, UnsupportedError: it is none."""
+def read_config(path: str | Path) -> Config:
+    """config.json in a speculator's folder, or beside its weights. FormatError, UnsupportedError:
+    it is none."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
     path = folder / "config.json"
     found = read_json(path, _Type, max_nbytes=_MAX_CONFIG)
     kind = found.model_type
