@@ -26,6 +26,9 @@ class Device:
     compute_units: int
     unified: bool
 
+    def __str__(self) -> str:
+        return f"gpu {self.number} ({self.name})"
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -33,6 +33,10 @@ sys.path.append(os.environ.get("PYFLOW_TESTING", str(Path(__file__).parents[1] /
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Devices of PoCL, which opens its drivers once: the CPU four times.
+os.environ.setdefault("POCL_DEVICES", " ".join(4 * ["pthread"]))
+
+
 # The marker of a test that takes this fixture.
 MARKERS = {
     "build_program": "compiles",
@@ -151,18 +155,24 @@ def tokenizer_of(
 
 
 @pytest.fixture(scope="session")
-def device() -> int:
-    """The number of a device of PoCL, which runs OpenCL on any CPU.
+def devices() -> list[int]:
+    """The numbers of four devices of PoCL, which runs OpenCL on any CPU.
 
     Without one the test is skipped, or fails where PYFLOW_TEST_REQUIRES contains `device`.
     """
     from pyflow import _core
 
     answer = _core.devices()
-    for number, facts in enumerate(answer["found"]):
-        if "PoCL" in facts["driver"]:
-            return number
+    found = [n for n, facts in enumerate(answer["found"]) if "PoCL" in facts["driver"]]
+    if found:
+        return found
     reason = "no device of PoCL here (Debian: pocl-opencl-icd)"
     if "device" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def device(devices: list[int]) -> int:
+    """One of them."""
+    return devices[0]

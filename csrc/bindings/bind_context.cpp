@@ -194,7 +194,7 @@ void register_context(py::module_& m) {
           "device_memory",
           [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
              const std::string& type) {
-            return Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type)).device;
+            return Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type)).devices;
           },
           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
           py::arg("n_batch"), py::arg("cache_type"))

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -39,6 +40,7 @@ struct DeviceCells {
   DeviceBuffer* v;
   CacheType type;
   int64_t n_kv_heads, key_dim, value_dim;
+  std::pair<int64_t, int64_t> dims() const { return {key_dim, value_dim}; }
 };
 
 // What a group of work-items computes of a row: a block or a span of positions, or what keeps the

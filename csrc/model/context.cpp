@@ -20,9 +20,10 @@ int64_t now_ns() {
 }
 
 // lengths: of each sequence; null for a plan, which turns nothing.
-// device: makes the cells of its layers.
+// devices: by group, make the cells of its layers.
 KvConfig kv_config(const Stage& stage, const ContextConfig& c,
-                   const std::vector<int64_t>* lengths = nullptr, DeviceRun* device = nullptr) {
+                   const std::vector<int64_t>* lengths = nullptr,
+                   std::span<const std::unique_ptr<DeviceRun>> devices = {}) {
   const auto rotate = [&stage, lengths](size_t layer, int seq, float* k, int64_t stride,
                                         int32_t delta) {
     const RopeSpec* rope = stage.kv_rope(layer);
@@ -39,9 +40,10 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c,
   KvConfig config = {stage.kv_layers(), c.cache_type, c.n_ctx, c.n_seq_max,
                      c.n_batch,         rotate,       place};
   if (!stage.shifts()) config.rotate = nullptr;
-  config.remote = stage.remote_cells();
-  config.make_remote = [&stage, device, type = c.cache_type](size_t layer, int64_t n_cells) {
-    return device->make_cells(layer, stage.kv_layers()[layer], type, n_cells);
+  for (const Home home : stage.cell_homes()) config.remote.push_back(home != kHost);
+  config.make_remote = [&stage, devices, type = c.cache_type](size_t layer, int64_t n_cells) {
+    const auto group = static_cast<size_t>(stage.cell_homes()[layer]);
+    return devices[group]->make_cells(layer, stage.kv_layers()[layer], type, n_cells);
   };
   return config;
 }
@@ -80,9 +82,13 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         return config;
       }()),
       runs_layer_(stage_->layers().size(), config_.layers.empty()),
-      device_(stage_->device() ? std::make_unique<DeviceRun>(*stage_, device_sizes(config_))
-                               : nullptr),
-      kv_(kv_config(*stage_, config_, &lengths_, device_.get()), stage_->kernels()),
+      devices_([&] {
+        std::vector<std::unique_ptr<DeviceRun>> all;
+        for (Home group = 0; group < stage_->n_groups(); ++group)
+          all.push_back(std::make_unique<DeviceRun>(*stage_, group, device_sizes(config_)));
+        return all;
+      }()),
+      kv_(kv_config(*stage_, config_, &lengths_, devices_), stage_->kernels()),
       scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type),
       lengths_(static_cast<size_t>(config_.n_seq_max), config_.n_ctx) {
   for (const int64_t layer : config_.layers) {
@@ -96,9 +102,13 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
 Context::Memory Context::memory(const Stage& stage, const ContextConfig& config) {
   const KvConfig kv = kv_config(stage, config);
   Memory memory{KvCache::nbytes(kv),
-                ScratchLayout(stage, config.n_batch, config.n_ctx, config.cache_type).nbytes, 0};
-  if (stage.offloads())
-    memory.device = KvCache::remote_nbytes(kv) + DeviceRun::nbytes(stage, device_sizes(config));
+                ScratchLayout(stage, config.n_batch, config.n_ctx, config.cache_type).nbytes,
+                {}};
+  for (Home group = 0; group < stage.n_groups(); ++group) {
+    memory.scratch += DeviceRun::staging_nbytes(stage, group, device_sizes(config));
+    for (const size_t n : DeviceRun::nbytes(stage, group, device_sizes(config), kv))
+      memory.devices.push_back(n);
+  }
   return memory;
 }
 
@@ -170,7 +180,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
                          .first_row = resumed ? 0 : std::ssize(pending),
                          .tokens = input.tokens,
                          .rows = rows};
-    if (device_)
+    if (stage_->offloads())
       run_parts(of, input, guarded);
     else
       run_here(of, input, guarded);

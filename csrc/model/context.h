@@ -35,7 +35,7 @@ class Context {
   struct Memory {
     size_t kv = 0;
     size_t scratch = 0;
-    size_t device = 0;  // cells and scratch there
+    std::vector<size_t> devices;  // cells and scratch there, by device, group after group
   };
   // What a context of this configuration allocates.
   static Memory memory(const Stage& stage, const ContextConfig& config);
@@ -108,7 +108,7 @@ class Context {
   // All in one region of the pool; the host's parts in regions and the device's as commands.
   void run_here(const StepRows&, const Input&, const Consume&);
   void run_parts(const StepRows&, const Input&, const Consume&);
-  void device_head(std::span<const int32_t> wanted, const Consume&, const DeviceRun::Poll&);
+  void device_head(std::span<const int32_t> wanted, const Consume&);
   void head(Step&, Team&, std::span<const int32_t> wanted, const Consume&);
   bool should_stop();
   bool stopped() const { return stop_[0] || stop_[1]; }
@@ -118,7 +118,7 @@ class Context {
   std::vector<uint8_t> runs_layer_;
   std::vector<Part> parts_;  // of the layers that ran last
   int64_t parts_begin_ = -1, parts_end_ = -1;
-  std::unique_ptr<DeviceRun> device_;
+  std::vector<std::unique_ptr<DeviceRun>> devices_;  // by group
   KvCache kv_;
   Scratch scratch_;
   int64_t last_rows_ = 0;

@@ -9,18 +9,29 @@
 namespace pyflow {
 namespace {
 
-// Which memory has a register as it is now, and where the host has it.
+// Which memories have a register as it is now, and where the host has it.
 struct Where {
-  uint8_t on_host = 0, on_device = 0;
+  explicit Where(Home n_groups) : in_(static_cast<size_t>(n_groups) + 1) {}
   std::array<float*, kRegisters> here{};
 
   static uint8_t bit(size_t r) { return static_cast<uint8_t>(1 << r); }
+  bool has(Home home, size_t r) const { return in_[at(home)] & bit(r); }
+  void add(Home home, size_t r) { in_[at(home)] |= bit(r); }
+  // These are as this home has written them.
   void change(Home home, uint8_t registers) {
-    uint8_t& in = home == Home::Host ? on_host : on_device;
-    uint8_t& out = home == Home::Host ? on_device : on_host;
-    in |= registers;
-    out &= static_cast<uint8_t>(~registers);
+    for (uint8_t& in : in_) in &= static_cast<uint8_t>(~registers);
+    in_[at(home)] |= registers;
   }
+  // A group of devices that has it.
+  Home group_with(size_t r) const {
+    for (Home group = 0; at(group) < in_.size(); ++group)
+      if (has(group, r)) return group;
+    return kHost;
+  }
+
+ private:
+  static size_t at(Home home) { return static_cast<size_t>(home + 1); }
+  std::vector<uint8_t> in_;  // by home
 };
 
 // Where each thread has its own rows, it copies these registers: the first thread's x is the one
@@ -41,72 +52,79 @@ void Context::run_parts(const StepRows& rows, const Input& input, const Consume&
   const DeviceRun::Poll poll = [&] {
     if (should_stop()) throw CancelledError("stopped");
   };
-  Where where;
+  Where where(stage_->n_groups());
   std::vector<RopeTable> ropes;
-  const auto on_host = [&](const std::function<void(Step&, Team&)>& work) {
+  const auto device = [&](Home group) -> DeviceRun& {
+    return *devices_[static_cast<size_t>(group)];
+  };
+  const auto on_host = [&](uint8_t writes, const std::function<void(Step&, Team&)>& work) {
     stage_->pool().run([&](Team& team) {
       Step s = step(team, rows);
       work(s, team);
       if (team.rank() != 0) return;
-      where.here = s.registers;
+      for (size_t r = 0; r < kRegisters; ++r)
+        if (writes & Where::bit(r)) where.here[r] = s.registers[r];
       ropes = s.ropes;
     });
     if (stopped()) throw CancelledError("stopped");
   };
+  // From where a register is to where it is read; from one group to another by way of the host.
   const auto bring = [&](Home home, uint8_t registers) {
     for (size_t r = 0; r < kRegisters; ++r) {
-      const uint8_t bit = Where::bit(r);
-      if (!(registers & bit)) continue;
-      if (home == Home::Device && !(where.on_device & bit)) {
-        device_->upload(r, where.here[r]);
-        where.on_device |= bit;
+      if (!(registers & Where::bit(r)) || (home != kHost && where.has(home, r))) continue;
+      if (!where.has(kHost, r)) {
+        DeviceRun& from = device(where.group_with(r));
+        from.download(r, scratch_.shared(r));
+        from.finish();
+        where.add(kHost, r);
+        where.here[r] = scratch_.shared(r);
       }
-      if (home == Home::Host && !(where.on_host & bit)) {
-        device_->download(r, scratch_.shared(r));
-        device_->finish(poll);
-        where.on_host |= bit;
-      } else if (home == Home::Host && where.here[r] != scratch_.shared(r)) {
+      if (home != kHost) {
+        device(home).upload(r, where.here[r]);
+        where.add(home, r);
+      } else if (where.here[r] != scratch_.shared(r)) {
         std::copy_n(where.here[r], rows.n_rows * scratch_.stride(), scratch_.shared(r));
       }
     }
   };
+  const Home head_home = stage_->head_home();
   try {
-    on_host([&](Step& s, Team& team) { start(s, team, input); });
-    where.on_host = Where::bit(0);
-    device_->begin(rows, kv_, ropes);
+    on_host(Where::bit(0), [&](Step& s, Team& team) { start(s, team, input); });
+    where.change(kHost, Where::bit(0));
+    for (const auto& each : devices_) each->begin(rows, kv_, ropes, poll);
     for (const Part& part : parts(input)) {
       bring(part.home, part.reads);
-      if (part.home == Home::Host) {
-        on_host([&](Step& s, Team& team) {
+      if (part.home == kHost) {
+        on_host(part.writes, [&](Step& s, Team& team) {
           take_own(s, team, part.reads);
           run_blocks(s, team, part);
         });
       } else {
-        device_->run(part.blocks, poll);
+        device(part.home).run(part.blocks);
       }
       where.change(part.home, part.writes);
     }
-    if (stage_->head_on_device() && !input.wanted.empty()) {
-      bring(Home::Device, Where::bit(0));
-      device_head(input.wanted, consume, poll);
+    if (head_home != kHost && !input.wanted.empty()) {
+      bring(head_home, Where::bit(0));
+      device_head(input.wanted, consume);
     }
-    bring(Home::Host, Where::bit(0));  // for hidden()
-    device_->finish(poll);
-    if (!stage_->head_on_device())
-      on_host([&](Step& s, Team& team) { head(s, team, input.wanted, consume); });
+    bring(kHost, Where::bit(0));  // for hidden()
+    for (const auto& each : devices_) each->finish();
+    if (head_home == kHost)
+      on_host(0, [&](Step& s, Team& team) { head(s, team, input.wanted, consume); });
   } catch (...) {
-    device_->drain();
+    for (const auto& each : devices_) each->drain();
     throw;
   }
 }
 
-void Context::device_head(std::span<const int32_t> wanted, const Consume& consume,
-                          const DeviceRun::Poll& poll) {
+void Context::device_head(std::span<const int32_t> wanted, const Consume& consume) {
+  DeviceRun& device = *devices_[static_cast<size_t>(stage_->head_home())];
   const auto n_vocab = static_cast<size_t>(stage_->spec().n_vocab);
   const auto at_once = static_cast<size_t>(scratch_.head_rows());
   for (size_t i = 0; i < wanted.size(); i += at_once) {
     const auto rows = wanted.subspan(i, std::min(at_once, wanted.size() - i));
-    device_->logits(rows, scratch_.logits(), poll);
+    device.logits(rows, scratch_.logits());
     stage_->pool().run([&](Team& team) {
       team.for_each(std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
         for (int64_t j = begin; j < end; ++j)

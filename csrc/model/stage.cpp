@@ -14,6 +14,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
       kernels_(kernels),
       pool_(std::move(pool)),
       weights_(std::move(source), pack_as, kernels),
+      loaded_(load),
       offload_(std::move(offload)) {
   const int64_t n_embd = spec_.n_embd;
   if (n_embd < 1 || (spec_.n_vocab < 1 && (spec_.embedding || spec_.head)))
@@ -31,7 +32,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
                        std::to_string(rope.long_inv_freq.size()));
   BlockContext context{spec_, weights_, facts_, embedding_ != nullptr};
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
-    const bool there = i < offload_.layers.size() && offload_.layers[i];
+    const Home there = i < offload_.layers.size() ? offload_.layers[i] : kHost;
     layers_.emplace_back();
     for (const BlockSpec& block : spec_.layers[i])
       layers_.back().push_back(placed(block, there, layers_.back().empty(), context));
@@ -40,7 +41,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     const BlockSpec& head = *spec_.head;
     head_norm_ = RowNorm(weights_, head.text("norm_type"), head.number("eps"),
                          head.tensor_or_none("norm"), head.tensor_or_none("norm_bias"), n_embd);
-    weights_.set_home(offload_.head ? Home::Device : Home::Host);
+    weights_.set_home(offload_.head);
     head_ = &weights_.matrix(head.tensor("weight"), spec_.n_vocab, n_embd);
     head_bias_ = weights_.vector_or_null(head.tensor_or_none("bias"), spec_.n_vocab);
     head_scale_ = head.number("scale");
@@ -54,8 +55,8 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     weights_.release_source();
 }
 
-PlacedBlock Stage::placed(const BlockSpec& spec, bool there, bool first, BlockContext& context) {
-  const Home home = there && runs_on_devices(spec.kind) ? Home::Device : Home::Host;
+PlacedBlock Stage::placed(const BlockSpec& spec, Home there, bool first, BlockContext& context) {
+  const Home home = runs_on_devices(spec.kind) ? there : kHost;
   weights_.set_home(home);
   PlacedBlock at{make_block(spec, context), home, first, 0, 0};
   context.is_first = false;
@@ -67,28 +68,62 @@ PlacedBlock Stage::placed(const BlockSpec& spec, bool there, bool first, BlockCo
   };
   at.writes = static_cast<uint8_t>(bit("output"));
   at.reads = static_cast<uint8_t>(bit("input") | (at.block->adds() ? at.writes : 0));
-  remote_cells_.resize(facts_.kv_layers.size(), home == Home::Device);
+  if (home != kHost && facts_.kv_layers.size() > cell_homes_.size()) {
+    const int64_t n = facts_.kv_layers.back().n_kv_heads;
+    if (n < members(home))
+      throw ShapeError("gpu: expected as many devices as a layer has kv heads, " +
+                       std::to_string(n) + ", or fewer, found " + std::to_string(members(home)) +
+                       " that share layers; group fewer by &");
+  }
+  cell_homes_.resize(facts_.kv_layers.size(), home);
   return at;
 }
 
 void Stage::pack(const std::function<void()>& poll) {
   if (!offloads()) return weights_.pack(*pool_, poll, nullptr);
-  device_ = std::make_unique<DeviceStage>(offload_, weights_.on_device());
-  weights_.pack(*pool_, poll, [&](const PackedTensor& matrix, const uint8_t* tiles) {
-    device_->weights().upload(matrix, tiles);
+  const auto each = [&](Home group, const auto& work) {
+    for (const auto& device : devices_[static_cast<size_t>(group)]) work(*device);
+  };
+  std::vector<DeviceNeeds> needs;
+  for (Home group = 0; group < n_groups(); ++group) {
+    needs.push_back(device_needs(group));
+    const auto matrices = matrices_at(group);
+    devices_.emplace_back();
+    for (int64_t i = 0; i < members(group); ++i) {
+      poll();
+      devices_.back().push_back(std::make_unique<DeviceStage>(
+          offload_, group, Membership{i, members(group)}, matrices, needs.back()));
+    }
+  }
+  weights_.pack(*pool_, poll, [&](Home group, const PackedTensor& matrix, const uint8_t* tiles) {
+    each(group, [&](DeviceStage& device) { device.weights().upload(matrix, tiles); });
   });
-  DeviceNeeds needs;
+  for (Home group = 0; group < n_groups(); ++group)
+    each(group,
+         [&](DeviceStage& device) { device.weights().upload(needs[static_cast<size_t>(group)]); });
+}
+
+std::vector<NamedMatrix> Stage::matrices_at(Home home) const {
+  std::vector<NamedMatrix> all;
+  weights_.for_matrices_at(home, [&](const std::string& name, const PackedTensor& w) {
+    all.push_back({&name, &w});
+  });
+  return all;
+}
+
+DeviceNeeds Stage::device_needs(Home group) const {
+  DeviceNeeds needs(members(group));
   for (const auto& layer : layers_)
     for (const PlacedBlock& at : layer)
-      if (at.home == Home::Device) at.block->device_needs(needs);
-  if (offload_.head) {
+      if (at.home == group) at.block->device_needs(needs);
+  if (head_home() == group) {
     head_norm_.device_needs(needs, spec_.n_embd);
     needs.vector(head_bias_, spec_.n_vocab);
   }
-  device_->weights().upload(needs);
+  return needs;
 }
 
-ScratchNeeds Stage::needs_of(Home home, CacheType cells) const {
+ScratchNeeds Stage::needs(Home home, CacheType cells) const {
   ScratchNeeds all = needs_;
   for (const auto& layer : layers_)
     for (const PlacedBlock& at : layer)
@@ -96,13 +131,23 @@ ScratchNeeds Stage::needs_of(Home home, CacheType cells) const {
   return all;
 }
 
-bool Stage::device_fine_inputs() const {
-  return std::ranges::any_of(weights_.on_device(),
-                             [](const PackedTensor* w) { return pyflow::fine_inputs(w->dtype()); });
+bool Stage::device_fine_inputs(Home group) const {
+  return std::ranges::any_of(matrices_at(group), [](const NamedMatrix& w) {
+    return pyflow::fine_inputs(w.packed->dtype());
+  });
 }
 
-size_t Stage::device_weight_bytes() const {
-  return offloads() ? DeviceWeights::nbytes(offload_.device->info(), weights_.on_device()) : 0;
+std::vector<size_t> Stage::device_weight_bytes() const {
+  std::vector<size_t> all;
+  for (Home group = 0; group < n_groups(); ++group) {
+    const auto matrices = matrices_at(group);
+    const DeviceNeeds needs = device_needs(group);
+    for (int64_t i = 0; i < members(group); ++i) {
+      const auto& device = offload_.groups[static_cast<size_t>(group)][static_cast<size_t>(i)];
+      all.push_back(DeviceWeights::nbytes(device->info(), {i, members(group)}, matrices, needs));
+    }
+  }
+  return all;
 }
 
 std::vector<std::span<const uint8_t>> Stage::token_weights(size_t copy) const {
@@ -161,20 +206,26 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
 }
 
 void Stage::record_logits(DeviceStep& s, std::span<const int32_t> rows,
-                          DeviceStep::FloatRows normed, DeviceStep::FloatRows out) const {
-  const auto row_of = [](const DeviceStep::FloatRows& all, int64_t r) {
-    return DeviceStep::FloatRows{all.buffer, all.first + r * all.stride, all.stride};
+                          const DeviceStep::Rows& normed, const DeviceStep::Rows& out) const {
+  const auto row_of = [](const FloatRows& all, int64_t r) {
+    return columns_of(all, r * all.stride);
   };
   const int64_t n = std::ssize(rows);
-  for (int64_t i = 0, count; i < n; i += count) {  // rows that follow each other in one command
-    const int32_t* row = rows.data() + i;
-    for (count = 1; i + count < n && row[count] == row[0] + count; ++count) {
+  const Cut vocab = Cut::tiles(spec_.n_vocab);
+  s.each([&](DeviceMember& m) {
+    for (int64_t i = 0, count; i < n; i += count) {  // rows that follow each other in one command
+      const int32_t* row = rows.data() + i;
+      for (count = 1; i + count < n && row[count] == row[0] + count; ++count) {
+      }
+      head_norm_.record(m, row_of(m.registers[0], row[0]), count, spec_.n_embd,
+                        row_of(normed[m.number], i));
     }
-    head_norm_.record(s, row_of(s.registers[0], row[0]), count, spec_.n_embd, row_of(normed, i));
-  }
-  s.multiply({head_, out}, head_bias_, normed, n);
-  if (head_scale_ != 1) s.ops.scale(s.queue, out, head_scale_, n, spec_.n_vocab);
-  if (head_softcap_ != 0) s.ops.softcap(s.queue, out, head_softcap_, n, spec_.n_vocab);
+    const Share own = m.rows_of(vocab);
+    const FloatRows y = columns_of(out[m.number], own.begin);
+    m.multiply({head_, out[m.number]}, vocab, head_bias_, normed[m.number], n);
+    if (head_scale_ != 1) m.ops.scale(m.queue, y, head_scale_, n, own.size());
+    if (head_softcap_ != 0) m.ops.softcap(m.queue, y, head_softcap_, n, own.size());
+  });
 }
 
 }  // namespace pyflow

@@ -57,9 +57,9 @@ class Stage {
   // Whether cells may move to other positions: only if scores depend on distances alone.
   bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
   int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
-  // Of the blocks of the host; of those of the device.
-  ScratchNeeds needs(CacheType cells) const { return needs_of(Home::Host, cells); }
-  ScratchNeeds device_needs(CacheType cells) const { return needs_of(Home::Device, cells); }
+  // Of the blocks of the host; of those of a home.
+  ScratchNeeds needs(CacheType cells) const { return needs(kHost, cells); }
+  ScratchNeeds needs(Home home, CacheType cells) const;
   bool fine_inputs() const;  // whether any matrix has them
   // Whether any matrix has a prefill_matmul. None is used beside a device, which has no such thing:
   // a prompt's bits must not depend on where a layer runs.
@@ -79,7 +79,7 @@ class Stage {
               int64_t stride) const;
 
   // What speculators share with their model: tables of n_vocab rows, null where the stage has none.
-  // A head may be on the device.
+  // A head may be on devices.
   struct Head {
     const PackedTensor* weight;
     const float* bias;  // null: none
@@ -88,22 +88,34 @@ class Stage {
   Head head() const { return {head_, head_bias_, head_scale_, head_softcap_}; }
   const PackedTensor* embedding() const { return embedding_; }
 
-  // Null if nothing runs on a device, or the stage is only planned.
-  const DeviceStage* device() const { return device_.get(); }
-  bool offloads() const { return offload_.device != nullptr; }
-  bool head_on_device() const { return offload_.head; }
-  // By layer that caches: whether its cells are on the device.
-  const std::vector<uint8_t>& remote_cells() const { return remote_cells_; }
-  bool device_fine_inputs() const;
-  size_t device_weight_bytes() const;
-  // The same as logits() on the device; normed and out are rows of n_embd and n_vocab.
-  void record_logits(DeviceStep&, std::span<const int32_t> rows, DeviceStep::FloatRows normed,
-                     DeviceStep::FloatRows out) const;
+  bool offloads() const { return !offload_.groups.empty(); }
+  // Groups of devices, and the devices of one.
+  Home n_groups() const { return static_cast<Home>(offload_.groups.size()); }
+  int64_t members(Home group) const {
+    return std::ssize(offload_.groups[static_cast<size_t>(group)]);
+  }
+  bool is_loaded() const { return loaded_; }
+  // Of a stage that is loaded.
+  const std::vector<std::unique_ptr<DeviceStage>>& devices(Home group) const {
+    return devices_[static_cast<size_t>(group)];
+  }
+  Home head_home() const { return head_ ? offload_.head : kHost; }
+  // By layer that caches: where its cells are.
+  const std::vector<Home>& cell_homes() const { return cell_homes_; }
+  bool device_fine_inputs(Home group) const;
+  // By device, group after group.
+  std::vector<size_t> device_weight_bytes() const;
+  // The columns of logits that each device of the head's group has; normed and out are rows of
+  // n_embd and n_vocab.
+  void record_logits(DeviceStep&, std::span<const int32_t> rows, const DeviceStep::Rows& normed,
+                     const DeviceStep::Rows& out) const;
 
  private:
-  ScratchNeeds needs_of(Home home, CacheType cells) const;
-  PlacedBlock placed(const BlockSpec& spec, bool there, bool first, BlockContext& context);
+  PlacedBlock placed(const BlockSpec& spec, Home there, bool first, BlockContext& context);
   void pack(const std::function<void()>& poll);
+  std::vector<NamedMatrix> matrices_at(Home home) const;
+  // What the blocks of a group say.
+  DeviceNeeds device_needs(Home group) const;
 
   StageSpec spec_;
   const KernelTable& kernels_;
@@ -111,9 +123,10 @@ class Stage {
   Weights weights_;
   BlockFacts facts_;
   std::vector<std::vector<PlacedBlock>> layers_;
+  bool loaded_;
   Offload offload_;
-  std::unique_ptr<DeviceStage> device_;
-  std::vector<uint8_t> remote_cells_;
+  std::vector<std::vector<std::unique_ptr<DeviceStage>>> devices_;  // by group
+  std::vector<Home> cell_homes_;
   ScratchNeeds needs_;
 
   const PackedTensor* embedding_ = nullptr;

@@ -282,15 +282,15 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll, const Se
   std::map<const TensorRecord*, size_t> uses;
   size_t per_thread = 0, widest = 0;
   for (const Matrix* m : in_order_) {
-    if (m->home == Home::Device) widest = std::max(widest, m->packed->nbytes());
+    if (m->home != kHost) widest = std::max(widest, m->packed->nbytes());
     ++uses[m->record];
     per_thread = std::max(per_thread, (scratch_bytes(*m) + 63) / 64 * 64);
   }
   const Buffer scratch(per_thread * static_cast<size_t>(pool.size()), "weights", "model");
-  const Buffer outgoing(widest, "weights", "model");  // of the device, a matrix at a time
+  const Buffer outgoing(widest, "weights", "model");  // of devices, a matrix at a time
   for (Matrix* m : in_order_) {
     poll();
-    if (m->home == Home::Device) m->packed->place(outgoing.data());
+    if (m->home != kHost) m->packed->place(outgoing.data());
     const int64_t tiles = m->packed->tiles();
     std::mutex lock;
     std::string failure;  // because workers must not throw
@@ -304,12 +304,12 @@ void Weights::pack(ThreadPool& pool, const std::function<void()>& poll, const Se
           failure = e.what();
         }
       });
-      if (m->home == Home::Host) copy(*m->packed, pool.placement().n_copies(), team);
+      if (m->home == kHost) copy(*m->packed, pool.placement().n_copies(), team);
     });
     if (!failure.empty())
       throw UnsupportedError(source_.path + ": tensor " + m->ref->name + ": " + failure);
-    if (m->home == Home::Device) {
-      send(*m->packed, outgoing.data());
+    if (m->home != kHost) {
+      send(m->home, *m->packed, outgoing.data());
       m->packed->place(nullptr);
     }
     release(*m, --uses[m->record] == 0);
@@ -329,7 +329,7 @@ void Weights::release(const Matrix& m, bool last) const {
 
 void Weights::place(const Placement& placement) {
   size_t total = 0;
-  const std::vector<Matrix*> here = at(Home::Host);
+  const std::vector<Matrix*> here = at(kHost);
   for (const Matrix* m : here) total += m->packed->nbytes();
   const size_t n_copies = placement.n_copies();
   const size_t stride = n_copies == 1 ? total : (total + kCopyAlign - 1) / kCopyAlign * kCopyAlign;
@@ -348,7 +348,7 @@ void Weights::place(const Placement& placement) {
 
 void Weights::bind_shares(const Placement& placement) const {
   const int n_threads = placement.n_threads();
-  const std::vector<Matrix*> here = at(Home::Host);
+  const std::vector<Matrix*> here = at(kHost);
   for (size_t begin = 0, end; begin < here.size(); begin = end) {
     int64_t tiles = 0;
     for (end = begin; end < here.size(); ++end) {
@@ -379,7 +379,7 @@ void Weights::bind_shares(const Placement& placement) const {
 std::vector<std::span<const uint8_t>> Weights::parts(
     size_t copy, const std::set<const PackedTensor*>& without) const {
   std::vector<std::span<const uint8_t>> parts;
-  for (const Matrix* m : at(Home::Host))
+  for (const Matrix* m : at(kHost))
     if (!without.contains(m->packed.get()))
       parts.emplace_back(m->packed->data(copy), m->packed->nbytes());
   for (const auto& [ref, v] : vectors_) parts.emplace_back(v.data(), v.size());
@@ -389,7 +389,7 @@ std::vector<std::span<const uint8_t>> Weights::parts(
 
 size_t Weights::nbytes(size_t n_copies) const {
   size_t n = 0;
-  for (const Matrix* m : at(Home::Host)) n += n_copies * m->packed->nbytes();
+  for (const Matrix* m : at(kHost)) n += n_copies * m->packed->nbytes();
   for (const auto& [ref, v] : vectors_) n += v.size();
   for (const auto& [refs, v] : joined_) n += v.size();
   for (const auto& [size, v] : ones_) n += v.size();

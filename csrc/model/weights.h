@@ -17,6 +17,7 @@
 #include "core/tensor.h"
 #include "core/thread_pool.h"
 #include "kernels/table.h"
+#include "model/device/home.h"
 #include "model/spec.h"
 #include "quant/packed_tensor.h"
 
@@ -36,8 +37,6 @@ inline int64_t tile_grain(int64_t tiles, int n_threads) {
   return std::max<int64_t>(1, tiles / (8 * n_threads));
 }
 
-enum class Home : uint8_t { Host, Device };
-
 class Weights {
  public:
   // pack_as: the format that float matrices are packed as; nullopt: as stored.
@@ -49,7 +48,7 @@ class Weights {
   // before. Format::AsStored: float matrices too are packed as stored. Throws ShapeError if the
   // matrix is missing or has another shape, UnsupportedError if its type cannot be cut as asked
   // for.
-  // It has a home: the host's memory, or that of the device.
+  // It has a home: the host's memory, or that of a group of devices.
   enum class Loop { Own, Continued };
   enum class Format { Any, AsStored };
   const PackedTensor& matrix(const TensorRef& ref, int64_t rows, int64_t cols,
@@ -75,7 +74,7 @@ class Weights {
   // `poll` is called between matrices, by the calling thread; it may throw to stop. A matrix of the
   // device is packed into memory that it has for a moment, then given to `send`. Throws
   // UnsupportedError for weights that pack_as, or F32 for those in F64, cannot hold.
-  using Send = std::function<void(const PackedTensor& matrix, const uint8_t* tiles)>;
+  using Send = std::function<void(Home home, const PackedTensor& matrix, const uint8_t* tiles)>;
   void pack(ThreadPool& pool, const std::function<void()>& poll, const Send& send);
   // Unmaps the source's pages: vectors are copies, and a stage that is only planned needs no more.
   void release_source() const { source_.release_all(); }
@@ -85,11 +84,10 @@ class Weights {
   void for_matrices(F&& f) const {
     for (const Matrix* m : in_order_) f(*m->ref, std::as_const(*m->packed));
   }
-  // Those of the device.
-  std::vector<const PackedTensor*> on_device() const {
-    std::vector<const PackedTensor*> all;
-    for (const Matrix* m : at(Home::Device)) all.push_back(m->packed.get());
-    return all;
+  // f(name of its tensor, matrix) for those of a home.
+  template <class F>
+  void for_matrices_at(Home home, F&& f) const {
+    for (const Matrix* m : at(home)) f(m->ref->name, std::as_const(*m->packed));
   }
 
   // The packed matrices of the host, except some, and the vectors, of which there is one copy.
@@ -126,7 +124,7 @@ class Weights {
   std::optional<DType> pack_as_;
   const KernelTable& kernels_;
   std::set<std::string> used_;
-  Home home_ = Home::Host;
+  Home home_ = kHost;
   std::map<std::pair<TensorRef, Home>, Matrix> matrices_;
   std::vector<Matrix*> in_order_;  // of matrix(), which is the order in which a step reads them
   Buffer arena_;                   // one for all, to fit huge pages

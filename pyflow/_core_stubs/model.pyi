@@ -14,13 +14,16 @@ MAX_SEQUENCES: int
 MAX_BATCH: int
 """The most rows that a step may have."""
 
-class Offload(TypedDict):
-    """Blocks of `layers` that can run on a device do, and the head."""
+class OffloadGroup(TypedDict):
+    """Blocks of `layers` that can run on devices do, and the head."""
 
-    device: int
-    """Its number among the devices of this machine."""
+    devices: list[int]
+    """Their numbers among the devices of this machine; several share the rows of matrices."""
     layers: list[int]
     head: bool
+
+class Offload(TypedDict):
+    groups: list[OffloadGroup]
     allow_inexact: bool
     programs: str
     """A folder that keeps compiled programs; "": none does."""
@@ -55,13 +58,14 @@ class Stage:
     def weight_bytes(self) -> int:
         """In the host's memory."""
     @property
-    def device_weight_bytes(self) -> int: ...
+    def device_weight_bytes(self) -> list[int]:
+        """By device, group after group."""
     @property
-    def device_fault(self) -> str:
-        """The first result of an inexact device that differs from the CPU's; else empty."""
+    def device_faults(self) -> list[str]:
+        """By device: the first result that differs from the CPU's; "" of an exact one."""
     @property
-    def device_refusal(self) -> str:
-        """Why compiled programs could not be kept; empty if they are."""
+    def device_refusals(self) -> list[str]:
+        """By device: why compiled programs could not be kept; empty if they are."""
     @property
     def token_bytes(self) -> int:
         """Bytes of packed weights that every token needs.
@@ -154,8 +158,8 @@ class Context:
     @staticmethod
     def device_memory(
         stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
-    ) -> int:
-        """Bytes of both on the stage's device."""
+    ) -> list[int]:
+        """Bytes of both on the stage's devices, group after group."""
 
     def forward(
         self,

@@ -96,8 +96,10 @@ def _cells(model: LoadedModel, n_ctx: int, n_cells: int, cache_type: CacheType) 
     if kv:
         shares.append(_SHARE * available_nbytes() / kv)
     if model.placed is not None:
-        left = model.placed.available - model.stage.device_weight_bytes
-        shares.append(_SHARE * left / _core.Context.device_memory(model.stage, **args))
+        weights = model.stage.device_weight_bytes
+        contexts = _core.Context.device_memory(model.stage, **args)
+        for available, taken, need in zip(model.placed.available, weights, contexts, strict=True):
+            shares.append(_SHARE * (available - taken) / need)
     return max(n_ctx, int(n_cells * min(shares)))
 
 

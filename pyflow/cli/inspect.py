@@ -120,20 +120,35 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
         offload=run.offload,
     )
     names = (*_NEEDS, *(_OF_DEVICE if run.offload else ()))
-    return {name: getattr(needs, name) for name in (*names, "fits")} | (
-        {"gpu_layers": needs.gpu_layers} if run.offload else {}
-    )
+    told = {name: getattr(needs, name) for name in (*names, "fits")}
+    if run.offload:
+        told["gpu_layers"] = needs.gpu_layers
+        told["devices"] = [
+            {
+                "number": part.device.number,
+                "name": part.device.name,
+                "layers": part.n_layers,
+                "nbytes": part.nbytes,
+                "available": part.available,
+            }
+            for part in needs.devices
+        ]
+    return told
 
 
 def _print_memory(needs: dict[str, Any], *, can_quantize: bool) -> None:
     for name in (*_NEEDS, *(_OF_DEVICE if "device" in needs else ())):
         click.echo(f"{name:<16} {needs[name]:>16,} bytes {_mebibytes(needs[name]):>12}")
-    if "gpu_layers" in needs:
-        click.echo(f"{needs['gpu_layers']} layers on the device")
+    for part in needs.get("devices", ()):
+        click.echo(
+            f"gpu {part['number']} ({part['name']}): {part['layers']} layers, {part['nbytes']:,} of"
+            f" {part['available']:,} bytes"
+        )
+    too_full = [p["number"] for p in needs.get("devices", ()) if p["nbytes"] > p["available"]]
     if needs["fits"]:
         click.echo("it fits")
-    elif needs.get("device", 0) > needs.get("device_available", 0):
-        click.echo("it does not fit into the device: take fewer --gpu-layers")
+    elif too_full:
+        click.echo(f"it does not fit into gpu {too_full[0]}: take fewer --gpu-layers")
     elif needs["weights"] + needs["tokenizer"] > needs["available"]:
         fewer = "--quantize q8_0 or fewer bits, or " if can_quantize else ""
         click.echo(f"it does not fit, whatever the context: take {fewer}a smaller model")

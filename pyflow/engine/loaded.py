@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyflow import _core
 from pyflow.arguments import whole, whole_numbers
 from pyflow.closing import Closing
+from pyflow.devices import Device
 from pyflow.engine.context import (
     DEFAULT_BATCH,
     CacheType,
@@ -27,7 +28,7 @@ from pyflow.engine.context import (
 )
 from pyflow.engine.memory import available_nbytes
 from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
-from pyflow.engine.offload import Offload, Placed, most_that_fit, place_auto
+from pyflow.engine.offload import Offload, OnDevice, Placed, most_that_fit, place_auto
 from pyflow.engine.offload import place as place_layers
 from pyflow.engine.topology import (
     NumaMode,
@@ -55,18 +56,14 @@ _PROBED_NBYTES = 256 << 20  # far more than caches hold
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of resident memory that a model and one context take, and what the system has left.
-
-    device: of a device's memory, of which it has device_available.
-    """
+    """Bytes of resident memory that a model and one context take, and what the system has left."""
 
     weights: int
     kv: int
     scratch: int
     tokenizer: int
     available: int
-    device: int = 0
-    device_available: int = 0
+    devices: tuple[OnDevice, ...] = ()
     gpu_layers: int = 0
 
     @property
@@ -74,8 +71,21 @@ class MemoryPlan:
         return self.weights + self.kv + self.scratch + self.tokenizer
 
     @property
+    def device(self) -> int:
+        """In the memory of all devices."""
+        return sum(part.nbytes for part in self.devices)
+
+    @property
+    def device_available(self) -> int:
+        return sum(part.available for part in self.devices)
+
+    @property
+    def fits_devices(self) -> bool:
+        return all(part.nbytes <= part.available for part in self.devices)
+
+    @property
     def fits(self) -> bool:
-        return self.total <= self.available and self.device <= self.device_available
+        return self.total <= self.available and self.fits_devices
 
 
 def plan(
@@ -154,13 +164,13 @@ class LoadedModel(ModelFiles, Closing):
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
-        if fault := self.stage.device_fault:
+        if self.inexact:
             warnings.warn(
-                f"the gpu is not exact, so texts may differ from the CPU's: {fault}",
+                f"not exact, so texts may differ from the CPU's: {self.inexact}",
                 PlacementWarning,
                 stacklevel=2,
             )
-        if refusal := self.stage.device_refusal:
+        if refusal := next(filter(None, self.stage.device_refusals), ""):
             warnings.warn(
                 f"compiled programs are not kept: {refusal}", PlacementWarning, stacklevel=2
             )
@@ -196,8 +206,8 @@ class LoadedModel(ModelFiles, Closing):
         offload = None if self.placed is None else self.placed.native
         self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as, offload=offload)
 
-    def _weight_bytes(self, placed: Placed | None) -> tuple[int, int]:
-        """Here and on the device."""
+    def _weight_bytes(self, placed: Placed | None) -> tuple[int, Sequence[int]]:
+        """Here and on each device."""
         outline = planned(self.checkpoint, self.spec, self._pool, placed)
         return outline.weight_bytes, outline.device_weight_bytes
 
@@ -210,27 +220,29 @@ class LoadedModel(ModelFiles, Closing):
         def fits(n: int) -> bool:
             fewer = place_layers(replace(offload, n_layers=n), n_layers)
             outline = planned(self.checkpoint, self.spec, self._pool, fewer)
-            need = outline.device_weight_bytes + _core.Context.device_memory(outline, **args)
-            return need <= fewer.available
+            return fewer.fits(_device_bytes(outline, args))
 
         return most_that_fit(fits, n_layers)
 
     @property
     def inexact(self) -> str:
-        """The device whose results are not the CPU's, and why; empty if there is none."""
-        if self.placed is None or not (fault := self.stage.device_fault):
-            return ""
-        return f"gpu {self.placed.device.number} ({self.placed.device.name}): {fault}"
+        """The devices whose results are not the CPU's, and why; empty if there is none."""
+        return "; ".join(f"{device}: {fault}" for device, fault in self._faults())
+
+    def _faults(self) -> list[tuple[Device, str]]:
+        if self.placed is None:
+            return []
+        both = zip(self.placed.devices, self.stage.device_faults, strict=True)
+        return [(device, fault) for device, fault in both if fault]
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the arithmetic and the weights: that of the files, unless a device is inexact."""
         whole = super().fingerprint
-        if self.placed is None or not self.stage.device_fault:
+        if not (faults := self._faults()):
             return whole
-        device = self.placed.device
-        digest = hashlib.blake2b(f"{whole} {device.name} {device.driver}".encode(), digest_size=16)
-        return digest.hexdigest()
+        parts = [whole, *(f"{device.name} {device.driver}" for device, _ in faults)]
+        return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
     @property
     def isa(self) -> str:
@@ -266,7 +278,7 @@ class LoadedModel(ModelFiles, Closing):
         memory = _plan(self.checkpoint, self.spec, self.stage, args, self.placed)
         if self.placed is not None:
             self.placed.check(
-                memory.device,
+                [part.nbytes for part in memory.devices],
                 f"weights and a context of {args['n_ctx']}",
                 lambda: self._layers_that_fit(args),
             )
@@ -300,14 +312,19 @@ def _placed_layers(
         return place_layers(offload, spec.n_layers), ""
     args = context_args(spec, offload.n_ctx)
 
-    def needs(placed: Placed) -> int:
-        outline = planned(checkpoint, spec, pool, placed)
-        return outline.device_weight_bytes + _core.Context.device_memory(outline, **args)
+    def needs(placed: Placed) -> Sequence[int]:
+        return _device_bytes(planned(checkpoint, spec, pool, placed), args)
 
     def cpu_bandwidth() -> float:
         return _core.read_bandwidth(pool, _PROBED_NBYTES, 3)
 
     return place_auto(offload, spec.n_layers, needs, cpu_bandwidth)
+
+
+def _device_bytes(stage: _core.Stage, args: ContextArgs) -> list[int]:
+    """Of weights and a context on each device."""
+    contexts = _core.Context.device_memory(stage, **args)
+    return [sum(both) for both in zip(stage.device_weight_bytes, contexts, strict=True)]
 
 
 def _placed_pool(
@@ -333,13 +350,9 @@ def _plan(
     placed: Placed | None,
 ) -> MemoryPlan:
     kv, scratch = _core.Context.memory(stage, **args)
-    device = 0
-    if placed is not None:
-        device = stage.device_weight_bytes + _core.Context.device_memory(stage, **args)
     return MemoryPlan(
         gpu_layers=0 if placed is None else placed.n_layers,
-        device=device,
-        device_available=0 if placed is None else placed.available,
+        devices=() if placed is None else placed.parts(_device_bytes(stage, args)),
         weights=stage.weight_bytes,
         kv=kv,
         scratch=scratch,

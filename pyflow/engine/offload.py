@@ -1,24 +1,28 @@
-"""What of a model runs on a device: which layers, which device, and whether they fit there."""
+"""What of a model runs on devices: which layers, which devices, and whether they fit there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Literal, TypeAlias
 
 from pyflow import _core
 from pyflow.arguments import whole
-from pyflow.devices import Device, find, probe, programs_folder
+from pyflow.devices import Device, Probe, find, probe, programs_folder
 from pyflow.downloads import cache_dir
 from pyflow.errors import ResourceError, ShapeError, UnsupportedError
 from pyflow.formats import Checkpoint
 
 _SPARE = 256 << 20  # bytes that drivers and programs take
 
+# Devices in groups: those of a group share the tensors of its layers, groups follow each other.
+Groups: TypeAlias = tuple[tuple[Device, ...], ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Layers from the end, with the head, on a device. The others stay on the CPU.
+    """Layers from the end, with the head, on devices. The others stay on the CPU.
 
     Blocks that no device runs, experts and learned positions, stay there too.
     """
@@ -26,42 +30,54 @@ class Offload:
     n_layers: int | Literal["all", "auto"] = "all"
     """auto: as many as fit beside a context of n_ctx, if the device reads faster than the CPU."""
     device: str = ""
-    """Its number, or a part of its name, as `pyflow doctor` lists them; "": the first GPU."""
+    """Its number, or a part of its name, as `pyflow doctor` lists them; "": the first GPU.
+
+    Several: "0;1" (or "0,1") gives each some of the layers, one after the other. The devices of
+    "0&1" share the tensors of each layer by rows; "0&1;2&3" does both."""
     allow_inexact: bool = False
     """Whether its results may differ from those of the CPU."""
+    memory: int | None = None
+    """Bytes of each device that may be taken; None: all that it has."""
     n_ctx: int | None = None
     """For auto; None: as a context without a size."""
 
     def __post_init__(self) -> None:
         if self.n_layers not in ("all", "auto"):
             whole("gpu_layers", self.n_layers, 1)
+        if self.memory is not None:
+            whole("gpu_memory", self.memory, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StageDevice:
-    """A device for all layers of a stage, as far as their blocks can run there.
+    """Devices for all layers of a stage, as far as their blocks can run there.
 
-    fault: why it is inexact; empty if it is exact.
+    fault: why they are inexact; empty if they are exact.
     """
 
-    device: Device
+    groups: Groups
     allow_inexact: bool
     fault: str
     read_bandwidth: float
     memory: int
-    """Bytes that it may take."""
+    """Bytes that the layers may take."""
 
     def native(self, n_layers: int) -> _core.Offload:
         """For a stage with so many layers, and with its head if it has one."""
-        return _native(self.device, range(n_layers), self.allow_inexact)
+        counts = split(n_layers, [len(group) for group in self.groups])
+        return _native(self.groups, counts, 0, self.allow_inexact)
+
+    @property
+    def unified(self) -> bool:
+        return any(device.unified for device in chain(*self.groups))
 
     def __str__(self) -> str:
         """For people; all that its results depend on, if they are not the CPU's."""
-        inexact = f", inexact, driver {self.device.driver}" if self.fault else ""
-        return f"gpu {self.device.number} ({self.device.name}){inexact}"
+        drivers = ", ".join(device.driver for device in chain(*self.groups))
+        return described(self.groups) + (f", inexact, driver {drivers}" if self.fault else "")
 
 
-# The device of a rank's layers, if it has one. Raises like `for_stage`.
+# The devices of a rank's layers, if it has some. Raises like `for_stage`.
 OpenDevice: TypeAlias = Callable[[Checkpoint], StageDevice | None]
 
 
@@ -70,46 +86,82 @@ def no_device(_: Checkpoint) -> None:
 
 
 def for_stage(name: str, checkpoint: Checkpoint, *, allow_inexact: bool) -> StageDevice:
-    """A device of this machine, for layers of this checkpoint, by its number or name.
+    """Devices of this machine, for layers of this checkpoint, as `Offload.device` names them.
 
     UnsupportedError: there is no such device, it cannot be used, or it is not exact.
     """
-    device = choose(name)
+    groups = choose(name)
     known = {form["name"] for form in _core.weight_formats()}
     formats = sorted({t.dtype for t in checkpoint.tensors} & known | {checkpoint.pack_as or "F32"})
-    found = probe(device, cache_dir(), formats=formats)
-    where = f"gpu {device.number} ({device.name})"
-    if found.error:
-        raise UnsupportedError(f"{where}: {found.error}")
-    if found.fault and not allow_inexact:
-        raise UnsupportedError(
-            f"{where}: its results differ from the CPU's: {found.fault}; use another device, or"
-            " --gpu-inexact"
-        )
-    free = device.memory if found.free_memory is None else found.free_memory
-    memory = max(0, free - _SPARE)
-    return StageDevice(device, allow_inexact, found.fault, found.read_bandwidth, memory)
+    found: list[Probe] = []
+    for device in chain(*groups):
+        found.append(probe(device, cache_dir(), formats=formats))
+        if found[-1].error:
+            raise UnsupportedError(f"{device}: {found[-1].error}")
+        if found[-1].fault and not allow_inexact:
+            raise UnsupportedError(
+                f"{device}: its results differ from the CPU's: {found[-1].fault}; use another"
+                " device, or --gpu-inexact"
+            )
+    free = [_free(device, each) for device, each in zip(chain(*groups), found, strict=True)]
+    return StageDevice(
+        groups,
+        allow_inexact,
+        next((each.fault for each in found if each.fault), ""),
+        min(each.read_bandwidth for each in found),
+        min(free) * len(free),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What a device takes and may take, in bytes, and of how many layers."""
+
+    device: Device
+    n_layers: int
+    nbytes: int
+    available: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """So many layers of a model on a device of this machine."""
+    """So many layers of a model on devices of this machine."""
 
-    device: Device
-    n_layers: int
+    groups: Groups
+    counts: tuple[int, ...]
+    """Layers of each group."""
     native: _core.Offload
-    available: int
-    """Bytes that weights, cells and scratch may take."""
+    available: tuple[int, ...]
+    """Bytes that weights, cells and scratch may take on each device, group after group."""
 
-    def check(self, need: int, what: str, fits: Callable[[], int] = lambda: 0) -> None:
-        """ResourceError if that many bytes are too many. fits: how many layers would fit."""
-        if need <= self.available:
-            return
-        raise ResourceError(
-            f"gpu {self.device.number} ({self.device.name}): {what} of {self.n_layers} layers take "
-            f"{need:,} bytes, it has {self.available:,}; "
-            + (f"choose --gpu-layers {n} or less" if (n := fits()) else "choose fewer --gpu-layers")
-        )
+    @property
+    def n_layers(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Group after group."""
+        return tuple(chain(*self.groups))
+
+    def parts(self, needs: Sequence[int]) -> tuple[OnDevice, ...]:
+        """needs: bytes of each device."""
+        layers = chain(*([n] * len(g) for n, g in zip(self.counts, self.groups, strict=True)))
+        each = zip(self.devices, layers, needs, self.available, strict=True)
+        return tuple(OnDevice(*part) for part in each)
+
+    def fits(self, needs: Sequence[int]) -> bool:
+        return all(part.nbytes <= part.available for part in self.parts(needs))
+
+    def check(self, needs: Sequence[int], what: str, fits: Callable[[], int] = lambda: 0) -> None:
+        """ResourceError if that is too much. fits: how many layers would fit."""
+        for part in self.parts(needs):
+            if part.nbytes <= part.available:
+                continue
+            advice = f"choose --gpu-layers {n} or less" if (n := fits()) else "no layer would fit"
+            raise ResourceError(
+                f"{part.device}: {what} of {part.n_layers} layers take {part.nbytes:,} bytes, it "
+                f"has {part.available:,}; {advice}"
+            )
 
 
 def place(offload: Offload, n_layers: int) -> Placed:
@@ -117,92 +169,133 @@ def place(offload: Offload, n_layers: int) -> Placed:
     n = offload.n_layers if isinstance(offload.n_layers, int) else n_layers
     if n > n_layers:
         raise ShapeError(f"gpu_layers: expected 1 to {n_layers}, all or auto, found {n}")
-    return _placed(offload, choose(offload.device), n, n_layers)
+    groups = choose(offload.device)
+    return _placed(offload, groups, n, n_layers, [_free(device) for device in chain(*groups)])
 
 
 def place_auto(
     offload: Offload,
     n_layers: int,
-    needs: Callable[[Placed], int],
+    needs: Callable[[Placed], Sequence[int]],
     cpu_bandwidth: Callable[[], float],
 ) -> tuple[Placed | None, str]:
-    """As many layers as fit into the first device that helps, and what was decided, for people.
+    """As many layers as fit into the first devices that help, and what was decided, for people.
 
-    needs: bytes on the device. cpu_bandwidth: bytes per second that the CPU reads.
+    needs: bytes on each device. cpu_bandwidth: bytes per second that the CPU reads.
     """
     reasons = []
-    for device in _candidates(offload.device):
-        where = f"gpu {device.number} ({device.name})"
-        found = probe(device, cache_dir())
-        if found.error or (found.fault and not offload.allow_inexact):
-            reasons.append(f"{where}: {found.error or f'not exact: {found.fault}'}")
-        elif not offload.device and found.read_bandwidth <= (cpu := cpu_bandwidth()):
-            reasons.append(
-                f"{where} reads {found.read_bandwidth / 1e9:.1f} GB/s, the CPU {cpu / 1e9:.1f}"
-            )
+    for groups in _candidates(offload.device):
+        where, free = described(groups), []
+        for device in chain(*groups):
+            found = probe(device, cache_dir())
+            free.append(_free(device, found))
+            if found.error or (found.fault and not offload.allow_inexact):
+                reasons.append(f"{device}: {found.error or f'not exact: {found.fault}'}")
+                break
+            if not offload.device and found.read_bandwidth <= (cpu := cpu_bandwidth()):
+                reads = f"{found.read_bandwidth / 1e9:.1f} GB/s, the CPU {cpu / 1e9:.1f}"
+                reasons.append(f"{device} reads {reads}")
+                break
         else:
-            free = found.free_memory
-            if free is not None:
-                free = max(0, free - _SPARE)
 
-            def fits(n: int, device: Device = device, free: int | None = free) -> bool:
-                placed = _placed(offload, device, n, n_layers, free)
-                return needs(placed) <= placed.available
+            def placed(n: int, groups: Groups = groups, free: Sequence[int] = free) -> Placed:
+                return _placed(offload, groups, n, n_layers, free)
 
-            n = most_that_fit(fits, n_layers)
-            placed = _placed(offload, device, n, n_layers, free)
+            n = most_that_fit(lambda n, of=placed: of(n).fits(needs(of(n))), n_layers)  # type: ignore[misc]
+            chosen = placed(n)
             if n:
-                return placed, (
+                return chosen, (
                     f"{where}: {n} of {n_layers} layers and the head, "
-                    f"{needs(placed) / 1e9:.2f} of {placed.available / 1e9:.2f} GB"
+                    f"{sum(needs(chosen)) / 1e9:.2f} of {sum(chosen.available) / 1e9:.2f} GB"
                 )
-            reasons.append(f"{where}: no layer fits into {placed.available / 1e9:.2f} GB")
+            reasons.append(f"{where}: no layer fits into {sum(chosen.available) / 1e9:.2f} GB")
     return None, f"all layers on the CPU; {'; '.join(reasons) or 'no GPU was found'}"
 
 
-def choose(name: str) -> Device:
-    """The device of that number or name; without one, the first GPU."""
+def described(groups: Groups) -> str:
+    """As in "gpu 0 (A card)", or with the signs of `Offload.device` between them."""
+    return "; ".join(" & ".join(map(str, group)) for group in groups)
+
+
+def choose(name: str) -> Groups:
+    """The devices of such numbers or names; without one, the first GPU."""
     return _candidates(name, needed=True)[0]
 
 
-def _candidates(name: str, *, needed: bool = False) -> list[Device]:
-    """The one of that number or name, or all GPUs. UnsupportedError: there is no such one, or none
+def _candidates(name: str, *, needed: bool = False) -> list[Groups]:
+    """The devices that are named, or each GPU alone. UnsupportedError: there is no such, or none
     though one is needed."""
     found = find()
     listed = ", ".join(f"{d.number} {d.name} ({d.kind})" for d in found.devices)
     there = f"found {listed}" if listed else f"found none: {'; '.join(found.missing)}"
     if not name:
-        gpus = [device for device in found.devices if device.kind == "gpu"]
+        gpus: list[Groups] = [((device,),) for device in found.devices if device.kind == "gpu"]
         if needed and not gpus:
             raise UnsupportedError(
                 f"gpu: expected a GPU on this machine, {there}; name one by --gpu"
             )
         return gpus
-    if name.isdecimal():
-        matches = [d for d in found.devices if d.number == int(name)]
-    else:
-        matches = [d for d in found.devices if name.casefold() in d.name.casefold()]
-    if len(matches) != 1:
-        expected = "the name of one device" if matches else "a device that 'pyflow doctor' lists"
-        raise UnsupportedError(f"gpu {name!r}: expected {expected}, {there}")
-    return matches
 
+    def of(part: str) -> Device:
+        if part.isdecimal():
+            matches = [d for d in found.devices if d.number == int(part)]
+        else:
+            matches = [d for d in found.devices if part and part.casefold() in d.name.casefold()]
+        if len(matches) != 1:
+            expected = (
+                "the name of one device" if matches else "a device that 'pyflow doctor' lists"
+            )
+            raise UnsupportedError(f"gpu {part!r}: expected {expected}, {there}")
+        return matches[0]
 
-def _placed(
-    offload: Offload, device: Device, n: int, n_layers: int, available: int | None = None
-) -> Placed:
-    """available: None takes it from what the device has in all."""
-    native = _native(device, range(n_layers - n, n_layers), offload.allow_inexact)
-    return Placed(
-        device, n, native, max(0, device.memory - _SPARE) if available is None else available
+    groups = tuple(
+        tuple(of(part.strip()) for part in group.split("&"))
+        for group in name.replace(",", ";").split(";")
     )
+    named = [*chain(*groups)]
+    if twice := next((device for device in named if named.count(device) > 1), None):
+        raise UnsupportedError(f"gpu {name!r}: expected each device once, found {twice} twice")
+    return [groups]
 
 
-def _native(device: Device, layers: range, allow_inexact: bool) -> _core.Offload:
+def _free(device: Device, found: Probe | None = None) -> int:
+    """Bytes that may be taken; what the device has in all if it has not been asked."""
+    free = None if found is None else found.free_memory
+    return max(0, (device.memory if free is None else free) - _SPARE)
+
+
+def _placed(offload: Offload, groups: Groups, n: int, n_layers: int, free: Sequence[int]) -> Placed:
+    """free: of each device."""
+    available = tuple(min(each, offload.memory or each) for each in free)
+    rest = iter(available)
+    capacity = [min(next(rest) for _ in group) * len(group) for group in groups]
+    counts = split(n, capacity)
+    native = _native(groups, counts, n_layers - n, offload.allow_inexact)
+    return Placed(groups, counts, native, available)
+
+
+def split(n: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """n things in proportion to weights, to the nearest whole."""
+    total, ends, sum_ = max(1, sum(weights)), [0], 0
+    for weight in weights:
+        sum_ += weight
+        ends.append((n * sum_ + total // 2) // total)
+    ends[-1] = n
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+def _native(
+    groups: Groups, counts: Sequence[int], first: int, allow_inexact: bool
+) -> _core.Offload:
+    """first: the first layer; the head goes with the last one."""
+    native: list[_core.OffloadGroup] = []
+    for group, n in zip(groups, counts, strict=True):
+        numbers = [device.number for device in group]
+        native.append({"devices": numbers, "layers": [*range(first, first + n)], "head": False})
+        first += n
+    native[-1]["head"] = True
     return {
-        "device": device.number,
-        "layers": [*layers],
-        "head": True,
+        "groups": native,
         "allow_inexact": allow_inexact,
         "programs": str(programs_folder(cache_dir())),
     }

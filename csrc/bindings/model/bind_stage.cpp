@@ -45,22 +45,38 @@ StageSpec stage_spec(const py::dict& d) {
   return spec;
 }
 
-// A dict of device (a number of find_devices), layers, head, allow_inexact and programs.
+// A dict of groups, each with devices (numbers of find_devices), layers and head; allow_inexact, and
+// programs.
 Offload offload_from(const py::dict& d, const StageSpec& stage) {
   Offload offload;
-  offload.layers.resize(stage.layers.size());
-  for (const auto& item : d["layers"].cast<py::list>()) {
-    const auto layer = item.cast<int64_t>();
-    if (layer < 0 || layer >= std::ssize(stage.layers))
-      throw ShapeError("device layer " + std::to_string(layer) + ": expected 0 to " +
-                       std::to_string(std::ssize(stage.layers) - 1));
-    offload.layers[static_cast<size_t>(layer)] = 1;
+  offload.layers.resize(stage.layers.size(), kHost);
+  for (const auto& item : d["groups"].cast<py::list>()) {
+    const auto group = item.cast<py::dict>();
+    const auto number = static_cast<Home>(offload.groups.size());
+    for (const auto layer : group["layers"].cast<std::vector<int64_t>>()) {
+      if (layer < 0 || layer >= std::ssize(stage.layers))
+        throw ShapeError("device layer " + std::to_string(layer) + ": expected 0 to " +
+                         std::to_string(std::ssize(stage.layers) - 1));
+      offload.layers[static_cast<size_t>(layer)] = number;
+    }
+    if (group["head"].cast<bool>() && stage.head) offload.head = number;
+    offload.groups.emplace_back();
+    for (const auto device : group["devices"].cast<std::vector<size_t>>())
+      offload.groups.back().push_back(device::open_device(device));
+    if (offload.groups.back().empty()) throw ShapeError("gpu: expected devices in each group");
   }
-  offload.head = d["head"].cast<bool>() && stage.head;
   offload.allow_inexact = d["allow_inexact"].cast<bool>();
   offload.programs = d["programs"].cast<std::string>();
-  offload.device = device::open_device(d["device"].cast<size_t>());
   return offload;
+}
+
+// of(device) of each device, group after group; none if the stage is only planned.
+template <class Of>
+std::vector<std::string> by_device(const Stage& stage, Of&& of) {
+  std::vector<std::string> all;
+  for (Home group = 0; stage.is_loaded() && group < stage.n_groups(); ++group)
+    for (const auto& device : stage.devices(group)) all.push_back(of(*device));
+  return all;
 }
 
 std::shared_ptr<Stage> make_stage(std::shared_ptr<Checkpoint> file, const py::dict& spec,
@@ -87,11 +103,15 @@ void register_stage(py::module_& m) {
            py::arg("load") = true, py::arg("pack_as") = py::none(), py::arg("offload") = py::none())
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
       .def_property_readonly("device_weight_bytes", &Stage::device_weight_bytes)
-      .def_property_readonly("device_fault",
-                             [](const Stage& s) { return s.device() ? s.device()->fault() : ""; })
-      .def_property_readonly(
-          "device_refusal",
-          [](const Stage& s) { return s.device() ? s.device()->compiled().refusal : ""; })
+      .def_property_readonly("device_faults",
+                             [](const Stage& s) {
+                               return by_device(s, [](const DeviceStage& d) { return d.fault(); });
+                             })
+      .def_property_readonly("device_refusals",
+                             [](const Stage& s) {
+                               return by_device(
+                                   s, [](const DeviceStage& d) { return d.compiled().refusal; });
+                             })
       .def_property_readonly("token_bytes",
                              [](const Stage& s) {
                                size_t n = 0;

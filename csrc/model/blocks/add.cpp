@@ -34,10 +34,12 @@ class Add final : public Block {
   }
 
   void record(DeviceStep& s) const override {
-    if (scale_ == 1)
-      s.ops.add(s.queue, s.registers[out_], s.registers[in_], s.n_rows, n_);
-    else
-      s.ops.add_scaled(s.queue, s.registers[out_], s.registers[in_], scale_, s.n_rows, n_);
+    s.each([&](DeviceMember& m) {
+      if (scale_ == 1)
+        m.ops.add(m.queue, m.registers[out_], m.registers[in_], m.n_rows, n_);
+      else
+        m.ops.add_scaled(m.queue, m.registers[out_], m.registers[in_], scale_, m.n_rows, n_);
+    });
   }
 
  private:

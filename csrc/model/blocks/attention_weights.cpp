@@ -76,11 +76,17 @@ AttentionWeights::HeadNorm AttentionWeights::head_norm(Weights& w, const BlockSp
 }
 
 void AttentionWeights::device_needs(DeviceNeeds& needs) const {
+  needs.cut(q_, q_cut());
+  needs.cut(k_, k_cut());
+  needs.cut(v_, v_cut());
   needs.vector(q_bias_, q_dim());
   needs.vector(k_bias_, k_dim());
   needs.vector(v_bias_, v_dim());
   needs.vector(o_bias_, n_embd_);
-  needs.vector(slopes_.empty() ? nullptr : slopes_.data(), n_heads_);
+  for (int64_t i = 0; i < needs.n_members() && !slopes_.empty(); ++i) {
+    const Share heads = k_cut().units_of(i, needs.n_members());
+    needs.vector(slopes_.data() + heads.begin * group(), heads.size() * group());
+  }
   for (const auto& [norm, n_heads] : {std::pair{&q_norm_, n_heads_}, {&k_norm_, n_kv_heads_}}) {
     if (!*norm) continue;
     if (norms_all_) norm->norm.device_needs(needs, n_heads * head_dim_);
@@ -90,65 +96,101 @@ void AttentionWeights::device_needs(DeviceNeeds& needs) const {
 }
 
 void AttentionWeights::record(DeviceStep& s) const {
-  const DeviceLayer& layer = s.layers[layer_];
   const auto q = s.take(q_dim()), k = s.take(k_dim()), v = s.take(v_dim()),
              mixed = s.take(mixed_dim());
-  const std::array products = {DeviceProduct{q_, q}, DeviceProduct{k_, k}, DeviceProduct{v_, v}};
-  s.multiply(products, s.registers[in_], s.n_rows);
-  record_turn(s, q, n_heads_, q_bias_, q_norm_);
-  record_turn(s, k, n_kv_heads_, k_bias_, k_norm_);
-  s.add(v, v_bias_, s.n_rows, v_dim());
-  const auto& cells = layer.cells;
-  const auto in_cells = [&](const DeviceStep::FloatRows& rows, int64_t n_heads, int64_t dim,
-                            int64_t to_dim) {
-    if (dim == to_dim) return rows;
-    const auto to = s.take(n_heads * to_dim);
-    s.ops.copy_heads(s.queue, rows, dim, to, to_dim, s.n_rows, n_heads);
-    return to;
+  record_inputs(s, q, k, v);
+  // Heads in the sizes of cells, where these are others.
+  const auto [key_dim, value_dim] = s.members[0].layers[layer_].cells.dims();
+  const auto in_cells = [&](const DeviceStep::Rows& rows, int64_t n, int64_t dim, int64_t to_dim) {
+    return dim == to_dim ? rows : s.take(n * to_dim);
   };
-  const auto queries = in_cells(q, n_heads_, head_dim_, cells.key_dim);
-  s.ops.store_cells(s.queue, cells, *layer.slots, s.n_rows,
-                    in_cells(k, n_kv_heads_, head_dim_, cells.key_dim),
-                    in_cells(v, n_kv_heads_, value_dim_, cells.value_dim));
-  const bool whole = cells.value_dim == value_dim_;
-  const auto out = whole ? mixed : s.take(n_heads_ * cells.value_dim);
-  s.ops.attend(s.queue,
-               {.cells = cells,
-                .q = queries,
-                .out = out,
-                .views = layer.views,
-                .runs = layer.runs,
-                .most_blocks = layer.most_blocks,
-                .most_spans = layer.most_spans,
-                .n_rows = s.n_rows,
-                .n_heads = n_heads_,
-                .scale = scale_,
-                .softcap = softcap_,
-                .slopes = slopes_.empty() ? nullptr : &s.weights.vector(slopes_.data(), n_heads_),
-                .scratch = s.memory.attention});
-  if (!whole)
-    s.ops.copy_heads(s.queue, out, cells.value_dim, mixed, value_dim_, s.n_rows, n_heads_);
-  s.multiply({o_, s.registers[out_]}, o_bias_, mixed, s.n_rows);
+  const auto q_cells = in_cells(q, n_heads_, head_dim_, key_dim),
+             k_cells = in_cells(k, n_kv_heads_, head_dim_, key_dim),
+             v_cells = in_cells(v, n_kv_heads_, value_dim_, value_dim),
+             out_cells = in_cells(mixed, n_heads_, value_dim_, value_dim);
+  s.each([&](DeviceMember& m) {
+    const DeviceLayer& layer = m.layers[layer_];
+    const Share kv = m.units_of(k_cut()), heads = {kv.begin * group(), kv.end * group()};
+    record_turn(m, q[m.number], n_heads_, heads, q_norm_);
+    record_turn(m, k[m.number], n_kv_heads_, kv, k_norm_);
+    // Of these heads alone, from one size to another.
+    const auto resize = [&](const DeviceStep::Rows& from, int64_t dim, const DeviceStep::Rows& to,
+                            int64_t to_dim, const Share& some) {
+      const FloatRows x = columns_of(from[m.number], some.begin * dim),
+                      y = columns_of(to[m.number], some.begin * to_dim);
+      if (dim != to_dim) m.ops.copy_heads(m.queue, x, dim, y, to_dim, m.n_rows, some.size());
+      return y;
+    };
+    const FloatRows queries = resize(q, head_dim_, q_cells, key_dim, heads);
+    const FloatRows keys = resize(k, head_dim_, k_cells, key_dim, kv),
+                    values = resize(v, value_dim_, v_cells, value_dim, kv);
+    m.ops.store_cells(m.queue, layer.cells, *layer.slots, m.n_rows, keys, values);
+    m.ops.attend(
+        m.queue,
+        {.cells = layer.cells,
+         .q = queries,
+         .out = columns_of(out_cells[m.number], heads.begin * value_dim),
+         .views = layer.views,
+         .runs = layer.runs,
+         .most_blocks = layer.most_blocks,
+         .most_spans = layer.most_spans,
+         .n_rows = m.n_rows,
+         .n_heads = heads.size(),
+         .scale = scale_,
+         .softcap = softcap_,
+         .slopes = slopes_.empty() ? nullptr
+                                   : &m.weights.vector(slopes_.data() + heads.begin, heads.size()),
+         .scratch = m.memory.attention});
+    resize(out_cells, value_dim, mixed, value_dim_, heads);
+  });
+  s.gather(mixed, mixed_cut());
+  const Cut embd = Cut::tiles(n_embd_);
+  s.each([&](DeviceMember& m) {
+    m.multiply({o_, m.registers[out_]}, embd, o_bias_, mixed[m.number], m.n_rows);
+  });
+  s.gather(s.register_rows(out_), embd);
 }
 
-void AttentionWeights::record_turn(DeviceStep& s, const DeviceStep::FloatRows& rows,
-                                   int64_t n_heads, const float* bias, const HeadNorm& norm) const {
-  const int64_t n = n_heads * head_dim_;
-  s.add(rows, bias, s.n_rows, n);
-  if (norm && norms_all_) norm.norm.record(s, rows, s.n_rows, n, rows);
-  const auto head = [&](int64_t h) {
-    return DeviceStep::FloatRows{rows.buffer, rows.first + h * head_dim_, rows.stride};
+void AttentionWeights::record_inputs(DeviceStep& s, const DeviceStep::Rows& q,
+                                     const DeviceStep::Rows& k, const DeviceStep::Rows& v) const {
+  s.each([&](DeviceMember& m) {
+    const size_t i = m.number;
+    const std::array products = {DeviceProduct{q_, q[i]}, DeviceProduct{k_, k[i]},
+                                 DeviceProduct{v_, v[i]}};
+    m.multiply(products, m.registers[in_], m.n_rows);
+    m.add(q[i], q_bias_, m.n_rows, q_dim(), m.rows_of(q_cut()));
+    m.add(k[i], k_bias_, m.n_rows, k_dim(), m.rows_of(k_cut()));
+    m.add(v[i], v_bias_, m.n_rows, v_dim(), m.rows_of(v_cut()));
+  });
+  if (!norms_all_) return;
+  const auto normalize = [&](const DeviceStep::Rows& rows, const Cut& cut, const HeadNorm& norm) {
+    if (!norm) return;
+    s.gather(rows, cut);
+    s.each([&](DeviceMember& m) {
+      norm.norm.record(m, rows[m.number], m.n_rows, cut.n, rows[m.number]);
+    });
   };
-  if (norm && !norms_all_ && norm.step == 0 && rows.stride == n)
-    norm.norm.record(s, {rows.buffer, rows.first, head_dim_}, s.n_rows * n_heads, head_dim_,
-                     {rows.buffer, rows.first, head_dim_});
-  else if (norm && !norms_all_)
-    for (int64_t h = 0; h < n_heads; ++h)
-      norm.norm.record(s, head(h), s.n_rows, head_dim_, head(h), h * norm.step);
+  normalize(q, q_cut(), q_norm_);
+  normalize(k, k_cut(), k_norm_);
+}
+
+void AttentionWeights::record_turn(DeviceMember& m, const FloatRows& rows, int64_t n_heads,
+                                   const Share& heads, const HeadNorm& norm) const {
+  const FloatRows own = columns_of(rows, heads.begin * head_dim_);
+  const bool in_a_row = heads.size() == n_heads && rows.stride == n_heads * head_dim_;
+  if (norm && !norms_all_ && norm.step == 0 && (in_a_row || m.n_rows == 1)) {
+    const FloatRows each = {own.buffer, own.first, head_dim_};
+    norm.norm.record(m, each, m.n_rows * heads.size(), head_dim_, each);
+  } else if (norm && !norms_all_) {
+    for (int64_t h = heads.begin; h < heads.end; ++h) {
+      const FloatRows head = columns_of(rows, h * head_dim_);
+      norm.norm.record(m, head, m.n_rows, head_dim_, head, h * norm.step);
+    }
+  }
   if (!rope_) return;
-  const DeviceRope& rope = s.ropes[*rope_];
-  s.ops.rope(s.queue, rows, rope.cos_sin, {n_heads, head_dim_, rope.n_pairs, rope.interleaved},
-             s.n_rows);
+  const DeviceRope& rope = m.ropes[*rope_];
+  m.ops.rope(m.queue, own, rope.cos_sin, {heads.size(), head_dim_, rope.n_pairs, rope.interleaved},
+             m.n_rows);
 }
 
 }  // namespace pyflow

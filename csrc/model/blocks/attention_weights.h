@@ -45,9 +45,17 @@ class AttentionWeights {
  private:
   HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
                      int64_t n_heads) const;
-  // Bias, norm and rotation of all heads of all rows, as turn() and normalize_all().
-  void record_turn(DeviceStep& s, const DeviceStep::FloatRows& rows, int64_t n_heads,
-                   const float* bias, const HeadNorm& norm) const;
+  // Columns of queries and of mixed values stay with the kv head that they share.
+  Cut q_cut() const { return {q_dim(), group() * head_dim_}; }
+  Cut k_cut() const { return {k_dim(), head_dim_}; }
+  Cut v_cut() const { return {v_dim(), value_dim_}; }
+  Cut mixed_cut() const { return {mixed_dim(), group() * value_dim_}; }
+  // Products and biases; norms over all heads.
+  void record_inputs(DeviceStep& s, const DeviceStep::Rows& q, const DeviceStep::Rows& k,
+                     const DeviceStep::Rows& v) const;
+  // Norm and rotation of some of n_heads, as turn().
+  void record_turn(DeviceMember& m, const FloatRows& rows, int64_t n_heads, const Share& heads,
+                   const HeadNorm& norm) const;
 };
 
 }  // namespace pyflow

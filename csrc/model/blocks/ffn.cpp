@@ -61,16 +61,26 @@ class Ffn final : public Block {
 
   void record(DeviceStep& s) const override {
     const auto up = s.take(n_ff_), inner = gate_ ? s.take(n_ff_) : up;
-    const std::array products = {DeviceProduct{up_, up}, DeviceProduct{gate_, inner}};
-    s.multiply(std::span(products).first(gate_ ? 2 : 1), s.registers[in_], s.n_rows);
-    s.add(up, up_bias_, s.n_rows, n_ff_);
-    if (gate_) {
-      s.add(inner, gate_bias_, s.n_rows, n_ff_);
-      s.ops.gate(s.queue, act_, inner, up, s.n_rows, n_ff_);
-    } else {
-      s.ops.activate(s.queue, act_, up, s.n_rows, n_ff_);
-    }
-    s.multiply({down_, s.registers[out_]}, down_bias_, inner, s.n_rows);
+    const Cut ff = Cut::tiles(n_ff_), embd = Cut::tiles(n_embd_);
+    s.each([&](DeviceMember& m) {
+      const FloatRows u = up[m.number], i = inner[m.number];
+      const std::array products = {DeviceProduct{up_, u}, DeviceProduct{gate_, i}};
+      m.multiply(std::span(products).first(gate_ ? 2 : 1), m.registers[in_], m.n_rows);
+      const Share own = m.rows_of(ff);
+      m.add(u, up_bias_, m.n_rows, n_ff_, own);
+      if (gate_) {
+        m.add(i, gate_bias_, m.n_rows, n_ff_, own);
+        m.ops.gate(m.queue, act_, columns_of(i, own.begin), columns_of(u, own.begin), m.n_rows,
+                   own.size());
+      } else {
+        m.ops.activate(m.queue, act_, columns_of(u, own.begin), m.n_rows, own.size());
+      }
+    });
+    s.gather(inner, ff);
+    s.each([&](DeviceMember& m) {
+      m.multiply({down_, m.registers[out_]}, embd, down_bias_, inner[m.number], m.n_rows);
+    });
+    s.gather(s.register_rows(out_), embd);
   }
 
  private:

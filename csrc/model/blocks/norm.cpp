@@ -27,7 +27,9 @@ class Norm final : public Block {
 
   void device_needs(DeviceNeeds& needs) const override { norm_.device_needs(needs, n_); }
   void record(DeviceStep& s) const override {
-    norm_.record(s, s.registers[in_], s.n_rows, n_, s.registers[out_]);
+    s.each([&](DeviceMember& m) {
+      norm_.record(m, m.registers[in_], m.n_rows, n_, m.registers[out_]);
+    });
   }
 
  private:

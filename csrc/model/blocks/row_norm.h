@@ -38,11 +38,11 @@ class RowNorm {
     if (weight_) needs.vector(weight_ + at, n);
     if (bias_) needs.vector(bias_ + at, n);
   }
-  void record(DeviceStep& s, DeviceStep::FloatRows x, int64_t n_rows, int64_t n,
-              DeviceStep::FloatRows y, int64_t at = 0) const {
+  void record(DeviceMember& m, FloatRows x, int64_t n_rows, int64_t n, FloatRows y,
+              int64_t at = 0) const {
     const auto norm = layer_ ? &device::Ops::layer_norm : &device::Ops::rms_norm;
-    (s.ops.*norm)(s.queue, x, s.weights.vector(weight_ + at, n), eps_, n_rows, n, y);
-    if (bias_) s.add(y, bias_ + at, n_rows, n);
+    (m.ops.*norm)(m.queue, x, m.weights.vector(weight_ + at, n), eps_, n_rows, n, y);
+    if (bias_) m.add(y, bias_ + at, n_rows, n, {0, n});
   }
 
   explicit operator bool() const { return weight_ != nullptr; }

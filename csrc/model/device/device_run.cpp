@@ -2,173 +2,124 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "core/errors.h"
-#include "model/scratch.h"
+#include "kv/storage/split_store.h"
 #include "model/stage.h"
 
 namespace pyflow {
 namespace {
 
-constexpr int64_t kFloat = sizeof(float);
-constexpr int64_t kMostBlocks = 65'535;  // groups along an axis
-constexpr int64_t kAttentionRows = 8;    // rows that attend in one command, at the longest text
-
-// Bytes of a context's memory, by what they are for.
-struct Sizes {
-  int64_t reg, temp, acts, pairs, attention, head, logits;
-
-  Sizes(const Stage& stage, const DeviceRunSizes& of) {
-    const ScratchNeeds needs = stage.device_needs(of.cells);
-    const int64_t stride = padded(stage.spec().n_embd), n = of.n_batch;
-    const int64_t head_rows = stage.head_on_device() ? std::min(kHeadRows, n) : 0;
-    const int64_t acts_rows = n * needs.act_blocks_per_row * static_cast<int64_t>(sizeof(ActBlock));
-    reg = n * stride * kFloat;
-    temp = n * needs.floats_per_row * kFloat;
-    acts = acts_rows;
-    pairs = stage.device_fine_inputs() ? 2 * acts_rows : 0;
-    attention = kAttentionRows * needs.partial_floats * (of.n_ctx / kLogicalBlock + 2) * kFloat;
-    head = head_rows * stride * kFloat;
-    logits = head_rows * padded(stage.spec().n_vocab) * kFloat;
-  }
-};
+// Its heads of a layer.
+LayerKv share_of(LayerKv kv, const Membership& own) {
+  kv.n_kv_heads = Cut{kv.n_kv_heads, 1}.rows_of(own.number, own.of).size();
+  return kv;
+}
 
 }  // namespace
 
-size_t DeviceRun::nbytes(const Stage& stage, const DeviceRunSizes& of) {
-  const Sizes sizes(stage, of);
-  int64_t angles = 0;
-  for (const RopeSpec& rope : stage.spec().ropes)
-    angles += of.n_batch * 2 * static_cast<int64_t>(rope.pairs()) * kFloat;
-  return static_cast<size_t>(kRegisters * sizes.reg + sizes.temp + sizes.acts + sizes.pairs +
-                             sizes.attention + sizes.head + sizes.logits + angles);
+size_t DeviceRun::staging_nbytes(const Stage& stage, Home group, const DeviceRunSizes& of) {
+  return 2 * sizeof(float) * static_cast<size_t>(MemberRun::packed_floats(stage, group, of.cells));
 }
 
-DeviceRun::DeviceRun(const Stage& stage, const DeviceRunSizes& of)
-    : stage_(stage),
-      device_(*stage.device()),
-      ops_(device_.compiled()),
-      queue_(device_.device().make_queue()),
-      owner_(getpid()),
-      stride_(padded(stage.spec().n_embd)),
-      stores_(stage.kv_layers().size()) {
-  const Sizes sizes(stage, of);
-  row_partials_ = static_cast<size_t>(stage.device_needs(of.cells).partial_floats * kFloat);
-  const auto allocate = [&](int64_t nbytes) {
-    return device_.device().allocate(static_cast<size_t>(std::max<int64_t>(nbytes, kFloat)),
-                                     "scratch");
-  };
-  for (Buffer& reg : registers_) reg = allocate(sizes.reg);
-  temp_ = allocate(sizes.temp);
-  acts_ = allocate(sizes.acts);
-  pairs_ = allocate(sizes.pairs);
-  attention_ = allocate(sizes.attention);
-  head_ = allocate(sizes.head);
-  logits_ = allocate(sizes.logits);
-  for (const RopeSpec& rope : stage.spec().ropes)
-    ropes_.push_back(allocate(of.n_batch * 2 * static_cast<int64_t>(rope.pairs()) * kFloat));
+std::vector<size_t> DeviceRun::nbytes(const Stage& stage, Home group, const DeviceRunSizes& of,
+                                      const KvConfig& config) {
+  std::vector<size_t> all;
+  const int64_t n = stage.members(group);
+  for (int64_t i = 0; i < n; ++i) {
+    KvConfig here = config;
+    for (size_t layer = 0; layer < here.layers.size(); ++layer) {
+      here.remote[layer] = stage.cell_homes()[layer] == group;
+      if (here.remote[layer]) here.layers[layer] = share_of(here.layers[layer], {i, n});
+    }
+    all.push_back(MemberRun::nbytes(stage, group, of) + KvCache::remote_nbytes(here));
+  }
+  return all;
+}
+
+DeviceRun::DeviceRun(const Stage& stage, Home group, const DeviceRunSizes& of)
+    : stage_(stage), owner_(getpid()), staging_(staging_nbytes(stage, group, of), "scratch") {
+  for (const auto& device : stage.devices(group))
+    members_.push_back(std::make_unique<MemberRun>(stage, *device, of));
+  const int64_t n = MemberRun::packed_floats(stage, group, of.cells);
+  gathers_ = {{staging_.as<float>(), staging_.as<float>() + n}, n};
 }
 
 std::unique_ptr<kv::RemoteCells> DeviceRun::make_cells(size_t layer, const LayerKv& kv,
                                                        CacheType type, int64_t n_cells) {
-  auto store = std::make_unique<kv::DeviceStore>(kv, type, n_cells, ops_, *queue_);
-  stores_[layer] = store.get();
-  return store;
-}
-
-void DeviceRun::send(Buffer& to, const void* from, size_t nbytes, const char* what) {
-  if (!to || to->nbytes() < nbytes)
-    to = device_.device().allocate(std::max<size_t>(2 * nbytes, 1024), what);
-  queue_->upload(from, *to, 0, nbytes);
-}
-
-// Positions may have gaps, and then reach further than cells.
-void DeviceRun::make_room(int64_t n_blocks) {
-  if (n_blocks > kMostBlocks)
-    throw ShapeError("positions: a row sees some that are " +
-                     std::to_string(n_blocks * kLogicalBlock) + " apart; a device takes " +
-                     std::to_string(kMostBlocks * kLogicalBlock) + " at most");
-  const auto nbytes = static_cast<size_t>(n_blocks) * row_partials_;
-  if (nbytes <= attention_->nbytes()) return;
-  attention_ = device_.device().allocate(nbytes, "scratch");
-  step_->memory.attention = attention_.get();
-}
-
-void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<RopeTable>& ropes) {
-  const auto first = static_cast<size_t>(s.first_row), n = static_cast<size_t>(s.n_rows);
-  before_ = nullptr;
-  step_ = std::make_unique<DeviceStep>(
-      device_.weights(), ops_, *queue_,
-      DeviceMemory{temp_.get(), acts_.get(), pairs_.get(), attention_.get()}, s.n_rows);
-  for (size_t r = 0; r < kRegisters; ++r) step_->registers[r] = {registers_[r].get(), 0, stride_};
-  for (size_t i = 0; i < ropes.size(); ++i) {
-    const RopeTable& rope = ropes[i];
-    const int64_t stride = 2 * rope.n_pairs;
-    queue_->upload(rope.values, *ropes_[i], 0, static_cast<size_t>(s.n_rows * stride * kFloat));
-    step_->ropes.push_back({{ropes_[i].get(), 0, stride}, rope.n_pairs, rope.interleaved});
+  std::vector<kv::SplitStore::Part> parts;
+  for (const auto& member : members_) {
+    const LayerKv own = share_of(kv, member->own());
+    parts.push_back({own.n_kv_heads, member->make_cells(layer, own, type, n_cells)});
   }
-  seen_.resize(kv.groups().size());
-  std::vector<uint8_t> sent(seen_.size());
-  for (size_t layer = 0; layer < stores_.size(); ++layer) {
-    step_->layers.emplace_back();
-    if (!stores_[layer]) continue;
-    const size_t group = kv.group_of(layer);
-    Seen& seen = seen_[group];
-    if (!std::exchange(sent[group], 1)) {
-      const auto slots = kv.slots(layer).subspan(first, n);
-      seen.table = device::view_table(kv.views(layer).subspan(first, n));
-      make_room(seen.table.most_blocks);
-      send(seen.slots, slots.data(), slots.size_bytes(), "slots");
-      send(seen.views, seen.table.views.data(), seen.table.views.size() * sizeof(device::View),
-           "views");
-      send(seen.runs, seen.table.runs.data(), seen.table.runs.size() * sizeof(device::ViewRun),
-           "runs");
-    }
-    step_->layers.back() = {stores_[layer]->cells(), seen.slots.get(),       seen.views.get(),
-                            seen.runs.get(),         seen.table.most_blocks, seen.table.most_spans};
-  }
+  if (parts.size() == 1) return std::move(parts[0].cells);
+  return std::make_unique<kv::SplitStore>(kv, type, std::move(parts));
+}
+
+void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<RopeTable>& ropes,
+                      const Poll& poll) {
+  before_.clear();
+  std::vector<DeviceMember> all;
+  for (const auto& member : members_) all.push_back(member->begin(s, kv, ropes));
+  step_.emplace(std::move(all), gathers_, poll);
 }
 
 void DeviceRun::upload(size_t reg, const float* from) {
-  queue_->upload(from, *registers_[reg], 0, static_cast<size_t>(step_->n_rows * stride_ * kFloat));
+  for (const auto& member : members_) member->upload(reg, from, step_->n_rows);
 }
 
-void DeviceRun::download(size_t reg, float* to) {
-  queue_->download(*registers_[reg], 0, to, static_cast<size_t>(step_->n_rows * stride_ * kFloat));
+void DeviceRun::download(size_t reg, float* to) { members_[0]->download(reg, to, step_->n_rows); }
+
+DeviceRun::Marks DeviceRun::mark() {
+  Marks marks;
+  for (const auto& member : members_) marks.push_back(member->queue().mark());
+  return marks;
 }
 
-void DeviceRun::run(std::span<const PlacedBlock* const> blocks, const Poll& poll) {
+void DeviceRun::run(std::span<const PlacedBlock* const> blocks) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     blocks[i]->block->record(*step_);
     step_->end_block();
     if (i + 1 < blocks.size() && !blocks[i + 1]->first) continue;
-    auto mark = queue_->mark();
-    poll();
-    if (before_) before_->wait(poll);
-    before_ = std::move(mark);
+    Marks marks = mark();
+    step_->poll()();
+    for (const auto& each : before_) each->wait(step_->poll());
+    before_ = std::move(marks);
   }
 }
 
-void DeviceRun::logits(std::span<const int32_t> rows, float* logits, const Poll& poll) {
-  const int64_t stride = padded(stage_.spec().n_vocab);
-  stage_.record_logits(*step_, rows, {head_.get(), 0, stride_}, {logits_.get(), 0, stride});
-  queue_->download(*logits_, 0, logits, rows.size() * static_cast<size_t>(stride * kFloat));
-  finish(poll);
+void DeviceRun::logits(std::span<const int32_t> rows, float* logits) {
+  const int64_t n_vocab = stage_.spec().n_vocab, stride = padded(n_vocab);
+  DeviceStep::Rows normed, out;
+  for (const auto& member : members_) {
+    normed.push_back(member->normed());
+    out.push_back(member->logits());
+  }
+  stage_.record_logits(*step_, rows, normed, out);
+  step_->each([&](DeviceMember& m) {
+    const Share own = m.rows_of(Cut::tiles(n_vocab));
+    for (int64_t i = 0; i < std::ssize(rows); ++i) {
+      const auto at = static_cast<size_t>(i * stride + own.begin);
+      m.queue.download(*out[m.number].buffer, at * sizeof(float), logits + at,
+                       static_cast<size_t>(own.size()) * sizeof(float));
+    }
+  });
+  finish();
 }
 
-void DeviceRun::finish(const Poll& poll) {
-  before_ = nullptr;
-  queue_->mark()->wait(poll);
+void DeviceRun::finish() {
+  before_.clear();
+  for (const auto& each : mark()) each->wait(step_->poll());
 }
 
 void DeviceRun::drain() noexcept {
-  before_ = nullptr;
+  before_.clear();
   if (getpid() != owner_) return;  // the driver's threads do not survive fork()
-  try {
-    queue_->finish();
-  } catch (...) {
+  for (const auto& member : members_) {
+    try {
+      member->queue().finish();
+    } catch (...) {
+    }
   }
 }
 

@@ -8,10 +8,14 @@
 
 namespace pyflow {
 
-DeviceStage::DeviceStage(const Offload& offload, const std::vector<const PackedTensor*>& matrices)
-    : device_(offload.device), weights_(device_) {
+DeviceStage::DeviceStage(const Offload& offload, Home group, Membership own,
+                         std::span<const NamedMatrix> matrices, const DeviceNeeds& needs)
+    : group_(group),
+      own_(own),
+      device_(offload.groups[static_cast<size_t>(group)][static_cast<size_t>(own.number)]),
+      weights_(device_, own) {
   std::set<DType> set;
-  for (const PackedTensor* w : matrices) set.insert(w->dtype());
+  for (const NamedMatrix& w : matrices) set.insert(w.packed->dtype());
   const std::vector<DType> formats(set.begin(), set.end());
   compiled_ = device::compile(device_, formats, offload.programs);
   device::Ops ops(compiled_);
@@ -19,7 +23,7 @@ DeviceStage::DeviceStage(const Offload& offload, const std::vector<const PackedT
   if (!fault_.empty() && !offload.allow_inexact)
     throw UnsupportedError(device_->info().name + ": its results differ from the CPU's: " + fault_ +
                            "; use another device, or --gpu-inexact");
-  weights_.place(matrices);
+  weights_.place(matrices, needs);
 }
 
 }  // namespace pyflow

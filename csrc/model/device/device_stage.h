@@ -1,31 +1,40 @@
-// The blocks of a stage that run on a device, with their weights there. Immutable once built,
-// shared by the contexts of the stage.
+// Which blocks of a stage run on devices, and the weights that lie there. Immutable once built, shared
+// by the contexts of the stage.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "device/ops.h"
 #include "model/device/device_weights.h"
+#include "model/device/home.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow {
 
-// What of a stage is to run on a device: of these layers, the blocks that can.
+// Devices that share the rows of their matrices.
+using DeviceGroup = std::vector<std::shared_ptr<device::Device>>;
+
+// What of a stage is to run on devices: of these layers, the blocks that can.
 struct Offload {
-  std::shared_ptr<device::Device> device = nullptr;  // null: nothing is
-  std::vector<uint8_t> layers = {};                  // by layer
-  bool head = false;
+  std::vector<DeviceGroup> groups = {};  // none: nothing is
+  std::vector<Home> layers = {};         // by layer
+  Home head = kHost;
   bool allow_inexact = false;
   std::string programs = {};  // the folder that keeps them; empty: none does
 };
 
+// One device of a group.
 class DeviceStage {
  public:
   // Compiles the program and allocates the weights' memory. Throws ResourceError, and
   // UnsupportedError for a device without the bits of the CPU, unless that is allowed.
-  DeviceStage(const Offload& offload, const std::vector<const PackedTensor*>& matrices);
+  DeviceStage(const Offload& offload, Home group, Membership own,
+              std::span<const NamedMatrix> matrices, const DeviceNeeds& needs);
+  Home group() const { return group_; }
+  const Membership& own() const { return own_; }
   DeviceWeights& weights() { return weights_; }
   const DeviceWeights& weights() const { return weights_; }
   const device::Compiled& compiled() const { return compiled_; }
@@ -34,6 +43,8 @@ class DeviceStage {
   const std::string& fault() const { return fault_; }
 
  private:
+  Home group_;
+  Membership own_;
   std::shared_ptr<device::Device> device_;
   DeviceWeights weights_;
   device::Compiled compiled_;

@@ -1,8 +1,11 @@
 #include "model/device/device_step.h"
 
+#include <algorithm>
+#include <memory>
+
 namespace pyflow {
 
-void DeviceStep::multiply(std::span<const DeviceProduct> products, FloatRows x, int64_t n) {
+void DeviceMember::multiply(std::span<const DeviceProduct> products, FloatRows x, int64_t n) {
   bool has_acts = false, has_pairs = false;
   for (const auto& [weight, y] : products) {
     const bool floats = info(weight->dtype()).block == 1, fine = fine_inputs(weight->dtype());
@@ -11,7 +14,7 @@ void DeviceStep::multiply(std::span<const DeviceProduct> products, FloatRows x, 
     if (!floats && !std::exchange(has, true))
       ops.quantize(queue, x, n, weight->cols(), *rounded, fine);
     for (const DevicePiece& piece : weights.pieces(*weight)) {
-      const FloatRows to = {y.buffer, y.first + piece.first_row, y.stride};
+      const FloatRows to = columns_of(y, piece.first_row);
       if (floats)
         ops.matmul(queue, piece.matrix, x, n, to);
       else
@@ -20,16 +23,79 @@ void DeviceStep::multiply(std::span<const DeviceProduct> products, FloatRows x, 
   }
 }
 
-void DeviceStep::multiply(const DeviceProduct& product, const float* bias, FloatRows x, int64_t n) {
+void DeviceMember::multiply(const DeviceProduct& product, const Cut& cut, const float* bias,
+                            FloatRows x, int64_t n) {
   multiply(std::span(&product, 1), x, n);
-  add(product.y, bias, n, product.weight->rows());
+  add(product.y, bias, n, product.weight->rows(), rows_of(cut));
 }
 
-void DeviceStep::add(FloatRows x, const float* values, int64_t n, int64_t width) {
-  if (!values) return;
+void DeviceMember::add(FloatRows x, const float* values, int64_t n, int64_t width,
+                       const Share& own) {
+  if (!values || own.size() == 0) return;
   // It is only read.
   auto& all = const_cast<device::DeviceBuffer&>(weights.vector(values, width));
-  ops.add(queue, x, {&all, 0, 0}, n, width);
+  ops.add(queue, columns_of(x, own.begin), {&all, own.begin, 0}, n, own.size());
+}
+
+DeviceStep::Rows DeviceStep::take(int64_t n) {
+  Rows rows;
+  for (const DeviceMember& m : members) rows.push_back({m.memory.temp, taken_, padded(n)});
+  taken_ += n_rows * padded(n);
+  return rows;
+}
+
+DeviceStep::Rows DeviceStep::register_rows(size_t r) const {
+  Rows rows;
+  for (const DeviceMember& m : members) rows.push_back(m.registers[r]);
+  return rows;
+}
+
+void DeviceStep::gather(const Rows& rows, const Cut& cut, int64_t n) {
+  if (members.size() == 1 || cut.unit == 0) return;
+  const int64_t at_once = std::max<int64_t>(1, gathers_.n_floats / cut.n);
+  for (int64_t first = 0; first < n; first += at_once) {
+    Rows some = rows;
+    for (FloatRows& each : some) each.first += first * each.stride;
+    gather_some(some, cut, std::min(at_once, n - first));
+  }
+}
+
+// Through the host: devices of several drivers share no memory. Staging memory is written again
+// after the next gather, whose downloads end after the uploads of this one.
+void DeviceStep::gather_some(const Rows& rows, const Cut& cut, int64_t n) {
+  float* staging = gathers_.staging[gathers_.next++ % 2];
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  const auto nbytes = [](int64_t floats) { return static_cast<size_t>(floats * kFloat); };
+  std::vector<std::unique_ptr<device::Event>> ends;
+  each([&](DeviceMember& m) {
+    const FloatRows& all = rows[m.number];
+    const Share own = m.rows_of(cut);
+    float* to = staging + own.begin * n;
+    if (n == 1) {
+      m.queue.download(*all.buffer, nbytes(all.first + own.begin), to, nbytes(own.size()));
+    } else if (own.size() > 0) {
+      m.ops.copy_heads(m.queue, columns_of(all, own.begin), own.size(),
+                       {m.memory.packed, 0, own.size()}, own.size(), n, 1);
+      m.queue.download(*m.memory.packed, 0, to, nbytes(n * own.size()));
+    }
+    ends.push_back(m.queue.mark());
+  });
+  for (const auto& end : ends) end->wait(poll_);
+  each([&](DeviceMember& m) {
+    const FloatRows& all = rows[m.number];
+    for (const DeviceMember& other : members) {
+      const Share its = other.rows_of(cut);
+      if (other.number == m.number || its.size() == 0) continue;
+      const float* from = staging + its.begin * n;
+      if (n == 1) {
+        m.queue.upload(from, *all.buffer, nbytes(all.first + its.begin), nbytes(its.size()));
+        continue;
+      }
+      m.queue.upload(from, *m.memory.packed, 0, nbytes(n * its.size()));
+      m.ops.copy_heads(m.queue, {m.memory.packed, 0, its.size()}, its.size(),
+                       columns_of(all, its.begin), its.size(), n, 1);
+    }
+  });
 }
 
 }  // namespace pyflow

@@ -1,13 +1,23 @@
-// One step as the blocks on a device see it: what they record their commands with.
+// One step as the blocks on devices see it: what they record their commands with.
+//
+// A block records for a group of devices that share its matrices by rows, mostly for one alone:
+//
+//   const auto inner = s.take(n_ff);                       // rows, on each device
+//   s.each([&](DeviceMember& m) { m.multiply({up, inner[m.number]}, ...); });  // its columns alone
+//   s.gather(inner, Cut::tiles(n_ff));                     // now all devices have all columns
+//
+// Registers are whole on every device when a block begins, and when it ends.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "device/ops.h"
+#include "model/cut.h"
 #include "model/device/device_weights.h"
 #include "model/step.h"
 
@@ -32,20 +42,34 @@ struct DeviceProduct {
   device::FloatRows y;
 };
 
-// Where a step computes; of the context.
+// Where a step computes; of the context. A gather packs and unpacks columns in `packed`, which has
+// room for gathered_rows of them.
 struct DeviceMemory {
-  device::DeviceBuffer *temp, *acts, *pairs, *attention;
+  device::DeviceBuffer *temp, *acts, *pairs, *attention, *packed;
 };
 
-class DeviceStep {
+using device::FloatRows;
+
+// Columns from `column` on.
+inline FloatRows columns_of(const FloatRows& rows, int64_t column) {
+  return {rows.buffer, rows.first + column, rows.stride};
+}
+
+// One device of the group.
+class DeviceMember {
  public:
-  using FloatRows = device::FloatRows;
+  DeviceMember(Membership own, const DeviceWeights& of, device::Ops& by, device::Queue& on,
+               DeviceMemory in, int64_t rows)
+      : number(static_cast<size_t>(own.number)),
+        n_rows(rows),
+        weights(of),
+        ops(by),
+        queue(on),
+        memory(in),
+        own_(own) {}
 
-  DeviceStep(const DeviceWeights& of, device::Ops& by, device::Queue& on, DeviceMemory in,
-             int64_t rows)
-      : n_rows(rows), weights(of), ops(by), queue(on), memory(in) {}
-
-  int64_t n_rows;
+  const size_t number;
+  const int64_t n_rows;
   const DeviceWeights& weights;
   device::Ops& ops;
   device::Queue& queue;
@@ -54,23 +78,61 @@ class DeviceStep {
   std::vector<DeviceRope> ropes;
   std::vector<DeviceLayer> layers;  // by number of those that cache
 
-  // Rows of n floats in temp, until the block ends.
-  FloatRows take(int64_t n) {
-    const FloatRows rows = {memory.temp, taken_, padded(n)};
-    taken_ += n_rows * rows.stride;
-    return rows;
-  }
-  void end_block() { taken_ = 0; }
+  // Its rows of a matrix, or columns of what comes of it; its units of these.
+  Share rows_of(const Cut& cut) const { return cut.rows_of(own_.number, own_.of); }
+  Share units_of(const Cut& cut) const { return cut.units_of(own_.number, own_.of); }
 
-  // y = W x for matrices over the same n rows of input, which is rounded as they need it.
+  // y = W x, its rows of matrices over the same n rows of input, which is rounded as they need it.
   void multiply(std::span<const DeviceProduct> products, FloatRows x, int64_t n);
   // y = W x + bias; null: no bias.
-  void multiply(const DeviceProduct& product, const float* bias, FloatRows x, int64_t n);
-  // x += the same n values in each of n_rows rows; null: nothing.
-  void add(FloatRows x, const float* values, int64_t n_rows, int64_t n);
+  void multiply(const DeviceProduct& product, const Cut& cut, const float* bias, FloatRows x,
+                int64_t n);
+  // x += the same values in each of n_rows rows, of `width` in all its share; null: nothing.
+  void add(FloatRows x, const float* values, int64_t n_rows, int64_t width, const Share& own);
 
  private:
+  Membership own_;
+};
+
+// The staging of gathers, in the host's memory, which serves every other one.
+struct GatherMemory {
+  std::array<float*, 2> staging;
+  int64_t n_floats;  // of each
+  size_t next = 0;
+};
+
+class DeviceStep {
+ public:
+  using Poll = std::function<void()>;
+  DeviceStep(std::vector<DeviceMember> all, GatherMemory& gathers, const Poll& poll)
+      : members(std::move(all)), n_rows(members[0].n_rows), gathers_(gathers), poll_(poll) {}
+
+  std::vector<DeviceMember> members;
+  const int64_t n_rows;
+
+  // Rows on each device, by its number.
+  using Rows = std::vector<FloatRows>;
+  // Of n floats in temp, until the block ends.
+  Rows take(int64_t n);
+  void end_block() { taken_ = 0; }
+  Rows register_rows(size_t r) const;
+
+  template <class Work>
+  void each(Work&& work) {
+    for (DeviceMember& member : members) work(member);
+  }
+  // Copies each device's columns of n_rows rows to the others. Waits for them; poll may throw.
+  void gather(const Rows& rows, const Cut& cut) { gather(rows, cut, n_rows); }
+  void gather(const Rows& rows, const Cut& cut, int64_t n_rows);
+
+  const Poll& poll() const { return poll_; }
+
+ private:
+  void gather_some(const Rows& rows, const Cut& cut, int64_t n);
+
   int64_t taken_ = 0;
+  GatherMemory& gathers_;
+  const Poll& poll_;
 };
 
 }  // namespace pyflow

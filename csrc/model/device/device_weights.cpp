@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/errors.h"
+#include "core/message.h"
 #include "kernels/table.h"
 
 namespace pyflow {
@@ -18,8 +19,18 @@ struct Place {
   int64_t first_tile, n_tiles;
   size_t allocation, offset;
 };
+struct Allocation {
+  size_t nbytes = 0;
+  const std::string* first = nullptr;  // the tensor that it begins with
+  size_t n_matrices = 0;
+
+  std::string what() const {
+    return "weights: tensor " + *first +
+           (n_matrices > 1 ? " and " + std::to_string(n_matrices - 1) + " more" : "");
+  }
+};
 struct Layout {
-  std::vector<size_t> allocations;  // bytes of each
+  std::vector<Allocation> allocations;
   std::vector<Place> places;
 };
 
@@ -27,26 +38,31 @@ size_t tile_bytes(const PackedTensor& matrix) {
   return matrix.nbytes() / static_cast<size_t>(matrix.tiles());
 }
 
-// Matrices one after the other, cut between tiles where an allocation ends.
-Layout laid_out(const device::DeviceInfo& info, const std::vector<const PackedTensor*>& matrices) {
+// Matrices one after the other, cut between tiles where an allocation ends. A tile of two members
+// lies on both.
+Layout laid_out(const device::DeviceInfo& info, Membership own,
+                std::span<const NamedMatrix> matrices, const DeviceNeeds& needs) {
   const size_t most = std::min<uint64_t>(info.largest_buffer, kMostBytes);
   Layout layout;
-  for (const PackedTensor* matrix : matrices) {
+  for (const auto& [name, matrix] : matrices) {
     const size_t tile = tile_bytes(*matrix);
     if (tile > most)
-      throw ResourceError(info.name + ": sixteen rows of a matrix take " + std::to_string(tile) +
-                          " bytes, an allocation has " + std::to_string(most));
-    for (int64_t first = 0, n = 0; first < matrix->tiles(); first += n) {
+      throw ResourceError(info.name + ": tensor " + *name + ": sixteen rows take " + grouped(tile) +
+                          " bytes, an allocation has " + grouped(most));
+    const Share rows = needs.cut_of(*matrix).rows_of(own.number, own.of);
+    const int64_t end_tile = PackedTensor::tile_count(rows.end);
+    for (int64_t first = rows.begin / kTileRows, n = 0; first < end_tile; first += n) {
       const auto aligned = [&](size_t at) {
         return (at + info.alignment - 1) / info.alignment * info.alignment;
       };
-      if (layout.allocations.empty() || aligned(layout.allocations.back()) + tile > most)
-        layout.allocations.push_back(0);
-      size_t& end = layout.allocations.back();
-      end = aligned(end);
-      n = std::min<int64_t>(matrix->tiles() - first, static_cast<int64_t>((most - end) / tile));
-      layout.places.push_back({matrix, first, n, layout.allocations.size() - 1, end});
-      end += static_cast<size_t>(n) * tile;
+      if (layout.allocations.empty() || aligned(layout.allocations.back().nbytes) + tile > most)
+        layout.allocations.push_back({0, name, 0});
+      Allocation& last = layout.allocations.back();
+      last.nbytes = aligned(last.nbytes);
+      ++last.n_matrices;
+      n = std::min<int64_t>(end_tile - first, static_cast<int64_t>((most - last.nbytes) / tile));
+      layout.places.push_back({matrix, first, n, layout.allocations.size() - 1, last.nbytes});
+      last.nbytes += static_cast<size_t>(n) * tile;
     }
   }
   return layout;
@@ -54,16 +70,19 @@ Layout laid_out(const device::DeviceInfo& info, const std::vector<const PackedTe
 
 }  // namespace
 
-size_t DeviceWeights::nbytes(const device::DeviceInfo& info,
-                             const std::vector<const PackedTensor*>& matrices) {
+size_t DeviceWeights::nbytes(const device::DeviceInfo& info, Membership own,
+                             std::span<const NamedMatrix> matrices, const DeviceNeeds& needs) {
   size_t total = 0;
-  for (const size_t n : laid_out(info, matrices).allocations) total += n;
+  for (const Allocation& each : laid_out(info, own, matrices, needs).allocations)
+    total += each.nbytes;
   return total;
 }
 
-void DeviceWeights::place(const std::vector<const PackedTensor*>& matrices) {
-  const Layout layout = laid_out(device_->info(), matrices);
-  for (const size_t n : layout.allocations) memory_.push_back(device_->allocate(n, "weights"));
+void DeviceWeights::place(std::span<const NamedMatrix> matrices, const DeviceNeeds& needs) {
+  const Layout layout = laid_out(device_->info(), own_, matrices, needs);
+  for (const Allocation& each : layout.allocations)
+    memory_.push_back(device_->allocate(each.nbytes, each.what().c_str()));
+  for (const auto& [name, matrix] : matrices) matrices_[matrix];  // a member may have none of it
   for (const Place& at : layout.places) {
     const PackedTensor& w = *at.matrix;
     const int64_t first_row = at.first_tile * kTileRows,

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,19 +16,31 @@
 
 namespace pyflow {
 
+// A matrix that goes to a device, and the name of its tensor.
+struct NamedMatrix {
+  const std::string* name;
+  const PackedTensor* packed;
+};
+
 // Whole tiles of a matrix in one allocation.
 struct DevicePiece {
   int64_t first_row;
   device::DeviceMatrix matrix;
 };
 
+// Which device of a group it is, of so many that share the rows of each matrix.
+struct Membership {
+  int64_t number = 0, of = 1;
+};
+
 class DeviceWeights {
  public:
-  explicit DeviceWeights(std::shared_ptr<device::Device> device)
-      : device_(std::move(device)), queue_(device_->make_queue()) {}
+  DeviceWeights(std::shared_ptr<device::Device> device, Membership own)
+      : device_(std::move(device)), own_(own), queue_(device_->make_queue()) {}
 
-  // Allocates memory for matrices, in this order. Throws ResourceError naming the bytes.
-  void place(const std::vector<const PackedTensor*>& matrices);
+  // Allocates memory for its rows of matrices, in this order. Throws ResourceError naming the bytes
+  // and the tensors.
+  void place(std::span<const NamedMatrix> matrices, const DeviceNeeds& needs);
   // Copies a matrix's tiles, which lie at `tiles`, to where they were placed.
   void upload(const PackedTensor& matrix, const uint8_t* tiles);
   void upload(const DeviceNeeds& needs);
@@ -38,10 +52,12 @@ class DeviceWeights {
     return *vectors_.at({v, n});
   }
   // What place() takes for them.
-  static size_t nbytes(const device::DeviceInfo&, const std::vector<const PackedTensor*>& matrices);
+  static size_t nbytes(const device::DeviceInfo&, Membership own,
+                       std::span<const NamedMatrix> matrices, const DeviceNeeds& needs);
 
  private:
   std::shared_ptr<device::Device> device_;
+  const Membership own_;
   std::unique_ptr<device::Queue> queue_;
   std::vector<std::unique_ptr<device::DeviceBuffer>> memory_, slices_;
   std::map<const PackedTensor*, std::vector<DevicePiece>> matrices_;

@@ -2,21 +2,37 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
+
+#include "model/cut.h"
+#include "quant/packed_tensor.h"
 
 namespace pyflow {
 
 class DeviceNeeds {
  public:
+  explicit DeviceNeeds(int64_t n_members) : n_members_(n_members) {}
+  // Devices that share the matrices.
+  int64_t n_members() const { return n_members_; }
   // n values at v, norm weights or a bias, which the block will name again; null: nothing.
   void vector(const float* v, int64_t n) {
     if (v) vectors_.emplace(v, n);
   }
+  // How the rows of a matrix are shared by the devices of a group; otherwise in tiles.
+  void cut(const PackedTensor* matrix, const Cut& cut) { cuts_.insert_or_assign(matrix, cut); }
+
   const std::set<std::pair<const float*, int64_t>>& vectors() const { return vectors_; }
+  Cut cut_of(const PackedTensor& matrix) const {
+    const auto found = cuts_.find(&matrix);
+    return found == cuts_.end() ? Cut::tiles(matrix.rows()) : found->second;
+  }
 
  private:
+  int64_t n_members_;
   std::set<std::pair<const float*, int64_t>> vectors_;
+  std::map<const PackedTensor*, Cut> cuts_;
 };
 
 }  // namespace pyflow

@@ -10,7 +10,7 @@ namespace pyflow {
 BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const std::vector<int32_t>& tokens)
     : stage_(std::move(stage)) {
   const Stage::Head head = stage_->head();
-  if (!head.weight || stage_->head_on_device())
+  if (!head.weight || stage_->head_home() != kHost)
     throw UnsupportedError(
         "speculator: expected the model's head in this process and on the CPU, found it " +
         std::string(head.weight ? "on a device; use --gpu-layers 0" : "on another rank"));

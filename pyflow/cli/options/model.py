@@ -15,7 +15,7 @@ import click
 from pyflow import catalogue
 from pyflow._core import MAX_THREADS
 from pyflow.cli.group import tell_inexact
-from pyflow.cli.options.finite import Whole
+from pyflow.cli.options.finite import Size, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.inputs import once
 from pyflow.cli.options.rules import Rule
@@ -182,7 +182,9 @@ overrides = grouped(
 )
 
 
-def _offload(*, gpu_layers: str | None, gpu: str | None, gpu_inexact: bool) -> Offload | None:
+def _offload(
+    *, gpu_layers: str | None, gpu: str | None, gpu_memory: int | None, gpu_inexact: bool
+) -> Offload | None:
     """UsageError for numbers out of range."""
     if gpu_layers is None or gpu_layers == "0":
         return None
@@ -193,7 +195,12 @@ def _offload(*, gpu_layers: str | None, gpu: str | None, gpu_inexact: bool) -> O
     from pyflow.engine.offload import Offload
 
     n_layers = int(gpu_layers) if gpu_layers.isdecimal() else gpu_layers
-    return Offload(n_layers=n_layers, device=gpu or "", allow_inexact=gpu_inexact)  # type: ignore[arg-type]
+    return Offload(
+        n_layers=n_layers,  # type: ignore[arg-type]
+        device=gpu or "",
+        memory=gpu_memory,
+        allow_inexact=gpu_inexact,
+    )
 
 
 offload = grouped(
@@ -208,9 +215,17 @@ offload = grouped(
     option(
         "--gpu",
         "The device for --gpu-layers: its number or a part of its name, as 'pyflow doctor' lists"
-        " them.  [default: the first GPU]",
+        " them. 0,1 gives each some of the layers; 0&1 share the tensors of each layer."
+        "  [default: the first GPU]",
         metavar="DEVICE",
         callback=not_empty,
+    ),
+    option(
+        "--gpu-memory",
+        "Memory that layers may take on each device, as in 6GiB or 6000MB.  [default: what it has,"
+        " less 256 MiB]",
+        type=Size(),
+        metavar="SIZE",
     ),
     flag(
         "--gpu-inexact",
@@ -218,6 +233,7 @@ offload = grouped(
     ),
     rules=[
         Rule("--gpu", needs=["--gpu-layers"]),
+        Rule("--gpu-memory", needs=["--gpu-layers"]),
         Rule("--gpu-inexact", needs=["--gpu-layers", "--pipeline"]),
     ],
 )

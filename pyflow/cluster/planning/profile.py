@@ -67,9 +67,9 @@ def profile_rank(
     head = _ends(checkpoint, spec, pool, head=True).token_bytes
     read_bytes_per_s = stage.read_rate(_PROBES) if device is None else device.read_bandwidth
     del stage
-    nbytes_free, apart = available_nbytes(), device is not None and not device.device.unified
+    nbytes_free, apart = available_nbytes(), device is not None and not device.unified
     if device is not None:
-        nbytes_free = min(device.memory, nbytes_free) if device.device.unified else device.memory
+        nbytes_free = min(device.memory, nbytes_free) if device.unified else device.memory
     return Profile(
         0,
         RankProfile(

@@ -26,9 +26,7 @@ POOL = _core.ThreadPool(2, False)
 def there(device: int, tmp_path_factory: pytest.TempPathFactory) -> _core.Offload:
     """Nothing on a device, whose programs are kept for all tests."""
     return {
-        "device": device,
-        "layers": [],
-        "head": False,
+        "groups": [{"devices": [device], "layers": [], "head": False}],
         "allow_inexact": False,
         "programs": str(tmp_path_factory.mktemp("programs")),
     }
@@ -41,7 +39,8 @@ def stage(
     layers: Sequence[int],
     head: bool = True,
 ) -> _core.Stage:
-    offload: _core.Offload = {**there, "layers": [*layers], "head": head}
+    of = {**there["groups"][0], "layers": [*layers], "head": head}
+    offload: _core.Offload = {**there, "groups": [of]}
     return _core.Stage(file, spec.stage(), POOL, offload=offload)
 
 
@@ -77,7 +76,7 @@ def test_any_split_of_layers_has_the_bits_of_the_cpu(
     expected = run(plain, sizes)
     for layers, head in ([n - 1], False), (range(0, n, 2), True), (range(n), True):
         split = stage(file, spec, there, layers, head)
-        assert split.device_weight_bytes > 0
+        assert split.device_weight_bytes[0] > 0
         assert np.array_equal(run(context(split), sizes), expected)
 
 
@@ -121,15 +120,34 @@ def _depths(parents: Sequence[int]) -> Iterator[int]:
     return iter(depths)
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-def test_cells_on_a_device_are_those_of_the_cpu(
-    cache_type: str, tmp_path: Path, there: _core.Offload
+@pytest.mark.parametrize(
+    ("name", "n_devices", "cache_type"),
+    [
+        ("parallel_branches", 1, "f16"),
+        ("parallel_branches", 1, "q8_0"),
+        ("interleaved_heads", 2, "f16"),
+        ("interleaved_heads", 2, "q8_0"),
+    ],
+)
+def test_cells_on_devices_are_those_of_the_cpu(
+    name: str,
+    n_devices: int,
+    cache_type: str,
+    tmp_path: Path,
+    there: _core.Offload,
+    devices: list[int],
 ) -> None:
-    spec, file = built("parallel_branches", tmp_path)
+    spec, file = built(name, tmp_path)
     n = spec.n_layers
+    group: _core.OffloadGroup = {
+        "devices": devices[:n_devices],
+        "layers": [*range(n)],
+        "head": True,
+    }
+    shared: _core.Offload = {**there, "groups": [group]}
     twins = Twins(
         context(_core.Stage(file, spec.stage(), POOL), cache_type),
-        context(stage(file, spec, there, range(n)), cache_type),
+        context(_core.Stage(file, spec.stage(), POOL, offload=shared), cache_type),
     )
     tokens = [int(t) for t in TOKENS]
     twins.forward(tokens[:20], range(20), 0)
@@ -203,3 +221,37 @@ def test_positions_may_have_gaps(tmp_path: Path, there: _core.Offload) -> None:
     with pytest.raises(ShapeError, match="positions: a row sees"):
         twins.contexts[1].forward(TOKENS[:1], [9_000_000], 0, [])
     twins.forward(tokens[:1], [100_001], 0)
+
+
+# Of each group, how many devices.
+GROUPS = [(1, 1), (2,), (2, 2)]
+
+
+@pytest.mark.parametrize("name", [*TINY, "everything"])
+def test_devices_that_share_layers_have_the_bits_of_one(
+    name: str, tmp_path: Path, there: _core.Offload, devices: list[int]
+) -> None:
+    spec, file = built(name, tmp_path)
+    n = spec.n_layers
+    sizes = [9, 1, 1, 23]
+    expected = run(context(_core.Stage(file, spec.stage(), POOL)), sizes)
+    n_kv = [
+        block.n_kv_heads
+        for blocks in spec.layers
+        for block in blocks
+        if hasattr(block, "n_kv_heads")
+    ]
+    for shape in GROUPS:
+        rest, groups = iter(devices), []
+        for i, size in enumerate(shape):
+            layers = [*range(n * i // len(shape), n * (i + 1) // len(shape))]
+            numbers = [next(rest) for _ in range(size)]
+            groups.append({"devices": numbers, "layers": layers, "head": i + 1 == len(shape)})
+        offload: _core.Offload = {**there, "groups": groups}  # type: ignore[typeddict-item]
+        if min(n_kv) < max(shape):
+            with pytest.raises(ShapeError, match="as many devices as a layer has kv heads, 1,"):
+                _core.Stage(file, spec.stage(), POOL, offload=offload)
+            continue
+        split = _core.Stage(file, spec.stage(), POOL, offload=offload)
+        assert len(split.device_weight_bytes) == sum(shape)
+        assert np.array_equal(run(context(split), sizes), expected), shape

@@ -17,6 +17,8 @@ from pyflow.errors import ResourceError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
+from ..tiny_models import write_model
+
 PROMPTS = ["One, two, three, four,", "The capital of France is", "a b a b a b a", "Rivers:"]
 GPU = Device(
     number=1,
@@ -93,6 +95,13 @@ def test_the_command_line_offers_devices(
         (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers, all or auto"),
         (["--gpu-layers", "1", "--gpu", "nothing like it"], 3, "a device that 'pyflow doctor'"),
         (["--gpu", str(device)], 2, "--gpu needs --gpu-layers"),
+        (["--gpu-memory", "6"], 2, "--gpu-memory needs --gpu-layers"),
+        (["--gpu-layers", "1", "--gpu-memory", "6 apples"], 2, "expected a size such as 6GiB"),
+        (
+            ["--gpu-layers", "30", "--gpu", str(device), "--gpu-memory", "60MiB"],
+            4,
+            "choose --gpu-layers 2 or less",
+        ),
         (["--gpu-layers", "1", "--pipeline", "auto", "--stages", "2"], 2, "gives a rank a device"),
     ]:
         assert main([*asked, *wrong]) == code
@@ -129,11 +138,16 @@ def test_a_device_is_chosen_by_number_or_name_and_never_a_cpu_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offload, "find", lambda: Found((CPU, GPU), ()))
-    assert offload.choose("") == GPU
-    assert offload.choose("0") == CPU
-    assert offload.choose("graphics") == GPU
+    assert offload.choose("") == ((GPU,),)
+    assert offload.choose("0") == ((CPU,),)
+    assert offload.choose("graphics") == ((GPU,),)
+    assert offload.choose("0,1") == offload.choose("0; graphics") == ((CPU,), (GPU,))
+    assert offload.choose("1&0") == ((GPU, CPU),)
     with pytest.raises(UnsupportedError, match="the name of one device"):
         offload.choose("c")
+    for name, why in ("0;0", "each device once, found gpu 0"), ("0;", "gpu ''"), ("&1", "gpu ''"):
+        with pytest.raises(UnsupportedError, match=why):
+            offload.choose(name)
     monkeypatch.setattr(offload, "find", lambda: Found((CPU,), ()))
     with pytest.raises(UnsupportedError, match=r"expected a GPU .* found 0 Some CPU \(cpu\)"):
         offload.choose("")
@@ -159,9 +173,46 @@ def test_auto_takes_a_gpu_that_is_exact_and_faster(
     monkeypatch.setattr(offload, "find", lambda: Found((CPU, GPU), ()))
     monkeypatch.setattr(offload, "probe", lambda *_: probed)
     auto = pyflow.Offload(n_layers="auto")
-    placed, note = offload.place_auto(auto, 8, lambda p: 10 * p.n_layers, lambda: 2e9)
+    placed, note = offload.place_auto(auto, 8, lambda p: [10 * p.n_layers], lambda: 2e9)
     assert told in note
     assert (placed is None) == note.startswith("all layers on the CPU; ")
     if placed is not None:
-        assert placed.device == GPU
-        assert placed.native["layers"] == [*range(8 - placed.n_layers, 8)]
+        assert placed.groups == ((GPU,),)
+        (group,) = placed.native["groups"]
+        assert group["layers"] == [*range(8 - placed.n_layers, 8)]
+
+
+def test_layers_go_to_groups_of_devices_by_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device of a group holds a share of its layers, so the least memory counts."""
+    spare = offload._SPARE
+    cards = [replace(GPU, number=i, memory=spare + n) for i, n in enumerate((100, 60, 90, 30))]
+    monkeypatch.setattr(offload, "find", lambda: Found(tuple(cards), ()))
+    placed = offload.place(pyflow.Offload(n_layers=9, device="0&1;2&3"), 10)
+    assert placed.counts == (6, 3)
+    assert [g["layers"] for g in placed.native["groups"]] == [[*range(1, 7)], [7, 8, 9]]
+    assert [g["head"] for g in placed.native["groups"]] == [False, True]
+    assert placed.available == (100, 60, 90, 30)
+    placed.check([100, 60, 90, 30], "weights")
+    with pytest.raises(ResourceError, match=r"gpu 3 .* of 3 layers take 31 .* --gpu-layers 5 or"):
+        placed.check([100, 60, 90, 31], "weights", lambda: 5)
+    bounded = pyflow.Offload(n_layers=10, device="0;3", memory=40)
+    assert offload.place(bounded, 10).available == (40, 30)
+    assert offload.place(bounded, 10).counts == (6, 4)
+
+
+def test_any_groups_of_devices_write_the_text_of_the_cpu(
+    tmp_path: Path, devices: list[int]
+) -> None:
+    assert len(devices) == 4
+    path = write_model(tmp_path / "tiny.gguf", n_layers=4, window=24, has_tokenizer=True)
+    with pyflow.load(path, n_threads=1) as cpu:
+        expected = cpu.generate("the other", n_predict=8, sampling=SamplingParams(seed=3))
+    for names in "0;1", "0&1", "0&1;2&3":
+        there = pyflow.Offload(n_layers=3, device=names)
+        with pyflow.load(path, n_threads=1, offload=there) as model:
+            found = model.generate("the other", n_predict=8, sampling=SamplingParams(seed=3))
+            assert model.placed is not None
+            assert [device.number for device in model.placed.devices] == devices[
+                : len(names) // 2 + 1
+            ]
+        assert found.tokens == expected.tokens, names
