@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,25 +103,33 @@ class Controller:
         """Whether the next step should be a plain one, to know what that costs."""
         return not self.fixed and self.costs.stale(n_sequences)
 
-    def promises(self, method: str, tree: DraftTree) -> bool:
-        """Whether some part of a tree is expected to pay for one sequence.
+    def gain(self, method: str, tree: DraftTree) -> float:
+        """Tokens per time of a plain step that some part of a tree is expected to bring to one
+        sequence, drafting aside; 0: none pays.
 
         What asks the model something pays later, if ever, and to judge what was drawn at random by
         what came out would change the distribution: these two show their worth in the whole
-        (`wants`).
+        (`wants`), and have no bound here.
         """
         if self.fixed or tree.asked or tree.distributions:
-            return True
+            return math.inf
         tokens, paths = 1.0, self.path_probabilities(method, tree)
+        best = 0.0
         if tree.whole:
-            return 1 + sum(paths) > self.MARGIN * self.costs.ratio(1 + len(tree))
-        for n, p in enumerate(sorted(paths, reverse=True), 2):
-            tokens += p
-            if p < self.LEAST:
-                break
-            if tokens > self.MARGIN * self.costs.ratio(n):
-                return True
-        return False
+            best = (1 + sum(paths)) / self.costs.ratio(1 + len(tree))
+        else:
+            for n, p in enumerate(sorted(paths, reverse=True), 2):
+                tokens += p
+                if p < self.LEAST:
+                    break
+                best = max(best, tokens / self.costs.ratio(n))
+        return best if best > self.MARGIN else 0.0
+
+    def usual(self, method: str) -> float:
+        """What a method that costs something has brought lately, drafting included; 0 before that
+        is known."""
+        pay = self._pay.get(method)
+        return pay.tokens / pay.cost if pay and pay.seen >= pay.PROBE and pay.cost > 0 else 0.0
 
     def choose(self, drafts: Sequence[tuple[str, DraftTree]], n_others: int = 0) -> list[DraftTree]:
         """What to run of one step's drafts, a method and its tree for each sequence.

@@ -259,29 +259,34 @@ class Speculator(Closing):
     def _best(
         self, context: Context, root: Root, budget: Budget, wanted: Sequence[bool]
     ) -> _Drafted:
-        """What the grammar forces, or the first method's tree that promises to pay."""
+        """What the grammar forces, or the first method's tree that promises to pay; but a later
+        method's where that has brought more lately and promises more."""
         if root.matcher is not None and (forced := root.matcher.forced()):
             chain = DraftTree()
             chain.insert(forced[: min(budget.n_nodes, budget.depth)])
             return _Drafted(_GRAMMAR, chain, 0.0)
+        best, gain = _NOTHING, 0.0
         for i, drafter in enumerate(self._sequences[root.number].drafters):
-            if not wanted[i]:
+            name = self.methods[i].name
+            asks = wanted[i] and best.tree.features is None
+            if not asks or (len(best.tree) and gain >= self.controller.usual(name)):
                 continue
             begin = time.monotonic()
-            name = self.methods[i].name
             proposed = guarded(name, drafter.propose, budget)
             seconds = time.monotonic() - begin
             tree = checked(name, proposed, budget, context.model.spec.n_vocab)
             if root.matcher is not None and not tree.whole:
                 masks = root.matcher.masks(tree.tokens, tree.parents)
                 tree = tree.select(allowed(masks, tree.tokens, tree.parents))
-            if len(tree) and self.controller.promises(name, tree):
-                return _Drafted(i, tree, seconds)
+            promised = self.controller.gain(name, tree) if len(tree) else 0.0
+            if promised > gain:
+                best, gain = _Drafted(i, tree, seconds), promised
+                continue
             if tree.features is not None:
                 context.abort()
             if self.costs.seconds(1) > 0:
                 self.controller.spent(name, seconds / self.costs.seconds(1))
-        return _NOTHING
+        return best
 
     def _entry(self, root: Root, tree: DraftTree, stops: Sequence[int]) -> _core.Entry:
         draft = _core.Draft(

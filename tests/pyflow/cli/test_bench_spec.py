@@ -49,7 +49,7 @@ def test_every_method_is_set_beside_plain_decoding(
     assert (told["n_prompts"], told["n_predict"]) == (2, 8)
     plain, *methods = told["methods"]
     assert (plain["method"], plain["speedup"], plain["tokens_per_step"]) == ("none", None, 1)
-    needing = {"draft", "pool"}
+    needing = {name for name, entry in METHODS.items() if entry.needs}
     assert {each["method"] for each in methods} == set(METHODS) - needing
     for each in methods:
         for spread in (each["tokens_per_s"], each["speedup"]):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pyflow.speculate.controller import Controller
 from pyflow.speculate.costs import StepCosts
+from pyflow.speculate.tree import DraftTree
 
 
 def test_ratios_become_what_is_measured() -> None:
@@ -40,3 +42,36 @@ def test_a_first_step_that_was_held_up_is_forgotten() -> None:
         costs.observe(5, 0.014)
     assert costs.ratio(5) > 1.2
     assert not costs.stale(1)
+
+
+def known(ratio: dict[int, float]) -> StepCosts:
+    costs = StepCosts()
+    for n_rows, seconds in ratio.items():
+        for _ in range(StepCosts.SAMPLES):
+            costs.observe(n_rows, seconds)
+    return costs
+
+
+def test_a_tree_gains_what_its_best_part_brings() -> None:
+    controller = Controller(known({1: 1.0, 2: 1.0, 3: 1.5, 4: 2.0}))
+    tree = DraftTree()
+    tree.insert([7, 8, 9], score=0.9)
+    # Two rows: 1.9 tokens; three: 2.71 / 1.5; four: 3.44 / 2.
+    assert controller.gain("a", tree) == pytest.approx(1.9, rel=0.01)
+    tree.scores = [0.02, 0.02, 0.02]
+    assert controller.gain("a", tree) == 0
+    tree.asked = [0]
+    assert controller.gain("a", tree) > 100
+
+
+def test_a_method_is_known_by_what_it_has_brought_with_its_drafting() -> None:
+    controller = Controller(known({1: 1.0, 2: 1.0, 3: 1.0}))
+    tree = DraftTree()
+    tree.insert([7, 8], score=0.9)
+    assert controller.usual("heads") == 0
+    for _ in range(30):
+        controller.observe("heads", tree, [0, 1], draft_cost=0.5)
+    assert controller.usual("heads") == pytest.approx(3 / 1.5)
+    for _ in range(60):
+        controller.spent("heads", 0.5)
+    assert controller.usual("heads") < 1
