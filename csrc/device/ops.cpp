@@ -114,6 +114,23 @@ void Ops::copy_heads(Queue& queue, FloatRows x, int64_t from_dim, FloatRows y, i
       joined({list(x), {i32(from_dim)}, list(y), {i32(to_dim)}}));
 }
 
+void Ops::take_rows(Queue& queue, FloatRows x, FloatRows from, FloatRows y, int64_t n_rows,
+                    int64_t n) {
+  run_rows(queue, "take_rows", n_rows, n, joined({list(x), {from.buffer, from.first}, list(y)}));
+}
+void Ops::weighted_rows(Queue& queue, FloatRows x, const Weighted& of, int64_t n_rows, int64_t n) {
+  const auto or_none = [](const FloatRows& rows) {
+    return rows.buffer ? Argument(rows.buffer) : Argument(nullptr);
+  };
+  run_rows(queue, "weighted_rows", n_rows, n,
+           joined({list(x),
+                   list(of.y),
+                   {of.slots.buffer, of.slots.first, of.weights.buffer, of.weights.first,
+                    i32(of.n_slots)},
+                   {or_none(of.last), of.last.first, of.last.stride, or_none(of.last_weights),
+                    of.last_weights.first}}));
+}
+
 void Ops::store_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                      int64_t n_rows, FloatRows k) {
   run(queue, "store_keys", {{blocks(cells.key_dim, 32), cells.n_kv_heads, n_rows}, 32},

@@ -104,6 +104,17 @@ class Ops {
   void copy_heads(Queue& queue, FloatRows x, int64_t from_dim, FloatRows y, int64_t to_dim,
                   int64_t n_rows, int64_t n_heads);
 
+  // Row r becomes row from[r] of x; from: int32, from a float's place on.
+  void take_rows(Queue& queue, FloatRows x, FloatRows from, FloatRows y, int64_t n_rows, int64_t n);
+  // Row r becomes the sum of rows slots[r * n_slots ...] of y, each times its weight, and of row r
+  // of last, if it has a buffer: the first product is rounded, the others are fused, in order.
+  struct Weighted {
+    FloatRows y, slots, weights;  // slots: int32
+    int64_t n_slots;
+    FloatRows last, last_weights;
+  };
+  void weighted_rows(Queue& queue, FloatRows x, const Weighted& of, int64_t n_rows, int64_t n);
+
   // Row r of k and v, all heads, to the cell slots[r]; slots: n_rows int32.
   void store_cells(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                    int64_t n_rows, FloatRows k, FloatRows v);

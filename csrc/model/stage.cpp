@@ -32,10 +32,10 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
                        std::to_string(rope.long_inv_freq.size()));
   BlockContext context{spec_, weights_, facts_, embedding_ != nullptr};
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
-    const Home there = i < offload_.layers.size() ? offload_.layers[i] : kHost;
     layers_.emplace_back();
     for (const BlockSpec& block : spec_.layers[i])
-      layers_.back().push_back(placed(block, there, layers_.back().empty(), context));
+      layers_.back().push_back(
+          placed(block, home_of(i, block.kind), layers_.back().empty(), context));
   }
   if (spec_.head) {
     const BlockSpec& head = *spec_.head;
@@ -55,8 +55,13 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     weights_.release_source();
 }
 
-PlacedBlock Stage::placed(const BlockSpec& spec, Home there, bool first, BlockContext& context) {
-  const Home home = runs_on_devices(spec.kind) ? there : kHost;
+Home Stage::home_of(size_t layer, const std::string& kind) const {
+  const Runs runs = where_runs(kind);
+  if (layer >= offload_.layers.size() || runs == Runs::HostOnly) return kHost;
+  return runs == Runs::Experts && !offload_.experts[layer] ? kHost : offload_.layers[layer];
+}
+
+PlacedBlock Stage::placed(const BlockSpec& spec, Home home, bool first, BlockContext& context) {
   weights_.set_home(home);
   PlacedBlock at{make_block(spec, context), home, first, 0, 0};
   context.is_first = false;

@@ -111,7 +111,8 @@ class Stage {
                      const DeviceStep::Rows& out) const;
 
  private:
-  PlacedBlock placed(const BlockSpec& spec, Home there, bool first, BlockContext& context);
+  Home home_of(size_t layer, const std::string& kind) const;
+  PlacedBlock placed(const BlockSpec& spec, Home home, bool first, BlockContext& context);
   void pack(const std::function<void()>& poll);
   std::vector<NamedMatrix> matrices_at(Home home) const;
   // What the blocks of a group say.

@@ -24,6 +24,8 @@ class OffloadGroup(TypedDict):
 
 class Offload(TypedDict):
     groups: list[OffloadGroup]
+    experts: list[int]
+    """Layers whose experts go with them."""
     allow_inexact: bool
     programs: str
     """A folder that keeps compiled programs; "": none does."""

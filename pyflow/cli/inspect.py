@@ -122,7 +122,7 @@ def _memory(checkpoint: formats.Checkpoint, run: RunOptions) -> dict[str, Any]:
     names = (*_NEEDS, *(_OF_DEVICE if run.offload else ()))
     told = {name: getattr(needs, name) for name in (*names, "fits")}
     if run.offload:
-        told["gpu_layers"] = needs.gpu_layers
+        told |= {"gpu_layers": needs.gpu_layers, "gpu_experts": needs.gpu_experts}
         told["devices"] = [
             {
                 "number": part.device.number,

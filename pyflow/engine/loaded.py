@@ -65,6 +65,7 @@ class MemoryPlan:
     available: int
     devices: tuple[OnDevice, ...] = ()
     gpu_layers: int = 0
+    gpu_experts: int = 0
 
     @property
     def total(self) -> int:
@@ -318,7 +319,8 @@ def _placed_layers(
     def cpu_bandwidth() -> float:
         return _core.read_bandwidth(pool, _PROBED_NBYTES, 3)
 
-    return place_auto(offload, spec.n_layers, needs, cpu_bandwidth)
+    has_experts = any(block.kind == "moe" for layer in spec.layers for block in layer)
+    return place_auto(offload, spec.n_layers, has_experts, needs, cpu_bandwidth)
 
 
 def _device_bytes(stage: _core.Stage, args: ContextArgs) -> list[int]:
@@ -352,6 +354,7 @@ def _plan(
     kv, scratch = _core.Context.memory(stage, **args)
     return MemoryPlan(
         gpu_layers=0 if placed is None else placed.n_layers,
+        gpu_experts=0 if placed is None else placed.n_experts,
         devices=() if placed is None else placed.parts(_device_bytes(stage, args)),
         weights=stage.weight_bytes,
         kv=kv,

@@ -22,10 +22,8 @@ Groups: TypeAlias = tuple[tuple[Device, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Layers from the end, with the head, on devices. The others stay on the CPU.
-
-    Blocks that no device runs, experts and learned positions, stay there too.
-    """
+    """Layers from the end, with the head, on devices. The others stay on the CPU, as learned
+    positions do."""
 
     n_layers: int | Literal["all", "auto"] = "all"
     """auto: as many as fit beside a context of n_ctx, if the device reads faster than the CPU."""
@@ -34,6 +32,9 @@ class Offload:
 
     Several: "0;1" (or "0,1") gives each some of the layers, one after the other. The devices of
     "0&1" share the tensors of each layer by rows; "0&1;2&3" does both."""
+    n_experts: int | Literal["all", "auto"] = "auto"
+    """Layers from the end whose experts go with them; those of others stay on the CPU. auto: as
+    many as fit, if n_layers is auto, otherwise all."""
     allow_inexact: bool = False
     """Whether its results may differ from those of the CPU."""
     memory: int | None = None
@@ -44,6 +45,8 @@ class Offload:
     def __post_init__(self) -> None:
         if self.n_layers not in ("all", "auto"):
             whole("gpu_layers", self.n_layers, 1)
+        if self.n_experts not in ("all", "auto"):
+            whole("gpu_experts", self.n_experts, 0)
         if self.memory is not None:
             whole("gpu_memory", self.memory, 1)
 
@@ -65,7 +68,7 @@ class StageDevice:
     def native(self, n_layers: int) -> _core.Offload:
         """For a stage with so many layers, and with its head if it has one."""
         counts = split(n_layers, [len(group) for group in self.groups])
-        return _native(self.groups, counts, 0, self.allow_inexact)
+        return _native(self.groups, counts, 0, range(n_layers), self.allow_inexact)
 
     @property
     def unified(self) -> bool:
@@ -131,6 +134,8 @@ class Placed:
     counts: tuple[int, ...]
     """Layers of each group."""
     native: _core.Offload
+    n_experts: int
+    """Layers whose experts go with them."""
     available: tuple[int, ...]
     """Bytes that weights, cells and scratch may take on each device, group after group."""
 
@@ -176,12 +181,14 @@ def place(offload: Offload, n_layers: int) -> Placed:
 def place_auto(
     offload: Offload,
     n_layers: int,
+    has_experts: bool,
     needs: Callable[[Placed], Sequence[int]],
     cpu_bandwidth: Callable[[], float],
 ) -> tuple[Placed | None, str]:
     """As many layers as fit into the first devices that help, and what was decided, for people.
 
-    needs: bytes on each device. cpu_bandwidth: bytes per second that the CPU reads.
+    Experts come last: they take most of the memory, and a token reads few of them. needs: bytes on
+    each device. cpu_bandwidth: bytes per second that the CPU reads.
     """
     reasons = []
     for groups in _candidates(offload.device):
@@ -197,19 +204,36 @@ def place_auto(
                 reasons.append(f"{device} reads {reads}")
                 break
         else:
-
-            def placed(n: int, groups: Groups = groups, free: Sequence[int] = free) -> Placed:
-                return _placed(offload, groups, n, n_layers, free)
-
-            n = most_that_fit(lambda n, of=placed: of(n).fits(needs(of(n))), n_layers)  # type: ignore[misc]
-            chosen = placed(n)
-            if n:
-                return chosen, (
-                    f"{where}: {n} of {n_layers} layers and the head, "
-                    f"{sum(needs(chosen)) / 1e9:.2f} of {sum(chosen.available) / 1e9:.2f} GB"
+            placed = _most(offload, groups, n_layers, free, has_experts, needs)
+            if placed.n_layers:
+                experts = f", experts of {placed.n_experts}" if has_experts else ""
+                return placed, (
+                    f"{where}: {placed.n_layers} of {n_layers} layers{experts} and the head, "
+                    f"{sum(needs(placed)) / 1e9:.2f} of {sum(placed.available) / 1e9:.2f} GB"
                 )
-            reasons.append(f"{where}: no layer fits into {sum(chosen.available) / 1e9:.2f} GB")
+            reasons.append(f"{where}: no layer fits into {sum(placed.available) / 1e9:.2f} GB")
     return None, f"all layers on the CPU; {'; '.join(reasons) or 'no GPU was found'}"
+
+
+def _most(
+    offload: Offload,
+    groups: Groups,
+    n_layers: int,
+    free: Sequence[int],
+    has_experts: bool,
+    needs: Callable[[Placed], Sequence[int]],
+) -> Placed:
+    """As many layers as fit; then the experts of as many of them."""
+
+    def fits(n: int, n_experts: int | None) -> bool:
+        placed = _placed(offload, groups, n, n_layers, free, n_experts)
+        return placed.fits(needs(placed))
+
+    n_experts = 0 if has_experts and offload.n_experts == "auto" else None
+    n = most_that_fit(lambda n: fits(n, n_experts), n_layers)
+    if n_experts is not None:
+        n_experts = most_that_fit(lambda k: fits(n, k), n)
+    return _placed(offload, groups, n, n_layers, free, n_experts)
 
 
 def described(groups: Groups) -> str:
@@ -264,14 +288,24 @@ def _free(device: Device, found: Probe | None = None) -> int:
     return max(0, (device.memory if free is None else free) - _SPARE)
 
 
-def _placed(offload: Offload, groups: Groups, n: int, n_layers: int, free: Sequence[int]) -> Placed:
-    """free: of each device."""
+def _placed(
+    offload: Offload,
+    groups: Groups,
+    n: int,
+    n_layers: int,
+    free: Sequence[int],
+    n_experts: int | None = None,
+) -> Placed:
+    """free: of each device. n_experts: layers whose experts go with them; None: as offload says."""
     available = tuple(min(each, offload.memory or each) for each in free)
     rest = iter(available)
     capacity = [min(next(rest) for _ in group) * len(group) for group in groups]
     counts = split(n, capacity)
-    native = _native(groups, counts, n_layers - n, offload.allow_inexact)
-    return Placed(groups, counts, native, available)
+    if n_experts is None:
+        n_experts = n if isinstance(offload.n_experts, str) else min(n, offload.n_experts)
+    experts = range(n_layers - n_experts, n_layers)
+    native = _native(groups, counts, n_layers - n, experts, offload.allow_inexact)
+    return Placed(groups, counts, native, n_experts, available)
 
 
 def split(n: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -285,9 +319,9 @@ def split(n: int, weights: Sequence[int]) -> tuple[int, ...]:
 
 
 def _native(
-    groups: Groups, counts: Sequence[int], first: int, allow_inexact: bool
+    groups: Groups, counts: Sequence[int], first: int, experts: range, allow_inexact: bool
 ) -> _core.Offload:
-    """first: the first layer; the head goes with the last one."""
+    """first: the first layer; the head goes with the last one. experts: layers that have theirs."""
     native: list[_core.OffloadGroup] = []
     for group, n in zip(groups, counts, strict=True):
         numbers = [device.number for device in group]
@@ -296,6 +330,7 @@ def _native(
     native[-1]["head"] = True
     return {
         "groups": native,
+        "experts": [*experts],
         "allow_inexact": allow_inexact,
         "programs": str(programs_folder(cache_dir())),
     }

@@ -45,20 +45,25 @@ StageSpec stage_spec(const py::dict& d) {
   return spec;
 }
 
-// A dict of groups, each with devices (numbers of find_devices), layers and head; allow_inexact, and
-// programs.
+// A dict of groups, each with devices (numbers of find_devices), layers and head; experts: layers
+// whose experts go with them; allow_inexact, and programs.
 Offload offload_from(const py::dict& d, const StageSpec& stage) {
   Offload offload;
   offload.layers.resize(stage.layers.size(), kHost);
+  offload.experts.resize(stage.layers.size());
+  const auto index = [&](int64_t layer) {
+    if (layer < 0 || layer >= std::ssize(stage.layers))
+      throw ShapeError("device layer " + std::to_string(layer) + ": expected 0 to " +
+                       std::to_string(std::ssize(stage.layers) - 1));
+    return static_cast<size_t>(layer);
+  };
+  for (const auto layer : d["experts"].cast<std::vector<int64_t>>())
+    offload.experts[index(layer)] = 1;
   for (const auto& item : d["groups"].cast<py::list>()) {
     const auto group = item.cast<py::dict>();
     const auto number = static_cast<Home>(offload.groups.size());
-    for (const auto layer : group["layers"].cast<std::vector<int64_t>>()) {
-      if (layer < 0 || layer >= std::ssize(stage.layers))
-        throw ShapeError("device layer " + std::to_string(layer) + ": expected 0 to " +
-                         std::to_string(std::ssize(stage.layers) - 1));
-      offload.layers[static_cast<size_t>(layer)] = number;
-    }
+    for (const auto layer : group["layers"].cast<std::vector<int64_t>>())
+      offload.layers[index(layer)] = number;
     if (group["head"].cast<bool>() && stage.head) offload.head = number;
     offload.groups.emplace_back();
     for (const auto device : group["devices"].cast<std::vector<size_t>>())

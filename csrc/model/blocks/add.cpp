@@ -1,7 +1,7 @@
 // x += scale * h: closes a residual branch.
 #include <algorithm>
 
-#include "model/blocks/blocks.h"
+#include "model/blocks/block.h"
 #include "model/device/device_step.h"
 
 namespace pyflow {

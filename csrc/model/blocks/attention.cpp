@@ -4,7 +4,7 @@
 #include <array>
 
 #include "model/blocks/attention_weights.h"
-#include "model/blocks/blocks.h"
+#include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 #include "model/observer.h"
 

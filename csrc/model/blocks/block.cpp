@@ -1,7 +1,5 @@
 #include "model/blocks/block.h"
 
-#include "model/blocks/blocks.h"
-
 namespace pyflow {
 
 std::unique_ptr<Block> make_block(const BlockSpec& spec, BlockContext& c) {
@@ -12,13 +10,12 @@ std::unique_ptr<Block> make_block(const BlockSpec& spec, BlockContext& c) {
   throw UnsupportedError("block '" + spec.kind + "': no such kind in this build");
 }
 
-bool runs_on_devices(const std::string& kind) {
-  enum { HostOnly, Anywhere };
+Runs where_runs(const std::string& kind) {
 #define PYFLOW_BLOCK(name, where) \
-  if (kind == #name) return where == Anywhere;
+  if (kind == #name) return Runs::where;
 #include "model/blocks/blocks.def"
 #undef PYFLOW_BLOCK
-  return false;
+  return Runs::HostOnly;
 }
 
 size_t register_index(const std::string& name) {

@@ -55,8 +55,15 @@ struct BlockContext {
 
 // Throws UnsupportedError for an unknown kind, ShapeError for parameters that do not fit.
 std::unique_ptr<Block> make_block(const BlockSpec&, BlockContext&);
-// Whether blocks of the kind can run on a device.
-bool runs_on_devices(const std::string& kind);
+// Where blocks of a kind can run (blocks.def).
+enum class Runs : uint8_t { HostOnly, Anywhere, Experts };
+Runs where_runs(const std::string& kind);
+
+// make_<kind> for each line of blocks.def, in <kind>.cpp.
+#define PYFLOW_BLOCK(kind, where) \
+  std::unique_ptr<Block> make_##kind(const BlockSpec&, BlockContext&);
+#include "model/blocks/blocks.def"
+#undef PYFLOW_BLOCK
 
 // 0 for "x", 1 for "h", 2 for "a".
 size_t register_index(const std::string& name);

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "model/blocks/activation.h"
-#include "model/blocks/blocks.h"
+#include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 #include "model/device/device_step.h"
 

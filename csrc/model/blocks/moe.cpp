@@ -8,29 +8,22 @@
 // rows 0, 1, 2 of expert 2; first = {0, 2, 3, 6}.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "model/blocks/activation.h"
-#include "model/blocks/blocks.h"
+#include "model/blocks/block.h"
 #include "model/blocks/linear.h"
-#include "sample/portable_math.h"
+#include "model/blocks/moe_choice.h"
+#include "model/device/device_step.h"
 
 namespace pyflow {
 namespace {
 
 constexpr int64_t kMostExperts = 1 << 16;
 constexpr int64_t kColumns = 512;  // of a row, added up by one thread at a time
-
-// e^x for x <= 0; a NaN stays a NaN.
-double exp_nonpositive(double x) { return x == x ? portable::exp(x) : x; }
-
-float sigmoid(float x) {
-  const double e = exp_nonpositive(-std::abs(static_cast<double>(x)));
-  return static_cast<float>((x < 0 ? e : 1.0) / (1.0 + e));
-}
+constexpr int64_t kSlotWords = 3;  // of a slot on a device: its row, its place, its weight
 
 class Moe final : public Block {
  public:
@@ -42,8 +35,7 @@ class Moe final : public Block {
         top_k_(spec.integer("top_k")),
         n_ff_(spec.integer("n_ff")),
         act_(activation_named(spec.text("activation"))),
-        normalize_(spec.flag("normalize")),
-        scale_(spec.number("scale")) {
+        choice_{n_experts_, top_k_, spec.flag("normalize"), spec.number("scale")} {
     if (n_experts_ < 1 || n_experts_ > kMostExperts || top_k_ < 1 || top_k_ > n_experts_ ||
         n_ff_ < 1 || n_ff_ > std::numeric_limits<int32_t>::max())
       throw ShapeError("moe: " + std::to_string(top_k_) + " of " + std::to_string(n_experts_) +
@@ -74,7 +66,8 @@ class Moe final : public Block {
   ScratchNeeds needs(CacheType) const override {
     const int64_t inner = top_k_ * padded(n_ff_) + padded(n_ff_shared_),
                   outer = (top_k_ + n_shared()) * padded(n_embd_);
-    return {.floats_per_row = padded(n_experts_) + kTileRows + 2 * inner + outer,
+    return {.floats_per_row = padded(n_experts_) + kTileRows + 2 * inner + outer +
+                              padded(kSlotWords * top_k_ + 1),
             .row_floats_per_row = 4 * top_k_ + 1 + 2 * n_experts_ + 2 +
                                   (takes_floats_ ? top_k_ * padded(n_embd_) : 0),
             .act_blocks_per_row = std::max((1 + top_k_) * act_blocks(n_embd_),
@@ -92,11 +85,11 @@ class Moe final : public Block {
 
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        choose(b.logits + r * padded(n_experts_), b.p + r * top_k_, b.chosen + r * top_k_);
+        choose(choice_, b.logits + r * padded(n_experts_), b.p + r * top_k_, b.chosen + r * top_k_);
         b.shared_p[r] = shared_router_ ? sigmoid(b.shared_logit[r * kTileRows]) : 1.0f;
       }
     });
-    if (s.own_rows || team.rank() == 0) group(b, s.n_rows);
+    if (s.own_rows || team.rank() == 0) assign_slots(choice_, s.n_rows, b.slots());
     if (!s.own_rows) team.barrier();
     if (s.n_rows > 1)
       each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
@@ -176,9 +169,66 @@ class Moe final : public Block {
                   });
   }
 
+  void device_needs(DeviceNeeds& needs) const override {
+    needs.cut(router_, Cut::whole(n_experts_));
+    if (shared_router_) needs.cut(shared_router_, Cut::whole(1));
+  }
+
+  // The choice is made on the host, by the arithmetic of forward(): devices may lack f64.
+  void record(DeviceStep& s) const override {
+    const int64_t n_slots = s.n_rows * top_k_;
+    const Cut ff = Cut::tiles(n_ff_), shared_ff = Cut::tiles(n_ff_shared_),
+              embd = Cut::tiles(n_embd_);
+    Recorded r = record_choice(s);
+    // Rows that an expert multiplies, from its first slot on.
+    const auto each_expert = [&](const auto& work) {
+      for (const int32_t e : r.active) {
+        const int64_t first = r.first[static_cast<size_t>(e)];
+        work(static_cast<size_t>(e), r.first[static_cast<size_t>(e) + 1] - first,
+             [first](const FloatRows& rows) { return columns_of(rows, first * rows.stride); });
+      }
+    };
+    s.each([&](DeviceMember& m) {
+      const size_t i = m.number;
+      m.ops.take_rows(m.queue, m.registers[in_], r.words[i], r.slots[i], n_slots, n_embd_);
+      each_expert([&](size_t e, int64_t n, const auto& of) {
+        const std::array products = {DeviceProduct{up_[e], of(r.up[i])},
+                                     DeviceProduct{gate_[e], of(r.inner[i])}};
+        m.multiply(products, of(r.slots[i]), n);
+      });
+      record_gate(m, r.inner[i], r.up[i], n_slots, m.rows_of(ff));
+      if (!n_shared()) return;
+      const std::array products = {DeviceProduct{shared_up_, r.shared_up[i]},
+                                   DeviceProduct{shared_gate_, r.shared_inner[i]}};
+      m.multiply(products, m.registers[in_], s.n_rows);
+      record_gate(m, r.shared_inner[i], r.shared_up[i], s.n_rows, m.rows_of(shared_ff));
+    });
+    s.gather(r.inner, ff, n_slots);
+    if (n_shared()) s.gather(r.shared_inner, shared_ff);
+    s.each([&](DeviceMember& m) {
+      const size_t i = m.number;
+      each_expert([&](size_t e, int64_t n, const auto& of) {
+        const DeviceProduct down = {down_[e], of(r.slots[i])};
+        m.multiply(std::span(&down, 1), of(r.inner[i]), n);
+      });
+      const FloatRows slot = columns_of(r.words[i], n_slots), p = columns_of(slot, n_slots);
+      device::Ops::Weighted sum = {r.slots[i], slot, p, top_k_, {}, {}};
+      const Share own = m.rows_of(embd);
+      if (n_shared()) {
+        const DeviceProduct down = {shared_down_, r.shared_y[i]};
+        m.multiply(std::span(&down, 1), r.shared_inner[i], s.n_rows);
+        sum.last = columns_of(r.shared_y[i], own.begin);
+        sum.last_weights = columns_of(p, n_slots);
+      }
+      sum.y = columns_of(sum.y, own.begin);
+      m.ops.weighted_rows(m.queue, columns_of(m.registers[out_], own.begin), sum, s.n_rows,
+                          own.size());
+    });
+    s.gather(s.register_rows(out_), embd);
+  }
+
  private:
-  // Buffers of a step. A slot is the place of a row among the rows of an expert that it chose,
-  // expert after expert.
+  // Buffers of a step.
   struct Buffers {
     float *logits, *shared_logit, *gate, *up, *shared_gate, *shared_up, *y, *shared_y;  // temp
     float *p, *shared_p, *gathered;  // row_temp, as the following
@@ -211,53 +261,15 @@ class Moe final : public Block {
       n_active = take_ints(1);
       gathered = at;
     }
+    Slots slots() const { return {chosen, slot, row, first, active, n_active}; }
+  };
+  // On devices: rows there, and what the host says of them, which stays until the step has ended.
+  struct Recorded {
+    DeviceStep::Rows up, inner, slots, shared_up, shared_inner, shared_y, words;
+    std::vector<int32_t> first, active;
   };
 
   int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
-
-  // The likeliest experts of a row, of equal ones the first, and their weights.
-  void choose(const float* logits, float* p, int32_t* chosen) const {
-    // NaNs rank last; they make every p a NaN.
-    const auto key = [&](int64_t e) {
-      return logits[e] == logits[e] ? logits[e] : -std::numeric_limits<float>::infinity();
-    };
-    for (int64_t i = 0, last = -1; i < top_k_; ++i) {
-      int64_t best = -1;
-      for (int64_t e = 0; e < n_experts_; ++e) {
-        const bool left = last < 0 || key(e) < key(last) || (key(e) == key(last) && e > last);
-        if (left && (best < 0 || key(e) > key(best))) best = e;
-      }
-      last = best;
-      chosen[i] = static_cast<int32_t>(best);
-    }
-    const double top = logits[chosen[0]];
-    const auto weight = [&](int64_t e) { return exp_nonpositive(logits[e] - top); };
-    double sum = 0;
-    if (normalize_)
-      for (int64_t i = 0; i < top_k_; ++i) sum += weight(chosen[i]);
-    else
-      for (int64_t e = 0; e < n_experts_; ++e) sum += weight(e);
-    for (int64_t i = 0; i < top_k_; ++i)
-      p[i] = static_cast<float>(weight(chosen[i]) / sum * static_cast<double>(scale_));
-  }
-
-  // Assigns slots: by expert, then in the order of rows.
-  void group(const Buffers& b, int64_t n_rows) const {
-    std::fill_n(b.first, n_experts_ + 1, 0);
-    for (int64_t i = 0; i < n_rows * top_k_; ++i) ++b.first[b.chosen[i] + 1];
-    *b.n_active = 0;
-    for (int32_t e = 0; e < n_experts_; ++e) {
-      if (b.first[e + 1]) b.active[(*b.n_active)++] = e;
-      b.first[e + 1] += b.first[e];
-    }
-    // first[e] moves to the end of e, which is where first[e + 1] was.
-    for (int64_t i = 0; i < n_rows * top_k_; ++i) {
-      b.slot[i] = b.first[b.chosen[i]]++;
-      b.row[b.slot[i]] = static_cast<int32_t>(i / top_k_);
-    }
-    std::copy_backward(b.first, b.first + n_experts_, b.first + n_experts_ + 1);
-    b.first[0] = 0;
-  }
 
   // Copies a row's input to the slots of its experts, except of experts that take all rows.
   void bring_together(const Step& s, const Buffers& b, const float* in, int64_t r) const {
@@ -271,6 +283,59 @@ class Moe final : public Block {
       if (takes_floats_)
         std::copy_n(in + r * s.stride, n_embd_, b.gathered + b.slot[i] * padded(n_embd_));
     }
+  }
+
+  // Router and choice; takes the memory of all that follows.
+  Recorded record_choice(DeviceStep& s) const {
+    const int64_t n_rows = s.n_rows, n_slots = n_rows * top_k_;
+    const auto logits = s.take(n_experts_), shared_logit = s.take(1);
+    s.each([&](DeviceMember& m) {
+      const std::array routers = {DeviceProduct{router_, logits[m.number]},
+                                  DeviceProduct{shared_router_, shared_logit[m.number]}};
+      m.multiply(std::span(routers).first(shared_router_ ? 2 : 1), m.registers[in_], n_rows);
+    });
+    const std::vector<float> scores = s.download(logits, n_rows),
+                             shared = s.download(shared_logit, n_rows);
+    std::vector<int32_t> chosen(static_cast<size_t>(n_slots));
+    std::vector<int32_t>& words = s.keep(static_cast<size_t>(kSlotWords * n_slots + n_rows));
+    // Rows of slots, then slots and weights of what rows have chosen, and of the shared expert.
+    int32_t *row = words.data(), *slot = row + n_slots;
+    auto *p = reinterpret_cast<float*>(slot + n_slots), *shared_p = p + n_slots;
+    for (int64_t r = 0; r < n_rows; ++r) {
+      choose(choice_, scores.data() + r * padded(n_experts_), p + r * top_k_,
+             chosen.data() + r * top_k_);
+      shared_p[r] = shared_router_ ? sigmoid(shared[static_cast<size_t>(r * kTileRows)]) : 1.0f;
+    }
+    Recorded recorded;
+    recorded.first.resize(static_cast<size_t>(n_experts_) + 1);
+    recorded.active.resize(static_cast<size_t>(n_experts_));
+    int32_t n_active = 0;
+    assign_slots(
+        choice_, n_rows,
+        {chosen.data(), slot, row, recorded.first.data(), recorded.active.data(), &n_active});
+    recorded.active.resize(static_cast<size_t>(n_active));
+    const auto rows = [&](int64_t per_row, int64_t n) {
+      DeviceStep::Rows all = s.take(per_row * padded(n));
+      for (FloatRows& each : all) each.stride = padded(n);
+      return all;
+    };
+    recorded.words = s.take(kSlotWords * top_k_ + 1);
+    recorded.slots = rows(top_k_, n_embd_);
+    recorded.up = rows(top_k_, n_ff_);
+    recorded.inner = rows(top_k_, n_ff_);
+    if (n_shared()) {
+      recorded.shared_up = s.take(n_ff_shared_);
+      recorded.shared_inner = s.take(n_ff_shared_);
+      recorded.shared_y = s.take(n_embd_);
+    }
+    s.upload(words, recorded.words);
+    return recorded;
+  }
+
+  void record_gate(DeviceMember& m, const FloatRows& inner, const FloatRows& up, int64_t n_rows,
+                   const Share& own) const {
+    m.ops.gate(m.queue, act_, columns_of(inner, own.begin), columns_of(up, own.begin), n_rows,
+               own.size());
   }
 
   // Sums up to kColumns of a row of the output, from `column` on.
@@ -293,8 +358,8 @@ class Moe final : public Block {
   size_t in_, out_;
   int64_t n_embd_, n_experts_, top_k_, n_ff_, n_ff_shared_ = 0;
   Activation act_;
-  bool normalize_, takes_floats_ = false;
-  float scale_;
+  Choice choice_;
+  bool takes_floats_ = false;
   const PackedTensor *router_, *shared_router_ = nullptr;
   std::vector<const PackedTensor*> gate_, up_, down_;
   const PackedTensor *shared_gate_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;

@@ -1,5 +1,5 @@
 // y = norm(x) * weight + bias
-#include "model/blocks/blocks.h"
+#include "model/blocks/block.h"
 #include "model/blocks/row_norm.h"
 
 namespace pyflow {

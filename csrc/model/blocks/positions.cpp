@@ -1,7 +1,7 @@
 // x += the learned row of the token's position. Comes first, so register h is free.
 #include <algorithm>
 
-#include "model/blocks/blocks.h"
+#include "model/blocks/block.h"
 
 namespace pyflow {
 namespace {

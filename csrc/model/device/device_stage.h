@@ -21,6 +21,7 @@ using DeviceGroup = std::vector<std::shared_ptr<device::Device>>;
 struct Offload {
   std::vector<DeviceGroup> groups = {};  // none: nothing is
   std::vector<Home> layers = {};         // by layer
+  std::vector<uint8_t> experts = {};     // by layer: whether its experts go with it
   Home head = kHost;
   bool allow_inexact = false;
   std::string programs = {};  // the folder that keeps them; empty: none does

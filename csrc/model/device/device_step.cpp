@@ -50,6 +50,27 @@ DeviceStep::Rows DeviceStep::register_rows(size_t r) const {
   return rows;
 }
 
+std::vector<float> DeviceStep::download(const Rows& rows, int64_t n) {
+  const FloatRows& from = rows[0];
+  std::vector<float> all(static_cast<size_t>(n * from.stride));
+  device::Queue& queue = members[0].queue;
+  const device::Drain drain(queue);  // also where poll throws
+  queue.download(*from.buffer, static_cast<size_t>(from.first) * sizeof(float), all.data(),
+                 all.size() * sizeof(float));
+  queue.mark()->wait(poll_);
+  return all;
+}
+
+std::vector<int32_t>& DeviceStep::keep(size_t n) { return kept_.emplace_back(n); }
+
+void DeviceStep::upload(const std::vector<int32_t>& kept, const Rows& to) {
+  each([&](DeviceMember& m) {
+    const FloatRows& rows = to[m.number];
+    m.queue.upload(kept.data(), *rows.buffer, static_cast<size_t>(rows.first) * sizeof(float),
+                   kept.size() * sizeof(int32_t));
+  });
+}
+
 void DeviceStep::gather(const Rows& rows, const Cut& cut, int64_t n) {
   if (members.size() == 1 || cut.unit == 0) return;
   const int64_t at_once = std::max<int64_t>(1, gathers_.n_floats / cut.n);

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <span>
 #include <utility>
@@ -125,12 +126,20 @@ class DeviceStep {
   void gather(const Rows& rows, const Cut& cut) { gather(rows, cut, n_rows); }
   void gather(const Rows& rows, const Cut& cut, int64_t n_rows);
 
+  // The first device's rows, as the host has them for a moment; waits for them. poll may throw.
+  std::vector<float> download(const Rows& rows, int64_t n_rows);
+  // Memory of the host that stays until the next step begins.
+  std::vector<int32_t>& keep(size_t n);
+  // Such memory to each device, where rows begin.
+  void upload(const std::vector<int32_t>& kept, const Rows& to);
+
   const Poll& poll() const { return poll_; }
 
  private:
   void gather_some(const Rows& rows, const Cut& cut, int64_t n);
 
   int64_t taken_ = 0;
+  std::deque<std::vector<int32_t>> kept_;
   GatherMemory& gathers_;
   const Poll& poll_;
 };

@@ -183,21 +183,29 @@ overrides = grouped(
 
 
 def _offload(
-    *, gpu_layers: str | None, gpu: str | None, gpu_memory: int | None, gpu_inexact: bool
+    *,
+    gpu_layers: str | None,
+    gpu: str | None,
+    gpu_experts: str,
+    gpu_memory: int | None,
+    gpu_inexact: bool,
 ) -> Offload | None:
     """UsageError for numbers out of range."""
     if gpu_layers is None or gpu_layers == "0":
         return None
-    if gpu_layers not in ("all", "auto") and not gpu_layers.isdecimal():
-        raise click.UsageError(
-            f"--gpu-layers: expected a number of layers, all or auto, found {gpu_layers!r}"
-        )
+    for name, given in ("--gpu-layers", gpu_layers), ("--gpu-experts", gpu_experts):
+        if given not in ("all", "auto") and not (given.isdecimal() and len(given) < 8):
+            raise click.UsageError(
+                f"{name}: expected a number of layers, all or auto, found {given!r:.60}"
+            )
     from pyflow.engine.offload import Offload
 
     n_layers = int(gpu_layers) if gpu_layers.isdecimal() else gpu_layers
+    n_experts = int(gpu_experts) if gpu_experts.isdecimal() else gpu_experts
     return Offload(
         n_layers=n_layers,  # type: ignore[arg-type]
         device=gpu or "",
+        n_experts=n_experts,  # type: ignore[arg-type]
         memory=gpu_memory,
         allow_inexact=gpu_inexact,
     )
@@ -221,6 +229,13 @@ offload = grouped(
         callback=not_empty,
     ),
     option(
+        "--gpu-experts",
+        "Layers, from the end, whose experts go with them; experts of the others stay on the CPU."
+        " auto is as many as fit with --gpu-layers auto, and otherwise all.",
+        metavar="N|auto|all",
+        default="auto",
+    ),
+    option(
         "--gpu-memory",
         "Memory that layers may take on each device, as in 6GiB or 6000MB.  [default: what it has,"
         " less 256 MiB]",
@@ -234,6 +249,7 @@ offload = grouped(
     rules=[
         Rule("--gpu", needs=["--gpu-layers"]),
         Rule("--gpu-memory", needs=["--gpu-layers"]),
+        Rule("--gpu-experts", needs=["--gpu-layers"]),
         Rule("--gpu-inexact", needs=["--gpu-layers", "--pipeline"]),
     ],
 )

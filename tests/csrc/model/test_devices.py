@@ -27,6 +27,7 @@ def there(device: int, tmp_path_factory: pytest.TempPathFactory) -> _core.Offloa
     """Nothing on a device, whose programs are kept for all tests."""
     return {
         "groups": [{"devices": [device], "layers": [], "head": False}],
+        "experts": [],
         "allow_inexact": False,
         "programs": str(tmp_path_factory.mktemp("programs")),
     }
@@ -39,8 +40,8 @@ def stage(
     layers: Sequence[int],
     head: bool = True,
 ) -> _core.Stage:
-    of = {**there["groups"][0], "layers": [*layers], "head": head}
-    offload: _core.Offload = {**there, "groups": [of]}
+    of: _core.OffloadGroup = {**there["groups"][0], "layers": [*layers], "head": head}
+    offload: _core.Offload = {**there, "groups": [of], "experts": [*layers][1:]}
     return _core.Stage(file, spec.stage(), POOL, offload=offload)
 
 
@@ -247,7 +248,7 @@ def test_devices_that_share_layers_have_the_bits_of_one(
             layers = [*range(n * i // len(shape), n * (i + 1) // len(shape))]
             numbers = [next(rest) for _ in range(size)]
             groups.append({"devices": numbers, "layers": layers, "head": i + 1 == len(shape)})
-        offload: _core.Offload = {**there, "groups": groups}  # type: ignore[typeddict-item]
+        offload: _core.Offload = {**there, "groups": groups, "experts": [*range(n)]}  # type: ignore[typeddict-item]
         if min(n_kv) < max(shape):
             with pytest.raises(ShapeError, match="as many devices as a layer has kv heads, 1,"):
                 _core.Stage(file, spec.stage(), POOL, offload=offload)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,7 @@ def test_the_command_line_offers_devices(
         (["--gpu-layers", "-1"], 2, "--gpu-layers: expected a number of layers, all or auto"),
         (["--gpu-layers", "1", "--gpu", "nothing like it"], 3, "a device that 'pyflow doctor'"),
         (["--gpu", str(device)], 2, "--gpu needs --gpu-layers"),
+        (["--gpu-layers", "1", "--gpu-experts", "some"], 2, "--gpu-experts: expected a number"),
         (["--gpu-memory", "6"], 2, "--gpu-memory needs --gpu-layers"),
         (["--gpu-layers", "1", "--gpu-memory", "6 apples"], 2, "expected a size such as 6GiB"),
         (
@@ -173,13 +175,33 @@ def test_auto_takes_a_gpu_that_is_exact_and_faster(
     monkeypatch.setattr(offload, "find", lambda: Found((CPU, GPU), ()))
     monkeypatch.setattr(offload, "probe", lambda *_: probed)
     auto = pyflow.Offload(n_layers="auto")
-    placed, note = offload.place_auto(auto, 8, lambda p: [10 * p.n_layers], lambda: 2e9)
+    placed, note = offload.place_auto(auto, 8, False, lambda p: [10 * p.n_layers], lambda: 2e9)
     assert told in note
     assert (placed is None) == note.startswith("all layers on the CPU; ")
     if placed is not None:
         assert placed.groups == ((GPU,),)
         (group,) = placed.native["groups"]
         assert group["layers"] == [*range(8 - placed.n_layers, 8)]
+
+
+@pytest.mark.parametrize(
+    ("n_experts", "expected"),
+    [("all", (3, 3)), ("auto", (8, 1)), (1, (8, 1)), (2, (6, 2)), (0, (8, 0))],
+)
+def test_auto_takes_experts_last(
+    monkeypatch: pytest.MonkeyPatch, n_experts: Any, expected: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(offload, "find", lambda: Found((GPU,), ()))
+    probed = Probe(read_bandwidth=9e9, free_memory=(256 << 20) + 100)
+    monkeypatch.setattr(offload, "probe", lambda *_: probed)
+    auto = pyflow.Offload(n_layers="auto", n_experts=n_experts)
+    placed, note = offload.place_auto(
+        auto, 8, True, lambda p: [10 * p.n_layers + 20 * p.n_experts], lambda: 2e9
+    )
+    assert placed is not None
+    assert (placed.n_layers, placed.n_experts) == expected
+    assert f"{expected[0]} of 8 layers, experts of {expected[1]} and the head" in note
+    assert placed.native["experts"] == [*range(8 - expected[1], 8)]
 
 
 def test_layers_go_to_groups_of_devices_by_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
