@@ -38,7 +38,7 @@ def kangaroo(model: pyflow.Model, exit_layer: int) -> list[Method]:
     """An adapter that changes little: the model's own first layers."""
     d, n_vocab = model.spec.n_embd, model.spec.n_vocab
     config = made_up.kangaroo_config(n_vocab, d, 9, 3, exit_layer)
-    tensors = made_up.kangaroo_tensors(d, 9, 3, token_map=range(0, n_vocab, 3))
+    tensors = made_up.kangaroo_tensors(d, 9, 3, token_map=range(0, n_vocab, 12))
     tensors["layers.0.self_attn.o_proj.weight"] *= 0.01
     tensors["norm.weight"] = np.float64(model.checkpoint.array("output_norm.weight"))
     with tempfile.TemporaryDirectory() as folder:
