@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.errors import UnsupportedError
 from pyflow.specs.parts import Ref, TensorRef, name_of
+from pyflow.speculate.trained import base as trained
 from pyflow.train.library import Floats
 
 if TYPE_CHECKING:
     from pyflow.engine.model_files import ModelFiles
     from pyflow.formats import Checkpoint
-    from pyflow.tokenizer import Tokenizer
 
 _CHUNK = 4096  # rows that are widened at a time
 # Types that numpy views in place; others are taken row by row.
@@ -93,14 +93,7 @@ def base_of(model: ModelFiles) -> Base:
     spec, head = model.spec, model.spec.head
     shape = (spec.n_vocab, spec.n_embd)
     return Base(
-        facts={
-            "name": spec.name,
-            "architecture": spec.architecture,
-            "n_embd": spec.n_embd,
-            "n_vocab": spec.n_vocab,
-            "n_layers": spec.n_layers,
-            "tokenizer": tokenizer_hash(model.tokenizer, spec.n_vocab),
-        },
+        facts=msgspec.to_builtins(trained.Base.of(model)),
         embedding=Table(model.checkpoint, spec.embedding.weight, shape),
         head=Table(model.checkpoint, head.weight, shape),
         bias=_vector(model.checkpoint, head.bias),
@@ -120,12 +113,3 @@ def _vector(checkpoint: Checkpoint, ref: Ref | None) -> Floats | None:
     if ref.rows:
         values = np.concatenate([values[a : a + n] for a, n in ref.rows])
     return values + np.float32(ref.add)
-
-
-def tokenizer_hash(tokenizer: Tokenizer, n_vocab: int) -> str:
-    """32 hex digits over the bytes of every token, each preceded by its length."""
-    found = hashlib.blake2b(digest_size=16)
-    for token in range(n_vocab):
-        piece = tokenizer.token_bytes(token) if token < tokenizer.n_vocab else b""
-        found.update(len(piece).to_bytes(4, "little") + piece)
-    return found.hexdigest()

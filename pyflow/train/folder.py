@@ -31,10 +31,14 @@ def write_config(folder: Path, kind: Kind, base: Base, n_tokens: int) -> None:
 
 
 def write_weights(
-    folder: Path, parameters: Mapping[str, NDArray[np.float32]], token_map: NDArray[np.int32]
+    folder: Path,
+    kind: Kind,
+    parameters: Mapping[str, NDArray[np.float32]],
+    token_map: NDArray[np.int32],
 ) -> None:
     """Writes model.safetensors, which appears when it is complete, in place of an older one."""
-    write_tensors(folder / WEIGHTS, {**parameters, TOKEN_MAP: token_map}, {"format": "pt"})
+    tensors = {**parameters, kind.prefix + TOKEN_MAP: token_map}
+    write_tensors(folder / WEIGHTS, tensors, {"format": "pt"})
 
 
 def write_tensors(

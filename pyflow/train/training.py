@@ -331,7 +331,7 @@ class Training:
         if facts["best"] is None or sum(losses) < facts["best"]:
             facts |= {"best": sum(losses), "best_step": self._step, "bad": 0}
             values, token_map = self._trainer.values(), np.array(self._plan.token_map, np.int32)
-            write_weights(self._folder, values, token_map)
+            write_weights(self._folder, self.kind, values, token_map)
         else:
             facts["bad"] += 1
         self._save()

@@ -17,6 +17,8 @@ class Kind(ABC):
     """The network of a speculator: its parameters, its loss, and how its folder describes it."""
 
     name: ClassVar[str]
+    prefix: ClassVar[str] = ""
+    """Of all names in the file."""
     takes_features: ClassVar[bool] = False
     """Whether it reads whole texts, after the first layers of the base."""
     n_heads: int

@@ -27,6 +27,7 @@ class Mlp(Heads):
     """tied: all stages share their weights, P of the first one apart."""
 
     name: ClassVar[str] = "mlp"
+    prefix: ClassVar[str] = _PREFIX
     n_embd: int
     n_vocab: int
     inner: int

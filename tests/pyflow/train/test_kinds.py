@@ -202,13 +202,14 @@ def test_a_folder_holds_what_the_layout_says(kind: Kind, base: Base, tmp_path: P
     token_map = np.array([2, 7, 11], np.int32)
     for _ in range(2):  # the second time, it replaces what is there
         write_config(tmp_path, kind, base, len(token_map))
-        write_weights(tmp_path, p, token_map)
+        write_weights(tmp_path, kind, p, token_map)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["pyflow"]["base"] == base.facts
     assert config["vocab_size"] == V
     opened = formats.open(tmp_path / "model.safetensors")
-    assert opened.array("token_map").tolist() == [2, 7, 11]
-    assert {t.name for t in opened.tensors} == {*kind.shapes(), "token_map"}
+    name = f"{kind.prefix}token_map"
+    assert opened.array(name).tolist() == [2, 7, 11]
+    assert {t.name for t in opened.tensors} == {*kind.shapes(), name}
     for name, shape in kind.shapes().items():
         assert opened.array(name).shape == shape
         np.testing.assert_array_equal(opened.array(name), p[name])
