@@ -115,11 +115,11 @@ def command(
     """Write the model IN with other weights as OUT.
 
     IN is a GGUF file, a pulled model's name, or a folder of Hugging Face's with safetensors or
-    PyTorch files. If OUT ends in .gguf, it is a GGUF file with all metadata of model and tokenizer;
-    a model that GGUF cannot describe is refused. Otherwise OUT is a folder, and IN must be one: the
-    weights go to model.safetensors, beside copies of config.json and the tokenizer's files. Only
-    pyflow reads blocks in such a folder. The types F32, F16 and BF16 only convert; folders of these
-    are read by other programs as well.
+    PyTorch files, also a speculator's. If OUT ends in .gguf, it is a GGUF file with all metadata of
+    model and tokenizer; what GGUF cannot describe is refused. Otherwise OUT is a folder, and IN
+    must be one: the weights go to model.safetensors, beside copies of config.json and the
+    tokenizer's files. Only pyflow reads blocks in such a folder. The types F32, F16 and BF16 only
+    convert; folders of these are read by other programs as well.
 
     Prints the tensors of each role: bytes, bits per weight, and the error. That is the root mean
     square of the weights' change over that of the weights, weighted by importance if it is given,
@@ -186,9 +186,15 @@ def _model(checkpoint: Checkpoint, target: Path) -> Checkpoint | GgufModel:
     UnsupportedError: a GGUF file would have to become a folder, or GGUF cannot hold the model.
     """
     from pyflow.gguf_export import to_gguf
+    from pyflow.speculate.trained.naming import is_speculator
 
     is_gguf = checkpoint.format == "GGUF"
     if _is_gguf(target):
+        if not is_gguf and is_speculator(checkpoint):
+            raise UnsupportedError(
+                f"{checkpoint.path}: GGUF has no form for speculators; give OUT the name of a "
+                f"folder, not {target.name}"
+            )
         return checkpoint if is_gguf else to_gguf(checkpoint)
     if is_gguf:
         raise UnsupportedError(
@@ -205,7 +211,12 @@ def _check_loads(checkpoint: Checkpoint, target: Path) -> None:
     """
     from pyflow.engine.model_files import ModelFiles
     from pyflow.specs import build_spec
+    from pyflow.speculate.trained.files import read_config
+    from pyflow.speculate.trained.naming import is_speculator
 
+    if is_speculator(checkpoint):
+        read_config(checkpoint.path.parent)
+        return
     build_spec(checkpoint)
     try:
         ModelFiles(checkpoint.path)
@@ -235,9 +246,11 @@ def _convert(
     from pyflow.quant.convert import convert
     from pyflow.quant.folder import convert_folder
     from pyflow.specs import describe, naming
+    from pyflow.speculate.trained.naming import is_speculator, naming_of
 
     if isinstance(model, GgufModel):
         return model.write(target, recipe, options)
     if model.format == "GGUF":
         return convert(model.path, target, recipe, options)
-    return convert_folder(model, target, recipe, naming(describe(model)), options)
+    names = naming_of(model) if is_speculator(model) else naming(describe(model))
+    return convert_folder(model, target, recipe, names, options)
