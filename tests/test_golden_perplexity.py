@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,3 +90,11 @@ def test_one_chunk_scores_bitwise_the_same_on_every_table(
     for isa in SIMD_TABLES:
         vector = measure(case, isa, regime, 1)
         assert (vector.ppl, vector.stderr) == (scalar.ppl, scalar.stderr)
+
+
+@pytest.mark.accept
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="tiles are emulated on x86-64 alone")
+def test_prompts_by_tiles_score_one_chunk_as_decoding_does(measure: Measure) -> None:
+    tiles = measure(SMOLLM2, "amx_emulated", "prefill", 1)
+    assert tiles.ppl == pytest.approx(SMOLLM2.cumulative[0], rel=0.03)
+    assert tiles.ppl == pytest.approx(measure(SMOLLM2, "", "decode", 1).ppl, rel=SHORT_TOLERANCE)

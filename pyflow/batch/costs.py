@@ -26,6 +26,10 @@ class BatchCosts:
         """
         return self._of_rows(max(1, n_rows), n_read) + self.per_cell * n_seen
 
+    def apart(self, n_read: int) -> int:
+        """How many rows of prompts take a pass of their own: all or none."""
+        return 0 if self.prompts is None else n_read
+
     def observe(self, n_rows: int, n_seen: int, seconds: float, *, n_read: int = 0) -> None:
         """A step took so long."""
         of_rows = self._of_rows(n_rows, n_read)

@@ -246,6 +246,7 @@ class LocalRunner(Closing):
             [text.root(self.n_ctx) for text in roots],
             [*roots[0].span.stops],
             n_others,
+            n_apart=self.costs.apart(n_read),
         )
         begin = self._clock()
         found = plan.run(entries)

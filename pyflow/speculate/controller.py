@@ -134,7 +134,7 @@ class Controller:
     def choose(self, drafts: Sequence[tuple[str, DraftTree]], n_others: int = 0) -> list[DraftTree]:
         """What to run of one step's drafts, a method and its tree for each sequence.
 
-        n_others: rows that the step has besides.
+        n_others: rows that their pass over the weights has besides.
         """
         self._acceptance.step()
         if self.fixed:
@@ -151,10 +151,10 @@ class Controller:
         # Paths grow less likely with every node, so a prefix of this order is a set of trees.
         candidates.sort()
         tokens = float(len(drafts))
-        best_rate, best_n = self.MARGIN * tokens / self.costs.ratio(n_rows), 0
+        best_rate, best_n = self.MARGIN * tokens / self._cost(n_rows), 0
         for n, (p, _, _) in enumerate(candidates, 1):
             tokens -= p
-            rate = tokens / self.costs.ratio(n_rows + n)
+            rate = tokens / self._cost(n_rows + n)
             if rate > best_rate:
                 best_rate, best_n = rate, n
         nodes: list[list[int]] = [[] for _ in drafts]
@@ -164,6 +164,10 @@ class Controller:
             tree if fixed[i] else tree.select(sorted(nodes[i]))
             for i, (_, tree) in enumerate(drafts)
         ]
+
+    def _cost(self, n_rows: int) -> float:
+        """In steps of one row. Rows beyond those that are told apart are not free."""
+        return self.costs.ratio(n_rows) * max(1.0, n_rows / self.costs.MOST_ROWS)
 
     def path_probabilities(self, method: str, tree: DraftTree) -> list[float]:
         """Per node, how likely it is that it and all before it are right."""

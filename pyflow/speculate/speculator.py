@@ -148,20 +148,32 @@ class Speculator(Closing):
         return sequence.stats
 
     def plan(
-        self, context: Context, roots: Sequence[Root], stops: Sequence[int], n_others: int = 0
+        self,
+        context: Context,
+        roots: Sequence[Root],
+        stops: Sequence[int],
+        n_others: int = 0,
+        *,
+        n_apart: int = 0,
     ) -> Plan:
         """Drafts for the next step of these sequences, to be run by `Plan.run`. Raises DraftError.
 
         stops: nothing is accepted after one of these. n_others: rows of other entries of the step.
+        n_apart: so many of those take a pass of their own, which costs the same with any drafts.
         """
         try:
-            return self._plan(context, roots, stops, n_others)
+            return self._plan(context, roots, stops, n_others, n_apart)
         except BaseException:
             context.abort()  # what a drafter may have run
             raise
 
     def _plan(
-        self, context: Context, roots: Sequence[Root], stops: Sequence[int], n_others: int
+        self,
+        context: Context,
+        roots: Sequence[Root],
+        stops: Sequence[int],
+        n_others: int,
+        n_apart: int,
     ) -> Plan:
         begin = time.monotonic()
         # A plain step that is only made to be measured needs no drafts.
@@ -169,7 +181,8 @@ class Speculator(Closing):
         drafted = [_NOTHING] * len(roots)
         if not measures:
             drafted = self._draft(context, roots, n_others)
-        ran = self.controller.choose([(self._name(d), d.tree) for d in drafted], n_others)
+        drafts = [(self._name(d), d.tree) for d in drafted]
+        ran = self.controller.choose(drafts, n_others - n_apart)
         if any(
             d.tree.features is not None and not len(t) for d, t in zip(drafted, ran, strict=True)
         ):

@@ -93,11 +93,8 @@ def test_any_cut_of_a_text_gives_the_same_bits(
         with model.context(160, n_batch=n_batch) as context:
             found.append(context.forward(tokens, logits="all", regime=regime))
     monkeypatch.setattr(_core, "ThreadPool", partial(_core.ThreadPool, adapts=False))
-    for n_threads in (1, 3):
-        with (
-            pyflow.load(path, n_threads=n_threads, quantize="q8_0") as alike,
-            alike.context(160, n_batch=75) as context,
-        ):
+    for n in (1, 3):
+        with pyflow.load(path, n_threads=n, quantize="q8_0") as m, m.context(160) as context:
             found.append(context.forward(tokens, logits="all", regime=regime))
     assert all(same(each, found[0]) for each in found)
     other: Regime = "decode" if regime == "prefill" else "prefill"
@@ -211,6 +208,32 @@ def test_load_changes_no_bit(
         assert a.pooled is None or same(a.pooled, b.pooled)
     if drafts is not None:
         drafts.close()
+
+
+def test_drafts_are_not_weighed_against_prompts_beside_them(
+    model: pyflow.Model, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows take a pass of their own, which costs the same whatever is drafted."""
+    views = [View(text(n)) for n in (3, 150)]
+    asked = [Request(view=view, sampling=sampling, limit=200, n_predict=12) for view in views]
+    others, weighed = [0], [0]
+    with speculator(model, Speculation(method="lookup")) as drafts:
+        plan, choose = drafts.plan, drafts.controller.choose
+
+        def planned(*args: Any, **rest: Any) -> Any:
+            others.append(args[3])
+            return plan(*args, **rest)
+
+        def chosen(drafted: Any, n: int) -> Any:
+            weighed.append(n)
+            return choose(drafted, n)
+
+        monkeypatch.setattr(drafts, "plan", planned)
+        monkeypatch.setattr(drafts.controller, "choose", chosen)
+        context = model.context(400, n_seq_max=4, n_batch=32)
+        with LocalRunner(context, drafts, n_parallel=2) as runner:
+            answered(runner, model, asked)
+    assert max(others) > 16 > max(weighed) == 0
 
 
 def test_an_answer_that_is_given_again_is_read_as_a_prompt(

@@ -75,3 +75,12 @@ def test_a_method_is_known_by_what_it_has_brought_with_its_drafting() -> None:
     for _ in range(60):
         controller.spent("heads", 0.5)
     assert controller.usual("heads") < 1
+
+
+def test_rows_beside_many_others_are_not_free() -> None:
+    """Rows beyond those that are told apart cost what a row costs."""
+    controller = Controller(known({n: n / 1000 for n in (1, 4, 16, 64, 256)}))
+    draft = DraftTree([1, 2], [-1, 0], scores=[0.1, 0.1])
+    for n_others in (0, 2 * StepCosts.MOST_ROWS):
+        chosen = controller.choose([("any", draft)] * 300, n_others)
+        assert not any(map(len, chosen))
