@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.target import Name
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import on_interrupt, stages
-from pyflow.cli.terminal.signals import ENDING
+from pyflow.cli.terminal.signals import ENDING, EndedError
 from pyflow.errors import CancelledError
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ def command(
 
     texts = [_text(path) for path in dict.fromkeys(files)]
     wanted: list[bool] = []
-    with run.load() as loaded, stages() as tell, _stoppable(wanted), _threads(loaded.n_threads):
+    ends = on_interrupt(lambda: wanted.append(True), ENDING)
+    with run.load() as loaded, stages() as tell, ends as came, _threads(loaded.n_threads):
         training = Training(
             loaded,
             texts,
@@ -178,7 +180,7 @@ def command(
             figures = training.run()
         except CancelledError as error:
             click.echo(f"{target}: {error}", err=True)
-            raise KeyboardInterrupt from None
+            raise _interruption(came[0]) from None
     if as_json:
         print_json(figures)
     else:
@@ -186,11 +188,8 @@ def command(
             click.echo(line)
 
 
-@contextmanager
-def _stoppable(wanted: list[bool]) -> Iterator[None]:
-    """The first Ctrl-C, and SIGTERM, fill the list."""
-    with on_interrupt(lambda: wanted.append(True), ENDING):
-        yield
+def _interruption(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else EndedError(number)
 
 
 @contextmanager

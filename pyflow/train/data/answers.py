@@ -144,7 +144,7 @@ class AnswerFiles:
     def _read(self) -> int:
         """Reads the records that are whole; returns where they end."""
         raw = self._paths[0].read_bytes()
-        rest = [path.read_bytes() if path.exists() else b"" for path in self._paths[1:]]
+        rest = [_bytes_of(path) for path in self._paths[1:]]
         at = 0
         while at + _HEADER.size <= len(raw):
             mark, number, n_prompt, n_drawn, temperature, total = _HEADER.unpack_from(raw, at)
@@ -153,10 +153,10 @@ class AnswerFiles:
                 break
             tokens = np.frombuffer(raw, "<i4", n_prompt + n_drawn, at + _HEADER.size)
             first, size = 2 * self._n_embd * self._n_hidden, 2 * self._n_embd * n_drawn
-            hidden = memoryview(rest[0])[first : first + size]
+            hidden = rest[0][first : first + size]
             first = 4 * self._n_embd * self._n_features
             n_features = (n_prompt + n_drawn - 1) * self._has_features
-            features = memoryview(rest[1])[first : first + 4 * self._n_embd * n_features]
+            features = rest[1][first : first + 4 * self._n_embd * n_features]
             if _checksum(tokens.tobytes(), hidden, features) != total:
                 break
             self._remember(number, temperature, n_prompt, tokens.astype(np.int32))
@@ -167,6 +167,13 @@ class AnswerFiles:
         if not n:
             return np.empty((0, self._n_embd), dtype)
         return np.memmap(self._paths[file], dtype, "r", shape=(n, self._n_embd))
+
+
+def _bytes_of(path: Path) -> memoryview:
+    """A view into a file, which may be larger than memory."""
+    if not path.exists() or not path.stat().st_size:
+        return memoryview(b"")
+    return np.memmap(path, np.uint8, "r").data
 
 
 def _checksum(*parts: bytes | memoryview) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
-from pyflow.errors import PyflowError
+from pyflow.errors import PyflowError, ResourceError
 from pyflow.sampling import SamplingParams
 from pyflow.train.data.answers import TEXT, Answer
 from pyflow.train.data.prompts import prompts
@@ -30,7 +30,7 @@ MOST_PROMPT, MOST_NEW = 448, 160
 _TEXT_TOKENS = 384
 _TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 """By number: half of the answers are greedy, since most users' are, or nearly."""
-_BATCH = 512
+_BATCH = 704  # rows of a step: a token of each of 256 answers, and a prompt
 _CELLS = 320
 """Of a sequence on average, prompt and answer together."""
 
@@ -85,7 +85,13 @@ class Collector:
         """
         n_cells = max(self._n_parallel * _CELLS, self._most_prompt + self._n_new)
         n_cells = min(n_cells, self._model.spec.n_ctx_train * self._n_parallel)
-        with self._model.context(n_cells, n_seq_max=self._n_parallel, n_batch=_BATCH) as context:
+        try:
+            context = self._model.context(n_cells, n_seq_max=self._n_parallel, n_batch=_BATCH)
+        except ResourceError as error:
+            raise ResourceError(
+                f"{self._n_parallel} answers at once: {error}, or fewer --sequences"
+            ) from None
+        with context:
             yield from self._write(context, n_tokens, dict(there), first)
 
     def _write(

@@ -27,7 +27,7 @@ class Words:
         self._places = np.zeros(base.n_vocab, np.int64)
         self._places[used] = np.arange(len(used))
         rows = base.embedding.rows(used) * np.float32(scale)
-        self._rows = library().from_numpy(rows).to(head.device)
+        self._rows = library().from_numpy(rows).to(head.device, head.dtype)  # as products take it
 
     def __call__(self, tokens: NDArray[np.integer[Any]]) -> Tensor:
         """Of tokens (...,), -1 like any other: (..., n_embd)."""

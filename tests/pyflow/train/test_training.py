@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import pyflow
 from pyflow.cli import main
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.speculate.trained.files import load
+
+from .conftest import SETTINGS, TEXT
 
 Train = Callable[..., dict[str, Any]]
 
@@ -83,8 +86,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
 def test_a_training_that_is_killed_leaves_what_loads_and_goes_on(
     part: str, at: int, train: Train, tiny_path: Path, tmp_path: Path
 ) -> None:
-    from .conftest import SETTINGS, TEXT
-
     given = repr(([TEXT], SETTINGS | {"kind": "mlp"}))
     command = [sys.executable, "-c", KILLED, str(tiny_path), str(tmp_path / "out"), part, str(at)]
     done = subprocess.run(
@@ -125,6 +126,23 @@ def test_a_folder_with_files_and_other_settings_are_refused(train: Train, tmp_pa
         train(tmp_path / "out", "mlp")
     with pytest.raises(PyflowError, match=r"expected kind 'mlp' as before, found 'medusa'"):
         train(tmp_path / "out", "medusa", resume=True)
+
+
+@pytest.mark.usefixtures("train")
+def test_the_command_trains_and_tells_the_same_as_the_file(
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    given = ["-m", str(tiny_path), "-t", "1", "-f", str(tmp_path / "text")]
+    given += ["-o", str(tmp_path / "out"), "--kind", "medusa", "--heads", "2", "--json"]
+    given += ["--tokens", "200", "--text-tokens", "0", "--steps", "20", "--batch", "32"]
+    assert main(["train-speculator", *given]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures == json.loads((tmp_path / "out/training.json").read_text())
+    assert [each["step"] for each in figures["losses"]] == [0, 20]
+    assert len(figures["held_out"]["all"]["top1"]) == 2
+    assert main(["train-speculator", *given]) == 1
+    assert "--resume" in capsys.readouterr().err
 
 
 def test_without_torch_the_error_says_what_to_install(
