@@ -40,9 +40,14 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
         for field in self.__struct_fields__:
             mine, other = getattr(self, field), getattr(found, field)
             if mine != other:
+                what = (
+                    ""
+                    if field == "name"
+                    else f": {field} is {mine!r:.50} there, {other!r:.50} here"
+                )
                 raise UnsupportedError(
                     f"{where}: this speculator was trained for {self.name!r:.100}, the model is "
-                    f"{found.name!r:.100}: {field} is {mine!r:.100} there and {other!r:.100} here"
+                    f"{found.name!r:.100}{what}"
                 )
 
 

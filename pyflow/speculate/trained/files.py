@@ -87,6 +87,8 @@ def load(
     tensors = Tensors(checkpoint, _prefix(config, checkpoint), kangaroo.IGNORED)
     native = config.native(tensors, model.spec.n_embd, model.spec.n_vocab)
     stage = None
+    if exit_layer is not None and config.kind != "kangaroo":
+        raise UnsupportedError(f"{path}: an exit layer is for kangaroo, this is {config.kind}")
     if isinstance(config, KangarooConfig):
         exit_layer = _exit_layer(path, config, model, exit_layer)
         stage = config.adapter(tensors)
@@ -113,6 +115,8 @@ def _exit_layer(path: Path, config: KangarooConfig, model: LoadedModel, given: i
 def read_config(path: str | Path) -> Config:
     """config.json in a speculator's folder, or beside its weights. FormatError, UnsupportedError:
     it is none."""
+    if not Path(path).exists():
+        raise FormatError(f"{path}: expected a speculator's folder, found nothing there")
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     path = folder / "config.json"
     found = read_json(path, _Type, max_nbytes=_MAX_CONFIG)

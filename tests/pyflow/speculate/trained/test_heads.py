@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ import pyflow
 from pyflow import _core
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
 from pyflow.speculate.trained import files
+from pyflow.speculate.trained.base import Base
 
 from ...tiny_models import write_model
 from . import speculators as made
@@ -224,6 +226,23 @@ def test_speculators_that_do_not_fit_are_refused(
     assert type(info.value) is error
     for word in words:
         assert word in str(info.value)
+
+
+def test_a_speculator_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    base = write_model(
+        tmp_path / "base.gguf", n_layers=1, window=0, n_embd=N_EMBD, has_tokenizer=True
+    )
+    with pyflow.load(base, n_threads=1) as model:
+        d, n_vocab = model.spec.n_embd, model.spec.n_vocab
+        mine = msgspec.to_builtins(Base.of(model))
+        for change in ({}, {"name": "Other"}, {"tokenizer": "0"}, {"n_layers": 9}):
+            config = made.mlp_config(n_vocab, d, 32, 1, pyflow={"base": mine | change})
+            path = made.write(tmp_path / "s", config, made.mlp_tensors(n_vocab, d, 32, 1))
+            if not change:
+                assert files.load(path, model).kind == "mlp"
+                continue
+            with pytest.raises(UnsupportedError, match=str(next(iter(change.values())))):
+                files.load(path, model)
 
 
 @pytest.mark.parametrize("token_map", [[-1, 2], [3, 3], [4, 2], [95, 96], [0.5, 1.5], [[1, 2]], []])
