@@ -12,6 +12,9 @@ constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;
 // Groups that a compute unit needs to hide the latency of memory.
 constexpr int64_t kGroupsPerUnit = 8;
 
+// Groups that any device has along the second and the third axis.
+constexpr int64_t kMostGroups = 65'535;
+
 int32_t i32(int64_t x) { return static_cast<int32_t>(x); }
 int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
@@ -34,7 +37,7 @@ void Ops::run(Queue& queue, const std::string& name, const Grid& grid, const Arg
 void Ops::run_rows(Queue& queue, const char* kernel, int64_t n_rows, int64_t n,
                    Arguments arguments) {
   arguments.push_back(i32(n));
-  run(queue, kernel, {{blocks(n, 64), n_rows, 1}, 64}, arguments);
+  run(queue, kernel, {{n_rows, blocks(n, 64), 1}, 64}, arguments);
 }
 
 // The kernel for so many rows, and how many it takes at once.
@@ -69,7 +72,7 @@ void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_row
 
 void Ops::quantize(Queue& queue, FloatRows x, int64_t n_rows, int64_t k, DeviceBuffer& acts,
                    bool pairs) {
-  run(queue, "quantize", {{blocks(k, kActBlock), n_rows, 1}, 64},
+  run(queue, "quantize", {{n_rows, blocks(k, kActBlock), 1}, 64},
       joined({list(x), {i32(k), &acts, i32(pairs)}}));
 }
 
@@ -103,14 +106,14 @@ void Ops::gate(Queue& queue, Activation activation, FloatRows gate, FloatRows up
            joined({list(gate), list(up), {static_cast<int32_t>(activation)}}));
 }
 void Ops::rope(Queue& queue, FloatRows x, FloatRows cos_sin, const Rope& how, int64_t n_rows) {
-  run(queue, "rope", {{how.n_heads, n_rows, 1}, 64},
+  run(queue, "rope", {{n_rows, how.n_heads, 1}, 64},
       joined(
           {list(x), {i32(how.head_dim)}, list(cos_sin), {i32(how.n_pairs), i32(how.interleaved)}}));
 }
 
 void Ops::copy_heads(Queue& queue, FloatRows x, int64_t from_dim, FloatRows y, int64_t to_dim,
                      int64_t n_rows, int64_t n_heads) {
-  run(queue, "copy_heads", {{n_heads, n_rows, 1}, 64},
+  run(queue, "copy_heads", {{n_rows, n_heads, 1}, 64},
       joined({list(x), {i32(from_dim)}, list(y), {i32(to_dim)}}));
 }
 
@@ -133,7 +136,7 @@ void Ops::weighted_rows(Queue& queue, FloatRows x, const Weighted& of, int64_t n
 
 void Ops::store_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                      int64_t n_rows, FloatRows k) {
-  run(queue, "store_keys", {{blocks(cells.key_dim, 32), cells.n_kv_heads, n_rows}, 32},
+  run(queue, "store_keys", {{n_rows, blocks(cells.key_dim, 32), cells.n_kv_heads}, 32},
       joined({{cells.k, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
                i32(cells.key_dim), &slots},
               list(k)}));
@@ -141,14 +144,14 @@ void Ops::store_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer&
 void Ops::store_cells(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                       int64_t n_rows, FloatRows k, FloatRows v) {
   store_keys(queue, cells, slots, n_rows, k);
-  run(queue, "store_values", {{blocks(cells.value_dim, 32), cells.n_kv_heads, n_rows}, 32},
+  run(queue, "store_values", {{n_rows, blocks(cells.value_dim, 32), cells.n_kv_heads}, 32},
       joined({{cells.v, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
                i32(cells.value_dim), &slots},
               list(v)}));
 }
 void Ops::load_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,
                     int64_t n_rows, FloatRows k) {
-  run(queue, "load_keys", {{blocks(cells.key_dim, 32), cells.n_kv_heads, n_rows}, 32},
+  run(queue, "load_keys", {{n_rows, blocks(cells.key_dim, 32), cells.n_kv_heads}, 32},
       joined({{cells.k, i32(cells.type == CacheType::Q8_0), i32(cells.n_kv_heads),
                i32(cells.key_dim), &slots},
               list(k)}));
@@ -177,7 +180,8 @@ void Ops::attend(Queue& queue, const DeviceAttention& args) {
   const int64_t n_parts = std::max<int64_t>(1, by_spans ? args.most_spans : args.most_blocks);
   const auto row_nbytes =
       static_cast<size_t>(args.n_heads * n_parts * (cells.value_dim + 2)) * sizeof(float);
-  const auto step = static_cast<int64_t>(std::max<size_t>(1, args.scratch->nbytes() / row_nbytes));
+  const auto step = std::clamp<int64_t>(static_cast<int64_t>(args.scratch->nbytes() / row_nbytes),
+                                        1, kMostGroups);
   const Argument slopes = args.slopes ? Argument(args.slopes) : Argument(nullptr);
   for (int64_t row = 0; row < args.n_rows; row += step) {
     const int64_t n = std::min(step, args.n_rows - row);
