@@ -12,7 +12,8 @@
 //   queue->download(*buffer, 0, to, nbytes);
 //   queue->mark()->wait();
 //
-// Every call may throw DeviceError, which names the device, the call and the driver's answer. A
+// Every call may throw DeviceError, which names the device, the call and the driver's answer, or
+// ResourceError if memory is short: some drivers have it refused at the first use of a buffer. A
 // device and its programs serve all threads; a kernel and a queue serve one thread at a time.
 // Whatever a device made keeps it open.
 #pragma once

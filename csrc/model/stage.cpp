@@ -97,7 +97,7 @@ void Stage::pack(const std::function<void()>& poll) {
     for (int64_t i = 0; i < members(group); ++i) {
       poll();
       devices_.back().push_back(std::make_unique<DeviceStage>(
-          offload_, group, Membership{i, members(group)}, matrices, needs.back()));
+          offload_, group, Membership{i, members(group)}, matrices, needs.back(), poll));
     }
   }
   weights_.pack(*pool_, poll, [&](Home group, const PackedTensor& matrix, const uint8_t* tiles) {

@@ -61,7 +61,7 @@ py::dict probe_device(size_t number, const std::string& folder,
     const py::gil_scoped_release release;
     const auto device = open_device(number);
     free = device->free_memory();
-    const Compiled compiled = compile(device, formats, folder);
+    const Compiled compiled = compile(device, formats, folder, check_signals);
     check_signals();
     refusal = compiled.refusal;
     Ops ops(compiled);

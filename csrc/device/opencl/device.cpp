@@ -150,6 +150,9 @@ class OpenClDevice final : public Device {
 }  // namespace
 
 void Opened::fail(const std::string& tried, Int code) const {
+  if (code == kAllocationFailure || code == kOutOfHostMemory)  // some drivers allocate at first use
+    throw ResourceError(info.name + " (" + info.api + "): " + tried + ": out of memory, " +
+                        error_name(code) + "; choose fewer --gpu-layers, or a smaller context");
   throw DeviceError(info.name + " (" + info.api + "): " + tried + ": " + error_name(code));
 }
 

@@ -2,17 +2,26 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <mutex>
 #include <optional>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 namespace pyflow::device {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
+
+constexpr auto kPollPeriod = std::chrono::milliseconds(50);
 
 // FNV-1a: a byte that changes always changes the result.
 uint64_t hash(std::span<const uint8_t> bytes, uint64_t state = 0xcbf29ce484222325) {
@@ -79,7 +88,9 @@ std::string write(const std::filesystem::path& path, Header header, const Bytes&
   std::filesystem::create_directories(path.parent_path(), error);
   header.nbytes = bytes.size();
   header.checksum = hash(bytes);
-  const std::filesystem::path part = path.string() + "." + std::to_string(getpid());
+  static std::atomic<int> number = 0;  // threads may keep the same program at the same time
+  const std::filesystem::path part =
+      path.string() + "." + std::to_string(getpid()) + "." + std::to_string(++number);
   {
     std::ofstream file(part, std::ios::binary);
     file.write(reinterpret_cast<const char*>(&header), sizeof header);
@@ -96,9 +107,58 @@ std::string write(const std::filesystem::path& path, Header header, const Bytes&
          ": device programs cannot be kept here, and are compiled at each start";
 }
 
+// Drivers that compile for nobody any more. They must end before the process does.
+class Builds {
+ public:
+  static Builds& all() {
+    static Builds* builds = [] {
+      std::atexit([] { all().wait(); });
+      return new Builds();
+    }();
+    return *builds;
+  }
+  void add(int n) {
+    const std::lock_guard lock(mutex_);
+    n_ += n;
+    changed_.notify_all();
+  }
+
+ private:
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return n_ == 0; });
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int n_ = 0;
+};
+
+// On a thread of its own, since no driver can be interrupted.
+std::shared_ptr<const Program> build(const std::shared_ptr<Device>& device, const Source& source,
+                                     const Poll& poll) {
+  if (!poll) return device->build(source.text, source.options);
+  auto promise = std::make_shared<std::promise<std::shared_ptr<const Program>>>();
+  auto future = promise->get_future();
+  Builds::all().add(1);
+  std::thread([promise, source, on = device]() mutable {
+    try {
+      promise->set_value(on->build(source.text, source.options));
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+    promise.reset();
+    on.reset();
+    Builds::all().add(-1);
+  }).detach();
+  while (future.wait_for(kPollPeriod) != std::future_status::ready) poll();
+  return future.get();
+}
+
 }  // namespace
 
-Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder) {
+Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder,
+                 const Poll& poll) {
   Compiled compiled;
   const DeviceInfo& info = device->info();
   compiled.slices = slices_of(info);
@@ -113,7 +173,7 @@ Compiled compile(std::shared_ptr<Device> device, const Source& source, const std
     }
   }
   if (!compiled.program) {
-    compiled.program = device->build(source.text, source.options);
+    compiled.program = build(device, source, poll);
     if (!folder.empty()) compiled.refusal = write(path, header, compiled.program->binary());
   }
   compiled.device = std::move(device);
@@ -121,9 +181,9 @@ Compiled compile(std::shared_ptr<Device> device, const Source& source, const std
 }
 
 Compiled compile(std::shared_ptr<Device> device, std::span<const DType> formats,
-                 const std::string& folder) {
+                 const std::string& folder, const Poll& poll) {
   const Source source = program_source(device->info(), formats);
-  return compile(std::move(device), source, folder);
+  return compile(std::move(device), source, folder, poll);
 }
 
 }  // namespace pyflow::device

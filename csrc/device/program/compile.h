@@ -1,6 +1,7 @@
 // Programs from source, or from a folder that keeps what was compiled before.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,11 +21,16 @@ struct Compiled {
   std::string refusal;      // why the folder could not keep it, or nothing
 };
 
+// Called at least each 50 ms while a driver compiles, which may take seconds. What it throws ends the
+// waiting; the driver goes on, and the end of the process waits for it.
+using Poll = std::function<void()>;
+
 // For weights of these formats. A file of `folder` is used only if source, options, device and
 // driver are those that it was made from, its checksum is right and the driver takes it; otherwise
 // it is written anew. An empty folder name keeps nothing. Throws DeviceError.
 Compiled compile(std::shared_ptr<Device> device, std::span<const DType> formats,
-                 const std::string& folder);
-Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder);
+                 const std::string& folder, const Poll& poll = nullptr);
+Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder,
+                 const Poll& poll = nullptr);
 
 }  // namespace pyflow::device

@@ -10,6 +10,8 @@
 namespace pyflow {
 namespace {
 
+constexpr int64_t kManyRows = 32;
+
 // Its heads of a layer.
 LayerKv share_of(LayerKv kv, const Membership& own) {
   kv.n_kv_heads = Cut{kv.n_kv_heads, 1}.rows_of(own.number, own.of).size();
@@ -80,7 +82,8 @@ void DeviceRun::run(std::span<const PlacedBlock* const> blocks) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     blocks[i]->block->record(*step_);
     step_->end_block();
-    if (i + 1 < blocks.size() && !blocks[i + 1]->first) continue;
+    // With many rows, blocks are long enough to wait for, and an interrupt waits for two of them.
+    if (i + 1 < blocks.size() && !blocks[i + 1]->first && step_->n_rows < kManyRows) continue;
     Marks marks = mark();
     step_->poll()();
     for (const auto& each : before_) each->wait(step_->poll());

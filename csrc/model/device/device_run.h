@@ -35,7 +35,7 @@ class DeviceRun {
   // A register from and to the host's memory, rows `stride` floats apart.
   void upload(size_t reg, const float* from);
   void download(size_t reg, float* to);
-  // Runs blocks; at most two layers of them are on the queues.
+  // Runs blocks; at most two layers of them are on the queues, or two blocks of many rows.
   void run(std::span<const PlacedBlock* const> blocks);
   // logits[i] for the listed rows of x, padded(n_vocab) floats apart; at most kHeadRows.
   void logits(std::span<const int32_t> rows, float* logits);

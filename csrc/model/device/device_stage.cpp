@@ -9,7 +9,8 @@
 namespace pyflow {
 
 DeviceStage::DeviceStage(const Offload& offload, Home group, Membership own,
-                         std::span<const NamedMatrix> matrices, const DeviceNeeds& needs)
+                         std::span<const NamedMatrix> matrices, const DeviceNeeds& needs,
+                         const std::function<void()>& poll)
     : group_(group),
       own_(own),
       device_(offload.groups[static_cast<size_t>(group)][static_cast<size_t>(own.number)]),
@@ -17,7 +18,7 @@ DeviceStage::DeviceStage(const Offload& offload, Home group, Membership own,
   std::set<DType> set;
   for (const NamedMatrix& w : matrices) set.insert(w.packed->dtype());
   const std::vector<DType> formats(set.begin(), set.end());
-  compiled_ = device::compile(device_, formats, offload.programs);
+  compiled_ = device::compile(device_, formats, offload.programs, poll);
   device::Ops ops(compiled_);
   fault_ = device::first_fault(ops, formats);
   if (!fault_.empty() && !offload.allow_inexact)

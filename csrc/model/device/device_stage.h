@@ -2,6 +2,7 @@
 // by the contexts of the stage.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,10 +31,12 @@ struct Offload {
 // One device of a group.
 class DeviceStage {
  public:
-  // Compiles the program and allocates the weights' memory. Throws ResourceError, and
-  // UnsupportedError for a device without the bits of the CPU, unless that is allowed.
+  // Compiles the program and allocates the weights' memory. Throws ResourceError, what `poll` throws
+  // meanwhile, and UnsupportedError for a device without the bits of the CPU, unless that is
+  // allowed.
   DeviceStage(const Offload& offload, Home group, Membership own,
-              std::span<const NamedMatrix> matrices, const DeviceNeeds& needs);
+              std::span<const NamedMatrix> matrices, const DeviceNeeds& needs,
+              const std::function<void()>& poll);
   Home group() const { return group_; }
   const Membership& own() const { return own_; }
   DeviceWeights& weights() { return weights_; }

@@ -80,8 +80,16 @@ size_t DeviceWeights::nbytes(const device::DeviceInfo& info, Membership own,
 
 void DeviceWeights::place(std::span<const NamedMatrix> matrices, const DeviceNeeds& needs) {
   const Layout layout = laid_out(device_->info(), own_, matrices, needs);
-  for (const Allocation& each : layout.allocations)
+  for (const Allocation& each : layout.allocations) {
     memory_.push_back(device_->allocate(each.nbytes, each.what().c_str()));
+    try {  // some drivers have memory, or have it refused, when it is first used
+      queue_->fill(*memory_.back(), 0, std::min<size_t>(each.nbytes, kTileRows), 0);
+      queue_->finish();
+    } catch (const ResourceError& error) {
+      throw ResourceError(std::string(error.what()) + "; found when " + grouped(each.nbytes) +
+                          " bytes for " + each.what() + " were used");
+    }
+  }
   for (const auto& [name, matrix] : matrices) matrices_[matrix];  // a member may have none of it
   for (const Place& at : layout.places) {
     const PackedTensor& w = *at.matrix;

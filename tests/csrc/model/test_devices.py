@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,18 @@ def test_a_step_on_a_device_can_be_stopped(tmp_path: Path, there: _core.Offload)
         done.set()
         thread.join()
     assert np.array_equal(run(of, [N]), expected)
+
+
+def test_contexts_of_two_threads_share_a_stage_of_both_kinds(
+    tmp_path: Path, there: _core.Offload
+) -> None:
+    spec, file = built("everything", tmp_path)
+    mixed = stage(file, spec, there, range(0, spec.n_layers, 2))
+    sizes = [9, 1, 1, 23]
+    expected = run(context(_core.Stage(file, spec.stage(), POOL)), sizes)
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(lambda of: run(of, sizes), [context(mixed), context(mixed)]))
+    assert all(np.array_equal(each, expected) for each in found)
 
 
 def test_what_sees_inputs_of_weights_wants_all_layers_on_the_cpu(

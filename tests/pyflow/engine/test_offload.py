@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,34 +36,41 @@ GPU = Device(
 CPU = replace(GPU, number=0, name="Some CPU", kind="cpu")
 
 
-@pytest.mark.model
-def test_texts_are_those_of_the_cpu(model_path: Callable[[str], Path], device: int) -> None:
-    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=2, device=str(device)), n=6)
+def test_texts_are_those_of_the_cpu(tmp_path: Path, devices: list[int]) -> None:
+    """On one device, and on several one after the other, side by side, and both."""
+    assert len(devices) == 4
+    path = write_model(tmp_path / "tiny.gguf", n_layers=4, window=24, has_tokenizer=True)
+    places = [pyflow.Offload(n_layers=3, device=names) for names in ("0", "0;1", "0&1", "0&1;2&3")]
+    check_texts(path, places, n=6)
 
 
 @pytest.mark.model
 @pytest.mark.accept
-@pytest.mark.parametrize("n_layers", [1, 15, None])
+@pytest.mark.parametrize("n_layers", [1, 15, "all"])
 def test_longer_texts_are_those_of_the_cpu(
-    model_path: Callable[[str], Path], device: int, n_layers: int | None
+    model_path: Callable[[str], Path], device: int, n_layers: Any
 ) -> None:
-    check_texts(model_path("smollm2"), pyflow.Offload(n_layers=n_layers, device=str(device)), n=32)
+    placed = pyflow.Offload(n_layers=n_layers, device=str(device))
+    check_texts(model_path("smollm2"), [placed], n=32)
 
 
-def check_texts(path: Path, placed: pyflow.Offload, n: int) -> None:
+def check_texts(path: Path, places: Sequence[pyflow.Offload], n: int) -> None:
     """Greedy and sampled, one and four at a time, with drafts and without."""
-    with pyflow.load(path, n_threads=2) as cpu, pyflow.load(path, offload=placed) as both:
-        for sampling in (
-            SamplingParams(temperature=0, n_logprobs=2),
-            SamplingParams(seed=3, n_logprobs=2),
-        ):
-            expected = cpu.generate(PROMPTS, n_predict=n, sampling=sampling)
-            together = both.generate(PROMPTS, n_predict=n, sampling=sampling)
-            for one, other in zip(expected, together, strict=True):
-                assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
-        with speculator(both, Speculation(method="auto", fixed=True)) as drafts:
-            drafted = both.generate(PROMPTS[2], n_predict=n, sampling=sampling, speculator=drafts)
-        assert (drafted.tokens, drafted.logprobs) == (expected[2].tokens, expected[2].logprobs)
+    kinds = [SamplingParams(temperature=0, n_logprobs=2), SamplingParams(seed=3, n_logprobs=2)]
+    with pyflow.load(path, n_threads=2) as cpu:
+        expected = [cpu.generate(PROMPTS, n_predict=n, sampling=kind) for kind in kinds]
+    for placed in places:
+        with pyflow.load(path, n_threads=2, offload=placed) as model:
+            for kind, texts in zip(kinds, expected, strict=True):
+                together = model.generate(PROMPTS, n_predict=n, sampling=kind)
+                for one, other in zip(texts, together, strict=True):
+                    assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs), placed
+            with speculator(model, Speculation(method="auto", fixed=True)) as drafts:
+                drafted = model.generate(
+                    PROMPTS[2], n_predict=n, sampling=kinds[1], speculator=drafts
+                )
+            alone = expected[1][2]
+            assert (drafted.tokens, drafted.logprobs) == (alone.tokens, alone.logprobs), placed
 
 
 @pytest.mark.model
@@ -220,21 +227,3 @@ def test_layers_go_to_groups_of_devices_by_their_memory(monkeypatch: pytest.Monk
     bounded = pyflow.Offload(n_layers=10, device="0;3", memory=40)
     assert offload.place(bounded, 10).available == (40, 30)
     assert offload.place(bounded, 10).counts == (6, 4)
-
-
-def test_any_groups_of_devices_write_the_text_of_the_cpu(
-    tmp_path: Path, devices: list[int]
-) -> None:
-    assert len(devices) == 4
-    path = write_model(tmp_path / "tiny.gguf", n_layers=4, window=24, has_tokenizer=True)
-    with pyflow.load(path, n_threads=1) as cpu:
-        expected = cpu.generate("the other", n_predict=8, sampling=SamplingParams(seed=3))
-    for names in "0;1", "0&1", "0&1;2&3":
-        there = pyflow.Offload(n_layers=3, device=names)
-        with pyflow.load(path, n_threads=1, offload=there) as model:
-            found = model.generate("the other", n_predict=8, sampling=SamplingParams(seed=3))
-            assert model.placed is not None
-            assert [device.number for device in model.placed.devices] == devices[
-                : len(names) // 2 + 1
-            ]
-        assert found.tokens == expected.tokens, names
