@@ -3,62 +3,60 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pyflow.errors import FormatError, PyflowError
 from pyflow.formats.replacing import replacing
+from pyflow.formats.side_files import read_json
 from pyflow.train.data.answers import Stored
 
 _VERSION = 1
+_MOST_NBYTES = 16 << 20
 
 
-class Plan:
-    """A JSON file that is written anew with each decision.
+class Plan(msgspec.Struct, kw_only=True):
+    """A JSON file that is written anew with each decision."""
 
-    `answers`: of each round that is collected, the number after its last answer. `n_texts`: pieces
-    of the given texts; None: not read yet.
+    about: dict[str, Any]
+    """Settings, base and texts, which stay the same."""
+    version: int = _VERSION
+    n_texts: int | None = None
+    """Pieces of the given texts; None: not read yet."""
+    answers: list[int] = []
+    """Of each round that is collected, the number after its last answer."""
+    token_map: list[int] = []
+    n_steps: int = 0
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as file:
+            file.write(msgspec.json.encode(self))
+
+
+def read_plan(path: Path, about: dict[str, Any], n_vocab: int) -> Plan:
+    """The plan of a training that was stopped.
+
+    PyflowError: there is none, or it was made for other settings, which it names. FormatError.
     """
-
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        """about: settings, base and texts, which must stay the same."""
-        self._path, self.about = path, about
-        self.n_texts: int | None = None
-        self.answers: list[int] = []
-        self.token_map: list[int] = []
-        self.n_steps = 0
-
-    def save(self) -> None:
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        with replacing(self._path) as file:
-            file.write(json.dumps({"version": _VERSION, "about": self.about, **fields}).encode())
-
-    @classmethod
-    def read(cls, path: Path, about: dict[str, Any]) -> Plan:
-        """PyflowError: the plan was made for other settings, which it names."""
-        try:
-            found = json.loads(path.read_bytes())
-            plan = cls(path, found["about"])
-            for name in _FIELDS:
-                setattr(plan, name, found[name])
-        except FileNotFoundError:
-            raise PyflowError(
-                f"{path.parent.parent}: expected a training that was stopped, found none; leave "
-                "--resume out"
-            ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"{path}: expected the plan of a training: {error}") from None
-        for key, value in about.items():
-            _check_same(path, key, plan.about.get(key), value)
-        return plan
-
-
-_FIELDS = ("n_texts", "answers", "token_map", "n_steps")
+    if not path.exists():
+        raise PyflowError(
+            f"{path.parent.parent}: expected a training that was stopped, found none; leave "
+            "--resume out"
+        )
+    plan = read_json(path, Plan, max_nbytes=_MOST_NBYTES)
+    if plan.version != _VERSION:
+        raise FormatError(f"{path}: expected version {_VERSION}, found {plan.version}")
+    for key, value in about.items():
+        _check_same(path, key, plan.about.get(key), value)
+    ids = np.array(plan.token_map, np.int64)
+    if ids.size and (ids[0] < 0 or ids[-1] >= n_vocab or (np.diff(ids) <= 0).any()):
+        raise FormatError(f"{path}: token_map: expected ascending tokens below {n_vocab}")
+    return plan
 
 
 def _check_same(path: Path, key: str, before: Any, now: Any) -> None:

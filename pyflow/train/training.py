@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from pyflow import formats
@@ -35,9 +36,9 @@ from pyflow.train.kinds.kangaroo import Kangaroo
 from pyflow.train.kinds.mlp import Mlp, with_gains
 from pyflow.train.library import Floats, library, product_type
 from pyflow.train.measure import acceptance
-from pyflow.train.plan import Plan, draft_vocabulary, first_answers, texts_hash
+from pyflow.train.plan import Plan, draft_vocabulary, first_answers, read_plan, texts_hash
 from pyflow.train.settings import Settings, kind_of, n_rounds, token_nbytes
-from pyflow.train.trainer import Trainer
+from pyflow.train.trainer import Check, Facts, Trainer
 
 if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
@@ -46,6 +47,7 @@ Tell = Callable[[str, int, int, str], None]
 """What is done, how much of how much, and a note."""
 
 FIGURES, WORK = "training.json", "training"
+_PLAN, _STATE = "plan.json", "state.safetensors"
 # One answer of so many, the fifth first; the number has no factor in common with the temperatures'.
 _HELD_OUT, _FIRST_HELD_OUT = 21, 5
 _LOSS_PLACES, _MEASURED_PLACES = 4096, 8192
@@ -85,18 +87,17 @@ class Training:
             "texts": texts_hash(texts),
         }
         if resume:
-            self._plan = Plan.read(self._work / "plan.json", about)
+            self._plan = read_plan(self._work / _PLAN, about, model.spec.n_vocab)
         else:
             if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
                 raise PyflowError(
                     f"{folder}: is there already; give another name, or --resume to go on"
                 )
             self._work.mkdir(parents=True, exist_ok=True)
-            self._plan = Plan(self._work / "plan.json", about)
-            self._plan.save()
+            self._plan = Plan(about=about)
+            self._keep_plan()
         self._begin = time.monotonic()
-        self._step = 0
-        self._facts: dict[str, Any] = {"best": None, "best_step": 0, "bad": 0, "history": []}
+        self._facts = Facts()
         self._rounds = n_rounds(self.settings, model.spec.n_embd)
 
     def run(self) -> dict[str, Any]:
@@ -118,6 +119,9 @@ class Training:
             figures = self._figures()
         shutil.rmtree(self._work)
         return figures
+
+    def _keep_plan(self) -> None:
+        self._plan.save(self._work / _PLAN)
 
     # ---- answers
 
@@ -144,7 +148,7 @@ class Training:
             pieces = self._collector().texts(self._texts, wanted, len(files.answers))
             self._keep("reading texts", pieces, lambda _: files, wanted, files.n_tokens)
             self._plan.n_texts = len(files.answers)
-            self._plan.save()
+            self._keep_plan()
 
     def _collect(self, files: AnswerFiles, number: int) -> None:
         """Writes the answers of a round, up to what is there already."""
@@ -169,7 +173,7 @@ class Training:
             )
         end = first_answers(both, wanted, first) if in_time else max(a.number for a in both) + 1
         self._plan.answers.append(end)
-        self._plan.save()
+        self._keep_plan()
 
     def _keep(
         self,
@@ -211,29 +215,28 @@ class Training:
         """
         settings, base = self.settings, self._base
         own = self._own(files, 0)
-        if not self._plan.token_map:
+        state = self._work / _STATE
+        if not state.exists():
             size = settings["draft_vocab"]
-            token_map, self._facts["covered"] = draft_vocabulary(own, base.n_vocab, size)
+            token_map, self._facts.covered = draft_vocabulary(own, base.n_vocab, size)
             self._plan.token_map = token_map.tolist()
-            self._facts["n_tokens"] = sum(len(answer.drawn) for answer in own)
+            self._facts.n_tokens = sum(len(answer.drawn) for answer in own)
         device = settings["device"]
         token_map = np.array(self._plan.token_map, np.int32)
         self._head = Head(base, token_map, device, product_type(device))
         self._scale = 1 / base.embedding.rms() if settings["kind"] == "mlp" else 1.0
         self.kind = kind_of(settings, self._model.spec, base, self._scale)
         self._trainer = self._new_trainer(self._initial(files, own))
-        state = self._work / "state.safetensors"
         if state.exists():
             self._facts = self._trainer.restore(state)
-            self._step = self._facts["step"]
         kept = _up_to(self._own(self._held_out, 0), _LOSS_PLACES)
         self._check = self._feed(self._held_out, kept)
         n_text = self._text_batches(texts)
         if not self._plan.n_steps:
             self._plan.n_steps = self._count_steps(files, own, n_text)
-        self._plan.save()
+        self._keep_plan()
         write_config(self._folder, self.kind, base, len(token_map))
-        if not self._facts["history"]:
+        if not self._facts.history:
             self._evaluate()
         return min(n_text, self._plan.n_steps // 2)
 
@@ -296,20 +299,20 @@ class Training:
 
     def _learn(self, files: AnswerFiles, answers: Sequence[Stored], part: int, end: int) -> None:
         """Steps over some answers up to the step `end`. part: 0 is the texts."""
-        if self._step >= end or not answers or self._is_over():
+        if self._facts.step >= end or not answers or self._is_over():
             return
         feed = self._feed(files, answers)
-        begin = self._facts.setdefault("begins", {}).setdefault(str(part), self._step)
+        begin = self._facts.begins.setdefault(str(part), self._facts.step)
         n_steps, epoch, order = self._plan.n_steps, -1, np.empty(0, np.int64)
-        while self._step < end and not self._is_over():
-            at, i = divmod(self._step - begin, feed.n_batches)
+        while self._facts.step < end and not self._is_over():
+            at, i = divmod(self._facts.step - begin, feed.n_batches)
             if at != epoch:
                 epoch, order = at, feed.order(self.settings["seed"], 1000 * part + at)
-            losses = self._trainer.step(feed.nth(order, i), self._step, n_steps)
-            self._step += 1
+            losses = self._trainer.step(feed.nth(order, i), self._facts.step, n_steps)
+            self._facts.step += 1
             note = " ".join(f"{float(loss):.2f}" for loss in losses)
-            self._tell("training", self._step, n_steps, f"loss {note}")
-            if self._step % self._interval() == 0 or self._step == n_steps:
+            self._tell("training", self._facts.step, n_steps, f"loss {note}")
+            if self._facts.step % self._interval() == 0 or self._facts.step == n_steps:
                 self._evaluate()
             self._check_stop()
 
@@ -317,7 +320,7 @@ class Training:
         return max(_LEAST_INTERVAL, self._plan.n_steps // _N_CHECKS)
 
     def _is_over(self) -> bool:
-        return bool(self._facts["bad"] >= _PATIENCE)
+        return self._facts.bad >= _PATIENCE
 
     def _evaluate(self) -> None:
         """The held-out loss; keeps the parameters if it is the best one, and the state."""
@@ -328,18 +331,17 @@ class Training:
             total += len(items) * self._trainer.losses(feed.batch(items)).cpu().numpy()
             n += len(items)
         losses = [round(float(loss), 5) for loss in total / n]
-        facts["history"].append({"step": self._step, "losses": losses})
-        if facts["best"] is None or sum(losses) < facts["best"]:
-            facts |= {"best": sum(losses), "best_step": self._step, "bad": 0}
+        facts.history.append(Check(step=facts.step, losses=losses))
+        if facts.best is None or sum(losses) < facts.best:
+            facts.best, facts.best_step, facts.bad = sum(losses), facts.step, 0
             values, token_map = self._trainer.values(), np.array(self._plan.token_map, np.int32)
             write_weights(self._folder, self.kind, values, token_map)
         else:
-            facts["bad"] += 1
+            facts.bad += 1
         self._save()
 
     def _save(self) -> None:
-        self._facts["step"] = self._step
-        self._trainer.save(self._work / "state.safetensors", self._facts)
+        self._trainer.save(self._work / _STATE, self._facts)
 
     def _check_stop(self) -> None:
         if self._stop():
@@ -367,11 +369,11 @@ class Training:
             "base": self._base.facts,
             "n_parameters": sum(p.numel() for p in parameters.values()),
             "draft_vocab": len(self._plan.token_map),
-            "covered": round(facts["covered"], 4),
-            "n_tokens": facts["n_tokens"],
-            "n_steps": self._step,
-            "best_step": facts["best_step"],
-            "losses": facts["history"],
+            "covered": round(facts.covered, 4),
+            "n_tokens": facts.n_tokens,
+            "n_steps": self._facts.step,
+            "best_step": facts.best_step,
+            "losses": msgspec.to_builtins(facts.history),
             "held_out": acceptance(self.kind, parameters, self._head, feed, words, chosen),
             "seconds": round(time.monotonic() - self._begin, 1),
         }

@@ -15,7 +15,7 @@ import pytest
 
 import pyflow
 from pyflow.cli import main
-from pyflow.errors import CancelledError, PyflowError
+from pyflow.errors import CancelledError, FormatError, PyflowError
 from pyflow.speculate.trained.files import load
 
 from .conftest import SETTINGS, TEXT
@@ -158,3 +158,25 @@ def test_without_torch_the_error_says_what_to_install(
     assert code == 3
     assert "pip install 'pyflow-llm[train]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_plan_or_state_is_told(train: Train, tmp_path: Path) -> None:
+    left = [40]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    with pytest.raises(CancelledError):
+        train(tmp_path / "out", "medusa", stop=stop)
+    work = tmp_path / "out/training"
+    plan, state = (work / "plan.json").read_bytes(), (work / "state.safetensors").read_bytes()
+    for raw in (b"{}", plan[:-9], plan.replace(b'"token_map":[', b'"token_map":[99999999,')):
+        (work / "plan.json").write_bytes(raw)
+        with pytest.raises(FormatError, match=r"plan\.json"):
+            train(tmp_path / "out", "medusa", resume=True)
+    (work / "plan.json").write_bytes(plan)
+    for raw in (state[:-9], state.replace(b'step\\":', b'step\\":-.')):
+        (work / "state.safetensors").write_bytes(raw)
+        with pytest.raises(FormatError, match=r"state\.safetensors"):
+            train(tmp_path / "out", "medusa", resume=True)
