@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ from msgspec import structs
 from pyflow.cli.options import model, ranks
 from pyflow.cli.options.finite import Finite
 from pyflow.cli.options.groups import grouped, option, output
-from pyflow.cli.options.pipeline_run import drafting_models
+from pyflow.cli.options.pipeline_run import device_of_rank, drafting_models
 from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.speculation import check_layers, draft_layers, draft_models_option
@@ -133,6 +134,7 @@ def _survey(run: RunOptions, drafting: _Drafting) -> tuple[Survey | None, Drafts
         pool=pool,
         drafters=drafters,
         drafts=models if among.rank in drafters else None,
+        open_device=partial(device_of_rank, drafts=among.rank in drafters, allow_inexact=False),
         n_ctx=run.n_ctx,
         cache_type=run.cache_type,
     )
@@ -177,7 +179,7 @@ def _tables(
         [
             str(profile.rank),
             profile.host,
-            hello.isa,
+            hello.device or hello.isa,
             *(f"{profile.layer_ms[n - 1]:.3f}" for n in _SHOWN),
             f"{profile.head_ms:.2f}",
             f"{read / _GIGA:.1f} GB/s",
@@ -235,6 +237,7 @@ def _as_json(
                 "version": hello.version,
                 "model": hello.model,
                 "isa": hello.isa,
+                "device": hello.device,
             }
             for profile, read, hello in zip(found.pipeline.ranks, reads, found.hellos, strict=True)
         ],

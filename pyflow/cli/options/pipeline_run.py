@@ -121,15 +121,8 @@ class PipelineRun:
 
     def open_device(self, checkpoint: Checkpoint) -> StageDevice | None:
         """The device that the file of hosts, or --gpu-rank, gives to this rank's layers."""
-        from pyflow.engine.offload import for_stage
-
-        if not (gpu := of_process().gpu):
-            return None
-        if self.world is not None and self.world.rank in self.drafters:
-            raise UnsupportedError(
-                f"gpu {gpu!r}: rank {self.world.rank} only drafts, and draft models run on the CPU"
-            )
-        return for_stage(gpu, checkpoint, allow_inexact=self.allow_inexact)
+        drafts = self.world is not None and self.world.rank in self.drafters
+        return device_of_rank(checkpoint, drafts=drafts, allow_inexact=self.allow_inexact)
 
     def _check_layers(self, files: ModelFiles) -> None:
         """UsageError: --layers does not fit the model, the stages or the ranks."""
@@ -241,6 +234,22 @@ class PipelineRun:
                 ],
             }
         return found
+
+
+def device_of_rank(
+    checkpoint: Checkpoint, *, drafts: bool, allow_inexact: bool
+) -> StageDevice | None:
+    """The device that the supervisor has for this rank's layers. drafts: it holds none.
+
+    Raises like `for_stage`.
+    """
+    from pyflow.engine.offload import for_stage
+
+    if not (gpu := of_process().gpu):
+        return None
+    if drafts:
+        raise UnsupportedError(f"gpu {gpu!r}: this rank only drafts, and drafts come from the CPU")
+    return for_stage(gpu, checkpoint, allow_inexact=allow_inexact)
 
 
 @contextmanager

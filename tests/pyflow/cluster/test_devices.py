@@ -104,6 +104,24 @@ def test_an_inexact_device_needs_a_flag_is_told_and_is_mixed_with_none(
     assert re.search(r"rank 1 .*: arithmetic: expected exact, found gpu", done.stderr)
 
 
+def test_a_check_measures_ranks_on_their_devices(
+    tiny_path: Path, mpiexec: str, device: int
+) -> None:
+    assert mpiexec
+    command = [*PYFLOW, "cluster", "check", "-n", "2", "--gpu-rank", f"1={device}", "-t", "1"]
+    done = subprocess.run(
+        [*command, "-m", str(tiny_path), "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    on_cpu, on_device = json.loads(done.stdout)["ranks"]
+    assert on_cpu["device"] == ""
+    assert on_device["device"].startswith(f"gpu {device} (")
+
+
 def test_a_command_line_names_ranks_that_are_there(pyflow: Pyflow) -> None:
     for given, said in (
         (["-n", "2", "--gpu-rank", "2=0"], "--gpu-rank: expected ranks 0 to 1, found 2"),
