@@ -132,7 +132,32 @@ class SelfTest {
     first(check(
         "scale", [&](float* a) { law_.scale(a, 0.37f, n * rows); },
         [&](FloatRows a) { ops_.scale(*queue_, a, 0.37f, rows, n); }));
+    first(chosen_rows(x, y));
     return fault;
+  }
+
+  // What experts need: rows of y that three rows of x choose, two each, and their weighted sums.
+  std::string chosen_rows(const Floats& x, const Floats& y) {
+    const size_t n = x.size() / 3;
+    const auto width = static_cast<int64_t>(n);
+    const std::vector<int32_t> chosen = {2, 0, 1, 1, 0, 2};
+    const Floats w = random_.numbers(9, 2.0f);
+    const Held ys = upload(y), rows = upload(chosen), weights = upload(w);
+    Floats taken = x, summed = x;
+    for (size_t r = 0; r < 3; ++r) {
+      const auto row = [&](size_t i) { return y.data() + static_cast<size_t>(chosen[i]) * n; };
+      float* sum = std::copy_n(row(2 * r), n, summed.data() + r * n) - n;
+      std::copy_n(row(r), n, taken.data() + r * n);
+      law_.scale(sum, w[2 * r], width);
+      law_.add_scaled(sum, row(2 * r + 1), w[2 * r + 1], width);
+      law_.add_scaled(sum, y.data() + r * n, w[6 + r], width);
+    }
+    const FloatRows all = {ys.get(), 0, width}, places = {rows.get(), 0, 0};
+    const Ops::Weighted of = {all, places, {weights.get(), 0, 0}, 2, all, {weights.get(), 6, 0}};
+    const auto take = [&](FloatRows a) { ops_.take_rows(*queue_, all, places, a, 3, width); };
+    const auto add_up = [&](FloatRows a) { ops_.weighted_rows(*queue_, a, of, 3, width); };
+    auto fault = differing("take_rows", x, taken, after(x, 3, take));
+    return fault.empty() ? differing("weighted_rows", x, summed, after(x, 3, add_up)) : fault;
   }
 
   std::string norms() {

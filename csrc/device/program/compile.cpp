@@ -151,7 +151,9 @@ std::shared_ptr<const Program> build(const std::shared_ptr<Device>& device, cons
     on.reset();
     Builds::all().add(-1);
   }).detach();
-  while (future.wait_for(kPollPeriod) != std::future_status::ready) poll();
+  do {
+    poll();
+  } while (future.wait_for(kPollPeriod) != std::future_status::ready);
   return future.get();
 }
 

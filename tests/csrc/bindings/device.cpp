@@ -237,10 +237,13 @@ py::bytes round_trip(size_t number, const std::string& bytes) {
   return back;
 }
 
-// Whether a program came from the folder, and why the folder could not keep it.
+// Whether a program came from the folder, and why the folder could not keep it. stopped: throws
+// CancelledError while the driver compiles.
 std::pair<bool, std::string> compile_text(size_t number, const std::string& text,
-                                          const std::string& folder) {
-  const Compiled compiled = compile(open_device(number), Source{text, ""}, folder);
+                                          const std::string& folder, bool stopped) {
+  const Poll stop = [] { throw CancelledError("stopped"); };
+  const Compiled compiled =
+      compile(open_device(number), Source{text, ""}, folder, stopped ? stop : nullptr);
   compiled.program->kernel("answer");
   return {compiled.from_cache, compiled.refusal};
 }
@@ -273,7 +276,8 @@ void register_device(py::module_& m) {
       .def("attend", &DeviceOps::attend, py::arg("cells"), py::arg("q").noconvert(),
            py::arg("rows"), py::arg("n_heads"), py::arg("scale_softcap"),
            py::arg("slopes") = std::nullopt, py::arg("scratch_rows") = 4);
-  m.def("device_compile", &compile_text, py::arg("number"), py::arg("text"), py::arg("folder"));
+  m.def("device_compile", &compile_text, py::arg("number"), py::arg("text"), py::arg("folder"),
+        py::arg("stopped") = false);
   m.def("device_round_trip", &round_trip, py::arg("number"), py::arg("bytes"));
 }
 

@@ -191,7 +191,7 @@ class DeviceOps:
         scratch_rows: int = 4,
     ) -> Floats: ...
 
-def device_compile(number: int, text: str, folder: str) -> tuple[bool, str]:
+def device_compile(number: int, text: str, folder: str, stopped: bool = False) -> tuple[bool, str]:
     """Compiles a program with a kernel `answer`: whether it came from the folder, and why the
     folder could not keep it."""
 

@@ -11,7 +11,7 @@ import pyflow_testing
 import pytest
 
 from pyflow import _core
-from pyflow.errors import DeviceError
+from pyflow.errors import CancelledError, DeviceError
 
 FEW = ["F16", "Q4_K"]
 # What a device may do in place of the law, as edits of the source or as options.
@@ -73,6 +73,14 @@ def test_programs_are_kept_and_made_anew_when_in_doubt(device: int, tmp_path: Pa
     first.write_bytes(data[:-7])
     second.write_bytes(b"")
     assert [kept(1), kept(2), kept(1), kept(2)] == [False, False, True, True]
+
+
+def test_who_waits_for_a_compiler_can_be_stopped(device: int, tmp_path: Path) -> None:
+    folder = str(tmp_path / "programs")
+    with pytest.raises(CancelledError):
+        pyflow_testing.device_compile(device, program(3), folder, stopped=True)
+    from_cache, _ = pyflow_testing.device_compile(device, program(3), folder)
+    assert not from_cache
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(device: int, tmp_path: Path) -> None:

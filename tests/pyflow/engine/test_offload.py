@@ -14,7 +14,7 @@ import pyflow
 from pyflow.cli import main
 from pyflow.devices import Device, Found, Probe, find
 from pyflow.engine import offload
-from pyflow.errors import ResourceError, UnsupportedError
+from pyflow.errors import PlacementWarning, ResourceError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
@@ -163,6 +163,18 @@ def test_a_device_is_chosen_by_number_or_name_and_never_a_cpu_by_itself(
     monkeypatch.setattr(offload, "find", lambda: Found((), ("OpenCL: no library",)))
     with pytest.raises(UnsupportedError, match="found none: OpenCL: no library"):
         offload.choose("1")
+
+
+def test_a_cache_that_cannot_be_written_is_told_once(
+    tmp_path: Path, devices: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert devices
+    path = write_model(tmp_path / "tiny.gguf", n_layers=2, window=0)
+    monkeypatch.setattr(offload, "cache_dir", lambda: path)  # a file
+    with pytest.warns(PlacementWarning) as told:
+        pyflow.load(path, n_threads=1, offload=pyflow.Offload(device="0;1")).close()
+    (warning,) = told
+    assert "compiled programs are not kept" in str(warning.message)
 
 
 @pytest.mark.parametrize(
