@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 
 from pyflow import formats
-from pyflow.errors import CancelledError, PyflowError
+from pyflow.errors import PyflowError
 from pyflow.formats.replacing import replacing
 from pyflow.quant.convert import check_disk
 from pyflow.train.base import base_of
-from pyflow.train.data.answers import Answer, AnswerFiles, Stored
+from pyflow.train.data.answers import AnswerFiles, Stored
 from pyflow.train.data.collect import Collector
 from pyflow.train.data.feeds import HeadsFeed, TextsFeed, Words
 from pyflow.train.data.prompts import passages_of
@@ -36,15 +36,13 @@ from pyflow.train.kinds.kangaroo import Kangaroo
 from pyflow.train.kinds.mlp import Mlp, with_gains
 from pyflow.train.library import Floats, library, product_type
 from pyflow.train.measure import acceptance
+from pyflow.train.pace import Pace, Tell, check_stop
 from pyflow.train.plan import Plan, draft_vocabulary, first_answers, read_plan, texts_hash
 from pyflow.train.settings import Settings, kind_of, n_rounds, token_nbytes
 from pyflow.train.trainer import Check, Facts, Trainer
 
 if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
-
-Tell = Callable[[str, int, int, str], None]
-"""What is done, how much of how much, and a note."""
 
 FIGURES, WORK = "training.json", "training"
 _PLAN, _STATE = "plan.json", "state.safetensors"
@@ -54,8 +52,9 @@ _LOSS_PLACES, _MEASURED_PLACES = 4096, 8192
 _N_CHECKS, _LEAST_INTERVAL = 20, 20  # evaluations of a training, and steps between them
 _PATIENCE = 3
 """Evaluations without a better loss after which a training ends."""
-_COLLECTING = 0.6
-"""Share of --minutes for writing answers: more of them help more than more epochs."""
+_READING, _COLLECTING = 0.1, 0.6
+"""Shares of --minutes after which texts are read and answers written: more answers help more than
+more epochs."""
 _TIMED_STEPS = 10
 _SAMPLE = 4096
 
@@ -143,12 +142,14 @@ class Training:
         )
 
     def _read_texts(self, files: AnswerFiles) -> None:
-        if self._plan.n_texts is None:
-            wanted = self.settings["text_tokens"]
-            pieces = self._collector().texts(self._texts, wanted, len(files.answers))
-            self._keep("reading texts", pieces, lambda _: files, wanted, files.n_tokens)
-            self._plan.n_texts = len(files.answers)
-            self._keep_plan()
+        if self._plan.n_texts is not None:
+            return
+        wanted = self.settings["text_tokens"]
+        pace = self._pace("reading texts", wanted, _READING)
+        for piece in self._collector().texts(self._texts, wanted, len(files.answers), pace):
+            files.add(piece)
+        self._plan.n_texts = len(files.answers)
+        self._keep_plan()
 
     def _collect(self, files: AnswerFiles, number: int) -> None:
         """Writes the answers of a round, up to what is there already."""
@@ -160,40 +161,27 @@ class Training:
         both = [*files.answers, *(held_out.answers if number == 0 else ())]
         there = {answer.number: len(answer.drawn) for answer in both}
 
-        def place(answer: Answer) -> AnswerFiles:
-            return held_out if answer.number % _HELD_OUT == _FIRST_HELD_OUT else files
-
-        made = self._collector().answers(wanted, there, first)
-        in_time = self._keep("writing answers", made, place, wanted, sum(there.values()))
+        pace = self._pace("writing answers", wanted, _COLLECTING)
+        for answer in self._collector().answers(wanted, there, first, pace):
+            is_kept_back = answer.number % _HELD_OUT == _FIRST_HELD_OUT
+            (held_out if is_kept_back else files).add(answer)
         both = [*files.answers, *(held_out.answers if number == 0 else ())]
         if not files.answers or not held_out.answers:
             raise PyflowError(
                 f"answers: expected {_FIRST_HELD_OUT + 2} or more, found {len(both)}; take more "
                 "tokens or minutes"
             )
-        end = first_answers(both, wanted, first) if in_time else max(a.number for a in both) + 1
+        end = max(a.number for a in both) + 1
+        if not pace.is_over:
+            end = first_answers(both, wanted, first)
         self._plan.answers.append(end)
         self._keep_plan()
 
-    def _keep(
-        self,
-        what: str,
-        answers: Iterator[Answer],
-        place: Callable[[Answer], AnswerFiles],
-        wanted: int,
-        done: int,
-    ) -> bool:
-        """Keeps answers as they come; returns whether all did before the time was up."""
+    def _pace(self, what: str, wanted: int, share: float) -> Pace:
+        """share: of --minutes, at which it ends."""
         minutes = self.settings["minutes"]
-        end = None if minutes is None else self._begin + 60 * _COLLECTING * minutes
-        for answer in answers:
-            place(answer).add(answer)
-            done += len(answer.drawn)
-            self._tell(what, min(done, wanted), wanted, "tokens")
-            self._check_stop()
-            if end is not None and time.monotonic() > end:
-                return False
-        return True
+        end = None if minutes is None else self._begin + 60 * share * minutes
+        return Pace(what=what, wanted=wanted, tell=self._tell, stop=self._stop, end=end)
 
     def _own(self, files: AnswerFiles, number: int) -> list[Stored]:
         """The answers of a round, by number."""
@@ -314,7 +302,9 @@ class Training:
             self._tell("training", self._facts.step, n_steps, f"loss {note}")
             if self._facts.step % self._interval() == 0 or self._facts.step == n_steps:
                 self._evaluate()
-            self._check_stop()
+            if self._stop():
+                self._save()
+            check_stop(self._stop)
 
     def _interval(self) -> int:
         return max(_LEAST_INTERVAL, self._plan.n_steps // _N_CHECKS)
@@ -342,12 +332,6 @@ class Training:
 
     def _save(self) -> None:
         self._trainer.save(self._work / _STATE, self._facts)
-
-    def _check_stop(self) -> None:
-        if self._stop():
-            if hasattr(self, "_trainer"):
-                self._save()
-            raise CancelledError("stopped; the same command with --resume goes on")
 
     # ---- the end
 

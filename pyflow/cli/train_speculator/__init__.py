@@ -91,7 +91,7 @@ _data = (
 _steps = (
     option(
         "--minutes",
-        "End after about so long: three fifths of it for writing answers, --tokens at most.",
+        "End after about so long; a tenth is for texts, a half for answers, --tokens at most.",
         type=Finite(0.1),
     ),
     option(

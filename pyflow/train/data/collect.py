@@ -34,8 +34,12 @@ _BATCH = 704  # rows of a step: a token of each of 256 answers, and a prompt
 _CELLS = 320
 """Of a sequence on average, prompt and answer together."""
 
-Stop = Callable[[int], bool]
-"""Asked after every step, with the tokens so far: whether to stop before all are there."""
+Pace = Callable[[int], bool]
+"""Asked after every step, with the tokens so far: whether to end before all are there."""
+
+
+def _on(n_tokens: int) -> bool:  # noqa: ARG001
+    return False
 
 
 @dataclass(slots=True)
@@ -77,11 +81,13 @@ class Collector:
         self._exit_layer = exit_layer
         self._shallow: Context | None = None
 
-    def answers(self, n_tokens: int, there: dict[int, int], first: int = 0) -> Iterator[Answer]:
+    def answers(
+        self, n_tokens: int, there: dict[int, int], first: int = 0, pace: Pace = _on
+    ) -> Iterator[Answer]:
         """Writes answers from number `first` on, until those without a gap have `n_tokens`.
 
-        there: lengths of answers that are there already, by number. PyflowError: no prompt is
-        short enough.
+        there: lengths of answers that are there already, by number. Where `pace` ends it, those on
+        their way are cut short. PyflowError: no prompt is short enough.
         """
         n_cells = max(self._n_parallel * _CELLS, self._most_prompt + self._n_new)
         n_cells = min(n_cells, self._model.spec.n_ctx_train * self._n_parallel)
@@ -92,10 +98,10 @@ class Collector:
                 f"{self._n_parallel} answers at once: {error}, or fewer --sequences"
             ) from None
         with context:
-            yield from self._write(context, n_tokens, dict(there), first)
+            yield from self._write(context, n_tokens, dict(there), first, pace)
 
     def _write(
-        self, context: Context, n_tokens: int, lengths: dict[int, int], first: int
+        self, context: Context, n_tokens: int, lengths: dict[int, int], first: int, pace: Pace
     ) -> Iterator[Answer]:
         waiting = self._asked(lengths, first)
         following = next(waiting, None)
@@ -130,6 +136,9 @@ class Collector:
                     free.append(each.seq)
                     lengths[each.number] = len(each.drawn)
                     yield self._answer(each)
+            if pace(sum(lengths.values()) + sum(len(each.drawn) for each in writing)):
+                yield from map(self._answer, writing)
+                return
 
     def _step(
         self, context: Context, begun: list[_Writing], writing: list[_Writing]
@@ -195,7 +204,9 @@ class Collector:
                 parts.append(self._shallow.native.hidden())
         return np.concatenate(parts)
 
-    def texts(self, texts: Iterable[str], n_tokens: int, first: int = 0) -> Iterator[Answer]:
+    def texts(
+        self, texts: Iterable[str], n_tokens: int, first: int = 0, pace: Pace = _on
+    ) -> Iterator[Answer]:
         """Pieces of given texts as if the model had drawn all tokens but the first."""
         n = min(_TEXT_TOKENS, self._model.spec.n_ctx_train)
         n_read = 0
@@ -219,6 +230,8 @@ class Collector:
                     hidden=result.hidden.reshape(len(rows), -1),
                     features=self._features(ids[:-1], []),
                 )
+                if pace(n_read):
+                    return
 
     def _pieces(self, texts: Iterable[str], n: int) -> Iterator[list[int]]:
         for text in texts:

@@ -100,5 +100,5 @@ def test_a_speculator_for_another_model_is_refused(
 ) -> None:
     folder = written(tmp_path / "in", tiny3, "mlp")
     load(folder, tiny3, pack_as=None)
-    with pytest.raises(UnsupportedError, match="n_layers is 3 there and 2 here"):
+    with pytest.raises(UnsupportedError, match="n_layers"):
         load(folder, tiny, pack_as=None)

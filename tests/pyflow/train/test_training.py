@@ -41,6 +41,16 @@ Training(loaded, texts, Settings(**settings), Path(folder), tell=tell).run()
 """
 
 
+def stopping(part: str, at: int) -> dict[str, Any]:
+    """Arguments of a training that stops there."""
+    is_there = [False]
+
+    def tell(what: str, done: int, total: int, note: str) -> None:  # noqa: ARG001
+        is_there[0] |= what == part and done >= at
+
+    return {"tell": tell, "stop": lambda: is_there[0]}
+
+
 @pytest.mark.parametrize("kind", ["mlp", "medusa", "kangaroo"])
 def test_a_training_lowers_every_heads_held_out_loss(
     kind: str, train: Train, tiny: pyflow.Model, tmp_path: Path
@@ -62,17 +72,12 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
     kind: str, train: Train, tmp_path: Path
 ) -> None:
     expected = train(tmp_path / "whole", kind)
-    parted, left = tmp_path / "parted", [12, 30, 15, 1]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    resume = False
-    while left[0] >= 0:  # in the answers, then in the steps, then in those after them
+    parted = tmp_path / "parted"
+    places = [("reading texts", 1), ("writing answers", 60), ("writing answers", 300)]
+    places += [("training", 10), ("training", 31)]
+    for i, place in enumerate(places):
         with pytest.raises(CancelledError):
-            train(parted, kind, resume=resume, stop=stop)
-        resume, left = True, left[1:] or [-1]
+            train(parted, kind, resume=i > 0, **stopping(*place))
     found = train(parted, kind, resume=True)
     assert found["losses"] == expected["losses"]
     assert found["held_out"] == expected["held_out"]
@@ -103,28 +108,22 @@ def test_answers_beyond_the_bound_of_files_come_in_rounds(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyflow.train.training.n_rounds", lambda *_: 2)
-    left = [60]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] == 0
-
     expected = train(tmp_path / "whole", "mlp", n_tokens=600)
     assert expected["n_steps"] == 44
     with pytest.raises(CancelledError):
-        train(tmp_path / "parted", "mlp", n_tokens=600, stop=stop)
+        train(tmp_path / "parted", "mlp", n_tokens=600, **stopping("training", 30))
     found = train(tmp_path / "parted", "mlp", n_tokens=600, resume=True)
     assert found["losses"] == expected["losses"]
 
 
 def test_a_folder_with_files_and_other_settings_are_refused(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(PyflowError, match="expected a training that was stopped"):
+    with pytest.raises(PyflowError, match="--resume"):
         train(tmp_path / "none", "mlp", resume=True)
     with pytest.raises(CancelledError):
         train(tmp_path / "out", "mlp", stop=lambda: True)
-    with pytest.raises(PyflowError, match="is there already"):
+    with pytest.raises(PyflowError, match="--resume"):
         train(tmp_path / "out", "mlp")
-    with pytest.raises(PyflowError, match=r"expected kind 'mlp' as before, found 'medusa'"):
+    with pytest.raises(PyflowError, match=r"kind 'mlp'.*'medusa'"):
         train(tmp_path / "out", "medusa", resume=True)
 
 
@@ -161,14 +160,8 @@ def test_without_torch_the_error_says_what_to_install(
 
 
 def test_a_damaged_plan_or_state_is_told(train: Train, tmp_path: Path) -> None:
-    left = [40]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
     with pytest.raises(CancelledError):
-        train(tmp_path / "out", "medusa", stop=stop)
+        train(tmp_path / "out", "medusa", **stopping("training", 5))
     work = tmp_path / "out/training"
     plan, state = (work / "plan.json").read_bytes(), (work / "state.safetensors").read_bytes()
     for raw in (b"{}", plan[:-9], plan.replace(b'"token_map":[', b'"token_map":[99999999,')):

@@ -40,6 +40,21 @@ def test_answers_do_not_depend_on_what_is_written_beside_them(
     assert {1, 2, 4, 5} <= few.keys()
 
 
+def test_answers_on_their_way_are_cut_short_where_the_time_ends(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "MOST_NEW", 16)
+    with pyflow.load(tiny_path, n_threads=1) as model:
+        whole = written(model, 4, {})
+        collector = Collector(model, passages_of([TEXT]), seed=5, n_parallel=4)
+        cut = [*collector.answers(150, {}, pace=lambda n_tokens: n_tokens >= 30)]
+    assert 30 <= sum(len(answer.drawn) for answer in cut) < 40
+    for answer in cut:
+        n = len(answer.drawn)
+        assert whole[answer.number].drawn[:n] == answer.drawn
+        np.testing.assert_array_equal(whole[answer.number].hidden[:n], answer.hidden)
+
+
 def test_states_are_inputs_of_the_head_and_features_those_of_the_next_layer(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
