@@ -71,8 +71,10 @@ def tools(platform: Platform) -> Path:
         "ar": "ar",
         "ranlib": "ranlib",
     }.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec "{ZIG}" {call} "$@"\n')
-        (folder / name).chmod(0o755)
+        script = f'#!/bin/sh\nexec "{ZIG}" {call} "$@"\n'
+        if not (folder / name).exists() or (folder / name).read_text() != script:
+            (folder / name).write_text(script)  # ccache takes a new one for another compiler
+            (folder / name).chmod(0o755)
     return folder
 
 
