@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pyflow.formats import Checkpoint
 
 _MAX_CONFIG = 1 << 20
-# Names of matrices and what they are called by layer and role, the first that matches.
+# Names of tensors and what they are called by layer and role, the first that matches.
 _NAMES = (
-    (r"(?:speculator\.)?([a-z_]+)\.(\d+)\.weight", r"blk.\2.\1.weight"),
+    (r"(?:speculator\.)?([a-z_]+)\.(\d+)\.(weight|bias)", r"blk.\2.\1.\3"),
     (r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.(?:linear\.)?weight",
      r"blk.\1.linear_\2.weight"),
     (r"(?:model\.)?layers\.0\.self_attn\.([qkv])_proj\.weight", r"blk.0.attn_\1.weight"),
@@ -45,10 +45,10 @@ def is_speculator(checkpoint: Checkpoint) -> bool:
 
 
 def naming_of(checkpoint: Checkpoint) -> Naming:
-    """Every matrix by its layer and role."""
+    """Every tensor by its layer and role, but for lists of tokens."""
     parts = {}
     for tensor in checkpoint.tensors:
-        if len(tensor.shape) == 2:
+        if not tensor.name.endswith("token_map"):
             found = (re.fullmatch(pattern, tensor.name) for pattern, _ in _NAMES)
             names = (m.expand(to) for m, (_, to) in zip(found, _NAMES, strict=True) if m)
             parts[tensor.name] = Part(next(names, tensor.name))
