@@ -34,8 +34,12 @@ def library() -> Any:
 
 
 def product_type(device: str) -> Any:
-    """The type in which products are fast there: bf16, or f32."""
+    """The type in which products are fast there: bf16, or f32. UnsupportedError: it is not here."""
     torch = library()
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"device {device}: torch {torch.__version__} finds none here; leave --device out"
+        )
     is_fast = device != "cpu" or bool(_BF16 & {*_core.cpu_info()["features"]})
     return torch.bfloat16 if is_fast else torch.float32
 

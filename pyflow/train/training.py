@@ -74,7 +74,7 @@ class Training:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """PyflowError: the folder has files, or with `resume` no training with these settings."""
-        library()
+        self._dtype = product_type(settings.device)
         self._model, self._texts, self._tell, self._stop = model, texts, tell, stop
         self._folder, self._work = folder, folder / WORK
         self._base = base_of(model)
@@ -211,7 +211,7 @@ class Training:
             self._facts.n_tokens = sum(len(answer.drawn) for answer in own)
         device = settings["device"]
         token_map = np.array(self._plan.token_map, np.int32)
-        self._head = Head(base, token_map, device, product_type(device))
+        self._head = Head(base, token_map, device, self._dtype)
         self._scale = 1 / base.embedding.rms() if settings["kind"] == "mlp" else 1.0
         self.kind = kind_of(settings, self._model.spec, base, self._scale)
         self._trainer = self._new_trainer(self._initial(files, own))

@@ -15,8 +15,10 @@ import pytest
 
 import pyflow
 from pyflow.cli import main
-from pyflow.errors import CancelledError, FormatError, PyflowError
+from pyflow.errors import CancelledError, FormatError, PyflowError, UnsupportedError
 from pyflow.speculate.trained.files import load
+from pyflow.train.settings import Settings
+from pyflow.train.training import Training
 
 from .conftest import SETTINGS, TEXT
 
@@ -142,6 +144,17 @@ def test_the_command_trains_and_tells_the_same_as_the_file(
     assert len(figures["held_out"]["all"]["top1"]) == 2
     assert main(["train-speculator", *given]) == 1
     assert "--resume" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here_is_refused(
+    tiny: pyflow.Model, tmp_path: Path, oracle: Callable[[str], Any]
+) -> None:
+    if oracle("torch").cuda.is_available():
+        pytest.skip("there is a device")
+    settings = Settings(kind="mlp", device="cuda")
+    with pytest.raises(UnsupportedError, match="--device"):
+        Training(tiny, [TEXT], settings, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_torch_the_error_says_what_to_install(
