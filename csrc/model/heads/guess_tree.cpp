@@ -74,12 +74,17 @@ GuessTree grow_tree(int32_t root, const GuessLimits& limits, const GuessNext& ne
     }
     number.resize(nodes.size(), -1);
     keep_likeliest(nodes, kept, static_cast<size_t>(limits.n_nodes));
+    // In a full tree, no child of the least likely node finds room.
+    const auto path_of = [&](int64_t i) { return nodes[static_cast<size_t>(i)].path; };
+    float least = -1;
+    if (std::ssize(kept) == limits.n_nodes)
+      least = path_of(std::ranges::min(kept, std::less{}, path_of));
     level.clear();
     float reach = 0;
     for (const int64_t i : kept)
-      if (nodes[static_cast<size_t>(i)].level == depth) {
+      if (nodes[static_cast<size_t>(i)].level == depth && path_of(i) > least) {
         level.push_back(i);
-        reach += nodes[static_cast<size_t>(i)].path;
+        reach += path_of(i);
       }
     if (reach < limits.least_level) break;
   }
