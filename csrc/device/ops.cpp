@@ -24,6 +24,11 @@ std::vector<Argument> joined(std::initializer_list<std::vector<Argument>> lists)
   return all;
 }
 std::vector<Argument> list(const FloatRows& rows) { return {rows.buffer, rows.first, rows.stride}; }
+std::vector<Argument> list_or_none(const FloatRows& rows) {
+  return {rows.buffer ? Argument(rows.buffer) : Argument(nullptr), rows.first, rows.stride};
+}
+// Of a product with one matrix.
+const std::vector<Argument> kNoChoice = {nullptr, int64_t{0}, int64_t{0}, int32_t{1}};
 
 }  // namespace
 
@@ -56,8 +61,21 @@ void Ops::matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, 
   const std::string kernel = product(w, rows, at_once);
   run(queue, kernel,
       {{PackedTensor::tile_count(w.rows), blocks(rows, at_once), 1}, 16 * compiled_.slices},
-      {w.tiles, i32(blocks(w.cols, kActBlock)), &acts, i32(rows), i32(pairs), y.buffer, y.first,
-       y.stride});
+      joined({{w.tiles, i32(blocks(w.cols, kActBlock)), &acts, i32(rows), i32(pairs)},
+              list(y),
+              kNoChoice}));
+}
+
+void Ops::matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, const Chosen& of,
+                 FloatRows y) {
+  const bool pairs = fine_inputs(w.dtype);
+  const int64_t rows = pairs ? 2 : 1;
+  int64_t at_once = 0;
+  const std::string kernel = product(w, rows, at_once);
+  run(queue, kernel, {{PackedTensor::tile_count(w.rows), 1, of.n_slots}, 16 * compiled_.slices},
+      joined({{w.tiles, i32(blocks(w.cols, kActBlock)), &acts, i32(rows), i32(pairs)},
+              list(y),
+              {of.chosen.buffer, of.chosen.first, of.matrix_nbytes, i32(of.sharing)}}));
 }
 
 void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_rows, FloatRows y) {
@@ -67,7 +85,25 @@ void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_row
   const auto tile_bytes =
       static_cast<int64_t>(PackedTensor::packed_bytes(w.dtype, w.rows, w.cols)) / tiles;
   run(queue, kernel, {{blocks(tiles, 4), blocks(n_rows, at_once), 1}, 64},
-      joined({{w.tiles, tile_bytes, i32(tiles), i32(w.cols)}, list(x), {i32(n_rows)}, list(y)}));
+      joined({{w.tiles, tile_bytes, i32(tiles), i32(w.cols)},
+              list(x),
+              {i32(n_rows)},
+              list(y),
+              kNoChoice}));
+}
+
+void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, const Chosen& of, FloatRows y) {
+  int64_t at_once = 0;
+  const std::string kernel = product(w, 1, at_once);
+  const int64_t tiles = PackedTensor::tile_count(w.rows);
+  const auto tile_bytes =
+      static_cast<int64_t>(PackedTensor::packed_bytes(w.dtype, w.rows, w.cols)) / tiles;
+  run(queue, kernel, {{blocks(tiles, 4), 1, of.n_slots}, 64},
+      joined({{w.tiles, tile_bytes, i32(tiles), i32(w.cols)},
+              list(x),
+              {i32(1)},
+              list(y),
+              {of.chosen.buffer, of.chosen.first, of.matrix_nbytes, i32(of.sharing)}}));
 }
 
 void Ops::quantize(Queue& queue, FloatRows x, int64_t n_rows, int64_t k, DeviceBuffer& acts,
@@ -122,16 +158,22 @@ void Ops::take_rows(Queue& queue, FloatRows x, FloatRows from, FloatRows y, int6
   run_rows(queue, "take_rows", n_rows, n, joined({list(x), {from.buffer, from.first}, list(y)}));
 }
 void Ops::weighted_rows(Queue& queue, FloatRows x, const Weighted& of, int64_t n_rows, int64_t n) {
-  const auto or_none = [](const FloatRows& rows) {
-    return rows.buffer ? Argument(rows.buffer) : Argument(nullptr);
-  };
   run_rows(queue, "weighted_rows", n_rows, n,
            joined({list(x),
                    list(of.y),
                    {of.slots.buffer, of.slots.first, of.weights.buffer, of.weights.first,
                     i32(of.n_slots)},
-                   {or_none(of.last), of.last.first, of.last.stride, or_none(of.last_weights),
-                    of.last_weights.first}}));
+                   list_or_none(of.last),
+                   {list_or_none(of.last_weights)[0], of.last_weights.first}}));
+}
+void Ops::choose(Queue& queue, const Choice& how, FloatRows logits, FloatRows shared,
+                 const Experts& to, int64_t n_rows) {
+  run(queue, "choose_experts", {{blocks(n_rows, 64), 1, 1}, 64},
+      joined({list(logits),
+              {i32(how.n_experts), i32(how.top_k), i32(how.normalize), how.scale},
+              list_or_none(shared),
+              {to.chosen.buffer, to.chosen.first, to.weights.buffer, to.weights.first,
+               to.shared_weights.buffer, to.shared_weights.first, i32(n_rows)}}));
 }
 
 void Ops::store_keys(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,

@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "device/program/compile.h"
 #include "device/views.h"
+#include "kernels/choice.h"
 #include "kernels/table.h"
 
 namespace pyflow::device {
@@ -73,6 +74,16 @@ class Ops {
               FloatRows y);
   void matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_rows, FloatRows y);
 
+  // y[i] = W x[i / sharing] for each slot i, where W is the matrix chosen[i] (int32) of several that
+  // follow w, so many bytes apart.
+  struct Chosen {
+    FloatRows chosen;
+    int64_t n_slots, matrix_nbytes, sharing;
+  };
+  void matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, const Chosen& of,
+              FloatRows y);
+  void matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, const Chosen& of, FloatRows y);
+
   // Blocks that rows of k floats become: twice as many with pairs, where row 2r and 2r + 1 are the
   // coarse and the fine part of row r.
   static int64_t act_blocks(int64_t n_rows, int64_t k, bool pairs) {
@@ -114,6 +125,14 @@ class Ops {
     FloatRows last, last_weights;
   };
   void weighted_rows(Queue& queue, FloatRows x, const Weighted& of, int64_t n_rows, int64_t n);
+
+  // choose() of kernels/choice.h and the sigmoid of `shared`, if it has a buffer, for each row, on
+  // devices that have f64. chosen: int32, row by row, as weights.
+  struct Experts {
+    FloatRows chosen, weights, shared_weights;
+  };
+  void choose(Queue& queue, const Choice& how, FloatRows logits, FloatRows shared,
+              const Experts& to, int64_t n_rows);
 
   // Row r of k and v, all heads, to the cell slots[r]; slots: n_rows int32.
   void store_cells(Queue& queue, const DeviceCells& cells, const DeviceBuffer& slots,

@@ -34,6 +34,7 @@ class SelfTest {
         [&] { return attention(CacheType::F16, 64); },
         [&] { return attention(CacheType::F16, 16); },  // fewer than the items of a group
         [&] { return attention(CacheType::Q8_0, 96); },
+        [&] { return choice_fault(ops_); },
     };
     for (const auto& check : checks)
       if (std::string fault = check(); !fault.empty()) return fault;

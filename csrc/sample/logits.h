@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "sample/portable_math.h"
+#include "core/portable_math.h"
 
 namespace pyflow {
 

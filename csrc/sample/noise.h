@@ -13,7 +13,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "sample/portable_math.h"
+#include "core/portable_math.h"
 
 namespace pyflow {
 

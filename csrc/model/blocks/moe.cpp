@@ -15,15 +15,13 @@
 #include "model/blocks/activation.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
-#include "model/blocks/moe_choice.h"
-#include "model/device/device_step.h"
+#include "model/device/experts.h"
 
 namespace pyflow {
 namespace {
 
 constexpr int64_t kMostExperts = 1 << 16;
 constexpr int64_t kColumns = 512;  // of a row, added up by one thread at a time
-constexpr int64_t kSlotWords = 3;  // of a slot on a device: its row, its place, its weight
 
 class Moe final : public Block {
  public:
@@ -172,59 +170,25 @@ class Moe final : public Block {
   void device_needs(DeviceNeeds& needs) const override {
     needs.cut(router_, Cut::whole(n_experts_));
     if (shared_router_) needs.cut(shared_router_, Cut::whole(1));
+    for (const auto* experts : {&gate_, &up_, &down_}) needs.series(*experts);
   }
 
-  // The choice is made on the host, by the arithmetic of forward(): devices may lack f64.
   void record(DeviceStep& s) const override {
-    const int64_t n_slots = s.n_rows * top_k_;
-    const Cut ff = Cut::tiles(n_ff_), shared_ff = Cut::tiles(n_ff_shared_),
-              embd = Cut::tiles(n_embd_);
-    Recorded r = record_choice(s);
-    // Rows that an expert multiplies, from its first slot on.
-    const auto each_expert = [&](const auto& work) {
-      for (const int32_t e : r.active) {
-        const int64_t first = r.first[static_cast<size_t>(e)];
-        work(static_cast<size_t>(e), r.first[static_cast<size_t>(e) + 1] - first,
-             [first](const FloatRows& rows) { return columns_of(rows, first * rows.stride); });
-      }
-    };
-    s.each([&](DeviceMember& m) {
-      const size_t i = m.number;
-      m.ops.take_rows(m.queue, m.registers[in_], r.words[i], r.slots[i], n_slots, n_embd_);
-      each_expert([&](size_t e, int64_t n, const auto& of) {
-        const std::array products = {DeviceProduct{up_[e], of(r.up[i])},
-                                     DeviceProduct{gate_[e], of(r.inner[i])}};
-        m.multiply(products, of(r.slots[i]), n);
-      });
-      record_gate(m, r.inner[i], r.up[i], n_slots, m.rows_of(ff));
-      if (!n_shared()) return;
-      const std::array products = {DeviceProduct{shared_up_, r.shared_up[i]},
-                                   DeviceProduct{shared_gate_, r.shared_inner[i]}};
-      m.multiply(products, m.registers[in_], s.n_rows);
-      record_gate(m, r.shared_inner[i], r.shared_up[i], s.n_rows, m.rows_of(shared_ff));
-    });
-    s.gather(r.inner, ff, n_slots);
-    if (n_shared()) s.gather(r.shared_inner, shared_ff);
-    s.each([&](DeviceMember& m) {
-      const size_t i = m.number;
-      each_expert([&](size_t e, int64_t n, const auto& of) {
-        const DeviceProduct down = {down_[e], of(r.slots[i])};
-        m.multiply(std::span(&down, 1), of(r.inner[i]), n);
-      });
-      const FloatRows slot = columns_of(r.words[i], n_slots), p = columns_of(slot, n_slots);
-      device::Ops::Weighted sum = {r.slots[i], slot, p, top_k_, {}, {}};
-      const Share own = m.rows_of(embd);
-      if (n_shared()) {
-        const DeviceProduct down = {shared_down_, r.shared_y[i]};
-        m.multiply(std::span(&down, 1), r.shared_inner[i], s.n_rows);
-        sum.last = columns_of(r.shared_y[i], own.begin);
-        sum.last_weights = columns_of(p, n_slots);
-      }
-      sum.y = columns_of(sum.y, own.begin);
-      m.ops.weighted_rows(m.queue, columns_of(m.registers[out_], own.begin), sum, s.n_rows,
-                          own.size());
-    });
-    s.gather(s.register_rows(out_), embd);
+    record_experts(s, {.in = in_,
+                       .out = out_,
+                       .choice = choice_,
+                       .n_embd = n_embd_,
+                       .n_ff = n_ff_,
+                       .n_ff_shared = n_ff_shared_,
+                       .activation = act_,
+                       .router = router_,
+                       .shared_router = shared_router_,
+                       .gate = gate_,
+                       .up = up_,
+                       .down = down_,
+                       .shared_gate = shared_gate_,
+                       .shared_up = shared_up_,
+                       .shared_down = shared_down_});
   }
 
  private:
@@ -263,11 +227,6 @@ class Moe final : public Block {
     }
     Slots slots() const { return {chosen, slot, row, first, active, n_active}; }
   };
-  // On devices: rows there, and what the host says of them, which stays until the step has ended.
-  struct Recorded {
-    DeviceStep::Rows up, inner, slots, shared_up, shared_inner, shared_y, words;
-    std::vector<int32_t> first, active;
-  };
 
   int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
 
@@ -283,59 +242,6 @@ class Moe final : public Block {
       if (takes_floats_)
         std::copy_n(in + r * s.stride, n_embd_, b.gathered + b.slot[i] * padded(n_embd_));
     }
-  }
-
-  // Router and choice; takes the memory of all that follows.
-  Recorded record_choice(DeviceStep& s) const {
-    const int64_t n_rows = s.n_rows, n_slots = n_rows * top_k_;
-    const auto logits = s.take(n_experts_), shared_logit = s.take(1);
-    s.each([&](DeviceMember& m) {
-      const std::array routers = {DeviceProduct{router_, logits[m.number]},
-                                  DeviceProduct{shared_router_, shared_logit[m.number]}};
-      m.multiply(std::span(routers).first(shared_router_ ? 2 : 1), m.registers[in_], n_rows);
-    });
-    const std::vector<float> scores = s.download(logits, n_rows),
-                             shared = s.download(shared_logit, n_rows);
-    std::vector<int32_t> chosen(static_cast<size_t>(n_slots));
-    std::vector<int32_t>& words = s.keep(static_cast<size_t>(kSlotWords * n_slots + n_rows));
-    // Rows of slots, then slots and weights of what rows have chosen, and of the shared expert.
-    int32_t *row = words.data(), *slot = row + n_slots;
-    auto *p = reinterpret_cast<float*>(slot + n_slots), *shared_p = p + n_slots;
-    for (int64_t r = 0; r < n_rows; ++r) {
-      choose(choice_, scores.data() + r * padded(n_experts_), p + r * top_k_,
-             chosen.data() + r * top_k_);
-      shared_p[r] = shared_router_ ? sigmoid(shared[static_cast<size_t>(r * kTileRows)]) : 1.0f;
-    }
-    Recorded recorded;
-    recorded.first.resize(static_cast<size_t>(n_experts_) + 1);
-    recorded.active.resize(static_cast<size_t>(n_experts_));
-    int32_t n_active = 0;
-    assign_slots(
-        choice_, n_rows,
-        {chosen.data(), slot, row, recorded.first.data(), recorded.active.data(), &n_active});
-    recorded.active.resize(static_cast<size_t>(n_active));
-    const auto rows = [&](int64_t per_row, int64_t n) {
-      DeviceStep::Rows all = s.take(per_row * padded(n));
-      for (FloatRows& each : all) each.stride = padded(n);
-      return all;
-    };
-    recorded.words = s.take(kSlotWords * top_k_ + 1);
-    recorded.slots = rows(top_k_, n_embd_);
-    recorded.up = rows(top_k_, n_ff_);
-    recorded.inner = rows(top_k_, n_ff_);
-    if (n_shared()) {
-      recorded.shared_up = s.take(n_ff_shared_);
-      recorded.shared_inner = s.take(n_ff_shared_);
-      recorded.shared_y = s.take(n_embd_);
-    }
-    s.upload(words, recorded.words);
-    return recorded;
-  }
-
-  void record_gate(DeviceMember& m, const FloatRows& inner, const FloatRows& up, int64_t n_rows,
-                   const Share& own) const {
-    m.ops.gate(m.queue, act_, columns_of(inner, own.begin), columns_of(up, own.begin), n_rows,
-               own.size());
   }
 
   // Sums up to kColumns of a row of the output, from `column` on.

@@ -23,6 +23,24 @@ void DeviceMember::multiply(std::span<const DeviceProduct> products, FloatRows x
   }
 }
 
+void DeviceMember::multiply(std::span<const ChosenProduct> products, FloatRows chosen,
+                            int64_t sharing, FloatRows x, int64_t n) {
+  bool has_acts = false, has_pairs = false;
+  for (const auto& [series, y] : products) {
+    const device::DeviceMatrix& w = series->first.matrix;
+    const bool floats = info(w.dtype).block == 1, fine = fine_inputs(w.dtype);
+    device::DeviceBuffer* rounded = fine ? memory.pairs : memory.acts;
+    bool& has = fine ? has_pairs : has_acts;
+    if (!floats && !std::exchange(has, true)) ops.quantize(queue, x, n, w.cols, *rounded, fine);
+    const device::Ops::Chosen of = {chosen, n * sharing, series->matrix_nbytes, sharing};
+    const FloatRows to = columns_of(y, series->first.first_row);
+    if (floats)
+      ops.matmul(queue, w, x, of, to);
+    else
+      ops.matmul(queue, w, *rounded, of, to);
+  }
+}
+
 void DeviceMember::multiply(const DeviceProduct& product, const Cut& cut, const float* bias,
                             FloatRows x, int64_t n) {
   multiply(std::span(&product, 1), x, n);

@@ -88,6 +88,14 @@ class DeviceMember {
   // y = W x + bias; null: no bias.
   void multiply(const DeviceProduct& product, const Cut& cut, const float* bias, FloatRows x,
                 int64_t n);
+  // The same for each slot: of a matrix that it has chosen among a series, and n rows of input that
+  // `sharing` slots have in turn.
+  struct ChosenProduct {
+    const DeviceSeries* series;
+    FloatRows y;
+  };
+  void multiply(std::span<const ChosenProduct> products, FloatRows chosen, int64_t sharing,
+                FloatRows x, int64_t n);
   // x += the same values in each of n_rows rows, of `width` in all its share; null: nothing.
   void add(FloatRows x, const float* values, int64_t n_rows, int64_t width, const Share& own);
 

@@ -1,7 +1,10 @@
 #include "model/device/device_weights.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "core/errors.h"
 #include "core/message.h"
@@ -68,6 +71,24 @@ Layout laid_out(const device::DeviceInfo& info, Membership own,
   return layout;
 }
 
+// Where matrices begin in one allocation, and their distance; nothing if it is not one.
+std::optional<std::pair<const Place*, size_t>> series_in(const Layout& layout,
+                                                         std::span<const PackedTensor* const> all) {
+  std::map<const PackedTensor*, std::vector<const Place*>> found;
+  for (const Place& place : layout.places) found[place.matrix].push_back(&place);
+  std::vector<const Place*> places;
+  for (const PackedTensor* matrix : all) {
+    const auto& own = found[matrix];
+    if (own.size() != 1 || own[0]->allocation != found[all[0]][0]->allocation) return {};
+    places.push_back(own[0]);
+  }
+  const size_t step = places.size() > 1 ? places[1]->offset - places[0]->offset : 0;
+  for (size_t i = 0; i < places.size(); ++i)
+    if (places[i]->offset != places[0]->offset + i * step || all[i]->dtype() != all[0]->dtype())
+      return {};
+  return std::pair(places[0], step);
+}
+
 }  // namespace
 
 size_t DeviceWeights::nbytes(const device::DeviceInfo& info, Membership own,
@@ -98,6 +119,17 @@ void DeviceWeights::place(std::span<const NamedMatrix> matrices, const DeviceNee
     const size_t nbytes = static_cast<size_t>(at.n_tiles) * tile_bytes(w);
     slices_.push_back(memory_[at.allocation]->slice(at.offset, nbytes));
     matrices_[&w].push_back({first_row, {slices_.back().get(), w.dtype(), n_rows, w.cols()}});
+  }
+  for (const auto& all : needs.all_series()) {
+    const auto found = series_in(layout, all);
+    if (!found) continue;
+    const auto& [first, step] = *found;
+    DevicePiece piece = matrices_[all[0]][0];
+    // Over the slices of each matrix: both are only read once a step runs.
+    slices_.push_back(memory_[first->allocation]->slice(
+        first->offset, (all.size() - 1) * step + piece.matrix.tiles->nbytes()));
+    piece.matrix.tiles = slices_.back().get();
+    series_.insert_or_assign(all[0], DeviceSeries{piece, static_cast<int64_t>(step)});
   }
 }
 

@@ -28,6 +28,12 @@ struct DevicePiece {
   device::DeviceMatrix matrix;
 };
 
+// Matrices of one shape that follow each other, so many bytes apart; their rows on this device.
+struct DeviceSeries {
+  DevicePiece first;  // its memory is that of all
+  int64_t matrix_nbytes;
+};
+
 // Which device of a group it is, of so many that share the rows of each matrix.
 struct Membership {
   int64_t number = 0, of = 1;
@@ -48,6 +54,11 @@ class DeviceWeights {
   const std::vector<DevicePiece>& pieces(const PackedTensor& matrix) const {
     return matrices_.at(&matrix);
   }
+  // The series that begins with this matrix; null if it lies in several pieces.
+  const DeviceSeries* series(const PackedTensor& first) const {
+    const auto found = series_.find(&first);
+    return found == series_.end() ? nullptr : &found->second;
+  }
   const device::DeviceBuffer& vector(const float* v, int64_t n) const {
     return *vectors_.at({v, n});
   }
@@ -61,6 +72,7 @@ class DeviceWeights {
   std::unique_ptr<device::Queue> queue_;
   std::vector<std::unique_ptr<device::DeviceBuffer>> memory_, slices_;
   std::map<const PackedTensor*, std::vector<DevicePiece>> matrices_;
+  std::map<const PackedTensor*, DeviceSeries> series_;
   std::map<std::pair<const float*, int64_t>, std::unique_ptr<device::DeviceBuffer>> vectors_;
 };
 

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "model/cut.h"
 #include "quant/packed_tensor.h"
@@ -23,7 +25,11 @@ class DeviceNeeds {
   // How the rows of a matrix are shared by the devices of a group; otherwise in tiles.
   void cut(const PackedTensor* matrix, const Cut& cut) { cuts_.insert_or_assign(matrix, cut); }
 
+  // Matrices of which each row of a step may take some: they are to lie at one distance.
+  void series(std::span<const PackedTensor* const> all) { series_.push_back(all); }
+
   const std::set<std::pair<const float*, int64_t>>& vectors() const { return vectors_; }
+  const std::vector<std::span<const PackedTensor* const>>& all_series() const { return series_; }
   Cut cut_of(const PackedTensor& matrix) const {
     const auto found = cuts_.find(&matrix);
     return found == cuts_.end() ? Cut::tiles(matrix.rows()) : found->second;
@@ -33,6 +39,7 @@ class DeviceNeeds {
   int64_t n_members_;
   std::set<std::pair<const float*, int64_t>> vectors_;
   std::map<const PackedTensor*, Cut> cuts_;
+  std::vector<std::span<const PackedTensor* const>> series_;
 };
 
 }  // namespace pyflow

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "sample/portable_math.h"
+#include "core/portable_math.h"
 
 namespace pyflow {
 namespace {

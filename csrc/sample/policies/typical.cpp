@@ -4,8 +4,8 @@
 // equally long ones the likeliest, and draws one token after it. Lossy.
 #include <algorithm>
 
+#include "core/portable_math.h"
 #include "sample/policies/policies.h"
-#include "sample/portable_math.h"
 
 namespace pyflow {
 namespace {

@@ -14,7 +14,7 @@ FORMATS = ["F16", "BF16", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "Q3H_K", "Q8_B32"]
 TARGETS = ["nvptx64-nvidia-nvcl", "amdgcn-amd-amdhsa", "spir64"]
 OPTIONS = [
     *("-x", "cl", "-cl-std=CL1.2", "-Xclang", "-finclude-default-header", "-nogpulib"),
-    *("-O2", "-DUNROLLED", "-DSLICES=16", "-DEXACT_DIVISION"),
+    *("-O2", "-DUNROLLED", "-DSLICES=16", "-DEXACT_DIVISION", "-DHAS_F64"),
     *("-Wall", "-Werror", "-Wno-unused-variable", "-S", "-emit-llvm"),
 ]
 

@@ -1,4 +1,5 @@
-// Which experts a row takes, and with what weights: the arithmetic of the host, wherever experts are.
+// Which experts a row takes, and with what weights, in double without fused products: devices have the
+// same (device/kernels/choice.dev).
 #pragma once
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "sample/portable_math.h"
+#include "core/portable_math.h"
 
 namespace pyflow {
 
@@ -16,20 +17,11 @@ struct Choice {
   float scale;
 };
 
-// A slot is the place of a row among the rows of an expert that it chose, expert after expert.
-struct Slots {
-  const int32_t* chosen;       // n_rows x top_k
-  int32_t* slot;               // of each of these
-  int32_t* row;                // of each slot
-  int32_t* first;              // slot of each expert; the end
-  int32_t *active, *n_active;  // experts with slots
-};
-
 // e^x for x <= 0; a NaN stays a NaN.
-inline double exp_nonpositive(double x) { return x == x ? portable::exp(x) : x; }
+inline double likelihood(double x) { return x == x ? portable::exp(x) : x; }
 
 inline float sigmoid(float x) {
-  const double e = exp_nonpositive(-std::abs(static_cast<double>(x)));
+  const double e = likelihood(-std::abs(static_cast<double>(x)));
   return static_cast<float>((x < 0 ? e : 1.0) / (1.0 + e));
 }
 
@@ -49,7 +41,7 @@ inline void choose(const Choice& of, const float* logits, float* p, int32_t* cho
     chosen[i] = static_cast<int32_t>(best);
   }
   const double top = logits[chosen[0]];
-  const auto weight = [&](int64_t e) { return exp_nonpositive(logits[e] - top); };
+  const auto weight = [&](int64_t e) { return likelihood(logits[e] - top); };
   double sum = 0;
   if (of.normalize)
     for (int64_t i = 0; i < of.top_k; ++i) sum += weight(chosen[i]);
@@ -58,6 +50,15 @@ inline void choose(const Choice& of, const float* logits, float* p, int32_t* cho
   for (int64_t i = 0; i < of.top_k; ++i)
     p[i] = static_cast<float>(weight(chosen[i]) / sum * static_cast<double>(of.scale));
 }
+
+// A slot is the place of a row among the rows of an expert that it chose, expert after expert.
+struct Slots {
+  const int32_t* chosen;       // n_rows x top_k
+  int32_t* slot;               // of each of these
+  int32_t* row;                // of each slot
+  int32_t* first;              // slot of each expert; the end
+  int32_t *active, *n_active;  // experts with slots
+};
 
 // Assigns slots: by expert, then in the order of rows.
 inline void assign_slots(const Choice& of, int64_t n_rows, const Slots& b) {
