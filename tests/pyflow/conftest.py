@@ -179,6 +179,7 @@ class FakeContext(Context):
 
 class FakeModel(AnyModel):
     name, tokenizer, chat_template = "fake", FakeTokenizer(), FakeTemplate()
+    inexact = ""
 
     def __init__(self, logits_of: Logits = hashed_logits, n_ctx_train: int = 8192) -> None:
         self.path, self.load_ms, self.n_threads = Path("fake.gguf"), 1.5, 1
