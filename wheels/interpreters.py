@@ -62,7 +62,8 @@ def unpacked_root(suite: str, platform: Platform, *packages: str) -> Path:
 
 
 def oldest_root(platform: Platform) -> Path:
-    return unpacked_root(OLDEST_SUITE, platform, "libc6", "libstdc++6")
+    # libz: manylinux lets wheels expect it, and that of numpy for AArch64 does.
+    return unpacked_root(OLDEST_SUITE, platform, "libc6", "libstdc++6", "zlib1g")
 
 
 def under(root: Path, platform: Platform) -> tuple[str | Path, ...]:
