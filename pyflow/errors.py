@@ -58,7 +58,8 @@ class SessionError(PyflowError):
 
 class GenerationWarning(UserWarning):
     """A model's files ask for a sampling method that is not supported, or for tokens that the
-    vocabulary lacks, or have no place for a system message."""
+    vocabulary lacks, or have no place for a system message; or the speculator beside it does not
+    fit."""
 
 
 class FilesWarning(UserWarning):

@@ -100,7 +100,7 @@ def command(
     click.get_current_context().with_resource(like_ctrl_c())
     source = catalogue.resolve(run.model or model.default_model())
     check_target(target, [*formats.open(source).native.files, *files], force=force)
-    texts = {path: _calibration(path) for path in dict.fromkeys(files)}
+    texts = {path: inputs.read_to_learn(path) for path in dict.fromkeys(files)}
     with run.load(str(source)) as loaded:
         begin = time.monotonic()
         found = _measure(loaded, texts, measurement, target)
@@ -212,18 +212,6 @@ def _warnings(found: _Found, measurement: _Measurement, texts: list[str]) -> Ite
             f"{found.n_unseen} matrices of experts saw no token; their columns get equal weight; "
             "take a longer text"
         )
-
-
-def _calibration(path: str) -> str:
-    from pyflow.quant.wikitext2 import has_passage
-
-    text = inputs.read(path)
-    if has_passage(text):
-        raise click.UsageError(
-            f"{path}: has a passage of the test split of WikiText-2, on which perplexity is "
-            "measured; calibrated on it, a model would look better than it is: take another text"
-        )
-    return text
 
 
 def _windows(model: Model, texts: dict[str, str], n_ctx: int) -> list[tuple[str, Window]]:

@@ -63,6 +63,20 @@ def read(path: str) -> str:
     return decode(raw, name)
 
 
+def read_to_learn(path: str) -> str:
+    """The text of a file that a model or a file is fitted to. UsageError: models are measured by
+    it, and would look better than they are."""
+    from pyflow.quant.wikitext2 import has_passage
+
+    text = read(path)
+    if has_passage(text):
+        raise click.UsageError(
+            f"{path}: has a passage of the test split of WikiText-2, on which perplexity is "
+            "measured; fitted to it, a model would look better than it is: take another text"
+        )
+    return text
+
+
 def _dash(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001
     if value not in (None, "-"):
         found = printable(argument(value or "", "the prompt"))

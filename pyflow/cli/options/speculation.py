@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ from pyflow.cli.options import model as models
 from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
+from pyflow.errors import GenerationWarning, PyflowError
 from pyflow.speculate.entry import SIZES, Entry, Source, Speculation
 from pyflow.speculate.methods import METHODS, made, speculator
 
@@ -186,7 +187,7 @@ class SpeculationOptions:
         """One for each method, with the same draft models and text."""
         with ExitStack() as stack:
             drafts = stack.enter_context(_draft_models(target, self.drafts))
-            trained = _trained(target, self.drafts) if _uses_trained(methods) else None
+            trained = _trained(target, self.drafts, methods) if _uses_trained(methods) else None
             options = replace(self._options(target), draft_models=drafts, trained=trained)
             yield [
                 stack.enter_context(speculator(target, replace(options, method=name)))
@@ -240,12 +241,23 @@ def _uses_trained(methods: Sequence[str]) -> bool:
     return any(drafts_from_it(METHODS[name]) for name in methods)
 
 
-def _trained(target: Model, drafts: Drafts) -> Trained | None:
-    """The speculator that is named, or lies beside the model."""
+def _trained(target: Model, drafts: Drafts, methods: Sequence[str]) -> Trained | None:
+    """The speculator that is named, or lies beside the model. One that nobody has asked for and
+    that does not fit is left out: GenerationWarning."""
     from pyflow.speculate.trained import files, find
 
-    path = find.beside(target.path) if drafts.trained is None else Path(drafts.trained)
-    return None if path is None else files.load(path, target, exit_layer=drafts.exit_layer)
+    if drafts.trained is not None:
+        return files.load(drafts.trained, target, exit_layer=drafts.exit_layer)
+    path = find.beside(target.path)
+    if path is None:
+        return None
+    try:
+        return files.load(path, target)
+    except PyflowError as error:
+        if any("trained" in METHODS[name].needs for name in methods):
+            raise
+        warnings.warn(f"the speculator is not used: {error}", GenerationWarning, stacklevel=2)
+        return None
 
 
 def check_layers(model: ModelFiles, layers: Sequence[int]) -> None:

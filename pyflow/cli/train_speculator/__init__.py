@@ -163,7 +163,7 @@ def command(
     """
     from pyflow.train.training import Training
 
-    texts = [_text(path) for path in dict.fromkeys(files)]
+    texts = [inputs.read_to_learn(path) for path in dict.fromkeys(files)]
     wanted: list[bool] = []
     ends = on_interrupt(lambda: wanted.append(True), ENDING)
     with run.load() as loaded, stages() as tell, ends as came, _threads(loaded.n_threads):
@@ -204,18 +204,6 @@ def _threads(n: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _text(path: str) -> str:
-    from pyflow.quant.wikitext2 import has_passage
-
-    text = inputs.read(path)
-    if has_passage(text):
-        raise click.UsageError(
-            f"{path}: has a passage of the test split of WikiText-2, on which models are measured; "
-            "take another text"
-        )
-    return text
 
 
 def _lines(figures: Mapping[str, Any]) -> Iterator[str]:

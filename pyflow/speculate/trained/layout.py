@@ -35,7 +35,8 @@ class Config(Protocol):
 def within(where: str, name: str, value: int, least: int, most: int) -> int:
     """value. FormatError unless it is from least to most."""
     if not least <= value <= most:
-        raise FormatError(f"{where}: {name}: expected {least} to {most}, found {value}")
+        expected = f"{least} to {most}" if least < most else f"{least}"
+        raise FormatError(f"{where}: {name}: expected {expected}, found {value}")
     return value
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pyflow
 from pyflow.cli import main
-from pyflow.errors import PyflowError
+from pyflow.errors import GenerationWarning, PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
+
+from ..speculate.trained import speculators as made_up
 
 LIKELIEST = SamplingParams(temperature=0)
 LOOKAHEAD = ["--spec", "lookahead", "--lookahead"]
@@ -122,3 +126,31 @@ def test_a_speculator_serves_streams_that_take_turns(model_path: Callable[[str],
                       Speculation(method="pool"), Speculation(p_split=2)):  # fmt: skip
             with pytest.raises(PyflowError, match=r"expected|needs"):
                 speculator(model, wrong)
+
+
+@pytest.mark.model
+def test_the_speculator_beside_a_model_is_found(
+    model_path: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.gguf").symlink_to(model_path("smollm2"))
+    sizes = (49152, 576, 32, 2)
+    tensors = made_up.mlp_tensors(*sizes)
+    args = ["generate", "-m", str(tmp_path / "m.gguf"), "-p", TEXT, "-n", "12", "--temp", "0"]
+
+    def told(*options: str) -> tuple[int, dict[str, Any], str]:
+        code = main([*args, "--json", *options])
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
+
+    _, plain, _ = told()
+    assert told("--spec", "mlp")[0] == 1  # there is none
+    made_up.write(tmp_path / "m.speculator", made_up.mlp_config(*sizes), tensors)
+    code, found, _ = told("--spec", "mlp")
+    assert (code, found["text"]) == (0, plain["text"])
+    made_up.write(tmp_path / "m.speculator", made_up.mlp_config(7, *sizes[1:]), tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", GenerationWarning)
+        code, found, err = told("--spec", "auto")
+    assert (code, found["text"]) == (0, plain["text"])
+    assert "vocab_size: expected 49152, found 7" in err
+    assert told("--spec", "mlp")[0] == 3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,65 @@ def test_medusas_heads_compute_what_the_paper_says(
     expected = made.medusa_logits(tensors, N, n_layers, np.float64(hidden_row()), tables[1])
     for mine, theirs in zip(found, expected, strict=True):
         assert np.abs(mine - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def test_an_adapter_that_names_no_layer_needs_one(model: pyflow.Model, tmp_path: Path) -> None:
+    config = made.kangaroo_config(N_VOCAB, N_EMBD, 4, 2, 0)
+    path = made.write(tmp_path, config, made.kangaroo_tensors(N_EMBD, 4, 2))
+    with pytest.raises(UnsupportedError, match="--exit-layer"):
+        files.load(path, model)
+    with pytest.raises(FormatError, match="exit layer: expected 1, found 2"):
+        files.load(path, model, exit_layer=2)
+    adapter = files.load(path, model, exit_layer=1).adapter
+    assert adapter is not None
+    assert adapter.exit_layer == 1
+
+
+def test_files_of_other_programs_are_read_alike(
+    model: pyflow.Model, tmp_path: Path, oracle: Callable[[str], Any]
+) -> None:
+    """Pickles, vLLM's names for Medusa, old buffers, and tied stages under all their names."""
+    torch = oracle("torch")
+    tokens = [1, 2, 3]
+
+    def logits(folder: Path) -> NDArray[np.float32]:
+        return files.load(folder, model, pack_as=None).heads.logits(hidden_row(), tokens)
+
+    def saved(folder: Path, name: str, tensors: made.Arrays) -> Path:
+        (folder / "model.safetensors").unlink()
+        torch.save(
+            {k: torch.tensor(v, dtype=torch.float32) for k, v in tensors.items()}, folder / name
+        )
+        return folder
+
+    medusa = made.medusa_tensors(N_VOCAB, N_EMBD, N, 1)
+    config: dict[str, Any] = {"medusa_num_heads": N, "medusa_num_layers": 1}
+    expected = logits(made.write(tmp_path / "a", config, medusa))
+    renamed = {
+        re.sub(r"^(\d)\.0\.linear", r"medusa_heads.blocks.\1.layers.0", name): values
+        for name, values in medusa.items()
+    }
+    renamed = {
+        re.sub(r"^(\d)\.1\.", r"medusa_heads.lm_heads.\1.", n): v for n, v in renamed.items()
+    }
+    assert (logits(made.write(tmp_path / "b", config, renamed)) == expected).all()
+    pickled = saved(made.write(tmp_path / "c", config, medusa), "medusa_lm_head.pt", medusa)
+    assert (logits(pickled) == expected).all()
+
+    config = made.mlp_config(N_VOCAB, N_EMBD, INNER, N, tie_weights=True)
+    tied = made.mlp_tensors(N_VOCAB, N_EMBD, INNER, N, tied=True)
+    expected = logits(made.write(tmp_path / "d", config, tied))
+    for part in ("emb.{}.weight", "head.{}.weight", "ln.{}.weight", "ln.{}.bias"):
+        for i in (1, 2):
+            tied[f"speculator.{part.format(i)}"] = tied[f"speculator.{part.format(0)}"]
+    tied["speculator.proj.2.weight"] = tied["speculator.proj.1.weight"]
+    assert (logits(made.write(tmp_path / "e", config, tied)) == expected).all()
+
+    config = made.kangaroo_config(N_VOCAB, N_EMBD, 4, 2, 1)
+    adapter = made.kangaroo_tensors(N_EMBD, 4, 2)
+    adapter["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8)
+    pickled = saved(made.write(tmp_path / "f", config, adapter), "pytorch_model.bin", adapter)
+    assert files.load(pickled, model).adapter is not None
 
 
 @pytest.mark.parametrize(("n_kv_heads", "token_map"), [(4, []), (2, TOKEN_MAP)])
