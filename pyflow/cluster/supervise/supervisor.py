@@ -108,16 +108,23 @@ class Attempt:
             os.set_blocking(self._mpiexec.stdout.fileno(), False)
             self._selector.register(self._mpiexec.stdout, selectors.EVENT_READ, self._hear)
             try:
-                while (code := self._known.verdict(self._mpiexec.poll(), self._now)) is None:
-                    self._turn()
+                while (code := self._known.verdict(self._ended(), self._now)) is None:
+                    self._turn(_TURN_S)
                 return code
             finally:
                 self._end()
 
     # Events.
 
-    def _turn(self) -> None:
-        events = self._selector.select(_TURN_S)
+    def _ended(self) -> int | None:
+        """mpiexec's exit code once it has ended and all that it and its ranks wrote is read."""
+        code = self._mpiexec.poll()
+        if code is not None:
+            self._turn(0.0)
+        return code
+
+    def _turn(self, timeout_s: float) -> None:
+        events = self._selector.select(timeout_s)
         before, self._now = self._now, time.monotonic()
         for key, _ in events:
             key.data()
