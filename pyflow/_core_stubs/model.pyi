@@ -57,6 +57,9 @@ class Stage:
         offload: Offload | None = None,
     ) -> None: ...
     @property
+    def host_tables(self) -> tuple[bool, bool]:
+        """Whether the embedding and the head are here, in the host's memory."""
+    @property
     def weight_bytes(self) -> int:
         """In the host's memory."""
     @property
@@ -106,12 +109,19 @@ class Heads:
     """Networks of a trained speculator that guess the tokens after one that a model has drawn.
 
     csrc/model/heads/heads.h has their arithmetic and the names in `spec`. They run on the threads
-    of `base`, whose embedding and head they may share. pack_as: as for `Stage`. ShapeError,
-    UnsupportedError: they do not fit the model.
+    of `base`, whose embedding and head they may share. pack_as: as for `Stage`. tables: a stage
+    with those of the two that `base` lacks; tied: they are one. ShapeError, UnsupportedError: they
+    do not fit the model.
     """
 
     def __init__(
-        self, file: Checkpoint, spec: HeadsSpec, base: Stage, pack_as: str | None = None
+        self,
+        file: Checkpoint,
+        spec: HeadsSpec,
+        base: Stage,
+        pack_as: str | None = None,
+        tables: Stage | None = None,
+        tied: bool = False,
     ) -> None: ...
     @property
     def n_heads(self) -> int: ...
@@ -128,8 +138,11 @@ class Heads:
         depth: int,
         least: float = 0.0,
         least_level: float = 0.0,
+        width: int = 64,
     ) -> tuple[list[int], list[int], list[float]]:
         """Tokens, parents and probabilities of the n_nodes likeliest nodes below the root.
+
+        width: children of a node at most; 1 gives a chain.
 
         hidden: (n_embd,), the input of the model's head from which the root was drawn. A node's
         probability is that of its token if its parent is right; nodes whose paths have less than

@@ -107,6 +107,19 @@ class ModelSpec:
             "head": _plain(self.head) if last == self.n_layers else None,
         }
 
+    def tables(self, *, embedding: bool, head: bool) -> dict[str, object]:
+        """A stage without layers that has the embedding, the head, or both."""
+        whole = self.stage()
+        absent = dict.fromkeys(
+            name for name, wanted in (("embedding", embedding), ("head", head)) if not wanted
+        )
+        return {**whole, "layers": [], **absent}
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.embedding.weight == self.head.weight
+
 
 def _plain(part: Rope | TensorRef | Embedding | Block | Head) -> dict[str, object]:
     plain: dict[str, object] = {"kind": part.kind} if hasattr(part, "kind") else {}

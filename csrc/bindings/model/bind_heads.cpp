@@ -14,10 +14,12 @@ namespace {
 
 std::unique_ptr<Heads> make_heads(std::shared_ptr<Checkpoint> file, const py::dict& d,
                                   std::shared_ptr<Stage> base,
-                                  const std::optional<std::string>& pack_as) {
+                                  const std::optional<std::string>& pack_as,
+                                  std::shared_ptr<Stage> tables, bool tied) {
   HeadsSpec spec{.n_embd = d["n_embd"].cast<int64_t>(),
                  .n_inner = d["n_inner"].cast<int64_t>(),
                  .scale_input = d["scale_input"].cast<bool>(),
+                 .tied = tied,
                  .vocabulary = d["vocabulary"].cast<std::vector<int32_t>>(),
                  .heads = {}};
   for (const auto& head : d["heads"].cast<py::list>())
@@ -26,21 +28,24 @@ std::unique_ptr<Heads> make_heads(std::shared_ptr<Checkpoint> file, const py::di
   if (pack_as) dtype = dtype_of(*pack_as);
   TensorSource source = tensor_source(std::move(file));
   py::gil_scoped_release release;
-  return std::make_unique<Heads>(std::move(spec), std::move(source), std::move(base), dtype,
-                                 check_signals);
+  return std::make_unique<Heads>(std::move(spec), std::move(source), std::move(base),
+                                 std::move(tables), dtype, check_signals);
 }
 
 using Tree = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<float>>;
 
 Tree draft(Heads& heads, const FloatArray& hidden, int32_t root, int64_t n_nodes, int64_t depth,
-           float least, float least_level) {
+           float least, float least_level, int64_t width) {
   GuessTree tree;
   {
     const auto row = floats(hidden);
     py::gil_scoped_release release;
-    tree = heads.draft(
-        row, root,
-        {.n_nodes = n_nodes, .depth = depth, .least = least, .least_level = least_level});
+    tree = heads.draft(row, root,
+                       {.n_nodes = n_nodes,
+                        .depth = depth,
+                        .width = width,
+                        .least = least,
+                        .least_level = least_level});
   }
   return {std::move(tree.tokens), std::move(tree.parents), std::move(tree.probabilities)};
 }
@@ -60,12 +65,13 @@ py::array_t<float> logits(Heads& heads, const FloatArray& hidden, const IntArray
 void register_heads(py::module_& m) {
   py::class_<Heads>(m, "Heads")
       .def(py::init(&make_heads), py::arg("file"), py::arg("spec"), py::arg("base"),
-           py::arg("pack_as") = py::none())
+           py::arg("pack_as") = py::none(), py::arg("tables") = py::none(), py::arg("tied") = false)
       .def_property_readonly("n_heads", &Heads::n_heads)
       .def_property_readonly("n_guessed", &Heads::n_guessed)
       .def_property_readonly("nbytes", &Heads::nbytes)
       .def("draft", &draft, py::arg("hidden"), py::arg("root"), py::arg("n_nodes"),
-           py::arg("depth"), py::arg("least") = 0.0F, py::arg("least_level") = 0.0F)
+           py::arg("depth"), py::arg("least") = 0.0F, py::arg("least_level") = 0.0F,
+           py::arg("width") = kMostGuesses)
       .def("logits", &logits, py::arg("hidden"), py::arg("tokens"));
 }
 

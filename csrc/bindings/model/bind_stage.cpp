@@ -106,6 +106,11 @@ void register_stage(py::module_& m) {
   py::class_<Stage, std::shared_ptr<Stage>>(m, "Stage")
       .def(py::init(&make_stage), py::arg("file"), py::arg("spec"), py::arg("pool"),
            py::arg("load") = true, py::arg("pack_as") = py::none(), py::arg("offload") = py::none())
+      .def_property_readonly("host_tables",
+                             [](const Stage& s) {
+                               const bool head = s.last() && s.head_home() == kHost;
+                               return std::pair(s.first(), head);
+                             })
       .def_property_readonly("weight_bytes", &Stage::weight_bytes)
       .def_property_readonly("device_weight_bytes", &Stage::device_weight_bytes)
       .def_property_readonly("device_faults",

@@ -7,21 +7,22 @@
 
 namespace pyflow {
 
-BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const std::vector<int32_t>& tokens)
-    : stage_(std::move(stage)) {
+BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const PackedTensor* weight,
+                   const std::vector<int32_t>& tokens)
+    : stage_(std::move(stage)), weight_(weight) {
   const Stage::Head head = stage_->head();
-  if (!head.weight || stage_->head_home() != kHost)
+  if (!weight_)
     throw UnsupportedError(
         "speculator: expected the model's head in this process and on the CPU, found it " +
-        std::string(head.weight ? "on a device; use --gpu-layers 0" : "on another rank"));
+        std::string(head.weight ? "on a device" : "on another rank"));
   if (tokens.empty()) return;
-  const int64_t n_vocab = head.weight->rows(), n = std::ssize(tokens);
+  const int64_t n_vocab = weight_->rows(), n = std::ssize(tokens);
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < (i ? tokens[i - 1] + 1 : 0) || tokens[i] >= n_vocab)
       throw ShapeError("speculator: draft vocabulary: expected ascending tokens below " +
                        std::to_string(n_vocab) + ", found " + std::to_string(tokens[i]) +
                        " as number " + std::to_string(i));
-  rows_ = PackedTensor(head.weight->dtype(), n, head.weight->cols());
+  rows_ = PackedTensor(weight_->dtype(), n, weight_->cols());
   arena_ = Buffer(rows_.nbytes(), "draft vocabulary", "model");
   rows_.place(arena_.data());
   const size_t nbytes = row_bytes(rows_.dtype(), rows_.cols());
@@ -29,8 +30,8 @@ BaseHead::BaseHead(std::shared_ptr<const Stage> stage, const std::vector<int32_t
   for (int64_t t = 0; t < rows_.tiles(); ++t) {
     const int64_t first = t * kTileRows, end = std::min(n, first + kTileRows);
     for (int64_t i = first; i < end; ++i)
-      head.weight->unpack_row(tokens[static_cast<size_t>(i)],
-                              tile.data() + static_cast<size_t>(i - first) * nbytes);
+      weight_->unpack_row(tokens[static_cast<size_t>(i)],
+                          tile.data() + static_cast<size_t>(i - first) * nbytes);
     rows_.pack_tile(tile.data(), t);
   }
   if (head.bias)

@@ -14,17 +14,20 @@ namespace pyflow {
 
 class BaseHead {
  public:
-  // The rows of `tokens`, ascending; none are all rows, which are not copied. Throws ShapeError for
-  // other tokens, UnsupportedError if the stage has no head in the host's memory, ResourceError.
-  BaseHead(std::shared_ptr<const Stage> stage, const std::vector<int32_t>& tokens);
+  // The rows of `tokens` of the stage's head, ascending; none are all rows, which are not copied.
+  // weight: of that head in the host's memory, which outlives this. Throws ShapeError for other
+  // tokens, UnsupportedError if it is null, ResourceError.
+  BaseHead(std::shared_ptr<const Stage> stage, const PackedTensor* weight,
+           const std::vector<int32_t>& tokens);
 
-  const PackedTensor& weight() const { return rows_.rows() ? rows_ : *stage_->head().weight; }
+  const PackedTensor& weight() const { return rows_.rows() ? rows_ : *weight_; }
   size_t nbytes() const { return arena_.size() + bias_.size() * sizeof(float); }
   // Makes logits of products: columns [column, column + n) of one row.
   void finish(float* logits, int64_t column, int64_t n) const;
 
  private:
   std::shared_ptr<const Stage> stage_;
+  const PackedTensor* weight_;
   PackedTensor rows_;
   Buffer arena_;
   std::vector<float> bias_;

@@ -62,7 +62,7 @@ GuessTree grow_tree(int32_t root, const GuessLimits& limits, const GuessNext& ne
       const Node& node = nodes[static_cast<size_t>(i)];
       extended.push_back({number_of(i), node.token, number_of(node.parent)});
     }
-    const auto guesses = next(depth, extended, limits.n_nodes);
+    const auto guesses = next(depth, extended, std::min(limits.n_nodes, limits.width));
     for (size_t i = 0; i < level.size(); ++i) {
       const float before = level[i] < 0 ? 1 : nodes[static_cast<size_t>(level[i])].path;
       for (const Guess& guess : guesses[std::min(i, guesses.size() - 1)]) {

@@ -11,11 +11,14 @@
 
 namespace pyflow {
 
+inline constexpr int64_t kMostGuesses = 64;
+
 struct GuessLimits {
   int64_t n_nodes = 1;
   int64_t depth = 1;
-  float least = 0;        // probability of a path, below which a node is left out
-  float least_level = 0;  // sum of these of a level, below which it is not extended
+  int64_t width = kMostGuesses;  // children of a node; 1: a chain
+  float least = 0;               // probability of a path, below which a node is left out
+  float least_level = 0;         // sum of these of a level, below which it is not extended
 };
 
 // Node i follows node parents[i], which is below i, or the root where it is -1.

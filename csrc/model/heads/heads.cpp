@@ -24,12 +24,32 @@ void check_range(const char* name, int64_t value, int64_t most) {
                      std::to_string(most) + ", found " + std::to_string(value));
 }
 
+const PackedTensor* head_on_host(const Stage& stage) {
+  return stage.head_home() == kHost ? stage.head().weight : nullptr;
+}
+
+// Of the model, in the host's memory; null: not there. Embeddings are never on devices.
+const PackedTensor* embedding_of(const Stage& base, const Stage* tables, bool tied) {
+  if (base.embedding()) return base.embedding();
+  if (tied && head_on_host(base)) return head_on_host(base);
+  return tables ? tables->embedding() : nullptr;
+}
+
+const PackedTensor* head_of(const Stage& base, const Stage* tables, bool tied) {
+  if (head_on_host(base)) return head_on_host(base);
+  if (tied && base.embedding()) return base.embedding();
+  return tables ? head_on_host(*tables) : nullptr;
+}
+
 }  // namespace
 
 Heads::Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> base,
-             std::optional<DType> pack_as, const std::function<void()>& poll)
+             std::shared_ptr<const Stage> tables, std::optional<DType> pack_as,
+             const std::function<void()>& poll)
     : spec_(std::move(spec)),
       base_(std::move(base)),
+      tables_(std::move(tables)),
+      embedding_(embedding_of(*base_, tables_.get(), spec_.tied)),
       weights_(std::move(source), pack_as, base_->kernels()) {
   if (spec_.n_embd != base_->spec().n_embd)
     throw ShapeError("speculator: expected hidden rows of " + std::to_string(base_->spec().n_embd) +
@@ -43,7 +63,9 @@ Heads::Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> b
     heads_.push_back(bind(head, heads_.empty() ? nullptr : &heads_[0]));
   weights_.pack(base_->pool(), poll, nullptr);
   if (std::ranges::any_of(heads_, [](const Head& head) { return !head.weight; }))
-    base_head_ = std::make_unique<BaseHead>(base_, spec_.vocabulary);
+    base_head_ =
+        std::make_unique<BaseHead>(base_->last() || !tables_ ? base_ : tables_,
+                                   head_of(*base_, tables_.get(), spec_.tied), spec_.vocabulary);
   allocate();
 }
 
@@ -63,7 +85,7 @@ Heads::Head Heads::bind(const BlockSpec& spec, const Head* first) {
     head.token_projection = matrix("token_projection", inner, d);
     if (!head.tokens == !head.token_projection)
       throw ShapeError("speculator: expected a table of tokens or a token projection");
-    if (head.token_projection && !base_->embedding())
+    if (head.token_projection && !embedding_)
       throw UnsupportedError(
           "speculator: expected the model's embedding in this process, found it on another rank");
     head.token_scale = spec.number("token_scale");
@@ -224,7 +246,7 @@ void Heads::update(const Head& head, Step& s, Team& team, std::span<const Row> r
         if (head.norm) s.kernels.rms_norm(y, head.norm, head.eps, spec_.n_embd, y);
         continue;
       }
-      const PackedTensor& table = head.tokens ? *head.tokens : *base_->embedding();
+      const PackedTensor& table = head.tokens ? *head.tokens : *embedding_;
       float* token = tokens_ + r * stride_;
       table.dequantize_row(row.token, token, s.copy);
       s.kernels.scale(token, head.token_scale, table.cols());

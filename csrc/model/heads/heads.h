@@ -35,6 +35,7 @@ struct HeadsSpec {
   int64_t n_embd = 0;               // of hidden rows
   int64_t n_inner = 0;              // of states
   bool scale_input = false;         // the first state is rms(hidden) / sqrt(2)
+  bool tied = false;                // the model's head is its embedding
   std::vector<int32_t> vocabulary;  // what heads guess, ascending; empty: all of the model's tokens
   std::vector<BlockSpec> heads;     // parameters as above
 };
@@ -42,12 +43,14 @@ struct HeadsSpec {
 class Heads {
  public:
   // Nodes of a draft at most; so many rows go through a head together.
-  static constexpr int64_t kMostNodes = 64;
+  static constexpr int64_t kMostNodes = kMostGuesses;
 
-  // Binds, checks and packs the weights, float matrices as pack_as if given. Throws what Stage and
-  // BaseHead throw, ShapeError for heads that do not fit the model.
+  // Binds, checks and packs the weights, float matrices as pack_as if given. tables: a stage that
+  // has the model's embedding or head in the host's memory where the base has not; or null.
+  // Throws what Stage and BaseHead throw, ShapeError for heads that do not fit the model.
   Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> base,
-        std::optional<DType> pack_as, const std::function<void()>& poll);
+        std::shared_ptr<const Stage> tables, std::optional<DType> pack_as,
+        const std::function<void()>& poll);
 
   int64_t n_heads() const { return static_cast<int64_t>(heads_.size()); }
   int64_t n_guessed() const { return n_guessed_; }  // tokens that heads choose from
@@ -98,7 +101,8 @@ class Heads {
   float* state(int64_t i) const { return states_ + i * stride_; }
 
   HeadsSpec spec_;
-  std::shared_ptr<const Stage> base_;
+  std::shared_ptr<const Stage> base_, tables_;
+  const PackedTensor* embedding_;  // null: none here
   Weights weights_;
   std::vector<Head> heads_;
   std::unique_ptr<BaseHead> base_head_;  // if a head has no own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -21,7 +21,10 @@ from pyflow.speculate.trained.mlp import MlpConfig
 from pyflow.speculate.trained.tensors import Tensors
 
 if TYPE_CHECKING:
+    from pyflow._core import HeadsSpec
     from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
+    from pyflow.specs.model_spec import ModelSpec
 
 _MAX_CONFIG = 1 << 20
 # What float matrices are packed as: reading them is what a draft costs.
@@ -38,6 +41,19 @@ _PREFIXES = {"mlp": ("speculator.",), "medusa": medusa.PREFIXES, "kangaroo": ("m
 class _Type(msgspec.Struct):
     model_type: str | None = None
     medusa_num_heads: int | None = None
+
+
+class Target(Protocol):
+    """What heads need of their model. It may have a part of the layers alone."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def stage(self) -> _core.Stage: ...
+    @property
+    def pool(self) -> _core.ThreadPool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +110,55 @@ def load(
         stage = config.adapter(tensors)
     tensors.finish()
     packed = pack_as if pack_as is None or _packs(checkpoint, pack_as) else None
-    heads = _core.Heads(checkpoint.native, native, model.stage, pack_as=packed)
+    heads = _heads(checkpoint, native, model, packed)
     adapter = None
     if stage is not None and exit_layer is not None:
         built = _core.Stage(checkpoint.native, stage, model.pool, pack_as=packed)
         adapter = Adapter(model, built, exit_layer)
     return Trained(path, config, heads, adapter)
+
+
+def check(path: str | Path, model: ModelFiles) -> str:
+    """The kind of the speculator at path. UnsupportedError: it is for another model."""
+    config = read_config(path)
+    if config.base is not None:
+        config.base.check(str(path), model)
+    return config.kind
+
+
+def load_heads(path: str | Path, base: Target) -> _core.Heads:
+    """The heads of a speculator, for the stage that has the model's head. Whether its tokens are
+    those of the model is checked elsewhere. Raises as `load`, also for a kangaroo."""
+    path = Path(path)
+    config = read_config(path)
+    if isinstance(config, KangarooConfig):
+        raise UnsupportedError(f"{path}: kangaroo drafts in one process, and not in pipelines")
+    checkpoint = formats.open(path)
+    tensors = Tensors(checkpoint, _prefix(config, checkpoint), kangaroo.IGNORED)
+    native = config.native(tensors, base.spec.n_embd, base.spec.n_vocab)
+    tensors.finish()
+    return _heads(checkpoint, native, base, PACKED if _packs(checkpoint, PACKED) else None)
+
+
+def _heads(
+    checkpoint: Checkpoint, native: HeadsSpec, base: Target, packed: str | None
+) -> _core.Heads:
+    tables, tied = _tables(native, base), base.spec.is_tied
+    return _core.Heads(checkpoint.native, native, base.stage, packed, tables, tied)
+
+
+def _tables(native: HeadsSpec, base: Target) -> _core.Stage | None:
+    """The embedding and the head that heads use, where the base has them elsewhere."""
+    has_embedding, has_head = base.stage.host_tables
+    if base.spec.is_tied and (has_embedding or has_head):
+        return None
+    wants_embedding = any("token_projection" in head for head in native["heads"])
+    wants_head = any("head" not in head for head in native["heads"])
+    embedding, head = wants_embedding and not has_embedding, wants_head and not has_head
+    if not embedding and not head:
+        return None
+    tables = base.spec.tables(embedding=embedding, head=head)
+    return _core.Stage(base.checkpoint.native, tables, base.pool, pack_as=base.checkpoint.pack_as)
 
 
 def _exit_layer(path: Path, config: KangarooConfig, model: LoadedModel, given: int | None) -> int:

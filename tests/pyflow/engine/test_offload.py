@@ -16,8 +16,9 @@ from pyflow.devices import Device, Found, Probe, find
 from pyflow.engine import offload
 from pyflow.errors import PlacementWarning, ResourceError, UnsupportedError
 from pyflow.sampling import SamplingParams
-from pyflow.speculate import Speculation, speculator
+from pyflow.speculate import Speculation, Speculator, speculator
 
+from ..speculate.trained.methods import heads
 from ..tiny_models import write_model
 
 PROMPTS = ["One, two, three, four,", "The capital of France is", "a b a b a b a", "Rivers:"]
@@ -65,12 +66,17 @@ def check_texts(path: Path, places: Sequence[pyflow.Offload], n: int) -> None:
                 together = model.generate(PROMPTS, n_predict=n, sampling=kind)
                 for one, other in zip(texts, together, strict=True):
                     assert (one.tokens, one.logprobs) == (other.tokens, other.logprobs), placed
-            with speculator(model, Speculation(method="auto", fixed=True)) as drafts:
-                drafted = model.generate(
-                    PROMPTS[2], n_predict=n, sampling=kinds[1], speculator=drafts
-                )
             alone = expected[1][2]
-            assert (drafted.tokens, drafted.logprobs) == (alone.tokens, alone.logprobs), placed
+            for drafts in (
+                speculator(model, Speculation(method="auto", fixed=True)),
+                Speculator(heads(model, "mlp"), fixed=True),
+            ):
+                with drafts:
+                    drafted = model.generate(
+                        PROMPTS[2], n_predict=n, sampling=kinds[1], speculator=drafts
+                    )
+                assert (drafted.tokens, drafted.logprobs) == (alone.tokens, alone.logprobs), placed
+            assert drafted.speculation.drafted > 0
 
 
 @pytest.mark.model
