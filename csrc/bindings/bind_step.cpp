@@ -178,7 +178,8 @@ void register_step(py::module_& m) {
           [](const Entry& e) { return e.regime == Regime::Prefill ? "prefill" : "decode"; })
       .def_property_readonly(
           "sampler", [](const Entry& e) { return e.sampler; }, py::return_value_policy::reference)
-      .def_readwrite("tokens", &Entry::tokens);
+      .def_readwrite("tokens", &Entry::tokens)
+      .def_readwrite("hidden", &Entry::hidden);
   py::class_<EntryResult>(m, "EntryResult")
       .def_property_readonly("drawn", [](const EntryResult& r) { return r.verdict.drawn; })
       .def_property_readonly("nodes", [](const EntryResult& r) { return r.verdict.nodes; })

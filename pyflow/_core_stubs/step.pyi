@@ -77,6 +77,7 @@ class Entry:
     @property
     def sampler(self) -> Sampler | None: ...
     tokens: list[int]
+    hidden: list[int]
 
 class EntryResult:
     """What came of an entry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,8 +19,9 @@ from pyflow.cluster.mpi.pipeline import MpiPipeline, dismiss
 from pyflow.cluster.mpi.survey import Survey, survey_threads
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import Pipeline
+from pyflow.cluster.run.guesses import heads_of
 from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser
-from pyflow.cluster.run.stage import Sizes
+from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.run.threads import ThreadPipeline, local_stages
 from pyflow.engine.context import CacheType, context_args
@@ -211,6 +213,7 @@ def in_threads(
             layers=ranges,
             sampling=SamplingParams(seed=0),
             n_threads=n_threads,
+            heads=heads_of(drafter),
             **sizes,
         )
         return ThreadPipeline(stages), ranges
@@ -243,6 +246,7 @@ def over_ranks(
     open_device: of this rank's layers. Should it fail, the other ranks end too.
     """
     drafters = drafter if isinstance(drafter, Sequence) else ()
+    own_drafter = None if isinstance(drafter, Sequence) else drafter
     is_connected = False
     try:
         files = _files_of(model)
@@ -257,6 +261,7 @@ def over_ranks(
                 pool=pool,
                 drafters=drafters,
                 open_device=open_device,
+                make=partial(ModelStage, heads=heads_of(own_drafter)),
                 **sizes,
             )
             return pipeline, pipeline.layers
@@ -266,7 +271,7 @@ def over_ranks(
             connect,
             strategy=strategy,
             n_threads=n_threads,
-            drafter=None if isinstance(drafter, Sequence) else drafter,
+            drafter=own_drafter,
             n_ctx=n_ctx,
             cache_type=cache_type,
         )

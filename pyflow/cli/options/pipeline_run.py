@@ -19,17 +19,27 @@ from pyflow.cli.options.model import (
     warn_of_crowding,
 )
 from pyflow.cli.options.pipeline import AUTO, EVEN, PipelineOptions
-from pyflow.cli.options.speculation import SpeculationOptions, check_layers
+from pyflow.cli.options.speculation import (
+    HEADS,
+    SpeculationOptions,
+    check_layers,
+    heads_of_pipeline,
+    heads_of_stage,
+)
 from pyflow.cluster.run.strategy import named
 from pyflow.cluster.supervise.lifeline import of_process
 from pyflow.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyflow import _core
     from pyflow.cluster.automatic import Automatic
     from pyflow.cluster.model import PipelinedModel
     from pyflow.cluster.mpi.layers import Splitter
     from pyflow.cluster.mpi.transport import World
     from pyflow.cluster.run.drafts import PipelineDrafter
+    from pyflow.cluster.run.stage import ModelStage
     from pyflow.cluster.run.strategy import Strategy
     from pyflow.cluster.supervise.lifeline import Numbers
     from pyflow.engine.context import CacheType
@@ -56,6 +66,8 @@ class PipelineRun:
     """The rank of a draft model is gone: drafts come from the text."""
     automatic: Automatic | None = field(default=None, init=False)
     """Decides what the options leave open; set by `open`."""
+    has_heads: bool = field(default=False, init=False)
+    """The heads of a speculator draft."""
     is_open: bool = field(default=False, init=False)
     """The other ranks serve a pipeline."""
 
@@ -124,6 +136,12 @@ class PipelineRun:
         drafts = self.world is not None and self.world.rank in self.drafters
         return device_of_rank(checkpoint, drafts=drafts, allow_inexact=self.allow_inexact)
 
+    def open_heads(self, model: Path, stage: ModelStage) -> _core.Heads | None:
+        """The heads that draft beside the last layers, on any rank; None: none do."""
+        if self.options.strategy == "iterative":
+            return None
+        return heads_of_stage(self.speculation, model, stage)
+
     def _check_layers(self, files: ModelFiles) -> None:
         """UsageError: --layers does not fit the model, the stages or the ranks."""
         check_layers(files, self.speculation.drafts.draft_layers)
@@ -155,6 +173,7 @@ class PipelineRun:
         from pyflow.cluster.model import N_BATCH
         from pyflow.cluster.planning.profile import drafts_by
         from pyflow.cluster.run.drafts import MethodDrafter, by_lookup, by_models
+        from pyflow.cluster.run.guesses import GuessesDrafter
 
         drafts = self.speculation.drafts
         names = drafts.draft_models
@@ -174,7 +193,12 @@ class PipelineRun:
             elif models:
                 drafter = by_models(models, n_ctx=n_ctx)
             else:
-                drafter = by_lookup(n_ctx=n_ctx, n_vocab=n_vocab)
+                self.has_heads = heads_of_pipeline(self.speculation, files) is not None
+                alone = self.speculation.method in HEADS
+                drafter = None if alone else by_lookup(n_ctx=n_ctx, n_vocab=n_vocab)
+                if self.has_heads:
+                    drafter = GuessesDrafter(partial(self.open_heads, files.path), drafter)
+            assert drafter is not None
             stack.enter_context(closing(drafter))
         split = self._split()
         if split is not None and self.options.strategy != AUTO:
@@ -211,6 +235,8 @@ class PipelineRun:
         if self.options.strategy == "iterative":
             return None
         method = self.speculation.in_pipeline
+        if method == "lookup" and self.has_heads:
+            return "lookup and heads"
         if method != "draft":
             return method
         where = f" on rank {', '.join(map(str, self.drafters))}" if self.drafters else ""

@@ -186,8 +186,9 @@ def _over_ranks(pipeline: PipelineRun, run: RunOptions, command: Callable[[], An
 
 def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
     """Works for rank 0, and prints nothing."""
-    from pyflow import _core
+    from pyflow import _core, catalogue
     from pyflow.cluster.mpi.pipeline import serve
+    from pyflow.cluster.run.stage import ModelStage
     from pyflow.engine.model_files import ModelFiles
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles it, and then ends the others
@@ -206,9 +207,13 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
         files = ModelFiles(path, quantize=run.quantize, overrides=run.overrides)
         return drafting_models(files, own, drafts.draft_layers, n_threads)
 
+    def open_heads(stage: ModelStage) -> _core.Heads | None:
+        return pipeline.open_heads(catalogue.resolve(path), stage)
+
     serve(
         path,
         pool=_core.ThreadPool(n_threads),
+        make=functools.partial(ModelStage, heads=open_heads),
         quantize=run.quantize,
         overrides=run.overrides,
         drafters=drafters,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,11 +16,12 @@ from pyflow.cli.options import model as models
 from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.rules import Rule
-from pyflow.errors import GenerationWarning, PyflowError
 from pyflow.speculate.entry import SIZES, Entry, Source, Speculation
 from pyflow.speculate.methods import METHODS, made, speculator
 
 if TYPE_CHECKING:
+    from pyflow import _core
+    from pyflow.cluster.run.stage import ModelStage
     from pyflow.engine.context import Policy
     from pyflow.engine.model_files import ModelFiles
     from pyflow.model import Model
@@ -65,12 +66,7 @@ RULES = (
     ),
     Rule("--speculator", needs=_spec(_drafts_from("trained"))),
     Rule("--exit-layer", needs=["--speculator"]),
-    Rule("--speculator", forbids=["--pipeline"], advice="it drafts in one process"),
-    *(
-        Rule(f"--spec {entry.name}", forbids=["--pipeline"], advice="it drafts in one process")
-        for entry in METHODS.values()
-        if "trained" in entry.needs
-    ),
+    Rule("--spec kangaroo", forbids=["--pipeline"], advice="it drafts in one process"),
     Rule("--draft-model", needs=[*_spec(_BY_MODELS), "--pipeline"]),
     Rule("--draft-model", forbids=_spec(lambda entry: not _BY_MODELS(entry))),
     Rule("--draft-layers", needs=["--draft-model self"]),
@@ -148,6 +144,10 @@ draft_layers = option(
 )
 
 
+# Methods whose guesses the last stage of a pipeline makes.
+HEADS = ("mlp", "medusa")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
     """What methods draft from: other models, and a text."""
@@ -197,10 +197,10 @@ class SpeculationOptions:
     def for_pipeline(self, model: ModelFiles, n_rows: int) -> tuple[Method, int] | None:
         """The method that drafts for a pipeline, and the most nodes of its trees.
 
-        None: draft models or lookup, which a pipeline makes by itself. n_rows: the rows of a run
-        that drafts may take; UsageError for a window that takes more.
+        None: draft models, lookup or heads, which a pipeline makes by itself. n_rows: the rows of a
+        run that drafts may take; UsageError for a window that takes more.
         """
-        if self.in_pipeline in ("draft", "lookup"):
+        if self.in_pipeline in ("draft", "lookup", *HEADS):
             return None
         (method,), n_nodes = made(model, self._options(model))
         if method.n_asked > n_rows:
@@ -236,28 +236,46 @@ def _draft_models(target: Model, drafts: Drafts) -> Iterator[list[tuple[Model, S
         yield found
 
 
+def heads_of_pipeline(options: SpeculationOptions, model: ModelFiles) -> Path | None:
+    """The folder of the speculator whose heads draft in a pipeline; None: they do not.
+
+    Raises as `find.heads`, and PyflowError if the method has no speculator.
+    """
+    from pyflow.speculate.trained import find
+
+    method, drafts = options.method, options.drafts
+    if drafts.draft_models or method not in ("auto", *HEADS):
+        return None
+    kinds = HEADS if method == "auto" else (method,)
+    path = find.heads(model, drafts.trained, kinds, is_wanted=method in HEADS)
+    if path is None and method in HEADS:
+        made(model, Speculation(method=method))  # says what is missing
+    return path
+
+
+def heads_of_stage(
+    options: SpeculationOptions, model: Path, stage: ModelStage
+) -> _core.Heads | None:
+    """The same, loaded for the stage with the last layers of the model at that path."""
+    from pyflow.speculate.trained import find
+
+    method, drafts = options.method, options.drafts
+    if drafts.draft_models or method not in ("auto", *HEADS):
+        return None
+    return find.heads_of_stage(model, stage, drafts.trained, is_wanted=method in HEADS)
+
+
 def _uses_trained(methods: Sequence[str]) -> bool:
     drafts_from_it = _drafts_from("trained")
     return any(drafts_from_it(METHODS[name]) for name in methods)
 
 
 def _trained(target: Model, drafts: Drafts, methods: Sequence[str]) -> Trained | None:
-    """The speculator that is named, or lies beside the model. One that nobody has asked for and
-    that does not fit is left out: GenerationWarning."""
-    from pyflow.speculate.trained import files, find
+    """The speculator that is named, or found."""
+    from pyflow.speculate.trained import find
 
-    if drafts.trained is not None:
-        return files.load(drafts.trained, target, exit_layer=drafts.exit_layer)
-    path = find.beside(target.path)
-    if path is None:
-        return None
-    try:
-        return files.load(path, target)
-    except PyflowError as error:
-        if any("trained" in METHODS[name].needs for name in methods):
-            raise
-        warnings.warn(f"the speculator is not used: {error}", GenerationWarning, stacklevel=2)
-        return None
+    is_wanted = any("trained" in METHODS[name].needs for name in methods)
+    return find.load(target, drafts.trained, drafts.exit_layer, is_wanted=is_wanted)
 
 
 def check_layers(model: ModelFiles, layers: Sequence[int]) -> None:
@@ -305,7 +323,7 @@ _method = option(
     "--spec method",
     "Draft tokens and verify several in one step; the text stays the same. auto takes the"
     " methods that pay, or none. With --pipeline, none and auto draft by the draft model,"
-    " or by lookup.",
+    " or by lookup; auto also by a speculator's heads.",
     type=click.Choice(["none", *METHODS]),
     default="none",
     short="Draft tokens, faster: auto, lookup, draft ...",

@@ -21,7 +21,7 @@ class Job:
     restart; they are replayed as decoded tokens, and emitted again. n_past: how many of prompt and
     committed are in sequence 0 of every stage. n_ctx: positions, and cells of a stage. n_batch:
     maximum rows of a run. n_partitions: sequences besides 0. window: the smallest window of any
-    layer; None if all layers see all positions.
+    layer; None if all layers see all positions. n_guesses: wanted of the last stage.
     """
 
     prompt: Sequence[int]
@@ -33,6 +33,7 @@ class Job:
     n_batch: int = 512
     n_partitions: int = 8
     window: int | None = None
+    n_guesses: int = 0
     stops: frozenset[int] = frozenset()
     epoch: int = 0
 

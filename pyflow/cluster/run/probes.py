@@ -1,8 +1,10 @@
-"""Requests to the drafter, and the questions that it asks the model."""
+"""Requests to the drafter, the questions that it asks the model, and guesses of the last stage."""
 
 from __future__ import annotations
 
-from pyflow.cluster.wire.messages import Answers, Questions, Result, Run
+from collections.abc import Sequence
+
+from pyflow.cluster.wire.messages import Answers, Guessed, Questions, Result, Run
 from pyflow.engine.cached_text import common_prefix
 
 
@@ -16,6 +18,8 @@ class Inquiry:
     def __init__(self) -> None:
         self.answers: Answers | None = None
         """The latest answers."""
+        self.guessed: Guessed | None = None
+        """The latest guesses."""
         self._waiting: Questions | None = None
         self._sent = False
 
@@ -35,11 +39,22 @@ class Inquiry:
     def hear(self, run: Run, result: Result) -> None:
         """Takes the result of a run, in order. A skipped run loses its questions, and the drafter
         asks them again."""
+        if result.guesses:
+            row = n_borne_out(run, result.draws) - 1
+            position = run.position + len(run.tokens) - run.n_draws + row + 1
+            tokens = (result.draws[row], *result.guesses)
+            self.guessed = Guessed(position, tokens, result.probabilities)
         if run.questions is None:
             return
         self._sent = False
         if not result.skipped:
             self.answers = Answers(run.questions.number, run.position, result.answers)
+
+
+def n_borne_out(run: Run, draws: Sequence[int]) -> int:
+    """How many of a run's draws stand if its first one does: those after tokens that were drawn."""
+    drafted = run.tokens[len(run.tokens) - run.n_draws + 1 :]
+    return 1 + common_prefix(drafted, draws)
 
 
 class Requests:

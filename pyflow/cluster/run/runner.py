@@ -12,6 +12,7 @@ from pyflow import _core
 from pyflow.batch.runner import Begun, Draw, Outcome, Span
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import DraftChannel, DraftThread, Pipeline, write
+from pyflow.cluster.run.guesses import MOST_GUESSES, GuessesDrafter
 from pyflow.cluster.run.job import Job
 from pyflow.cluster.run.scheduler import Scheduler
 from pyflow.cluster.run.strategy import Strategy
@@ -132,6 +133,7 @@ class PipelineRunner:
             n_batch=self._n_batch,
             n_partitions=self._n_partitions,
             window=self._window,
+            n_guesses=MOST_GUESSES if isinstance(self._drafter, GuessesDrafter) else 0,
             stops=span.stops,
             epoch=self.pipeline.epoch,
         )

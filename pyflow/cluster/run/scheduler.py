@@ -346,7 +346,10 @@ class Scheduler:
             self._n_told = known
         path = tuple(self._chain.tokens[known - self._chain.start :][: position - known])
         self.counts.runs += 1
-        run = Run(self.counts.runs, seq, position, tokens, path, n_draws, regime, questions)
+        n_guesses = self.job.n_guesses if n_draws and self.strategy.n_draft else 0
+        run = Run(
+            self.counts.runs, seq, position, tokens, path, n_draws, regime, questions, n_guesses
+        )
         self.counts.rows += run.n_rows
         self.counts.explored += run.n_rows - len(tokens)
         self._flights.append(Flight(known, [*path, *tokens], run))
@@ -366,10 +369,9 @@ class Scheduler:
         keep, new = self._drafts.tell(self.text, guesses)
         least = strategy.least + strategy.recovery * chain.n_asked
         least = min(1.0, max(0.0, least - strategy.decay * self._drafts.n_dry))
-        number, answers = self._drafts.number, self._inquiry.answers
-        self._out.append(
-            DraftRequest(self.job.epoch, number, keep, new, n, least, len(guesses), answers)
-        )
+        number, inquiry = self._drafts.number, self._inquiry
+        told = (len(guesses), inquiry.answers, inquiry.guessed)
+        self._out.append(DraftRequest(self.job.epoch, number, keep, new, n, least, *told))
         if n:
             chain.n_asked += 1
             self._drafts.asked, self._drafts.position = number, chain.end

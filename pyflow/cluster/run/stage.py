@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import TypedDict, Unpack
+from typing import TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.cluster.run.probes import n_borne_out
 from pyflow.cluster.wire.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
 from pyflow.engine.context import DEFAULT_BATCH, CacheType, ContextArgs, context_args
 from pyflow.engine.offload import StageDevice
@@ -18,6 +19,13 @@ from pyflow.errors import CancelledError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
+
+OpenHeads: TypeAlias = "Callable[[ModelStage], _core.Heads | None]"
+"""Loads the heads of a speculator for the last stage; None: it has none."""
+
+
+def no_heads(_: ModelStage) -> _core.Heads | None:
+    return None
 
 
 class Sizes(TypedDict, total=False):
@@ -50,25 +58,27 @@ class ModelStage:
         pool: _core.ThreadPool,
         sampling: SamplingParams,
         device: StageDevice | None = None,
+        heads: OpenHeads = no_heads,
         **sizes: Unpack[Sizes],
     ) -> None:
         """sampling: with a seed, the same for all stages; the last one draws. device: of the
-        layers, as far as their blocks can run there.
+        layers, as far as their blocks can run there. heads: of the last stage, which guesses by
+        them.
 
         Raises ShapeError for sizes out of range, ResourceError when memory is refused.
         """
         self._is_first = layers.start == 0
         self._is_last = layers.stop == spec.n_layers
-        self._native = _core.Context(
-            _core.Stage(
-                checkpoint.native,
-                spec.stage(layers.start, layers.stop),
-                pool,
-                pack_as=checkpoint.pack_as,
-                offload=None if device is None else device.native(len(layers)),
-            ),
-            **context_sizes(spec, sizes),
+        self.checkpoint, self.spec, self.pool = checkpoint, spec, pool
+        self.stage = _core.Stage(
+            checkpoint.native,
+            spec.stage(layers.start, layers.stop),
+            pool,
+            pack_as=checkpoint.pack_as,
+            offload=None if device is None else device.native(len(layers)),
         )
+        self._native = _core.Context(self.stage, **context_sizes(spec, sizes))
+        self._heads = heads(self) if self._is_last else None
         self._lock = Lock()
         self.reset(sampling)
 
@@ -119,7 +129,15 @@ class ModelStage:
         if found is None:
             return Result(frame.epoch, run.number, (), skipped=True)
         draws = tuple(sampled.token for sampled in found.drawn)
-        return Result(frame.epoch, run.number, draws, answers=tuple(found.answers))
+        result = Result(frame.epoch, run.number, draws, answers=tuple(found.answers))
+        if self._heads is None or not run.n_guesses or not run.n_draws:
+            return result
+        row = n_borne_out(run, draws) - 1
+        hidden = found.hidden.reshape(run.n_draws, -1)[row]
+        n = min(run.n_guesses, self._heads.n_heads)
+        guesses, _, probabilities = self._heads.draft(hidden, draws[row], n, n, width=1)
+        likely = tuple(min(1.0, p) for p in probabilities)
+        return replace(result, guesses=tuple(guesses), probabilities=likely)
 
     def cancel(self, runs: Iterable[int]) -> None:
         """Skips these runs; the run in progress ends after its current layer.
@@ -175,7 +193,7 @@ class ModelStage:
         if questions is not None:
             asked = questions.asked if self._is_last else ()
             draft = _core.Draft(questions.tokens, questions.parents, 0, asked=asked)
-        return _core.Entry.guessed(
+        entry = _core.Entry.guessed(
             run.seq,
             run.position,
             run.tokens,
@@ -185,6 +203,9 @@ class ModelStage:
             draft=draft,
             regime=run.regime,
         )
+        if self._heads is not None and run.n_guesses:
+            entry.hidden = [*range(len(run.tokens) - run.n_draws, len(run.tokens))]
+        return entry
 
     def _begin(self, number: int) -> None:
         with self._lock:

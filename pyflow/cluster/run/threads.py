@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, Unpack
 
 from pyflow import _core
 from pyflow.closing import Closing
-from pyflow.cluster.run.stage import ModelStage, Sizes
+from pyflow.cluster.run.stage import ModelStage, OpenHeads, Sizes, no_heads
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Hello, Result
 from pyflow.engine.memory import resident_nbytes
 from pyflow.errors import PyflowError
@@ -53,11 +53,13 @@ def local_stages(
     sampling: SamplingParams,
     pool: _core.ThreadPool | None = None,
     n_threads: int = 1,
+    heads: OpenHeads = no_heads,
     **sizes: Unpack[Sizes],
 ) -> list[ModelStage]:
     """The stages of a model, one for each range that is not empty.
 
-    pool: shared by all stages, which then take turns; None gives each its own, of n_threads.
+    pool: shared by all stages, which then take turns; None gives each its own, of n_threads. heads:
+    as for `ModelStage`.
     """
     return [
         ModelStage(
@@ -66,6 +68,7 @@ def local_stages(
             layers=held,
             pool=pool or _core.ThreadPool(n_threads),
             sampling=sampling,
+            heads=heads,
             **sizes,
         )
         for held in layers

@@ -38,16 +38,18 @@ from pyflow.cluster.wire.messages import (
     MAX_TOKENS,
     Begin,
     Drafted,
+    DraftRequest,
     Frame,
     Message,
     Ping,
     Questions,
+    Result,
     Run,
     Setup,
 )
 from pyflow.errors import PyflowError
 
-VERSION = 12  # of the bytes: change it with any field of a message
+VERSION = 13  # of the bytes: change it with any field of a message
 MAX_EMBD = 65_535
 
 _MAGIC = b"PFWM"
@@ -218,6 +220,14 @@ def _check(message: Message, n_rows: int, n_columns: int) -> None:
                 _check_run(run)
             expected = run.n_rows if run is not None and (n_rows or n_columns) else 0
             _within("rows of Frame.hidden, as many as of its run", n_rows, expected)
+        case Result(draws=draws, guesses=guesses):
+            _within("length of Result.probabilities", len(message.probabilities), len(guesses))
+            if guesses and not draws:
+                raise WireError("Result.guesses: expected none without draws")
+        case DraftRequest(guessed=guessed) if guessed is not None:
+            n = max(1, len(guessed.tokens))
+            _within("length of Guessed.tokens", len(guessed.tokens), n)
+            _within("length of Guessed.probabilities", len(guessed.probabilities), n - 1)
         case Ping():
             _within("rows of Ping.rows", n_rows, 1, MAX_TOKENS)
         case Drafted():

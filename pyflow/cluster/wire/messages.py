@@ -33,6 +33,7 @@ _Tokens: TypeAlias = Annotated[tuple[_I32, ...], Meta(max_length=MAX_TOKENS)]
 _Row: TypeAlias = Annotated[int, Meta(ge=-1, lt=MAX_TOKENS)]
 _Rows: TypeAlias = Annotated[tuple[_Row, ...], Meta(max_length=MAX_TOKENS)]
 _Probability: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+_Probabilities: TypeAlias = Annotated[tuple[_Probability, ...], Meta(max_length=MAX_TOKENS)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=255)]
 # Measured values are finite, and divisors are not 0.
 _Ms: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
@@ -104,12 +105,25 @@ class Answers(_Part, frozen=True):
     tokens: _Tokens
 
 
+class Guessed(_Part, frozen=True):
+    """The newest guesses of the last stage, by the heads of a speculator.
+
+    The first token has been drawn for `position`, after tokens that the same run had drawn or
+    confirmed; the others are guesses after it. probabilities: one for each of these.
+    """
+
+    position: _I32
+    tokens: _Tokens
+    probabilities: _Probabilities
+
+
 class Run(_Part, frozen=True):
     """Tokens at consecutive positions of a sequence, to be computed by all stages.
 
     path: the tokens between the accepted text and the first of these.
     n_draws: a token is drawn after each of the last n_draws rows.
     questions: computed in rows after the run's own.
+    n_guesses: so many tokens are guessed after the last draw that its rows bear out.
     """
 
     number: _Number
@@ -120,6 +134,7 @@ class Run(_Part, frozen=True):
     n_draws: _Count = 1
     regime: Regime = "decode"
     questions: Questions | None = None
+    n_guesses: _Count = 0
 
     @property
     def n_rows(self) -> int:
@@ -143,9 +158,10 @@ class Frame(_Tagged, frozen=True):
 
 
 class Result(_Tagged, frozen=True):
-    """The tokens drawn after a run's rows, and the answers to its questions.
+    """The tokens drawn after a run's rows, the answers to its questions, and guesses with their
+    probabilities.
 
-    Both are empty if a stage has skipped the run.
+    All are empty if a stage has skipped the run, and guesses where the last stage has no heads.
     """
 
     epoch: _U32
@@ -153,6 +169,8 @@ class Result(_Tagged, frozen=True):
     draws: _Tokens
     skipped: bool = False
     answers: _Tokens = ()
+    guesses: _Tokens = ()
+    probabilities: _Probabilities = ()
 
 
 class Cancel(_Tagged, frozen=True):
@@ -166,7 +184,7 @@ class DraftRequest(_Tagged, frozen=True):
     """Draft up to n tokens after the text: the first `keep` tokens of the last one, then `tokens`.
 
     A chain ends before a token less likely than `least`. The last n_ahead tokens of the text are
-    drafts themselves. answers: to the latest of the drafter's questions.
+    drafts themselves. answers: to the latest of the drafter's questions. guessed: the latest.
     """
 
     epoch: _U32
@@ -177,6 +195,7 @@ class DraftRequest(_Tagged, frozen=True):
     least: _Probability
     n_ahead: _Count = 0
     answers: Answers | None = None
+    guessed: Guessed | None = None
 
 
 class Drafted(_Tagged, frozen=True):
@@ -189,7 +208,7 @@ class Drafted(_Tagged, frozen=True):
     epoch: _U32
     request: _Number
     tokens: _Tokens
-    probabilities: Annotated[tuple[_Probability, ...], Meta(max_length=MAX_TOKENS)]
+    probabilities: _Probabilities
     questions: Questions | None = None
 
 

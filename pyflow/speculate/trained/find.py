@@ -2,12 +2,84 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pyflow.errors import GenerationWarning, PyflowError, UnsupportedError
+from pyflow.speculate.trained import files
+from pyflow.speculate.trained.files import Trained
+
+if TYPE_CHECKING:
+    from pyflow import _core
+    from pyflow.engine.loaded import LoadedModel
+    from pyflow.engine.model_files import ModelFiles
 
 SUFFIX = ".speculator"
+
+_Found = TypeVar("_Found")
 
 
 def beside(model: Path) -> Path | None:
     """The folder speculator/ in a model's folder, or NAME.speculator/ beside a file NAME.gguf."""
     folder = model / "speculator" if model.is_dir() else model.with_suffix(SUFFIX)
     return folder if (folder / "config.json").is_file() else None
+
+
+def load(
+    model: LoadedModel, named: str | None, exit_layer: int | None = None, *, is_wanted: bool
+) -> Trained | None:
+    """The speculator at `named`, or the one that is found; None: there is none.
+
+    is_wanted: somebody has asked for one. One that nobody has asked for and that does not fit is
+    left out: GenerationWarning. Else raises as `files.load`.
+    """
+    return _tried(
+        model.path, named, is_wanted, lambda path: files.load(path, model, exit_layer=exit_layer)
+    )
+
+
+def heads(
+    model: ModelFiles, named: str | None, kinds: Sequence[str], *, is_wanted: bool
+) -> Path | None:
+    """The same for a pipeline: the folder, of heads of one of these kinds, which a rank loads."""
+
+    def check(path: Path) -> Path:
+        if (kind := files.check(path, model)) not in kinds:
+            raise UnsupportedError(
+                f"{path}: expected a speculator of kind {' or '.join(kinds)} for a pipeline, found "
+                f"{kind}"
+            )
+        return path
+
+    return _tried(model.path, named, is_wanted, check)
+
+
+def heads_of_stage(
+    model: Path, stage: files.Target, named: str | None, *, is_wanted: bool
+) -> _core.Heads | None:
+    """These heads, on the rank that drafts by them. model: its path there. What rank 0 warns of is
+    not said again."""
+    return _tried(model, named, is_wanted, lambda path: files.load_heads(path, stage), tells=False)
+
+
+def _tried(
+    model: Path,
+    named: str | None,
+    is_wanted: bool,
+    do: Callable[[Path], _Found],
+    *,
+    tells: bool = True,
+) -> _Found | None:
+    path = beside(model) if named is None else Path(named)
+    if path is None:
+        return None
+    try:
+        return do(path)
+    except PyflowError as error:
+        if is_wanted or named is not None:
+            raise
+        if tells:
+            warnings.warn(f"the speculator is not used: {error}", GenerationWarning, stacklevel=3)
+        return None

@@ -16,6 +16,7 @@ import pytest
 
 from pyflow.cli import main
 
+from ..speculate.trained import speculators as made_up
 from .ranks import left
 
 pytestmark = pytest.mark.model
@@ -88,6 +89,14 @@ def answer(smollm2: str, *more: str) -> list[str]:
     return [*args, "--temp", "0.7", "--seed", "4", *more]
 
 
+def write_heads(folder: Path) -> None:
+    """A speculator that nobody has trained."""
+    based = {"base_embedding": True, "embedding_scale": 7.0, "base_head": True}
+    sizes, tokens = (49152, 576, 32, 3), range(0, 49152, 96)
+    tensors = made_up.mlp_tensors(*sizes, from_base=True, token_map=tokens)
+    made_up.write(folder, made_up.mlp_config(*sizes, pyflow=based), tensors)
+
+
 def test_stages_in_threads_write_what_one_place_writes(run: Run, smollm2: str) -> None:
     plain, _ = run(*answer(smollm2))
     more = ["--pipeline", "speculative", "--stages", "3"]
@@ -109,26 +118,33 @@ def test_all_that_a_strategy_can_leave_out_can_be_left_out(run: Run, smollm2: st
         assert run(*common, *more)[0] == plain
 
 
-def test_two_ranks_draft_by_a_model_and_tell_json(
-    run: Run, start: Start, smollm2: str, tmp_path: Path
+@pytest.mark.parametrize("drafts", ["model", "heads"])
+def test_two_ranks_draft_and_tell_json(
+    run: Run, start: Start, smollm2: str, tmp_path: Path, drafts: str
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(p) + "\n" for p in (TEXT, "A second one.")))
     args = ["generate", "-m", smollm2, "-t", "1", "--raw", "-n", "16", "--seed", "4"]
     args += ["--jsonl", "-f", str(prompts)]
     plain = [json.loads(line) for line in run(*args)[0].splitlines()]
-    more = ["--pipeline", "speculative", "--draft-model", smollm2, "--layers", "10,20"]
+    more = ["--pipeline", "speculative", "--layers", "10,20"]
+    more += ["--draft-model", smollm2] if drafts == "model" else ["--spec", "mlp"]
+    write_heads(tmp_path / "smollm2.speculator")
     done = start(2, *args, *more)
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert [t["tokens"] for t in told] == [t["tokens"] for t in plain]
-    assert all(t["pipeline"]["accepted"] == t["pipeline"]["decided"] > 0 for t in told)
+    if drafts == "model":
+        assert all(t["pipeline"]["accepted"] == t["pipeline"]["decided"] > 0 for t in told)
+    else:
+        assert all(t["pipeline"]["drafted"] > 9 for t in told)
 
 
-@pytest.mark.parametrize("spec", ["jacobi", "pool", "auto"])
+@pytest.mark.parametrize("spec", ["jacobi", "pool", "auto", "mlp"])
 def test_stages_draft_by_any_method_that_needs_no_layers(
     run: Run, smollm2: str, tmp_path: Path, spec: str
 ) -> None:
+    write_heads(tmp_path / "smollm2.speculator")
     text = tmp_path / "text"
     text.write_text(4 * TEXT)
     plain, _ = run(*answer(smollm2))
@@ -137,7 +153,8 @@ def test_stages_draft_by_any_method_that_needs_no_layers(
     told = json.loads(run(*answer(smollm2, *more))[0])
     assert told["text"] + "\n" == plain
     assert (told["pipeline"]["explored"] > 0) == (spec == "jacobi")
-    assert told["pipeline"]["accepted"] > 0 or spec == "jacobi"
+    assert told["pipeline"]["accepted"] > 0 or spec in {"jacobi", "mlp"}
+    assert told["pipeline"]["drafted"] > 9 or spec == "jacobi"
 
 
 def test_a_rank_of_its_own_drafts_by_models_of_which_one_corrects_the_other(

@@ -28,6 +28,7 @@ from pyflow.cluster.wire.messages import (
     Failure,
     Frame,
     Goodbye,
+    Guessed,
     Hello,
     Link,
     Measure,
@@ -65,9 +66,13 @@ SAMPLES: dict[str, Message] = {
     ),
     "result": Result(1, 7, (13, I32_MAX)),
     "result, answering": Result(1, 7, (13,), answers=(5, 0, 6)),
+    "result, guessing": Result(1, 7, (13,), guesses=(5, 0), probabilities=(1.0, 0.25)),
     "result, skipped": Result(2, 8, (), skipped=True),
     "cancel": Cancel(1, (7, 2**40)),
     "draft request": DraftRequest(1, 9, 99, (1, 2, 3), 16, 0.25),
+    "draft request, guessing": DraftRequest(
+        1, 9, 99, (), 4, 0.0, guessed=Guessed(98, (5, 0, 6), (1.0, 0.25))
+    ),
     "draft request, answering": DraftRequest(1, 9, 99, (), 0, 1.0, 2, Answers(3, 98, (5, 0, 6))),
     "drafted": Drafted(1, 9, (4, 5), (1.0, 0.125)),
     "drafted, asking": Drafted(1, 9, (), (), QUESTIONS),
@@ -129,6 +134,7 @@ def runs(draw: st.DrawFn) -> Run:
         n_draws=draw(up_to(len(tokens))),
         regime=draw(st.sampled_from(["prefill", "decode"])),
         questions=questions,
+        n_guesses=draw(COUNTS),
     )
 
 
@@ -148,6 +154,22 @@ def drafts(draw: st.DrawFn) -> Drafted:
     pairs = draw(st.lists(st.tuples(I32, CHANCES), max_size=9))
     tokens, probabilities = tuple(t for t, _ in pairs), tuple(p for _, p in pairs)
     return Drafted(draw(EPOCHS), draw(NUMBERS), tokens, probabilities, draw(ASKS))
+
+
+@st.composite
+def results(draw: st.DrawFn) -> Result:
+    draws = draw(TOKENS)
+    pairs = draw(st.lists(st.tuples(I32, CHANCES), max_size=9 if draws else 0))
+    tokens, probabilities = tuple(t for t, _ in pairs), tuple(p for _, p in pairs)
+    skipped, answers = draw(st.booleans()), draw(TOKENS)
+    return Result(draw(EPOCHS), draw(NUMBERS), draws, skipped, answers, tokens, probabilities)
+
+
+@st.composite
+def guesses(draw: st.DrawFn) -> Guessed:
+    pairs = draw(st.lists(st.tuples(I32, CHANCES), max_size=9))
+    tokens = (draw(I32), *(t for t, _ in pairs))
+    return Guessed(draw(I32), tokens, tuple(p for _, p in pairs))
 
 
 FLOATS = st.floats(0.01, 2)
@@ -174,7 +196,7 @@ ROWS = st_numpy.arrays(
 
 STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
     Frame: frames(),
-    Result: st.builds(Result, EPOCHS, NUMBERS, TOKENS, st.booleans(), TOKENS),
+    Result: results(),
     Cancel: st.builds(Cancel, EPOCHS, tuples_of(NUMBERS)),
     DraftRequest: st.builds(
         DraftRequest,
@@ -186,6 +208,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
         CHANCES,
         COUNTS,
         st.none() | st.builds(Answers, NUMBERS, I32, TOKENS),
+        st.none() | guesses(),
     ),
     Drafted: drafts(),
     Goodbye: st.builds(Goodbye, EPOCHS),
