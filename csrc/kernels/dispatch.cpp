@@ -143,19 +143,6 @@ Prefetch chosen_prefetches() {
   return static_cast<Prefetch>(value[0] - '0');
 }
 
-// Why a CPU with AMX cannot use it, or nothing. Asked once, before anything is multiplied.
-const std::string& no_tiles() {
-#if defined(__x86_64__)
-  static const std::string refusal =
-      (saved_state() & kTileState) == kTileState
-          ? ask_for_tiles()
-          : "the system does not save the registers of AMX: Linux 5.16 or newer does";
-#else
-  static const std::string refusal;
-#endif
-  return refusal;
-}
-
 // By its features alone.
 bool has_instructions(const Entry& entry) {
   const std::vector<std::string>& found = features();
@@ -163,6 +150,29 @@ bool has_instructions(const Entry& entry) {
     return std::find(found.begin(), found.end(), need) != found.end();
   });
 }
+
+#if defined(__x86_64__)
+std::string refusal_of_tiles() {
+  if ((saved_state() & kTileState) != kTileState)
+    return "the system does not save the registers of AMX: Linux 5.16 or newer does";
+  if (std::string refusal = ask_for_tiles(); !refusal.empty()) return refusal;
+  for (const Entry& e : entries())
+    if (e.tiles && has_instructions(e) && !e.table()->tiles_agree())
+      return "its tiles give other sums than those that the kernels were tested with";
+  return "";
+}
+#endif
+
+// Why a CPU with AMX does not use it, or nothing. Asked once, before anything is multiplied.
+const std::string& no_tiles() {
+#if defined(__x86_64__)
+  static const std::string refusal = refusal_of_tiles();
+#else
+  static const std::string refusal;
+#endif
+  return refusal;
+}
+
 bool runnable(const Entry& entry) {
   return has_instructions(entry) && (!entry.tiles || no_tiles().empty());
 }
@@ -179,9 +189,8 @@ const KernelTable* kernels_best() noexcept {
 
 std::vector<const KernelTable*> runnable_tables() {
   std::vector<const KernelTable*> tables;
-  // Kernels of tiles have run on the emulator alone: they are used where PYFLOW_ISA names them.
   for (const Entry& e : entries())
-    if (!e.tiles && runnable(e)) tables.push_back(e.table());
+    if (runnable(e)) tables.push_back(e.table());
   return tables;
 }
 

@@ -9,7 +9,7 @@
 
 namespace pyflow {
 
-// Tables that this CPU can run, best last, but for amx, which is taken by name alone.
+// Tables that this CPU can run, best last.
 std::vector<const KernelTable*> runnable_tables();
 
 // The best runnable table, or the one that PYFLOW_ISA names. Throws VariableError if that table

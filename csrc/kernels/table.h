@@ -138,6 +138,9 @@ struct KernelTable {
     return false;
   }
 
+  // Whether the CPU's tiles give the sums of kernels/tiles/emulator.h; null without tiles.
+  bool (*tiles_agree)();
+
   // One row of k floats to ceil(k/64) blocks, `stride` blocks apart, padded with zeros.
   void (*quantize)(const float* x, int64_t k, ActBlock* out, int64_t stride);
 

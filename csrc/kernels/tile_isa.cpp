@@ -11,6 +11,7 @@
 #include "kernels/table.h"
 #include "kernels/tiles/config.h"
 #include "kernels/tiles/emulator.h"
+#include "kernels/tiles/emulator_tile.h"
 #include "quant/formats.def"
 
 #define PYFLOW_JOINED(a, b) a##b
@@ -31,6 +32,7 @@ const KernelTable* base_table = nullptr;  // set before anything is multiplied
 #include PYFLOW_SIMD
 #include PYFLOW_TILE_LANES
 #include "kernels/tiles/words.h"
+#include "kernels/tiles/self_test.inl"
 #include "kernels/matmul/prefetch.inl"
 #include "kernels/tiles/int8.inl"
 #include "kernels/tiles/panel_weights.inl"
@@ -67,6 +69,7 @@ KernelTable make_table() {
   base_table = PYFLOW_JOIN(kernels_, PYFLOW_BASE)();
   KernelTable t = *base_table;
   t.name = PYFLOW_TEXT(PYFLOW_ISA);
+  t.tiles_agree = agrees_with_emulator<PYFLOW_TILES>;
   t.panel_row = panel_row;
   t.prefill_attend = attend_by_tiles<PYFLOW_TILES>;
   needs_scratch<PanelScratch>(t);

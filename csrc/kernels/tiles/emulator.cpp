@@ -1,5 +1,7 @@
 #include "kernels/tiles/emulator.h"
 
+#include "kernels/tiles/emulator_tile.h"
+
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -8,11 +10,6 @@
 namespace pyflow::emulator {
 namespace {
 
-constexpr int kRows = 16, kBytes = 64, kLanes = kBytes / 4;
-
-struct Tile {
-  alignas(64) uint8_t bytes[kRows][kBytes];
-};
 struct State {
   Tile tiles[kTiles];
   TileConfig config;
@@ -29,10 +26,6 @@ Tile& configured(int tile) {
   return state.tiles[tile];
 }
 
-// Rows of C, and dwords in a row of A.
-struct Size {
-  int rows, depth;
-};
 Size check_dot(int c, int a, int b) {
   configured(c), configured(a), configured(b);
   const TileConfig& s = state.config;
@@ -42,22 +35,16 @@ Size check_dot(int c, int a, int b) {
 }
 
 template <class Weight>
-void dot_bytes(int c, int a, int b) {
-  const Size size = check_dot(c, a, b);
-  const Tile &left = state.tiles[a], &right = state.tiles[b];
-  for (int m = 0; m < size.rows; ++m) {
-    uint32_t sums[kLanes];
-    std::memcpy(sums, state.tiles[c].bytes[m], sizeof sums);
+void dot_bytes_plainly(const Tile& left, const Tile& right, Tile& sums, Size size) {
+  for (int m = 0; m < size.rows; ++m)
     for (int k = 0; k < size.depth; ++k)
       for (int n = 0; n < kLanes; ++n) {
         int sum = 0;
         for (int i = 0; i < 4; ++i)
           sum += static_cast<int8_t>(left.bytes[m][4 * k + i]) *
                  static_cast<Weight>(right.bytes[k][4 * n + i]);
-        sums[n] += static_cast<uint32_t>(sum);
+        sums.words[m][n] += static_cast<uint32_t>(sum);
       }
-    std::memcpy(state.tiles[c].bytes[m], sums, state.config.row_bytes[c]);
-  }
 }
 
 // a * b + c for bf16 a, b, or 1 * b + c: in double the product is exact, and the sum is either
@@ -78,46 +65,36 @@ float fused_any(float a, float b, float c) {
   return std::isnan(sum) ? std::bit_cast<float>(0xffc00000u) : sum;
 }
 
-float from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-// The values of a tile of bf16, subnormals as zeros. Returns whether one of them is a NaN.
-template <class Value>
-bool widen(const Tile& tile, int rows, Value (*values)[2 * kLanes]) {
-  bool any = false;
-  for (int m = 0; m < rows; ++m) {
-    uint16_t bits[2 * kLanes];
-    std::memcpy(bits, tile.bytes[m], sizeof bits);
-    for (int k = 0; k < 2 * kLanes; ++k) {
-      const float x = flushed(from_bf16(bits[k]));
-      any |= std::isnan(x);
-      values[m][k] = x;
-    }
-  }
-  return any;
+float from_bf16(uint16_t bits) {
+  return flushed(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
 }
 
-// One row of sums.
-void chains(const float* a, const double (*even)[kLanes], const double (*odd)[kLanes], int depth,
-            float* sums) {
-  float chain[2][kLanes] = {};
+// All sums of one lane, where anything may be a NaN.
+float chains(const uint16_t* a, const Tile& right, int n, int depth, float sum) {
+  float chain[2] = {};
   for (int k = 0; k < depth; ++k)
-    for (int n = 0; n < kLanes; ++n) {
-      chain[0][n] = fused(a[2 * k], even[k][n], chain[0][n]);
-      chain[1][n] = fused(a[2 * k + 1], odd[k][n], chain[1][n]);
-    }
-  for (int n = 0; n < kLanes; ++n)
-    sums[n] = fused(1.0, flushed(sums[n]), fused(1.0, chain[0][n], chain[1][n]));
+    for (const int odd : {0, 1})
+      chain[odd] =
+          fused_any(from_bf16(a[2 * k + odd]), from_bf16(right.halves[k][2 * n + odd]), chain[odd]);
+  return fused_any(1.0f, flushed(sum), fused_any(1.0f, chain[0], chain[1]));
 }
-void chains_with_nan(const float* a, const double (*even)[kLanes], const double (*odd)[kLanes],
-                     int depth, float* sums) {
-  for (int n = 0; n < kLanes; ++n) {
-    float chain[2] = {};
-    for (int k = 0; k < depth; ++k) {
-      chain[0] = fused_any(a[2 * k], static_cast<float>(even[k][n]), chain[0]);
-      chain[1] = fused_any(a[2 * k + 1], static_cast<float>(odd[k][n]), chain[1]);
+void dot_bf16_plainly(const Tile& left, const Tile& right, Tile& sums, Size size) {
+  for (int m = 0; m < size.rows; ++m)
+    for (int n = 0; n < kLanes; ++n) {
+      uint32_t& sum = sums.words[m][n];
+      sum = std::bit_cast<uint32_t>(
+          chains(left.halves[m], right, n, size.depth, std::bit_cast<float>(sum)));
     }
-    sums[n] = fused_any(1.0f, flushed(sums[n]), fused_any(1.0f, chain[0], chain[1]));
-  }
+}
+
+// Lanes of C beyond its size stay.
+template <class Dot>
+void dot(int c, int a, int b, Dot add) {
+  const Size size = check_dot(c, a, b);
+  Tile sums = state.tiles[c];
+  add(state.tiles[a], state.tiles[b], sums, size);
+  for (int m = 0; m < size.rows; ++m)
+    std::memcpy(state.tiles[c].bytes[m], sums.bytes[m], state.config.row_bytes[c]);
 }
 
 }  // namespace
@@ -150,28 +127,23 @@ void store(int tile, void* p, int64_t stride) {
     std::memcpy(static_cast<uint8_t*>(p) + r * stride, t.bytes[r], state.config.row_bytes[tile]);
 }
 
-void dot_s8(int c, int a, int b) { dot_bytes<int8_t>(c, a, b); }
-void dot_su8(int c, int a, int b) { dot_bytes<uint8_t>(c, a, b); }
-
+void dot_s8(int c, int a, int b) {
+  dot(c, a, b, [](const Tile& left, const Tile& right, Tile& sums, Size size) {
+    has_avx2() ? dot_s8_by_avx2(left, right, sums, size)
+               : dot_bytes_plainly<int8_t>(left, right, sums, size);
+  });
+}
+void dot_su8(int c, int a, int b) {
+  dot(c, a, b, [](const Tile& left, const Tile& right, Tile& sums, Size size) {
+    has_avx2() ? dot_su8_by_avx2(left, right, sums, size)
+               : dot_bytes_plainly<uint8_t>(left, right, sums, size);
+  });
+}
 void dot_bf16(int c, int a, int b) {
-  const Size size = check_dot(c, a, b);
-  float left[kRows][2 * kLanes], right[kRows][2 * kLanes];
-  bool nan = widen(state.tiles[a], size.rows, left);
-  nan |= widen(state.tiles[b], size.depth, right);
-  double even[kRows][kLanes], odd[kRows][kLanes];
-  for (int k = 0; k < size.depth; ++k)
-    for (int n = 0; n < kLanes; ++n) {
-      even[k][n] = right[k][2 * n];
-      odd[k][n] = right[k][2 * n + 1];
-    }
-  for (int m = 0; m < size.rows; ++m) {
-    float sums[kLanes];
-    std::memcpy(sums, state.tiles[c].bytes[m], sizeof sums);
-    bool any = nan;
-    for (const float sum : sums) any |= std::isnan(sum);
-    (any ? chains_with_nan : chains)(left[m], even, odd, size.depth, sums);
-    std::memcpy(state.tiles[c].bytes[m], sums, state.config.row_bytes[c]);
-  }
+  dot(c, a, b, [](const Tile& left, const Tile& right, Tile& sums, Size size) {
+    if (!has_avx2() || !dot_bf16_by_avx2(left, right, sums, size))
+      dot_bf16_plainly(left, right, sums, size);
+  });
 }
 
 }  // namespace pyflow::emulator

@@ -138,6 +138,7 @@ def numbers(weights: PackedTensor) -> tuple[Floats, Floats, Floats, int, int]:
     """s, m, q of each weight, the offset of q, and b of panel_weights.inl. Shape: whole tiles x
     whole units."""
 
+def agrees_with_emulator(wrong: bool) -> bool: ...
 def ask_for_tiles() -> str:
     """Why the system refuses them, or nothing."""
 

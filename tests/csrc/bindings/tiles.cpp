@@ -7,9 +7,9 @@
 #include "bindings/testing.h"
 #include "core/buffer.h"
 #include "kernels/dispatch.h"
-#include "kernels/tiles/config.h"
-#include "kernels/tiles/emulator.h"
 #include "kernels/tiles/permission.h"
+#include "kernels/tiles/emulator.h"
+#include "kernels/tiles/emulator_tile.h"
 #include "quant/formats.def"
 #include "quant/packed_tensor.h"
 
@@ -23,6 +23,7 @@ namespace {
 
 #include "kernels/simd/scalar.h"
 #include "kernels/tiles/words.h"
+#include "kernels/tiles/self_test.inl"
 
 // Rows as bf16, in memory that is poisoned where no row lies.
 struct Panels {
@@ -69,19 +70,14 @@ void prefill(const std::string& isa, const PackedTensor& w, const Panels& panels
   for (int i = 0; i < repeats; ++i) multiply(args, tile_begin, tile_end);
 }
 
-template <class Tiles>
-void dot(const std::string& kind, const TileConfig& config, const uint8_t* a, const uint8_t* b,
-         uint8_t* c) {
-  Tiles::config(config);
-  Tiles::template load<0>(c, 64);
-  Tiles::template load<1>(a, 64);
-  Tiles::template load<2>(b, 64);
-  if (kind == "s8") Tiles::template dot_s8<0, 1, 2>();
-  if (kind == "su8") Tiles::template dot_su8<0, 1, 2>();
-  if (kind == "bf16") Tiles::template dot_bf16<0, 1, 2>();
-  Tiles::template store<0>(c, 64);
-  Tiles::release();
-}
+// A unit whose sums of bf16 differ from those of AMX by their last bit.
+struct Wrong : Emulated {
+  template <int T>
+  static inline void store(void* p, int64_t stride) {
+    Emulated::store<T>(p, stride);
+    *static_cast<uint8_t*>(p) ^= 1;
+  }
+};
 
 // One instruction on n times three tiles, C first with `rows` rows; A has `depth` dwords in a row.
 // C's tiles are replaced.
@@ -90,14 +86,16 @@ void dots(const std::string& unit, const std::string& kind, const ByteArray& a, 
   require(a.size() == b.size() && a.size() == c.size() && a.size() % 1024 == 0,
           "tiles have 1024 bytes");
   require(rows >= 1 && rows <= 16 && depth >= 1 && depth <= 16, "tiles have 1 to 16 rows");
-  TileConfig config;
-  for (const int tile : {0, 1, 2}) {
-    config.rows[tile] = static_cast<uint8_t>(tile == 2 ? depth : rows);
-    config.row_bytes[tile] = static_cast<uint16_t>(tile == 1 ? 4 * depth : 64);
-  }
+  const Dot dot = kind == "s8" ? Dot::kS8 : kind == "su8" ? Dot::kSu8 : Dot::kBf16;
   const auto run = [&](auto tiles) {
-    for (py::ssize_t at = 0; at < a.size(); at += 1024)
-      dot<decltype(tiles)>(kind, config, a.data() + at, b.data() + at, c.mutable_data() + at);
+    for (py::ssize_t at = 0; at < a.size(); at += 1024) {
+      Operands of;
+      std::memcpy(&of.a, a.data() + at, 1024);
+      std::memcpy(&of.b, b.data() + at, 1024);
+      std::memcpy(&of.c, c.data() + at, 1024);
+      of.c = sums<decltype(tiles)>(dot, of, rows, depth);
+      std::memcpy(c.mutable_data() + at, &of.c, 1024);
+    }
   };
   if (unit == "emulated") return run(Emulated());
 #if defined(__x86_64__)
@@ -182,6 +180,12 @@ void register_tiles(py::module_& m) {
         py::arg("c").noconvert(), py::arg("rows"), py::arg("depth"));
   m.def("numbers", &numbers, py::arg("weights"));
   m.def("ask_for_tiles", &ask_for_tiles);
+  m.def(
+      "agrees_with_emulator",
+      [](bool wrong) {
+        return wrong ? agrees_with_emulator<Wrong>() : agrees_with_emulator<Emulated>();
+      },
+      py::arg("wrong"));
   m.def("has_prefill", [](const std::string& isa, const std::string& dtype) {
     return table_named(isa).prefill_matmul[static_cast<size_t>(dtype_of(dtype))] != nullptr;
   });

@@ -119,6 +119,11 @@ def test_the_emulator_gives_the_sums_that_it_gave(kind: str) -> None:
     assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == DIGESTS[kind]
 
 
+def test_tiles_that_give_other_sums_are_found_before_they_are_used() -> None:
+    assert pyflow_testing.agrees_with_emulator(wrong=False)
+    assert not pyflow_testing.agrees_with_emulator(wrong=True)
+
+
 @hardware
 @pytest.mark.parametrize("kind", DIGESTS)
 def test_the_hardware_gives_the_emulators_sums(kind: str) -> None:
