@@ -1,7 +1,7 @@
 #include "kernels/tiles/emulator_tile.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include "kernels/simd/intrinsics.h"
 
 // One file for all CPUs: these functions alone may use AVX2.
 #define PYFLOW_AVX2 __attribute__((target("avx2,fma"), noinline))

@@ -7,9 +7,9 @@
 #include "bindings/testing.h"
 #include "core/buffer.h"
 #include "kernels/dispatch.h"
-#include "kernels/tiles/permission.h"
 #include "kernels/tiles/emulator.h"
 #include "kernels/tiles/emulator_tile.h"
+#include "kernels/tiles/permission.h"
 #include "quant/formats.def"
 #include "quant/packed_tensor.h"
 
@@ -21,9 +21,11 @@ const KernelTable* kernels_amx_on_avx512() noexcept;
 
 namespace {
 
+// clang-format off
 #include "kernels/simd/scalar.h"
 #include "kernels/tiles/words.h"
 #include "kernels/tiles/self_test.inl"
+// clang-format on
 
 // Rows as bf16, in memory that is poisoned where no row lies.
 struct Panels {

@@ -71,6 +71,7 @@ def test_a_rank_with_a_device_writes_the_text_of_one_cpu(
         assert "inexact" not in told
 
 
+@pytest.mark.accept
 def test_a_device_rank_that_dies_is_named(tiny_path: Path, mpiexec: str, device: int) -> None:
     assert mpiexec
     cluster = Cluster(tiny_path, "--gpu-rank", f"1={device}", n_predict=LONG)
@@ -78,28 +79,38 @@ def test_a_device_rank_that_dies_is_named(tiny_path: Path, mpiexec: str, device:
     assert_one_message(cluster.end(), 1, KILLED)
 
 
-def test_an_inexact_device_needs_a_flag_is_told_and_is_mixed_with_none(
-    pyflow: Pyflow, mpiexec: str, device: int, tmp_path: Path
-) -> None:
-    assert mpiexec
+@pytest.fixture
+def inexact(tmp_path: Path) -> dict[str, str]:
+    """An environment in which PoCL's device is not exact, with caches of its own."""
     caches = {name: str(tmp_path / name) for name in ("PYFLOW_CACHE", "POCL_CACHE_DIR")}
     for folder in caches.values():
         Path(folder).mkdir()
-    env = INEXACT | caches
+    return INEXACT | caches
+
+
+def test_an_inexact_device_needs_a_flag_and_is_told(
+    pyflow: Pyflow, device: int, inexact: dict[str, str]
+) -> None:
     one = ("--gpu-layers", "all", "--gpu", str(device))
-    done = pyflow(more=one, **env)
+    done = pyflow(more=one, **inexact)
     assert done.returncode == 3
     assert re.search(r"its results differ from the CPU's: .*; use .*--gpu-inexact", done.stderr)
-    done = pyflow(more=(*one, "--gpu-inexact"), **env)
+    done = pyflow(more=(*one, "--gpu-inexact"), **inexact)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["inexact"].startswith(f"gpu {device} (")
     assert f"warning: not exact, so texts may differ from the CPU's: gpu {device} (" in done.stderr
     assert f"inexact: {told['inexact']}\n" in done.stderr
 
+
+@pytest.mark.accept
+def test_an_inexact_device_is_mixed_with_none(
+    pyflow: Pyflow, mpiexec: str, device: int, inexact: dict[str, str]
+) -> None:
+    assert mpiexec
     ranks = ("cluster", "run", "-n", "2", "--gpu-rank", f"1={device}", "--")
     pipeline = ("--pipeline", "iterative", "--layers", "even", "--gpu-inexact")
-    done = pyflow(*ranks, more=pipeline, **env)
+    done = pyflow(*ranks, more=pipeline, **inexact)
     assert done.returncode == 1
     assert re.search(r"rank 1 .*: arithmetic: expected exact, found gpu", done.stderr)
 

@@ -67,11 +67,12 @@ def test_a_machine_that_falls_silent_is_told_by_its_name(
     assert_one_message(ended, rank, "has not answered for 2 s", f"node{rank + 1}")
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("ranks", "lost", "says"),
     [
         ("2", 2, r"the draft model's rank is lost[^\n]+\n"),
-        pytest.param("-1", 1, "", marks=pytest.mark.accept),
+        ("-1", 1, ""),
     ],
 )
 def test_a_restart_knows_who_drafted_and_shares_out_layers_anew(
