@@ -68,6 +68,11 @@ _ENTRIES = (
 )
 
 
+def speculators() -> list[Path]:
+    """Folders of trained speculators that come with pyflow; config.json names the model of each."""
+    return sorted(Path(__file__).with_name("speculators").glob("*/"))
+
+
 def models() -> list[Entry]:
     """Every model that can be pulled."""
     return list(_ENTRIES)

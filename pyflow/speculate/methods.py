@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _SOURCES: dict[Source, str] = {
     "draft_models": "a draft model",
     "pool": "a text to take n-grams from",
-    "trained": "a trained speculator: its folder, or NAME.speculator beside the model",
+    "trained": "a trained speculator: its folder, or NAME.speculator beside the model (pyflow has "
+    "none for it)",
 }
 
 

@@ -310,7 +310,7 @@ drafts = grouped(
     option(
         "--speculator trained",
         "A trained speculator, for mlp, medusa, kangaroo and auto.  [default: NAME.speculator"
-        " beside NAME.gguf, if it is there]",
+        " beside NAME.gguf, or the one that comes with pyflow for the model, as for smollm2]",
         metavar="FOLDER",
     ),
     option(

@@ -11,6 +11,7 @@ from pyflow.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pyflow.engine.model_files import ModelFiles
+    from pyflow.specs.model_spec import ModelSpec
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,11 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
             n_layers=spec.n_layers,
             tokenizer=_tokenizer_hash(model),
         )
+
+    def resembles(self, spec: ModelSpec) -> bool:
+        """Whether name and sizes are those of a model; its tokens are not compared."""
+        mine = (self.name, self.n_embd, self.n_vocab, self.n_layers)
+        return mine == (spec.name, spec.n_embd, spec.n_vocab, spec.n_layers)
 
     def check(self, where: str, model: ModelFiles) -> None:
         """UnsupportedError if a speculator for this base is used for another model."""

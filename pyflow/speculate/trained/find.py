@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pyflow.catalogue import speculators
 from pyflow.errors import GenerationWarning, PyflowError, UnsupportedError
 from pyflow.speculate.trained import files
 from pyflow.speculate.trained.files import Trained
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pyflow import _core
     from pyflow.engine.loaded import LoadedModel
     from pyflow.engine.model_files import ModelFiles
+    from pyflow.specs.model_spec import ModelSpec
 
 SUFFIX = ".speculator"
 
@@ -27,6 +29,15 @@ def beside(model: Path) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
+def packaged(spec: ModelSpec) -> Path | None:
+    """The folder that comes with pyflow for a model of that name and these sizes."""
+    for folder in speculators():
+        base = files.read_config(folder).base
+        if base is not None and base.resembles(spec):
+            return folder
+    return None
+
+
 def load(
     model: LoadedModel, named: str | None, exit_layer: int | None = None, *, is_wanted: bool
 ) -> Trained | None:
@@ -35,8 +46,11 @@ def load(
     is_wanted: somebody has asked for one. One that nobody has asked for and that does not fit is
     left out: GenerationWarning. Else raises as `files.load`.
     """
+    path = _found(named, model.path, model.spec)
     return _tried(
-        model.path, named, is_wanted, lambda path: files.load(path, model, exit_layer=exit_layer)
+        path,
+        lambda path: files.load(path, model, exit_layer=exit_layer),
+        is_wanted=is_wanted or named is not None,
     )
 
 
@@ -53,7 +67,8 @@ def heads(
             )
         return path
 
-    return _tried(model.path, named, is_wanted, check)
+    path = _found(named, model.path, model.spec)
+    return _tried(path, check, is_wanted=is_wanted or named is not None)
 
 
 def heads_of_stage(
@@ -61,24 +76,25 @@ def heads_of_stage(
 ) -> _core.Heads | None:
     """These heads, on the rank that drafts by them. model: its path there. What rank 0 warns of is
     not said again."""
-    return _tried(model, named, is_wanted, lambda path: files.load_heads(path, stage), tells=False)
+    return _tried(
+        _found(named, model, stage.spec),
+        lambda path: files.load_heads(path, stage),
+        is_wanted=is_wanted or named is not None,
+        tells=False,
+    )
+
+
+def _found(named: str | None, model: Path, spec: ModelSpec) -> Path | None:
+    return (beside(model) or packaged(spec)) if named is None else Path(named)
 
 
 def _tried(
-    model: Path,
-    named: str | None,
-    is_wanted: bool,
-    do: Callable[[Path], _Found],
-    *,
-    tells: bool = True,
+    path: Path | None, do: Callable[[Path], _Found], *, is_wanted: bool, tells: bool = True
 ) -> _Found | None:
-    path = beside(model) if named is None else Path(named)
-    if path is None:
-        return None
     try:
-        return do(path)
+        return None if path is None else do(path)
     except PyflowError as error:
-        if is_wanted or named is not None:
+        if is_wanted:
             raise
         if tells:
             warnings.warn(f"the speculator is not used: {error}", GenerationWarning, stacklevel=3)

@@ -129,7 +129,7 @@ def test_a_speculator_serves_streams_that_take_turns(model_path: Callable[[str],
 
 
 @pytest.mark.model
-def test_the_speculator_beside_a_model_is_found(
+def test_the_speculator_beside_a_model_or_in_the_catalogue_is_found(
     model_path: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "m.gguf").symlink_to(model_path("smollm2"))
@@ -143,7 +143,10 @@ def test_the_speculator_beside_a_model_is_found(
         return code, json.loads(out), err
 
     _, plain, _ = told()
-    assert told("--spec", "mlp")[0] == 1  # there is none
+    code, found, _ = told("--spec", "mlp")  # by the one that comes with pyflow
+    assert (code, found["text"]) == (0, plain["text"])
+    assert found["speculation"]["steps_by_method"]["mlp"] > 0
+    assert told("--spec", "medusa")[0] == 3
     made_up.write(tmp_path / "m.speculator", made_up.mlp_config(*sizes), tensors)
     code, found, _ = told("--spec", "mlp")
     assert (code, found["text"]) == (0, plain["text"])
