@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow import formats
+from pyflow.errors import UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.formats.safetensors_writer import NewTensor, SafetensorsWriter
+from pyflow.speculate.trained.tensors import Tensors
 from pyflow.train.base import Base
 from pyflow.train.kinds.kind import Kind
+from pyflow.train.library import Floats
 
 CONFIG, WEIGHTS, TOKEN_MAP = "config.json", "model.safetensors", "token_map"
 _TYPES = {"float32": "F32", "int32": "I32"}
@@ -39,6 +43,30 @@ def write_weights(
     """Writes model.safetensors, which appears when it is complete, in place of an older one."""
     tensors = {**parameters, kind.prefix + TOKEN_MAP: token_map}
     write_tensors(folder / WEIGHTS, tensors, {"format": "pt"})
+
+
+def read_weights(
+    folder: Path, kind: Kind, n_vocab: int
+) -> tuple[dict[str, Floats], NDArray[np.int32]]:
+    """The parameters and the draft vocabulary of a speculator of that kind, in F32.
+
+    FormatError, ShapeError, UnsupportedError: it is none, or one of other sizes or types.
+    """
+    checkpoint = formats.open(folder)
+    tensors = Tensors(checkpoint, kind.prefix)
+    values = {}
+    for name, shape in kind.shapes().items():
+        full = tensors.take(name.removeprefix(kind.prefix), *shape)
+        array = checkpoint.array(full)
+        if array.dtype != np.float32:
+            raise UnsupportedError(
+                f"{checkpoint.path}: tensor {full}: expected F32, found {array.dtype}; give the "
+                "folder that was trained, before it was quantized"
+            )
+        values[name] = np.array(array)
+    token_map = np.array(tensors.token_map(n_vocab), np.int32)
+    tensors.finish()
+    return values, token_map
 
 
 def write_tensors(

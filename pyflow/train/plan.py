@@ -90,15 +90,20 @@ def first_answers(answers: Iterable[Stored], n_tokens: int, first: int) -> int:
 
 
 def draft_vocabulary(
-    answers: Iterable[Stored], n_vocab: int, size: int
+    answers: Iterable[Stored],
+    n_vocab: int,
+    size: int,
+    among: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.int32], float]:
     """The most frequent tokens of the answers, ascending, and the share of tokens that they cover.
 
-    Tokens that never occur follow by their numbers: BPE numbers merges by frequency.
+    Tokens that never occur follow by their numbers: BPE numbers merges by frequency. among: only
+    these are chosen from.
     """
     counts = np.zeros(n_vocab, np.int64)
     for answer in answers:
         np.add.at(counts, answer.drawn, 1)
-    chosen = np.argsort(-counts, kind="stable")[:size]
+    tokens = np.arange(n_vocab) if among is None else among
+    chosen = tokens[np.argsort(-counts[tokens], kind="stable")[:size]]
     covered = float(counts[chosen].sum() / max(1, counts.sum()))
     return np.sort(chosen).astype(np.int32), covered

@@ -20,6 +20,7 @@ KINDS = ("mlp", "medusa", "kangaroo")
 _LARGE_VOCAB, _FEW, _MANY = 65536, 8192, 16384
 # Learning rate at its peak: 2e-3 was right for 576 columns, 1e-3 for 1536.
 _RATE, _RATE_COLUMNS, _RATE_KANGAROO = 2e-3, 768, 5e-4
+_AGAIN = 0.25  # of that, for parameters that have been trained
 _EPOCHS = {"mlp": 2, "medusa": 2, "kangaroo": 3}
 _PROMPT_SHARE = 2.5  # positions of an answer with its prompt over those drawn, for Kangaroo
 
@@ -49,6 +50,8 @@ class Settings:
     n_parallel: int = 96
     cache_nbytes: int = 4 << 30
     device: str = "cpu"
+    init: str | None = None
+    """The folder of a speculator whose parameters and draft vocabulary are gone on from."""
 
     def of(self, spec: ModelSpec) -> dict[str, Any]:
         """All settings for a model, as JSON. ShapeError: the model has no such layer."""
@@ -64,6 +67,8 @@ class Settings:
                     f"{spec.name} has {spec.n_layers} layers"
                 )
         least = _FEW if n_vocab <= _LARGE_VOCAB else _MANY
+        if self.init is not None:
+            rate, least = _AGAIN * rate, n_vocab
         n_text = self.n_tokens // 10 if self.text_tokens is None else self.text_tokens
         return {
             "kind": self.kind,
@@ -84,6 +89,7 @@ class Settings:
             "n_parallel": self.n_parallel,
             "cache_nbytes": self.cache_nbytes,
             "device": self.device,
+            "init": self.init,
             "epochs": _EPOCHS[self.kind],
         }
 

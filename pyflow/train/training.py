@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pyflow import formats
 from pyflow.errors import PyflowError
@@ -30,7 +31,7 @@ from pyflow.train.data.answers import AnswerFiles, Stored
 from pyflow.train.data.collect import Collector
 from pyflow.train.data.feeds import HeadsFeed, TextsFeed, Words
 from pyflow.train.data.prompts import passages_of
-from pyflow.train.folder import WEIGHTS, write_config, write_weights
+from pyflow.train.folder import WEIGHTS, read_weights, write_config, write_weights
 from pyflow.train.kinds.head import Head
 from pyflow.train.kinds.kangaroo import Kangaroo
 from pyflow.train.kinds.mlp import Mlp, with_gains
@@ -205,8 +206,9 @@ class Training:
         own = self._own(files, 0)
         state = self._work / _STATE
         if not state.exists():
+            among = None if settings["init"] is None else self._given()[1]
             size = settings["draft_vocab"]
-            token_map, self._facts.covered = draft_vocabulary(own, base.n_vocab, size)
+            token_map, self._facts.covered = draft_vocabulary(own, base.n_vocab, size, among)
             self._plan.token_map = token_map.tolist()
             self._facts.n_tokens = sum(len(answer.drawn) for answer in own)
         device = settings["device"]
@@ -228,7 +230,14 @@ class Training:
             self._evaluate()
         return min(n_text, self._plan.n_steps // 2)
 
+    def _given(self) -> tuple[dict[str, Floats], NDArray[np.int32]]:
+        """Of the speculator that this training goes on from."""
+        kind = kind_of(self.settings, self._model.spec, self._base, 1.0)
+        return read_weights(Path(self.settings["init"]), kind, self._base.n_vocab)
+
     def _initial(self, files: AnswerFiles, own: list[Stored]) -> dict[str, Floats]:
+        if self.settings["init"] is not None:
+            return self._given()[0]
         initial = self.kind.initial(np.random.default_rng([self.settings["seed"], 3]))
         if isinstance(self.kind, Mlp) and own:  # none in later rounds, which have a state
             feed = self._feed(files, _up_to(own, _SAMPLE), has_words=False)

@@ -106,6 +106,13 @@ _steps = (
         type=Finite(1e-8, 1.0),
     ),
     option("--weight-decay decay", "Of matrices.", type=Finite(0.0, 10.0), default=0.05),
+    option(
+        "--init",
+        "Go on from the parameters of this speculator, as it was trained, and from its draft "
+        "vocabulary, or so many of it as --draft-vocab says. --seed gives other answers.",
+        metavar="FOLDER",
+        type=click.Path(exists=True, file_okay=False),
+    ),
     option("--seed", "Of prompts, answers, first weights and order.", type=Whole(0), default=1),
     option(
         "--device",

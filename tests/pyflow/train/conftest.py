@@ -45,13 +45,14 @@ def tiny(tiny_path: Path) -> Iterator[pyflow.Model]:
 def train(
     tiny: pyflow.Model, oracle: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
-    """train(folder, kind, ...): the figures; also of Training: resume, tell, stop."""
+    """train(folder, kind, ...): the figures; also settings, and resume, tell, stop of Training."""
     torch = oracle("torch")
     torch.set_num_threads(1)  # small products; more threads wait for each other
     monkeypatch.setattr(collect, "MOST_NEW", 24)
 
     def run(folder: Path, kind: str, n_tokens: int = 500, **how: Any) -> dict[str, Any]:
-        settings = Settings(kind=kind, **(SETTINGS | {"n_tokens": n_tokens}))
+        given = {name: how.pop(name) for name in [*how] if name in Settings.__slots__}
+        settings = Settings(kind=kind, **(SETTINGS | {"n_tokens": n_tokens} | given))
         return Training(tiny, [TEXT], settings, folder, **how).run()
 
     return run

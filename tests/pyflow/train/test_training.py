@@ -15,7 +15,13 @@ import pytest
 
 import pyflow
 from pyflow.cli import main
-from pyflow.errors import CancelledError, FormatError, PyflowError, UnsupportedError
+from pyflow.errors import (
+    CancelledError,
+    FormatError,
+    PyflowError,
+    ShapeError,
+    UnsupportedError,
+)
 from pyflow.speculate.trained.files import load
 from pyflow.train.settings import Settings
 from pyflow.train.training import Training
@@ -67,6 +73,16 @@ def test_a_training_lowers_every_heads_held_out_loss(
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["config.json", "model.safetensors", "training.json"]
     assert load(tmp_path / "out", tiny, pack_as=None).kind == kind
+    if kind == "kangaroo":
+        return
+    more: dict[str, Any] = {"init": str(tmp_path / "out"), "draft_vocab": 0}
+    again = train(tmp_path / "again", kind, **more)
+    assert again["losses"][0]["losses"] == best
+    assert again["draft_vocab"] == figures["draft_vocab"]
+    fewer = train(tmp_path / "fewer", kind, **(more | {"draft_vocab": 9}), n_steps=1)
+    assert fewer["draft_vocab"] == 9
+    with pytest.raises(ShapeError, match=r"expected shape|is missing"):
+        train(tmp_path / "other", kind, **more, inner=48, n_layers=2)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "kangaroo"])
