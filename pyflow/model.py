@@ -1,4 +1,4 @@
-"""Models as a user has them: loaded weights that write text."""
+"""Models as a user has them: loaded weights that write text, or make vectors of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyflow.batch.local_runner import LocalRunner
+from pyflow.embed.model import EmbeddingModel
 from pyflow.engine.context import CacheType
-from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.offload import Offload
 from pyflow.engine.session_file import SessionFile
 from pyflow.engine.topology import NumaMode, Placement
 from pyflow.formats import Overrides
-from pyflow.generate import AnyModel, Options
+from pyflow.generate import Options
 from pyflow.generate.any_model import Run
 from pyflow.generate.local import run_model
 from pyflow.speculate import Speculator
@@ -56,7 +56,7 @@ def load(
     )
 
 
-class Model(LoadedModel, AnyModel):
+class Model(EmbeddingModel):
     """Weights, tokenizer and chat template of one model. Immutable; safe to share between threads.
 
     Also a context manager: leaving it frees the weights once no context uses them.

@@ -74,6 +74,7 @@ PYTHON = (
     "train",
     "batch",
     "generate",
+    "embed",
     "cluster",
     "model",
     "serve",

@@ -24,6 +24,7 @@ void register_encode(py::module_& m);
 void register_sampler(py::module_& m);
 void register_stage(py::module_& m);
 void register_heads(py::module_& m);
+void register_texts(py::module_& m);
 void register_calibrate(py::module_& m);
 void register_context(py::module_& m);
 void register_step(py::module_& m);

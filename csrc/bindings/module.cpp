@@ -45,6 +45,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_sampler(m);
   pyflow::register_stage(m);
   pyflow::register_heads(m);
+  pyflow::register_texts(m);
   pyflow::register_calibrate(m);
   pyflow::register_context(m);
   pyflow::register_step(m);

@@ -111,6 +111,29 @@ struct AttendArgs {
   uint8_t* scratch = nullptr;     // for prefill_attend, as in MatmulArgs
 };
 
+// Attention among the rows of one text (encoders), all in f32: a row at position p sees the key at q
+// if |q - p| < window, and every key if window is 0. Pointers are those of the text's first row.
+inline constexpr int64_t kTextKeys = 16;  // rows whose keys lie side by side
+struct TextArgs {
+  const float* q;  // n rows of n_heads x key_dim
+  int64_t q_stride;
+  const float* k;  // [n / 16, rounded up][n_kv_heads][key_dim][16]: store_text_keys
+  const float* v;  // n rows of n_kv_heads x value_dim; 15 floats past the last are read
+  int64_t v_stride;
+  float* out;  // n rows of n_heads x value_dim
+  int64_t out_stride;
+  int64_t n;
+  int64_t n_heads, n_kv_heads, key_dim, value_dim;
+  float scale;
+  float softcap;  // 0: none
+  int64_t window;
+  const float* slopes = nullptr;  // one per query head: a score gets slope * -|q - p|; null: none
+  // [n_heads][2 * bias_reach + 1], added to scores: by q - p, of larger distances that of the
+  // largest; null: none.
+  const float* bias = nullptr;
+  int64_t bias_reach = 0;
+};
+
 // What a row's token belongs to (contract C1): a prompt, or generation and its verification. The
 // two differ only for a table that has prefill_matmul and prefill_attend.
 enum class Regime : uint8_t { Prefill, Decode };
@@ -179,6 +202,11 @@ struct KernelTable {
   // The same as attend for rows of a prompt, if the table has faster arithmetic for many rows; null:
   // attend.
   void (*prefill_attend)(const AttendArgs&, int64_t row_begin, int64_t row_end, int64_t kv_head);
+
+  // Keys of n <= 16 rows, `dims` values each, as TextArgs::k has them: `dims` is that of all heads.
+  void (*store_text_keys)(const float* from, int64_t stride, int64_t n, int64_t dims, float* to);
+  // Attention of rows [row_begin, row_end) of a text for one query head.
+  void (*attend_text)(const TextArgs&, int64_t row_begin, int64_t row_end, int64_t head);
 
   // log(sum(exp(x))), accumulated in double in a fixed order.
   double (*log_sum_exp)(const float* x, int64_t n);

@@ -9,8 +9,10 @@ constexpr int64_t kFloat = sizeof(float), kAct = sizeof(ActBlock), kHalf = sizeo
 
 }  // namespace
 
-ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells) {
-  const ScratchNeeds needs = stage.needs(cells);
+ScratchLayout::ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells,
+                             const ScratchNeeds& more) {
+  ScratchNeeds needs = stage.needs(cells);
+  needs.at_least(more);
   stride = padded(stage.spec().n_embd);
   head_stride = padded(stage.spec().n_vocab);
   head_rows = stage.last() ? std::min(kHeadRows, n_batch) : 0;

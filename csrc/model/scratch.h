@@ -39,7 +39,9 @@ struct ScratchNeeds {
 // Where everything lies, in bytes from the start.
 class ScratchLayout {
  public:
-  ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells);
+  // more: what is needed besides the stage's own needs.
+  ScratchLayout(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells,
+                const ScratchNeeds& more = {});
 
   int64_t stride, head_stride;  // floats between rows of registers, of logits
   int64_t head_rows;            // rows whose logits are held at once
@@ -58,8 +60,9 @@ class ScratchLayout {
 class Scratch {
  public:
   // Throws ResourceError if the memory is refused.
-  Scratch(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells)
-      : at_(stage, n_batch, n_ctx, cells), buffer_(at_.nbytes, "scratch") {}
+  Scratch(const Stage& stage, int64_t n_batch, int64_t n_ctx, CacheType cells,
+          const ScratchNeeds& more = {})
+      : at_(stage, n_batch, n_ctx, cells, more), buffer_(at_.nbytes, "scratch") {}
 
   // The memory of a step of these rows for one thread of its team.
   StepMemory step(const Team& team, const StepRows& rows) const;

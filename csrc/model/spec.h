@@ -111,6 +111,8 @@ struct StageSpec {
   std::optional<BlockSpec> embedding;          // on the first stage
   std::vector<std::vector<BlockSpec>> layers;  // of this stage only
   std::optional<BlockSpec> head;               // on the last stage
+  // Of encoders, by name: layers that a readout may take (model/texts/).
+  std::map<std::string, std::vector<BlockSpec>, std::less<>> chains = {};
 };
 
 }  // namespace pyflow

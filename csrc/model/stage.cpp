@@ -49,6 +49,9 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     facts_.occasional.erase(head_);
     needs_.at_least({.act_blocks_per_row = act_blocks(n_embd), .panel_cols = n_embd});
   }
+  for (const auto& [name, layers] : spec_.chains)
+    for (const BlockSpec& layer : layers)
+      needs_.at_least(chains_[name].emplace_back(layer, weights_).needs());
   if (load)
     pack(poll);
   else

@@ -12,6 +12,7 @@
 #include "model/device/device_stage.h"
 #include "model/device/device_step.h"
 #include "model/spec.h"
+#include "model/texts/dense.h"
 #include "model/weights.h"
 
 namespace pyflow {
@@ -57,6 +58,9 @@ class Stage {
   // Whether cells may move to other positions: only if scores depend on distances alone.
   bool shifts() const { return facts_.relative && n_positions() > kv::kMaxPositions; }
   int64_t n_positions() const { return facts_.n_positions; }  // a token's position is below
+  int64_t n_types() const { return facts_.n_types; }          // of tokens
+  // Layers for readouts of encoders, by name.
+  const std::map<std::string, std::vector<Dense>, std::less<>>& chains() const { return chains_; }
   // Of the blocks of the host; of those of a home.
   ScratchNeeds needs(CacheType cells) const { return needs(kHost, cells); }
   ScratchNeeds needs(Home home, CacheType cells) const;
@@ -124,6 +128,7 @@ class Stage {
   Weights weights_;
   BlockFacts facts_;
   std::vector<std::vector<PlacedBlock>> layers_;
+  std::map<std::string, std::vector<Dense>, std::less<>> chains_;
   bool loaded_;
   Offload offload_;
   std::vector<std::vector<std::unique_ptr<DeviceStage>>> devices_;  // by group

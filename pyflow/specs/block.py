@@ -72,6 +72,9 @@ class BlockContext(Protocol):
     def rope(self, name: str, head_dim: int) -> int | None:
         """The index of a rope of the spec; None for "none"."""
 
+    def n_rows(self, role: str) -> int | None:
+        """The rows of a role's tensor in the checkpoint; None if there is none."""
+
     def bind(self, wants: Mapping[str, Want]) -> dict[str, Any]:
         """References to tensors by their roles; None for those absent or not needed."""
 

@@ -224,6 +224,7 @@ def _check(tables: dict[str, Any], where: str) -> None:
         for step in tables.get(stack, {}).get("layer", ()):
             _check_step(step, tables["blocks"], where)
         _check_norms(tables.get(stack, {}), tables["blocks"], f"{where}{stack}")
+    _check_layers(tables, where)
 
 
 def _check_blocks(tables: dict[str, Any], where: str) -> None:
@@ -269,6 +270,19 @@ def _check_norms(stack: Mapping[str, Any], blocks: Mapping[str, Any], where: str
     ):
         if name is not None:
             _check_block(name, "norm", blocks, f"{where}.{key}")
+
+
+def _check_layers(tables: Mapping[str, Any], where: str) -> None:
+    layers = tables.get("layers", {})
+    for chain in ("classify", "fill"):
+        for name in tables.get(chain, {}).get("layers", ()):
+            if name not in layers:
+                raise SpecError(
+                    f"{where}{chain}.layers: there is no layer {name!r:.60}{nearest(name, layers)}"
+                )
+    for name, layer in layers.items():
+        if "norm" in layer:
+            _check_block(layer["norm"], "norm", tables["blocks"], f"{where}layers.{name}.norm")
 
 
 def _pattern_names(tables: Mapping[str, Any]) -> Iterator[str]:

@@ -13,9 +13,11 @@ from functools import cache
 from typing import Any
 
 from pyflow.errors import SpecError
+from pyflow.specs.block import ACTIVATIONS
 from pyflow.specs.blocks import named_kinds
 from pyflow.specs.blocks.add import Add
 from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.language.expression import Value
 from pyflow.specs.language.shapes import (
     BlockName,
@@ -62,7 +64,7 @@ EMBED: Table = {
     "scale": Param(Number(), 1.0),
     "norm": BlockName("norm"),
     "positions": Positions.keys,
-    "token_types": Param(Flag(), False),
+    "token_types": TokenTypes.keys,
     "shared_with": Word("the name of a stack"),
 }
 STACK: Table = {
@@ -78,10 +80,19 @@ HEAD: Table = {
     "softcap": Param(Number(least=0), 0.0),
     "bias": Param(Flag(auto=True), False),
 }
-OUTPUT: Table = {
-    "pool": Param(Choice.of("none", "first", "mean", "last"), "none"),
-    "normalize": Param(Flag(), False),
+POOL = Param(Choice.of("none", "first", "mean", "last", "max", "weighted", "mean_sqrt"), "none")
+OUTPUT: Table = {"pool": POOL, "normalize": Param(Flag(), False)}
+# Layers after the last one, of a text's vector or of single tokens.
+LAYER: Table = {
+    "size": Param(Whole(most=1 << 24), None),
+    "activation": Param(
+        Choice.of("none", "tanh", *ACTIVATIONS.words.values(), **ACTIVATIONS.words), "none"
+    ),
+    "bias": Param(Flag(auto=True), "auto"),
+    "norm": BlockName("norm"),
+    "tied": Param(Flag(), False),
 }
+CHAIN: Table = {"pool": POOL, "layers": Words()}
 IDS = Ids()
 TOKENIZER: Table = {"stop": Param(IDS, ())}
 PROMPT: Table = {"template": Word("a chat template")}
@@ -111,6 +122,9 @@ COMMON: Table = {
     "encoder": STACK,
     "head": HEAD,
     "output": OUTPUT,
+    "layers": Named(LAYER),
+    "classify": CHAIN,
+    "fill": CHAIN,
     "tokenizer": TOKENIZER,
     "prompt": PROMPT,
     "generation": GENERATION,
@@ -125,6 +139,7 @@ SPEC: Table = {
 }
 STACKS = ("encoder", "decoder")
 STEP_NORMS = ("norm", "post_norm", "out_norm")
+LAYER_ROLES = with_biases("weight", "norm")
 STACK_ROLES = ("embed", "positions", "token_types", *with_biases("embed_norm", "final_norm"))
 
 
@@ -275,7 +290,9 @@ def _step(raw: object, where: str, *, nested: bool) -> Step:
 
 def _tensors(raw: dict[str, object], where: str) -> dict[str, Any]:
     """prefix and ignore: tuples; per place (the head's is ""), lists of entries."""
-    check_keys(raw, dict.fromkeys(("prefix", "ignore", "head", "head_bias", *STACKS)), where)
+    check_keys(
+        raw, dict.fromkeys(("prefix", "ignore", "head", "head_bias", "layers", *STACKS)), where
+    )
     found: dict[str, Any] = {}
     for key in ("prefix", "ignore"):
         if key in raw:
@@ -283,6 +300,10 @@ def _tensors(raw: dict[str, object], where: str) -> dict[str, Any]:
     head = {key: value for key, value in raw.items() if key in ("head", "head_bias")}
     if head:
         found["places"] = {("", ""): read_entries(head, where, ("head", "head_bias"))}
+    for name, value in _table(raw.get("layers", {}), f"{where}.layers").items():
+        at = f"{where}.layers.{printable(name)}"
+        entries = read_entries(_table(value, at), at, LAYER_ROLES)
+        found.setdefault("places", {})["layers", name] = entries
     for stack in STACKS:
         if stack not in raw:
             continue

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeAlias
 
 from pyflow.errors import ShapeError
 from pyflow.specs.block import Block
 from pyflow.specs.blocks.attention import Attention
+from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.parts import NormType, Ref, Rope, TensorRef, tensors_of
 
 
@@ -38,11 +40,44 @@ class Head:
     bias: Ref | None = None
 
 
+NO_HEAD = Head(None, 0.0, "")
+"""Of encoders, which give no logits of a next token."""
+
+Pool: TypeAlias = Literal["none", "first", "mean", "last", "max", "weighted", "mean_sqrt"]
+"""How the last layer's rows of a text become one vector; none: they stay apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """y = norm(activation(weight @ x + bias)), weight (n_out, n_in)."""
+
+    kind = "dense"
+    weight: Ref
+    n_in: int
+    n_out: int
+    bias: Ref | None = None
+    activation: str = "none"
+    norm: Ref | None = None
+    norm_bias: Ref | None = None
+    norm_type: NormType = "layer"
+    norm_eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Layers after the last one: what they get, and themselves."""
+
+    pool: Pool
+    layers: tuple[Dense, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything that is needed to run a model, except the weights.
 
-    ignored: tensors of the checkpoint that the model is known not to use.
+    ignored: tensors of the checkpoint that the model is known not to use. Of encoders, pool and
+    normalize: how a text becomes a vector, unless other files say so; chains: heads by their names,
+    classify and fill.
     """
 
     architecture: str
@@ -55,6 +90,19 @@ class ModelSpec:
     layers: tuple[tuple[Block, ...], ...]
     head: Head
     ignored: frozenset[str] = frozenset()
+    pool: Pool = "none"
+    normalize: bool = False
+    chains: Mapping[str, Chain] = field(default_factory=dict)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether tokens see those after them: then it makes vectors of texts and writes none."""
+        return self.head is NO_HEAD
+
+    @property
+    def n_types(self) -> int:
+        """Types of tokens."""
+        return next((b.n_types for b in self.blocks() if isinstance(b, TokenTypes)), 1)
 
     @property
     def n_layers(self) -> int:
@@ -72,8 +120,9 @@ class ModelSpec:
 
     def tensors(self) -> set[str]:
         """Names of all tensors that the model uses."""
-        parts = (self.embedding, *self.blocks(), self.head)
-        return {name for part in parts for name in tensors_of(part)}
+        layers = (layer for chain in self.chains.values() for layer in chain.layers)
+        parts = (self.embedding, *self.blocks(), self.head, *layers)
+        return {name for part in parts for name in tensors_of(part) if name}
 
     def shallow(self, layers: Sequence[int]) -> ModelSpec:
         """The model of these layers alone, in this order; the embedding and the head stay.
@@ -104,7 +153,11 @@ class ModelSpec:
             "ropes": [_plain(r) for r in self.ropes],
             "embedding": _plain(self.embedding) if first == 0 else None,
             "layers": [[_plain(b) for b in layer] for layer in self.layers[first:last]],
-            "head": _plain(self.head) if last == self.n_layers else None,
+            "head": None if last < self.n_layers or self.is_encoder else _plain(self.head),
+            "chains": {
+                name: [_plain(layer) for layer in chain.layers]
+                for name, chain in self.chains.items()
+            },
         }
 
     def tables(self, *, embedding: bool, head: bool) -> dict[str, object]:
@@ -121,7 +174,7 @@ class ModelSpec:
         return self.embedding.weight == self.head.weight
 
 
-def _plain(part: Rope | TensorRef | Embedding | Block | Head) -> dict[str, object]:
+def _plain(part: Rope | TensorRef | Embedding | Block | Head | Dense) -> dict[str, object]:
     plain: dict[str, object] = {"kind": part.kind} if hasattr(part, "kind") else {}
     for f in fields(part):
         if (value := getattr(part, f.name)) not in (None, ()):

@@ -19,13 +19,17 @@ from typing import Any
 
 if __package__:
     from . import hf_families
+    from .text_encoders import make as text_encoders
 else:
     import hf_families
+    from text_encoders import make as text_encoders
 
 TARGET = Path(__file__).with_name("config_keys.json")
 COMMAND = "python tests/golden/make_config_keys.py"
 # Older files of Falcon, which transformers does not know by these names, are left out.
-MODEL_TYPES = sorted({str(config["model_type"]) for config in hf_families.CONFIGS.values()})
+ENCODERS = [config for _, config, _ in text_encoders.MODELS.values()]
+CONFIGS = [*hf_families.CONFIGS.values(), *ENCODERS]
+MODEL_TYPES = sorted({str(config["model_type"]) for config in CONFIGS})
 _POPPED = re.compile(r"kwargs\.(?:pop|get|setdefault)\(\s*\"(\w+)\"")
 
 
@@ -39,7 +43,7 @@ def keys_of(model_type: str) -> dict[str, Any]:
     also = {*_POPPED.findall(inspect.getsource(config_class)), *config_class.attribute_map}
     for method in (base.__post_init__, base.convert_rope_params_to_dict):
         also |= set(_POPPED.findall(inspect.getsource(method)))
-    for config in hf_families.CONFIGS.values():
+    for config in CONFIGS:
         if config["model_type"] == model_type:
             also |= _asked(config_class, config)
     also = {key for key in also if not hasattr(config_class, key) or key in _popped_by(base)}
@@ -71,13 +75,22 @@ def _asked(config_class: Any, config: dict[str, Any]) -> set[str]:
     own = config_class(**{key: value for key, value in config.items() if key != "model_type"})
     config_class.__getattribute__ = note
     try:
+        if config in ENCODERS:
+            is_t5 = "d_kv" in config
+            auto = transformers.AutoModelForTextEncoding if is_t5 else transformers.AutoModel
+            auto.from_config(own, attn_implementation="eager")(torch.arange(3, 30)[None])
+            return asked_for(asked)
         model = transformers.AutoModelForCausalLM.from_config(own, attn_implementation="eager")
         with torch.no_grad(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             first = model(torch.arange(1, 30)[None], use_cache=True)
             model(torch.tensor([[5]]), past_key_values=first.past_key_values)
     finally:
         del config_class.__getattribute__
-    return {name for name in asked if not name.startswith("_")}
+    return asked_for(asked)
+
+
+def asked_for(names: set[str]) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
 
 
 def made() -> dict[str, Any]:

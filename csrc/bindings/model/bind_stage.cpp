@@ -37,6 +37,10 @@ StageSpec stage_spec(const py::dict& d) {
   };
   spec.embedding = optional("embedding");
   spec.head = optional("head");
+  if (d.contains("chains"))
+    for (const auto& [name, layers] : d["chains"].cast<py::dict>())
+      for (const auto& layer : layers.cast<py::list>())
+        spec.chains[name.cast<std::string>()].push_back(block_spec(layer.cast<py::dict>()));
   for (const auto& layer : d["layers"].cast<py::list>()) {
     spec.layers.emplace_back();
     for (const auto& block : layer.cast<py::list>())

@@ -213,7 +213,11 @@ static void attend_merge(const AttendArgs& args, int64_t row, int64_t kv_head,
   }
 }
 
+#include "kernels/attention/text.inl"
+
 static inline void fill_attention(KernelTable& t) {
+  t.store_text_keys = store_text_keys;
+  t.attend_text = attend_text;
   t.store_kv = store_kv;
   t.load_k = load_k;
   t.store_k = store_k;

@@ -18,20 +18,13 @@ constexpr int64_t kPromptRowTile = 64;
 // From so many cells on, splitting attention over more threads saves more than its barrier costs.
 constexpr int64_t kCellsWorthABarrier = 64;
 
-// Heads of the rows of a step.
-struct Heads {
-  float* rows;
-  int64_t stride, dim;  // floats between rows, between heads
-
-  float* at(int64_t row, int64_t head) const { return rows + row * stride + head * dim; }
-  // Copies heads [first, last) of a row, cut or filled up with zeros; nothing to do if both are one.
-  void copy_to(const Heads& to, int64_t row, int64_t first, int64_t last) const {
-    if (rows == to.rows) return;
-    const int64_t n = std::min(dim, to.dim);
-    for (int64_t h = first; h < last; ++h)
-      std::fill_n(std::copy_n(at(row, h), n, to.at(row, h)), to.dim - n, 0.0f);
-  }
-};
+// Copies heads [first, last) of a row, cut or filled up with zeros; nothing to do if both are one.
+void copy_heads(const Heads& from, const Heads& to, int64_t row, int64_t first, int64_t last) {
+  if (from.rows == to.rows) return;
+  const int64_t n = std::min(from.dim, to.dim);
+  for (int64_t h = first; h < last; ++h)
+    std::fill_n(std::copy_n(from.at(row, h), n, to.at(row, h)), to.dim - n, 0.0f);
+}
 
 // Queries, keys, values, and the mixes of values.
 struct Rows {
@@ -139,13 +132,6 @@ class Attention final : public Block, private AttentionWeights {
     return memory;
   }
 
-  // Bias and norm of all queries or keys of a row together.
-  static void normalize_all(const Step& s, float* heads, int64_t n, const float* bias,
-                            const HeadNorm& norm) {
-    if (bias) s.kernels.add(heads, bias, n);
-    if (norm) norm.norm(s.kernels, heads, n, heads);
-  }
-
   // Stores heads [first, last) of the keys and values of a row, and prepares the queries that share
   // them.
   void prepare(const Step& s, const RowMemory& memory, int64_t row, int64_t first,
@@ -156,32 +142,17 @@ class Attention final : public Block, private AttentionWeights {
     turn(s, row, k, first, last, k_bias_, k_norm_);
     if (v_bias_)
       s.kernels.add(v.at(row, first), v_bias_ + first * value_dim_, (last - first) * value_dim_);
-    q.copy_to(cells.q, row, first * group(), last * group());
-    k.copy_to(cells.k, row, first, last);
-    v.copy_to(cells.v, row, first, last);
+    copy_heads(q, cells.q, row, first * group(), last * group());
+    copy_heads(k, cells.k, row, first, last);
+    copy_heads(v, cells.v, row, first, last);
     const int32_t slot = s.kv->slots(layer_)[static_cast<size_t>(s.first_row + row)];
     for (int64_t h = first; h < last; ++h)
       s.kernels.store_kv(s.kv->view(layer_), slot, h, cells.k.at(row, h), cells.v.at(row, h));
   }
 
-  // Bias, norm and rotation of heads [first, last) of one row's queries or keys.
-  void turn(const Step& s, int64_t r, const Heads& heads, int64_t first, int64_t last,
-            const float* bias, const HeadNorm& norm) const {
-    const bool by_head = !norms_all_ || !(q_norm_ || k_norm_);  // otherwise already done
-    if (bias && by_head)
-      s.kernels.add(heads.at(r, first), bias + first * head_dim_, (last - first) * head_dim_);
-    for (int64_t h = first; h < last; ++h) {
-      float* head = heads.at(r, h);
-      if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, h * norm.step);
-      if (!rope_) continue;
-      const RopeTable& rope = s.ropes[*rope_];
-      s.kernels.rope(head, rope.row(r), rope.n_pairs, rope.interleaved);
-    }
-  }
-
   // Takes query heads [first, last) of a row's mixes out of the size of cells.
   static void take_mixed(const RowMemory& memory, int64_t row, int64_t first, int64_t last) {
-    memory.cells.mixed.copy_to(memory.plain.mixed, row, first, last);
+    copy_heads(memory.cells.mixed, memory.plain.mixed, row, first, last);
   }
 
   static int64_t spans(const RowView& v) {
@@ -311,6 +282,7 @@ class Attention final : public Block, private AttentionWeights {
 }  // namespace
 
 std::unique_ptr<Block> make_attention(const BlockSpec& spec, BlockContext& c) {
+  if (spec.has("mask") && spec.text("mask") == "full") return make_full_attention(spec, c);
   return std::make_unique<Attention>(spec, c);
 }
 

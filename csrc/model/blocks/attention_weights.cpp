@@ -19,6 +19,8 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
       value_dim_(spec.has("value_dim") ? spec.integer("value_dim") : head_dim_),
       scale_(spec.number("scale")),
       softcap_(spec.number("softcap")),
+      full_(spec.has("mask") && spec.text("mask") == "full"),
+      window_(spec.integer("window")),
       layer_(c.facts.kv_layers.size()) {
   if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || value_dim_ < 1 || n_heads_ % n_kv_heads_)
     throw ShapeError("attention: " + std::to_string(n_heads_) + " heads of " +
@@ -38,6 +40,7 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
     throw ShapeError("attention: alibi: expected a slope for each of " + std::to_string(n_heads_) +
                      " heads, found " + std::to_string(slopes_.size()));
   Weights& w = c.weights;
+  if (spec.has("relative")) take_biases(w, spec);
   q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
   k_ = &w.matrix(spec.tensor("k"), k_dim(), n_embd_, Weights::Loop::Continued);
   v_ = &w.matrix(spec.tensor("v"), v_dim(), n_embd_, Weights::Loop::Continued);
@@ -55,12 +58,50 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
                            "': expected head or all");
   q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", n_heads_);
   k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", n_kv_heads_);
+  if (full_) return;
   c.facts.kv_layers.push_back({.n_kv_heads = n_kv_heads_,
                                .key_dim = head_dim_,
                                .value_dim = value_dim_,
-                               .window = spec.integer("window")});
+                               .window = window_});
   c.facts.kv_ropes.push_back(rope_);
   c.facts.relative = c.facts.relative || rope_ || !slopes_.empty();
+}
+
+void AttentionWeights::take_biases(Weights& w, const BlockSpec& spec) {
+  const int64_t n_buckets = spec.integer("n_buckets");
+  const std::vector<double>& buckets = spec.numbers("buckets");
+  if (!full_) throw UnsupportedError("attention: biases by distance: expected mask full");
+  if (n_buckets < 1 || buckets.size() % 2 == 0)
+    throw ShapeError("attention: buckets: expected those of distances -n to n, found " +
+                     std::to_string(buckets.size()));
+  const float* table = w.vector(spec.tensor("relative"), n_buckets * n_heads_);
+  bias_reach_ = std::ssize(buckets) / 2;
+  for (int64_t h = 0; h < n_heads_; ++h)
+    for (const double bucket : buckets) {
+      if (!(bucket >= 0 && bucket < static_cast<double>(n_buckets)))
+        throw ShapeError("attention: buckets: expected numbers below " + std::to_string(n_buckets));
+      biases_.push_back(table[static_cast<int64_t>(bucket) * n_heads_ + h]);
+    }
+}
+
+void AttentionWeights::normalize_all(const Step& s, float* heads, int64_t n, const float* bias,
+                                     const HeadNorm& norm) {
+  if (bias) s.kernels.add(heads, bias, n);
+  if (norm) norm.norm(s.kernels, heads, n, heads);
+}
+
+void AttentionWeights::turn(const Step& s, int64_t row, const Heads& heads, int64_t first,
+                            int64_t last, const float* bias, const HeadNorm& norm) const {
+  const bool by_head = !norms_all_ || !(q_norm_ || k_norm_);  // otherwise already done
+  if (bias && by_head)
+    s.kernels.add(heads.at(row, first), bias + first * head_dim_, (last - first) * head_dim_);
+  for (int64_t h = first; h < last; ++h) {
+    float* head = heads.at(row, h);
+    if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, h * norm.step);
+    if (!rope_) continue;
+    const RopeTable& rope = s.ropes[*rope_];
+    s.kernels.rope(head, rope.row(row), rope.n_pairs, rope.interleaved);
+  }
 }
 
 AttentionWeights::HeadNorm AttentionWeights::head_norm(Weights& w, const BlockSpec& spec,

@@ -10,6 +10,14 @@
 
 namespace pyflow {
 
+// Heads of the rows of a step.
+struct Heads {
+  float* rows;
+  int64_t stride, dim;  // floats between rows, between heads
+
+  float* at(int64_t row, int64_t head) const { return rows + row * stride + head * dim; }
+};
+
 class AttentionWeights {
  public:
   AttentionWeights(const BlockSpec& spec, BlockContext& c);
@@ -24,6 +32,13 @@ class AttentionWeights {
     explicit operator bool() const { return static_cast<bool>(norm); }
   };
 
+  // Bias and norm of all queries or keys of a row together.
+  static void normalize_all(const Step& s, float* heads, int64_t n, const float* bias,
+                            const HeadNorm& norm);
+  // Bias, norm and rotation of heads [first, last) of one row's queries or keys.
+  void turn(const Step& s, int64_t row, const Heads& heads, int64_t first, int64_t last,
+            const float* bias, const HeadNorm& norm) const;
+
   int64_t q_dim() const { return n_heads_ * head_dim_; }
   int64_t k_dim() const { return n_kv_heads_ * head_dim_; }
   int64_t v_dim() const { return n_kv_heads_ * value_dim_; }
@@ -34,8 +49,12 @@ class AttentionWeights {
   int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_, value_dim_;
   float scale_, softcap_;
   std::optional<size_t> rope_;
+  bool full_;  // rows see those after them too, so nothing is cached
+  int64_t window_;
   size_t layer_;
   std::vector<float> slopes_;
+  std::vector<float> biases_;  // of scores, as TextArgs has them
+  int64_t bias_reach_ = 0;
   const PackedTensor *q_, *k_, *v_, *o_;
   bool values_apart_;  // v_ shares no tensor with q_ or k_
   const float *q_bias_, *k_bias_, *v_bias_, *o_bias_;
@@ -43,6 +62,7 @@ class AttentionWeights {
   bool norms_all_ = false;
 
  private:
+  void take_biases(Weights& w, const BlockSpec& spec);
   HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
                      int64_t n_heads) const;
   // Columns of queries and of mixed values stay with the kv head that they share.
@@ -57,5 +77,8 @@ class AttentionWeights {
   void record_turn(DeviceMember& m, const FloatRows& rows, int64_t n_heads, const Share& heads,
                    const HeadNorm& norm) const;
 };
+
+// Attention to the whole text (full_attention.cpp).
+std::unique_ptr<Block> make_full_attention(const BlockSpec&, BlockContext&);
 
 }  // namespace pyflow

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -122,48 +122,66 @@ class Prompt:
 
 def json_lines(path: str) -> list[Prompt]:
     """The prompts of a file with one JSON text, or object with a text `prompt`, per line."""
-    prompts = []
+    prompts = [
+        Prompt(text, value.get("id") if isinstance(value, dict) else None)
+        for text, value in _json_values(path, "prompt", ("prompt", "id"))
+    ]
+    if not prompts:
+        raise click.UsageError(f"{path}: expected at least one prompt, found none")
+    return prompts
+
+
+def json_texts(path: str) -> list[str]:
+    """The texts of a file with one JSON text, or object with a `text`, per line; other keys of
+    objects are left aside."""
+    return [text for text, _ in _json_values(path, "text", None)]
+
+
+def _json_values(path: str, key: str, known: Sequence[str] | None) -> Iterator[tuple[str, object]]:
+    """The text of each line, which may be under `key`, and the whole value.
+
+    known: all keys that an object may have; None: any. UsageError, naming the line.
+    """
     # Not splitlines(): it also splits at characters that JSON texts may contain.
     for number, line in enumerate(read(path).removeprefix("\ufeff").split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        try:
-            value = json.loads(line, object_pairs_hook=unrepeated, parse_constant=_finite)
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        except RecursionError:
-            raise click.UsageError(f"{where}: is nested too deeply") from None
-        except UnicodeEncodeError as error:
-            raise click.UsageError(
-                f"{where}: expected Unicode text, found half a character, "
-                f"{ascii(error.object[error.start])[1:-1]}"
-            ) from None
-        except json.JSONDecodeError as error:
-            raise click.UsageError(
-                f"{where}, column {error.colno}: is not JSON: {error.msg}"
-            ) from None
-        except ValueError as error:  # a number of too many digits
-            raise click.UsageError(f"{where}: is not JSON: {error}") from None
-        if isinstance(value, dict):
-            _check_keys(value, where)
-        text = value.get("prompt") if isinstance(value, dict) else value
+        value = _json_value(line, where)
+        if isinstance(value, dict) and known is not None:
+            _check_keys(value, where, known)
+        text = value.get(key) if isinstance(value, dict) else value
         if not isinstance(text, str) or not text.strip():
             raise click.UsageError(
-                f'{where}: expected a text, not empty, or {{"prompt": TEXT}}, found {line[:60]}'
+                f'{where}: expected a text, not empty, or {{"{key}": TEXT}}, found {line[:60]}'
             )
-        prompts.append(Prompt(text, value.get("id") if isinstance(value, dict) else None))
-    if not prompts:
-        raise click.UsageError(f"{path}: expected at least one prompt, found none")
-    return prompts
+        yield text, value
+
+
+def _json_value(line: str, where: str) -> Any:
+    try:
+        value = json.loads(line, object_pairs_hook=unrepeated, parse_constant=_finite)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        raise click.UsageError(f"{where}: is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise click.UsageError(
+            f"{where}: expected Unicode text, found half a character, "
+            f"{ascii(error.object[error.start])[1:-1]}"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"{where}, column {error.colno}: is not JSON: {error.msg}") from None
+    except ValueError as error:  # a number of too many digits
+        raise click.UsageError(f"{where}: is not JSON: {error}") from None
+    return value
 
 
 def _finite(word: str) -> None:
     raise ValueError(f"expected a finite number, found {word}")
 
 
-def _check_keys(request: Mapping[str, object], where: str) -> None:
+def _check_keys(request: Mapping[str, object], where: str, known: Sequence[str]) -> None:
     """UsageError for a key that would have no effect."""
-    known = ("prompt", "id")
     for key in request:
         if key not in known:
             near = difflib.get_close_matches(key.lower(), known, n=1)

@@ -83,6 +83,21 @@ model = option(
     callback=offered,
     short="A file, a folder, or a name of 'pyflow list'",
 )
+
+
+def _embedder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The model of -m, or else the first pulled one that is made for vectors."""
+    encoders = [one.name for one in catalogue.models() if one.pulled and not one.writes]
+    return offered(ctx, param, encoders[0] if value is None and encoders else value)
+
+
+embedder = option(
+    "-m --model",
+    "As for other commands: an encoder, or a model that writes.  [default: a pulled encoder]",
+    metavar="MODEL",
+    callback=_embedder,
+    short="A file, a folder, or a name of 'pyflow list'",
+)
 threads = option(
     "-t --threads",
     "Threads to compute with.  [default: as 'pyflow doctor' shows]",
@@ -278,7 +293,7 @@ cache_type = option(
 
 def default_model() -> str:
     """The model to use if none is named: smollm2, or else the only pulled one."""
-    pulled = [entry.name for entry in catalogue.models() if entry.pulled]
+    pulled = [entry.name for entry in catalogue.models() if entry.pulled and entry.writes]
     if "smollm2" in pulled:
         return "smollm2"
     if len(pulled) == 1:
@@ -299,8 +314,14 @@ def load(
     quantize: str | None = None,
     overrides: Overrides | None = None,
     offload: Offload | None = None,
+    writes: bool = True,
 ) -> Model:
-    """Loads the model that -m and the options of a run ask for; prints warnings."""
+    """Loads the model that -m and the options of a run ask for; prints warnings.
+
+    UnsupportedError: it is an encoder, and the command needs a model that `writes`.
+    """
+    from pyflow.engine.loaded import encoder_writes_nothing
+    from pyflow.errors import UnsupportedError
     from pyflow.model import load as load_model
 
     warn_of_crowding(n_threads)
@@ -313,6 +334,8 @@ def load(
             overrides=overrides,
             offload=offload,
         )
+    if writes and loaded.spec.is_encoder:
+        raise UnsupportedError(encoder_writes_nothing(loaded.spec))
     tell_inexact(loaded.inexact)
     if loaded.placement_note:
         click.echo(loaded.placement_note, err=True)

@@ -84,8 +84,11 @@ class RunOptions:
             tell_inexact(opened.inexact)
             yield opened
 
-    def load(self, name: str | None = None) -> Model:
-        """The model in one place, or the model `name` in the same way."""
+    def load(self, name: str | None = None, *, writes: bool = True) -> Model:
+        """The model in one place, or the model `name` in the same way.
+
+        writes: the command needs a model that writes. UnsupportedError: it is an encoder.
+        """
         return models.load(
             name or self.model,
             self.n_threads,
@@ -93,6 +96,7 @@ class RunOptions:
             quantize=self.quantize,
             overrides=self.overrides,
             offload=self.offload and replace(self.offload, n_ctx=self.n_ctx or None),
+            writes=writes,
         )
 
     @contextmanager

@@ -77,6 +77,10 @@ class Context:
     def rope(self, name: str, head_dim: int) -> int | None:
         return self.blocks.ropes.index(name, head_dim)
 
+    def n_rows(self, role: str) -> int | None:
+        found = self.blocks.binding.find(self.place, role)
+        return found.shape[0] if found is not None and len(found.shape) == 2 else None
+
     def bind(self, wants: Mapping[str, Want]) -> dict[str, Any]:
         return self.blocks.binding.bind(self.place, wants)
 

@@ -10,17 +10,20 @@ from pyflow.errors import SpecError, UnsupportedError
 from pyflow.formats.overrides import NO_OVERRIDES, Overrides
 from pyflow.specs.bind.binding import Asked, Binding, Place, Problem, Record, TooManyProblemsError
 from pyflow.specs.bind.blocks import Blocks
+from pyflow.specs.bind.chains import chains
 from pyflow.specs.bind.rope import RopeTable
 from pyflow.specs.bind.ropes import ReadTensor, Ropes
 from pyflow.specs.block import Block, Want
 from pyflow.specs.blocks.add import Add
+from pyflow.specs.blocks.attention import Attention
 from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
+from pyflow.specs.blocks.token_types import TokenTypes
 from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
 from pyflow.specs.language import unread
 from pyflow.specs.language.facts import Facts, Source
-from pyflow.specs.model_spec import Embedding, Head, ModelSpec
+from pyflow.specs.model_spec import NO_HEAD, Embedding, Head, ModelSpec
 from pyflow.specs.parts import Register
 
 _MAX_STEPS = 16
@@ -103,16 +106,15 @@ class _Builder:
         self._refuse()
         n_embd, n_ctx = self._facts.integer("n_embd"), self._facts.integer("n_ctx")
         self._blocks.n_embd = n_embd
-        if "encoder" in self._doc.tables:
-            self.unsupported.append("encoders cannot run yet")
-            self._stack("encoder", n_embd)
-        if self._value(OUTPUT, self._doc["output"], "pool") != "none":
-            self.unsupported.append("pooled outputs cannot run yet")
-        if "decoder" not in self._doc.tables:
-            return None
-        embedding, n_vocab, layers = self._stack("decoder", n_embd)
-        head = self._head(embedding, n_vocab, n_embd)
-        if head is None:
+        stacks = [name for name in ("encoder", "decoder") if name in self._doc.tables]
+        if len(stacks) > 1:
+            self.unsupported.append("encoders that are read by decoders cannot run yet")
+        embedding, n_vocab, layers = self._stack(stacks[0], n_embd)
+        if any(isinstance(b, Attention) and b.mask for layer in layers for b in layer):
+            head, layers = NO_HEAD, self._end(stacks[0], layers)
+        elif (found := self._head(embedding, n_vocab, n_embd)) is not None:
+            head = found
+        else:
             return None
         n_positions = [b.n_positions for b in layers[0] if isinstance(b, Positions)]
         return ModelSpec(
@@ -125,7 +127,29 @@ class _Builder:
             embedding=embedding,
             layers=layers,
             head=head,
+            **self._readouts(head, embedding, n_vocab, n_embd),
         )
+
+    def _end(
+        self, stack: str, layers: tuple[tuple[Block, ...], ...]
+    ) -> tuple[tuple[Block, ...], ...]:
+        """The layers of an encoder; its final norm ends the last of them."""
+        if "final_norm" not in self._doc[stack]:
+            return layers
+        norm = self._norm(self._doc[stack]["final_norm"], Place(stack), "final_norm", "x", "x")
+        return (*layers[:-1], (*layers[-1], norm))
+
+    def _readouts(
+        self, head: Head, embedding: Embedding, n_vocab: int, n_embd: int
+    ) -> dict[str, Any]:
+        """What encoders give: pool, normalize and chains of a `ModelSpec`."""
+        if head is not NO_HEAD:
+            return {}
+        table = self._doc["output"]
+        return {
+            **{key: self._value(OUTPUT, table, key) for key in OUTPUT},
+            "chains": chains(self._doc, self._blocks, embedding.weight, n_vocab, n_embd),
+        }
 
     def _refuse(self) -> None:
         """UnsupportedError: the spec refuses this variant, or its layer at hand."""
@@ -147,7 +171,7 @@ class _Builder:
             n_vocab = found.shape[0] if found is not None and len(found.shape) == 2 else 0
         weight = self._binding.bind(place, {"embed": Want((n_vocab, n_embd))})["embed"]
         embedding = Embedding(weight or "", self._value(EMBED, embed, "scale"))
-        first = tuple(self._at_start(Place(name), embed, n_embd))
+        first = tuple(self._at_start(Place(name), embed))
         layers = []
         for i in range(self._value(STACK, table, "n_layers")):
             self._facts.layer = i
@@ -157,15 +181,16 @@ class _Builder:
         self._facts.layer = None
         return embedding, n_vocab, tuple(layers)
 
-    def _at_start(self, place: Place, embed: Mapping[str, Any], n_embd: int) -> Iterator[Block]:
+    def _at_start(self, place: Place, embed: Mapping[str, Any]) -> Iterator[Block]:
         """The blocks between the embedding and the first layer."""
         if "positions" in embed:
-            yield Positions.make(self._blocks.of(Positions, embed["positions"], place), "x", "x")
-        if self._value(EMBED, embed, "token_types"):
-            self.unsupported.append("token types cannot run yet")
-            n_types = self._binding.find(place, "token_types")
-            rows = n_types.shape[0] if n_types is not None and len(n_types.shape) == 2 else 1
-            self._binding.bind(place, {"token_types": Want((rows, n_embd))})
+            positions = self._blocks.of(Positions, embed["positions"], place)
+            if positions.value("type") != "none":
+                yield Positions.make(positions, "x", "x")
+        if "token_types" in embed:
+            types = self._blocks.of(TokenTypes, embed["token_types"], place)
+            if types.value("n_types") != 0:
+                yield TokenTypes.make(types, "x", "x")
         if "norm" in embed:
             yield self._norm(embed["norm"], place, "embed_norm", "x", "x")
 

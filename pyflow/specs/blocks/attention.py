@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
@@ -18,15 +19,20 @@ from pyflow.specs.parts import NormType, Ref, Register, Rope
 class Attention(Block):
     """Grouped-query attention over the KV cache; rope is an index into `ModelSpec.ropes`.
 
+    mask: full is attention of encoders: a row sees its whole text, and there is no cache.
+
     q: (n_heads * head_dim, n_embd); k: (n_kv_heads * head_dim, n_embd).
     v: (n_kv_heads * value_dim, n_embd); o: (n_embd, n_heads * value_dim). value_dim: None is
     head_dim.
-    window: a position sees the `window` newest positions, itself included; 0 = all of them.
+    window: a position sees the `window` newest positions, itself included; 0 = all of them. With
+    mask full it sees those less than `window` away, on both sides.
     softcap: scores s become softcap * tanh(s / softcap); 0 = none.
     alibi: one slope per query head, or none; scores (scaled, capped) get slope * -distance.
     q_norm, k_norm: after the biases, before the rope. norm_span ``head``: over each head; of
     head_dim weights for all heads or of head_dim for each, which may lie in a tensor for each.
     ``all``: over all heads together.
+    relative: (n_buckets, n_heads), added to scores by the bucket of the distance; buckets has those
+    of -n to n, key less query.
     """
 
     q: Ref
@@ -53,6 +59,10 @@ class Attention(Block):
     norm_span: Literal["head", "all"] = "head"
     alibi: tuple[float, ...] = ()
     value_dim: int | None = None
+    mask: Literal["full"] | None = None
+    relative: Ref | None = None
+    n_buckets: int | None = None
+    buckets: tuple[int, ...] = ()
 
     kind: ClassVar = "attention"
     keys: ClassVar = {
@@ -73,7 +83,7 @@ class Attention(Block):
         "alibi": Param(Number(least=0), 0.0),
         "relative": {
             "n_buckets": Param(Whole(most=1 << 16)),
-            "max_distance": Param(Whole()),
+            "max_distance": Param(Whole(least=2, most=1 << 16)),
             "bidirectional": Param(Flag(), False),
         },
     }
@@ -96,16 +106,23 @@ class Attention(Block):
                 f"{at.where}: expected queries of a multiple of {n_kv_heads} heads, those of keys, "
                 f"found {n_heads}"
             )
-        if at.value("mask") != "causal" or at.value("kv_from") != "self":
-            at.cannot_run("attention to what comes later, or to an encoder, cannot run yet")
+        mask = at.value("mask")
+        if at.value("kv_from") != "self":
+            at.cannot_run("attention to an encoder cannot run yet")
         head_dim, value_dim = at.value("head_dim"), at.value("value_dim")
         if value_dim == head_dim:
             value_dim = None
         wants = _wants(at, (n_heads, n_kv_heads), (head_dim, value_dim or head_dim))
         norm = _add_norms(wants, at, {"q_norm": n_heads, "k_norm": n_kv_heads}, head_dim)
+        n_buckets, buckets = None, tuple[int, ...]()
         if (relative := at.inner("relative")) is not None:
-            at.cannot_run("relative position biases cannot run yet")
-            at.bind({"relative": Want((relative.value("n_buckets"), n_heads))})
+            if mask != "full":
+                at.cannot_run("relative position biases of decoders cannot run yet")
+            n_buckets = relative.value("n_buckets")
+            wants["relative"] = Want((n_buckets, n_heads))
+            buckets = _buckets(
+                n_buckets, relative.value("max_distance"), relative.value("bidirectional")
+            )
         return cls(
             source,
             to,
@@ -121,12 +138,17 @@ class Attention(Block):
             norm_span=at.value("qk_norm_span"),
             alibi=_slopes(n_heads, at.value("alibi")),
             value_dim=value_dim,
+            mask="full" if mask == "full" else None,
+            n_buckets=n_buckets,
+            buckets=buckets,
             **at.bind(wants),
         )
 
     def words(self, ropes: Sequence[Rope], /) -> Iterator[str]:
         yield f"attention: {self.n_heads} heads of {self.head_dim}, {self.n_kv_heads} of keys"
         yield from [f"values of {self.value_dim}"] if self.value_dim else []
+        yield from ["over the whole text"] if self.mask == "full" else []
+        yield from [f"biases in {self.n_buckets} buckets of distance"] if self.n_buckets else []
         if self.rope is not None:
             rope = ropes[self.rope]
             n, order = 2 * len(rope.inv_freq), "interleaved" if rope.interleaved else "halves"
@@ -179,3 +201,23 @@ def _slopes(n_heads: int, max_bias: float) -> tuple[float, ...]:
     n = 1 << (n_heads.bit_length() - 1)
     even, odd = 2.0 ** (-max_bias / n), 2.0 ** (-max_bias / 2 / n)
     return tuple(even ** (h + 1) if h < n else odd ** (2 * (h - n) + 1) for h in range(n_heads))
+
+
+def _buckets(n_buckets: int, max_distance: int, both_ways: bool) -> tuple[int, ...]:
+    """The bucket of each distance, key less query, from -max_distance to max_distance: one each for
+    small ones, then by logarithm (Raffel et al. 2020, section 2.1). both_ways: later keys take the
+    upper half; otherwise they are like the query's own place."""
+    half = n_buckets // 2 if both_ways else n_buckets
+    exact = half // 2
+
+    def bucket(distance: int) -> int:
+        if distance < exact or exact < 1:
+            return min(distance, half - 1)
+        share = math.log(distance / exact) / math.log(max_distance / exact)
+        return min(exact + int(share * (half - exact)), half - 1)
+
+    def of(ahead: int) -> int:
+        later = half if both_ways and ahead > 0 else 0
+        return later + bucket(abs(ahead) if both_ways else max(-ahead, 0))
+
+    return tuple(of(ahead) for ahead in range(-max_distance, max_distance + 1))

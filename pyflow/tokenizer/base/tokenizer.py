@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,34 @@ class NoText:
         return Detokenizer(lambda _: b"")
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around a text or a pair of texts, as ids and types of tokens."""
+
+    before: Sequence[tuple[int, int]] = ()
+    between: Sequence[tuple[int, int]] = ()
+    after: Sequence[tuple[int, int]] = ()
+    types: tuple[int, int] = (0, 0)
+    """Of the tokens of each text."""
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def around(
+        self, first: Sequence[int], second: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Ids and types of texts in this frame."""
+        both = [
+            *self.before,
+            *((i, self.types[0]) for i in first),
+            *self.between,
+            *((i, self.types[1]) for i in second),
+            *self.after,
+        ]
+        return [i for i, _ in both], [kind for _, kind in both]
+
+
 class Tokenizer(ABC):
     """Text to token ids and back. Immutable after construction; safe to share between threads."""
 
@@ -103,6 +131,14 @@ class Tokenizer(ABC):
         are. literal: {code point: text}, replaced after special tokens have been found, so that the
         text never becomes part of one.
         """
+
+    def frame(self, *, is_pair: bool = False) -> Frame:
+        """What `encode` puts around a text, or what the model wants around a pair of texts: here
+        BOS and EOS, the latter after each text."""
+        ends = self.encode("")
+        n = 1 if self.add_bos else 0
+        before, after = ([(i, 0) for i in part] for part in (ends[:n], ends[n:]))
+        return Frame(before, after if is_pair else (), after)
 
     @abstractmethod
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:

@@ -18,13 +18,14 @@ from pyflow.tokenizer.base.headroom import ADDED_NBYTES, TEXT_NBYTES, check_head
 from pyflow.tokenizer.base.library_errors import refusing
 from pyflow.tokenizer.base.special_tokens import SpecialTokens
 from pyflow.tokenizer.base.token_types import TokenType, find_stop_ids
-from pyflow.tokenizer.base.tokenizer import Tokenizer
+from pyflow.tokenizer.base.tokenizer import Frame, Tokenizer
 from pyflow.tokenizer.base.utf8 import to_bytes
 from pyflow.tokenizer.library.token_bytes import TokenBytes
 from pyflow.tokenizer.ours import bpe
 
 _CACHED_PIECES = 1 << 16
 # All kinds of characters: an encoding that fails on them is reported when the file is opened.
+_LETTER = "a"
 _TRIAL = "Aé 1.\n\t字👍 <0x0A>\u0301"
 
 
@@ -119,6 +120,21 @@ class LibraryTokenizer(Tokenizer):
             library = self._variant(literal, plain=plain, cut=True)
             ids = self._encode(library, valid, add_special=add_special)
         return ids
+
+    def frame(self, *, is_pair: bool = False) -> Frame:
+        with refusing(self._source, TEXT_NBYTES):
+            one = self._library.encode(_LETTER, _LETTER if is_pair else None)
+        tokens = list(zip(one.ids, one.type_ids, one.sequence_ids, strict=True))
+        parts: list[list[tuple[int, int]]] = [[], [], []]
+        types, seen = [0, 0], 0
+        for token, kind, text in tokens:
+            if text is None:
+                parts[seen].append((token, kind))
+            else:
+                types[text], seen = kind, text + 1
+        return Frame(
+            parts[0], parts[1] if is_pair else [], parts[1 + is_pair], (types[0], types[1])
+        )
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
         visible = [i for i in ids if not (skip_special and self.is_control(i))]

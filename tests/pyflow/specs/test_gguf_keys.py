@@ -19,7 +19,7 @@ from pyflow.specs.document import Document, family_names, load
 from pyflow.specs.language.unread import Unread
 from pyflow.specs.model_spec import ModelSpec
 
-from . import tiny
+from . import encoders, tiny
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 KEYS: list[str] = json.loads((GOLDEN / "gguf_keys.json").read_text())["keys"]
@@ -29,6 +29,8 @@ OTHER = 3.25
 
 
 def fixture_of(architecture: str) -> tiny.Fixture:
+    if architecture in encoders.GGUF:
+        return encoders.gguf(architecture)[0]
     for path in sorted((GOLDEN / "families").glob("gguf_*.json")):
         fixture: tiny.Fixture = json.loads(path.read_text())
         if fixture["metadata"]["general.architecture"] == architecture:

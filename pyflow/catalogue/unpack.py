@@ -1,0 +1,72 @@
+"""Unpacking the folder of a model from a zip archive, which is as untrusted as every file."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from pyflow.errors import FormatError
+
+_CHUNK = 1 << 20
+_MAX_FILES = 64
+_MAX_PARTS = 3
+
+
+def unpack(archive: Path, folder: Path, nbytes: int) -> None:
+    """Writes the files of an archive, `nbytes` in all, to a folder that is not there yet.
+
+    FormatError: a name that leads out of the folder, a link, another size, or no zip archive;
+    then nothing is left of the folder.
+    """
+    folder.mkdir()
+    try:
+        _unpack(archive, folder, nbytes)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        shutil.rmtree(folder)
+        raise FormatError(f"{archive}: is not a readable zip archive: {error}") from None
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def _unpack(archive: Path, folder: Path, nbytes: int) -> None:
+    left = nbytes
+    with zipfile.ZipFile(archive) as opened:
+        for member, name in _files(opened, archive):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with opened.open(member) as source, target.open("xb") as out:
+                while chunk := source.read(_CHUNK):
+                    left -= len(chunk)
+                    if left < 0:
+                        break
+                    out.write(chunk)
+    if left != 0:
+        raise FormatError(f"{archive}: expected files of {nbytes:,} bytes, found others")
+
+
+def _files(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, str]]:
+    members = [member for member in opened.infolist() if not member.is_dir()]
+    if len(members) > _MAX_FILES:
+        raise FormatError(f"{archive}: expected up to {_MAX_FILES} files, found {len(members)}")
+    seen = set()
+    for member in members:
+        name = member.filename
+        parts = PurePosixPath(name).parts
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if (
+            not 1 <= len(parts) <= _MAX_PARTS
+            or "/".join(parts) != name
+            or any(part in ("..", ".", "/") or "\\" in part or ":" in part for part in parts)
+            or kind not in (0, stat.S_IFREG)
+            or name in seen
+        ):
+            raise FormatError(
+                f"{archive}: expected names of files in the folder, each once, found {name!r:.80}"
+            )
+        seen.add(name)
+        yield member, name
