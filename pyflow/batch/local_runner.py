@@ -169,9 +169,12 @@ class LocalRunner(Closing):
         entries = []
         for text, n in zip(texts[n_roots:], n_rows[n_roots:], strict=True):
             try:
-                entries.append(text.next_entry(n))
+                entry = text.next_entry(n)
             except PyflowError as error:  # of its matcher
                 return [Outcome(text.number, error=error)]
+            if self._speculator is not None and entry.sampler is not None:
+                entry.hidden = [-1] if self._speculator.wants_hidden else []
+            entries.append(entry)
         try:
             found = self._run(texts[:n_roots], entries, texts, n_rows)
         except DraftError as error:
@@ -182,7 +185,7 @@ class LocalRunner(Closing):
             n_drawn = len(outcome.draws)
             self.shares.add(text.span.key, read=n_rows[i] * (i >= n_roots), written=n_drawn)
             if outcome.error is None:
-                outcomes[i] = self._taken(text, outcome)
+                outcomes[i] = self._taken(text, outcome, found[i])
         usage.n_read += sum(n_rows[n_writers:])
         usage.n_written += n_writers
         self._tell(sum(n_rows[n_writers:]))
@@ -257,7 +260,7 @@ class LocalRunner(Closing):
             self.costs.observe(n, n_seen, self._clock() - begin, n_read=n_read)
         return found
 
-    def _taken(self, text: Text, outcome: Outcome) -> Outcome:
+    def _taken(self, text: Text, outcome: Outcome, result: _core.EntryResult) -> Outcome:
         """After a step of a text: a part of it is kept, or it joins the drafters."""
         if text.snapshot_at and text.n_cells >= text.snapshot_at:
             self.prefixes.snapshot(text.source(), text.snapshot_at)
@@ -268,7 +271,8 @@ class LocalRunner(Closing):
             self._speculator = Speculator([])  # it drafts what grammars force
             self._speculator.controller.costs = self.costs.rows
         if self._speculator is not None and (self._shows_stats or text.span.matcher is not None):
-            start = Start([*text.tokens], text.sampler, self._context, text.seq)
+            hidden = result.hidden if self._speculator.wants_hidden else None
+            start = Start([*text.tokens], text.sampler, self._context, text.seq, hidden=hidden)
             try:
                 text.member = self._speculator.join(start)
             except PyflowError as error:

@@ -37,6 +37,8 @@ class Start:
     """The sequence in that context."""
     n_ctx: int = 0
     """Positions of the text at most, where there is no context."""
+    hidden: NDArray[np.float32] | None = None
+    """As `Observed.hidden`, of the row that drew the root; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

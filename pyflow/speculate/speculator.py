@@ -122,7 +122,8 @@ class Speculator(Closing):
         self.policy = policy
         self.n_max = whole("n_max", n_max, 1)
         self.controller = Controller(StepCosts(), fixed=fixed)
-        self._hidden = any(method.wants_hidden for method in methods)
+        self.wants_hidden = any(method.wants_hidden for method in methods)
+        """Whether `Start.hidden` is of use."""
         self._sequences: dict[int, _Sequence] = {}
         self._next = 0
 
@@ -220,7 +221,7 @@ class Speculator(Closing):
                     tokens=emitted,
                     accepted=len(nodes) if own else 0,
                     answers=result.answers if own else (),
-                    hidden=result.hidden if self._hidden else None,
+                    hidden=result.hidden if self.wants_hidden else None,
                 )
                 try:
                     guarded(self.methods[i].name, drafter.observe, seen)
@@ -311,7 +312,7 @@ class Speculator(Closing):
             policy=self.policy,
             stops=stops,
         )
-        hidden = [-1] if self._hidden else []
+        hidden = [-1] if self.wants_hidden else []
         masks = None
         if root.matcher is not None:
             n = tree.verified

@@ -35,7 +35,7 @@ class HeadsMethod(Method):
         return True
 
     def start(self, sequence: Start) -> Drafter:
-        return _HeadsDrafter(self, sequence.tokens[-1])
+        return _HeadsDrafter(self, sequence.tokens[-1], sequence.hidden)
 
     def guess(self, hidden: NDArray[np.float32], root: int, budget: Budget) -> DraftTree:
         """A tree below the root, of levels that are worth their time."""
@@ -73,10 +73,10 @@ def of_kind(kind: str, trained: Trained | None) -> Trained:
 
 
 class _HeadsDrafter(Drafter):
-    def __init__(self, method: HeadsMethod, root: int) -> None:
+    def __init__(self, method: HeadsMethod, root: int, hidden: NDArray[np.float32] | None) -> None:
         self._method = method
         self._root = root
-        self._hidden: NDArray[np.float32] | None = None
+        self._hidden = hidden
 
     def propose(self, budget: Budget) -> DraftTree:
         if self._hidden is None:

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 import pyflow
 from pyflow import _core
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
+from pyflow.speculate import Speculator
 from pyflow.speculate.trained import files
 from pyflow.speculate.trained.base import Base
 
 from ...tiny_models import write_model
 from . import speculators as made
+from .methods import heads
 
 N_VOCAB, N_EMBD, INNER, N = 96, 64, 96, 3
 TOKEN_MAP = [0, 3, 7, 8, 20, 33, 34, 60, 61, 62, 63, 64, 65, 80, 90, 91, 95]
@@ -303,6 +305,17 @@ def test_a_speculator_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
                 continue
             with pytest.raises(UnsupportedError, match=str(next(iter(change.values())))):
                 files.load(path, model)
+
+
+def test_heads_draft_from_the_first_step_after_the_prompt_on(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", n_layers=1, window=0, has_tokenizer=True)
+    with pyflow.load(path, n_threads=1) as model:
+        for prompts in (["Once"], ["Once", "Twice"]):
+            with Speculator(heads(model, "mlp"), fixed=True) as drafts:
+                found = model.generate(prompts, n_predict=6, speculator=drafts)
+            for text in found:
+                assert text.speculation is not None
+                assert text.speculation.plain_steps == 1  # the last one, which needs no draft
 
 
 @pytest.mark.parametrize("token_map", [[-1, 2], [3, 3], [4, 2], [95, 96], [0.5, 1.5], [[1, 2]], []])
