@@ -36,9 +36,10 @@ namespace pyflow::device {
 enum class Kind : uint8_t { Gpu, Cpu, Other };
 
 struct DeviceInfo {
-  std::string api;  // "OpenCL"
+  std::string api;  // "CUDA", "OpenCL"
   std::string name, vendor;
   std::string driver;  // all versions of which its arithmetic may depend
+  std::string pci;     // its place on the bus, "0000:65:00"; empty if unknown
   Kind kind = Kind::Other;
   uint64_t memory = 0;          // in all
   uint64_t largest_buffer = 0;  // that one allocation may have
@@ -169,7 +170,7 @@ struct Devices {
   std::vector<std::string> missing;
 };
 
-// What this machine has, in the same order each time.
+// What this machine has, in the same order each time. A GPU that several APIs know is there once.
 Devices find_devices();
 
 // The device of that number in find_devices().found. Throws DeviceError if there is none.

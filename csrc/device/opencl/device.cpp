@@ -157,12 +157,7 @@ void Opened::fail(const std::string& tried, Int code) const {
 }
 
 std::unique_ptr<DeviceBuffer> OpenClBuffer::slice(size_t offset, size_t nbytes) const {
-  if (!whole_ || offset > nbytes_ || nbytes > nbytes_ - offset || nbytes == 0 ||
-      offset % opened_->info.alignment != 0)
-    throw DeviceError(opened_->info.name + ": slice of " + std::to_string(nbytes) + " bytes at " +
-                      std::to_string(offset) + " of " + std::to_string(nbytes_) +
-                      ": expected a part of a whole buffer, aligned to " +
-                      std::to_string(opened_->info.alignment));
+  require_slice(opened_->info, whole_, nbytes_, offset, nbytes);
   const Region region = {offset, nbytes};
   Int code = kSuccess;
   OwnedMemory part(

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/device.h"
+#include "device/driver.h"
 #include "device/opencl/api.h"
 
 namespace pyflow::device::cl {

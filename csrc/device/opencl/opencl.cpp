@@ -1,5 +1,4 @@
-#include "device/opencl/opencl.h"
-
+// Devices through OpenCL, of any driver that is installed.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -39,6 +38,13 @@ T number(DeviceId id, Uint what) {
   return library().GetDeviceInfo(id, what, sizeof value, &value, nullptr) == kSuccess ? value : T{};
 }
 
+// On the bus, as NVIDIA tells it: its slot is a device and a function of it.
+std::string pci_of(DeviceId id) {
+  const Uint slot = number<Uint>(id, kDevicePciSlotNvidia);
+  return pci_place(number<Uint>(id, kDevicePciDomainNvidia), number<Uint>(id, kDevicePciBusNvidia),
+                   slot >> 3);
+}
+
 bool has_extension(const std::string& all, const std::string& name) {
   return (" " + all + " ").find(" " + name + " ") != std::string::npos;
 }
@@ -59,7 +65,9 @@ DeviceInfo describe(Platform platform, DeviceId id) {
   info.most_items = static_cast<uint32_t>(number<size_t>(id, kDeviceMostItems));
   info.alignment = std::max<uint32_t>(64, number<Uint>(id, kDeviceAlignment) / 8);
   info.unified = number<Uint>(id, kDeviceUnified) != 0;
-  info.has_f64 = has_extension(device_text(id, kDeviceExtensions), "cl_khr_fp64");
+  const std::string extensions = device_text(id, kDeviceExtensions);
+  info.has_f64 = has_extension(extensions, "cl_khr_fp64");
+  if (has_extension(extensions, "cl_nv_device_attribute_query")) info.pci = pci_of(id);
   info.exact_division = (floats & kFloatsExactDivision) != 0;
   info.subnormals = (floats & kFloatsSubnormals) != 0;
   return info;

@@ -1,5 +1,4 @@
 // Commands of a device, and moments between them.
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -7,8 +6,6 @@
 
 namespace pyflow::device::cl {
 namespace {
-
-constexpr auto kPollPeriod = std::chrono::milliseconds(50);
 
 class OpenClEvent final : public Event {
  public:

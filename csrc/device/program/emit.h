@@ -11,7 +11,7 @@
 //   const float v0 = load_half(p, 16 + lane);
 //   const float v1 = (float)(int)bytes;  const float v2 = v0 * v1;  s[0] = v2;
 //
-// for one lane; kernels/prelude_opencl.dev and kernels/words.dev have what these statements call.
+// for one lane; a prelude and kernels/words.dev have what these statements call.
 // The bits of a number that the file has as a float stay in integers: registers of floats may quiet
 // a NaN.
 #pragma once
@@ -49,14 +49,17 @@ class Emission {
   std::string index(const void* p, int64_t size) const {
     return std::to_string((static_cast<const uint8_t*>(p) - origin_) / size) + " + lane";
   }
-  // Sixteen bytes, declared once.
+  // Sixteen bytes as words, declared once.
   std::string table(const int8_t* bytes) {
     std::string text;
-    for (int i = 0; i < 16; ++i)
-      text += (i ? ", " : "") + std::to_string(static_cast<uint8_t>(bytes[i]));
+    for (int i = 0; i < 4; ++i) {
+      uint32_t word;
+      __builtin_memcpy(&word, bytes + 4 * i, 4);
+      text += (i ? ", " : "") + std::to_string(word) + "u";
+    }
     const auto [it, is_new] =
         tables_.try_emplace(text, "FORMAT(" + prefix_ + std::to_string(tables_.size()) + ")");
-    if (is_new) declarations_ += "CONSTANT uchar " + it->second + "[16] = {" + text + "};\n";
+    if (is_new) declarations_ += "TABLE uint " + it->second + "[4] = {" + text + "};\n";
     return it->second;
   }
 

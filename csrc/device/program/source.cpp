@@ -26,17 +26,21 @@ int slices_of(const DeviceInfo& info) {
 Source program_source(const DeviceInfo& info, std::span<const DType> formats) {
   const auto& texts = kernel_texts();
   const int slices = slices_of(info);
+  const bool cuda = info.api == "CUDA";
   Source source;
-  for (const char* name :
-       {"prelude_opencl", "words", "math", "rows", "cells", "attention", "choice", "probe"})
+  for (const char* name : {cuda ? "prelude_cuda" : "prelude_opencl", "words", "math", "rows",
+                           "cells", "attention", "choice", "probe"})
     source.text += texts.at(name);
   for (DType dtype : formats) source.text += format_source(dtype, slices);
   source.options = "-w -DSLICES=" + std::to_string(slices);
   // Registers have no index, so GPUs need loops over them unrolled; compilers for CPUs know better.
   if (info.kind != Kind::Cpu) source.options += " -DUNROLLED";
   if (info.has_f64) source.options += " -DHAS_F64";
-  if (info.exact_division)
-    source.options += " -DEXACT_DIVISION -cl-fp32-correctly-rounded-divide-sqrt";
+  if (info.exact_division) source.options += " -DEXACT_DIVISION";
+  if (cuda)
+    source.options += " --fmad=false --ftz=false --prec-div=true --prec-sqrt=true";
+  else if (info.exact_division)
+    source.options += " -cl-fp32-correctly-rounded-divide-sqrt";
   return source;
 }
 

@@ -1,0 +1,35 @@
+// What the drivers behind the seam have in common.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+
+namespace pyflow::device {
+
+// A device, and a function that opens it.
+struct Candidate {
+  DeviceInfo info;
+  std::function<std::shared_ptr<Device>()> open;
+};
+
+// Those that compile programs, added in the order of platforms and devices. Both return why there
+// are none, or nothing.
+std::string find_cuda(std::vector<Candidate>& found);
+std::string find_opencl(std::vector<Candidate>& found);
+
+// How long a wait may go on before it polls.
+inline constexpr auto kPollPeriod = std::chrono::milliseconds(50);
+
+// DeviceInfo::pci.
+std::string pci_place(unsigned domain, unsigned bus, unsigned device);
+
+// Throws DeviceError unless it is a part of a whole buffer of so many bytes, and aligned.
+void require_slice(const DeviceInfo& info, bool whole, size_t of, size_t offset, size_t nbytes);
+
+}  // namespace pyflow::device
