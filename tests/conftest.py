@@ -156,17 +156,19 @@ def tokenizer_of(
 
 @pytest.fixture(scope="session")
 def devices() -> list[int]:
-    """The numbers of four devices of PoCL, which runs OpenCL on any CPU.
+    """The numbers of four devices of PoCL, which runs OpenCL on any CPU, or of those whose API and
+    driver contain PYFLOW_TEST_DEVICES, as in "CUDA"; one stands for others that are not there.
 
     Without one the test is skipped, or fails where PYFLOW_TEST_REQUIRES contains `device`.
     """
     from pyflow import _core
 
     answer = _core.devices()
-    found = [n for n, facts in enumerate(answer["found"]) if "PoCL" in facts["driver"]]
+    wanted = os.environ.get("PYFLOW_TEST_DEVICES", "PoCL")
+    found = [n for n, d in enumerate(answer["found"]) if wanted in f"{d['api']} {d['driver']}"]
     if found:
-        return found
-    reason = "no device of PoCL here (Debian: pocl-opencl-icd)"
+        return (4 * found)[:4]
+    reason = f"no device of {wanted} here (Debian: pocl-opencl-icd)"
     if "device" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -176,3 +178,19 @@ def devices() -> list[int]:
 def device(devices: list[int]) -> int:
     """One of them."""
     return devices[0]
+
+
+@pytest.fixture(scope="session")
+def mock_cuda(device: int, build_program: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a libcuda.so.1 and an NVRTC that compute on PoCL, for LD_LIBRARY_PATH."""
+    assert device >= 0
+    here, csrc = Path(__file__).parent, Path(__file__).parents[1] / "csrc"
+    mocks = [here / f"csrc/device/mock_{name}.cpp" for name in ("cuda", "nvrtc")]
+    kernels = f'-DMOCK_KERNELS="{csrc / "device/kernels"}"'
+    library = build_program(
+        [*mocks, csrc / "device/opencl/api.cpp"], ["-shared", "-fPIC", "-O1", kernels, "-ldl"]
+    )
+    folder = tmp_path_factory.mktemp("cuda")
+    for name in ("libcuda.so.1", "libnvrtc.so.12"):
+        (folder / name).symlink_to(library)
+    return folder

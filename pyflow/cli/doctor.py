@@ -120,7 +120,7 @@ def _report(found: dict[str, Any]) -> str:
 
 
 def _devices(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A line per device; without any, why there is none."""
+    """A line per device; then why APIs have none."""
     gib = 2**30
     for device in found["devices"]:
         exact = "exact" if device["exact"] else f"not exact: {device['fault']}"
@@ -137,8 +137,8 @@ def _devices(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f" one piece{'' if device['error'] else speed}; {exact}"
             + (f"; {device['refusal']}" if device["refusal"] else ""),
         )
-    if not found["devices"]:
-        yield "devices", "; ".join(found["devices_missing"])
+    if found["devices_missing"]:
+        yield "no devices", "; ".join(found["devices_missing"])
 
 
 def _numa(found: dict[str, Any]) -> str:

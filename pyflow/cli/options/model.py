@@ -231,8 +231,8 @@ offload = grouped(
     _offload,
     option(
         "--gpu-layers",
-        "Run this many layers, from the end, and the head on a GPU by OpenCL; auto is as many as"
-        " fit. The text stays the same to the last bit.  [default: 0]",
+        "Run this many layers, from the end, and the head on a GPU by CUDA or OpenCL; auto is as"
+        " many as fit. The text stays the same to the last bit.  [default: 0]",
         metavar="N|auto|all",
     ),
     option(

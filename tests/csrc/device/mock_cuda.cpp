@@ -1,0 +1,387 @@
+// libcuda for tests without a GPU: the calls that csrc/device/cuda makes, over OpenCL's
+// shared virtual memory. A program is its source with the other prelude (mock_nvrtc.cpp), so kernels
+// compute. Four devices of one OpenCL device, which have little memory if a test says so.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/opencl/api.h"
+#include "mock_cuda.h"
+
+namespace cl = pyflow::device::cl;
+using namespace pyflow::device::cuda;
+
+namespace {
+
+constexpr Result kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500, kFailed = 999;
+constexpr int kDevices = 4;
+constexpr size_t kMemory = size_t{4} << 30;
+constexpr size_t kGuard = 4096;  // bytes behind each allocation that nobody may write to
+constexpr uint8_t kGuardByte = 0xa5;
+
+// Of OpenCL 2, beside those that pyflow uses.
+struct Shared {
+  void* (*alloc)(cl::Context, cl::Bits, size_t, cl::Uint);
+  void (*free)(cl::Context, void*);
+  cl::Int (*copy)(cl::QueueId, cl::Uint, void*, const void*, size_t, cl::Uint, const cl::EventId*,
+                  cl::EventId*);
+  cl::Int (*set)(cl::KernelId, cl::Uint, const void*);
+  cl::Int (*kernel_info)(cl::KernelId, cl::Uint, size_t, void*, size_t*);
+};
+
+struct Machine {
+  cl::DeviceId device = nullptr;
+  cl::Context context = nullptr;
+  Shared svm = {};
+
+  Machine() {
+    const cl::Library& api = cl::library();
+    cl::Uint n = 0;
+    api.GetPlatformIDs(0, nullptr, &n);
+    std::vector<cl::Platform> all(n);
+    api.GetPlatformIDs(n, all.data(), nullptr);
+    for (cl::Platform platform : all) {
+      char name[256] = {};
+      api.GetPlatformInfo(platform, cl::kPlatformName, sizeof name, name, nullptr);
+      if (std::strstr(name, "Portable Computing Language"))
+        api.GetDeviceIDs(platform, cl::kTypeAll, 1, &device, nullptr);
+    }
+    if (!device) return;
+    context = api.CreateContext(nullptr, 1, &device, nullptr, nullptr, nullptr);
+    void* handle = dlopen("libOpenCL.so.1", RTLD_NOW);
+    const auto find = [&](auto& to, const char* name) {
+      to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(dlsym(handle, name));
+    };
+    find(svm.alloc, "clSVMAlloc");
+    find(svm.free, "clSVMFree");
+    find(svm.copy, "clEnqueueSVMMemcpy");
+    find(svm.set, "clSetKernelArgSVMPointer");
+    find(svm.kernel_info, "clGetKernelInfo");
+  }
+};
+
+Machine& machine() {
+  static auto* one = new Machine();
+  return *one;
+}
+const cl::Library& api() { return cl::library(); }
+
+std::mutex lock;
+std::map<Address, size_t> live;
+std::set<cl::QueueId> queues;
+size_t limit = kMemory, total = kMemory;
+thread_local std::vector<Context> current;
+
+Context context_of(int device) { return reinterpret_cast<Context>(intptr_t{device} + 1); }
+
+size_t in_use() {
+  size_t sum = 0;
+  for (const auto& [memory, nbytes] : live) sum += nbytes;
+  return sum;
+}
+
+// PoCL knows whether an argument is a pointer, or how many bytes it has.
+bool set(cl::KernelId kernel, cl::Uint i, void* argument) {
+  const auto set = api().SetKernelArg;
+  return machine().svm.set(kernel, i, *static_cast<void**>(argument)) == cl::kSuccess ||
+         set(kernel, i, 4, argument) == cl::kSuccess || set(kernel, i, 8, argument) == cl::kSuccess;
+}
+
+Result result(cl::Int code) { return code == cl::kSuccess ? kSuccess : kFailed; }
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+#define IN_CONTEXT() \
+  TOLD();            \
+  if (current.empty()) return kInvalidContext
+
+// Handles.
+struct pyflow::device::cuda::FunctionObject {
+  cl::KernelId kernel;
+  cl::Uint n_arguments;
+  std::mutex mutex;
+};
+struct pyflow::device::cuda::ModuleObject {
+  cl::ProgramId program;
+  std::map<std::string, FunctionObject> functions;
+};
+struct pyflow::device::cuda::StreamObject {
+  cl::QueueId queue;
+};
+struct pyflow::device::cuda::EventObject {
+  cl::EventId event;
+};
+
+extern "C" {
+
+// For tests: bytes that are in use; how many there are in all, and how many devices say that they
+// have; what the next call of a function answers.
+size_t small_memory_in_use() {
+  const std::lock_guard guard(lock);
+  return in_use();
+}
+void small_memory_limit(size_t all, size_t one, int) {
+  const std::lock_guard guard(lock);
+  limit = std::min(all, kMemory);
+  total = std::min(one, kMemory);
+}
+void mock_answer(const char* function, Result code) { mock::answer(function, code); }
+
+Result cuInit(unsigned) { return machine().device ? kSuccess : 100; }
+Result cuDriverGetVersion(int* version) {
+  *version = mock::kVersion;
+  return kSuccess;
+}
+Result cuGetErrorName(Result code, const char** name) {
+  *name = code == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : code == 719        ? "CUDA_ERROR_LAUNCH_FAILED"
+          : code == 209        ? "CUDA_ERROR_NO_BINARY_FOR_GPU"
+                               : "CUDA_ERROR_UNKNOWN";
+  return kSuccess;
+}
+Result cuDeviceGetCount(int* n) {
+  TOLD();
+  *n = kDevices;
+  return kSuccess;
+}
+Result cuDeviceGet(DeviceId* id, int i) {
+  *id = i;
+  return kSuccess;
+}
+Result cuDeviceGetName(char* to, int size, DeviceId id) {
+  std::strncpy(to, ("Mock " + std::to_string(id)).c_str(), static_cast<size_t>(size));
+  return kSuccess;
+}
+Result cuDeviceGetAttribute(int* value, int what, DeviceId id) {
+  const std::map<int, int> values = {{kMostItems, 1024}, {kLocalMemory, 48 << 10},
+                                     {kUnits, 2},        {kPciBus, id + 1},
+                                     {kMajor, 9},        {kMinor, 0}};
+  const auto found = values.find(what);
+  *value = found == values.end() ? 0 : found->second;
+  return kSuccess;
+}
+Result cuDeviceTotalMem_v2(size_t* nbytes, DeviceId) {
+  const std::lock_guard guard(lock);
+  *nbytes = total;
+  return kSuccess;
+}
+Result cuDevicePrimaryCtxRetain(Context* context, DeviceId id) {
+  TOLD();
+  *context = context_of(id);
+  return kSuccess;
+}
+Result cuDevicePrimaryCtxRelease_v2(DeviceId) { return kSuccess; }
+Result cuCtxPushCurrent_v2(Context context) {
+  current.push_back(context);
+  return kSuccess;
+}
+Result cuCtxPopCurrent_v2(Context* context) {
+  if (current.empty()) return kInvalidContext;
+  *context = current.back();
+  current.pop_back();
+  return kSuccess;
+}
+
+Result cuMemGetInfo_v2(size_t* free, size_t* all) {
+  IN_CONTEXT();
+  const std::lock_guard guard(lock);
+  *free = limit - std::min(limit, in_use());
+  *all = total;
+  return kSuccess;
+}
+Result cuMemAlloc_v2(Address* address, size_t nbytes) {
+  IN_CONTEXT();
+  const std::lock_guard guard(lock);
+  if (nbytes == 0) return kInvalidValue;
+  if (in_use() + nbytes > limit) return kOutOfMemory;
+  void* memory = machine().svm.alloc(machine().context, cl::kReadWrite, nbytes + kGuard, 128);
+  if (!memory) return kOutOfMemory;
+  *address = reinterpret_cast<Address>(memory);
+  std::memset(pointer<uint8_t>(*address + nbytes), kGuardByte, kGuard);
+  live[*address] = nbytes;
+  return kSuccess;
+}
+// As the driver, waits for all commands.
+Result cuMemFree_v2(Address address) {
+  IN_CONTEXT();
+  const std::lock_guard guard(lock);
+  for (cl::QueueId queue : queues) api().Finish(queue);
+  const auto found = live.find(address);
+  if (found == live.end()) return kInvalidValue;
+  const uint8_t* end = pointer<uint8_t>(address + found->second);
+  if (std::count(end, end + kGuard, kGuardByte) != kGuard) {
+    std::fprintf(stderr, "mock: something wrote behind %zu bytes\n", found->second);
+    std::abort();
+  }
+  live.erase(found);
+  machine().svm.free(machine().context, pointer<void>(address));
+  return kSuccess;
+}
+Result cuMemHostAlloc(void** memory, size_t nbytes, unsigned) {
+  IN_CONTEXT();
+  *memory = machine().svm.alloc(machine().context, cl::kReadWrite, nbytes, 128);
+  return *memory ? kSuccess : kOutOfMemory;
+}
+Result cuMemFreeHost(void* memory) {
+  IN_CONTEXT();
+  const std::lock_guard guard(lock);
+  for (cl::QueueId queue : queues) api().Finish(queue);
+  machine().svm.free(machine().context, memory);
+  return kSuccess;
+}
+Result cuMemHostRegister_v2(void*, size_t, unsigned) {
+  IN_CONTEXT();
+  return kSuccess;
+}
+Result cuMemHostUnregister(void*) {
+  IN_CONTEXT();
+  return kSuccess;
+}
+Result cuMemHostGetDevicePointer_v2(Address* address, void* memory, unsigned) {
+  IN_CONTEXT();
+  *address = reinterpret_cast<Address>(memory);
+  return kSuccess;
+}
+
+Result cuModuleLoadData(Module* module, const void* image) {
+  IN_CONTEXT();
+  const std::string code = static_cast<const char*>(image);  // options, a line, the source
+  const size_t end = code.find('\n');
+  if (code.rfind("mock ", 0) != 0) return 209;
+  const std::string options = code.substr(5, end - 5);
+  const char* text = code.c_str() + end + 1;
+  cl::ProgramId program =
+      api().CreateProgramWithSource(machine().context, 1, &text, nullptr, nullptr);
+  if (api().BuildProgram(program, 1, &machine().device, options.c_str(), nullptr, nullptr) !=
+      cl::kSuccess) {
+    api().ReleaseProgram(program);
+    return 209;
+  }
+  *module = new ModuleObject{program, {}};
+  return kSuccess;
+}
+Result cuModuleUnload(Module module) {
+  IN_CONTEXT();
+  for (auto& [name, function] : module->functions) api().ReleaseKernel(function.kernel);
+  api().ReleaseProgram(module->program);
+  delete module;
+  return kSuccess;
+}
+Result cuModuleGetFunction(Function* function, Module module, const char* name) {
+  IN_CONTEXT();
+  const std::lock_guard guard(lock);
+  const auto [it, is_new] = module->functions.try_emplace(name);
+  *function = &it->second;
+  if (!is_new) return kSuccess;
+  it->second.kernel = api().CreateKernel(module->program, name, nullptr);
+  if (!it->second.kernel) {
+    module->functions.erase(it);
+    return kNotFound;
+  }
+  constexpr cl::Uint kArguments = 0x1191;
+  machine().svm.kernel_info(it->second.kernel, kArguments, sizeof(cl::Uint),
+                            &it->second.n_arguments, nullptr);
+  return kSuccess;
+}
+
+Result cuStreamCreate(Stream* stream, unsigned) {
+  IN_CONTEXT();
+  *stream =
+      new StreamObject{api().CreateCommandQueue(machine().context, machine().device, 0, nullptr)};
+  return kSuccess;
+}
+Result cuStreamDestroy_v2(Stream stream) {
+  IN_CONTEXT();
+  const std::lock_guard guard(lock);
+  queues.erase(stream->queue);
+  api().ReleaseCommandQueue(stream->queue);
+  delete stream;
+  return kSuccess;
+}
+Result cuStreamSynchronize(Stream stream) {
+  IN_CONTEXT();
+  return result(api().Finish(stream->queue));
+}
+Result cuStreamWaitEvent(Stream stream, EventId event, unsigned) {
+  IN_CONTEXT();
+  return result(api().EnqueueBarrierWithWaitList(stream->queue, 1, &event->event, nullptr));
+}
+
+Result cuEventCreate(EventId* event, unsigned) {
+  IN_CONTEXT();
+  *event = new EventObject{nullptr};
+  return kSuccess;
+}
+Result cuEventDestroy_v2(EventId event) {
+  IN_CONTEXT();
+  if (event->event) api().ReleaseEvent(event->event);
+  delete event;
+  return kSuccess;
+}
+Result cuEventRecord(EventId event, Stream stream) {
+  IN_CONTEXT();
+  api().EnqueueMarkerWithWaitList(stream->queue, 0, nullptr, &event->event);
+  return result(api().Flush(stream->queue));
+}
+Result cuEventQuery(EventId event) {
+  IN_CONTEXT();
+  cl::Int status = cl::kComplete;
+  api().GetEventInfo(event->event, cl::kEventStatus, sizeof status, &status, nullptr);
+  return status == cl::kComplete ? kSuccess : status < 0 ? kFailed : kNotReady;
+}
+Result cuEventSynchronize(EventId event) {
+  api().WaitForEvents(1, &event->event);  // nothing is on its way when it has failed
+  IN_CONTEXT();
+  return kSuccess;
+}
+
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t nbytes, Stream stream) {
+  IN_CONTEXT();
+  return result(
+      machine().svm.copy(stream->queue, 0, pointer<void>(to), from, nbytes, 0, nullptr, nullptr));
+}
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t nbytes, Stream stream) {
+  IN_CONTEXT();
+  return result(
+      machine().svm.copy(stream->queue, 0, to, pointer<void>(from), nbytes, 0, nullptr, nullptr));
+}
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t nbytes, Stream stream) {
+  IN_CONTEXT();
+  return result(machine().svm.copy(stream->queue, 0, pointer<void>(to), pointer<void>(from), nbytes,
+                                   0, nullptr, nullptr));
+}
+// Not by clEnqueueSVMMemFill: PoCL 3.1 then writes where it should not.
+Result cuMemsetD8Async(Address to, unsigned char byte, size_t nbytes, Stream stream) {
+  IN_CONTEXT();
+  const cl::Int code = api().Finish(stream->queue);
+  std::memset(pointer<void>(to), byte, nbytes);
+  return result(code);
+}
+
+Result cuLaunchKernel(Function function, unsigned x, unsigned y, unsigned z, unsigned items,
+                      unsigned items_y, unsigned items_z, unsigned, Stream stream, void** arguments,
+                      void**) {
+  IN_CONTEXT();
+  if (y > 65'535 || z > 65'535 || items_y != 1 || items_z != 1) return kInvalidValue;
+  const std::lock_guard guard(function->mutex);
+  for (cl::Uint i = 0; i < function->n_arguments; ++i)
+    if (!set(function->kernel, i, arguments[i])) return kInvalidValue;
+  const size_t local[3] = {items, 1, 1}, global[3] = {size_t{x} * items, y, z};
+  return result(api().EnqueueNDRangeKernel(stream->queue, function->kernel, 3, nullptr, global,
+                                           local, 0, nullptr, nullptr));
+}
+
+}  // extern "C"

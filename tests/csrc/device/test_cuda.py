@@ -1,0 +1,86 @@
+"""CUDA's driver code, over a libcuda that computes on PoCL (mock_cuda.cpp): no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+# Whole models in all splits, products, and what a driver has to do beside computing. Models that
+# differ in norms and angles alone are left out.
+TRIED = [
+    "csrc/model/test_devices.py",
+    "csrc/device/test_products.py::test_a_row_that_is_not_finite_spoils_itself_alone",
+    *(
+        f"csrc/device/test_products.py::test_products_have_the_bits_of_the_scalar_table[{form}]"
+        for form in ("F16", "Q6_K", "Q8_B32")
+    ),
+    "csrc/device/test_self_test.py::test_bytes_pass_through_pinned_sliced_and_shared_memory",
+    "csrc/device/test_self_test.py::test_programs_are_kept_and_made_anew_when_in_doubt",
+]
+
+
+def run_python(mock_cuda: Path, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"LD_LIBRARY_PATH": str(mock_cuda)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_what_holds_on_opencl_holds_on_cuda(mock_cuda: Path) -> None:
+    tests = [str(TESTS / name) for name in TRIED]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-k", "not norm and not scaled and not rope"]
+    run_python(
+        mock_cuda,
+        *("-m", "pytest", *options, *tests),
+        PYFLOW_TEST_DEVICES="CUDA",
+        PYFLOW_TEST_REQUIRES="device",
+    )
+
+
+# What calls answer, and what a user reads of it.
+FAULTS = {
+    "cuDevicePrimaryCtxRetain": (2, "Mock 0 (CUDA): opening the device: out of memory"),
+    "nvrtcCompileProgram": (6, "Mock 0 (CUDA): NVRTC 12.9: building a program: the first line"),
+    "cuModuleLoadData": (209, "loading a program: CUDA_ERROR_NO_BINARY_FOR_GPU (209)"),
+    "cuStreamCreate": (2, "making a queue: out of memory, CUDA_ERROR_OUT_OF_MEMORY (2)"),
+    "cuMemcpyHtoDAsync_v2": (719, "copying to the device: CUDA_ERROR_LAUNCH_FAILED (719)"),
+    "cuLaunchKernel": (719, "arithmetic: CUDA_ERROR_LAUNCH_FAILED (719)"),
+    "cuEventSynchronize": (719, "running commands: CUDA_ERROR_LAUNCH_FAILED (719)"),
+}
+CODE = """
+import ctypes, json, sys
+from pyflow import _core
+from pyflow.errors import PyflowError
+
+mock, told = ctypes.CDLL("libcuda.so.1"), {}
+for name, (code, _) in json.loads(sys.argv[1]).items():
+    mock.mock_answer(name.encode(), code)
+    try:
+        _core.probe_device(0, "", ["F16"], False)
+    except PyflowError as error:
+        told[name] = str(error)
+told[""] = _core.probe_device(0, "", ["F16"], False)["fault"]
+told["found"] = [(d["api"], d["name"]) for d in _core.devices()["found"]]
+print(json.dumps(told))
+"""
+
+
+def test_errors_name_device_and_call_and_pass(mock_cuda: Path) -> None:
+    told = json.loads(run_python(mock_cuda, "-c", CODE, json.dumps(FAULTS)))
+    for name, (_, words) in FAULTS.items():
+        assert words in told[name], name
+    assert told[""] == ""
+    assert told["found"][:2] == [["CUDA", "Mock 0"], ["CUDA", "Mock 1"]]
+    assert told["found"][4][0] == "OpenCL"
