@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.engine.offload import described
 from pyflow.quant import FORMATS, read_as
 from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.parts import name_of
+from pyflow.text import counted
 
 if TYPE_CHECKING:
     from pyflow.engine.context import CacheType, Context
@@ -101,6 +103,7 @@ def measure(
                 n_batch=N_BATCH,
                 cache_type=cache_type,
             ),
+            "backends": backends(model),
             **speeds(test, started, ns),
             **_bounds(model, test, statistics.median(ns), statistics.median(bounds[test])),
             "of_one_row": _of_one_row(test, samples),
@@ -150,6 +153,14 @@ def _timed(context: Context, test: Test, tokens: NDArray[np.int32]) -> int:
         root, *nodes = tokens[at : at + n_rows].tolist()
         context.step([_core.Entry(0, [root], sampler, draft=_core.Draft(nodes, after))])
     return time.monotonic_ns() - start
+
+
+def backends(model: Model) -> str:
+    """As in "CPU avx2", or "CPU avx2, 12 layers on gpu 0 (A card)"."""
+    cpu = f"CPU {model.isa}"
+    if (placed := model.placed) is None:
+        return cpu
+    return f"{cpu}, {counted(placed.n_layers, 'layer')} on {described(placed.groups)}"
 
 
 def setting(

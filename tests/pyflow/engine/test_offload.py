@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import pyflow
 from pyflow.cli import main
+from pyflow.cli.bench.timing import backends
 from pyflow.devices import Device, Found, Probe, find
 from pyflow.engine import offload
 from pyflow.errors import PlacementWarning, ResourceError, UnsupportedError
@@ -77,6 +79,14 @@ def check_texts(path: Path, places: Sequence[pyflow.Offload], n: int) -> None:
                     )
                 assert (drafted.tokens, drafted.logprobs) == (alone.tokens, alone.logprobs), placed
             assert drafted.speculation.drafted > 0
+
+
+def test_a_measurement_names_the_device() -> None:
+    placed = SimpleNamespace(n_layers=12, groups=((GPU,),))
+    model: Any = SimpleNamespace(isa="avx2", placed=placed)
+    assert backends(model) == "CPU avx2, 12 layers on gpu 1 (A Graphics Card)"
+    placed.n_layers = 1
+    assert "1 layer on" in backends(model)
 
 
 @pytest.mark.model
