@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "device/selftest.h"
+
 namespace pyflow::device {
 namespace {
 
@@ -26,6 +28,18 @@ double best_seconds(int repeats, Queue& queue, const std::function<void()>& poll
 }
 
 }  // namespace
+
+std::string find_fault(const Compiled& compiled, const std::vector<DType>& formats,
+                       const Poll& poll) {
+  const auto fault = std::make_shared<std::string>();
+  run_apart(
+      [=] {
+        Ops ops(compiled);
+        *fault = first_fault(ops, formats);
+      },
+      poll);
+  return *fault;
+}
 
 Speed measure(Ops& ops, int repeats, const std::function<void()>& poll) {
   const DeviceInfo& info = ops.device().info();

@@ -1,12 +1,20 @@
-// How fast a device is: what bounds the speed of generation on it.
+// What a device is found to be when it is tried: whether it is exact, and how fast, which bounds
+// the speed of generation on it.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "device/ops.h"
 
 namespace pyflow::device {
+
+// first_fault() of selftest.h. Some drivers compile kernels one by one as they begin, so it calls
+// poll, as compile() does.
+std::string find_fault(const Compiled& compiled, const std::vector<DType>& formats,
+                       const Poll& poll);
 
 struct Speed {
   double read_bandwidth;  // bytes per second, of fresh memory

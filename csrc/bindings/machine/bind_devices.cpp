@@ -64,9 +64,9 @@ py::dict probe_device(size_t number, const std::string& folder,
     const Compiled compiled = compile(device, formats, folder, check_signals);
     check_signals();
     refusal = compiled.refusal;
-    Ops ops(compiled);
-    fault = first_fault(ops, formats);
+    fault = find_fault(compiled, formats, check_signals);
     check_signals();
+    Ops ops(compiled);
     if (measures) speed = measure(ops, kRepeats, check_signals);
   }
   py::dict d;

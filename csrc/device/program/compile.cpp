@@ -16,12 +16,12 @@
 #include <thread>
 #include <vector>
 
+#include "device/driver.h"
+
 namespace pyflow::device {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-constexpr auto kPollPeriod = std::chrono::milliseconds(50);
 
 // FNV-1a: a byte that changes always changes the result.
 uint64_t hash(std::span<const uint8_t> bytes, uint64_t state = 0xcbf29ce484222325) {
@@ -107,15 +107,15 @@ std::string write(const std::filesystem::path& path, Header header, const Bytes&
          ": device programs cannot be kept here, and are compiled at each start";
 }
 
-// Drivers that compile for nobody any more. They must end before the process does.
-class Builds {
+// Drivers that compile, maybe for nobody any more. They must end before the process does.
+class Apart {
  public:
-  static Builds& all() {
-    static Builds* builds = [] {
+  static Apart& all() {
+    static Apart* apart = [] {
       std::atexit([] { all().wait(); });
-      return new Builds();
+      return new Apart();
     }();
-    return *builds;
+    return *apart;
   }
   void add(int n) {
     const std::lock_guard lock(mutex_);
@@ -134,30 +134,36 @@ class Builds {
   int n_ = 0;
 };
 
-// On a thread of its own, since no driver can be interrupted.
-std::shared_ptr<const Program> build(const std::shared_ptr<Device>& device, const Source& source,
+std::shared_ptr<const Program> build(std::shared_ptr<Device> device, const Source& source,
                                      const Poll& poll) {
-  if (!poll) return device->build(source.text, source.options);
-  auto promise = std::make_shared<std::promise<std::shared_ptr<const Program>>>();
+  const auto program = std::make_shared<std::shared_ptr<const Program>>();
+  run_apart([=] { *program = device->build(source.text, source.options); }, poll);
+  return *program;
+}
+
+}  // namespace
+
+void run_apart(std::function<void()> work, const Poll& poll) {
+  if (!poll) return work();
+  auto promise = std::make_shared<std::promise<void>>();
   auto future = promise->get_future();
-  Builds::all().add(1);
-  std::thread([promise, source, on = device]() mutable {
+  Apart::all().add(1);
+  std::thread([promise, mine = std::move(work)]() mutable {
     try {
-      promise->set_value(on->build(source.text, source.options));
+      mine();
+      promise->set_value();
     } catch (...) {
       promise->set_exception(std::current_exception());
     }
     promise.reset();
-    on.reset();
-    Builds::all().add(-1);
+    mine = nullptr;
+    Apart::all().add(-1);
   }).detach();
   do {
     poll();
   } while (future.wait_for(kPollPeriod) != std::future_status::ready);
-  return future.get();
+  future.get();
 }
-
-}  // namespace
 
 Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder,
                  const Poll& poll) {

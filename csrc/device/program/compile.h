@@ -25,6 +25,9 @@ struct Compiled {
 // waiting; the driver goes on, and the end of the process waits for it.
 using Poll = std::function<void()>;
 
+// On a thread of its own, since no driver can be interrupted. What work has must be its own.
+void run_apart(std::function<void()> work, const Poll& poll);
+
 // For weights of these formats. A file of `folder` is used only if source, options, device and
 // driver are those that it was made from, its checksum is right and the driver takes it; otherwise
 // it is written anew. An empty folder name keeps nothing. Throws DeviceError.

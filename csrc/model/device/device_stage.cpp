@@ -3,8 +3,8 @@
 #include <set>
 
 #include "core/errors.h"
+#include "device/probe.h"
 #include "device/program/compile.h"
-#include "device/selftest.h"
 
 namespace pyflow {
 
@@ -19,8 +19,7 @@ DeviceStage::DeviceStage(const Offload& offload, Home group, Membership own,
   for (const NamedMatrix& w : matrices) set.insert(w.packed->dtype());
   const std::vector<DType> formats(set.begin(), set.end());
   compiled_ = device::compile(device_, formats, offload.programs, poll);
-  device::Ops ops(compiled_);
-  fault_ = device::first_fault(ops, formats);
+  fault_ = device::find_fault(compiled_, formats, poll);
   if (!fault_.empty() && !offload.allow_inexact)
     throw UnsupportedError(device_->info().name + ": its results differ from the CPU's: " + fault_ +
                            "; use another device, or --gpu-inexact");
