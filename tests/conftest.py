@@ -185,7 +185,7 @@ def mock_cuda(device: int, build_program: Build, tmp_path_factory: pytest.TempPa
     """A folder with a libcuda.so.1 and an NVRTC that compute on PoCL, for LD_LIBRARY_PATH."""
     assert device >= 0
     here, csrc = Path(__file__).parent, Path(__file__).parents[1] / "csrc"
-    mocks = [here / f"csrc/device/mock_{name}.cpp" for name in ("cuda", "nvrtc")]
+    mocks = [here / f"csrc/device/mock_{name}.cpp" for name in ("cuda", "kernels", "nvrtc")]
     kernels = f'-DMOCK_KERNELS="{csrc / "device/kernels"}"'
     library = build_program(
         [*mocks, csrc / "device/opencl/api.cpp"], ["-shared", "-fPIC", "-O1", kernels, "-ldl"]

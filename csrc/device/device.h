@@ -64,12 +64,10 @@ class DeviceBuffer {
   virtual std::unique_ptr<DeviceBuffer> slice(size_t offset, size_t nbytes) const = 0;
 };
 
-// Bytes in the host's memory that copies to and from the device reach fastest: they do not move.
-class HostBuffer {
+// Keeps memory of the host where it is, so that copies to and from the device reach it fastest.
+class Pinned {
  public:
-  virtual ~HostBuffer() = default;
-  virtual uint8_t* data() const = 0;
-  virtual size_t nbytes() const = 0;
+  virtual ~Pinned() = default;
 };
 
 class Kernel {
@@ -120,6 +118,10 @@ class Queue {
   virtual void fill(DeviceBuffer& to, size_t offset, size_t nbytes, uint8_t byte) = 0;
   // Arguments are taken over at once.
   virtual void launch(Kernel& kernel, const Grid& grid, std::span<const Argument> arguments) = 0;
+  // Launches between hold() and release() are mostly those of the last time with this number, so a
+  // driver may hold them back and run them as one. Returns whether it does.
+  virtual bool hold(size_t /*number*/) { return false; }
+  virtual void release() {}
   virtual std::unique_ptr<Event> mark() = 0;
   // What follows waits for a moment in another queue of this device.
   virtual void after(const Event& event) = 0;
@@ -152,7 +154,8 @@ class Device {
   virtual std::optional<uint64_t> free_memory() const = 0;
   // Memory that holds anything. Throws ResourceError, naming `what` and the bytes.
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t nbytes, const char* what) = 0;
-  virtual std::unique_ptr<HostBuffer> allocate_host(size_t nbytes, const char* what) = 0;
+  // Memory of the host, as long as what comes back lives. Null: the driver does not do so.
+  virtual std::unique_ptr<Pinned> pin(void* memory, size_t nbytes) = 0;
   // The host's memory as a buffer, for devices with unified memory; it starts and ends at a page
   // and outlives the buffer. The host must not change it meanwhile.
   virtual std::unique_ptr<DeviceBuffer> share(uint8_t* memory, size_t nbytes) = 0;

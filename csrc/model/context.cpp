@@ -97,6 +97,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
                        std::to_string(std::ssize(runs_layer_) - 1));
     runs_layer_[static_cast<size_t>(layer)] = 1;
   }
+  for (const auto& each : devices_) each->pin(scratch_.memory(), pins_);
 }
 
 Context::Memory Context::memory(const Stage& stage, const ContextConfig& config) {

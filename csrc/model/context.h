@@ -121,6 +121,7 @@ class Context {
   std::vector<std::unique_ptr<DeviceRun>> devices_;  // by group
   KvCache kv_;
   Scratch scratch_;
+  DeviceRun::Pins pins_;  // of scratch_
   int64_t last_rows_ = 0;
   std::vector<int64_t> lengths_;  // positions that each sequence may take
   std::shared_ptr<Observer> observer_;

@@ -77,6 +77,8 @@ class Scratch {
   float* shared(size_t r) const { return at<float>(at_.registers[r]); }
   int64_t stride() const { return at_.stride; }
 
+  const Buffer& memory() const { return buffer_; }
+
   // A row of x as the last step left it.
   const float* hidden(int64_t row) const { return at<float>(at_.registers[0]) + row * at_.stride; }
 

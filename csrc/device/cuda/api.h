@@ -19,6 +19,9 @@ using Module = struct ModuleObject*;
 using Function = struct FunctionObject*;
 using Stream = struct StreamObject*;
 using EventId = struct EventObject*;
+using GraphId = struct GraphObject*;
+using GraphExec = struct GraphExecObject*;
+using GraphNode = struct GraphNodeObject*;
 using ProgramId = struct ProgramObject*;  // of NVRTC
 
 inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600;
@@ -26,51 +29,72 @@ inline constexpr unsigned kStreamOfItsOwn = 1;  // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kEventWithoutTime = 2;
 inline constexpr unsigned kHostOfAllContexts = 1, kHostMapped = 2;
 
+struct Launch {  // CUlaunchConfig
+  unsigned groups[3], items[3], local_memory;
+  Stream stream;
+  void* attributes;
+  unsigned n_attributes;
+};
+
+struct NodeLaunch {  // CUDA_KERNEL_NODE_PARAMS_v2
+  Function function;
+  unsigned groups[3], items[3], local_memory;
+  void** arguments;
+  void** extra;
+  void* kernel;
+  Context context;
+};
+
 // CUdevice_attribute
 inline constexpr int kMostItems = 1, kLocalMemory = 8, kUnits = 16, kUnified = 18, kPciBus = 33,
                      kPciDevice = 34, kPciDomain = 50, kMajor = 75, kMinor = 76;
 
 // F(name, symbol, parameters)
-#define PYFLOW_CUDA_FUNCTIONS(F)                                                             \
-  F(Init, "cuInit", (unsigned))                                                              \
-  F(DriverGetVersion, "cuDriverGetVersion", (int*))                                          \
-  F(GetErrorName, "cuGetErrorName", (Result, const char**))                                  \
-  F(DeviceGetCount, "cuDeviceGetCount", (int*))                                              \
-  F(DeviceGet, "cuDeviceGet", (DeviceId*, int))                                              \
-  F(DeviceGetName, "cuDeviceGetName", (char*, int, DeviceId))                                \
-  F(DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, DeviceId))                       \
-  F(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, DeviceId))                              \
-  F(PrimaryContextRetain, "cuDevicePrimaryCtxRetain", (Context*, DeviceId))                  \
-  F(PrimaryContextRelease, "cuDevicePrimaryCtxRelease_v2", (DeviceId))                       \
-  F(ContextPush, "cuCtxPushCurrent_v2", (Context))                                           \
-  F(ContextPop, "cuCtxPopCurrent_v2", (Context*))                                            \
-  F(MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                                       \
-  F(MemAlloc, "cuMemAlloc_v2", (Address*, size_t))                                           \
-  F(MemFree, "cuMemFree_v2", (Address))                                                      \
-  F(MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))                              \
-  F(MemFreeHost, "cuMemFreeHost", (void*))                                                   \
-  F(MemHostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))                      \
-  F(MemHostUnregister, "cuMemHostUnregister", (void*))                                       \
-  F(MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (Address*, void*, unsigned))    \
-  F(ModuleLoadData, "cuModuleLoadData", (Module*, const void*))                              \
-  F(ModuleUnload, "cuModuleUnload", (Module))                                                \
-  F(ModuleGetFunction, "cuModuleGetFunction", (Function*, Module, const char*))              \
-  F(StreamCreate, "cuStreamCreate", (Stream*, unsigned))                                     \
-  F(StreamDestroy, "cuStreamDestroy_v2", (Stream))                                           \
-  F(StreamSynchronize, "cuStreamSynchronize", (Stream))                                      \
-  F(StreamWaitEvent, "cuStreamWaitEvent", (Stream, EventId, unsigned))                       \
-  F(EventCreate, "cuEventCreate", (EventId*, unsigned))                                      \
-  F(EventDestroy, "cuEventDestroy_v2", (EventId))                                            \
-  F(EventRecord, "cuEventRecord", (EventId, Stream))                                         \
-  F(EventQuery, "cuEventQuery", (EventId))                                                   \
-  F(EventSynchronize, "cuEventSynchronize", (EventId))                                       \
-  F(CopyToDevice, "cuMemcpyHtoDAsync_v2", (Address, const void*, size_t, Stream))            \
-  F(CopyToHost, "cuMemcpyDtoHAsync_v2", (void*, Address, size_t, Stream))                    \
-  F(CopyOnDevice, "cuMemcpyDtoDAsync_v2", (Address, Address, size_t, Stream))                \
-  F(Fill, "cuMemsetD8Async", (Address, unsigned char, size_t, Stream))                       \
-  F(LaunchKernel, "cuLaunchKernel",                                                          \
-    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
-     void**, void**))
+#define PYFLOW_CUDA_FUNCTIONS(F)                                                                \
+  F(Init, "cuInit", (unsigned))                                                                 \
+  F(DriverGetVersion, "cuDriverGetVersion", (int*))                                             \
+  F(GetErrorName, "cuGetErrorName", (Result, const char**))                                     \
+  F(DeviceGetCount, "cuDeviceGetCount", (int*))                                                 \
+  F(DeviceGet, "cuDeviceGet", (DeviceId*, int))                                                 \
+  F(DeviceGetName, "cuDeviceGetName", (char*, int, DeviceId))                                   \
+  F(DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, DeviceId))                          \
+  F(DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, DeviceId))                                 \
+  F(PrimaryContextRetain, "cuDevicePrimaryCtxRetain", (Context*, DeviceId))                     \
+  F(PrimaryContextRelease, "cuDevicePrimaryCtxRelease_v2", (DeviceId))                          \
+  F(ContextPush, "cuCtxPushCurrent_v2", (Context))                                              \
+  F(ContextPop, "cuCtxPopCurrent_v2", (Context*))                                               \
+  F(MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                                          \
+  F(MemAlloc, "cuMemAlloc_v2", (Address*, size_t))                                              \
+  F(MemFree, "cuMemFree_v2", (Address))                                                         \
+  F(MemHostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))                         \
+  F(MemHostUnregister, "cuMemHostUnregister", (void*))                                          \
+  F(MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (Address*, void*, unsigned))       \
+  F(ModuleLoadData, "cuModuleLoadData", (Module*, const void*))                                 \
+  F(ModuleUnload, "cuModuleUnload", (Module))                                                   \
+  F(ModuleGetFunction, "cuModuleGetFunction", (Function*, Module, const char*))                 \
+  F(StreamCreate, "cuStreamCreate", (Stream*, unsigned))                                        \
+  F(StreamDestroy, "cuStreamDestroy_v2", (Stream))                                              \
+  F(StreamSynchronize, "cuStreamSynchronize", (Stream))                                         \
+  F(StreamWaitEvent, "cuStreamWaitEvent", (Stream, EventId, unsigned))                          \
+  F(EventCreate, "cuEventCreate", (EventId*, unsigned))                                         \
+  F(EventDestroy, "cuEventDestroy_v2", (EventId))                                               \
+  F(EventRecord, "cuEventRecord", (EventId, Stream))                                            \
+  F(EventQuery, "cuEventQuery", (EventId))                                                      \
+  F(EventSynchronize, "cuEventSynchronize", (EventId))                                          \
+  F(CopyToDevice, "cuMemcpyHtoDAsync_v2", (Address, const void*, size_t, Stream))               \
+  F(CopyToHost, "cuMemcpyDtoHAsync_v2", (void*, Address, size_t, Stream))                       \
+  F(CopyOnDevice, "cuMemcpyDtoDAsync_v2", (Address, Address, size_t, Stream))                   \
+  F(Fill, "cuMemsetD8Async", (Address, unsigned char, size_t, Stream))                          \
+  F(LaunchKernel, "cuLaunchKernelEx", (const Launch*, Function, void**, void**))                \
+  F(GraphCreate, "cuGraphCreate", (GraphId*, unsigned))                                         \
+  F(GraphDestroy, "cuGraphDestroy", (GraphId))                                                  \
+  F(GraphAddKernel, "cuGraphAddKernelNode_v2",                                                  \
+    (GraphNode*, GraphId, const GraphNode*, size_t, const NodeLaunch*))                         \
+  F(GraphInstantiate, "cuGraphInstantiateWithFlags", (GraphExec*, GraphId, unsigned long long)) \
+  F(GraphExecSetKernel, "cuGraphExecKernelNodeSetParams_v2",                                    \
+    (GraphExec, GraphNode, const NodeLaunch*))                                                  \
+  F(GraphExecDestroy, "cuGraphExecDestroy", (GraphExec))                                        \
+  F(GraphLaunch, "cuGraphLaunch", (GraphExec, Stream))
 
 #define PYFLOW_NVRTC_FUNCTIONS(F)                                                        \
   F(Version, "nvrtcVersion", (int*, int*))                                               \

@@ -7,22 +7,18 @@
 namespace pyflow::device::cuda {
 namespace {
 
-class CudaHostBuffer final : public HostBuffer {
+class CudaPinned final : public Pinned {
  public:
-  CudaHostBuffer(Shared opened, void* data, size_t nbytes)
-      : opened_(std::move(opened)), data_(data), nbytes_(nbytes) {}
-  ~CudaHostBuffer() override {
-    opened_->release([&](const Library& api) { return api.MemFreeHost(data_); });
+  CudaPinned(Shared opened, void* memory) : opened_(std::move(opened)), memory_(memory) {}
+  ~CudaPinned() override {
+    opened_->release([&](const Library& api) { return api.MemHostUnregister(memory_); });
   }
-  CudaHostBuffer(const CudaHostBuffer&) = delete;
-  CudaHostBuffer& operator=(const CudaHostBuffer&) = delete;
-  uint8_t* data() const override { return static_cast<uint8_t*>(data_); }
-  size_t nbytes() const override { return nbytes_; }
+  CudaPinned(const CudaPinned&) = delete;
+  CudaPinned& operator=(const CudaPinned&) = delete;
 
  private:
   Shared opened_;
-  void* data_;
-  size_t nbytes_;
+  void* memory_;
 };
 
 class CudaProgram final : public Program {
@@ -53,12 +49,13 @@ class CudaDevice final : public Device {
     return std::make_unique<CudaBuffer>(std::make_shared<Memory>(opened_, address, nullptr), 0,
                                         nbytes, true);
   }
-  std::unique_ptr<HostBuffer> allocate_host(size_t nbytes, const char* what) override {
-    void* data = nullptr;
-    take(nbytes, what, [&](const Library& api) {
-      return api.MemHostAlloc(&data, std::max<size_t>(1, nbytes), kHostOfAllContexts);
+  // Refused where another device has pinned it, which serves all.
+  std::unique_ptr<Pinned> pin(void* memory, size_t nbytes) override {
+    const Result code = opened_->in_context([&](const Library& api) {
+      return api.MemHostRegister(memory, nbytes, kHostOfAllContexts);
     });
-    return std::make_unique<CudaHostBuffer>(opened_, data, nbytes);
+    if (code != kSuccess) return nullptr;
+    return std::make_unique<CudaPinned>(opened_, memory);
   }
   std::unique_ptr<DeviceBuffer> share(uint8_t* host, size_t nbytes) override {
     Address address = 0;

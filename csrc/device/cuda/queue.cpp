@@ -1,14 +1,18 @@
 // Commands of a device, and moments between them.
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
-#include "device/cuda/objects.h"
+#include "device/cuda/graph.h"
 
 namespace pyflow::device::cuda {
 namespace {
 
 // A few layers of one row take less than the first of these; sleeping costs the second at least.
 constexpr auto kBusyPeriod = std::chrono::microseconds(200), kSleep = std::chrono::microseconds(50);
+
+// Fewer launches are as fast one by one.
+constexpr size_t kFewestOfGraph = 8;
 
 class CudaEvent final : public Event {
  public:
@@ -72,12 +76,14 @@ class CudaQueue final : public Queue {
 
   void upload(const void* from, DeviceBuffer& to, size_t offset, size_t nbytes) override {
     if (nbytes == 0) return;
+    submit();
     opened_->run("copying to the device", [&](const Library& api) {
       return api.CopyToDevice(address_of(to) + offset, from, nbytes, stream_);
     });
   }
   void download(const DeviceBuffer& from, size_t offset, void* to, size_t nbytes) override {
     if (nbytes == 0) return;
+    submit();
     opened_->run("copying from the device", [&](const Library& api) {
       return api.CopyToHost(to, address_of(from) + offset, nbytes, stream_);
     });
@@ -85,6 +91,7 @@ class CudaQueue final : public Queue {
   void copy(const DeviceBuffer& from, size_t from_offset, DeviceBuffer& to, size_t to_offset,
             size_t nbytes) override {
     if (nbytes == 0) return;
+    submit();
     opened_->run("copying on the device", [&](const Library& api) {
       return api.CopyOnDevice(address_of(to) + to_offset, address_of(from) + from_offset, nbytes,
                               stream_);
@@ -92,6 +99,7 @@ class CudaQueue final : public Queue {
   }
   void fill(DeviceBuffer& to, size_t offset, size_t nbytes, uint8_t byte) override {
     if (nbytes == 0) return;
+    submit();
     opened_->run("filling memory", [&](const Library& api) {
       return api.Fill(address_of(to) + offset, byte, nbytes, stream_);
     });
@@ -100,18 +108,31 @@ class CudaQueue final : public Queue {
   void launch(Kernel& kernel, const Grid& grid, std::span<const Argument> arguments) override {
     if (std::ranges::count(grid.groups, 0)) return;
     const auto& called = static_cast<const CudaKernel&>(kernel);
-    values_.resize(arguments.size());
-    pointers_.resize(arguments.size());
-    for (size_t i = 0; i < arguments.size(); ++i) pointers_[i] = set(values_[i], arguments[i]);
     const auto n = [](int64_t x) { return static_cast<unsigned>(x); };
-    opened_->run(called.name().c_str(), [&](const Library& api) {
-      return api.LaunchKernel(called.function(), n(grid.groups[0]), n(grid.groups[1]),
-                              n(grid.groups[2]), n(grid.items), 1, 1, 0, stream_, pointers_.data(),
-                              nullptr);
-    });
+    Command command = {called.function(),
+                       {n(grid.groups[0]), n(grid.groups[1]), n(grid.groups[2])},
+                       n(grid.items),
+                       {}};
+    for (const Argument& argument : arguments) command.arguments.push_back(word_of(argument));
+    if (holds_)
+      held_.push_back(std::move(command));
+    else
+      run(command, called.name().c_str());
+  }
+
+  bool hold(size_t number) override {
+    submit();
+    holds_ = true;
+    place_ = {number, 0};
+    return true;
+  }
+  void release() override {
+    submit();
+    holds_ = false;
   }
 
   std::unique_ptr<Event> mark() override {
+    submit();
     EventId id = nullptr;
     opened_->run("marking a queue",
                  [&](const Library& api) { return api.EventCreate(&id, kEventWithoutTime); });
@@ -121,38 +142,55 @@ class CudaQueue final : public Queue {
     return event;
   }
   void after(const Event& event) override {
+    submit();
     opened_->run("joining queues", [&](const Library& api) {
       return api.StreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).id(), 0);
     });
   }
-  void flush() override {}
+  void flush() override { submit(); }
   void finish() override { mark()->wait(); }
 
  private:
-  union Value {
-    Address address;
-    int32_t i32;
-    int64_t i64;
-    float f32;
-  };
-  // Where the driver reads an argument.
-  static void* set(Value& value, const Argument& argument) {
-    struct Visitor {
-      Value& value;
-      void operator()(const DeviceBuffer* buffer) { value.address = address_of(*buffer); }
-      void operator()(std::nullptr_t) { value.address = 0; }
-      void operator()(int32_t x) { value.i32 = x; }
-      void operator()(int64_t x) { value.i64 = x; }
-      void operator()(float x) { value.f32 = x; }
-    };
-    std::visit(Visitor{value}, argument);
-    return &value;
+  static uint64_t word_of(const Argument& argument) {
+    return std::visit(
+        [](const auto& value) {
+          using T = std::decay_t<decltype(value)>;
+          uint64_t word = 0;
+          if constexpr (std::is_same_v<T, const DeviceBuffer*>)
+            word = address_of(*value);
+          else if constexpr (!std::is_same_v<T, std::nullptr_t>)
+            std::memcpy(&word, &value, sizeof value);
+          return word;
+        },
+        argument);
+  }
+
+  void run(const Command& command, const char* name) {
+    const auto [x, y, z] = command.groups;
+    const Launch how = {{x, y, z}, {command.items, 1, 1}, 0, stream_, nullptr, 0};
+    auto arguments = command.pointers();
+    opened_->run(name, [&](const Library& api) {
+      return api.LaunchKernel(&how, command.function, arguments.data(), nullptr);
+    });
+  }
+
+  // Launches that were held back come before whatever follows them.
+  void submit() {
+    const std::vector<Command> commands = std::exchange(held_, {});
+    if (commands.size() < kFewestOfGraph) {
+      for (const Command& command : commands) run(command, "a held command");
+    } else {
+      graphs_.launch(place_, commands, stream_);
+      ++place_.second;
+    }
   }
 
   Shared opened_;
   Stream stream_;
-  std::vector<Value> values_;
-  std::vector<void*> pointers_;
+  Graphs graphs_{opened_};
+  bool holds_ = false;
+  std::vector<Command> held_;
+  Graphs::Place place_ = {0, 0};  // of the next graph
 };
 
 }  // namespace

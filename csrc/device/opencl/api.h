@@ -32,8 +32,7 @@ inline constexpr Int kSuccess = 0, kDeviceNotFound = -1, kAllocationFailure = -4
                      kOutOfResources = -5, kOutOfHostMemory = -6, kBuildFailure = -11,
                      kInvalidBufferSize = -61, kNoPlatform = -1001;
 inline constexpr Bits kTypeCpu = 1 << 1, kTypeGpu = 1 << 2, kTypeAll = 0xffffffff;
-inline constexpr Bits kReadWrite = 1 << 0, kUseHostMemory = 1 << 3, kAllocateHostMemory = 1 << 4;
-inline constexpr Bits kMapRead = 1 << 0, kMapWrite = 1 << 1;
+inline constexpr Bits kReadWrite = 1 << 0, kUseHostMemory = 1 << 3;
 inline constexpr Uint kRegionBuffer = 0x1220;
 inline constexpr Int kComplete = 0;
 inline constexpr Uint kEventStatus = 0x11d3;
@@ -85,9 +84,6 @@ inline constexpr Uint kProgramBinarySizes = 0x1165, kProgramBinaries = 0x1166,
     (QueueId, Memory, Memory, size_t, size_t, size_t, Uint, const EventId*, EventId*))           \
   F(Int, EnqueueFillBuffer,                                                                      \
     (QueueId, Memory, const void*, size_t, size_t, size_t, Uint, const EventId*, EventId*))      \
-  F(void*, EnqueueMapBuffer,                                                                     \
-    (QueueId, Memory, Uint, Bits, size_t, size_t, Uint, const EventId*, EventId*, Int*))         \
-  F(Int, EnqueueUnmapMemObject, (QueueId, Memory, void*, Uint, const EventId*, EventId*))        \
   F(Int, EnqueueNDRangeKernel,                                                                   \
     (QueueId, KernelId, Uint, const size_t*, const size_t*, const size_t*, Uint, const EventId*, \
      EventId*))                                                                                  \

@@ -9,32 +9,6 @@ namespace {
 
 constexpr size_t kLogChars = 600;  // the first lines of a log say the most
 
-// Mapped as long as it lives: the memory that the driver copies from without a copy of its own.
-class OpenClHostBuffer final : public HostBuffer {
- public:
-  OpenClHostBuffer(Shared opened, OwnedMemory memory, size_t nbytes)
-      : opened_(std::move(opened)), memory_(std::move(memory)), nbytes_(nbytes) {
-    Int code = kSuccess;
-    data_ = static_cast<uint8_t*>(library().EnqueueMapBuffer(opened_->service.get(), memory_.get(),
-                                                             1, kMapRead | kMapWrite, 0, nbytes, 0,
-                                                             nullptr, nullptr, &code));
-    opened_->require(code, "mapping host memory");
-  }
-  ~OpenClHostBuffer() override {
-    library().EnqueueUnmapMemObject(opened_->service.get(), memory_.get(), data_, 0, nullptr,
-                                    nullptr);
-    library().Finish(opened_->service.get());
-  }
-  uint8_t* data() const override { return data_; }
-  size_t nbytes() const override { return nbytes_; }
-
- private:
-  Shared opened_;
-  OwnedMemory memory_;
-  size_t nbytes_;
-  uint8_t* data_ = nullptr;
-};
-
 class OpenClProgram final : public Program {
  public:
   OpenClProgram(Shared opened, OwnedProgram program)
@@ -83,10 +57,8 @@ class OpenClDevice final : public Device {
     return std::make_unique<OpenClBuffer>(opened_, memory(kReadWrite, nullptr, nbytes, what),
                                           nbytes, true);
   }
-  std::unique_ptr<HostBuffer> allocate_host(size_t nbytes, const char* what) override {
-    return std::make_unique<OpenClHostBuffer>(
-        opened_, memory(kReadWrite | kAllocateHostMemory, nullptr, nbytes, what), nbytes);
-  }
+  // OpenCL 1.2 pins what it allocates itself alone.
+  std::unique_ptr<Pinned> pin(void*, size_t) override { return nullptr; }
   std::unique_ptr<DeviceBuffer> share(uint8_t* host, size_t nbytes) override {
     return std::make_unique<OpenClBuffer>(
         opened_, memory(kReadWrite | kUseHostMemory, host, nbytes, "shared memory"), nbytes, true);
@@ -173,8 +145,6 @@ std::shared_ptr<Device> open(const DeviceInfo& info, DeviceId id) {
   Int code = kSuccess;
   opened->context = OwnedContext(library().CreateContext(nullptr, 1, &id, nullptr, nullptr, &code));
   opened->require(code, "opening the device");
-  opened->service = OwnedQueue(library().CreateCommandQueue(opened->context.get(), id, 0, &code));
-  opened->require(code, "making a queue");
   return std::make_shared<OpenClDevice>(std::move(opened));
 }
 

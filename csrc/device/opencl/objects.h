@@ -43,7 +43,6 @@ struct Opened {
   DeviceInfo info;
   DeviceId id = nullptr;
   OwnedContext context;
-  OwnedQueue service;  // maps host buffers
 
   // Throws DeviceError: device, what was tried, what the driver answered.
   [[noreturn]] void fail(const std::string& tried, Int code) const;

@@ -10,7 +10,7 @@
 namespace pyflow {
 namespace {
 
-constexpr int64_t kManyRows = 32;
+constexpr int64_t kManyRows = 32;  // that make blocks long enough to wait for each
 
 // Its heads of a layer.
 LayerKv share_of(LayerKv kv, const Membership& own) {
@@ -44,6 +44,7 @@ DeviceRun::DeviceRun(const Stage& stage, Home group, const DeviceRunSizes& of)
   for (const auto& device : stage.devices(group))
     members_.push_back(std::make_unique<MemberRun>(stage, *device, of));
   const int64_t n = MemberRun::packed_floats(stage, group, of.cells);
+  if (n > 0) pin(staging_, pins_);
   gathers_ = {{staging_.as<float>(), staging_.as<float>() + n}, n};
 }
 
@@ -58,9 +59,16 @@ std::unique_ptr<kv::RemoteCells> DeviceRun::make_cells(size_t layer, const Layer
   return std::make_unique<kv::SplitStore>(kv, type, std::move(parts));
 }
 
+void DeviceRun::pin(const Buffer& memory, Pins& to) const {
+  for (const auto& member : members_)
+    if (auto pinned = member->device().pin(memory.data(), memory.size()))
+      to.push_back(std::move(pinned));
+}
+
 void DeviceRun::begin(const StepRows& s, const KvCache& kv, const std::vector<RopeTable>& ropes,
                       const Poll& poll) {
   before_.clear();
+  n_runs_ = 0;
   std::vector<DeviceMember> all;
   for (const auto& member : members_) all.push_back(member->begin(s, kv, ropes));
   step_.emplace(std::move(all), gathers_, poll);
@@ -79,11 +87,18 @@ DeviceRun::Marks DeviceRun::mark() {
 }
 
 void DeviceRun::run(std::span<const PlacedBlock* const> blocks) {
+  const bool few = step_->n_rows < kManyRows;
+  bool as_one = few;
+  if (few)
+    for (const auto& member : members_) as_one &= member->queue().hold(n_runs_);
+  ++n_runs_;
   for (size_t i = 0; i < blocks.size(); ++i) {
     blocks[i]->block->record(*step_);
     step_->end_block();
-    // With many rows, blocks are long enough to wait for, and an interrupt waits for two of them.
-    if (i + 1 < blocks.size() && !blocks[i + 1]->first && step_->n_rows < kManyRows) continue;
+    const bool is_last = i + 1 == blocks.size();
+    if (!is_last && few && (as_one || !blocks[i + 1]->first)) continue;
+    if (is_last)
+      for (const auto& member : members_) member->queue().release();
     Marks marks = mark();
     step_->poll()();
     for (const auto& each : before_) each->wait(step_->poll());

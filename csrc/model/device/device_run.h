@@ -27,6 +27,10 @@ class DeviceRun {
   std::unique_ptr<kv::RemoteCells> make_cells(size_t layer, const LayerKv& kv, CacheType type,
                                               int64_t n_cells);
 
+  // Memory that registers and logits come from and go to.
+  using Pins = std::vector<std::unique_ptr<device::Pinned>>;
+  void pin(const Buffer& memory, Pins& to) const;
+
   using Poll = DeviceStep::Poll;
   // A step begins, whose cells the cache has reserved. While it waits it calls poll, which may
   // throw.
@@ -35,7 +39,8 @@ class DeviceRun {
   // A register from and to the host's memory, rows `stride` floats apart.
   void upload(size_t reg, const float* from);
   void download(size_t reg, float* to);
-  // Runs blocks; at most two layers of them are on the queues, or two blocks of many rows.
+  // Runs blocks; at most two layers of them are on the queues, or two blocks of many rows, or all
+  // of few rows where a driver runs them as one. An interrupt waits for these.
   void run(std::span<const PlacedBlock* const> blocks);
   // logits[i] for the listed rows of x, padded(n_vocab) floats apart; at most kHeadRows.
   void logits(std::span<const int32_t> rows, float* logits);
@@ -51,8 +56,10 @@ class DeviceRun {
   int owner_;  // process id
   std::vector<std::unique_ptr<MemberRun>> members_;
   Buffer staging_;
+  Pins pins_;  // of staging_
   GatherMemory gathers_;
   std::optional<DeviceStep> step_;
+  size_t n_runs_ = 0;  // since the step began
   Marks before_;
 };
 

@@ -33,6 +33,7 @@ class MemberRun {
   static int64_t packed_floats(const Stage& stage, Home group, CacheType cells);
 
   device::Queue& queue() { return *queue_; }
+  device::Device& device() const { return device_.device(); }
   const Membership& own() const { return device_.own(); }
   // The cells of its heads of a layer.
   std::unique_ptr<kv::RemoteCells> make_cells(size_t layer, const LayerKv& kv, CacheType type,

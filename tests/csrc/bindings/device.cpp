@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings/testing.h"
+#include "device/cuda/api.h"
 #include "device/device.h"
 #include "device/ops.h"
 #include "device/selftest.h"
@@ -220,14 +221,14 @@ py::bytes round_trip(size_t number, const std::string& bytes) {
   const auto device = open_device(number);
   const size_t n = bytes.size(), alignment = device->info().alignment;
   const auto first = device->make_queue(), second = device->make_queue();
-  const auto pinned = device->allocate_host(n, "the test");
-  std::memcpy(pinned->data(), bytes.data(), n);
+  const Buffer memory(n, "the test"), source(n, "the test");
+  const auto pinned = device->pin(source.data(), n);
+  std::memcpy(source.data(), bytes.data(), n);
   const auto whole = device->allocate(alignment + n, "the test");
   const auto slice = whole->slice(alignment, n);
   first->fill(*whole, 0, alignment + n, 0);
-  first->upload(pinned->data(), *slice, 0, n);
+  first->upload(source.data(), *slice, 0, n);
   const auto uploaded = first->mark();
-  const Buffer memory(n, "the test");
   const auto shared = device->share(memory.data(), n);
   second->after(*uploaded);
   second->copy(*whole, alignment, *shared, 0, n);
@@ -246,6 +247,25 @@ std::pair<bool, std::string> compile_text(size_t number, const std::string& text
       compile(open_device(number), Source{text, ""}, folder, stopped ? stop : nullptr);
   compiled.program->kernel("answer");
   return {compiled.from_cache, compiled.refusal};
+}
+
+// The program for these formats on a GPU of NVIDIA: text and options.
+std::pair<std::string, std::string> cuda_source(const std::vector<std::string>& formats) {
+  DeviceInfo info;
+  info.api = "CUDA";
+  info.kind = Kind::Gpu;
+  info.most_items = 1024;
+  info.has_f64 = info.exact_division = true;
+  const Source source = program_source(info, formats_of(formats));
+  return {source.text, source.options};
+}
+
+// Its code for GPUs of a compute capability, by an NVRTC of version 12.
+py::bytes cuda_code(const std::string& text, const std::string& options, int capability) {
+  const cuda::Compiler* compiler = cuda::compiler_for(capability, 12'000);
+  require(compiler != nullptr, "there is an NVRTC for this capability");
+  const auto code = compiler->compile(text, options, capability);
+  return {reinterpret_cast<const char*>(code.data()), code.size()};
 }
 
 }  // namespace
@@ -278,6 +298,8 @@ void register_device(py::module_& m) {
            py::arg("slopes") = std::nullopt, py::arg("scratch_rows") = 4);
   m.def("device_compile", &compile_text, py::arg("number"), py::arg("text"), py::arg("folder"),
         py::arg("stopped") = false);
+  m.def("cuda_source", &cuda_source, py::arg("formats"));
+  m.def("cuda_code", &cuda_code, py::arg("text"), py::arg("options"), py::arg("capability"));
   m.def("device_round_trip", &round_trip, py::arg("number"), py::arg("bytes"));
 }
 

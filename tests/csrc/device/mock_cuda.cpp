@@ -1,8 +1,6 @@
 // libcuda for tests without a GPU: the calls that csrc/device/cuda makes, over OpenCL's
 // shared virtual memory. A program is its source with the other prelude (mock_nvrtc.cpp), so kernels
 // compute. Four devices of one OpenCL device, which have little memory if a test says so.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -10,69 +8,18 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
 #include <vector>
 
-#include "device/opencl/api.h"
 #include "mock_cuda.h"
 
-namespace cl = pyflow::device::cl;
-using namespace pyflow::device::cuda;
+using namespace mock;
 
 namespace {
 
-constexpr Result kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500, kFailed = 999;
 constexpr int kDevices = 4;
 constexpr size_t kMemory = size_t{4} << 30;
 constexpr size_t kGuard = 4096;  // bytes behind each allocation that nobody may write to
 constexpr uint8_t kGuardByte = 0xa5;
-
-// Of OpenCL 2, beside those that pyflow uses.
-struct Shared {
-  void* (*alloc)(cl::Context, cl::Bits, size_t, cl::Uint);
-  void (*free)(cl::Context, void*);
-  cl::Int (*copy)(cl::QueueId, cl::Uint, void*, const void*, size_t, cl::Uint, const cl::EventId*,
-                  cl::EventId*);
-  cl::Int (*set)(cl::KernelId, cl::Uint, const void*);
-  cl::Int (*kernel_info)(cl::KernelId, cl::Uint, size_t, void*, size_t*);
-};
-
-struct Machine {
-  cl::DeviceId device = nullptr;
-  cl::Context context = nullptr;
-  Shared svm = {};
-
-  Machine() {
-    const cl::Library& api = cl::library();
-    cl::Uint n = 0;
-    api.GetPlatformIDs(0, nullptr, &n);
-    std::vector<cl::Platform> all(n);
-    api.GetPlatformIDs(n, all.data(), nullptr);
-    for (cl::Platform platform : all) {
-      char name[256] = {};
-      api.GetPlatformInfo(platform, cl::kPlatformName, sizeof name, name, nullptr);
-      if (std::strstr(name, "Portable Computing Language"))
-        api.GetDeviceIDs(platform, cl::kTypeAll, 1, &device, nullptr);
-    }
-    if (!device) return;
-    context = api.CreateContext(nullptr, 1, &device, nullptr, nullptr, nullptr);
-    void* handle = dlopen("libOpenCL.so.1", RTLD_NOW);
-    const auto find = [&](auto& to, const char* name) {
-      to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(dlsym(handle, name));
-    };
-    find(svm.alloc, "clSVMAlloc");
-    find(svm.free, "clSVMFree");
-    find(svm.copy, "clEnqueueSVMMemcpy");
-    find(svm.set, "clSetKernelArgSVMPointer");
-    find(svm.kernel_info, "clGetKernelInfo");
-  }
-};
-
-Machine& machine() {
-  static auto* one = new Machine();
-  return *one;
-}
-const cl::Library& api() { return cl::library(); }
 
 std::mutex lock;
 std::map<Address, size_t> live;
@@ -88,15 +35,6 @@ size_t in_use() {
   return sum;
 }
 
-// PoCL knows whether an argument is a pointer, or how many bytes it has.
-bool set(cl::KernelId kernel, cl::Uint i, void* argument) {
-  const auto set = api().SetKernelArg;
-  return machine().svm.set(kernel, i, *static_cast<void**>(argument)) == cl::kSuccess ||
-         set(kernel, i, 4, argument) == cl::kSuccess || set(kernel, i, 8, argument) == cl::kSuccess;
-}
-
-Result result(cl::Int code) { return code == cl::kSuccess ? kSuccess : kFailed; }
-
 template <class T>
 T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
@@ -104,31 +42,16 @@ T* pointer(Address address) {
 
 }  // namespace
 
-#define IN_CONTEXT() \
-  TOLD();            \
-  if (current.empty()) return kInvalidContext
-
-// Handles.
-struct pyflow::device::cuda::FunctionObject {
-  cl::KernelId kernel;
-  cl::Uint n_arguments;
-  std::mutex mutex;
-};
-struct pyflow::device::cuda::ModuleObject {
-  cl::ProgramId program;
-  std::map<std::string, FunctionObject> functions;
-};
-struct pyflow::device::cuda::StreamObject {
-  cl::QueueId queue;
-};
 struct pyflow::device::cuda::EventObject {
   cl::EventId event;
 };
 
+bool mock::in_context() { return !current.empty(); }
+
 extern "C" {
 
 // For tests: bytes that are in use; how many there are in all, and how many devices say that they
-// have; what the next call of a function answers.
+// have; what the next call of a function answers, and how many there were.
 size_t small_memory_in_use() {
   const std::lock_guard guard(lock);
   return in_use();
@@ -138,11 +61,13 @@ void small_memory_limit(size_t all, size_t one, int) {
   limit = std::min(all, kMemory);
   total = std::min(one, kMemory);
 }
-void mock_answer(const char* function, Result code) { mock::answer(function, code); }
+void mock_answer(const char* function, Result code) { answer(function, code); }
+size_t mock_calls(const char* function) { return calls(function); }
 
 Result cuInit(unsigned) { return machine().device ? kSuccess : 100; }
+Result cuGetExportTable(const void**, const void*) { return kNotFound; }  // NVRTC asks for it
 Result cuDriverGetVersion(int* version) {
-  *version = mock::kVersion;
+  *version = kVersion;
   return kSuccess;
 }
 Result cuGetErrorName(Result code, const char** name) {
@@ -230,18 +155,6 @@ Result cuMemFree_v2(Address address) {
   machine().svm.free(machine().context, pointer<void>(address));
   return kSuccess;
 }
-Result cuMemHostAlloc(void** memory, size_t nbytes, unsigned) {
-  IN_CONTEXT();
-  *memory = machine().svm.alloc(machine().context, cl::kReadWrite, nbytes, 128);
-  return *memory ? kSuccess : kOutOfMemory;
-}
-Result cuMemFreeHost(void* memory) {
-  IN_CONTEXT();
-  const std::lock_guard guard(lock);
-  for (cl::QueueId queue : queues) api().Finish(queue);
-  machine().svm.free(machine().context, memory);
-  return kSuccess;
-}
 Result cuMemHostRegister_v2(void*, size_t, unsigned) {
   IN_CONTEXT();
   return kSuccess;
@@ -253,47 +166,6 @@ Result cuMemHostUnregister(void*) {
 Result cuMemHostGetDevicePointer_v2(Address* address, void* memory, unsigned) {
   IN_CONTEXT();
   *address = reinterpret_cast<Address>(memory);
-  return kSuccess;
-}
-
-Result cuModuleLoadData(Module* module, const void* image) {
-  IN_CONTEXT();
-  const std::string code = static_cast<const char*>(image);  // options, a line, the source
-  const size_t end = code.find('\n');
-  if (code.rfind("mock ", 0) != 0) return 209;
-  const std::string options = code.substr(5, end - 5);
-  const char* text = code.c_str() + end + 1;
-  cl::ProgramId program =
-      api().CreateProgramWithSource(machine().context, 1, &text, nullptr, nullptr);
-  if (api().BuildProgram(program, 1, &machine().device, options.c_str(), nullptr, nullptr) !=
-      cl::kSuccess) {
-    api().ReleaseProgram(program);
-    return 209;
-  }
-  *module = new ModuleObject{program, {}};
-  return kSuccess;
-}
-Result cuModuleUnload(Module module) {
-  IN_CONTEXT();
-  for (auto& [name, function] : module->functions) api().ReleaseKernel(function.kernel);
-  api().ReleaseProgram(module->program);
-  delete module;
-  return kSuccess;
-}
-Result cuModuleGetFunction(Function* function, Module module, const char* name) {
-  IN_CONTEXT();
-  const std::lock_guard guard(lock);
-  const auto [it, is_new] = module->functions.try_emplace(name);
-  *function = &it->second;
-  if (!is_new) return kSuccess;
-  it->second.kernel = api().CreateKernel(module->program, name, nullptr);
-  if (!it->second.kernel) {
-    module->functions.erase(it);
-    return kNotFound;
-  }
-  constexpr cl::Uint kArguments = 0x1191;
-  machine().svm.kernel_info(it->second.kernel, kArguments, sizeof(cl::Uint),
-                            &it->second.n_arguments, nullptr);
   return kSuccess;
 }
 
@@ -369,19 +241,6 @@ Result cuMemsetD8Async(Address to, unsigned char byte, size_t nbytes, Stream str
   const cl::Int code = api().Finish(stream->queue);
   std::memset(pointer<void>(to), byte, nbytes);
   return result(code);
-}
-
-Result cuLaunchKernel(Function function, unsigned x, unsigned y, unsigned z, unsigned items,
-                      unsigned items_y, unsigned items_z, unsigned, Stream stream, void** arguments,
-                      void**) {
-  IN_CONTEXT();
-  if (y > 65'535 || z > 65'535 || items_y != 1 || items_z != 1) return kInvalidValue;
-  const std::lock_guard guard(function->mutex);
-  for (cl::Uint i = 0; i < function->n_arguments; ++i)
-    if (!set(function->kernel, i, arguments[i])) return kInvalidValue;
-  const size_t local[3] = {items, 1, 1}, global[3] = {size_t{x} * items, y, z};
-  return result(api().EnqueueNDRangeKernel(stream->queue, function->kernel, 3, nullptr, global,
-                                           local, 0, nullptr, nullptr));
 }
 
 }  // extern "C"

@@ -2,18 +2,16 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <map>
-#include <mutex>
-#include <string>
 
 #include "mock_cuda.h"
 
-using namespace pyflow::device::cuda;
+using namespace mock;
 
 namespace mock {
 namespace {
 std::mutex lock;
 std::map<std::string, Result> answers;
+std::map<std::string, size_t> counts;
 }  // namespace
 
 void answer(const std::string& function, Result code) {
@@ -23,6 +21,7 @@ void answer(const std::string& function, Result code) {
 
 Result told(const std::string& function) {
   const std::lock_guard guard(lock);
+  ++counts[function];
   const auto found = answers.find(function);
   if (found == answers.end()) return kSuccess;
   const Result code = found->second;
@@ -30,11 +29,14 @@ Result told(const std::string& function) {
   return code;
 }
 
+size_t calls(const std::string& function) {
+  const std::lock_guard guard(lock);
+  return counts[function];
+}
+
 }  // namespace mock
 
 namespace {
-
-constexpr Result kFailed = 6;  // NVRTC_ERROR_COMPILATION
 
 std::string file(const char* path) {
   std::ifstream in(path, std::ios::binary);

@@ -49,6 +49,55 @@ def test_what_holds_on_opencl_holds_on_cuda(mock_cuda: Path) -> None:
     )
 
 
+# Steps of a model whose experts are on the CPU, and of one that is all on the GPU.
+COUNTS = """
+import ctypes, json, sys
+from pathlib import Path
+import numpy as np
+from pyflow import _core
+from tiny_models import TINY, Draft, write
+
+mock, folder = ctypes.CDLL("libcuda.so.1"), Path(sys.argv[1])
+CALLS = ["cuMemcpyDtoHAsync_v2", "cuGraphLaunch", "cuGraphInstantiateWithFlags"]
+
+def counted(name, n_steps, **offload):
+    draft = Draft()
+    spec = TINY[name](draft)
+    file, pool = write(folder / f"{name}.safetensors", draft), _core.ThreadPool(1, False)
+    groups = [{"devices": [0], "layers": [*range(spec.n_layers)], "head": True}]
+    offload = {"groups": groups, "allow_inexact": False, "programs": str(folder)} | offload
+    stages = [_core.Stage(file, spec.stage(), pool, offload=o) for o in (None, offload)]
+    here, there = (
+        _core.Context(s, n_ctx=200, n_seq_max=1, n_batch=90, cache_type="f16") for s in stages
+    )
+    told = {"layers": spec.n_layers, "equal": True}
+    for first, n, where in [(0, 90, "prompt"), *((90 + i, 1, "steps") for i in range(n_steps))]:
+        at = np.arange(n, dtype=np.int32)
+        before = [mock.mock_calls(name.encode()) for name in CALLS]
+        answers = [c.forward(at % 7 + 3, first + at, 0, at[-1:]).tobytes() for c in (here, there)]
+        after = [mock.mock_calls(name.encode()) for name in CALLS]
+        told["equal"] &= answers[0] == answers[1]
+        told[where] = [a - b for a, b in zip(after, before, strict=True)]
+        told["graphs"] = after[2]
+    return told
+
+print(json.dumps([counted("experts", 3, experts=[]), counted("interleaved_heads", 50, experts=[])]))
+"""
+
+
+def test_steps_cross_twice_a_layer_and_run_as_one(mock_cuda: Path, tmp_path: Path) -> None:
+    """Also across positions where attention has more parts."""
+    models = str(TESTS / "csrc/model")
+    output = run_python(mock_cuda, "-c", COUNTS, str(tmp_path), PYTHONPATH=models)
+    experts, plain = json.loads(output)
+    assert experts["equal"]
+    # Down: what the experts of each layer read; then logits, and x for hidden().
+    assert experts["steps"][0] == experts["prompt"][0] == experts["layers"] + 2
+    assert plain["equal"]
+    assert plain["steps"] == [2, 1, 0]
+    assert plain["graphs"] - experts["graphs"] == 1
+
+
 # What calls answer, and what a user reads of it.
 FAULTS = {
     "cuDevicePrimaryCtxRetain": (2, "Mock 0 (CUDA): opening the device: out of memory"),
@@ -56,7 +105,7 @@ FAULTS = {
     "cuModuleLoadData": (209, "loading a program: CUDA_ERROR_NO_BINARY_FOR_GPU (209)"),
     "cuStreamCreate": (2, "making a queue: out of memory, CUDA_ERROR_OUT_OF_MEMORY (2)"),
     "cuMemcpyHtoDAsync_v2": (719, "copying to the device: CUDA_ERROR_LAUNCH_FAILED (719)"),
-    "cuLaunchKernel": (719, "arithmetic: CUDA_ERROR_LAUNCH_FAILED (719)"),
+    "cuLaunchKernelEx": (719, "arithmetic: CUDA_ERROR_LAUNCH_FAILED (719)"),
     "cuEventSynchronize": (719, "running commands: CUDA_ERROR_LAUNCH_FAILED (719)"),
 }
 CODE = """
