@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pyflow import Model
 from pyflow.speculate import Speculator
+from pyflow.speculate.drafters.kangaroo import Kangaroo
 from pyflow.speculate.drafters.lookahead import Lookahead
 from pyflow.speculate.drafters.pool import NgramPool
 from pyflow.speculate.entry import Speculation
@@ -16,7 +17,8 @@ from pyflow.speculate.methods import speculator
 from pyflow.speculate.trained.files import Trained
 
 _METHOD = re.compile(
-    r"none|auto(:untrained)?|draft|lookup|pool|jacobi(:\d+)?|(mlp|medusa|kangaroo)(:\d+)?"
+    r"none|auto(:untrained)?|draft|lookup|pool|jacobi(:\d+)?|(mlp|medusa)(:\d+)?"
+    r"|kangaroo(:\d+(/eta[01]?\.\d+)?)?"
     r"|lookahead(:\d+/\d+/\d+(/noexplore|/noverify|/noprompt)*)?"
 )
 
@@ -24,7 +26,7 @@ _METHOD = re.compile(
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
     """A method as written: the name of Lookahead may list parts to leave out, those of speculators
-    nodes at most, and auto:untrained has no speculator."""
+    nodes at most, auto:untrained has no speculator, and Kangaroo's eta may be given."""
 
     written: str
 
@@ -58,6 +60,11 @@ class MethodChoice:
                 stop_ids=model.tokenizer.stop_ids,
             )
             return Speculator([lookahead], n_max=(window + guesses) * (ngram - 1), fixed=fixed)
+        if etas := [float(word[3:]) for word in words if word.startswith("eta")]:
+            if trained is None or trained.adapter is None:
+                raise ValueError("--methods kangaroo needs a Kangaroo as --speculator")
+            kangaroo = Kangaroo(trained, trained.adapter, etas[0])
+            return Speculator([kangaroo], n_max=sizes[0], fixed=fixed)
         given = Speculation(
             method=self.name,
             draft_models=drafts if self.name in ("auto", "draft") else (),
@@ -77,7 +84,7 @@ def methods(value: str) -> list[MethodChoice]:
         if not _METHOD.fullmatch(name):
             raise argparse.ArgumentTypeError(
                 f"expected none, auto, auto:untrained, draft, lookup, pool, mlp:7, medusa:7, "
-                f"kangaroo:6, jacobi:8 or lookahead:7/5/7, found {name!r}"
+                f"kangaroo:6/eta0.6, jacobi:8 or lookahead:7/5/7, found {name!r}"
             )
         _, _, sizes = name.partition(":")
         numbers = [int(n) for n in sizes.split("/") if n.isdigit()]

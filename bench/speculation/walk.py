@@ -30,8 +30,6 @@ sys.path.append(str(Path(__file__).parent))
 
 import questions
 
-TREES = (4, 7)
-
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -75,14 +73,21 @@ def steps(heads: _core.Heads, written: Written, n_nodes: int, width: int) -> Ite
         place += 1 + n
 
 
-def rates(heads: _core.Heads, answers: Sequence[Written]) -> list[float]:
-    """Tokens per step of a chain and of the trees."""
+def rates(heads: _core.Heads, answers: Sequence[Written], trees: Sequence[int]) -> list[float]:
+    """Tokens per step of a chain and of trees of so many nodes."""
     n_tokens = sum(len(each.tokens) - 1 for each in answers)
-    shapes = [(heads.n_heads, 1), *((n, n) for n in TREES)]
+    shapes = [(heads.n_heads, 1), *((n, n) for n in trees)]
     found = []
     for n_nodes, width in shapes:
         n_steps = sum(1 for each in answers for _ in steps(heads, each, n_nodes, width))
         found.append(n_tokens / n_steps)
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    found = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if any(not 1 <= n <= 64 for n in found):
+        raise argparse.ArgumentTypeError(f"expected numbers from 1 to 64, found {text!r}")
     return found
 
 
@@ -100,6 +105,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--temp", type=float, default=0.0, help="temperature; 0 is greedy")
     add("-s", "--seed", type=int, default=1)
     add("-t", "--threads", type=int, help="threads to compute with")
+    add("--nodes", type=numbers, default=[4, 7], metavar="N,...", help="of the trees")
     add("--by-task", action="store_true", help="a row for each task, too")
     return parser.parse_args(arguments)
 
@@ -115,8 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 answers.append(write(model, prompt, task, given.n_predict, sampling))
         n_tokens = sum(len(each.tokens) for each in answers)
         print(f"{len(answers)} answers, {n_tokens} tokens\n")
-        print("| speculator | MB | answers | chain |", *(f"tree of {n} |" for n in TREES))
-        print("| --- | --- | --- | --- |", *("--- |" for _ in TREES))
+        print("| speculator | MB | answers | chain |", *(f"tree of {n} |" for n in given.nodes))
+        print("| --- | --- | --- | --- |", *("--- |" for _ in given.nodes))
         tasks = {each.task: None for each in answers} if given.by_task else {}
         for folder in map(Path, given.folders):
             heads = files.load(folder, model).heads
@@ -125,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 chosen = [each for each in answers if task in (None, each.task)]
                 row: list[Any] = [folder.name, f"{size:.1f}", task or "all"]
                 print("|", *(f"{cell} |" for cell in row), end=" ")
-                print(*(f"{rate:.3f} |" for rate in rates(heads, chosen)), flush=True)
+                print(*(f"{rate:.3f} |" for rate in rates(heads, chosen, given.nodes)), flush=True)
     return 0
 
 

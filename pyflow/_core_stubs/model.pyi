@@ -149,6 +149,20 @@ class Heads:
         `least` are left out. A level whose paths have less than least_level together is not
         extended. ShapeError for numbers out of range.
         """
+    def draft_all(
+        self,
+        hidden: ArrayLike,
+        roots: ArrayLike,
+        n_nodes: int,
+        depth: int,
+        least: float = 0.0,
+        least_level: float = 0.0,
+        width: int = 64,
+    ) -> list[tuple[list[int], list[int], list[float]]]:
+        """The same for several roots, each as if it were alone; weights are read once per level.
+
+        hidden: (len(roots), n_embd).
+        """
     def logits(self, hidden: ArrayLike, tokens: ArrayLike) -> NDArray[np.float32]:
         """What heads say along a text that begins with the root: (len(tokens), n_guessed)."""
 

@@ -34,20 +34,33 @@ std::unique_ptr<Heads> make_heads(std::shared_ptr<Checkpoint> file, const py::di
 
 using Tree = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<float>>;
 
+std::vector<Tree> draft_all(Heads& heads, const FloatArray& hidden, const IntArray& roots,
+                            int64_t n_nodes, int64_t depth, float least, float least_level,
+                            int64_t width) {
+  std::vector<GuessTree> grown;
+  {
+    const auto rows = floats(hidden);
+    const auto tokens = ints(roots);
+    py::gil_scoped_release release;
+    grown = heads.draft(rows, tokens,
+                        {.n_nodes = n_nodes,
+                         .depth = depth,
+                         .width = width,
+                         .least = least,
+                         .least_level = least_level});
+  }
+  std::vector<Tree> trees;
+  for (GuessTree& tree : grown)
+    trees.emplace_back(std::move(tree.tokens), std::move(tree.parents),
+                       std::move(tree.probabilities));
+  return trees;
+}
+
 Tree draft(Heads& heads, const FloatArray& hidden, int32_t root, int64_t n_nodes, int64_t depth,
            float least, float least_level, int64_t width) {
-  GuessTree tree;
-  {
-    const auto row = floats(hidden);
-    py::gil_scoped_release release;
-    tree = heads.draft(row, root,
-                       {.n_nodes = n_nodes,
-                        .depth = depth,
-                        .width = width,
-                        .least = least,
-                        .least_level = least_level});
-  }
-  return {std::move(tree.tokens), std::move(tree.parents), std::move(tree.probabilities)};
+  IntArray roots(1);
+  *roots.mutable_data() = root;
+  return draft_all(heads, hidden, roots, n_nodes, depth, least, least_level, width)[0];
 }
 
 py::array_t<float> logits(Heads& heads, const FloatArray& hidden, const IntArray& tokens) {
@@ -70,6 +83,9 @@ void register_heads(py::module_& m) {
       .def_property_readonly("n_guessed", &Heads::n_guessed)
       .def_property_readonly("nbytes", &Heads::nbytes)
       .def("draft", &draft, py::arg("hidden"), py::arg("root"), py::arg("n_nodes"),
+           py::arg("depth"), py::arg("least") = 0.0F, py::arg("least_level") = 0.0F,
+           py::arg("width") = kMostGuesses)
+      .def("draft_all", &draft_all, py::arg("hidden"), py::arg("roots"), py::arg("n_nodes"),
            py::arg("depth"), py::arg("least") = 0.0F, py::arg("least_level") = 0.0F,
            py::arg("width") = kMostGuesses)
       .def("logits", &logits, py::arg("hidden"), py::arg("tokens"));

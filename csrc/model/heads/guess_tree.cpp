@@ -8,87 +8,66 @@
 #include "core/portable_math.h"
 
 namespace pyflow {
-namespace {
 
-struct Node {
-  int32_t token;
-  int64_t parent;  // among all nodes; -1: the root
-  float probability, path;
-  int64_t level;
-};
+GrowingTree::GrowingTree(int32_t root, const GuessLimits& limits)
+    : limits_(limits), wanted_{{-1, root, -1}} {}
 
-// The n likeliest nodes, in their order.
-void keep_likeliest(const std::vector<Node>& nodes, std::vector<int64_t>& kept, size_t n) {
-  if (kept.size() <= n) return;
+void GrowingTree::keep_likeliest() {
+  const auto n = static_cast<size_t>(limits_.n_nodes);
+  if (kept_.size() <= n) return;
   const auto likelier = [&](int64_t a, int64_t b) {
-    const float pa = nodes[static_cast<size_t>(a)].path, pb = nodes[static_cast<size_t>(b)].path;
+    const float pa = nodes_[static_cast<size_t>(a)].path, pb = nodes_[static_cast<size_t>(b)].path;
     return pa != pb ? pa > pb : a < b;
   };
-  std::ranges::nth_element(kept, kept.begin() + static_cast<std::ptrdiff_t>(n), likelier);
-  kept.resize(n);
-  std::ranges::sort(kept);
+  std::ranges::nth_element(kept_, kept_.begin() + static_cast<std::ptrdiff_t>(n), likelier);
+  kept_.resize(n);
+  std::ranges::sort(kept_);
 }
 
-GuessTree tree_of(const std::vector<Node>& nodes, const std::vector<int64_t>& kept) {
+void GrowingTree::take(std::span<const std::vector<Guess>> guesses) {
+  for (size_t i = 0; i < level_.size(); ++i) {
+    const float before = level_[i] < 0 ? 1 : nodes_[static_cast<size_t>(level_[i])].path;
+    for (const Guess& guess : guesses[std::min(i, guesses.size() - 1)]) {
+      const float path = before * guess.probability;
+      if (!(path > 0) || path < limits_.least) break;
+      kept_.push_back(std::ssize(nodes_));
+      nodes_.push_back({guess.token, level_[i], guess.probability, path, depth_});
+    }
+  }
+  number_.resize(nodes_.size(), -1);
+  keep_likeliest();
+  // In a full tree, no child of the least likely node finds room.
+  const auto path_of = [&](int64_t i) { return nodes_[static_cast<size_t>(i)].path; };
+  float least = -1;
+  if (std::ssize(kept_) == limits_.n_nodes)
+    least = path_of(std::ranges::min(kept_, std::less{}, path_of));
+  level_.clear();
+  wanted_.clear();
+  float reach = 0;
+  for (const int64_t i : kept_)
+    if (nodes_[static_cast<size_t>(i)].level == depth_ && path_of(i) > least) {
+      level_.push_back(i);
+      reach += path_of(i);
+    }
+  if (++depth_ >= limits_.depth || reach < limits_.least_level) level_.clear();
+  for (const int64_t i : level_) {
+    const Node& node = nodes_[static_cast<size_t>(i)];
+    number_[static_cast<size_t>(i)] = n_extended_++;
+    const int32_t parent = node.parent < 0 ? -1 : number_[static_cast<size_t>(node.parent)];
+    wanted_.push_back({number_[static_cast<size_t>(i)], node.token, parent});
+  }
+}
+
+GuessTree GrowingTree::tree() const {
   GuessTree tree;
-  for (const int64_t i : kept) {
-    const Node& node = nodes[static_cast<size_t>(i)];
-    const auto at = std::ranges::lower_bound(kept, node.parent);
+  for (const int64_t i : kept_) {
+    const Node& node = nodes_[static_cast<size_t>(i)];
+    const auto at = std::ranges::lower_bound(kept_, node.parent);
     tree.tokens.push_back(node.token);
-    tree.parents.push_back(node.parent < 0 ? -1 : static_cast<int32_t>(at - kept.begin()));
+    tree.parents.push_back(node.parent < 0 ? -1 : static_cast<int32_t>(at - kept_.begin()));
     tree.probabilities.push_back(node.probability);
   }
   return tree;
-}
-
-}  // namespace
-
-GuessTree grow_tree(int32_t root, const GuessLimits& limits, const GuessNext& next) {
-  std::vector<Node> nodes;
-  std::vector<int64_t> kept, level = {-1};
-  std::vector<int32_t> number;  // by node: when it was extended
-  int32_t n_extended = 0;
-  const auto number_of = [&](int64_t node) {
-    return node < 0 ? -1 : number[static_cast<size_t>(node)];
-  };
-  for (int64_t depth = 0; depth < limits.depth && !level.empty(); ++depth) {
-    std::vector<Extended> extended;
-    for (const int64_t i : level) {
-      if (i < 0) {
-        extended.push_back({-1, root, -1});
-        continue;
-      }
-      number[static_cast<size_t>(i)] = n_extended++;
-      const Node& node = nodes[static_cast<size_t>(i)];
-      extended.push_back({number_of(i), node.token, number_of(node.parent)});
-    }
-    const auto guesses = next(depth, extended, std::min(limits.n_nodes, limits.width));
-    for (size_t i = 0; i < level.size(); ++i) {
-      const float before = level[i] < 0 ? 1 : nodes[static_cast<size_t>(level[i])].path;
-      for (const Guess& guess : guesses[std::min(i, guesses.size() - 1)]) {
-        const float path = before * guess.probability;
-        if (!(path > 0) || path < limits.least) break;
-        kept.push_back(std::ssize(nodes));
-        nodes.push_back({guess.token, level[i], guess.probability, path, depth});
-      }
-    }
-    number.resize(nodes.size(), -1);
-    keep_likeliest(nodes, kept, static_cast<size_t>(limits.n_nodes));
-    // In a full tree, no child of the least likely node finds room.
-    const auto path_of = [&](int64_t i) { return nodes[static_cast<size_t>(i)].path; };
-    float least = -1;
-    if (std::ssize(kept) == limits.n_nodes)
-      least = path_of(std::ranges::min(kept, std::less{}, path_of));
-    level.clear();
-    float reach = 0;
-    for (const int64_t i : kept)
-      if (nodes[static_cast<size_t>(i)].level == depth && path_of(i) > least) {
-        level.push_back(i);
-        reach += path_of(i);
-      }
-    if (reach < limits.least_level) break;
-  }
-  return tree_of(nodes, kept);
 }
 
 std::vector<Guess> likeliest(std::span<const float> logits, double log_sum, int64_t n) {

@@ -4,8 +4,8 @@
 // paths. A node is no likelier than its parent, so these are a tree. Ties keep the earlier node.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -37,13 +37,38 @@ struct Guess {
   float probability;
 };
 
-// Per node of a level, up to n guesses at what follows it, likeliest first. `level` is 0 for the
-// root. Fewer lists than nodes: the last one serves all others.
-using GuessNext = std::function<std::vector<std::vector<Guess>>(
-    int64_t level, std::span<const Extended> nodes, int64_t n)>;
+// A tree that grows by a level at a time.
+class GrowingTree {
+ public:
+  GrowingTree(int32_t root, const GuessLimits& limits);
 
-// Numbers that `next` gets are of all nodes ever extended, in the order of the calls.
-GuessTree grow_tree(int32_t root, const GuessLimits& limits, const GuessNext& next);
+  // The nodes that guesses are wanted after; none: the tree is complete. Numbers are of all nodes
+  // ever extended, in this order.
+  std::span<const Extended> wanted() const { return wanted_; }
+  // How many guesses, for each of them.
+  int64_t n_guesses() const { return std::min(limits_.n_nodes, limits_.width); }
+  // Per wanted node, likeliest first. Fewer lists than nodes: the last one serves all others.
+  void take(std::span<const std::vector<Guess>> guesses);
+  GuessTree tree() const;
+
+ private:
+  struct Node {
+    int32_t token;
+    int64_t parent;  // among all nodes; -1: the root
+    float probability, path;
+    int64_t level;
+  };
+
+  void keep_likeliest();
+
+  GuessLimits limits_;
+  std::vector<Node> nodes_;
+  std::vector<int64_t> kept_, level_ = {-1};  // of a level: those that are extended
+  std::vector<int32_t> number_;               // by node: when it was extended
+  std::vector<Extended> wanted_;
+  int32_t n_extended_ = 0;
+  int64_t depth_ = 0;
+};
 
 // The n likeliest columns of a row of logits, the first of equals first; log_sum is the logarithm of
 // the sum of all exp(logit). None if that is not finite.

@@ -126,7 +126,7 @@ void Heads::allocate() {
   const auto take = [&](int64_t n, size_t size) {
     return std::exchange(at, at + (static_cast<size_t>(n) * size + 63) / 64 * 64);
   };
-  const size_t states = take((2 + n_heads() * rows) * stride_, sizeof(float)),
+  const size_t states = take((1 + n_heads()) * rows * stride_, sizeof(float)),
                x = take(rows * stride_, sizeof(float)), y = take(rows * stride_, sizeof(float)),
                tokens = take(rows * stride_, sizeof(float)),
                logits = take(logits_at_once() * logits_stride_, sizeof(float)),
@@ -151,37 +151,71 @@ int64_t Heads::logits_at_once() const {
   return std::clamp<int64_t>(kLogitsAtOnce / padded(n_guessed_), 1, kMostNodes);
 }
 
-GuessTree Heads::draft(std::span<const float> hidden, int32_t root, const GuessLimits& limits) {
-  check(hidden, {&root, 1});
+std::vector<GuessTree> Heads::draft(std::span<const float> hidden, std::span<const int32_t> roots,
+                                    const GuessLimits& limits) {
+  check(hidden, roots.size(), roots);
   check_range("nodes", limits.n_nodes, kMostNodes);
   check_range("depth", limits.depth, int64_t{1} << 30);
+  check_range("width", limits.width, kMostGuesses);
+  GuessLimits within = limits;
+  within.depth = std::min(limits.depth, n_heads());
+  std::vector<GrowingTree> trees;
+  for (const int32_t root : roots) trees.emplace_back(root, within);
   const std::lock_guard guard(busy_);
+  const auto d = static_cast<size_t>(spec_.n_embd);
+  const auto at_once = static_cast<size_t>(kMostNodes / limits.n_nodes);
+  for (size_t i = 0; i < trees.size(); i += at_once) {
+    const size_t n = std::min(at_once, trees.size() - i);
+    draft_few(hidden.subspan(i * d, n * d), std::span(trees).subspan(i, n));
+  }
+  std::vector<GuessTree> grown;
+  for (const GrowingTree& tree : trees) grown.push_back(tree.tree());
+  return grown;
+}
+
+// At most kMostNodes nodes in all.
+void Heads::draft_few(std::span<const float> hidden, std::span<GrowingTree> trees) {
   begin(hidden);
-  const auto next = [&](int64_t level, std::span<const Extended> nodes, int64_t n) {
-    const auto i = static_cast<size_t>(level);
-    const bool sees_tokens = heads_[i].projection != nullptr;
+  auto n_states = std::ssize(trees);
+  // By tree: the states of its root and of the nodes that have been extended.
+  std::vector<std::vector<int64_t>> states(trees.size());
+  for (size_t level = 0; level < heads_.size(); ++level) {
+    const bool sees_tokens = heads_[level].projection != nullptr;
     std::vector<Row> rows;
-    for (const Extended& node : nodes)  // state 0 is the hidden row's, 1 the root's
-      rows.push_back({node.number < 0 ? 0 : 2 + node.parent, node.token});
-    if (!sees_tokens) rows = {{0, root}};
+    std::vector<size_t> first;  // row of each tree
+    for (size_t t = 0; t < trees.size(); ++t) {
+      first.push_back(rows.size());
+      const auto wanted = trees[t].wanted();
+      for (const Extended& node :
+           wanted.first(sees_tokens ? wanted.size() : std::min<size_t>(1, wanted.size()))) {
+        const bool is_root = !sees_tokens || node.number < 0;
+        const int64_t from =
+            is_root ? static_cast<int64_t>(t) : states[t][static_cast<size_t>(node.parent + 1)];
+        states[t].push_back(n_states + std::ssize(rows));
+        rows.push_back({from, node.token});
+      }
+    }
+    if (rows.empty()) return;
+    first.push_back(rows.size());
     std::vector<std::vector<Guess>> guesses(rows.size());
-    run(i, rows, 2 + nodes[0].number, [&](int64_t row, const float* logits) {
+    const int64_t n = trees[0].n_guesses();
+    run(level, rows, n_states, [&](int64_t row, const float* logits) {
       guesses[static_cast<size_t>(row)] =
           likeliest({logits, static_cast<size_t>(n_guessed_)},
                     base_->kernels().log_sum_exp(logits, n_guessed_), n);
     });
+    n_states += std::ssize(rows);
     if (!spec_.vocabulary.empty())
       for (auto& list : guesses)
         for (Guess& guess : list) guess.token = spec_.vocabulary[static_cast<size_t>(guess.token)];
-    return guesses;
-  };
-  GuessLimits within = limits;
-  within.depth = std::min(limits.depth, n_heads());
-  return grow_tree(root, within, next);
+    for (size_t t = 0; t < trees.size(); ++t)
+      if (first[t] < first[t + 1])
+        trees[t].take(std::span(guesses).subspan(first[t], first[t + 1] - first[t]));
+  }
 }
 
 void Heads::logits(std::span<const float> hidden, std::span<const int32_t> tokens, float* out) {
-  check(hidden, tokens);
+  check(hidden, 1, tokens);
   check_range("tokens", std::ssize(tokens), n_heads());
   const std::lock_guard guard(busy_);
   begin(hidden);
@@ -195,9 +229,9 @@ void Heads::logits(std::span<const float> hidden, std::span<const int32_t> token
   }
 }
 
-void Heads::check(std::span<const float> hidden, std::span<const int32_t> tokens) const {
-  if (std::ssize(hidden) != spec_.n_embd)
-    throw ShapeError("speculator: hidden row: expected " + std::to_string(spec_.n_embd) +
+void Heads::check(std::span<const float> hidden, size_t n, std::span<const int32_t> tokens) const {
+  if (const size_t expected = n * static_cast<size_t>(spec_.n_embd); hidden.size() != expected)
+    throw ShapeError("speculator: hidden rows: expected " + std::to_string(expected) +
                      " floats, found " + std::to_string(hidden.size()));
   for (const int32_t token : tokens)
     if (token < 0 || token >= base_->spec().n_vocab)
@@ -206,10 +240,13 @@ void Heads::check(std::span<const float> hidden, std::span<const int32_t> tokens
 }
 
 void Heads::begin(std::span<const float> hidden) {
-  std::ranges::copy(hidden, states_);
-  if (!spec_.scale_input) return;
-  const std::vector<float> weight(hidden.size(), static_cast<float>(1 / std::sqrt(2.0)));
-  base_->kernels().rms_norm(states_, weight.data(), kInputEps, spec_.n_embd, states_);
+  const int64_t d = spec_.n_embd, n = std::ssize(hidden) / d;
+  const std::vector<float> weight(static_cast<size_t>(d), static_cast<float>(1 / std::sqrt(2.0)));
+  for (int64_t i = 0; i < n; ++i) {
+    std::copy_n(hidden.data() + i * d, d, state(i));
+    if (spec_.scale_input)
+      base_->kernels().rms_norm(state(i), weight.data(), kInputEps, d, state(i));
+  }
 }
 
 Step Heads::step(const Team& team) const {

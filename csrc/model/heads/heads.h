@@ -56,10 +56,11 @@ class Heads {
   int64_t n_guessed() const { return n_guessed_; }  // tokens that heads choose from
   size_t nbytes() const { return weights_.nbytes(1) + (base_head_ ? base_head_->nbytes() : 0); }
 
-  // A tree below the root: the token drawn from the hidden row, n_embd floats, which is the input
-  // of the model's head. Throws ShapeError for numbers out of range. One caller at a time; others
-  // wait.
-  GuessTree draft(std::span<const float> hidden, int32_t root, const GuessLimits& limits);
+  // A tree below each root: a token drawn from its hidden row, n_embd floats, the input of the
+  // model's head. All trees grow together, so weights are read once per level; each is as if it
+  // were alone. Throws ShapeError for numbers out of range. One caller at a time; others wait.
+  std::vector<GuessTree> draft(std::span<const float> hidden, std::span<const int32_t> roots,
+                               const GuessLimits& limits);
 
   // Logits of all heads along a text: out[i] is n_guessed floats for tokens[i], the first of which
   // is the root.
@@ -88,8 +89,9 @@ class Heads {
 
   Head bind(const BlockSpec& spec, const Head* first);
   void allocate();
-  void check(std::span<const float> hidden, std::span<const int32_t> tokens) const;
-  void begin(std::span<const float> hidden);
+  void check(std::span<const float> hidden, size_t n, std::span<const int32_t> tokens) const;
+  void begin(std::span<const float> hidden);  // into the first states, a row each
+  void draft_few(std::span<const float> hidden, std::span<GrowingTree> trees);
   Step step(const Team& team) const;
   // Runs head i over rows; their states become numbers [to, to + n). after(row) sees each row's
   // logits, by any thread.

@@ -20,11 +20,12 @@ _RIGHT = 0.5
 
 
 class HeadsMethod(Method):
-    """Guesses by the heads of a loaded speculator."""
+    """Guesses by the heads of a loaded speculator, for all sequences of a step together."""
 
     def __init__(self, trained: Trained) -> None:
         self.trained = trained
         self._level_s: deque[float] = deque([0.0], maxlen=5)
+        self._drafters: list[_HeadsDrafter] = []
 
     @property
     def name(self) -> str:
@@ -35,25 +36,38 @@ class HeadsMethod(Method):
         return True
 
     def start(self, sequence: Start) -> Drafter:
-        return _HeadsDrafter(self, sequence.tokens[-1], sequence.hidden)
+        drafter = _HeadsDrafter(self, sequence.tokens[-1], sequence.hidden)
+        self._drafters.append(drafter)
+        return drafter
 
-    def guess(self, hidden: NDArray[np.float32], root: int, budget: Budget) -> DraftTree:
-        """A tree below the root, of levels that are worth their time."""
+    def guess(self, drafter: _HeadsDrafter, budget: Budget) -> DraftTree:
+        """A tree below the drafter's root, of levels that are worth their time. The others that
+        wait for one get theirs too: the weights are read once for all."""
+        waiting = [each for each in self._drafters if each.waits and each is not drafter]
+        both = [drafter, *waiting]
         begin = time.monotonic()
         level = median(self._level_s) / budget.step_s if budget.step_s > 0 else 0.0
-        tokens, parents, probabilities = self.trained.heads.draft(
-            hidden,
-            root,
+        grown = self.trained.heads.draft_all(
+            np.stack([each.hidden for each in both if each.hidden is not None]),
+            [each.root for each in both],
             n_nodes=min(budget.n_nodes, _MOST_NODES),
             depth=budget.depth,
             least=budget.least,
             least_level=level / _RIGHT,
         )
-        tree = DraftTree(tokens, parents, probabilities)
-        tree.evidence = [evidence_of(p) for p in probabilities]
-        depth = max(tree.depths(), default=1)
-        self._level_s.append((time.monotonic() - begin) / max(1, depth))
-        return tree
+        trees = []
+        for each, (tokens, parents, probabilities) in zip(both, grown, strict=True):
+            each.tree = tree = DraftTree(tokens, parents, probabilities)
+            tree.evidence = [evidence_of(p) for p in probabilities]
+            trees.append(tree)
+        depth = max(max(tree.depths(), default=1) for tree in trees)
+        self._level_s.append((time.monotonic() - begin) / depth / len(both))
+        return trees[0]
+
+    def leave(self, drafter: _HeadsDrafter) -> None:
+        """Its sequence has ended."""
+        if drafter in self._drafters:
+            self._drafters.remove(drafter)
 
 
 def evidence_of(probability: float) -> int:
@@ -75,15 +89,31 @@ def of_kind(kind: str, trained: Trained | None) -> Trained:
 class _HeadsDrafter(Drafter):
     def __init__(self, method: HeadsMethod, root: int, hidden: NDArray[np.float32] | None) -> None:
         self._method = method
-        self._root = root
-        self._hidden = hidden
+        self.root = root
+        self.hidden = hidden
+        self.tree: DraftTree | None = None
+        """Drafted together with that of another sequence."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a tree can be drafted that is not there yet."""
+        return self.hidden is not None and self.tree is None
 
     def propose(self, budget: Budget) -> DraftTree:
-        if self._hidden is None:
+        if self.hidden is None:
             return DraftTree()
-        return self._method.guess(self._hidden, self._root, budget)
+        tree = self.tree
+        if (
+            tree is None
+            or len(tree) > budget.n_nodes
+            or max(tree.depths(), default=0) > budget.depth
+        ):
+            tree = self._method.guess(self, budget)
+        return tree
 
     def observe(self, observed: Observed) -> None:
         if observed.tokens:
-            self._root = observed.tokens[-1]
-            self._hidden = observed.hidden
+            self.root, self.hidden, self.tree = observed.tokens[-1], observed.hidden, None
+
+    def close(self) -> None:
+        self._method.leave(self)

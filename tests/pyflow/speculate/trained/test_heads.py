@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 import pyflow
 from pyflow import _core
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
+from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculator
+from pyflow.speculate.drafter import Budget, Start
 from pyflow.speculate.trained import files
 from pyflow.speculate.trained.base import Base
+from pyflow.speculate.trained.drafting import HeadsMethod
 
 from ...tiny_models import write_model
 from . import speculators as made
@@ -327,6 +330,32 @@ def test_vocabularies_that_are_none_are_refused(
     tensors["speculator.token_map"] = np.asarray(token_map)
     with pytest.raises(ShapeError, match="token_map"):
         files.load(made.write(tmp_path, config, tensors), model)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "medusa"])
+def test_trees_that_grow_together_are_those_that_grow_alone(
+    model: pyflow.Model, tmp_path: Path, kind: str
+) -> None:
+    if kind == "mlp":
+        path, _, _ = mlp(tmp_path, "based")
+    else:
+        tensors = made.medusa_tensors(N_VOCAB, N_EMBD, N, 1)
+        path = made.write(tmp_path, {"model_type": "medusa", "medusa_num_heads": N}, tensors)
+    trained = files.load(path, model)
+    rows, roots = np.stack([hidden_row(i) for i in range(9)]), [*range(0, 90, 10)]
+    alone = [trained.heads.draft(*each, 20, N) for each in zip(rows, roots, strict=True)]
+    assert trained.heads.draft_all(rows, roots, 20, N) == alone  # of three at a time
+    assert trained.heads.draft_all(rows[:0], [], 20, N) == []
+    method, sampler = HeadsMethod(trained), SamplingParams(seed=1).sampler()
+    starts = [Start([root], sampler, hidden=row) for root, row in zip(roots, rows, strict=True)]
+    drafters = [method.start(start) for start in starts]
+    drafters[2].close()
+    for drafter, (tokens, parents, _) in zip(drafters, alone, strict=True):
+        tree = drafter.propose(Budget(n_nodes=20, depth=N))
+        assert (tree.tokens, tree.parents) == (tokens, parents)
+        short = drafter.propose(Budget(n_nodes=2, depth=1))
+        assert max(short.depths()) == 1
+        assert len(short) == 2
 
 
 def test_numbers_out_of_range_are_refused(model: pyflow.Model, tmp_path: Path) -> None:
