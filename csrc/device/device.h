@@ -49,6 +49,7 @@ struct DeviceInfo {
   uint32_t alignment = 0;   // of slices
   bool unified = false;     // its memory is the host's
   bool has_f64 = false;
+  bool integer_dots = false;  // OpenCL has words for products of four bytes
   // As the driver says; a self-test knows better.
   bool exact_division = false;  // with the option for it
   bool subnormals = false;

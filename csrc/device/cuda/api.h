@@ -129,6 +129,9 @@ struct Compiler {
   int major = 0, minor = 0;
   std::vector<int> capabilities;
 
+  // The newest of these whose code a device of that capability runs; 0 if there is none.
+  int target(int capability) const;
+
   // A program for one capability, as device code. options: separated by spaces. Throws DeviceError
   // with the first lines of the log.
   std::vector<uint8_t> compile(const std::string& source, const std::string& options,

@@ -69,13 +69,21 @@ const std::vector<std::unique_ptr<const Compiler>>& compilers(int newest) {
 // Code of an older major version runs on any newer driver, code of a newer one does not.
 const Compiler* compiler_for(int capability, int driver_version) {
   for (const auto& compiler : compilers(driver_version / 1000))
-    if (std::ranges::count(compiler->capabilities, capability)) return compiler.get();
+    if (compiler->target(capability)) return compiler.get();
   return nullptr;
+}
+
+// 8.9 runs code for 8.0, but none for 9.0, and 9.0 none for 8.0.
+int Compiler::target(int capability) const {
+  int best = 0;
+  for (const int each : capabilities)
+    if (each / 10 == capability / 10 && each <= capability) best = std::max(best, each);
+  return best;
 }
 
 std::vector<uint8_t> Compiler::compile(const std::string& source, const std::string& options,
                                        int capability) const {
-  std::vector<std::string> words = {"--gpu-architecture=sm_" + std::to_string(capability)};
+  std::vector<std::string> words = {"--gpu-architecture=sm_" + std::to_string(target(capability))};
   std::istringstream text(options);
   for (std::string word; text >> word;) words.push_back(word);
   std::vector<const char*> given;

@@ -45,9 +45,9 @@ inline constexpr Uint kDeviceType = 0x1000, kDeviceUnits = 0x1002, kDeviceMostIt
                       kDeviceLittleEndian = 0x1026, kDeviceAvailable = 0x1027,
                       kDeviceCompiler = 0x1028, kDeviceName = 0x102b, kDeviceVendor = 0x102c,
                       kDriverVersion = 0x102d, kDeviceVersion = 0x102f, kDeviceExtensions = 0x1030,
-                      kDeviceUnified = 0x1035, kDevicePciBusNvidia = 0x4008,
-                      kDevicePciSlotNvidia = 0x4009, kDevicePciDomainNvidia = 0x400a,
-                      kDeviceFreeMemoryAmd = 0x4039;
+                      kDeviceUnified = 0x1035, kDeviceLanguage = 0x103d,
+                      kDevicePciBusNvidia = 0x4008, kDevicePciSlotNvidia = 0x4009,
+                      kDevicePciDomainNvidia = 0x400a, kDeviceFreeMemoryAmd = 0x4039;
 inline constexpr Bits kFloatsSubnormals = 1 << 0, kFloatsExactDivision = 1 << 7;
 
 inline constexpr Uint kProgramBinarySizes = 0x1165, kProgramBinaries = 0x1166,

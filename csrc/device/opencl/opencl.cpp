@@ -67,6 +67,8 @@ DeviceInfo describe(Platform platform, DeviceId id) {
   info.unified = number<Uint>(id, kDeviceUnified) != 0;
   const std::string extensions = device_text(id, kDeviceExtensions);
   info.has_f64 = has_extension(extensions, "cl_khr_fp64");
+  info.integer_dots = has_extension(extensions, "cl_khr_integer_dot_product") &&
+                      device_text(id, kDeviceLanguage) >= "OpenCL C 3";
   if (has_extension(extensions, "cl_nv_device_attribute_query")) info.pci = pci_of(id);
   info.exact_division = (floats & kFloatsExactDivision) != 0;
   info.subnormals = (floats & kFloatsSubnormals) != 0;

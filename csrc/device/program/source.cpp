@@ -36,6 +36,7 @@ Source program_source(const DeviceInfo& info, std::span<const DType> formats) {
   // Registers have no index, so GPUs need loops over them unrolled; compilers for CPUs know better.
   if (info.kind != Kind::Cpu) source.options += " -DUNROLLED";
   if (info.has_f64) source.options += " -DHAS_F64";
+  if (info.integer_dots) source.options += " -cl-std=CL3.0 -DINTEGER_DOTS";
   if (info.exact_division) source.options += " -DEXACT_DIVISION";
   if (cuda)
     source.options += " --fmad=false --ftz=false --prec-div=true --prec-sqrt=true";
