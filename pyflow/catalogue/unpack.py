@@ -17,7 +17,8 @@ _MAX_PARTS = 3
 
 
 def unpack(archive: Path, folder: Path, nbytes: int) -> None:
-    """Writes the files of an archive, `nbytes` in all, to a folder that is not there yet.
+    """Writes the files of an archive, `nbytes` in all, to a folder that is not there yet. A folder
+    that holds all of them is left out.
 
     FormatError: a name that leads out of the folder, a link, another size, or no zip archive;
     then nothing is left of the folder.
@@ -54,8 +55,10 @@ def _files(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.Zip
     if len(members) > _MAX_FILES:
         raise FormatError(f"{archive}: expected up to {_MAX_FILES} files, found {len(members)}")
     seen = set()
+    tops = {name.partition("/")[0] if "/" in name else "" for name in (m.filename for m in members)}
+    top = f"{tops.pop()}/" if len(tops) == 1 and tops != {""} else ""
     for member in members:
-        name = member.filename
+        name = member.filename.removeprefix(top)
         parts = PurePosixPath(name).parts
         kind = stat.S_IFMT(member.external_attr >> 16)
         if (

@@ -7,8 +7,8 @@ from pyflow.tokenizer.base.tokenizer import (
     NoTokenizerError,
     Tokenizer,
 )
+from pyflow.tokenizer.gguf import from_metadata
 from pyflow.tokenizer.open import from_checkpoint, from_folder, memory_nbytes
-from pyflow.tokenizer.ours.gguf import from_metadata
 
 __all__ = [
     "Detokenizer",

@@ -15,10 +15,10 @@ from pyflow.formats import Checkpoint
 from pyflow.formats.side_files import is_there
 from pyflow.tokenizer.base.settings import Settings, read_settings
 from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
+from pyflow.tokenizer.gguf import from_metadata
 from pyflow.tokenizer.library import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.others import tell_of_others
-from pyflow.tokenizer.ours.gguf import from_metadata
 from pyflow.tokenizer.ours.sentencepiece import read_sentencepiece
 
 

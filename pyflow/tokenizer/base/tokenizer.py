@@ -134,11 +134,12 @@ class Tokenizer(ABC):
 
     def frame(self, *, is_pair: bool = False) -> Frame:
         """What `encode` puts around a text, or what the model wants around a pair of texts: here
-        BOS and EOS, the latter after each text."""
+        BOS, and EOS after each text; with both, as RoBERTa has it, two EOS between them."""
         ends = self.encode("")
         n = 1 if self.add_bos else 0
         before, after = ([(i, 0) for i in part] for part in (ends[:n], ends[n:]))
-        return Frame(before, after if is_pair else (), after)
+        between = [*after, *after] if before else after
+        return Frame(before, between if is_pair else (), after)
 
     @abstractmethod
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:

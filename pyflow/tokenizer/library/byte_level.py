@@ -99,10 +99,11 @@ def add_ends(
     first: Role | None,
     last: Role | None,
     *,
+    has_types: bool = False,
     source: str,
 ) -> None:
     """Makes texts begin and end with the tokens of these roles, if any; FormatError if there is no
-    such token."""
+    such token. Pairs are as BERT has them where tokens have types, else as RoBERTa has them."""
     tokens: list[str | None] = []
     ids: dict[str, int] = {}
     for role in (first, last):
@@ -114,10 +115,14 @@ def add_ends(
                 raise FormatError(f"{source}: has no token {text!r}, the {role}_token of each text")
             ids[text] = found
     if ids:
-        template = [text for text in (tokens[0], "$A", tokens[1]) if text]
+        begin, end = tokens
+        template = [text for text in (begin, "$A", end) if text]
+        second = ["$B:1", f"{end}:1"] if has_types else [end, "$B", end]
         with refusing(source, 0):
             library.post_processor = processors.TemplateProcessing(
-                single=template, special_tokens=list(ids.items())
+                single=template,
+                pair=[*template, *second] if begin and end else None,
+                special_tokens=list(ids.items()),
             )
 
 

@@ -47,7 +47,7 @@ def read(folder: Path, settings: Settings, *, n_rows: int) -> tuple[tokenizers.T
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
     add_tokens(library, settings, n_rows=n_rows)
-    add_ends(library, settings, "cls", "sep", source=str(path))
+    add_ends(library, settings, "cls", "sep", has_types=True, source=str(path))
     return library, settings
 
 

@@ -1,36 +1,34 @@
-"""Tokenizers from GGUF metadata."""
+"""Tokenizers from GGUF metadata: byte-level BPE, and SentencePiece with its merges or scores."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pyflow.errors import GenerationWarning, UnsupportedError
+from pyflow.errors import FormatError, GenerationWarning, UnsupportedError
 from pyflow.tokenizer.base.token_types import TokenType
 from pyflow.tokenizer.base.tokenizer import NoTokenizerError, Tokenizer
 from pyflow.tokenizer.ours import bpe, spm
-from pyflow.tokenizer.ours.vocab import read, read_vocab
-from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
+from pyflow.tokenizer.ours.charsmap import Charsmap, Normalizer
+from pyflow.tokenizer.ours.unigram import Unigram
+from pyflow.tokenizer.ours.vocab import Vocab, read, read_id, read_numbers, read_vocab
+from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer, prefixed
 
 NO_VOCAB = "no_vocab"
 """The value of tokenizer.ggml.model in a file without a tokenizer."""
 
 
+_MAX_CHARSMAP_NBYTES = 1 << 22
 _ARRAYS = ("tokens", "token_type", "scores")
 # Only these are never needed: text that has no mark may become any other token.
 _SPARE = (TokenType.UNDEFINED, TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNUSED)
 
 
-def from_metadata(metadata: Mapping[str, object], *, source: str, n_rows: int = 0) -> Tokenizer:
-    """The tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe.
-
-    source: name of the file for errors. n_rows: rows of the model's embedding, 0 if not known; ids
-    without a token decode to nothing. FormatError: keys are wrong or contradict each other.
-    UnsupportedError: an unknown kind of tokenizer or pre-tokenizer. NoTokenizerError: none.
-    GenerationWarning: tokens are left out.
-    """
+def from_pieces(metadata: Mapping[str, object], *, source: str, n_rows: int = 0) -> Tokenizer:
+    """The tokenizer of such metadata; parameters and errors are those of `from_metadata`."""
     model = read(metadata, "tokenizer.ggml.model", str, "", source=source)
     if model in ("", NO_VOCAB):
         found = f"is {model!r}" if model else "is missing"
@@ -38,23 +36,27 @@ def from_metadata(metadata: Mapping[str, object], *, source: str, n_rows: int = 
             f"{source}: tokenizer.ggml.model {found}: this file holds no tokenizer; "
             "the model takes token ids only"
         )
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "t5"):
         raise UnsupportedError(
             f"{source}: tokenizer.ggml.model: {model!r} is not supported; known: 'gpt2'"
-            " (byte-level BPE), 'llama' (SentencePiece)"
+            " (byte-level BPE), 'llama' and 't5' (SentencePiece), 'bert' (WordPiece)"
         )
     metadata = _cut(metadata, n_rows, source=source)
     vocab = read_vocab(metadata, source=source)
-    encoder: bpe.ByteLevelBpe | spm.ScoredMerges
+    encoder: bpe.ByteLevelBpe | spm.Segmenter
+    normalize: Callable[[str, bool], str] = prefixed
     if model == "gpt2":
         encoder = bpe.ByteLevelBpe(metadata, vocab, source=source)
         prefix = False
     else:
-        encoder = spm.ScoredMerges.from_metadata(metadata, vocab, source=source)
+        if model == "t5":
+            encoder, normalize = _unigram(metadata, vocab, source=source)
+        else:
+            encoder = spm.ScoredMerges.from_metadata(metadata, vocab, source=source)
         prefix = read(metadata, "tokenizer.ggml.add_space_prefix", bool, True, source=source)
     add = {
         name: read(metadata, f"tokenizer.ggml.add_{name}_token", bool, default, source=source)
-        for name, default in (("bos", encoder.add_bos), ("eos", False))
+        for name, default in (("bos", encoder.add_bos and model != "t5"), ("eos", model == "t5"))
     }
     for name, token in (("bos", vocab.bos_id), ("eos", vocab.eos_id)):
         if add[name] and token is None:
@@ -71,8 +73,42 @@ def from_metadata(metadata: Mapping[str, object], *, source: str, n_rows: int = 
         add_bos=add["bos"],
         add_eos=add["eos"],
         add_space_prefix="always" if prefix else "never",
+        normalize=normalize,
         n_rows=n_rows,
         source=source,
+    )
+
+
+def _unigram(
+    metadata: Mapping[str, object], vocab: Vocab, *, source: str
+) -> tuple[Unigram, Normalizer]:
+    """The pieces of T5 and XLM-R with their scores, and what is done to texts before."""
+    if "tokenizer.ggml.scores" not in metadata:
+        raise FormatError(f"{source}: tokenizer.ggml.scores: expected one per token, found none")
+    scores = read_numbers(metadata, "tokenizer.ggml.scores", len(vocab), source=source)
+    if not np.isfinite(scores).all():
+        raise FormatError(f"{source}: tokenizer.ggml.scores: expected numbers, found others")
+    unk = read_id(metadata, "tokenizer.ggml.unknown_token_id", len(vocab), source=source)
+    if unk is None:
+        unk = next((i for i, kind in enumerate(vocab.types) if kind == TokenType.UNKNOWN), 0)
+    made = {
+        text: i
+        for text, i in vocab.ids.items()
+        if vocab.types[i] in (TokenType.NORMAL, TokenType.USER_DEFINED)
+    }
+    user = {text for text, i in made.items() if vocab.types[i] == TokenType.USER_DEFINED}
+    key = "tokenizer.ggml.precompiled_charsmap"
+    raw = np.asarray(metadata.get(key, ())).astype(np.uint8).tobytes()
+    if len(raw) > _MAX_CHARSMAP_NBYTES:
+        raise FormatError(
+            f"{source}: {key}: expected up to {_MAX_CHARSMAP_NBYTES:,} bytes, found {len(raw):,}"
+        )
+    trims = read(metadata, "tokenizer.ggml.remove_extra_whitespaces", bool, False, source=source)
+    return (
+        Unigram(made, array("d", scores.tolist()), user_defined=user, bytes_=[], unk=unk),
+        Normalizer(
+            Charsmap(raw, where=f"{source}: {key}") if raw else None, trims=trims, kept=user
+        ),
     )
 
 

@@ -23,7 +23,7 @@ Prefix = Literal["never", "first", "always"]
 tokens."""
 
 
-def _prefixed(text: str, prefix: bool) -> str:
+def prefixed(text: str, prefix: bool) -> str:
     return f" {text}" if prefix else text
 
 
@@ -38,7 +38,7 @@ class VocabTokenizer(Tokenizer):
         add_bos: bool,
         add_eos: bool,
         add_space_prefix: Prefix,
-        normalize: Callable[[str, bool], str] = _prefixed,
+        normalize: Callable[[str, bool], str] = prefixed,
         n_rows: int = 0,
         source: str,
     ) -> None:

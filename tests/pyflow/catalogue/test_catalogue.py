@@ -393,8 +393,14 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 def test_the_parts_of_every_model_make_its_size() -> None:
     entries = catalogue.models()
-    assert [e.name for e in entries] == ["smollm2", "gemma3", "qwen2.5-coder-1.5b", "minilm"]
-    assert [len(e.parts) for e in entries] == [1, 4, 22, 1]
+    assert [e.name for e in entries] == [
+        "smollm2",
+        "gemma3",
+        "qwen2.5-coder-1.5b",
+        "minilm",
+        "mpnet",
+    ]
+    assert [len(e.parts) for e in entries] == [1, 4, 22, 1, 5]
     for entry in entries:
         assert sum(part.nbytes for part in entry.parts) == entry.nbytes
         assert len(bytes.fromhex(entry.sha256)) == 32

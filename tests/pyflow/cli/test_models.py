@@ -29,7 +29,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("empty_cache")
 def test_list_shows_what_can_be_pulled() -> None:
     rows = json.loads(run(list_command.command, "--json").stdout)
-    assert [row["name"] for row in rows] == ["smollm2", "gemma3", "qwen2.5-coder-1.5b", "minilm"]
+    assert [row["name"] for row in rows] == [
+        "smollm2",
+        "gemma3",
+        "qwen2.5-coder-1.5b",
+        "minilm",
+        "mpnet",
+    ]
     assert {"name", "path", "bytes", "licence", "pulled"} <= rows[0].keys()
     assert not any(row["pulled"] for row in rows)
     text = run(list_command.command).stdout
