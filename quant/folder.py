@@ -43,9 +43,12 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _FLOAT_KEYS = ("torch_dtype", "dtype")
 # Files that belong to a model and are copied; other files may be anything.
 _SIDE = (
-    *("*config.json", "*.toml", "*.jinja", "chat_template.json", "tokenizer*", "vocab*"),
-    *("merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json"),
+    *("*config.json", "config_*.json", "*.toml", "*.jinja", "chat_template.json", "tokenizer*"),
+    *("vocab*", "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json"),
+    "modules.json",
 )
+# Of sentence-transformers: each in a folder of its own, numbered as modules.json lists them.
+_MODULES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _TEXTS = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
@@ -76,12 +79,13 @@ def convert_folder(
     has_blocks = any(step.to in FORMATS and FORMATS[step.to].block > 1 for step in steps)
     with replacing_folder(target, known=own_files if options.replace else None) as made:
         for path in _side_files(source):
-            if path.name != _CONFIG:
-                shutil.copyfile(path, made / path.name)
+            if path != source.resolve() / _CONFIG:
+                (made / path.parent.relative_to(source.resolve())).mkdir(exist_ok=True)
+                shutil.copyfile(path, made / path.relative_to(source.resolve()))
         if (source / _CONFIG).is_file():
             quantization = _quantization(recipe, options.imatrix) if has_blocks else None
             _write_config(source / _CONFIG, made / _CONFIG, quantization, recipe.type)
-        hashes = {path.name: _hash(path) for path in sorted(made.iterdir())}
+        hashes = {path.name: _hash(path) for path in sorted(made.iterdir()) if path.is_file()}
         with (made / WEIGHTS).open("xb") as file:
             own = dict([_MADE_BY]) | {_HASHES: json.dumps(hashes)}
             writer = SafetensorsWriter(file, tensors, metadata | own)
@@ -143,6 +147,8 @@ def _side_files(folder: Path) -> Iterator[Path]:
         is_text = _matches(path, _TEXTS) and path.resolve().parent in places
         if path.is_file() and (is_text or _matches(path, _SIDE)):
             yield path
+        elif path.is_dir() and path.name[:1].isdecimal():
+            yield from (path / name for name in _MODULES if (path / name).is_file())
 
 
 def _matches(path: Path, patterns: tuple[str, ...]) -> bool:

@@ -248,7 +248,10 @@ def _open(
     run: RunOptions, path: str, n_ctx: int | None
 ) -> Iterator[tuple[Model | PipelinedModel, Speculator | None]]:
     """n_ctx: what the command line asks of this model."""
-    with replace(run, model=path).open() as opened, run.speculator(opened) as speculator:
+    with (
+        replace(run, model=path).open(writes=False) as opened,
+        run.speculator(opened) as speculator,
+    ):
         model.context_size(n_ctx, opened.spec.n_ctx_train, _N_CTX)
         yield opened, speculator
 

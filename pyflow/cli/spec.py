@@ -132,15 +132,23 @@ def _layers(spec: ModelSpec) -> list[_Layers]:
 
 
 def _ends(spec: ModelSpec) -> tuple[str, str]:
-    """Embedding and head."""
+    """Embedding and head, or what comes of an encoder."""
     scale = f" x {spec.embedding.scale:g}" if spec.embedding.scale != 1 else ""
+    embedding = f"{spec.n_vocab} x {spec.n_embd}{scale}"
+    if spec.is_encoder:
+        normal = ", normalized" if spec.normalize else ""
+        heads = f"; heads: {', '.join(spec.chains)}" if spec.chains else ""
+        return (
+            embedding,
+            f"none, an encoder: vectors of texts, {spec.pool} of tokens{normal}{heads}",
+        )
     head = spec.head
     parts = [f"{head.norm_type} norm, {spec.n_vocab} logits"]
     parts += ["by the embedding"] if head.weight == spec.embedding.weight else []
     parts += [f"x {head.scale:g}"] if head.scale != 1 else []
     parts += [f"capped at {head.softcap:g}"] if head.softcap else []
     parts += ["bias"] if head.bias else []
-    return f"{spec.n_vocab} x {spec.n_embd}{scale}", ", ".join(parts)
+    return embedding, ", ".join(parts)
 
 
 def _tokenizer(description: Description, *, fits: bool) -> tuple[dict[str, Any], bool]:

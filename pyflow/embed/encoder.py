@@ -45,6 +45,11 @@ class Encoder:
             return self.recipe.dense[-1].n_out
         return len(self.recipe.pools) * self.model.spec.n_embd
 
+    @property
+    def width(self) -> int:
+        """Values of a vector by another pool than the recipe's."""
+        return self.model.spec.n_embd
+
     def frame(
         self,
         text: str,
@@ -206,7 +211,8 @@ def cut(vectors: Vectors, dimensions: int | None, *, normalize: bool) -> Vectors
 
 
 def normalized(vectors: Vectors) -> Vectors:
-    """Vectors of length one; zero ones stay."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    made: Vectors = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    """Vectors of length one; zero ones stay. Row by row, so that the others change no bit."""
+    squares = [float((row * row).sum()) for row in vectors.astype(np.float64)]
+    lengths = np.maximum(np.sqrt(squares), 1e-12)
+    made: Vectors = (vectors / lengths[:, None]).astype(np.float32)
     return made

@@ -12,8 +12,8 @@ import numpy as np
 
 from pyflow.embed import decoder
 from pyflow.embed.encoder import Encoder, Vectors, check_dimensions, cut, normalized
-from pyflow.embed.framing import Framed
-from pyflow.embed.recipe import POOLS
+from pyflow.embed.framing import Framed, frame
+from pyflow.embed.recipe import POOLS, Recipe, read_recipe
 from pyflow.engine.loaded import LoadedModel
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate.any_model import AnyModel
@@ -56,6 +56,11 @@ class EmbeddingModel(LoadedModel, AnyModel):
     def encoder(self) -> Encoder:
         """UnsupportedError: this model writes text. FormatError: files beside it are broken."""
         return Encoder(self)
+
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """How texts become vectors. FormatError: files beside the model are broken."""
+        return read_recipe(self.checkpoint, self.spec)
 
     def embed(
         self,
@@ -106,15 +111,12 @@ class EmbeddingModel(LoadedModel, AnyModel):
             raise PyflowError("prompt and prompt_name: expected one of them, found both")
         if pool is not None and pool not in POOLS:
             raise UnsupportedError(f"pool {pool!r:.40}: expected one of {', '.join(POOLS)}")
-        if not self.spec.is_encoder:
-            if prompt_name is not None:
-                raise UnsupportedError(
-                    f"prompt {prompt_name!r:.60}: this model has none; give the prompt itself"
-                )
-            return self._decoded(texts, prompt or "", pool, normalize, dimensions, truncate)
-        recipe = self.encoder.recipe
+        recipe = self.recipe
         lead = recipe.prompt(prompt_name) if prompt is None else prompt
         dimensions = recipe.dimensions if dimensions is None else dimensions
+        if not self.spec.is_encoder:
+            led = [lead + text for text in texts]
+            return self._decoded(led, pool, normalize, dimensions, truncate)
         framed = self._framed([lead + text for text in texts], truncate)
         n_lead = 0
         if lead and not recipe.include_prompt:
@@ -131,7 +133,8 @@ class EmbeddingModel(LoadedModel, AnyModel):
         framed = []
         for at, text in enumerate(texts):
             try:
-                framed.append(self.encoder.frame(text, truncate=truncate))
+                most = self.recipe.max_tokens
+                framed.append(frame(self.tokenizer, text, most=most, truncate=truncate))
             except PyflowError as error:
                 if len(texts) == 1:
                     raise
@@ -141,22 +144,23 @@ class EmbeddingModel(LoadedModel, AnyModel):
     def _decoded(
         self,
         texts: Sequence[str],
-        prompt: str,
         pool: Pool | None,
         normalize: bool | None,
         dimensions: int | None,
         truncate: bool,
     ) -> Embedded:
-        most = self.spec.n_ctx_train - 1
-        framed = []
-        for text in texts:
-            ids = self.tokenizer.encode(prompt + text)
-            n_cut = max(0, len(ids) - most) if truncate else 0
-            framed.append(Framed(ids[: len(ids) - n_cut], [], n_cut))
-        vectors = decoder.hidden_states(self, [one.ids for one in framed], pool or "last")
+        recipe = self.recipe
+        if recipe.dense or len(recipe.pools) > 1:
+            raise UnsupportedError(
+                f"{self.name}: dense layers and several pools need an encoder; expected one pool"
+            )
+        framed = self._framed(texts, truncate)
+        pool = recipe.pools[0] if pool is None else pool
+        vectors = decoder.hidden_states(self, [one.ids for one in framed], pool)
         check_dimensions(dimensions, self.spec.n_embd)
         vectors = vectors[:, :dimensions]
-        return _embedded(vectors if normalize is False else normalized(vectors), framed)
+        is_normal = recipe.normalize if normalize is None else normalize
+        return _embedded(normalized(vectors) if is_normal else vectors, framed)
 
     def rerank(
         self,

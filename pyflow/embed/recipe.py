@@ -111,13 +111,15 @@ class _Prompts(msgspec.Struct):
 
 
 def read_recipe(checkpoint: Checkpoint, spec: ModelSpec) -> Recipe:
-    """The recipe in the files beside a checkpoint, or else of its family.
+    """The recipe in the files beside a checkpoint, or else of its family; of a model that writes,
+    the normalized state of the last token.
 
     FormatError, naming file and field: a file is broken. UnsupportedError: a module that pyflow
     does not run.
     """
-    pool: Pool = "mean" if spec.pool == "none" else spec.pool
-    recipe = Recipe((pool,), spec.normalize, spec.n_ctx_train)
+    writes = not spec.is_encoder
+    pool: Pool = "last" if writes else "mean" if spec.pool == "none" else spec.pool
+    recipe = Recipe((pool,), spec.normalize or writes, spec.n_ctx_train - writes)
     folder = checkpoint.path.parent
     if checkpoint.format == "GGUF":
         return recipe
@@ -128,7 +130,7 @@ def read_recipe(checkpoint: Checkpoint, spec: ModelSpec) -> Recipe:
             most = read_json(path, _Bert, max_nbytes=_MAX_NBYTES).max_seq_length
             if most is not None and most < 1:
                 raise FormatError(f"{path}: max_seq_length: expected 1 or more, found {most}")
-            recipe = replace(recipe, max_tokens=min(most or spec.n_ctx_train, spec.n_ctx_train))
+            recipe = replace(recipe, max_tokens=min(most or recipe.max_tokens, recipe.max_tokens))
             break
     if is_file(path := folder / "modules.json"):
         return _with_modules(recipe, path, spec.n_embd)

@@ -19,6 +19,7 @@ from pyflow.serve.api import (
     embeddings,
     messages,
     moderations,
+    rerank,
     responses,
     tokens,
 )
@@ -38,6 +39,8 @@ POSTED: dict[str, tuple[type[Body], Handler[Any]]] = {
     "/v1/messages": (messages.MessagesBody, messages.answer),
     "/v1/messages/count_tokens": (messages.CountBody, messages.count_tokens),
     "/v1/embeddings": (embeddings.EmbeddingBody, embeddings.answer),
+    "/v1/rerank": (rerank.RerankBody, rerank.answer),
+    "/rerank": (rerank.RerankBody, rerank.answer),
     "/v1/moderations": (moderations.ModerationBody, moderations.answer),
     "/tokenize": (tokens.TokenizeBody, tokens.tokenize),
     "/detokenize": (tokens.DetokenizeBody, tokens.detokenize),

@@ -17,9 +17,11 @@ from pyflow.batch.request import Request
 from pyflow.batch.runner import Runner
 from pyflow.batch.serving import serving_runner
 from pyflow.cluster.model import PipelinedModel
+from pyflow.engine.loaded import encoder_writes_nothing
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import CancelledError, PyflowError
 from pyflow.model import Model
+from pyflow.serve.encoding import IdleRunner
 from pyflow.serve.errors import ApiError, failed
 from pyflow.serve.job import Job
 from pyflow.serve.metrics import Metrics
@@ -46,6 +48,9 @@ def runner_for(
     """
     if isinstance(model, PipelinedModel):
         return model.runner, model.n_ctx
+    if model.spec.is_encoder:
+        n_ctx = model.encoder.recipe.max_tokens
+        return IdleRunner(n_ctx, encoder_writes_nothing(model.spec)), n_ctx
     wanted = DEFAULT_REQUEST if settings.n_ctx is None else settings.n_ctx
     n_ctx = min(wanted or model.spec.n_ctx_train, model.spec.n_ctx_train)
     runner = serving_runner(

@@ -18,9 +18,11 @@ from pyflow.batch.runner import Runner
 from pyflow.chat.guardrail import GUARDRAIL
 from pyflow.cluster.model import PipelinedModel
 from pyflow.constrain import Constraint, Matcher
+from pyflow.engine.loaded import encoder_writes_nothing
 from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import PyflowError
 from pyflow.model import Model
+from pyflow.serve.encoding import Encoding
 from pyflow.serve.engine import Engine, runner_for
 from pyflow.serve.errors import ApiError, of_request, too_long
 from pyflow.serve.job import Job
@@ -118,9 +120,19 @@ class Served:
         self.created = int(time.time())
         self.n_users = 0
         """Requests that need it."""
-        self._draws_alone = not isinstance(opened.runner, LocalRunner)
+        self.encoding: Encoding | None = None
+        """Where an encoder makes vectors; None for a model that writes."""
+        if opened.model.spec.is_encoder:
+            self.encoding = Encoding(self.encoder_model.encoder)
+        self._draws_alone = self.encoding is None and not isinstance(opened.runner, LocalRunner)
         self.engine = Engine(opened.runner, opened.model, metrics, died, share=share)
         self._stack = opened.stack
+
+    @property
+    def encoder_model(self) -> Model:
+        """Where `encoding` is not None: the model with its weights."""
+        assert isinstance(self.model, Model)
+        return self.model
 
     def entry(self) -> dict[str, object]:
         """As /v1/models lists it."""
@@ -188,6 +200,8 @@ class Served:
     @asynccontextmanager
     async def job(self, requests: Sequence[Request]) -> AsyncGenerator[Job, None]:
         """Texts on their way; whoever leaves early ends them. ApiError."""
+        if self.encoding is not None:
+            raise ApiError(400, encoder_writes_nothing(self.model.spec), param="model")
         for request in requests if self._draws_alone else ():
             self._check_draws(request)
         job = self.engine.submit(requests)
@@ -214,5 +228,7 @@ class Served:
 
     async def close(self) -> None:
         """Ends what runs and frees the model; idempotent."""
+        if self.encoding is not None:
+            await self.encoding.close()
         await self.engine.close()
         self._stack.close()

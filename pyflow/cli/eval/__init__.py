@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pyflow.cli.eval import compare, kld
+from pyflow.cli.eval import compare, kld, sts
 from pyflow.cli.eval.text import TextOptions, end, measuring, of_text
 from pyflow.cli.group import Group
 from pyflow.cli.options import model
@@ -15,7 +15,7 @@ from pyflow.cli.terminal.output import print_json
 
 @click.group("eval", cls=Group)
 def command() -> None:
-    """Measure how well a model predicts text."""
+    """Measure how well a model predicts text, or tells which texts are alike."""
 
 
 @command.command("ppl")
@@ -60,3 +60,5 @@ def ppl(*, run: RunOptions, text: TextOptions, as_json: bool) -> None:
 
 command.add_command(kld.command)
 command.add_command(compare.command)
+command.add_command(sts.sts)
+command.add_command(sts.embed)

@@ -100,10 +100,13 @@ class PipelineRun:
         """The loaded model, freed in the end. n_threads: per stage. n_ctx: as the option says."""
         from pyflow.cluster.model import in_threads, over_ranks
         from pyflow.engine.context import DEFAULT_CTX
+        from pyflow.engine.loaded import encoder_writes_nothing
         from pyflow.engine.model_files import ModelFiles
 
         with printing_warnings():
             files = ModelFiles(name or default_model(), quantize=quantize, overrides=overrides)
+        if files.spec.is_encoder:
+            raise UnsupportedError(encoder_writes_nothing(files.spec))
         most = files.spec.n_ctx_train
         n_ctx = context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(files)

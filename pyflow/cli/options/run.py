@@ -66,10 +66,10 @@ class RunOptions:
         return name if name in {entry.name for entry in catalogue.models()} else model.name
 
     @contextmanager
-    def open(self) -> Iterator[Model | PipelinedModel]:
-        """The model, in one place or in several; freed in the end."""
+    def open(self, *, writes: bool = True) -> Iterator[Model | PipelinedModel]:
+        """The model, in one place or in several; freed in the end. writes: as for `load`."""
         if self.pipeline is None:
-            with self.load() as model:
+            with self.load(writes=writes) as model:
                 yield model
             return
         pipelined = self.pipeline.open(

@@ -112,6 +112,26 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
         60,
     ),
     "camembert": ("MaskedLM", {"model_type": "camembert", **BERT, "type_vocab_size": 1}, 60),
+    "gemma3": (
+        "",
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 90,
+            "hidden_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "intermediate_size": 72,
+            "max_position_embeddings": 100,
+            "sliding_window": 16,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 16,
+            "use_bidirectional_attention": True,
+            "pad_token_id": 0,
+        },
+        60,
+    ),
     "nomic_bert": ("MaskedLM", {"model_type": "nomic_bert", **BERT}, 60),
     "t5": ("TextEncoding", T5, 60),
     "mt5": ("TextEncoding", {**T5, "model_type": "mt5"}, 60),
@@ -130,7 +150,7 @@ def make(name: str) -> dict[str, Any]:
     from safetensors import safe_open
 
     kind, config, n_tokens = MODELS[name]
-    auto = getattr(transformers, f"AutoModelFor{kind}")
+    auto = getattr(transformers, f"AutoModelFor{kind}" if kind else "AutoModel")
     random = np.random.default_rng(len(name))
     tokens = random.integers(5, config["vocab_size"], n_tokens).tolist()
     n_types = 1 if config.get("type_vocab_size") == 1 else 2
@@ -162,7 +182,7 @@ def make(name: str) -> dict[str, Any]:
     extra = {"token_type_ids": torch.tensor([types.tolist()])} if has_types else {}
 
     # The base of a model for encoding is that of the decoder too.
-    base = model if kind == "TextEncoding" else model.base_model
+    base = model if kind in ("TextEncoding", "") else model.base_model
 
     def run(ids: list[int], what: Any) -> Any:
         with torch.no_grad():

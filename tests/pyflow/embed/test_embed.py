@@ -262,3 +262,20 @@ def test_the_command_prints_vectors(made: Made, capsys: Any, tmp_path: Path) -> 
         error = capsys.readouterr().err
         assert "encoder" in error
         assert "pyflow embed" in error
+
+
+def test_a_model_that_writes_has_the_state_of_its_last_token(
+    model_path: Callable[[str], Path],
+) -> None:
+    with pyflow.load(model_path("smollm2")) as model:
+        texts = ["Once upon a time", "Rivers flow"]
+        found = model.embed(texts)
+        ids = model.tokenizer.encode(texts[1])
+        assert np.linalg.norm(found, axis=1) == pytest.approx([1, 1], abs=1e-6)
+        assert np.array_equal(found[1], model.embed(texts[1]))
+        assert not np.array_equal(found[1], model.embed(texts[1], pool="mean"))
+        assert model.embedded(texts).n_tokens[1] == len(ids)
+        with pytest.raises(UnsupportedError, match="last or mean"):
+            model.embed(texts, pool="first")
+        with pytest.raises(UnsupportedError, match="expected an encoder"):
+            model.rerank("a", texts)
