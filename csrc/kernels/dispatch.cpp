@@ -195,21 +195,19 @@ std::vector<const KernelTable*> runnable_tables() {
 }
 
 const KernelTable& kernel_table(std::string_view name) {
-  std::string known;
 #if defined(__x86_64__)
   if (name == "amx_emulated") return *kernels_amx_emulated();
 #endif
+  std::string known, why = "this architecture has no such kernel table";
   for (const Entry& e : entries()) {
-    if (name == e.name) {
-      if (runnable(e)) return *e.table();
-      throw VariableError("PYFLOW_ISA=" + printable(name) + ": " +
-                          (has_instructions(e) ? no_tiles() : "this CPU lacks the instructions") +
-                          "; unset it or choose another");
+    if (runnable(e)) {
+      if (name == e.name) return *e.table();
+      known += std::string(known.empty() ? "" : ", ") + e.name;
+    } else if (name == e.name) {
+      why = has_instructions(e) ? no_tiles() : "this CPU lacks the instructions";
     }
-    if (runnable(e)) known += std::string(known.empty() ? "" : ", ") + e.name;
   }
-  throw VariableError("PYFLOW_ISA=" + printable(name) + ": no such kernel table; this CPU runs " +
-                      known);
+  throw VariableError("PYFLOW_ISA=" + printable(name) + ": " + why + "; this CPU runs " + known);
 }
 
 const KernelTable& kernel_table() {

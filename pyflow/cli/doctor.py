@@ -103,6 +103,7 @@ def _report(found: dict[str, Any]) -> str:
         "CPU": f"{found['cpu']}: {found['topology']['text']}",
         "features": " ".join(found["features"]),
         "kernels": f"{found['isa']} chosen of {', '.join(found['kernels'])} (PYFLOW_ISA sets it)",
+        **({} if found["isa"] in found["kernels"] else {"AMX": "in software, slow, for tests"}),
         **({"AMX": f"not used: {found['no_tiles']}"} if found["no_tiles"] else {}),
         "prefetch": f"of weights by {_prefetch(found)} (PYFLOW_PREFETCH sets it)",
         "threads": f"{found['threads']}: {found['threads_why']} (-t sets it)",

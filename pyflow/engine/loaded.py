@@ -45,6 +45,7 @@ from pyflow.errors import (
     ResourceError,
     ShapeError,
     UnsupportedError,
+    VariableError,
 )
 from pyflow.formats import Checkpoint, Overrides
 from pyflow.specs import build_spec
@@ -138,6 +139,8 @@ def planned(
         )
         if not spec.is_encoder:
             _core.Context.memory(stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16")
+    except VariableError:
+        raise  # the file is not to blame
     except (ShapeError, UnsupportedError) as error:
         path = str(checkpoint.path)
         raise type(error)(str(error) if path in str(error) else f"{path}: {error}") from None

@@ -81,7 +81,7 @@ class SavedText:
         if self.prefill not in ("decode", context.prefill):
             raise UnsupportedError(
                 f"{self.path}: arithmetic of prompts: expected {context.prefill}, as on this CPU, "
-                f"found {printable(self.prefill):.80}"
+                f"found {printable(self.prefill):.80}; CPUs with AMX have it, and can go on"
             )
         cached.declare(int(self.notes[_N_POSITIONS]))
         firsts = _firsts(context, n)
