@@ -52,10 +52,13 @@ async def answer(call: Call[EmbeddingBody]) -> Reply:
         vectors = [*cut(found, body.dimensions, normalize=encoder.recipe.normalize)]
     else:
         _check_dimensions(body, served.model.spec.n_embd)
-        if body.pooling not in (None, "last", "mean") or body.prompt_name is not None:
+        if body.pooling not in (None, "last", "mean"):
             raise bad_request(
-                "pooling, prompt_name: expected last or mean, and no prompt, of a model that writes"
+                f"pooling: expected last or mean of a model that writes, found {body.pooling}",
+                "pooling",
             )
+        if body.prompt_name is not None:
+            raise bad_request("prompt_name: a model that writes has no prompts", "prompt_name")
         prompts = await state.preparing.run(lambda: _tokens(served, body, takes_ids), "input")
         done = await served.answered([_request(served, body, p, call.tenant) for p in prompts])
         n = sum(map(len, prompts))
