@@ -101,7 +101,8 @@ Run = Callable[..., tuple[int, str, str]]
         (["cluster", "check", "-o", "md", "--json"], "-o md"),
         (
             ["eval", "foo"],
-            "no command is called 'foo'; there are compare, embed, kld, ppl, sts (see 'pyflow eval --help')",
+            "no command is called 'foo'; there are compare, embed, kld, ppl, sts "
+            "(see 'pyflow eval --help')",
         ),
         (["eval", "ppl", "-f"], "(see 'pyflow eval ppl --help')"),
         (["eval", "ppl"], "--file"),
