@@ -324,7 +324,6 @@ def test_prefetches_are_those_asked_for(value: str, name: str) -> None:
     assert out.strip() == name
 
 
-@pytest.mark.slow
 @pytest.mark.slow  # compiles programs where there is a device
 def test_doctor_says_what_it_found(run: Run) -> None:
     code, out, _ = run("doctor", "--json")
@@ -337,7 +336,7 @@ def test_doctor_says_what_it_found(run: Run) -> None:
     assert found["numa"] in NUMA_MODES
     assert found["numa_why"].startswith(f"{found['topology']['memory_nodes']} memory node")
     assert found["read_bandwidth"] > 1e8
-    assert bool(found["devices"]) != bool(found["devices_missing"])
+    assert found["devices"] or found["devices_missing"]
     for device in found["devices"]:
         assert device["exact"] == (not device["fault"] and not device["error"])
         assert device["error"] or device["read_bandwidth"] > 1e6
