@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TWO_AT_A_TIME = ["-n", "2"]
+SLOWEST = ["--durations=20", "--durations-min=3"]
 # Markers, and how the tests that they select run. What starts ranks or compiles takes all CPUs by
 # itself, so that nothing runs beside it.
 RINGS: dict[str, list[tuple[str, list[str]]]] = {
@@ -36,7 +37,7 @@ def main(ring: str, arguments: list[str]) -> int:
     began = time.monotonic()
     codes = []
     for markers, how in RINGS[ring]:
-        command = [sys.executable, "-m", "pytest", "-m", markers, *how, *arguments]
+        command = [sys.executable, "-m", "pytest", "-m", markers, *how, *SLOWEST, *arguments]
         codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     print(f"make {ring} took {minutes} min {seconds} s")
