@@ -19,8 +19,8 @@ namespace {
 
 static_assert(
     sizeof(KernelTable) ==
-        (1 + 2 * kDTypeCount + 21) * sizeof(void*) + sizeof(KernelTable::scratch_nbytes),
-    "run() has to know every kernel but dot_peak, which only takes time, and "
+        (1 + 2 * kDTypeCount + 24) * sizeof(void*) + sizeof(KernelTable::scratch_nbytes),
+    "run() has to know every kernel but dot_peak, which only takes time, and tiles_agree, "
     "prefill_matmul, panel_row and prefill_attend, which have an arithmetic of their own");
 
 // Random blocks, those drawn again whose values a random f16 scale made very small or large.
@@ -216,6 +216,50 @@ void run_cache(const KernelTable& t, Random& random, Record& out, CacheType type
   }
 }
 
+void run_text(const KernelTable& t, Random& random, Record& out, int64_t key_dim,
+              int64_t value_dim) {
+  constexpr int64_t kRows = 37, kKvHeads = 2, kQueryHeads = 4, kReach = 9;
+  const int64_t k_dim = kKvHeads * key_dim, v_dim = kKvHeads * value_dim;
+  const std::vector<float> k = random.reals(kRows * k_dim);
+  std::vector<float> keys = poisoned((kRows + kTextKeys - 1) / kTextKeys * kTextKeys * k_dim);
+  for (int64_t r = 0; r < kRows; r += kTextKeys)
+    t.store_text_keys(k.data() + r * k_dim, k_dim, std::min(kTextKeys, kRows - r), k_dim,
+                      keys.data() + r * k_dim);
+  out.add("store_text_keys", keys);
+
+  const std::vector<float> q = random.reals(kRows * kQueryHeads * key_dim);
+  const std::vector<float> v = random.reals(kRows * v_dim + kTextKeys);
+  const std::vector<float> slopes = random.reals(kQueryHeads);
+  const std::vector<float> bias = random.reals(kQueryHeads * (2 * kReach + 1));
+  for (const int64_t window : {0, 5})
+    for (const bool biased : {false, true}) {
+      std::vector<float> y = poisoned(kRows * kQueryHeads * value_dim);
+      const TextArgs args = {.q = q.data(),
+                             .q_stride = kQueryHeads * key_dim,
+                             .k = keys.data(),
+                             .v = v.data(),
+                             .v_stride = v_dim,
+                             .out = y.data(),
+                             .out_stride = kQueryHeads * value_dim,
+                             .n = kRows,
+                             .n_heads = kQueryHeads,
+                             .n_kv_heads = kKvHeads,
+                             .key_dim = key_dim,
+                             .value_dim = value_dim,
+                             .scale = 0.11f,
+                             .softcap = window > 0 ? 20.0f : 0.0f,
+                             .window = window,
+                             .slopes = biased ? slopes.data() : nullptr,
+                             .bias = biased ? bias.data() : nullptr,
+                             .bias_reach = kReach};
+      for (int64_t head = 0; head < kQueryHeads; ++head) {
+        t.attend_text(args, 0, 20, head);
+        t.attend_text(args, 20, kRows, head);
+      }
+      out.add("attend_text", y);
+    }
+}
+
 Record run(const KernelTable& t) {
   Random random;
   Record out;
@@ -226,6 +270,7 @@ Record run(const KernelTable& t) {
   for (const auto& [key_dim, value_dim] : {std::pair(32, 32), std::pair(96, 64)}) {
     run_cache(t, random, out, CacheType::F16, key_dim, value_dim);
     run_cache(t, random, out, CacheType::Q8_0, key_dim, value_dim);
+    run_text(t, random, out, key_dim, value_dim);
   }
   return out;
 }
