@@ -38,11 +38,10 @@ T number(DeviceId id, Uint what) {
   return library().GetDeviceInfo(id, what, sizeof value, &value, nullptr) == kSuccess ? value : T{};
 }
 
-// On the bus, as NVIDIA tells it: its slot is a device and a function of it.
+// On the bus, as NVIDIA tells it.
 std::string pci_of(DeviceId id) {
-  const Uint slot = number<Uint>(id, kDevicePciSlotNvidia);
   return pci_place(number<Uint>(id, kDevicePciDomainNvidia), number<Uint>(id, kDevicePciBusNvidia),
-                   slot >> 3);
+                   number<Uint>(id, kDevicePciSlotNvidia));
 }
 
 bool has_extension(const std::string& all, const std::string& name) {

@@ -89,6 +89,13 @@ def test_numbers_are_rounded_as_written(nvrtc: ctypes.CDLL) -> None:
             assert not (word == "mad" and suffixes[-1].startswith("f")), (name, each)
 
 
+def test_a_permutation_of_bytes_keeps_the_fourth_bit_of_its_selector(nvrtc: ctypes.CDLL) -> None:
+    ptx = ptx_of(nvrtc, *pyflow_testing.cuda_source(["IQ4_NL"]))
+    spread = re.findall(rf"mov\.u32\s+(%r\d+), {0xBA98};", ptx)
+    assert spread
+    assert re.search(rf"prmt\.b32\s+%r\d+, %r\d+, %r\d+, ({'|'.join(spread)});", ptx)
+
+
 def sass_kernels(binary: bytes, folder: Path) -> dict[str, list[str]]:
     tool = PACKAGES / "cu13/bin/nvdisasm"
     found = str(tool) if tool.exists() else shutil.which("nvdisasm")
