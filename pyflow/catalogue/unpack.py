@@ -8,12 +8,29 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from pyflow.errors import FormatError
 
 _CHUNK = 1 << 20
 _MAX_FILES = 64
 _MAX_PARTS = 3
+
+
+NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""What zipfile raises for what it cannot read."""
+
+
+def copy(source: IO[bytes], out: IO[bytes], nbytes: int) -> int:
+    """How many bytes of a member came: of more than `nbytes`, one too many counts, and the rest is
+    not read, whatever the archive says of its size."""
+    left = nbytes
+    while chunk := source.read(min(_CHUNK, left + 1)):
+        left -= len(chunk)
+        if left < 0:
+            break
+        out.write(chunk)
+    return nbytes - left
 
 
 def unpack(archive: Path, folder: Path, nbytes: int) -> None:
@@ -26,7 +43,7 @@ def unpack(archive: Path, folder: Path, nbytes: int) -> None:
     folder.mkdir()
     try:
         _unpack(archive, folder, nbytes)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except NO_ARCHIVE as error:
         shutil.rmtree(folder)
         raise FormatError(f"{archive}: is not a readable zip archive: {error}") from None
     except BaseException:
@@ -41,11 +58,7 @@ def _unpack(archive: Path, folder: Path, nbytes: int) -> None:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with opened.open(member) as source, target.open("xb") as out:
-                while chunk := source.read(_CHUNK):
-                    left -= len(chunk)
-                    if left < 0:
-                        break
-                    out.write(chunk)
+                left -= copy(source, out, left)
     if left != 0:
         raise FormatError(f"{archive}: expected files of {nbytes:,} bytes, found others")
 

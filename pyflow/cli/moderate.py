@@ -16,16 +16,6 @@ from pyflow.text import printable
 _SHOWN = 60  # characters of a text
 
 
-def _texts(given: Sequence[str], file: str | None) -> list[str]:
-    """UsageError: none."""
-    texts = [inputs.argument(text, "TEXT") for text in given]
-    if file is not None:
-        texts += [line for line in inputs.read(file).split("\n") if line.strip()]
-    if not texts or not all(text.strip() for text in texts):
-        raise click.UsageError("expected some text: give TEXT, -f FILE, or -f - for standard input")
-    return texts
-
-
 @click.command("moderate", cls=TopicCommand)
 @run_options(
     model.model,
@@ -52,7 +42,7 @@ def command(
     harassing or violent content; advice for which a model is not qualified. The model sorts by
     itself, so a small one errs often: see docs/serving.md.
     """
-    texts = _texts(text, file)
+    texts = inputs.texts(text, file)
     said = None if answer is None else inputs.argument(answer, "--answer")
     if said is not None and len(texts) > 1:
         raise click.UsageError(f"--answer: expected one TEXT with it, found {len(texts)}")

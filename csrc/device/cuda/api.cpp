@@ -1,7 +1,8 @@
 #include "device/cuda/api.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
+
+#include "device/driver.h"
 
 namespace pyflow::device::cuda {
 namespace {
@@ -37,16 +38,7 @@ Library open_library() {
 
 }  // namespace
 
-const Library& library() {
-  static const Library* api = new Library(open_library());  // objects may be released at exit
-  static const pid_t owner = getpid();
-  static const Library* lost = [] {
-    auto* none = new Library();
-    none->fault = "CUDA does not survive fork(): start a new process, or use it there first";
-    return none;
-  }();
-  return getpid() == owner ? *api : *lost;
-}
+const Library& library() { return library_of_process(open_library, "CUDA"); }
 
 std::string error_name(Result code) {
   const char* name = nullptr;

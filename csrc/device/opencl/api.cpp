@@ -1,7 +1,8 @@
 #include "device/opencl/api.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
+
+#include "device/driver.h"
 
 namespace pyflow::device::cl {
 namespace {
@@ -72,16 +73,7 @@ constexpr Named kErrors[] = {
 
 }  // namespace
 
-const Library& library() {
-  static const Library* api = new Library(open_library());  // objects may be released at exit
-  static const pid_t owner = getpid();
-  static const Library* lost = [] {
-    auto* none = new Library();
-    none->fault = "OpenCL does not survive fork(): start a new process, or use it there first";
-    return none;
-  }();
-  return getpid() == owner ? *api : *lost;
-}
+const Library& library() { return library_of_process(open_library, "OpenCL"); }
 
 std::string error_name(Int code) {
   for (const Named& error : kErrors)

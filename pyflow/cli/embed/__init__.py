@@ -36,19 +36,6 @@ class _Form:
     as_json: bool
 
 
-def texts_of(given: Sequence[str], file: str | None, jsonl: bool) -> list[str]:
-    """The texts of a command line, and of a file with a text, or an object, a line. UsageError:
-    there are none, or one is empty."""
-    texts = [inputs.argument(text, "TEXT") for text in given]
-    if jsonl:
-        texts += inputs.json_texts("-" if file is None else file)
-    elif file is not None:
-        texts += [line for line in inputs.read(file).split("\n") if line.strip()]
-    if not texts or not all(text.strip() for text in texts):
-        raise click.UsageError("expected some text: give TEXT, -f FILE, or -f - for standard input")
-    return texts
-
-
 @click.command("embed", cls=TopicCommand)
 @run_options(
     model.embedder,
@@ -113,7 +100,7 @@ def command(
     Models made for it, such as minilm, see a text as a whole. Of a model that writes, the vector is
     the state of the last token.
     """
-    texts = texts_of(text, file, form.jsonl)
+    texts = inputs.texts(text, file, jsonl=form.jsonl)
     with run.load(writes=False) as loaded:
         parts = _in_parts(loaded, texts, how)
         if form.npy is not None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pyflow.cli.embed import texts_of
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options.groups import as_json, flag, option
 from pyflow.cli.options.run import RunOptions, run_options
@@ -131,7 +130,7 @@ def embed(
     """
     from pyflow.embed.quality import loss
 
-    texts = texts_of((), file, jsonl)
+    texts = inputs.texts((), file, jsonl=jsonl)
     if not k < len(texts) <= _MOST_TEXTS:
         raise click.UsageError(
             f"{file}: expected {k + 1} to {_MOST_TEXTS:,} texts, found {len(texts):,}"

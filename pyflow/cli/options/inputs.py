@@ -137,6 +137,19 @@ def json_texts(path: str) -> list[str]:
     return [text for text, _ in _json_values(path, "text", None)]
 
 
+def texts(given: Sequence[str], file: str | None, *, jsonl: bool = False) -> list[str]:
+    """The texts of a command line, and of a file with a text, or an object, a line; standard input
+    is the file of objects unless there is one. UsageError: there are none, or one is empty."""
+    found = [argument(text, "TEXT") for text in given]
+    if jsonl:
+        found += json_texts("-" if file is None else file)
+    elif file is not None:
+        found += [line for line in read(file).split("\n") if line.strip()]
+    if not found or not all(text.strip() for text in found):
+        raise click.UsageError("expected some text: give TEXT, -f FILE, or -f - for standard input")
+    return found
+
+
 def _json_values(path: str, key: str, known: Sequence[str] | None) -> Iterator[tuple[str, object]]:
     """The text of each line, which may be under `key`, and the whole value.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from pyflow.cli.embed import texts_of
 from pyflow.cli.options import inputs, model
 from pyflow.cli.options.groups import as_json, flag, option
 from pyflow.cli.options.run import RunOptions, run_options
@@ -50,7 +49,7 @@ def command(
     other encoders compare vectors by their cosine.
     """
     query = inputs.argument(prompt, "-p")
-    documents = texts_of(text, file, jsonl)
+    documents = inputs.texts(text, file, jsonl=jsonl)
     with run.load(writes=False) as loaded:
         ranked = loaded.rerank(query, documents, top_n=top_n, truncate=not no_truncate)
         if as_json:
