@@ -16,6 +16,7 @@ struct State {
   bool configured = false;
 };
 thread_local State state;
+bool by_avx2 = has_avx2();
 
 // Where the hardware raises #UD or #GP.
 void require(bool allowed) {
@@ -127,21 +128,23 @@ void store(int tile, void* p, int64_t stride) {
     std::memcpy(static_cast<uint8_t*>(p) + r * stride, t.bytes[r], state.config.row_bytes[tile]);
 }
 
+void use_avx2(bool may) { by_avx2 = may && has_avx2(); }
+
 void dot_s8(int c, int a, int b) {
   dot(c, a, b, [](const Tile& left, const Tile& right, Tile& sums, Size size) {
-    has_avx2() ? dot_s8_by_avx2(left, right, sums, size)
-               : dot_bytes_plainly<int8_t>(left, right, sums, size);
+    by_avx2 ? dot_s8_by_avx2(left, right, sums, size)
+            : dot_bytes_plainly<int8_t>(left, right, sums, size);
   });
 }
 void dot_su8(int c, int a, int b) {
   dot(c, a, b, [](const Tile& left, const Tile& right, Tile& sums, Size size) {
-    has_avx2() ? dot_su8_by_avx2(left, right, sums, size)
-               : dot_bytes_plainly<uint8_t>(left, right, sums, size);
+    by_avx2 ? dot_su8_by_avx2(left, right, sums, size)
+            : dot_bytes_plainly<uint8_t>(left, right, sums, size);
   });
 }
 void dot_bf16(int c, int a, int b) {
   dot(c, a, b, [](const Tile& left, const Tile& right, Tile& sums, Size size) {
-    if (!has_avx2() || !dot_bf16_by_avx2(left, right, sums, size))
+    if (!by_avx2 || !dot_bf16_by_avx2(left, right, sums, size))
       dot_bf16_plainly(left, right, sums, size);
   });
 }

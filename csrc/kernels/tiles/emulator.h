@@ -32,4 +32,7 @@ void dot_s8(int c, int a, int b);
 void dot_su8(int c, int a, int b);
 void dot_bf16(int c, int a, int b);
 
+// For tests: whether dots of this process may use AVX2. They do where the CPU has it.
+void use_avx2(bool may);
+
 }  // namespace pyflow::emulator

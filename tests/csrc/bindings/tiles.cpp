@@ -100,6 +100,11 @@ void dots(const std::string& unit, const std::string& kind, const ByteArray& a, 
     }
   };
   if (unit == "emulated") return run(Emulated());
+  if (unit == "plain") {
+    emulator::use_avx2(false);
+    run(Emulated());
+    return emulator::use_avx2(true);
+  }
 #if defined(__x86_64__)
   kernel_table("amx");  // throws where it cannot run
   run(Hardware());

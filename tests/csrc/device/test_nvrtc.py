@@ -16,6 +16,7 @@ import sysconfig
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pyflow_testing
 import pytest
@@ -30,15 +31,19 @@ SOME = ["F16", "Q4_K", "Q6_K", "Q8_B32"]
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 
+def lacks(tool: str) -> NoReturn:
+    reason = f"no {tool} here: pip install '.[oracles]'"
+    if "oracles" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def nvrtc() -> ctypes.CDLL:
     """Loaded, so that pyflow finds it by its name."""
     if NVRTC.exists():
         return ctypes.CDLL(str(NVRTC))
-    reason = "no NVRTC here: pip install '.[oracles]'"
-    if "oracles" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(","):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    lacks("NVRTC")
 
 
 @cache
@@ -100,7 +105,7 @@ def sass_kernels(binary: bytes, folder: Path) -> dict[str, list[str]]:
     tool = PACKAGES / "cu13/bin/nvdisasm"
     found = str(tool) if tool.exists() else shutil.which("nvdisasm")
     if not found:
-        pytest.skip("no nvdisasm here: pip install nvidia-cuda-nvdisasm")
+        lacks("nvdisasm")
     file = folder / "kernels.cubin"
     file.write_bytes(binary)
     text = subprocess.run([found, "-c", file], capture_output=True, text=True, check=True).stdout
