@@ -44,6 +44,7 @@ class Probe:
 
     fault: the first result that differs from the CPU's; empty if the device is exact. error: why it
     could not be tried; empty if it was. refusal: why compiled programs could not be kept.
+    units_fault: the first result of matrix units that differs, so that prompts do without them.
     """
 
     fault: str = ""
@@ -52,6 +53,7 @@ class Probe:
     launch_seconds: float = 0.0
     free_memory: int | None = None
     refusal: str = ""
+    units_fault: str = ""
 
     @property
     def exact(self) -> bool:

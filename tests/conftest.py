@@ -201,8 +201,9 @@ def mock_cuda(device: int, build_program: Build, tmp_path_factory: pytest.TempPa
     here, csrc = Path(__file__).parent, Path(__file__).parents[1] / "csrc"
     mocks = [here / f"csrc/device/mock_{name}.cpp" for name in ("cuda", "kernels", "nvrtc")]
     kernels = f'-DMOCK_KERNELS="{csrc / "device/kernels"}"'
+    tests = f'-DMOCK_TESTS="{here / "csrc/device"}"'
     library = build_program(
-        [*mocks, csrc / "device/opencl/api.cpp"], ["-shared", "-fPIC", "-O1", kernels, "-ldl"]
+        [*mocks, csrc / "device/opencl/api.cpp"], ["-shared", "-fPIC", "-O1", kernels, tests, "-ldl"]
     )
     folder = tmp_path_factory.mktemp("cuda")
     for name in ("libcuda.so.1", "libnvrtc.so.12"):

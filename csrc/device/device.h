@@ -50,6 +50,7 @@ struct DeviceInfo {
   bool unified = false;     // its memory is the host's
   bool has_f64 = false;
   bool integer_dots = false;  // OpenCL has words for products of four bytes
+  bool matrix_units = false;  // that multiply bytes (kernels/units.dev)
   // As the driver says; a self-test knows better.
   bool exact_division = false;  // with the option for it
   bool subnormals = false;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "device/program/formats.h"
 #include "quant/packed_tensor.h"
 
 namespace pyflow::device {
@@ -11,6 +10,9 @@ namespace {
 constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;
 // Groups that a compute unit needs to hide the latency of memory.
 constexpr int64_t kGroupsPerUnit = 8;
+
+// A group of matmul_units.dev; fewer rows are faster without it.
+constexpr int64_t kTilesOfUnits = 4, kItemsOfUnits = 256, kFewestRowsOfUnits = 16;
 
 // Groups that any device has along the second and the third axis.
 constexpr int64_t kMostGroups = 65'535;
@@ -45,46 +47,46 @@ void Ops::run_rows(Queue& queue, const char* kernel, int64_t n_rows, int64_t n,
   run(queue, kernel, {{n_rows, blocks(n, 64), 1}, 64}, arguments);
 }
 
-// The kernel for so many rows, and how many it takes at once.
-std::string Ops::product(const DeviceMatrix& w, int64_t n_rows, int64_t& rows_at_once) const {
-  const auto kernels = product_kernels(w.dtype, compiled_.slices);
-  const auto& kernel = n_rows <= kernels.front().rows ? kernels.front() : kernels.back();
-  rows_at_once = kernel.rows;
-  return kernel.name;
+// The kernel for so many rows.
+ProductKernel Ops::product(const DeviceMatrix& w, int64_t n_rows) const {
+  const auto kernels = product_kernels(w.dtype, compiled_.slices, compiled_.matrix_units);
+  if (n_rows <= kernels[0].rows) return kernels[0];
+  return n_rows < kFewestRowsOfUnits ? kernels[1] : kernels.back();
 }
 
 void Ops::matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, int64_t n_rows,
                  FloatRows y) {
   const bool pairs = fine_inputs(w.dtype);
-  const int64_t rows = pairs ? 2 * n_rows : n_rows;
-  int64_t at_once = 0;
-  const std::string kernel = product(w, rows, at_once);
-  run(queue, kernel,
-      {{PackedTensor::tile_count(w.rows), blocks(rows, at_once), 1}, 16 * compiled_.slices},
-      joined({{w.tiles, i32(blocks(w.cols, kActBlock)), &acts, i32(rows), i32(pairs)},
-              list(y),
-              kNoChoice}));
+  const int64_t rows = pairs ? 2 * n_rows : n_rows, tiles = PackedTensor::tile_count(w.rows);
+  const ProductKernel kernel = product(w, rows);
+  const int64_t row_groups = blocks(rows, kernel.rows);
+  const Arguments matrix = {w.tiles, i32(blocks(w.cols, kActBlock))},
+                  inputs = {&acts, i32(rows), i32(pairs)};
+  if (kernel.units)
+    run(queue, kernel.name, {{blocks(tiles, kTilesOfUnits), row_groups, 1}, kItemsOfUnits},
+        joined({matrix, {i32(tiles)}, inputs, list(y)}));
+  else
+    run(queue, kernel.name, {{tiles, row_groups, 1}, 16 * compiled_.slices},
+        joined({matrix, inputs, list(y), kNoChoice}));
 }
 
 void Ops::matmul(Queue& queue, const DeviceMatrix& w, const DeviceBuffer& acts, const Chosen& of,
                  FloatRows y) {
   const bool pairs = fine_inputs(w.dtype);
   const int64_t rows = pairs ? 2 : 1;
-  int64_t at_once = 0;
-  const std::string kernel = product(w, rows, at_once);
-  run(queue, kernel, {{PackedTensor::tile_count(w.rows), 1, of.n_slots}, 16 * compiled_.slices},
+  run(queue, product(w, rows).name,
+      {{PackedTensor::tile_count(w.rows), 1, of.n_slots}, 16 * compiled_.slices},
       joined({{w.tiles, i32(blocks(w.cols, kActBlock)), &acts, i32(rows), i32(pairs)},
               list(y),
               {of.chosen.buffer, of.chosen.first, of.matrix_nbytes, i32(of.sharing)}}));
 }
 
 void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_rows, FloatRows y) {
-  int64_t at_once = 0;
-  const std::string kernel = product(w, n_rows, at_once);
+  const ProductKernel kernel = product(w, n_rows);
   const int64_t tiles = PackedTensor::tile_count(w.rows);
   const auto tile_bytes =
       static_cast<int64_t>(PackedTensor::packed_bytes(w.dtype, w.rows, w.cols)) / tiles;
-  run(queue, kernel, {{blocks(tiles, 4), blocks(n_rows, at_once), 1}, 64},
+  run(queue, kernel.name, {{blocks(tiles, 4), blocks(n_rows, kernel.rows), 1}, 64},
       joined({{w.tiles, tile_bytes, i32(tiles), i32(w.cols)},
               list(x),
               {i32(n_rows)},
@@ -93,12 +95,10 @@ void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, int64_t n_row
 }
 
 void Ops::matmul(Queue& queue, const DeviceMatrix& w, FloatRows x, const Chosen& of, FloatRows y) {
-  int64_t at_once = 0;
-  const std::string kernel = product(w, 1, at_once);
   const int64_t tiles = PackedTensor::tile_count(w.rows);
   const auto tile_bytes =
       static_cast<int64_t>(PackedTensor::packed_bytes(w.dtype, w.rows, w.cols)) / tiles;
-  run(queue, kernel, {{blocks(tiles, 4), 1, of.n_slots}, 64},
+  run(queue, product(w, 1).name, {{blocks(tiles, 4), 1, of.n_slots}, 64},
       joined({{w.tiles, tile_bytes, i32(tiles), i32(w.cols)},
               list(x),
               {i32(1)},

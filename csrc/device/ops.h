@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "device/device.h"
 #include "device/program/compile.h"
+#include "device/program/formats.h"
 #include "device/views.h"
 #include "kernels/choice.h"
 #include "kernels/table.h"
@@ -162,7 +163,7 @@ class Ops {
   using Arguments = std::vector<Argument>;
   void run(Queue& queue, const std::string& kernel, const Grid& grid, const Arguments& arguments);
   void run_rows(Queue& queue, const char* kernel, int64_t n_rows, int64_t n, Arguments arguments);
-  std::string product(const DeviceMatrix& w, int64_t n_rows, int64_t& rows_at_once) const;
+  ProductKernel product(const DeviceMatrix& w, int64_t n_rows) const;
 
   Compiled compiled_;
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;

@@ -29,16 +29,22 @@ double best_seconds(int repeats, Queue& queue, const std::function<void()>& poll
 
 }  // namespace
 
-std::string find_fault(const Compiled& compiled, const std::vector<DType>& formats,
-                       const Poll& poll) {
-  const auto fault = std::make_shared<std::string>();
+std::string find_fault(Compiled& compiled, const std::vector<DType>& formats, const Poll& poll) {
+  struct Found {
+    std::string fault, units_fault;
+  };
+  const auto found = std::make_shared<Found>();
   run_apart(
-      [=] {
-        Ops ops(compiled);
-        *fault = first_fault(ops, formats);
+      [=, mine = compiled] {
+        Ops ops(mine);
+        found->fault = first_fault(ops, formats);
+        if (found->fault.empty() && mine.matrix_units)
+          found->units_fault = first_fault_of_units(ops, formats);
       },
       poll);
-  return *fault;
+  compiled.units_fault = found->units_fault;
+  if (!found->units_fault.empty()) compiled.matrix_units = false;
+  return found->fault;
 }
 
 Speed measure(Ops& ops, int repeats, const std::function<void()>& poll) {

@@ -11,10 +11,9 @@
 
 namespace pyflow::device {
 
-// first_fault() of selftest.h. Some drivers compile kernels one by one as they begin, so it calls
-// poll, as compile() does.
-std::string find_fault(const Compiled& compiled, const std::vector<DType>& formats,
-                       const Poll& poll);
+// first_fault() of selftest.h. Matrix units whose products differ are no longer used: they only are
+// faster. Some drivers compile kernels one by one as they begin, so it calls poll, as compile() does.
+std::string find_fault(Compiled& compiled, const std::vector<DType>& formats, const Poll& poll);
 
 struct Speed {
   double read_bandwidth;  // bytes per second, of fresh memory

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 
 #include "core/buffer.h"
 #include "device/selftest_values.h"
@@ -38,11 +39,10 @@ class SelfTest {
     };
     for (const auto& check : checks)
       if (std::string fault = check(); !fault.empty()) return fault;
-    for (DType dtype : formats_)
-      for (int64_t n_rows : {1, 3})
-        if (std::string fault = product(dtype, n_rows); !fault.empty()) return fault;
-    return "";
+    return products({1, 3});
   }
+  // As many rows as matrix units take.
+  std::string run_units() { return products({37}); }
 
  private:
   using Held = std::unique_ptr<DeviceBuffer>;
@@ -249,26 +249,17 @@ class SelfTest {
     return "";
   }
 
-  // Random blocks of a format whose values are finite and of moderate size.
-  Bytes weights_of(DType dtype, int64_t rows, int64_t cols) {
-    const auto block_bytes = size_t{info(dtype).block_bytes};
-    Bytes bytes(static_cast<size_t>(rows) * row_bytes(dtype, cols));
-    Floats values(info(dtype).block);
-    for (size_t at = 0; at < bytes.size(); at += block_bytes) {
-      do {
-        for (size_t i = 0; i < block_bytes; ++i)
-          bytes[at + i] = static_cast<uint8_t>(random_.next());
-        dequantize(dtype, bytes.data() + at, static_cast<int64_t>(values.size()), values.data());
-      } while (
-          !std::all_of(values.begin(), values.end(), [](float v) { return std::fabs(v) < 1e6f; }));
-    }
-    return bytes;
+  std::string products(std::initializer_list<int64_t> all_rows) {
+    for (DType dtype : formats_)
+      for (int64_t n_rows : all_rows)
+        if (std::string fault = product(dtype, n_rows); !fault.empty()) return fault;
+    return "";
   }
 
   std::string product(DType dtype, int64_t n_rows) {
     const bool pairs = fine_inputs(dtype), plain = info(dtype).block == 1;
     const int64_t rows = 20, k = plain ? 100 : info(dtype).block == 256 ? 512 : 192;
-    const PackedTensor w = PackedTensor::pack(weights_of(dtype, rows, k).data(), rows, k, dtype);
+    const PackedTensor w = PackedTensor::pack(blocks_of(random_, dtype, rows, k).data(), rows, k, dtype);
     const int64_t width = w.tiles() * kTileRows, n_kb = (k + kActBlock - 1) / kActBlock;
     const Floats x = random_.numbers(n_rows * k, 3.0f);
     const auto acts = quantized_by_law(x, n_rows, k, pairs);
@@ -395,6 +386,9 @@ class SelfTest {
 
 std::string first_fault(Ops& ops, std::span<const DType> formats) {
   return SelfTest(ops, formats).run();
+}
+std::string first_fault_of_units(Ops& ops, std::span<const DType> formats) {
+  return SelfTest(ops, formats).run_units();
 }
 
 }  // namespace pyflow::device

@@ -19,7 +19,9 @@ inline constexpr DType kProbedFormats[] = {DType::F16, DType::Q4_K, DType::Q6_K}
 // first result that differs, with its input, what was expected and what was found; nothing if the
 // device is exact. Where a NaN is expected, any NaN is right. Throws DeviceError.
 std::string first_fault(Ops& ops, std::span<const DType> formats);
-// The same of the choice of experts alone.
+// The same of products of many rows by matrix units alone.
+std::string first_fault_of_units(Ops& ops, std::span<const DType> formats);
+// And of the choice of experts.
 std::string choice_fault(Ops& ops);
 
 }  // namespace pyflow::device

@@ -1,6 +1,7 @@
 // Numbers that a self-test begins with, and how it compares what comes of them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -8,6 +9,9 @@
 #include <limits>
 #include <string>
 #include <vector>
+
+#include "core/dtype.h"
+#include "quant/packed_tensor.h"
 
 namespace pyflow::device {
 
@@ -46,6 +50,21 @@ class Random {
  private:
   uint64_t state_ = 0x9e3779b97f4a7c15;
 };
+
+// Random blocks of a format whose values are finite and of moderate size.
+inline Bytes blocks_of(Random& random, DType dtype, int64_t rows, int64_t cols) {
+  const auto block_bytes = size_t{info(dtype).block_bytes};
+  Bytes bytes(static_cast<size_t>(rows) * row_bytes(dtype, cols));
+  Floats values(info(dtype).block);
+  const auto moderate = [](float v) { return std::fabs(v) < 1e6f; };
+  for (size_t at = 0; at < bytes.size(); at += block_bytes) {
+    do {
+      for (size_t i = 0; i < block_bytes; ++i) bytes[at + i] = static_cast<uint8_t>(random.next());
+      dequantize(dtype, bytes.data() + at, static_cast<int64_t>(values.size()), values.data());
+    } while (!std::all_of(values.begin(), values.end(), moderate));
+  }
+  return bytes;
+}
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;

@@ -124,6 +124,7 @@ def _devices(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A line per device; then why APIs have none."""
     gib = 2**30
     for device in found["devices"]:
+        units = device["units_fault"]
         exact = "exact" if device["exact"] else f"not exact: {device['fault']}"
         if device["error"]:
             exact = f"not usable: {device['error']}"
@@ -136,7 +137,8 @@ def _devices(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{device['name']}: {device['api']}, driver {device['driver'].rpartition('; ')[2]};"
             f" {device['memory'] / gib:.1f} GiB, at most {device['largest_buffer'] / gib:.1f} in"
             f" one piece{'' if device['error'] else speed}; {exact}"
-            + (f"; {device['refusal']}" if device["refusal"] else ""),
+            + (f"; {device['refusal']}" if device["refusal"] else "")
+            + (f"; matrix units not used: {units}" if units else ""),
         )
     if found["devices_missing"]:
         yield "no devices", "; ".join(found["devices_missing"])

@@ -49,7 +49,7 @@ py::dict devices() {
 
 py::dict probe_device(size_t number, const std::string& folder,
                       const std::optional<std::vector<std::string>>& names, bool measures) {
-  std::string fault, refusal;
+  std::string fault, units_fault, refusal;
   std::vector<DType> formats(std::begin(kProbedFormats), std::end(kProbedFormats));
   if (names) {
     formats.clear();
@@ -61,16 +61,18 @@ py::dict probe_device(size_t number, const std::string& folder,
     const py::gil_scoped_release release;
     const auto device = open_device(number);
     free = device->free_memory();
-    const Compiled compiled = compile(device, formats, folder, check_signals);
+    Compiled compiled = compile(device, formats, folder, check_signals);
     check_signals();
     refusal = compiled.refusal;
     fault = find_fault(compiled, formats, check_signals);
+    units_fault = compiled.units_fault;
     check_signals();
     Ops ops(compiled);
     if (measures) speed = measure(ops, kRepeats, check_signals);
   }
   py::dict d;
   d["fault"] = fault;
+  d["units_fault"] = units_fault;
   d["read_bandwidth"] = speed.read_bandwidth;
   d["launch_seconds"] = speed.launch_seconds;
   d["free_memory"] = free;

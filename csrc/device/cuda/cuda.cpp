@@ -23,6 +23,9 @@ std::string version(int major, int minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
+// Those of 7.0 and 7.2 multiply f16 alone, or in other shapes.
+constexpr int kOldestWithMatrixUnits = 75;
+
 DeviceInfo describe(DeviceId id, const Compiler& compiler) {
   size_t memory = 0;
   library().DeviceTotalMem(&memory, id);
@@ -44,6 +47,8 @@ DeviceInfo describe(DeviceId id, const Compiler& compiler) {
   info.most_items = unsigned_number(kMostItems);
   info.alignment = 256;
   info.unified = number(id, kUnified) != 0;
+  info.matrix_units =
+      10 * number(id, kMajor) + number(id, kMinor) >= kOldestWithMatrixUnits;
   info.has_f64 = info.exact_division = info.subnormals = true;
   return info;
 }

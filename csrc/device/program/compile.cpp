@@ -170,6 +170,7 @@ Compiled compile(std::shared_ptr<Device> device, const Source& source, const std
   Compiled compiled;
   const DeviceInfo& info = device->info();
   compiled.slices = slices_of(info);
+  compiled.matrix_units = info.matrix_units;
   const Header header = header_of(info, source);
   const auto path = path_of(folder, header);
   if (const auto bytes = folder.empty() ? std::nullopt : read(path, header)) {

@@ -16,9 +16,11 @@ namespace pyflow::device {
 struct Compiled {
   std::shared_ptr<Device> device;
   std::shared_ptr<const Program> program;
-  int slices = 0;           // of a group (source.h)
-  bool from_cache = false;  // nothing was compiled
-  std::string refusal;      // why the folder could not keep it, or nothing
+  int slices = 0;             // of a group (source.h)
+  bool matrix_units = false;  // multiply many rows
+  std::string units_fault;    // why they do not, on a device that has them
+  bool from_cache = false;    // nothing was compiled
+  std::string refusal;        // why the folder could not keep it, or nothing
 };
 
 // Called at least each 50 ms while a driver compiles, which may take seconds. What it throws ends the

@@ -10,7 +10,8 @@
 namespace pyflow::device {
 namespace {
 
-constexpr int kManyRows = 8;
+constexpr std::string_view kStem = "matmul";
+constexpr int kManyRows = 8, kUnitRows = 128;
 
 struct Emitted {
   std::string text;
@@ -38,22 +39,25 @@ std::string define(const std::string& what, const std::string& as) {
 }  // namespace
 
 // Rows with fine inputs are pairs, so the fewest are two. A group has as many slices as rows.
-std::vector<ProductKernel> product_kernels(DType dtype, int slices) {
+std::vector<ProductKernel> product_kernels(DType dtype, int slices, bool matrix_units) {
   std::vector<ProductKernel> kernels;
+  const std::string name = std::string(kStem) + "_" + std::string(info(dtype).name) + "_";
   for (const int rows : {fine_inputs(dtype) ? 2 : 1, std::min(kManyRows, slices)})
-    kernels.push_back(
-        {"matmul_" + std::string(info(dtype).name) + "_" + std::to_string(rows), rows});
+    kernels.push_back({name + std::to_string(rows), rows});
+  if (matrix_units && info(dtype).block > 1) kernels.push_back({name + "units", kUnitRows, true});
   return kernels;
 }
 
-std::string format_source(DType dtype, int slices) {
+std::string format_source(DType dtype, int slices, bool matrix_units) {
   const std::string name(info(dtype).name);
   const Emitted emitted = kEmit[static_cast<size_t>(dtype)]();
   std::string text = "\n" + define("FORMAT(name)", "name##_" + name) + emitted.text;
-  for (const ProductKernel& kernel : product_kernels(dtype, slices)) {
-    const std::string rows = std::to_string(kernel.rows);
-    text += define("ROWS", rows) + define("MATMUL(name)", "name##_" + name + "_" + rows);
-    text += kernel_texts().at(emitted.plain ? "matmul_plain" : "matmul");
+  for (const ProductKernel& kernel : product_kernels(dtype, slices, matrix_units)) {
+    text += define("ROWS", std::to_string(kernel.rows)) +
+            define("MATMUL(name)", "name##" + kernel.name.substr(kStem.size()));
+    text += kernel_texts().at(emitted.plain ? "matmul_plain"
+                              : kernel.units ? "matmul_units"
+                                             : "matmul");
     text += "#undef ROWS\n#undef MATMUL\n";
   }
   for (const char* used : {"FORMAT", "PIECES", "SUB_BLOCK", "UNIT_BYTES", "SCALE_BYTES",

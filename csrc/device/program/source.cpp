@@ -31,7 +31,9 @@ Source program_source(const DeviceInfo& info, std::span<const DType> formats) {
   for (const char* name : {cuda ? "prelude_cuda" : "prelude_opencl", "words", "math", "rows",
                            "cells", "attention", "choice", "probe"})
     source.text += texts.at(name);
-  for (DType dtype : formats) source.text += format_source(dtype, slices);
+  if (info.matrix_units)
+    for (const char* name : {"units", "units_cuda"}) source.text += texts.at(name);
+  for (DType dtype : formats) source.text += format_source(dtype, slices, info.matrix_units);
   source.options = "-w -DSLICES=" + std::to_string(slices);
   // Registers have no index, so GPUs need loops over them unrolled; compilers for CPUs know better.
   if (info.kind != Kind::Cpu) source.options += " -DUNROLLED";

@@ -255,7 +255,7 @@ std::pair<std::string, std::string> cuda_source(const std::vector<std::string>& 
   info.api = "CUDA";
   info.kind = Kind::Gpu;
   info.most_items = 1024;
-  info.has_f64 = info.exact_division = true;
+  info.has_f64 = info.exact_division = info.matrix_units = true;
   const Source source = program_source(info, formats_of(formats));
   return {source.text, source.options};
 }

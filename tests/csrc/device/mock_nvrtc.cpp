@@ -91,6 +91,10 @@ Result nvrtcCompileProgram(ProgramId program, int n, const char* const* options)
     if (!exact) return kFailed;
     program->source.replace(at, ours.size(), file(MOCK_KERNELS "/prelude_opencl.dev"));
   }
+  // The instruction of matrix units becomes what the PTX ISA says of it.
+  const std::string units = file(MOCK_KERNELS "/units_cuda.dev");
+  if (const size_t place = program->source.find(units); place != std::string::npos)
+    program->source.replace(place, units.size(), file(MOCK_TESTS "/mock_units.cl"));
   program->source = kept + "\n" + program->source;
   return kSuccess;
 }
