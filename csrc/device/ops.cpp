@@ -12,7 +12,7 @@ constexpr int64_t kSpanBlocks = kLogicalSpan / kLogicalBlock;
 constexpr int64_t kGroupsPerUnit = 8;
 
 // A group of matmul_units.dev; fewer rows are faster without it.
-constexpr int64_t kTilesOfUnits = 4, kItemsOfUnits = 256, kFewestRowsOfUnits = 16;
+constexpr int64_t kTilesOfUnits = 4, kItemsOfUnits = 256, kFewestRowsOfUnits = 25;
 
 // Groups that any device has along the second and the third axis.
 constexpr int64_t kMostGroups = 65'535;

@@ -259,7 +259,8 @@ class SelfTest {
   std::string product(DType dtype, int64_t n_rows) {
     const bool pairs = fine_inputs(dtype), plain = info(dtype).block == 1;
     const int64_t rows = 20, k = plain ? 100 : info(dtype).block == 256 ? 512 : 192;
-    const PackedTensor w = PackedTensor::pack(blocks_of(random_, dtype, rows, k).data(), rows, k, dtype);
+    const PackedTensor w =
+        PackedTensor::pack(blocks_of(random_, dtype, rows, k).data(), rows, k, dtype);
     const int64_t width = w.tiles() * kTileRows, n_kb = (k + kActBlock - 1) / kActBlock;
     const Floats x = random_.numbers(n_rows * k, 3.0f);
     const auto acts = quantized_by_law(x, n_rows, k, pairs);

@@ -47,8 +47,7 @@ DeviceInfo describe(DeviceId id, const Compiler& compiler) {
   info.most_items = unsigned_number(kMostItems);
   info.alignment = 256;
   info.unified = number(id, kUnified) != 0;
-  info.matrix_units =
-      10 * number(id, kMajor) + number(id, kMinor) >= kOldestWithMatrixUnits;
+  info.matrix_units = 10 * number(id, kMajor) + number(id, kMinor) >= kOldestWithMatrixUnits;
   info.has_f64 = info.exact_division = info.subnormals = true;
   return info;
 }

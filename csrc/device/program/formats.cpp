@@ -55,7 +55,7 @@ std::string format_source(DType dtype, int slices, bool matrix_units) {
   for (const ProductKernel& kernel : product_kernels(dtype, slices, matrix_units)) {
     text += define("ROWS", std::to_string(kernel.rows)) +
             define("MATMUL(name)", "name##" + kernel.name.substr(kStem.size()));
-    text += kernel_texts().at(emitted.plain ? "matmul_plain"
+    text += kernel_texts().at(emitted.plain  ? "matmul_plain"
                               : kernel.units ? "matmul_units"
                                              : "matmul");
     text += "#undef ROWS\n#undef MATMUL\n";

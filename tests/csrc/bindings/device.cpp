@@ -9,6 +9,7 @@
 #include "device/cuda/api.h"
 #include "device/device.h"
 #include "device/ops.h"
+#include "device/probe.h"
 #include "device/selftest.h"
 #include "model/blocks/activation.h"
 
@@ -51,6 +52,12 @@ class DeviceOps {
         queue_(device_->make_queue()) {}
 
   std::string first_fault() { return device::first_fault(ops_, formats_); }
+  // After it, products do without matrix units that are at fault.
+  std::string units_fault() {
+    find_fault(compiled_, formats_, nullptr);
+    ops_ = Ops(compiled_);
+    return compiled_.units_fault;
+  }
   const Source& source() const { return source_; }
 
   ExactFloats product(const PackedTensor& w, const ExactFloats& x) {
@@ -282,6 +289,7 @@ void register_device(py::module_& m) {
       .def_property_readonly("source", [](const DeviceOps& ops) { return ops.source().text; })
       .def_property_readonly("options", [](const DeviceOps& ops) { return ops.source().options; })
       .def("first_fault", &DeviceOps::first_fault)
+      .def("units_fault", &DeviceOps::units_fault)
       .def("product", &DeviceOps::product, py::arg("weights"), py::arg("x").noconvert())
       .def("quantize", &DeviceOps::quantize, py::arg("x").noconvert(), py::arg("pairs"))
       .def("rows", &DeviceOps::rows, py::arg("name"), py::arg("x").noconvert(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,34 @@ def test_what_holds_on_opencl_holds_on_cuda(mock_cuda: Path) -> None:
         PYFLOW_TEST_DEVICES="CUDA",
         PYFLOW_TEST_REQUIRES="device",
     )
+
+
+@pytest.mark.slow
+def test_prompts_by_matrix_units_have_the_bits_of_the_cpu(mock_cuda: Path) -> None:
+    options = ["-q", "-x", "-p", "no:cacheprovider", str(TESTS / "csrc/device/units.py")]
+    run_python(mock_cuda, "-m", "pytest", *options, PYFLOW_TEST_DEVICES="CUDA")
+
+
+def test_lanes_hold_what_the_ptx_isa_says() -> None:
+    """Its tables for mma.m16n8k32 with .s8: the place of byte i of a work-item in its matrix."""
+    text = (TESTS.parent / "csrc/device/kernels/units.dev").read_text()
+    stride = int(re.findall(r"RIGHT_STRIDE (\d+)", text)[0])
+    places = {"RIGHT_STRIDE": stride}
+    words = re.findall(r"INLINE int (\w+)\((.*?)\) \{\s+return (.*?);", text, re.DOTALL)
+    for name, parameters, place in words:  # in which C and Python have the same operators
+        places[name] = eval(f"lambda {parameters.replace('int ', '')}: ({place})", places)
+    left, right, weight = (places[f"{name}_place"] for name in ("left", "right", "weight"))
+    for lane in range(32):
+        group, thread = lane >> 2, lane % 4
+        for i in range(16):
+            row = group if i < 4 or 8 <= i < 12 else group + 8
+            column = thread * 4 + (i & 3) + (16 if i >= 8 else 0)
+            assert (left(lane, i // 4), i % 4) == (weight(row, column // 4), column % 4)
+        for i in range(8):
+            row, column = thread * 4 + (i & 3) + (16 if i >= 4 else 0), group
+            assert (right(lane, i // 4), i % 4) == (column * stride + row // 4, row % 4)
+    # The words of an output lie apart from all others.
+    assert {weight(output, k4) for output in range(16) for k4 in range(8)} == {*range(128)}
 
 
 # Steps of a model whose experts are on the CPU, and of one that is all on the GPU.

@@ -28,8 +28,15 @@ def by_law(w: pyflow_testing.PackedTensor, x: np.ndarray) -> np.ndarray:
     return y
 
 
-def fine_inputs(name: str) -> bool:
-    return bool(FORMATS[name]["fine_inputs"])
+def of_any_inputs(name: str, w: pyflow_testing.PackedTensor, x: np.ndarray) -> np.ndarray:
+    """by_law(); with fine inputs, of the rows as blocks and of what is left of them."""
+    expected = by_law(w, x)
+    if FORMATS[name]["fine_inputs"]:
+        blocks = scalar_blocks(x)
+        coarse = blocks["scale"][..., None] * blocks["q"].reshape(*blocks["scale"].shape, 32)
+        rest = x - coarse.astype(np.float32).reshape(len(x), -1)[:, : x.shape[1]]
+        expected += by_law(w, rest)
+    return expected
 
 
 @pytest.mark.slow
@@ -41,12 +48,7 @@ def test_products_have_the_bits_of_the_scalar_table(
     for rows, cols in shapes(name):
         w = pyflow_testing.PackedTensor(name, random_weights(rng, name, rows, cols), rows, cols)
         x = random_rows(rng, ROWS[-1], cols)
-        expected = by_law(w, x)
-        if fine_inputs(name):
-            blocks = scalar_blocks(x)
-            coarse = blocks["scale"][..., None] * blocks["q"].reshape(*blocks["scale"].shape, 32)
-            rest = x - coarse.astype(np.float32).reshape(len(x), -1)[:, :cols]
-            expected += by_law(w, rest)
+        expected = of_any_inputs(name, w, x)
         for n in ROWS:
             assert same_bits(ops.product(w, x[:n].copy()), expected[:n]), (rows, cols, n)
 
