@@ -203,7 +203,8 @@ def mock_cuda(device: int, build_program: Build, tmp_path_factory: pytest.TempPa
     kernels = f'-DMOCK_KERNELS="{csrc / "device/kernels"}"'
     tests = f'-DMOCK_TESTS="{here / "csrc/device"}"'
     library = build_program(
-        [*mocks, csrc / "device/opencl/api.cpp"], ["-shared", "-fPIC", "-O1", kernels, tests, "-ldl"]
+        [*mocks, csrc / "device/opencl/api.cpp"],
+        ["-shared", "-fPIC", "-O1", kernels, tests, "-ldl"],
     )
     folder = tmp_path_factory.mktemp("cuda")
     for name in ("libcuda.so.1", "libnvrtc.so.12"):

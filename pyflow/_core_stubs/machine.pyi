@@ -59,7 +59,8 @@ def probe_device(
     """Opens a device of devices() and tries it, which may take seconds.
 
     formats: of weights that are tried; None: some that stand for all. measures: its speed too.
-    fault: the first result that differs from the CPU's, empty if the device is exact.
+    fault: the first result that differs from the CPU's, empty if the device is exact. units_fault:
+    the same of matrix units, which then are not used.
     read_bandwidth: bytes per second. launch_seconds. free_memory: bytes, None where the driver does
     not tell. refusal: why `folder` could not keep compiled programs, or empty. Raises DeviceError.
     """

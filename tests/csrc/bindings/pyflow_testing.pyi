@@ -171,6 +171,8 @@ class DeviceOps:
     def options(self) -> str: ...
     def first_fault(self) -> str:
         """The self-test: empty if the device is exact."""
+    def units_fault(self) -> str:
+        """That of matrix units, which then are not used; empty if they are exact or not there."""
     def product(self, weights: PackedTensor, x: Floats) -> Floats:
         """Rows of whole tiles."""
     def quantize(self, x: Floats, pairs: bool) -> Bytes: ...

@@ -41,6 +41,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[devices.Found, devices.P
             ["Card 9: OpenCL, driver 550.1", "8.0 GiB", "500.0 GB/s", "4.0 us", "; exact"],
         ),
         (devices.Probe(fault=FAULT, read_bandwidth=5e11), False, [f"not exact: {FAULT}"]),
+        (
+            devices.Probe(units_fault="product with Q4_K", read_bandwidth=5e11),
+            True,
+            ["; exact; matrix units not used: product with Q4_K"],
+        ),
         (devices.Probe(error="no compiler"), False, ["not usable: no compiler"]),
     ],
 )
