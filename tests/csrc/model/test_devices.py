@@ -74,7 +74,7 @@ def test_any_split_of_layers_has_the_bits_of_the_cpu(
     spec, file = built(name, tmp_path)
     n = spec.n_layers
     plain = context(_core.Stage(file, spec.stage(), POOL))
-    sizes = [9, 1, 1, 23]
+    sizes = [7, 1, 1, 25]
     expected = run(plain, sizes)
     for layers, head in ([n - 1], False), (range(0, n, 2), True), (range(n), True):
         split = stage(file, spec, there, layers, head)
@@ -205,7 +205,7 @@ def test_contexts_of_two_threads_share_a_stage_of_both_kinds(
 ) -> None:
     spec, file = built("everything", tmp_path)
     mixed = stage(file, spec, there, range(0, spec.n_layers, 2))
-    sizes = [9, 1, 1, 23]
+    sizes = [7, 1, 1, 25]
     expected = run(context(_core.Stage(file, spec.stage(), POOL)), sizes)
     with ThreadPoolExecutor(2) as both:
         found = list(both.map(lambda of: run(of, sizes), [context(mixed), context(mixed)]))
@@ -247,7 +247,7 @@ def test_devices_that_share_layers_have_the_bits_of_one(
 ) -> None:
     spec, file = built(name, tmp_path)
     n = spec.n_layers
-    sizes = [9, 1, 1, 23]
+    sizes = [7, 1, 1, 25]
     expected = run(context(_core.Stage(file, spec.stage(), POOL)), sizes)
     n_kv = [
         block.n_kv_heads
