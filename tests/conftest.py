@@ -199,9 +199,9 @@ def mock_cuda(device: int, build_program: Build, tmp_path_factory: pytest.TempPa
     """A folder with a libcuda.so.1 and an NVRTC that compute on PoCL, for LD_LIBRARY_PATH."""
     assert device >= 0
     here, csrc = Path(__file__).parent, Path(__file__).parents[1] / "csrc"
-    mocks = [here / f"csrc/device/mock_{name}.cpp" for name in ("cuda", "kernels", "nvrtc")]
+    mocks = [here / f"csrc/device/mock/{name}.cpp" for name in ("cuda", "kernels", "nvrtc")]
     kernels = f'-DMOCK_KERNELS="{csrc / "device/kernels"}"'
-    tests = f'-DMOCK_TESTS="{here / "csrc/device"}"'
+    tests = f'-DMOCK_TESTS="{here / "csrc/device/mock"}"'
     library = build_program(
         [*mocks, csrc / "device/opencl/api.cpp"],
         ["-shared", "-fPIC", "-O1", kernels, tests, "-ldl"],

@@ -1,4 +1,4 @@
-"""CUDA's driver code, over a libcuda that computes on PoCL (mock_cuda.cpp): no GPU is needed."""
+"""CUDA's driver code, over a libcuda that computes on PoCL (mock/cuda.cpp): no GPU is needed."""
 
 from __future__ import annotations
 

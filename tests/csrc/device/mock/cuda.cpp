@@ -1,5 +1,5 @@
 // libcuda for tests without a GPU: the calls that csrc/device/cuda makes, over OpenCL's
-// shared virtual memory. A program is its source with the other prelude (mock_nvrtc.cpp), so kernels
+// shared virtual memory. A program is its source with the other prelude (nvrtc.cpp), so kernels
 // compute. Four devices of one OpenCL device, which have little memory if a test says so.
 #include <algorithm>
 #include <cstdio>
@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "mock_cuda.h"
+#include "cuda.h"
 
 using namespace mock;
 

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "mock_cuda.h"
+#include "cuda.h"
 
 using namespace mock;
 
@@ -94,7 +94,7 @@ Result nvrtcCompileProgram(ProgramId program, int n, const char* const* options)
   // The instruction of matrix units becomes what the PTX ISA says of it.
   const std::string units = file(MOCK_KERNELS "/units_cuda.dev");
   if (const size_t place = program->source.find(units); place != std::string::npos)
-    program->source.replace(place, units.size(), file(MOCK_TESTS "/mock_units.cl"));
+    program->source.replace(place, units.size(), file(MOCK_TESTS "/units.cl"));
   program->source = kept + "\n" + program->source;
   return kSuccess;
 }

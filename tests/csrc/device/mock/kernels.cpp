@@ -5,7 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "mock_cuda.h"
+#include "cuda.h"
 
 using namespace mock;
 
