@@ -127,6 +127,51 @@ def test_steps_cross_twice_a_layer_and_run_as_one(mock_cuda: Path, tmp_path: Pat
     assert plain["graphs"] - experts["graphs"] == 1
 
 
+# Processor time of a pool's workers while steps wait for a device that is slow.
+IDLE = """
+import ctypes, os, sys
+from pathlib import Path
+import numpy as np
+from pyflow import _core
+from tiny_models import TINY, Draft, write
+
+def threads():
+    return {*os.listdir("/proc/self/task")}
+
+def ticks(thread):
+    user, system = Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")")[1].split()[11:13]
+    return int(user) + int(system)
+
+mock, folder, draft, before = ctypes.CDLL("libcuda.so.1"), Path(sys.argv[1]), Draft(), threads()
+pool = _core.ThreadPool(4, False)
+workers = threads() - before
+spec = TINY["interleaved_heads"](draft)
+file = write(folder / "idle.safetensors", draft)
+groups = [{"devices": [0], "layers": [*range(1, spec.n_layers)], "head": True}]
+offload = {"groups": groups, "allow_inexact": False, "programs": str(folder), "experts": []}
+stage = _core.Stage(file, spec.stage(), pool, offload=offload)
+context = _core.Context(stage, n_ctx=200, n_seq_max=1, n_batch=90, cache_type="f16")
+one = np.zeros(1, np.int32)
+context.forward(one + 3, one, 0, one)
+mock.mock_late(500)
+before = sum(map(ticks, workers))
+for position in (1, 2):
+    context.forward(one + 3, one + position, 0, one)
+print(len(workers), (sum(map(ticks, workers)) - before) / os.sysconf("SC_CLK_TCK"))
+"""
+
+
+@pytest.mark.slow
+def test_no_worker_spins_while_a_device_computes(mock_cuda: Path, tmp_path: Path) -> None:
+    models = str(TESTS / "csrc/model")
+    workers, seconds = run_python(
+        mock_cuda, "-c", IDLE, str(tmp_path), PYTHONPATH=models
+    ).split()
+    assert int(workers) == 3
+    # They would spin for a second each.
+    assert float(seconds) < 0.5
+
+
 # What calls answer, and what a user reads of it.
 FAULTS = {
     "cuDevicePrimaryCtxRetain": (2, "Mock 0 (CUDA): opening the device: out of memory"),

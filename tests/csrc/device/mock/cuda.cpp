@@ -2,6 +2,8 @@
 // shared virtual memory. A program is its source with the other prelude (nvrtc.cpp), so kernels
 // compute. Four devices of one OpenCL device, which have little memory if a test says so.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +27,7 @@ std::mutex lock;
 std::map<Address, size_t> live;
 std::set<cl::QueueId> queues;
 size_t limit = kMemory, total = kMemory;
+std::atomic<int> late_ms = 0;
 thread_local std::vector<Context> current;
 
 Context context_of(int device) { return reinterpret_cast<Context>(intptr_t{device} + 1); }
@@ -44,6 +47,7 @@ T* pointer(Address address) {
 
 struct pyflow::device::cuda::EventObject {
   cl::EventId event;
+  std::chrono::steady_clock::time_point recorded;
 };
 
 bool mock::in_context() { return !current.empty(); }
@@ -51,7 +55,8 @@ bool mock::in_context() { return !current.empty(); }
 extern "C" {
 
 // For tests: bytes that are in use; how many there are in all, and how many devices say that they
-// have; what the next call of a function answers, and how many there were.
+// have; what the next call of a function answers, and how many there were; how long commands take
+// at least.
 size_t small_memory_in_use() {
   const std::lock_guard guard(lock);
   return in_use();
@@ -63,6 +68,7 @@ void small_memory_limit(size_t all, size_t one, int) {
 }
 void mock_answer(const char* function, Result code) { answer(function, code); }
 size_t mock_calls(const char* function) { return calls(function); }
+void mock_late(int ms) { late_ms = ms; }
 
 Result cuInit(unsigned) { return machine().device ? kSuccess : 100; }
 Result cuGetExportTable(const void**, const void*) { return kNotFound; }  // NVRTC asks for it
@@ -205,11 +211,14 @@ Result cuEventDestroy_v2(EventId event) {
 }
 Result cuEventRecord(EventId event, Stream stream) {
   IN_CONTEXT();
+  event->recorded = std::chrono::steady_clock::now();
   api().EnqueueMarkerWithWaitList(stream->queue, 0, nullptr, &event->event);
   return result(api().Flush(stream->queue));
 }
 Result cuEventQuery(EventId event) {
   IN_CONTEXT();
+  if (std::chrono::steady_clock::now() < event->recorded + std::chrono::milliseconds(late_ms))
+    return kNotReady;
   cl::Int status = cl::kComplete;
   api().GetEventInfo(event->event, cl::kEventStatus, sizeof status, &status, nullptr);
   return status == cl::kComplete ? kSuccess : status < 0 ? kFailed : kNotReady;
