@@ -19,7 +19,7 @@ from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.speculation import check_layers, draft_layers, draft_models_option
 from pyflow.cli.terminal.output import print_json
-from pyflow.cluster.supervise.lifeline import TIMEOUT_S
+from pyflow.cluster.supervise.lifeline import TIMEOUT_S, of_process
 from pyflow.text import markdown_table
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _survey(run: RunOptions, drafting: _Drafting) -> tuple[Survey | None, Drafts
         files = ModelFiles(name)
         check_layers(files, drafting.draft_layers)
         own = names[drafters.index(among.rank)] if len(drafters) > 1 else names[-1]
-        return drafting_models(files, [own], drafting.draft_layers, pool.n_threads)
+        gpu = of_process().gpu or None
+        return drafting_models(files, [own], drafting.draft_layers, pool.n_threads, gpu)
 
     found = survey(
         name,

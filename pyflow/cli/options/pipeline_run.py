@@ -12,6 +12,7 @@ import click
 
 from pyflow.cli.options import ranks
 from pyflow.cli.options.model import (
+    all_layers,
     context_size,
     default_model,
     printing_warnings,
@@ -185,7 +186,7 @@ class PipelineRun:
             click.echo("the draft model's rank is lost: drafts come from the text", err=True)
         models: list[Model] = []
         if names and not self.drafters:
-            opened = drafting_models(files, names, drafts.draft_layers, n_threads)
+            opened = drafting_models(files, names, drafts.draft_layers, n_threads, drafts.draft_gpu)
             models = stack.enter_context(opened)
         made = self.speculation.for_pipeline(files, N_BATCH // 2)
         drafter: PipelineDrafter | None = None
@@ -274,23 +275,21 @@ def device_of_rank(
     """
     from pyflow.engine.offload import for_stage
 
-    if not (gpu := of_process().gpu):
-        return None
-    if drafts:
-        raise UnsupportedError(f"gpu {gpu!r}: this rank only drafts, and drafts come from the CPU")
-    return for_stage(gpu, checkpoint, allow_inexact=allow_inexact)
+    gpu = of_process().gpu
+    return for_stage(gpu, checkpoint, allow_inexact=allow_inexact) if gpu and not drafts else None
 
 
 @contextmanager
 def drafting_models(
-    target: ModelFiles, names: Sequence[str], layers: Sequence[int], n_threads: int
+    target: ModelFiles, names: Sequence[str], layers: Sequence[int], n_threads: int, gpu: str | None
 ) -> Iterator[list[Model]]:
-    """The draft models of this process, freed in the end. layers: of self."""
+    """The draft models of this process, freed in the end. layers: of self. gpu: their device."""
     from pyflow.model import load
     from pyflow.speculate.drafters.draft_model import check_vocabulary
 
     with ExitStack() as stack:
         models: list[Model] = []
+        offload = all_layers(gpu)
         for name in names:
             if name == "self":
                 draft = load(
@@ -299,9 +298,10 @@ def drafting_models(
                     quantize=target.checkpoint.pack_as,
                     overrides=target.checkpoint.overrides,
                     layers=layers,
+                    offload=offload,
                 )
             else:
-                draft = load(name, n_threads=n_threads)
+                draft = load(name, n_threads=n_threads, offload=offload)
             models.append(stack.enter_context(draft))
             check_vocabulary(target, draft)
         yield models

@@ -209,7 +209,8 @@ def _serve(pipeline: PipelineRun, run: RunOptions) -> int:
         names = drafts.draft_models
         own = names if len(drafters) == 1 else [names[drafters.index(world.rank)]]
         files = ModelFiles(path, quantize=run.quantize, overrides=run.overrides)
-        return drafting_models(files, own, drafts.draft_layers, n_threads)
+        gpu = of_process().gpu or drafts.draft_gpu
+        return drafting_models(files, own, drafts.draft_layers, n_threads, gpu)
 
     def open_heads(stage: ModelStage) -> _core.Heads | None:
         return pipeline.open_heads(catalogue.resolve(path), stage)

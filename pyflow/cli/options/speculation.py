@@ -70,6 +70,8 @@ RULES = (
     Rule("--draft-model", needs=[*_spec(_BY_MODELS), "--pipeline"]),
     Rule("--draft-model", forbids=_spec(lambda entry: not _BY_MODELS(entry))),
     Rule("--draft-layers", needs=["--draft-model self"]),
+    Rule("--draft-gpu", needs=["--draft-model"]),
+    Rule("--draft-gpu", forbids=["--draft-model self"], advice="use --gpu-layers"),
     Rule("--spec-tree", needs=["--draft-model"]),
     Rule("--spec-pool", needs=_spec(_drafts_from("pool"))),
     Rule("--spec-pool and --spec auto", forbids=["--pipeline"], advice="use --spec pool"),
@@ -155,6 +157,8 @@ class Drafts:
     draft_models: tuple[str, ...] = ()
     draft_layers: Sequence[int] = ()
     """Layers of the model itself that run, if it drafts."""
+    draft_gpu: str | None = None
+    """The device of the other models."""
     pool: str | None = None
     """The path of a text."""
     trained: str | None = None
@@ -225,13 +229,14 @@ class SpeculationOptions:
 def _draft_models(target: Model, drafts: Drafts) -> Iterator[list[tuple[Model, Sequence[int]]]]:
     """The draft models and their layers, on the threads and memory nodes of the target."""
     check_layers(target, drafts.draft_layers)
+    offload = models.all_layers(drafts.draft_gpu)
     with ExitStack() as stack:
         found: list[tuple[Model, Sequence[int]]] = []
         for name in drafts.draft_models:
             if name == "self":
                 found.append((target, drafts.draft_layers))
             else:
-                draft = models.load(name, target.n_threads, target.placement)
+                draft = models.load(name, target.n_threads, target.placement, offload=offload)
                 found.append((stack.enter_context(draft), ()))
         yield found
 
@@ -304,6 +309,12 @@ drafts = grouped(
         "smallest first."
     ),
     draft_layers,
+    option(
+        "--draft-gpu",
+        "The device that draft models run on, as --gpu names it.  [default: the CPU]",
+        metavar="DEVICE",
+        callback=models.not_empty,
+    ),
     option(
         "--spec-pool pool", "A text whose phrases the methods pool and auto draft.", metavar="FILE"
     ),

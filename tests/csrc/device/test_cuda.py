@@ -164,9 +164,7 @@ print(len(workers), (sum(map(ticks, workers)) - before) / os.sysconf("SC_CLK_TCK
 @pytest.mark.slow
 def test_no_worker_spins_while_a_device_computes(mock_cuda: Path, tmp_path: Path) -> None:
     models = str(TESTS / "csrc/model")
-    workers, seconds = run_python(
-        mock_cuda, "-c", IDLE, str(tmp_path), PYTHONPATH=models
-    ).split()
+    workers, seconds = run_python(mock_cuda, "-c", IDLE, str(tmp_path), PYTHONPATH=models).split()
     assert int(workers) == 3
     # They would spin for a second each.
     assert float(seconds) < 0.5

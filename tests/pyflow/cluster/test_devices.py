@@ -71,6 +71,28 @@ def test_a_rank_with_a_device_writes_the_text_of_one_cpu(
         assert "inexact" not in told
 
 
+def test_draft_models_run_on_devices(
+    pyflow: Pyflow, mpiexec: str, device: int, tiny_path: Path
+) -> None:
+    assert mpiexec
+    plain = json.loads(pyflow().stdout)
+    draft = ("--draft-model", str(tiny_path))
+    ranks = ("cluster", "run", "-n", "3", "--gpu-rank", f"2={device}", "--")
+    for command, more in (
+        (ranks, ("--pipeline", "pipeinfer", "--layers", "even", *draft, "--draft-rank", "2")),
+        ((), ("--pipeline", "pipeinfer", "--stages", "2", *draft, "--draft-gpu", str(device))),
+        ((), ("--spec", "draft", *draft, "--draft-gpu", str(device))),
+    ):
+        done = pyflow(*command, more=more)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert told["tokens"] == plain["tokens"]
+        assert not any(told.get("pipeline", {}).get("devices", []))
+    refused = pyflow(more=("--spec", "draft", *draft, "--draft-gpu", "99"))
+    assert refused.returncode == 3
+    assert "gpu '99': expected" in refused.stderr
+
+
 @pytest.mark.accept
 def test_a_device_rank_that_dies_is_named(tiny_path: Path, mpiexec: str, device: int) -> None:
     assert mpiexec
