@@ -132,7 +132,7 @@ std::pair<std::vector<Pairs>, std::vector<Pairs>> guess(Context& c, const IntArr
       [&](int64_t i, std::span<const float> logits) {
         const auto& [row, path] = wanted[static_cast<size_t>(i)];
         const int64_t position = rows[static_cast<size_t>(row)].position;
-        found[static_cast<size_t>(i)] = sampler.guess(logits, position + 1, path, n, purpose);
+        found[static_cast<size_t>(i)] = sampler.guess(logits, {position + 1, path}, n, purpose);
       },
       rows);
   std::vector<Pairs> guessed, distributions;

@@ -156,7 +156,7 @@ class Batch {
     context_.kv().commit(accepted);
     for (size_t e = 0; e < entries_.size(); ++e)
       if (entries_[e].n_draws == 0)
-        for (const Sampled& s : results[e].verdict.drawn) entries_[e].sampler->accept(s.token);
+        for (const Sampled& s : results[e].verdict.drawn) entries_[e].sampler->accept(s);
   }
 
   std::vector<EntryResult> results;
@@ -240,7 +240,7 @@ class Batch {
     path.insert(path.end(), entry.tokens.begin(), entry.tokens.begin() + i + 1);
     const int32_t position = rows[static_cast<size_t>(first_[question.entry] + i)].position;
     results[question.entry].verdict.drawn[static_cast<size_t>(question.draw)] =
-        entry.sampler->sample(logits, position + 1, path);
+        entry.sampler->sample(logits, {position + 1, path});
   }
 
   void decide(size_t e) {

@@ -62,7 +62,14 @@ Logits::Logits(std::span<const float> row, std::vector<Candidate> changed, Token
   if (max_ == kNever)
     throw Error("sampler: expected a possible token, found every one of " + std::to_string(size()) +
                 " at minus infinity; relax the logit bias" +
-                (mask_.empty() ? "" : " or the grammar"));
+                (mask_.empty() ? "" : ", the bans or the grammar"));
+}
+
+float Logits::at(int32_t token) const {
+  if (!mask_.empty() && !allows(token)) return kNever;
+  const auto change = std::ranges::lower_bound(changed_, token, {}, &Candidate::token);
+  const bool is_changed = change != changed_.end() && change->token == token;
+  return is_changed ? change->logit : row_[static_cast<size_t>(token)];
 }
 
 int32_t Logits::argmax() const {

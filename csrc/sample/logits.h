@@ -40,7 +40,11 @@ class Logits {
   Logits(std::span<const float> row, std::vector<Candidate> changed, TokenMask mask = {});
 
   int64_t size() const { return static_cast<int64_t>(row_.size()); }
+  // Nothing is changed or forbidden.
+  bool is_as_given() const { return changed_.empty() && mask_.empty(); }
   float max() const { return max_; }
+  // Of a token of the row; -inf where it is forbidden.
+  float at(int32_t token) const;
 
   // The likeliest token.
   int32_t argmax() const;

@@ -4,8 +4,8 @@
 // their softmax (the Gumbel-max trick). Since the noise of a token at a position is a fixed number,
 // verifying a draft later, in any batch or order, repeats the draw of plain decoding.
 //
-// Drawing drafts and verifying them need numbers independent of those of sampling: they use other
-// counters of the same generator.
+// Drawing drafts, verifying them and the coins of stages need numbers independent of those of
+// sampling: they use other counters of the same generator.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
 }
 
 // Who uses the numbers. Pairs of tokens take 30 bits of a counter, the purpose the other two.
-enum class Purpose : uint32_t { Sample = 0, Draft = 1, Verify = 2 };
+enum class Purpose : uint32_t { Sample = 0, Draft = 1, Verify = 2, Stage = 3 };
 
 class Noise {
  public:

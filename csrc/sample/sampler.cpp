@@ -3,42 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <sstream>
 
-#include "core/errors.h"
+#include "sample/require.h"
+#include "sample/stages/bans.h"
+#include "sample/stages/dry.h"
+#include "sample/stages/stages.h"
 
 namespace pyflow {
 namespace {
-
-template <class T>
-void require(bool ok, const char* name, const char* expected, T found) {
-  if (ok) return;
-  std::ostringstream message;
-  message << name << ": expected " << expected << ", found " << found;
-  throw Error(message.str());
-}
-
-SamplerParams checked(SamplerParams p) {
-  require(p.temperature >= 0 && std::isfinite(p.temperature), "temperature",
-          "0 (always the likeliest token) or more", p.temperature);
-  require(p.top_k >= 0, "top_k", "0 (off) or more", p.top_k);
-  require(p.top_p > 0 && p.top_p <= 1, "top_p", "above 0, up to 1 (off)", p.top_p);
-  require(p.min_p >= 0 && p.min_p <= 1, "min_p", "0 (off) to 1", p.min_p);
-  require(p.repeat_penalty > 0 && std::isfinite(p.repeat_penalty), "repeat_penalty",
-          "above 0, 1 being off", p.repeat_penalty);
-  require(p.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (off) or more", p.repeat_last_n);
-  require(std::isfinite(p.presence_penalty), "presence_penalty", "a finite number",
-          p.presence_penalty);
-  require(std::isfinite(p.frequency_penalty), "frequency_penalty", "a finite number",
-          p.frequency_penalty);
-  require(p.n_logprobs >= 0, "n_logprobs", "0 (off) or more", p.n_logprobs);
-  for (const auto& [token, bias] : p.logit_bias) {
-    require(token >= 0, "logit_bias", "tokens from 0", token);
-    require(bias < std::numeric_limits<float>::infinity(), "logit_bias",
-            "finite numbers, or -inf to forbid a token", bias);
-  }
-  return p;
-}
 
 // The likeliest after noise; kept tokens only, in any order.
 class Race {
@@ -86,61 +58,71 @@ int32_t draw_from_all(const Logits& logits, const Noise& noise, double temperatu
   return race.winner();
 }
 
-uint64_t total_weight(const std::vector<Candidate>& candidates, float max) {
-  uint64_t sum = 0;
-  for (const Candidate& c : candidates) sum += Logits::weight(c.logit, max);
-  return sum;
+// By token, without those whose weight is too small for a double.
+Distribution softmax(std::span<const Candidate> kept, float max, double temperature) {
+  Distribution distribution;
+  distribution.reserve(kept.size());
+  for (const Candidate& c : kept)
+    if (const double w = portable::exp((static_cast<double>(c.logit) - max) / temperature); w > 0)
+      distribution.push_back({c.token, w});
+  std::ranges::sort(distribution, {}, &Weighted::token);
+  const double sum = total(distribution);
+  for (Weighted& w : distribution) w.weight /= sum;
+  return distribution;
 }
 
-// Shortens to the likeliest tokens that together reach `target`; false where all of them do not.
-bool cut_to_weight(std::vector<Candidate>& candidates, float max, uint64_t target) {
-  if (total_weight(candidates, max) < target) return false;
-  // Halving search without sorting: the tokens before `begin` weigh less than the target, those
-  // before `end` reach it.
-  auto begin = candidates.begin(), end = candidates.end();
-  uint64_t before = 0;
-  while (end - begin > 1) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end);
-    uint64_t half = 0;
-    for (auto c = begin; c != middle; ++c) half += Logits::weight(c->logit, max);
-    if (before + half >= target) {
-      end = middle;
-    } else {
-      before += half;
-      begin = middle;
-    }
-  }
-  candidates.erase(end, candidates.end());
-  return true;
+int32_t likeliest_of(const std::vector<Candidate>& kept) {
+  return std::min_element(kept.begin(), kept.end())->token;
+}
+
+void keep_likeliest(std::vector<Candidate>& kept, size_t most) {
+  if (kept.size() <= most) return;
+  std::nth_element(kept.begin(), kept.begin() + static_cast<ptrdiff_t>(most), kept.end());
+  kept.resize(most);
 }
 
 }  // namespace
 
-Sampler::Sampler(SamplerParams params) : params_(checked(std::move(params))) {}
+Sampler::Sampler(SamplerParams params)
+    : params_(checked(std::move(params))),
+      is_plain_(params_.is_plain()),
+      n_looked_back_(params_.n_looked_back()),
+      mu_(2 * double{params_.mirostat_tau}) {}
 
-bool Sampler::penalizes() const {
-  return params_.repeat_last_n != 0 &&
-         (params_.repeat_penalty != 1.0f || params_.presence_penalty != 0 ||
-          params_.frequency_penalty != 0);
-}
-
-void Sampler::accept(int32_t token) {
+void Sampler::read(int32_t token) {
   require(token >= 0, "accept", "a token from 0", token);
-  if (!penalizes()) return;
+  if (n_looked_back_ == 0) return;
   history_.push_back(token);
-  if (params_.repeat_last_n > 0 && history_.size() > static_cast<size_t>(params_.repeat_last_n))
-    history_.pop_front();
+  const auto most = static_cast<size_t>(n_looked_back_);
+  if (n_looked_back_ > 0 && history_.size() >= 2 * most)
+    history_.erase(history_.begin(), history_.end() - n_looked_back_);
 }
 
-Sampled Sampler::sample(std::span<const float> row, int64_t position, std::span<const int32_t> path,
-                        TokenMask mask) const {
-  require(!row.empty(), "logits", "at least one", row.size());
-  std::vector<Candidate> changed = changes(row, path);
-  const bool as_given = changed.empty() && mask.empty();
-  const Logits logits(row, std::move(changed), mask);
-  const int32_t token = draw(logits, position);
-  return as_given ? report(logits, row, token) : report(row, token);
+void Sampler::accept(const Sampled& drawn) {
+  read(drawn.token);
+  ++n_drawn_;
+  if (needs_surprises()) mu_ = mu_after({&drawn.surprise, 1});
+}
+
+double Sampler::mu_after(std::span<const double> surprises) const {
+  double mu = mu_;
+  for (const double s : surprises)
+    if (std::isfinite(s)) mu -= params_.mirostat_eta * (s - params_.mirostat_tau);
+  return mu;
+}
+
+Sampled Sampler::sample(std::span<const float> row, const Place& place) const {
+  std::vector<uint32_t> allowed;
+  const Logits logits = changed(row, place, allowed);
+  const int32_t token = draw(logits, place);
+  Sampled out = logits.is_as_given() ? report(logits, row, token) : report(row, token);
+  if (needs_surprises()) out.surprise = stages::surprise(logits, token, params_.temperature);
+  return out;
+}
+
+double Sampler::surprise(std::span<const float> row, const Place& place, int32_t token) const {
+  std::vector<uint32_t> allowed;
+  return stages::surprise(changed(row, place, allowed), token, params_.temperature);
 }
 
 Sampled Sampler::report(std::span<const float> row, int32_t token) const {
@@ -159,54 +141,49 @@ Sampled Sampler::report(const Logits& given, std::span<const float> row, int32_t
   return out;
 }
 
-Distribution Sampler::distribution(std::span<const float> row, std::span<const int32_t> path,
-                                   TokenMask mask) const {
-  require(!row.empty(), "logits", "at least one", row.size());
-  const Logits logits(row, changes(row, path), mask);
-  if (params_.temperature == 0) return {{logits.argmax(), 1.0}};
-  return softmax(takes_all(logits) ? logits.at_least(kNever) : truncate(logits), logits.max());
+Distribution Sampler::distribution(std::span<const float> row, const Place& place) const {
+  std::vector<uint32_t> allowed;
+  const Logits logits = changed(row, place, allowed);
+  if (params_.temperature == 0 || is_fsd(place)) return {{draw(logits, place), 1.0}};
+  if (is_plain_ && takes_all(logits))
+    return softmax(logits.at_least(kNever), logits.max(), params_.temperature);
+  const Pool pool = this->pool(logits, place);
+  if (pool.temperature == 0) return {{likeliest_of(pool.kept), 1.0}};
+  return softmax(pool.kept, stages::max_of(pool.kept), pool.temperature);
 }
 
-// By token, without those whose weight is too small for a double.
-Distribution Sampler::softmax(std::span<const Candidate> kept, float max) const {
-  const double temperature = params_.temperature == 0 ? 1 : params_.temperature;
-  Distribution distribution;
-  distribution.reserve(kept.size());
-  for (const Candidate& c : kept)
-    if (const double w = portable::exp((static_cast<double>(c.logit) - max) / temperature); w > 0)
-      distribution.push_back({c.token, w});
-  std::ranges::sort(distribution, {}, &Weighted::token);
-  const double sum = total(distribution);
-  for (Weighted& w : distribution) w.weight /= sum;
-  return distribution;
-}
-
-Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<const int32_t> path,
-                       int n, Purpose purpose) const {
-  require(!row.empty(), "logits", "at least one", row.size());
+Guesses Sampler::guess(std::span<const float> row, const Place& place, int n,
+                       Purpose purpose) const {
   require(n >= 1, "guesses", "1 or more", n);
-  const Logits logits(row, changes(row, path));
-  const bool greedy = params_.temperature == 0;
+  std::vector<uint32_t> allowed;
+  const Logits logits = changed(row, place, allowed);
+  const bool by_fsd = is_fsd(place), greedy = by_fsd || params_.temperature == 0;
   // Unlikelier tokens are no good guesses, whatever their noise.
   const auto most = static_cast<size_t>(std::max(n, 64));
-  std::vector<Candidate> kept =
-      greedy || takes_all(logits) ? logits.top(static_cast<int64_t>(most)) : truncate(logits);
-  if (kept.size() > most) {
-    std::nth_element(kept.begin(), kept.begin() + static_cast<ptrdiff_t>(most), kept.end());
-    kept.resize(most);
-  }
+  Pool pool{{}, greedy ? 1.0 : params_.temperature};
+  if (by_fsd)
+    pool.kept = stages::fsd(logits, text(place.path), params_);
+  else if (greedy || (is_plain_ && takes_all(logits)))
+    pool.kept = logits.top(static_cast<int64_t>(most));
+  else
+    pool = this->pool(logits, place);
+  keep_likeliest(pool.kept, most);
   Guesses out;
-  Distribution distribution = softmax(kept, logits.max());
-  const bool drawn = purpose == Purpose::Draft && !greedy;
-  const Noise noise(params_.seed, params_.stream, position, purpose);
+  const bool drawn = purpose == Purpose::Draft && !greedy && pool.temperature > 0;
+  const double temperature = pool.temperature > 0 ? pool.temperature : 1.0;
+  Distribution distribution = softmax(pool.kept, stages::max_of(pool.kept), temperature);
+  const Noise noise(params_.seed, params_.stream, place.position, purpose);
   struct Scored {
     double score, probability;
     int32_t token;
   };
   std::vector<Scored> scored;
-  for (const Candidate& c : kept) {
-    const double score =
-        greedy ? c.logit : c.logit / double{params_.temperature} + noise.gumbel(c.token);
+  for (const Candidate& c : pool.kept) {
+    double score = c.logit;
+    if (by_fsd)
+      score = -static_cast<double>(scored.size());
+    else if (!greedy && pool.temperature > 0)
+      score = c.logit / pool.temperature + noise.gumbel(c.token);
     const double probability = weight_of(distribution, c.token);
     // What the distribution does not hold cannot have been drawn from it.
     if (!drawn || probability > 0) scored.push_back({score, probability, c.token});
@@ -222,22 +199,38 @@ Guesses Sampler::guess(std::span<const float> row, int64_t position, std::span<c
   return out;
 }
 
-std::vector<Candidate> Sampler::changes(std::span<const float> row,
-                                        std::span<const int32_t> path) const {
-  if (params_.logit_bias.empty() && !penalizes()) return {};
+TextView Sampler::text(std::span<const int32_t> path) const {
+  return {history_, path, n_drawn_ + static_cast<int64_t>(path.size())};
+}
+
+Logits Sampler::changed(std::span<const float> row, const Place& place,
+                        std::vector<uint32_t>& allowed) const {
+  require(!row.empty(), "logits", "at least one", row.size());
+  const TextView before = text(place.path);
+  TokenMask mask = place.mask;
+  if (params_.banned_strings) {
+    allowed.assign((row.size() + 31) / 32, mask.empty() ? ~uint32_t{0} : 0);
+    std::copy_n(mask.begin(), std::min(mask.size(), allowed.size()), allowed.begin());
+    params_.banned_strings->forbid(before, allowed);
+    mask = allowed;
+  }
+  return {row, changes(row, before), mask};
+}
+
+std::vector<Candidate> Sampler::changes(std::span<const float> row, const TextView& text) const {
+  const bool penalizes = params_.penalizes(), uses_dry = params_.uses_dry();
+  if (params_.logit_bias.empty() && !penalizes && !uses_dry) return {};
   struct Change {
     float bias = 0;
     int count = 0;
+    double dry = 0;
   };
   std::map<int32_t, Change> by_token;
   for (const auto& [token, bias] : params_.logit_bias) by_token[token].bias += bias;
-  if (penalizes()) {
-    const size_t all = history_.size() + path.size();
-    const size_t n =
-        params_.repeat_last_n < 0 ? all : std::min(all, static_cast<size_t>(params_.repeat_last_n));
-    for (size_t i = all - n; i < all; ++i)
-      ++by_token[i < history_.size() ? history_[i] : path[i - history_.size()]].count;
-  }
+  if (penalizes)
+    for (int64_t i = text.n_seen(params_.repeat_last_n); i-- > 0;) ++by_token[text.back(i)].count;
+  if (uses_dry)
+    for (const auto& [token, penalty] : stages::dry(text, params_)) by_token[token].dry = penalty;
   std::vector<Candidate> out;
   out.reserve(by_token.size());
   for (const auto& [token, change] : by_token) {
@@ -248,6 +241,9 @@ std::vector<Candidate> Sampler::changes(std::span<const float> row,
       x = x > 0 ? x / params_.repeat_penalty : x * params_.repeat_penalty;
       x -= static_cast<float>(change.count) * params_.frequency_penalty + params_.presence_penalty;
     }
+    if (change.dry > 0 && x > kNever)  // a penalty of any size forbids nothing
+      x = static_cast<float>(
+          std::max(x - change.dry, double{std::numeric_limits<float>::lowest()}));
     out.push_back({x, token});
   }
   return out;
@@ -258,45 +254,34 @@ bool Sampler::takes_all(const Logits& logits) const {
   return top_k_off && params_.top_p == 1.0f && params_.min_p == 0.0f;
 }
 
-int32_t Sampler::draw(const Logits& logits, int64_t position) const {
+bool Sampler::is_fsd(const Place& place) const {
+  if (params_.fsd == 0) return false;
+  const Noise coins(params_.seed, params_.stream, place.position, Purpose::Stage);
+  return !stages::fsd_samples(params_, text(place.path).n_drawn, coins);
+}
+
+int32_t Sampler::draw(const Logits& logits, const Place& place) const {
+  if (is_fsd(place)) return stages::fsd(logits, text(place.path), params_).front().token;
   if (params_.temperature == 0) return logits.argmax();
-  const Noise noise(params_.seed, params_.stream, position);
-  const double temperature = params_.temperature;
-  if (takes_all(logits)) return draw_from_all(logits, noise, temperature);
-  Race race(temperature);
-  for (const Candidate& c : truncate(logits)) race.enter(c.token, c.logit, noise.gumbel(c.token));
+  const Noise noise(params_.seed, params_.stream, place.position);
+  if (is_plain_ && takes_all(logits)) return draw_from_all(logits, noise, params_.temperature);
+  const Pool pool = this->pool(logits, place);
+  if (pool.temperature == 0) return likeliest_of(pool.kept);
+  Race race(pool.temperature);
+  for (const Candidate& c : pool.kept) race.enter(c.token, c.logit, noise.gumbel(c.token));
   return race.winner();
 }
 
-// Both cuts keep a prefix of the tokens in order of likelihood, so the shorter one decides.
-std::vector<Candidate> Sampler::truncate(const Logits& logits) const {
-  const bool top_k_on = params_.top_k > 0 && params_.top_k < logits.size();
-  // min-p is a distance from the likeliest, whatever else is kept. Compared in double; as a float
-  // it is rounded down, which gathers at most one step too many.
-  const double least = params_.min_p > 0 ? logits.max() + portable::log(params_.min_p) : kNever;
-  const float gathered = std::nextafter(static_cast<float>(least), kNever);
-  const auto target = [&](uint64_t total) {
-    return static_cast<uint64_t>(std::ceil(params_.top_p * static_cast<double>(total)));
-  };
-  std::vector<Candidate> kept;
-  if (top_k_on) {
-    kept = logits.top(params_.top_k);
-    if (params_.top_p < 1)
-      cut_to_weight(kept, logits.max(), target(total_weight(kept, logits.max())));
-  } else if (params_.top_p < 1) {
-    // The likeliest within some distance usually weigh enough, and most of the vocabulary lies
-    // below.
-    const uint64_t enough = target(logits.total_weight());
-    for (const float distance : {4.0f, 8.0f, 10.0f, 12.0f, 16.0f, -kNever}) {
-      const float from = std::max(gathered, logits.max() - distance);
-      kept = logits.at_least(from);
-      if (cut_to_weight(kept, logits.max(), enough) || from == gathered) break;
-    }
-  } else {
-    kept = logits.at_least(gathered);
-  }
-  std::erase_if(kept, [&](const Candidate& c) { return c.logit < least; });
-  return kept;
+Sampler::Pool Sampler::pool(const Logits& logits, const Place& place) const {
+  if (is_plain_) return {stages::likeliest(logits, params_), params_.temperature};
+  if (params_.mirostat != 0)
+    return {
+        stages::mirostat(logits, params_.mirostat, params_.temperature, mu_after(place.surprises)),
+        params_.temperature};
+  const Noise coins(params_.seed, params_.stream, place.position, Purpose::Stage);
+  std::vector<Candidate> kept = stages::chain(logits, params_, coins);
+  const double temperature = stages::dynamic_temperature(kept, params_);
+  return {std::move(kept), temperature};
 }
 
 }  // namespace pyflow

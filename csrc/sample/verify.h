@@ -4,7 +4,8 @@
 // A policy first looks at the logits of every row that may be accepted, in any order and in several
 // threads, and then decides. `exact` draws at every row what plain decoding would draw there: the
 // noise of a draw depends on its position alone (noise.h), so the tokens are those of plain
-// decoding, greedy or sampled, for any tree. The others are in policies/, a file each; at
+// decoding, greedy or sampled, for any tree. Mirostat's draws depend on the rows above, so it keeps
+// the logits and draws on the way down. The others are in policies/, a file each; at
 // temperature 0 all do what `exact` does.
 #pragma once
 

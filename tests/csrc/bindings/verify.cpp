@@ -72,7 +72,7 @@ void register_verify(py::module_& m) {
       [](const Sampler& sampler, const FloatArray& logits, int64_t position, int n,
          bool distribution) {
         const Guesses g =
-            sampler.guess({logits.data(), static_cast<size_t>(logits.size())}, position, {}, n,
+            sampler.guess({logits.data(), static_cast<size_t>(logits.size())}, {position}, n,
                           distribution ? Purpose::Draft : Purpose::Sample);
         return std::pair(pairs_of(g.tokens, &Guess::probability),
                          pairs_of(g.distribution, &Weighted::weight));

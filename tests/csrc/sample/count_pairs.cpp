@@ -37,7 +37,7 @@ py::array_t<int64_t> count_pairs(const std::string& name, const FloatArray& targ
         if (depth == n_children.size()) continue;
         const int32_t token = node == 0 ? emitted.back() : tokens[node - 1];
         Guesses guesses =
-            sampler.guess(row(draft, token), position + static_cast<int64_t>(depth) + 1, {},
+            sampler.guess(row(draft, token), {position + static_cast<int64_t>(depth) + 1},
                           n_children[depth], Purpose::Draft);
         distributions.back() = std::move(guesses.distribution);
         for (const Guess& g : guesses.tokens) {
