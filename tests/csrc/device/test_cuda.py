@@ -87,7 +87,8 @@ from pyflow import _core
 from tiny_models import TINY, Draft, write
 
 mock, folder = ctypes.CDLL("libcuda.so.1"), Path(sys.argv[1])
-CALLS = ["cuMemcpyDtoHAsync_v2", "cuGraphLaunch", "cuGraphInstantiateWithFlags"]
+CALLS = ["cuMemcpyDtoHAsync_v2", "cuGraphLaunch", "cuGraphInstantiateWithFlags",
+    "cuMemcpyHtoDAsync_v2"]
 
 def counted(name, n_steps, **offload):
     draft = Draft()
@@ -123,7 +124,9 @@ def test_steps_cross_twice_a_layer_and_run_as_one(mock_cuda: Path, tmp_path: Pat
     # Down: what the experts of each layer read; then logits, and x for hidden().
     assert experts["steps"][0] == experts["prompt"][0] == experts["layers"] + 2
     assert plain["equal"]
-    assert plain["steps"] == [2, 1, 0]
+    assert plain["steps"][:3] == [2, 1, 0]
+    # Up: what the experts of each layer answer, beside what every step brings.
+    assert experts["steps"][3] - plain["steps"][3] == experts["layers"]
     assert plain["graphs"] - experts["graphs"] == 1
 
 
