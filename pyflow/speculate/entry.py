@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pyflow.speculate.drafter import Method
@@ -34,8 +35,9 @@ class Speculation:
     """Lookahead's W, N and G."""
     pool: Method | None = None
     """An NgramPool, for the methods `pool` and `auto`."""
-    trained: Trained | None = None
-    """A speculator, of `trained.files.load`."""
+    trained: Trained | Path | Literal["found"] | None = "found"
+    """A speculator, or its folder. found: what lies beside the model or comes with pyflow, if the
+    method drafts by it."""
     policy: Policy = "exact"
     fixed: bool = False
     """Run every draft whole and switch nothing off: to measure a method."""

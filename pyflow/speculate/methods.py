@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyflow.arguments import whole
@@ -18,6 +19,8 @@ from pyflow.speculate.drafters import (
 )
 from pyflow.speculate.entry import Entry, Made, Source, Speculation
 from pyflow.speculate.speculator import Speculator
+from pyflow.speculate.trained import find
+from pyflow.speculate.trained.files import Trained
 
 if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
@@ -39,9 +42,8 @@ def _auto(model: ModelFiles, options: Speculation) -> Made:
     """All that is given; what costs nothing comes first."""
     entries = [lookup.ENTRY]
     entries += [entry for entry in (pool.ENTRY, draft_model.ENTRY) if not _lacks(entry, options)]
-    entries += [
-        entry for entry in _TRAINED if options.trained and options.trained.kind == entry.name
-    ]
+    kind = options.trained.kind if isinstance(options.trained, Trained) else ""
+    entries += [entry for entry in _TRAINED if entry.name == kind]
     made = [entry.make(model, options) for entry in entries]
     return [method for methods, _ in made for method in methods], made[0][1]
 
@@ -64,7 +66,8 @@ def speculator(model: LoadedModel, options: Speculation) -> Speculator:
     """For a model, as the options say. To be closed; draft models are the caller's.
 
     PyflowError: an unknown method, or one that lacks what it needs; UnsupportedError: a draft model
-    of another vocabulary.
+    of another vocabulary. Raises as `trained.files.load` for a speculator that does not fit; one
+    that was found for `auto` is left out then: GenerationWarning.
     """
     whole("n_max", options.n_max, 0)
     if not 0 <= options.p_split <= 1:
@@ -72,7 +75,7 @@ def speculator(model: LoadedModel, options: Speculation) -> Speculator:
     for draft, _ in options.draft_models:
         if draft is not model:
             draft_model.check_vocabulary(model, draft)
-    methods, n_max = made(model, options)
+    methods, n_max = made(model, replace(options, trained=_trained(model, options)))
     return Speculator(
         methods, policy=options.policy, n_max=options.n_max or n_max, fixed=options.fixed
     )
@@ -89,5 +92,17 @@ def made(model: ModelFiles, options: Speculation) -> Made:
     return entry.make(model, options)
 
 
+def _trained(model: LoadedModel, options: Speculation) -> Trained | None:
+    """The speculator of the options, if their method drafts by one."""
+    entry = METHODS.get(options.method)
+    if entry is None or "trained" not in entry.needs + entry.uses:
+        return None
+    if options.trained is None or isinstance(options.trained, Trained):
+        return options.trained
+    named = None if options.trained == "found" else str(options.trained)
+    return find.load(model, named, is_wanted="trained" in entry.needs)
+
+
 def _lacks(entry: Entry, options: Speculation) -> list[Source]:
-    return [source for source in entry.needs if not getattr(options, source)]
+    given = {source: getattr(options, source) for source in entry.needs}
+    return [source for source, what in given.items() if not what or what == "found"]

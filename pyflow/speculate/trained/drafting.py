@@ -75,9 +75,9 @@ def evidence_of(probability: float) -> int:
     return min(9, int(10 * probability))
 
 
-def of_kind(kind: str, trained: Trained | None) -> Trained:
+def of_kind(kind: str, trained: object) -> Trained:
     """UnsupportedError: the speculator is of another kind."""
-    assert trained is not None
+    assert isinstance(trained, Trained)
     if trained.kind != kind:
         raise UnsupportedError(
             f"{trained.path}: expected a speculator of kind {kind}, found {trained.kind}; use "

@@ -15,6 +15,7 @@ from pyflow.cli import main
 from pyflow.errors import GenerationWarning, PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
+from pyflow.speculate.trained.find import packaged
 
 from ..speculate.trained import speculators as made_up
 
@@ -147,6 +148,13 @@ def test_the_speculator_beside_a_model_or_in_the_catalogue_is_found(
     assert (code, found["text"]) == (0, plain["text"])
     assert found["speculation"]["steps_by_method"]["mlp"] > 0
     assert told("--spec", "medusa")[0] == 3
+    with pyflow.load(tmp_path / "m.gguf") as model:
+        for trained in (Speculation().trained, packaged(model.spec)):
+            with speculator(model, Speculation(method="mlp", trained=trained)) as heads:
+                answer = model.generate(TEXT, n_predict=12, speculator=heads)
+            assert answer.speculation.methods["mlp"] > 0
+        with pytest.raises(PyflowError, match="needs a trained speculator"):
+            speculator(model, Speculation(method="mlp", trained=None))
     made_up.write(tmp_path / "m.speculator", made_up.mlp_config(*sizes), tensors)
     code, found, _ = told("--spec", "mlp")
     assert (code, found["text"]) == (0, plain["text"])
