@@ -170,7 +170,7 @@ class Batch(Closing):
         elif outcome.put_back:
             del self._running[text.number]
             self._waiting.appendleft(text)
-            text.wait(was_put_back=True)
+            text.wait(was_put_back=True, mu=outcome.mu)
         elif outcome.has_read:
             self._end(text, "length")
         for draw in outcome.draws:
@@ -253,7 +253,9 @@ class _Text:
     def prompt_logprobs(self) -> Sequence[TokenLogprobs] | None:
         return None if self.request.n_report is None else self.reports
 
-    def wait(self, *, n_dropped: int = 0, was_put_back: bool = False) -> None:
+    def wait(
+        self, *, n_dropped: int = 0, was_put_back: bool = False, mu: float | None = None
+    ) -> None:
         """It is to begin, or to begin again with the tokens drawn so far."""
         request, n_predict, n_drawn = self.request, self.request.n_predict, self.answer.n_drawn
         tokens = [*self.view.tokens, *self.answer.tokens]
@@ -276,4 +278,5 @@ class _Text:
             key=request.key,
             watched=request.watched,
             was_put_back=was_put_back,
+            mu=mu,
         )

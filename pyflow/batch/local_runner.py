@@ -116,8 +116,12 @@ class LocalRunner(Closing):
     def begin(self, number: int, span: Span) -> Begun:
         n_positions = min(span.limit, self.n_ctx)
         match = NO_MATCH
+        sampler = None
+        if span.n_predict != 0:
+            sampler = self._sampler(span, span.tokens, span.n_drawn)
         if (before := self._texts.pop(number, None)) is not None:
             self._leave(before)
+            _hand_on(before.sampler, sampler)
             cached = before.cached
             cached.tokens = [*before.cell_names]
             cached.declare(n_positions)
@@ -129,10 +133,6 @@ class LocalRunner(Closing):
                 match = chosen.match
             cached = self.prefixes.take(match, n_positions)
             n_past = len(cached.tokens)
-        sampler = None
-        if span.n_predict != 0:
-            sampler = span.sampling.sampler(stream=span.noise_stream)
-            sampler.accept_all(span.tokens)  # penalties look back on what the model sees
         text = Text(number, span, cached, sampler, [*span.tokens], n_past, self._clock())
         known: Sequence[TokenLogprobs] = ()
         if match.source is not None:
@@ -198,8 +198,9 @@ class LocalRunner(Closing):
         self._leave(text)
         text.tokens[-1] = token
         text.entry = None
-        text.sampler = text.span.sampling.sampler(stream=text.span.noise_stream)
-        text.sampler.accept_all(text.tokens)
+        before = text.sampler
+        text.sampler = self._sampler(text.span, text.tokens, text.span.n_drawn + text.n_drawn)
+        _hand_on(before, text.sampler)
 
     def end(self, number: int, /) -> None:
         text = self._texts.pop(number)
@@ -323,7 +324,18 @@ class LocalRunner(Closing):
             text = self._texts.pop(number)
             self._leave(text)
             self._free(text)
-            out.append(Outcome(number, put_back=True))
+            mu = None if text.sampler is None else text.sampler.mu
+            out.append(Outcome(number, put_back=True, mu=mu))
+
+    def _sampler(self, span: Span, tokens: Sequence[int], n_drawn: int) -> _core.Sampler:
+        """One that has seen the tokens, the last n_drawn of them as the answer's."""
+        sampling = span.sampling
+        tokenizer = self._context.model.tokenizer if sampling.needs_tokenizer else None
+        sampler = sampling.sampler(stream=span.noise_stream, tokenizer=tokenizer)
+        sampler.accept_all(tokens, n_drawn=n_drawn)
+        if span.mu is not None:
+            sampler.mu = span.mu
+        return sampler
 
     def _leave(self, text: Text) -> None:
         """Takes a text out of the speculator."""
@@ -351,3 +363,9 @@ class LocalRunner(Closing):
         is_long = self._n_to_read > self._context.n_batch
         if self._progress is not None and is_long and self._n_read <= self._n_to_read:
             self._progress(self._n_read, self._n_to_read)
+
+
+def _hand_on(before: _core.Sampler | None, after: _core.Sampler | None) -> None:
+    """What mirostat has come to; it learns nothing from a token that a caller puts in."""
+    if before is not None and after is not None:
+        after.mu = before.mu

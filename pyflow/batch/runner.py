@@ -55,6 +55,8 @@ class Span:
     watched: bool = True
     was_put_back: bool = False
     """It lost its cells once and shall not again."""
+    mu: float | None = None
+    """What mirostat had come to when it was put back."""
 
     def cell_names(self, has_prefill: bool) -> Sequence[int]:
         """The names of its cells, where prompts have an arithmetic of their own or do not."""
@@ -97,6 +99,8 @@ class Outcome(NamedTuple):
     """A text that is only read has been."""
     put_back: bool = False
     """The text lost its cells to others: it is to begin again some time, from where it is."""
+    mu: float | None = None
+    """Of a text that is put back: what mirostat has come to."""
     error: PyflowError | None = None
     """The text cannot go on."""
 

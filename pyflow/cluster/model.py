@@ -20,7 +20,7 @@ from pyflow.cluster.mpi.survey import Survey, survey_threads
 from pyflow.cluster.run.drafts import PipelineDrafter
 from pyflow.cluster.run.driver import Pipeline
 from pyflow.cluster.run.guesses import heads_of
-from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser
+from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser, check_sampling
 from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy
 from pyflow.cluster.run.threads import ThreadPipeline, local_stages
@@ -137,12 +137,11 @@ class PipelinedModel(AnyModel, Closing):
         return sum(1 for held in self.layers if held)
 
     def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:  # noqa: ARG002
-        """PyflowError also for the options that the stages have fixed, and for log-probabilities:
-        stages return tokens, not logits."""
+        """PyflowError also for the options that the stages have fixed, and for sampling that they
+        cannot follow."""
         if wrong := next((name for name in _FIXED if options.get(name) is not None), None):
             raise PyflowError(f"{wrong}: a pipeline has its own since it was made; leave it out")
-        if options.get("sampling", self.defaults.sampling).n_logprobs:
-            raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
+        check_sampling(options.get("sampling", self.defaults.sampling))
         for length in lengths:
             check_fits(length, self.n_ctx, self.spec.n_ctx_train)
         return Run(self.runner, [self.n_ctx] * len(lengths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,64 @@ def test_every_field_reaches_the_sampler() -> None:
         ("logit_bias", [1, 2]),
         ("logit_bias", {"a": 1.0}),
         ("n_logprobs", -1),
+        ("typical_p", 0),
+        ("fsd", 3),
+        ("fsd_k", 2**40),
+        ("mirostat", 1.5),
+        ("banned_tokens", [-1]),
+        ("banned_strings", "the"),
+        ("banned_strings", ["a", ""]),
+        ("banned_strings", ["\ud800"]),
+        ("dry_sequence_breakers", [1]),
     ],
 )
 def test_a_value_out_of_range_or_of_a_wrong_type_is_named(name: str, value: Any) -> None:
     with pytest.raises(PyflowError, match=f"^{name}: expected .*, found"):
         SamplingParams(**{name: value})
+
+
+class Spelled:
+    """As much of a tokenizer as texts in parameters need; token 5 is a mark."""
+
+    n_vocab = 6
+
+    def is_control(self, token: int) -> bool:
+        return token == 5
+
+    def token_bytes(self, token: int) -> bytes:
+        return [b"a", b"b", b"ab", b"c", b" a", b"abc"][token]
+
+    def encode(self, text: bytes, *, add_special: bool) -> list[int]:
+        assert not add_special
+        return [b"abc".index(byte) if byte != ord("c") else 3 for byte in text]
+
+
+def test_texts_become_tokens_of_the_vocabulary() -> None:
+    x = np.zeros(6, np.float32)
+    spelled: Any = Spelled()
+    bans = SamplingParams(seed=1, banned_strings=["abc"], banned_tokens=[1], temperature=0)
+    sampler = bans.sampler(tokenizer=spelled)
+    sampler.accept_all([2], n_drawn=1)
+    assert sampler.distribution(x) == [(0, 1.0)]
+    x[[1, 3]] = 9
+    assert sampler.sample(x, 0).token == 0
+    with pytest.raises(PyflowError, match="banned_strings: expected a model with a tokenizer"):
+        bans.sampler()
+    # "ab" ends a match at "ab", and at "a" or " a" followed by "b".
+    dry = SamplingParams(seed=1, temperature=0, dry_multiplier=50, dry_sequence_breakers=["ab"])
+    for text, token in (([3, 4, 3, 4], 3), ([3, 0, 3, 0], 3), ([3, 3, 1, 3, 3], 1)):
+        for breakers in (["ab"], []):
+            how = {"dry_sequence_breakers": breakers, "dry_allowed_length": 1}
+            sampler = dataclasses.replace(dry, **how).sampler(tokenizer=spelled)
+            sampler.accept_all(text)
+            logits = np.zeros(6, np.float32)
+            logits[token] = 1
+            assert sampler.sample(logits, 0).token != token
+    sampler = dry.sampler(tokenizer=spelled)
+    sampler.accept_all([3, 3, 0, 1, 3, 3, 0, 1])  # "ccab" twice: no match from behind "ab"
+    logits = np.zeros(6, np.float32)
+    logits[3] = 1
+    assert sampler.sample(logits, 0).token == 3
+    without = dataclasses.replace(dry, dry_sequence_breakers=[]).sampler()
+    without.accept_all([3, 3, 0, 1, 3, 3, 0, 1])
+    assert without.sample(logits, 0).token != 3

@@ -1,6 +1,7 @@
 #include "sample/stages/bans.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "core/errors.h"
@@ -16,13 +17,14 @@ BannedStrings::BannedStrings(std::shared_ptr<const Vocabulary> vocabulary,
     Banned banned{std::move(text), {}};
     const std::string_view whole = banned.text;
     banned.completing.resize(whole.size());
+    std::array<std::vector<size_t>, 256> places;  // of each byte
+    for (size_t d = 1; d < whole.size(); ++d) places[static_cast<uint8_t>(whole[d])].push_back(d);
     for (int32_t token = 0; token < vocabulary_->size(); ++token) {
       const std::string_view bytes = vocabulary_->bytes(token);
       if (bytes.empty()) continue;
       if (bytes.find(whole) != std::string_view::npos) banned.completing[0].push_back(token);
-      for (size_t d = 1; d < whole.size(); ++d)
-        if (bytes[0] == whole[d] && bytes.starts_with(whole.substr(d)))
-          banned.completing[d].push_back(token);
+      for (const size_t d : places[static_cast<uint8_t>(bytes[0])])
+        if (bytes.starts_with(whole.substr(d))) banned.completing[d].push_back(token);
     }
     strings_.push_back(std::move(banned));
   }

@@ -18,17 +18,53 @@ if TYPE_CHECKING:
 
 _HELP = {
     "temperature": "Higher is more varied; 0 always takes the likeliest token.",
+    "dynatemp_range": "Vary the temperature by so much, by the entropy; 0 is off.",
+    "dynatemp_exponent": "Power of the entropy's share in --dynatemp-range.",
     "top_k": "Keep the K likeliest tokens; 0 is off.",
     "top_p": "Keep the likeliest tokens that make up this probability; 1 is off.",
     "min_p": "Keep tokens with this share of the likeliest one's probability; 0 is off.",
+    "top_n_sigma": "Keep tokens within so many deviations of the greatest logit; -1 is off.",
+    "tfs_z": "Tail-free sampling: cut where the probabilities level off; 1 is off.",
+    "typical_p": "Keep the tokens of the most typical surprise; 1 is off.",
+    "xtc_probability": "How often XTC excludes the likeliest tokens; 0 is off.",
+    "xtc_threshold": "XTC leaves the least likely of tokens above this; over 0.5 is off.",
     "repeat_penalty": "Make tokens seen before less likely; 1 is off.",
     "repeat_last_n": "Tokens that penalties look back; -1 is all.",
     "presence_penalty": "Taken off the logits of tokens seen before.",
     "frequency_penalty": "The same for each time they were seen.",
+    "dry_multiplier": "Penalty for going on with a repetition; 0 is off.",
+    "dry_base": "The penalty grows by this factor with each token of the repetition.",
+    "dry_allowed_length": "Repetitions below this length cost nothing.",
+    "dry_penalty_last_n": "Tokens that DRY looks back; 0 is off, -1 is all.",
+    "mirostat": "1 or 2: mirostat in place of top-k, top-p and the like; 0 is off.",
+    "mirostat_tau": "The surprise that mirostat aims at, in bits per token.",
+    "mirostat_eta": "How fast mirostat learns.",
+    "fsd": "1: frustratingly simple decoding; 2: randomized; 0 is off.",
+    "fsd_alpha": "Weight of FSD's penalty for repetitions.",
+    "fsd_k": "FSD chooses among the K likeliest tokens.",
+    "fsd_n": "The longest n-grams by which FSD finds repetitions.",
+    "fsd_beta": "Weight of longer n-grams against shorter ones.",
+    "fsd_random_n": "Randomized FSD may draw so many tokens at the beginning.",
+    "fsd_random_p": "How often it does so.",
 }
 _MAIN = {"temperature": "0 always takes the likeliest token; 0.8"}
-SHORT = {"temperature": "temp"}
-"""Shorter names that llama.cpp has for options."""
+SHORT = {
+    "temperature": "temp",
+    "dynatemp_exponent": "dynatemp_exp",
+    "top_n_sigma": "top_nsigma",
+    "tfs_z": "tfs",
+    "typical_p": "typical",
+    "mirostat_tau": "mirostat_ent",
+    "mirostat_eta": "mirostat_lr",
+}
+"""Other names that llama.cpp has for options."""
+_FLAGS = {
+    **SHORT,
+    "temperature": "temperature",
+    "banned_tokens": "banned_token",
+    "banned_strings": "banned_string",
+    "dry_sequence_breakers": "dry_sequence_breaker",
+}
 NUMBERS: dict[str, type[int] | type[float]] = {
     field.name: int if isinstance(field.default, int) else float
     for field in dataclasses.fields(SamplingParams)
@@ -49,19 +85,32 @@ def _number(name: str) -> Any:
     )
 
 
-def _params(*, logit_bias: tuple[str, ...], seed: int, **numbers: Any) -> SamplingParams:
+def _params(
+    *,
+    logit_bias: tuple[str, ...],
+    banned_tokens: tuple[int, ...],
+    banned_strings: tuple[str, ...],
+    dry_sequence_breakers: tuple[str, ...],
+    seed: int,
+    **numbers: Any,
+) -> SamplingParams:
     """UsageError for values out of range."""
     if not -1 <= seed < 1 << 64:
         raise click.UsageError(f"--seed: expected 0 to 2^64 - 1, or -1 to draw one, found {seed}")
+    if dry_sequence_breakers:
+        numbers["dry_sequence_breakers"] = [t for t in dry_sequence_breakers if t != "none"]
     try:
         return SamplingParams(
             **numbers,
             logit_bias=dict(_bias(text) for text in logit_bias),
+            banned_tokens=banned_tokens,
+            banned_strings=banned_strings,
             seed=None if seed == -1 else seed,
         )
     except PyflowError as error:
         name, colon, rest = str(error).partition(":")
-        raise click.UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
+        flag = _FLAGS.get(name, name)
+        raise click.UsageError(f"--{flag.replace('_', '-')}{colon}{rest}") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -85,6 +134,27 @@ sampling = grouped(
         "Make a token more or less likely, as in 15043+1 or 15043-inf.",
         multiple=True,
         metavar="TOKEN(+/-)BIAS",
+    ),
+    option(
+        "--banned-token banned_tokens",
+        "Never draw a token, by its number; may be given several times.",
+        multiple=True,
+        type=int,
+        metavar="TOKEN",
+    ),
+    option(
+        "--banned-string banned_strings",
+        "Never write TEXT; may be given several times.",
+        multiple=True,
+        metavar="TEXT",
+        callback=not_empty,
+    ),
+    option(
+        "--dry-sequence-breaker dry_sequence_breakers",
+        'DRY sees no repetition across TEXT; replaces newline : " *; none is none.',
+        multiple=True,
+        metavar="TEXT",
+        callback=not_empty,
     ),
     option(
         "-s --seed",
@@ -126,16 +196,18 @@ n_predict = option(
 
 
 def check_tokens(sampling: SamplingParams, model: AnyModel) -> None:
-    """UsageError if --logit-bias or --logprobs names tokens that the model does not have."""
+    """UsageError if an option names tokens that the model does not have."""
     n_vocab = model.spec.n_vocab
     if sampling.n_logprobs > n_vocab:
         raise click.UsageError(
             f"--logprobs: expected at most {n_vocab}, all tokens, found {sampling.n_logprobs}"
         )
-    if token := next((t for t in sampling.logit_bias if not 0 <= t < n_vocab), None):
-        raise click.UsageError(
-            f"--logit-bias: expected a token from 0 to {n_vocab - 1}, found {token}"
-        )
+    named = {"--logit-bias": sampling.logit_bias, "--banned-token": sampling.banned_tokens}
+    for flag, tokens in named.items():
+        if token := next((t for t in tokens if not 0 <= t < n_vocab), None):
+            raise click.UsageError(
+                f"{flag}: expected a token from 0 to {n_vocab - 1}, found {token}"
+            )
 
 
 def with_defaults(sampling: SamplingParams, model: AnyModel) -> SamplingParams:

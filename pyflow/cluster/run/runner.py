@@ -22,7 +22,22 @@ from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
 from pyflow.engine.origins import cell_names
 from pyflow.errors import CancelledError, PyflowError
+from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """PyflowError for parameters that stages cannot follow: they know tokens, not their text, and
+    draw in any order."""
+    if sampling.n_logprobs:
+        raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
+    if sampling.needs_tokenizer:
+        name = "banned_strings" if sampling.banned_strings else "dry_sequence_breakers"
+        raise PyflowError(f"{name}: stages of a pipeline have no tokenizer; take none")
+    if sampling.mirostat:
+        raise PyflowError("mirostat: stages of a pipeline draw in any order; leave it at 0")
+    if sampling.fsd == 2:
+        raise PyflowError("fsd: stages do not know where an answer begins; take 1, or no pipeline")
 
 
 class StrategyChooser(Protocol):
@@ -103,8 +118,7 @@ class PipelineRunner:
         """Begins a job; the stages keep what its text has in common with the one before, if that
         may be reused."""
         self._end_job()
-        if span.sampling.n_logprobs:
-            raise PyflowError("n_logprobs: stages return tokens, not logits; leave it at 0")
+        check_sampling(span.sampling)
         if span.matcher is not None or span.n_report is not None or span.pooling:
             raise PyflowError("grammars, reports and hidden states: stages return tokens alone")
         chooser: StrategyChooser | None = None

@@ -49,7 +49,7 @@ from pyflow.cluster.wire.messages import (
 )
 from pyflow.errors import PyflowError
 
-VERSION = 13  # of the bytes: change it with any field of a message
+VERSION = 14  # of the bytes: change it with any field of a message
 MAX_EMBD = 65_535
 
 _MAGIC = b"PFWM"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -65,14 +65,38 @@ class Drawn(Body, kw_only=True):
 
     seed: int | None = None
     temperature: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    tfs_z: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    fsd: int | None = None
+    fsd_alpha: float | None = None
+    fsd_k: int | None = None
+    fsd_n: int | None = None
+    fsd_beta: float | None = None
+    fsd_random_n: int | None = None
+    fsd_random_p: float | None = None
     logit_bias: dict[str, float] = msgspec.field(default_factory=dict)
+    banned_tokens: list[int] = msgspec.field(default_factory=list)
+    banned_strings: list[str] = msgspec.field(default_factory=list)
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
 
@@ -82,21 +106,39 @@ class Drawn(Body, kw_only=True):
 
     def sampling(self, served: Served, n_logprobs: int = 0) -> SamplingParams:
         """With a seed; the defaults are the model's. ApiError: a value out of range."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        given: dict[str, Any] = {name: getattr(self, name) for name in _GIVEN}
         given = {name: value for name, value in given.items() if value is not None}
+        self._check_bans(served.model.spec.n_vocab)
         if given.get("top_k") == -1:
             given["top_k"] = 0  # off, as vLLM's clients say it
         seed = None if self.seed == -1 else self.seed
         try:
-            return replace(
+            made = replace(
                 served.model.defaults.sampling,
                 **given,
                 logit_bias=self._biases(served.model.spec.n_vocab),
                 seed=secrets.randbits(32) if seed is None else seed,
                 n_logprobs=n_logprobs,
             )
+            if made.needs_tokenizer:  # its texts are made ready here, not between steps
+                made.sampler(tokenizer=served.model.tokenizer)
+            return made
         except PyflowError as error:
             raise of_request(error) from None
+
+    def _check_bans(self, n_vocab: int) -> None:
+        if len(self.banned_tokens) > MAX_BIASES:
+            raise bad_request(
+                f"banned_tokens: expected up to {MAX_BIASES:,}, found {len(self.banned_tokens):,}",
+                "banned_tokens",
+            )
+        if wrong := next((t for t in self.banned_tokens if not 0 <= t < n_vocab), None):
+            raise bad_request(
+                f"banned_tokens: expected tokens from 0 to {n_vocab - 1}, found {wrong}",
+                "banned_tokens",
+            )
+        for name in ("banned_strings", "dry_sequence_breakers"):
+            check_texts(getattr(self, name) or [], name)
 
     def _biases(self, n_vocab: int) -> dict[int, float]:
         if len(self.logit_bias) > MAX_BIASES:
@@ -125,29 +167,29 @@ class Sampled(Drawn, kw_only=True):
     @property
     def stops(self) -> list[str]:
         """ApiError: too many, too long, or empty."""
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop
-        if len(texts) > MAX_STOPS:
-            raise bad_request(f"stop: expected up to {MAX_STOPS} texts, found {len(texts)}", "stop")
-        for text in texts:
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise bad_request(
-                    f"stop: expected texts of 1 to {MAX_STOP_CHARS} characters, "
-                    f"found one of {len(text):,}",
-                    "stop",
-                )
-        return texts
+        return check_texts([self.stop] if isinstance(self.stop, str) else self.stop, "stop")
 
 
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repeat_penalty",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
+# What is passed on as it is.
+_GIVEN = tuple(
+    each.name
+    for each in fields(SamplingParams)
+    if each.name not in {"seed", "logit_bias", "n_logprobs"}
 )
+
+
+def check_texts(texts: list[str], name: str) -> list[str]:
+    """These texts. ApiError: too many, too long, or empty."""
+    if len(texts) > MAX_STOPS:
+        raise bad_request(f"{name}: expected up to {MAX_STOPS} texts, found {len(texts)}", name)
+    for text in texts:
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise bad_request(
+                f"{name}: expected texts of 1 to {MAX_STOP_CHARS} characters, "
+                f"found one of {len(text):,}",
+                name,
+            )
+    return texts
 
 
 def copies(

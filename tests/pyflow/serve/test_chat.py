@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,10 @@ CASES: list[dict[str, Any]] = [
     {"seed": 7, "max_tokens": 12, "n": 3, "logprobs": True, "top_logprobs": 2},
     {"seed": 1, "max_completion_tokens": 24, "stop": [" the", "\n"], "top_k": 5},
     {"seed": 5, "max_tokens": 8, "frequency_penalty": 0.5, "logit_bias": {"28": 2.5}},
+    {
+        **{"seed": 3, "max_tokens": 16, "n": 2, "mirostat": 2, "mirostat_tau": 3.0},
+        **{"banned_strings": ["the", " R"], "dry_multiplier": 0.8, "typical_p": 0.9},
+    },
 ]
 
 
@@ -62,7 +67,7 @@ def test_streamed_equals_whole_equals_the_model_alone(
 
     assert smollm2.chat_template is not None
     prompt = smollm2.chat_template.encode(MESSAGES)
-    fields = ("temperature", "seed", "top_k", "frequency_penalty")
+    fields = {each.name for each in dataclasses.fields(SamplingParams)} - {"logit_bias"}
     sampling = SamplingParams(
         **{name: case[name] for name in fields if name in case},
         logit_bias={int(token): bias for token, bias in case.get("logit_bias", {}).items()},
@@ -138,6 +143,11 @@ def test_unknown_fields_are_named_and_harmless_ones_pass(server: Server) -> None
         ({"messages": MESSAGES, "stop": [""]}, "stop"),
         ({"messages": MESSAGES, "stop": ["x"] * 17}, "stop"),
         ({"messages": MESSAGES, "logit_bias": {"49152": 1}}, "logit_bias"),
+        ({"messages": MESSAGES, "banned_strings": ["a", ""]}, "banned_strings"),
+        ({"messages": MESSAGES, "dry_sequence_breakers": ["x"] * 17}, "dry_sequence_breakers"),
+        ({"messages": MESSAGES, "banned_tokens": [49152]}, "banned_tokens"),
+        ({"messages": MESSAGES, "typical_p": 0}, "typical_p"),
+        ({"messages": MESSAGES, "fsd": 1, "mirostat": 1}, "fsd"),
         ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
         ({"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),

@@ -93,7 +93,7 @@ def test_the_bytes_are_those_that_the_format_says() -> None:
 
 def test_the_format_has_not_changed_without_a_new_version() -> None:
     digest = hashlib.sha256(b"".join(map(encode, SAMPLES.values()))).hexdigest()
-    assert (wire.VERSION, digest[:16]) == (13, "f6c69afefa615db7")
+    assert (wire.VERSION, digest[:16]) == (14, "d130b0574661465d")
 
 
 # --- hidden states ---

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pyflow.constrain import Constraint
 from pyflow.model import Model
+from pyflow.sampling import SamplingParams
 
 N_CTX = 192
 WORDS = ["one", "two", "red", "Paris", "Rome", "café", "你好", "😀", "and", "1", "2", ","]
@@ -40,7 +41,7 @@ class Asked:
             prompts = [model.tokenizer.encode(text) for text in given]
         else:
             return None
-        names = ("temperature", "seed", "top_k", "min_p", "repeat_penalty")
+        names = {each.name for each in fields(SamplingParams)} - {"logit_bias"}
         how: dict[str, Any] = {name: body[name] for name in names if name in body}
         how["logit_bias"] = {int(key): bias for key, bias in body.get("logit_bias", {}).items()}
         options: dict[str, Any] = {
@@ -73,6 +74,9 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
         ("top_k", 5),
         ("min_p", 0.05),
         ("repeat_penalty", 1.3),
+        (rng.choice(["mirostat", "fsd"]), 2),
+        ("dry_multiplier", 0.8),
+        ("banned_strings", [" the", "s "]),
         ("logit_bias", {"28": -2.5, "30": 3}),
     ]
     return {**body, **dict(rng.sample(extras, rng.choice([0, 0, 1, 2])))}
