@@ -60,7 +60,7 @@ std::unique_ptr<Block> make_block(const BlockSpec&, BlockContext&);
 enum class Runs : uint8_t { HostOnly, Anywhere, Experts };
 Runs where_runs(const std::string& kind);
 
-// make_<kind> for each line of blocks.def, in <kind>.cpp.
+// make_<kind> for each line of blocks.def, in <kind>.cpp, or in the kind's folder.
 #define PYFLOW_BLOCK(kind, where) \
   std::unique_ptr<Block> make_##kind(const BlockSpec&, BlockContext&);
 #include "model/blocks/blocks.def"

@@ -13,7 +13,7 @@ BLOCKS = Path(__file__).parents[4] / "csrc/model/blocks"
 def test_python_and_cpp_have_the_same_kinds() -> None:
     listed = re.findall(r"^PYFLOW_BLOCK\((\w+), \w+\)$", (BLOCKS / "blocks.def").read_text(), re.M)
     assert list(kinds()) == sorted(listed)
-    assert {path.stem for path in BLOCKS.glob("*.cpp")} >= set(listed)
+    assert {path.stem for path in BLOCKS.rglob("*.cpp")} >= set(listed)
 
 
 def test_roles_that_kinds_share_have_one_name_in_gguf() -> None:

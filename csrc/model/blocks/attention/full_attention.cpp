@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "model/blocks/attention_weights.h"
+#include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 

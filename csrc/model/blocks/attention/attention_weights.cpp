@@ -1,4 +1,4 @@
-#include "model/blocks/attention_weights.h"
+#include "model/blocks/attention/attention_weights.h"
 
 #include <algorithm>
 #include <array>
