@@ -109,6 +109,9 @@ struct AttendArgs {
   float softcap;                  // 0: none
   const float* slopes = nullptr;  // one per query head: a score gets slope * -distance; null: none
   uint8_t* scratch = nullptr;     // for prefill_attend, as in MatmulArgs
+  // [n_heads][2 * bias_reach + 1], added to scores as TextArgs has them; not by prefill_attend.
+  const float* bias = nullptr;
+  int64_t bias_reach = 0;
 };
 
 // Attention among the rows of one text (encoders), all in f32: a row at position p sees the key at q

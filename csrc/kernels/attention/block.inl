@@ -40,10 +40,31 @@ static inline void describe(const RowView& cells, Block& block) {
     block.lane_ids[block.lane(i)] = static_cast<float>(block.lane(i));
 }
 
-// Turns raw dots into scores, -inf on lanes outside [first, last] or without a cell. With slopes,
-// the cell of lane 0 is `ahead` positions after the row. Returns the maximum.
+// The biases of sixteen keys of a head, the first of which is `ahead` positions after the row. Args:
+// AttendArgs or TextArgs.
+template <class Args>
+static inline Simd::F distance_biases(const Args& args, int64_t head, int64_t ahead) {
+  const int64_t reach = args.bias_reach;
+  const float* row = args.bias + head * (2 * reach + 1);
+  if (ahead >= -reach && ahead + 15 <= reach) return Simd::load(row + ahead + reach);
+  float lanes[16];
+  for (int64_t i = 0; i < 16; ++i) {
+    const int64_t at = ahead + i < -reach ? -reach : ahead + i > reach ? reach : ahead + i;
+    lanes[i] = row[at + reach];
+  }
+  return Simd::load(lanes);
+}
+
+// How far from a row of a head the cell of lane 0 is: `ahead` positions after it.
+struct Distances {
+  int64_t head;
+  float slope, ahead;
+};
+
+// Turns raw dots into scores, -inf on lanes outside [first, last] or without a cell. Distances count
+// with slopes and biases alone. Returns the maximum.
 static inline float finish_scores(const AttendArgs& args, const Block& block, int64_t first,
-                                  int64_t last, float slope, float ahead, float* s) {
+                                  int64_t last, const Distances& at, float* s) {
   using S = Simd;
   alignas(64) static const float lanes[kLogicalBlock] = {
       0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
@@ -57,7 +78,10 @@ static inline float finish_scores(const AttendArgs& args, const Block& block, in
     S::F x = S::mul(S::load(s + v * 16), scale);
     if (args.softcap > 0.0f) x = softcap_lanes(x, S::set1(args.softcap));
     // Whole numbers below 2^24: exact.
-    if (args.slopes) x = S::fma(S::set1(slope), S::add(S::load(lanes + v * 16), S::set1(ahead)), x);
+    if (args.bias)
+      x = S::add(x, distance_biases(args, at.head, static_cast<int64_t>(at.ahead) + v * 16));
+    if (args.slopes)
+      x = S::fma(S::set1(at.slope), S::add(S::load(lanes + v * 16), S::set1(at.ahead)), x);
     if (!block.gapless || v * 16 < first || v * 16 + 15 > last) {
       const S::F id = S::load(ids + v * 16);
       x = S::where_less(id, low, ninf, S::where_less(high, id, ninf, x));

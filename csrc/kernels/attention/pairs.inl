@@ -51,8 +51,8 @@ class Pairs {
                             block.lane(s->begin),
                             block.lane(s->end - 1),
                             q_ + s->row * args_.q_stride + h * key_dim_,
-                            args_.slopes ? args_.slopes[head_ + h] : 0.0f,
-                            ahead(cells.positions[0], s->row)};
+                            {head_ + h, args_.slopes ? args_.slopes[head_ + h] : 0.0f,
+                             ahead(cells.positions[0], s->row)}};
     const bool direct = n_shares == 1 && block.n_pieces <= kMaxDirectPieces;
     if (direct)
       score_direct(block);
@@ -64,8 +64,7 @@ class Pairs {
     float keep[kMaxPairs], take[kMaxPairs];
     const float* weights[kMaxPairs];
     for (int64_t p = 0; p < n; ++p)
-      mb[p] = finish_scores(args_, block, seen_[p].first, seen_[p].last, seen_[p].slope,
-                            seen_[p].ahead, scores_[p]);
+      mb[p] = finish_scores(args_, block, seen_[p].first, seen_[p].last, seen_[p].at, scores_[p]);
     for (int64_t p = 0; p < n; ++p) {
       lb[p] = weigh(seen_[p].first, seen_[p].last, mb[p], scores_[p]);
       weights[p] = by_cell(block, scores_[p]);
@@ -95,7 +94,7 @@ class Pairs {
   struct Seen {
     int64_t pair, begin, end, first, last;
     const float* q;
-    float slope, ahead;
+    Distances at;
   };
 
   // By how much the block of a position begins after the row, whose last cell is its own.

@@ -34,19 +34,6 @@ static void store_text_keys(const float* from, int64_t stride, int64_t n, int64_
     for (int64_t i = 0; i < 16; ++i) to[d * 16 + i] = i < n ? from[i * stride + d] : 0.0f;
 }
 
-// The biases of sixteen keys, the first of which is `ahead` positions after the row.
-static inline Simd::F text_biases(const TextArgs& args, int64_t head, int64_t ahead) {
-  const int64_t reach = args.bias_reach;
-  const float* row = args.bias + head * (2 * reach + 1);
-  if (ahead >= -reach && ahead + 15 <= reach) return Simd::load(row + ahead + reach);
-  float lanes[16];
-  for (int64_t i = 0; i < 16; ++i) {
-    const int64_t at = ahead + i < -reach ? -reach : ahead + i > reach ? reach : ahead + i;
-    lanes[i] = row[at + reach];
-  }
-  return Simd::load(lanes);
-}
-
 // Turns the dots of a row with n keys from number `first` on into scores, -inf where a key is
 // hidden or past the text. Returns the maximum.
 static inline float finish_text_scores(const TextArgs& args, int64_t head, int64_t row,
@@ -64,7 +51,7 @@ static inline float finish_text_scores(const TextArgs& args, int64_t head, int64
     const S::F distance = S::add(S::load(lanes), S::set1(static_cast<float>(ahead)));
     S::F x = S::mul(S::load(s + i), scale);
     if (args.softcap > 0.0f) x = softcap_lanes(x, S::set1(args.softcap));
-    if (args.bias) x = S::add(x, text_biases(args, head, ahead));
+    if (args.bias) x = S::add(x, distance_biases(args, head, ahead));
     if (args.slopes) x = S::fma(S::set1(-args.slopes[head]), S::abs(distance), x);
     if (args.window > 0 || i + 16 > n)
       x = S::where_less(distance, low, ninf, S::where_less(high, distance, ninf, x));

@@ -212,7 +212,7 @@ class TilePairs {
       m[i] = pairs[i].m;
       l[i] = pairs[i].l;
       mb[i] = finish_scores(args_, block_, seen[i]->lanes.first, seen[i]->lanes.last,
-                            pairs[i].slope, seen[i]->ahead, scores[i]);
+                            {0, pairs[i].slope, seen[i]->ahead}, scores[i]);
     }
     for (int64_t i = 0; i < n; ++i)
       if (seen[i]->lanes.any())
