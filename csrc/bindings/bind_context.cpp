@@ -14,9 +14,15 @@
 namespace pyflow {
 namespace {
 
-ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch,
-                             const std::string& type) {
-  return {n_ctx, n_seq_max, n_batch, cache_type(type), {}};
+ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch, const std::string& type,
+                             int64_t n_source) {
+  return {n_ctx, n_seq_max, n_batch, cache_type(type), {}, n_source};
+}
+
+// The rows of an encoder, (n, n_embd), as the source of a sequence.
+void read_source(Context& c, int seq, const FloatArray& states) {
+  const auto rows = floats(states);
+  run_released(c, [&](const std::function<bool()>& poll) { c.read_source(seq, rows, poll); });
 }
 
 // One sequence id for all rows, one per row, or a list of ids per row (branches of a tree).
@@ -173,31 +179,33 @@ void register_context(py::module_& m) {
   m.attr("MAX_BATCH") = kMaxBatch;
   py::class_<Context>(m, "Context")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
-                       const std::string& type, std::vector<int64_t> layers) {
-             ContextConfig config = context_config(n_ctx, n_seq_max, n_batch, type);
+                       const std::string& type, std::vector<int64_t> layers, int64_t n_source) {
+             ContextConfig config = context_config(n_ctx, n_seq_max, n_batch, type, n_source);
              config.layers = std::move(layers);
              return std::make_unique<Context>(std::move(stage), config);
            }),
            py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
-           py::arg("n_batch"), py::arg("cache_type"), py::arg("layers") = std::vector<int64_t>())
+           py::arg("n_batch"), py::arg("cache_type"), py::arg("layers") = std::vector<int64_t>(),
+           py::arg("n_source") = 0)
       .def_static(
           "memory",
           [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
-             const std::string& type) {
+             const std::string& type, int64_t n_source) {
             const auto memory =
-                Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type));
+                Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type, n_source));
             return py::make_tuple(memory.kv, memory.scratch);
           },
           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
-          py::arg("n_batch"), py::arg("cache_type"))
+          py::arg("n_batch"), py::arg("cache_type"), py::arg("n_source") = 0)
       .def_static(
           "device_memory",
           [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
-             const std::string& type) {
-            return Context::memory(stage, context_config(n_ctx, n_seq_max, n_batch, type)).devices;
+             const std::string& type, int64_t n_source) {
+            const auto config = context_config(n_ctx, n_seq_max, n_batch, type, n_source);
+            return Context::memory(stage, config).devices;
           },
           py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
-          py::arg("n_batch"), py::arg("cache_type"))
+          py::arg("n_batch"), py::arg("cache_type"), py::arg("n_source") = 0)
       .def("forward", &forward, py::arg("input"), py::arg("positions"), py::arg("seqs"),
            py::arg("wanted"), py::arg("regime") = "decode", py::arg("parents") = IntArray(0))
       .def("hidden", &hidden)
@@ -216,7 +224,11 @@ void register_context(py::module_& m) {
       .def("seq_pos_min", on_cache(&KvCache::seq_pos_min))
       .def("seq_pos_max", on_cache(&KvCache::seq_pos_max))
       .def("seq_reusable", on_cache(&KvCache::seq_reusable))
-      .def("clear", on_cache(&KvCache::clear))
+      .def("clear", &Context::clear)
+      .def("read_source", &read_source, py::arg("seq"), py::arg("states"))
+      .def("share_source", &Context::share_source, py::arg("src"), py::arg("dst"))
+      .def("drop_source", &Context::drop_source, py::arg("seq"))
+      .def_property_readonly("n_free_source", &Context::n_free_source)
       .def("read_cells", &read_cells, py::arg("layer"), py::arg("seq"), py::arg("p0"),
            py::arg("p1"))
       .def("restore_cells", &restore_cells, py::arg("seq"), py::arg("position"), py::arg("n"),

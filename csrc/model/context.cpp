@@ -48,6 +48,20 @@ KvConfig kv_config(const Stage& stage, const ContextConfig& c,
   return config;
 }
 
+KvConfig source_config(const Stage& stage, const ContextConfig& c) {
+  const auto place = [&stage](const Buffer& cells) {
+    if (stage.pool().placement().mode() != Numa::Off) stage.pool().placement().spread(cells);
+  };
+  KvConfig config;
+  config.layers = stage.source_layers();
+  config.type = c.cache_type;
+  config.n_ctx = c.n_source;
+  config.n_seq_max = c.n_seq_max;
+  config.n_batch = c.n_batch;
+  config.place = place;
+  return config;
+}
+
 DeviceRunSizes device_sizes(const ContextConfig& c) { return {c.n_batch, c.n_ctx, c.cache_type}; }
 
 // The first error that the threads of a step throw; workers of a pool must not.
@@ -79,6 +93,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         check("n_ctx", config.n_ctx, int64_t{1} << 30);
         check("n_seq_max", config.n_seq_max, kMaxSequences);
         check("n_batch", config.n_batch, kMaxBatch);
+        if (!stage_->source_layers().empty()) check("n_source", config.n_source, int64_t{1} << 30);
         return config;
       }()),
       runs_layer_(stage_->layers().size(), config_.layers.empty()),
@@ -89,6 +104,9 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         return all;
       }()),
       kv_(kv_config(*stage_, config_, &lengths_, devices_), stage_->kernels()),
+      sources_(stage_->source_layers().empty()
+                   ? nullptr
+                   : std::make_unique<Sources>(source_config(*stage_, config_), stage_->kernels())),
       scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type),
       lengths_(static_cast<size_t>(config_.n_seq_max), config_.n_ctx) {
   for (const int64_t layer : config_.layers) {
@@ -105,6 +123,7 @@ Context::Memory Context::memory(const Stage& stage, const ContextConfig& config)
   Memory memory{KvCache::nbytes(kv),
                 ScratchLayout(stage, config.n_batch, config.n_ctx, config.cache_type).nbytes,
                 {}};
+  if (!stage.source_layers().empty()) memory.kv += Sources::nbytes(source_config(stage, config));
   for (Home group = 0; group < stage.n_groups(); ++group) {
     memory.scratch += DeviceRun::staging_nbytes(stage, group, device_sizes(config));
     for (const size_t n : DeviceRun::nbytes(stage, group, device_sizes(config), kv))
@@ -162,6 +181,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
   const std::span<const KvRow> rows = resumed ? std::span(pending) : input.rows;
   try {
     check(input, std::ssize(rows));
+    see_sources(rows);
     if (!resumed && input.parents.empty()) kv_.begin(rows);
     if (!resumed && !input.parents.empty()) kv_.grow(rows, input.parents);
     cancel_.store(false, std::memory_order_relaxed);
@@ -197,6 +217,8 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
 Step Context::step(const Team& team, const StepRows& rows) {
   Step s{rows, scratch_.step(team, rows), stage_->kernels(), team.copy(), &kv_, observer_.get(),
          {}};
+  s.sources = sources_.get();
+  s.source_views = source_views_;
   float* angles = s.angles;
   for (const RopeSpec& r : stage_->spec().ropes) {
     s.ropes.push_back({angles, static_cast<int64_t>(r.pairs()), r.interleaved});

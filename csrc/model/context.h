@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kv/kv_cache.h"
+#include "kv/sources.h"
 #include "model/device/device_run.h"
 #include "model/observer.h"
 #include "model/scratch.h"
@@ -25,6 +26,7 @@ struct ContextConfig {
   int64_t n_batch = 512;  // rows of one step at most, up to kMaxBatch
   CacheType cache_type = CacheType::F16;
   std::vector<int64_t> layers;  // the only layers to run; empty: all
+  int64_t n_source = 0;         // cells of all sources; above 0 where the stage sees some
 };
 
 class Context {
@@ -79,6 +81,18 @@ class Context {
   // before: n_ctx. Throws ShapeError unless the sequence is empty.
   void declare(int seq, int64_t n_positions);
 
+  // Of a stage that sees sources: appends n rows of an encoder's last layer, n x n_embd, to the
+  // source of a sequence. Throws ShapeError for a sequence that has begun or does not exist,
+  // ResourceError if the cells run out, CancelledError when stopped; then the source is as before.
+  void read_source(int seq, std::span<const float> states, const std::function<bool()>& poll);
+  // Sequence `to` sees the source of `from` too; it must have none.
+  void share_source(int from, int to);
+  // A sequence has no source any more; what it has written stays.
+  void drop_source(int seq);
+  // Cells of sources that are free; 0 of a stage that sees none.
+  int64_t n_free_source() const { return sources_ ? sources_->n_free() : 0; }
+  void clear();
+
   // From now on `observer` sees the inputs of matrices; null: none does. Throws as its attach()
   // does.
   void observe(std::shared_ptr<Observer> observer);
@@ -91,6 +105,10 @@ class Context {
 
  private:
   void check(const Input& input, int64_t n) const;
+  Sources& sources(int seq);
+  // By row, the cells of its source; ShapeError if one has none.
+  void see_sources(std::span<const KvRow> rows);
+  void read_rows(std::span<const float> states, int64_t n);
   int64_t end_layer(const Input& input) const;
   // What a thread of the team works with, the only place that fills it.
   Step step(const Team&, const StepRows&);
@@ -120,6 +138,8 @@ class Context {
   int64_t parts_begin_ = -1, parts_end_ = -1;
   std::vector<std::unique_ptr<DeviceRun>> devices_;  // by group
   KvCache kv_;
+  std::unique_ptr<Sources> sources_;   // null: the stage sees none
+  std::vector<RowView> source_views_;  // of the run's rows
   Scratch scratch_;
   DeviceRun::Pins pins_;  // of scratch_
   int64_t last_rows_ = 0;

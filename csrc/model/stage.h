@@ -50,6 +50,8 @@ class Stage {
   // Matrices W_v whose inputs attention shows to observers.
   const std::set<const PackedTensor*>& value_weights() const { return facts_.values; }
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
+  // Of blocks that see a source.
+  const std::vector<LayerKv>& source_layers() const { return facts_.source_layers; }
   // The rope of that layer's keys, or null.
   const RopeSpec* kv_rope(size_t layer) const {
     const std::optional<size_t> rope = facts_.kv_ropes[layer];

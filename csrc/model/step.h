@@ -11,6 +11,7 @@
 #include "core/thread_pool.h"
 #include "kernels/table.h"
 #include "kv/kv_cache.h"
+#include "kv/sources.h"
 
 namespace pyflow {
 
@@ -103,6 +104,8 @@ struct Step : StepRows, StepMemory {
   KvCache* kv;
   Observer* observer;  // null: none
   std::vector<RopeTable> ropes;
+  Sources* sources = nullptr;                   // of decoders that see some
+  std::span<const RowView> source_views = {};  // by row: the cells of its source
 };
 
 // body(begin, end) over all rows: shared by the team, with a barrier at the end, or by each thread

@@ -195,7 +195,14 @@ class Readout(TypedDict, total=False):
 class TextEncoder:
     """Scratch memory in which an encoder runs texts, n_batch rows a step. One thread at a time."""
 
-    def __init__(self, stage: Stage, n_batch: int, files: Sequence[DenseFile]) -> None: ...
+    def __init__(
+        self,
+        stage: Stage,
+        n_batch: int,
+        files: Sequence[DenseFile],
+        tables: Stage | None = None,
+    ) -> None:
+        """tables: the stage that embeds tokens, where `stage` has no embedding."""
     @staticmethod
     def nbytes(stage: Stage, n_batch: int) -> int:
         """What an encoder of this size allocates."""
@@ -224,15 +231,29 @@ class Context:
         n_batch: int,
         cache_type: str,
         layers: Sequence[int] = (),
-    ) -> None: ...
+        n_source: int = 0,
+    ) -> None:
+        """n_source: cells of all sources, for a stage that sees some."""
     @staticmethod
     def memory(
-        stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+        stage: Stage,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        cache_type: str,
+        n_source: int = 0,
     ) -> tuple[int, int]:
-        """Bytes of KV cache and of scratch."""
+        """Bytes of KV cache, sources included, and of scratch."""
     @staticmethod
     def device_memory(
-        stage: Stage, *, n_ctx: int, n_seq_max: int, n_batch: int, cache_type: str
+        stage: Stage,
+        *,
+        n_ctx: int,
+        n_seq_max: int,
+        n_batch: int,
+        cache_type: str,
+        n_source: int = 0,
     ) -> list[int]:
         """Bytes of both on the stage's devices, group after group."""
 
@@ -269,6 +290,16 @@ class Context:
         """See pyflow.Context.declare."""
     def interrupt(self) -> None: ...
     def clear(self) -> None: ...
+    def read_source(self, seq: int, states: ArrayLike) -> None:
+        """Keeps what the decoder needs of an encoder's rows (n, n_embd), as the source of a sequence
+        that has neither cells nor a source."""
+    def share_source(self, src: int, dst: int) -> None:
+        """dst, which has no source, sees that of src."""
+    def drop_source(self, seq: int) -> None:
+        """The sequence has no source any more; idempotent."""
+    @property
+    def n_free_source(self) -> int:
+        """Cells of sources that are free."""
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...
     def seq_rm(self, seq: int, p0: int, p1: int) -> None: ...
     def seq_keep(self, seq: int) -> None: ...

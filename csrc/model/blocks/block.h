@@ -29,6 +29,8 @@ class Block {
   virtual void forward(Step&, Team&) const = 0;
   // Whether it adds to its output register, and so reads it.
   virtual bool adds() const { return false; }
+  // For blocks that see a source: stores what it needs of the rows in x, those of an encoder.
+  virtual void read_source(Step&, Team&) const {}
 
   // For blocks that run on devices (blocks.def): what they take there besides matrices, and the
   // commands of a step.
@@ -40,7 +42,9 @@ class Block {
 struct BlockFacts {
   std::vector<LayerKv> kv_layers;               // one per block that caches
   std::vector<std::optional<size_t>> kv_ropes;  // the rope of each one's keys
+  std::vector<LayerKv> source_layers;           // one per block that reads a source
   bool relative = false;                        // some block uses distances between positions
+  bool biased = false;                          // and adds biases by them to scores of cells
   std::set<const PackedTensor*> occasional;     // of which a token reads nothing, or one row
   std::set<const PackedTensor*> values;         // W_v that share no tensor with W_q or W_k
   int64_t n_positions = std::numeric_limits<int64_t>::max();  // of a table of positions

@@ -76,8 +76,10 @@ Pool pool_named(const std::string& name) {
 }
 
 TextEncoder::TextEncoder(std::shared_ptr<const Stage> stage, int64_t n_batch,
-                         std::vector<std::shared_ptr<const DenseFile>> files)
+                         std::vector<std::shared_ptr<const DenseFile>> files,
+                         std::shared_ptr<const Stage> tables)
     : stage_(std::move(stage)),
+      tables_(tables ? std::move(tables) : stage_),
       files_(std::move(files)),
       n_batch_([&] {
         if (n_batch < 1 || n_batch > (int64_t{1} << 24))
@@ -86,8 +88,11 @@ TextEncoder::TextEncoder(std::shared_ptr<const Stage> stage, int64_t n_batch,
         return whole_keys(n_batch);
       }()),
       scratch_(*stage_, n_batch_, 1, CacheType::F16, needs_of(files_)) {
-  if (!stage_->first() || stage_->last() || !stage_->kv_layers().empty())
+  if (!tables_->first() || stage_->last() || !stage_->kv_layers().empty())
     throw UnsupportedError("encoder: expected a stage of all layers that see the whole text");
+  if (tables_->spec().n_embd != stage_->spec().n_embd)
+    throw ShapeError("encoder: expected an embedding of " + str(stage_->spec().n_embd) +
+                     " values, found " + str(tables_->spec().n_embd));
   for (Buffer& rows : rows_)
     rows = Buffer(static_cast<size_t>(kHeadRows * widest(*stage_, files_)) * sizeof(float),
                   "readouts", "batch");
@@ -104,7 +109,7 @@ int64_t TextEncoder::n_out(const Readout& readout) const {
 }
 
 void TextEncoder::check(const Texts& texts, const Readout& readout) const {
-  const int64_t n = std::ssize(texts.tokens), n_vocab = stage_->spec().n_vocab;
+  const int64_t n = std::ssize(texts.tokens), n_vocab = tables_->spec().n_vocab;
   int64_t begin = 0;
   for (const int64_t end : texts.ends) {
     const int64_t length = end - begin, most = std::min(stage_->n_positions(), n_batch_);
@@ -212,7 +217,7 @@ void TextEncoder::start(Step& s, Team& team) const {
                  });
     });
   }
-  stage_->embed(s, team);
+  tables_->embed(s, team);
 }
 
 void TextEncoder::gather(const Step& s, const Batch& batch, const Readout& readout, int64_t item,

@@ -40,10 +40,12 @@ struct Readout {
 
 class TextEncoder {
  public:
-  // files: whose layers readouts may take besides the stage's. Throws ShapeError for sizes out of
-  // range, UnsupportedError for a stage that is no whole encoder.
+  // files: whose layers readouts may take besides the stage's. tables: the stage that embeds tokens,
+  // a decoder's for one, if the encoder's own has no embedding; else null. Throws ShapeError for
+  // sizes out of range, UnsupportedError for a stage that is no whole encoder.
   TextEncoder(std::shared_ptr<const Stage> stage, int64_t n_batch,
-              std::vector<std::shared_ptr<const DenseFile>> files);
+              std::vector<std::shared_ptr<const DenseFile>> files,
+              std::shared_ptr<const Stage> tables = nullptr);
   // What an encoder of so many rows a step allocates.
   static size_t nbytes(const Stage& stage, int64_t n_batch);
 
@@ -77,7 +79,7 @@ class TextEncoder {
   void gather(const Step& s, const Batch& batch, const Readout& readout, int64_t item,
               float* to) const;
 
-  std::shared_ptr<const Stage> stage_;
+  std::shared_ptr<const Stage> stage_, tables_;  // of the layers, of the embedding
   std::vector<std::shared_ptr<const DenseFile>> files_;
   int64_t n_batch_;
   Scratch scratch_;

@@ -18,14 +18,6 @@ constexpr int64_t kPromptRowTile = 64;
 // From so many cells on, splitting attention over more threads saves more than its barrier costs.
 constexpr int64_t kCellsWorthABarrier = 64;
 
-// Copies heads [first, last) of a row, cut or filled up with zeros; nothing to do if both are one.
-void copy_heads(const Heads& from, const Heads& to, int64_t row, int64_t first, int64_t last) {
-  if (from.rows == to.rows) return;
-  const int64_t n = std::min(from.dim, to.dim);
-  for (int64_t h = first; h < last; ++h)
-    std::fill_n(std::copy_n(from.at(row, h), n, to.at(row, h)), to.dim - n, 0.0f);
-}
-
 // Queries, keys, values, and the mixes of values.
 struct Rows {
   Heads q, k, v, mixed;
@@ -80,7 +72,9 @@ class Attention final : public Block, private AttentionWeights {
                              .scale = scale_,
                              .softcap = softcap_,
                              .slopes = slopes_.empty() ? nullptr : slopes_.data(),
-                             .scratch = s.kernel_scratch};
+                             .scratch = s.kernel_scratch,
+                             .bias = biases_.empty() ? nullptr : biases_.data(),
+                             .bias_reach = bias_reach_};
     const Cut cut = cut_for(s, team, args);
     if (s.own_rows && cut.whole()) {
       // A head is prepared and attended to by one thread; no other thread reads its cells in this
@@ -166,7 +160,7 @@ class Attention final : public Block, private AttentionWeights {
       return s.kernels.prefill_matmul[static_cast<size_t>(w->dtype())] != nullptr;
     };
     const bool any = by_panels(q_) || by_panels(k_) || by_panels(v_) || by_panels(o_);
-    return any && s.kernels.prefill_attend ? s.n_prefill : 0;
+    return any && s.kernels.prefill_attend && biases_.empty() ? s.n_prefill : 0;
   }
 
   // How attention of the other rows is split further than tiles of rows x heads of keys: at spans of
@@ -273,6 +267,7 @@ class Attention final : public Block, private AttentionWeights {
     args.q += shift * args.kv.key_dim;
     args.out += shift * args.kv.value_dim;
     if (args.slopes) args.slopes += shift;
+    if (args.bias) args.bias += shift * (2 * args.bias_reach + 1);
     return args;
   }
 
@@ -282,6 +277,7 @@ class Attention final : public Block, private AttentionWeights {
 }  // namespace
 
 std::unique_ptr<Block> make_attention(const BlockSpec& spec, BlockContext& c) {
+  if (spec.has("kv_from") && spec.text("kv_from") == "encoder") return make_cross_attention(spec, c);
   if (spec.has("mask") && spec.text("mask") == "full") return make_full_attention(spec, c);
   return std::make_unique<Attention>(spec, c);
 }

@@ -8,6 +8,14 @@
 #include "core/errors.h"
 
 namespace pyflow {
+namespace {
+
+Sees seen_by(const BlockSpec& spec) {
+  if (spec.has("kv_from") && spec.text("kv_from") == "encoder") return Sees::Source;
+  return spec.has("mask") && spec.text("mask") == "full" ? Sees::WholeText : Sees::Cells;
+}
+
+}  // namespace
 
 AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
     : in_(register_index(spec.text("input"))),
@@ -19,9 +27,9 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
       value_dim_(spec.has("value_dim") ? spec.integer("value_dim") : head_dim_),
       scale_(spec.number("scale")),
       softcap_(spec.number("softcap")),
-      full_(spec.has("mask") && spec.text("mask") == "full"),
+      sees_(seen_by(spec)),
       window_(spec.integer("window")),
-      layer_(c.facts.kv_layers.size()) {
+      layer_(sees_ == Sees::Source ? c.facts.source_layers.size() : c.facts.kv_layers.size()) {
   if (n_heads_ < 1 || n_kv_heads_ < 1 || head_dim_ < 1 || value_dim_ < 1 || n_heads_ % n_kv_heads_)
     throw ShapeError("attention: " + std::to_string(n_heads_) + " heads of " +
                      std::to_string(head_dim_) + " cannot share " + std::to_string(n_kv_heads_) +
@@ -41,6 +49,7 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
                      " heads, found " + std::to_string(slopes_.size()));
   Weights& w = c.weights;
   if (spec.has("relative")) take_biases(w, spec);
+  if (sees_ == Sees::Source) check_source(spec);
   q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
   k_ = &w.matrix(spec.tensor("k"), k_dim(), n_embd_, Weights::Loop::Continued);
   v_ = &w.matrix(spec.tensor("v"), v_dim(), n_embd_, Weights::Loop::Continued);
@@ -58,19 +67,36 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
                            "': expected head or all");
   q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", n_heads_);
   k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", n_kv_heads_);
-  if (full_) return;
-  c.facts.kv_layers.push_back({.n_kv_heads = n_kv_heads_,
-                               .key_dim = head_dim_,
-                               .value_dim = value_dim_,
-                               .window = window_});
-  c.facts.kv_ropes.push_back(rope_);
-  c.facts.relative = c.facts.relative || rope_ || !slopes_.empty();
+  add_facts(c.facts);
+}
+
+void AttentionWeights::add_facts(BlockFacts& facts) const {
+  const LayerKv cells = {.n_kv_heads = n_kv_heads_,
+                         .key_dim = head_dim_,
+                         .value_dim = value_dim_,
+                         .window = window_};
+  if (sees_ == Sees::WholeText) return;
+  if (sees_ == Sees::Source) {
+    facts.source_layers.push_back(cells);
+    return;
+  }
+  facts.kv_layers.push_back(cells);
+  facts.kv_ropes.push_back(rope_);
+  facts.relative = facts.relative || rope_ || !slopes_.empty() || !biases_.empty();
+  facts.biased = facts.biased || !biases_.empty();
+}
+
+void AttentionWeights::check_source(const BlockSpec& spec) const {
+  if (rope_ || window_ != 0 || !slopes_.empty() || !biases_.empty() ||
+      spec.text("norm_span") == "all")
+    throw UnsupportedError(
+        "attention to a source: expected no rope, window, ALiBi, biases by distance or norms of "
+        "all heads, found some");
 }
 
 void AttentionWeights::take_biases(Weights& w, const BlockSpec& spec) {
   const int64_t n_buckets = spec.integer("n_buckets");
   const std::vector<double>& buckets = spec.numbers("buckets");
-  if (!full_) throw UnsupportedError("attention: biases by distance: expected mask full");
   if (n_buckets < 1 || buckets.size() % 2 == 0)
     throw ShapeError("attention: buckets: expected those of distances -n to n, found " +
                      std::to_string(buckets.size()));

@@ -1,6 +1,8 @@
 // What attention takes from a spec, its sizes and weights, and its commands on a device.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -17,6 +19,18 @@ struct Heads {
 
   float* at(int64_t row, int64_t head) const { return rows + row * stride + head * dim; }
 };
+
+// Copies heads [first, last) of a row, cut or filled up with zeros; nothing to do if both are one.
+inline void copy_heads(const Heads& from, const Heads& to, int64_t row, int64_t first,
+                       int64_t last) {
+  if (from.rows == to.rows) return;
+  const int64_t n = std::min(from.dim, to.dim);
+  for (int64_t h = first; h < last; ++h)
+    std::fill_n(std::copy_n(from.at(row, h), n, to.at(row, h)), to.dim - n, 0.0f);
+}
+
+// Whose keys and values rows see: those of their own text, cached or not, or of a source.
+enum class Sees : uint8_t { Cells, WholeText, Source };
 
 class AttentionWeights {
  public:
@@ -49,7 +63,7 @@ class AttentionWeights {
   int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_, value_dim_;
   float scale_, softcap_;
   std::optional<size_t> rope_;
-  bool full_;  // rows see those after them too, so nothing is cached
+  Sees sees_;
   int64_t window_;
   size_t layer_;
   std::vector<float> slopes_;
@@ -62,6 +76,8 @@ class AttentionWeights {
   bool norms_all_ = false;
 
  private:
+  void check_source(const BlockSpec& spec) const;
+  void add_facts(BlockFacts& facts) const;
   void take_biases(Weights& w, const BlockSpec& spec);
   HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
                      int64_t n_heads) const;
@@ -78,7 +94,8 @@ class AttentionWeights {
                    const HeadNorm& norm) const;
 };
 
-// Attention to the whole text (full_attention.cpp).
+// Attention to the whole text (full_attention.cpp), and to a source (cross_attention.cpp).
 std::unique_ptr<Block> make_full_attention(const BlockSpec&, BlockContext&);
+std::unique_ptr<Block> make_cross_attention(const BlockSpec&, BlockContext&);
 
 }  // namespace pyflow
