@@ -21,8 +21,8 @@ ContextConfig context_config(int64_t n_ctx, int n_seq_max, int64_t n_batch, cons
 
 // The rows of an encoder, (n, n_embd), as the source of a sequence.
 void read_source(Context& c, int seq, const FloatArray& states) {
-  const auto rows = floats(states);
-  run_released(c, [&](const std::function<bool()>& poll) { c.read_source(seq, rows, poll); });
+  const auto given = floats(states);
+  run_released(c, [&](const std::function<bool()>& poll) { c.read_source(seq, given, poll); });
 }
 
 // One sequence id for all rows, one per row, or a list of ids per row (branches of a tree).

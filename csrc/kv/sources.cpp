@@ -26,6 +26,7 @@ void Sources::share(int src, int dst) {
 }
 
 void Sources::drop(int seq) {
+  if (!cells_.pending().empty()) cells_.abort();
   cells_.seq_rm(seq, 0, -1);
   list(seq);
 }

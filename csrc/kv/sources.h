@@ -24,10 +24,9 @@ class Sources {
   static size_t nbytes(const KvConfig& config) { return KvCache::nbytes(config); }
 
   // Reserves the next n cells of a sequence's source; the layers store keys and values at slots(),
-  // then commit() or abort(). Throws ShapeError, ResourceError as KvCache::begin does.
+  // then commit(), or drop() the source. Throws ShapeError, ResourceError as KvCache::begin does.
   void begin(int seq, int64_t n);
   void commit();
-  void abort() { cells_.abort(); }
   std::span<const int32_t> slots(size_t layer) const { return cells_.slots(layer); }
   const KvView& view(size_t layer) const { return cells_.view(layer); }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
@@ -12,6 +12,7 @@ from pyflow import _core
 from pyflow.arguments import one_of, whole, whole_numbers
 from pyflow.closing import Closing
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.sources import SourceEncoder, states_of
 from pyflow.errors import CancelledError, PyflowError, ShapeError
 from pyflow.specs.model_spec import ModelSpec
 
@@ -31,6 +32,7 @@ POLICIES: dict[Policy, str] = _core.POLICIES
 distribution; `lossy`, neither."""
 DEFAULT_CTX = 4096
 DEFAULT_BATCH = 512
+DEFAULT_SOURCE = 512
 
 
 class ContextSizes(TypedDict, total=False):
@@ -40,6 +42,7 @@ class ContextSizes(TypedDict, total=False):
     n_seq_max: int
     n_batch: int
     cache_type: CacheType
+    n_source: int | None
 
 
 class ContextArgs(TypedDict):
@@ -49,6 +52,7 @@ class ContextArgs(TypedDict):
     n_seq_max: int
     n_batch: int
     cache_type: CacheType
+    n_source: int
 
 
 class Context(Closing):
@@ -64,13 +68,16 @@ class Context(Closing):
         stage: _core.Stage,
         args: ContextArgs,
         layers: Sequence[int] = (),
+        sources: SourceEncoder | None = None,
     ) -> None:
-        """model: whose weights the stage has. layers: those that run; an empty list runs all."""
-        self.model = model
+        """model: whose weights the stage has. layers: those that run; an empty list runs all.
+        sources: reads those of a model that has some."""
+        self.model, self._sources = model, sources
         self.n_ctx = args["n_ctx"]
         self.n_seq_max = args["n_seq_max"]
         self.n_batch = args["n_batch"]
         self.cache_type = args["cache_type"]
+        self.n_source = args["n_source"]
         self._native: _core.Context | None = _core.Context(
             stage,
             layers=whole_numbers("layers", layers).tolist(),
@@ -211,6 +218,30 @@ class Context(Closing):
         """Ends the pending trees, if there are any, without a trace."""
         _core.abort(self.native)
 
+    def read_sources(self, sources: Mapping[int, Tokens]) -> None:
+        """The source of each of these sequences, which have neither cells nor a source, by its tokens.
+
+        All are encoded together; a source has the bits that it has alone. ResourceError: the cells
+        of sources run out, or memory does; ShapeError: a source is empty or too long.
+        """
+        texts = [whole_numbers("source", tokens) for tokens in sources.values()]
+        states = states_of(self._sources, self.model.spec, texts)
+        for seq, rows in zip(sources, states, strict=True):
+            self.native.read_source(whole("seq", seq), rows)
+
+    def share_source(self, src: int, dst: int) -> None:
+        """dst, which has no source, sees that of src."""
+        self.native.share_source(whole("src", src), whole("dst", dst))
+
+    def drop_source(self, seq: int) -> None:
+        """The sequence has no source any more; idempotent."""
+        self.native.drop_source(whole("seq", seq))
+
+    @property
+    def n_free_source(self) -> int:
+        """Cells of sources that are free."""
+        return self.native.n_free_source
+
     @property
     def n_free(self) -> int:
         """Cells that are free in every layer."""
@@ -334,8 +365,12 @@ def context_args(
     n_seq_max: int = 1,
     n_batch: int = DEFAULT_BATCH,
     cache_type: CacheType = "f16",
+    n_source: int | None = None,
 ) -> ContextArgs:
-    """The arguments of a native context, defaults filled in; ShapeError for a size out of range."""
+    """The arguments of a native context, defaults filled in; ShapeError for a size out of range.
+
+    n_source: cells of all sources together; None is 512 for each sequence of a model that has them.
+    """
     n_seq_max = whole("n_seq_max", n_seq_max, 1, _core.MAX_SEQUENCES)
     n_ctx = 0 if n_ctx is None else whole("n_ctx", n_ctx, 0)
     if n_ctx == 0:
@@ -347,4 +382,12 @@ def context_args(
         )
     n_batch = whole("n_batch", n_batch, 1, _core.MAX_BATCH)
     one_of("cache_type", cache_type, get_args(CacheType))
-    return {"n_ctx": n_ctx, "n_seq_max": n_seq_max, "n_batch": n_batch, "cache_type": cache_type}
+    if n_source is None:
+        n_source = DEFAULT_SOURCE * n_seq_max if spec.source else 0
+    return {
+        "n_ctx": n_ctx,
+        "n_seq_max": n_seq_max,
+        "n_batch": n_batch,
+        "cache_type": cache_type,
+        "n_source": whole("n_source", n_source, 0, 1 << 30),
+    }

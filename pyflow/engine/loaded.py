@@ -30,6 +30,7 @@ from pyflow.engine.memory import available_nbytes
 from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
 from pyflow.engine.offload import Offload, OnDevice, Placed, most_that_fit, place_auto
 from pyflow.engine.offload import place as place_layers
+from pyflow.engine.sources import SourceEncoder, source_bytes, source_stage
 from pyflow.engine.topology import (
     NumaMode,
     Placement,
@@ -124,7 +125,7 @@ def planned(
 
     UnsupportedError, ShapeError: the engine cannot run the model, whatever the context.
     """
-    if spec.is_encoder and placed is not None:
+    if (spec.is_encoder or spec.source) and placed is not None:
         raise UnsupportedError(
             f"{checkpoint.path}: encoders run on the CPU only; leave --gpu-layers (offload) out"
         )
@@ -138,7 +139,9 @@ def planned(
             offload=None if placed is None else placed.native,
         )
         if not spec.is_encoder:
-            _core.Context.memory(stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16")
+            _core.Context.memory(
+                stage, n_ctx=1, n_seq_max=1, n_batch=1, cache_type="f16", n_source=1
+            )
     except VariableError:
         raise  # the file is not to blame
     except (ShapeError, UnsupportedError) as error:
@@ -180,6 +183,7 @@ class LoadedModel(ModelFiles, Closing):
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
+        self._sources: SourceEncoder | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
         if self.inexact:
             warnings.warn(
@@ -222,11 +226,15 @@ class LoadedModel(ModelFiles, Closing):
             )
         offload = None if self.placed is None else self.placed.native
         self._stage = _core.Stage(native, spec, self._pool, pack_as=pack_as, offload=offload)
+        encoder = source_stage(self.checkpoint, self.spec, self._pool, load=True)
+        if encoder is not None:
+            self._sources = SourceEncoder(encoder, self._stage)
 
     def _weight_bytes(self, placed: Placed | None) -> tuple[int, Sequence[int]]:
         """Here and on each device."""
         outline = planned(self.checkpoint, self.spec, self._pool, placed)
-        return outline.weight_bytes, outline.device_weight_bytes
+        encoder = source_stage(self.checkpoint, self.spec, self._pool, load=False)
+        return outline.weight_bytes + source_bytes(encoder)[0], outline.device_weight_bytes
 
     def _layers_that_fit(self, args: ContextArgs | None = None) -> int:
         """So many from the end, with a context."""
@@ -283,17 +291,19 @@ class LoadedModel(ModelFiles, Closing):
         n_seq_max: int = 1,
         n_batch: int = DEFAULT_BATCH,
         cache_type: CacheType = "f16",
+        n_source: int | None = None,
         layers: Sequence[int] = (),
     ) -> Context:
         """A fresh context of n_ctx cells shared by up to n_seq_max sequences.
 
         n_ctx: None is 4096 or the model's own limit, whichever is less. n_batch: rows of one step.
+        n_source: cells of all sources, of a model that reads some; None is 512 for each sequence.
         layers: those that run, the others are left out; an empty list runs all.
         Raises ShapeError for sizes out of range, ResourceError when the memory is refused.
         """
         if self.spec.is_encoder:
             raise UnsupportedError(encoder_writes_nothing(self.spec))
-        args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type)
+        args = context_args(self.spec, n_ctx, n_seq_max, n_batch, cache_type, n_source)
         memory = _plan(self.checkpoint, self.spec, self.stage, args, self.placed)
         if self.placed is not None:
             self.placed.check(
@@ -306,19 +316,22 @@ class LoadedModel(ModelFiles, Closing):
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
                 f"{memory.available:,} are available; choose a smaller context or cache type q8_0"
             )
-        return Context(self, self.stage, args, layers)
+        return Context(self, self.stage, args, layers, self._sources)
 
-    def logits(self, tokens: Tokens) -> NDArray[np.float32]:
-        """Logits after each token of a fresh sequence: (len(tokens), n_vocab)."""
+    def logits(self, tokens: Tokens, source: Tokens | None = None) -> NDArray[np.float32]:
+        """Logits after each token of a fresh sequence: (len(tokens), n_vocab). source: of a model
+        that reads one; tokens then begin with its start token."""
         ids = whole_numbers("tokens", tokens)
-        with self.context(
-            max(1, ids.size), n_batch=min(DEFAULT_BATCH, max(1, ids.size))
-        ) as context:
+        n = max(1, ids.size)
+        n_source = None if source is None else max(1, len(source))
+        with self.context(n, n_batch=min(DEFAULT_BATCH, n), n_source=n_source) as context:
+            if source is not None:
+                context.read_sources({0: source})
             return context.forward(ids, logits="all")
 
     def close(self) -> None:
         """Frees the weights once no context uses them; idempotent."""
-        self._stage = None
+        self._stage = self._sources = None
 
 
 def _placed_layers(
@@ -373,13 +386,15 @@ def _plan(
         kv, scratch = 0, _core.TextEncoder.nbytes(stage, max(args["n_batch"], args["n_ctx"]))
     else:
         kv, scratch = _core.Context.memory(stage, **args)
+    outline = source_stage(checkpoint, spec, _core.ThreadPool(1), load=False)
+    more_weights, more_scratch = source_bytes(outline)
     return MemoryPlan(
         gpu_layers=0 if placed is None else placed.n_layers,
         gpu_experts=0 if placed is None else placed.n_experts,
         devices=() if placed is None else placed.parts(_device_bytes(stage, args)),
-        weights=stage.weight_bytes,
+        weights=stage.weight_bytes + more_weights,
         kv=kv,
-        scratch=scratch,
+        scratch=scratch + more_scratch,
         tokenizer=memory_nbytes(checkpoint, spec.n_vocab),
         available=available_nbytes(),
     )

@@ -67,7 +67,7 @@ def to_gguf(checkpoint: Checkpoint) -> GgufModel:
         raise UnsupportedError(f"{checkpoint.path}: expected a folder's model, found a GGUF file")
     description = describe(checkpoint)
     spec = description.spec
-    if spec.is_encoder:
+    if spec.is_encoder or spec.source:
         raise UnsupportedError(
             f"{checkpoint.path}: encoders are not written as GGUF yet; give OUT without .gguf, and "
             "it becomes a folder"

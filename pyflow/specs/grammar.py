@@ -68,6 +68,8 @@ EMBED: Table = {
     "shared_with": Word("the name of a stack"),
 }
 STACK: Table = {
+    "when": Param(Flag(), True),
+    "start": Param(Whole(least=0, most=(1 << 31) - 1), None),
     "n_layers": Param(Whole(most=4096)),
     "embed": EMBED,
     "layer": Steps(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pyflow.errors import ShapeError
 from pyflow.specs.block import Block
@@ -72,12 +72,25 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """The encoder of a model whose decoder reads what it makes of a source text.
+
+    embedding: None if it is the decoder's. start: the token that a text of the decoder begins with.
+    """
+
+    layers: tuple[tuple[Block, ...], ...]
+    embedding: Embedding | None
+    n_vocab: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything that is needed to run a model, except the weights.
 
     ignored: tensors of the checkpoint that the model is known not to use. Of encoders, pool and
     normalize: how a text becomes a vector, unless other files say so; chains: heads by their names,
-    classify and fill.
+    classify and fill. source: the encoder beside the decoder that all else here describes.
     """
 
     architecture: str
@@ -93,6 +106,7 @@ class ModelSpec:
     pool: Pool = "none"
     normalize: bool = False
     chains: Mapping[str, Chain] = field(default_factory=dict)
+    source: SourceSpec | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -121,7 +135,10 @@ class ModelSpec:
     def tensors(self) -> set[str]:
         """Names of all tensors that the model uses."""
         layers = (layer for chain in self.chains.values() for layer in chain.layers)
-        parts = (self.embedding, *self.blocks(), self.head, *layers)
+        parts: list[Any] = [self.embedding, *self.blocks(), self.head, *layers]
+        if self.source is not None:
+            parts += [block for layer in self.source.layers for block in layer]
+            parts += [self.source.embedding] if self.source.embedding else []
         return {name for part in parts for name in tensors_of(part) if name}
 
     def shallow(self, layers: Sequence[int]) -> ModelSpec:
@@ -158,6 +175,20 @@ class ModelSpec:
                 name: [_plain(layer) for layer in chain.layers]
                 for name, chain in self.chains.items()
             },
+        }
+
+    def source_stage(self) -> dict[str, object]:
+        """The encoder of a model that has a `source`, as the extension takes it."""
+        source = self.source
+        if source is None:
+            raise ShapeError(f"{self.name}: expected a model that reads sources, found none")
+        return {
+            "n_embd": self.n_embd,
+            "n_vocab": source.n_vocab if source.embedding else 0,
+            "ropes": [_plain(r) for r in self.ropes],
+            "embedding": _plain(source.embedding) if source.embedding else None,
+            "layers": [[_plain(b) for b in layer] for layer in source.layers],
+            "head": None,
         }
 
     def tables(self, *, embedding: bool, head: bool) -> dict[str, object]:

@@ -108,6 +108,8 @@ class PipelineRun:
             files = ModelFiles(name or default_model(), quantize=quantize, overrides=overrides)
         if files.spec.is_encoder:
             raise UnsupportedError(encoder_writes_nothing(files.spec))
+        if files.spec.source:
+            raise UnsupportedError(f"{files.name}: models that read a source run in one process")
         most = files.spec.n_ctx_train
         n_ctx = context_size(n_ctx, most) or min(DEFAULT_CTX, most)
         self._check_layers(files)

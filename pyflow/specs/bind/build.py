@@ -23,7 +23,7 @@ from pyflow.specs.document import Document
 from pyflow.specs.grammar import EMBED, HEAD, OUTPUT, REFUSAL, STACK, STEP, Step
 from pyflow.specs.language import unread
 from pyflow.specs.language.facts import Facts, Source
-from pyflow.specs.model_spec import NO_HEAD, Embedding, Head, ModelSpec
+from pyflow.specs.model_spec import NO_HEAD, Embedding, Head, ModelSpec, SourceSpec
 from pyflow.specs.parts import Register
 
 _MAX_STEPS = 16
@@ -106,10 +106,16 @@ class _Builder:
         self._refuse()
         n_embd, n_ctx = self._facts.integer("n_embd"), self._facts.integer("n_ctx")
         self._blocks.n_embd = n_embd
-        stacks = [name for name in ("encoder", "decoder") if name in self._doc.tables]
-        if len(stacks) > 1:
-            self.unsupported.append("encoders that are read by decoders cannot run yet")
+        stacks = [
+            name
+            for name in ("decoder", "encoder")
+            if name in doc.tables and self._value(STACK, doc[name], "when")
+        ]
+        if not stacks:
+            raise SpecError(f"{doc.path}: expected a decoder or an encoder, found neither")
         embedding, n_vocab, layers = self._stack(stacks[0], n_embd)
+        source = self._source(embedding, n_embd) if len(stacks) > 1 else None
+        self._check_sources(layers, source)
         if any(isinstance(b, Attention) and b.mask for layer in layers for b in layer):
             head, layers = NO_HEAD, self._end(stacks[0], layers)
         elif (found := self._head(embedding, n_vocab, n_embd)) is not None:
@@ -127,8 +133,31 @@ class _Builder:
             embedding=embedding,
             layers=layers,
             head=head,
+            source=source,
             **self._readouts(head, embedding, n_vocab, n_embd),
         )
+
+    def _source(self, decoder: Embedding, n_embd: int) -> SourceSpec:
+        """The encoder that a decoder reads; without an embedding of its own if both have one."""
+        embedding, n_vocab, layers = self._stack("encoder", n_embd)
+        blocks = [block for layer in layers for block in layer]
+        if any(isinstance(b, Attention) and b.mask != "full" for b in blocks):
+            raise SpecError(f"{self._doc.path}: encoder: expected attention with mask full")
+        start = self._value(STACK, self._doc["decoder"], "start")
+        if start is None:
+            raise SpecError(f"{self._doc.path}: decoder.start: expected the first token of a text")
+        own = None if embedding == decoder else embedding
+        return SourceSpec(self._end("encoder", layers), own, n_vocab, start)
+
+    def _check_sources(
+        self, layers: tuple[tuple[Block, ...], ...], source: SourceSpec | None
+    ) -> None:
+        reads = any(isinstance(b, Attention) and b.kv_from for layer in layers for b in layer)
+        if reads is (source is None):
+            raise SpecError(
+                f"{self._doc.path}: expected an encoder, and attention to it (kv_from encoder) in "
+                "the decoder, found one of both alone"
+            )
 
     def _end(
         self, stack: str, layers: tuple[tuple[Block, ...], ...]

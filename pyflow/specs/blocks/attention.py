@@ -20,6 +20,8 @@ class Attention(Block):
     """Grouped-query attention over the KV cache; rope is an index into `ModelSpec.ropes`.
 
     mask: full is attention of encoders: a row sees its whole text, and there is no cache.
+    kv_from: encoder is attention to all of a source, which an encoder has read; k and v take its
+    rows.
 
     q: (n_heads * head_dim, n_embd); k: (n_kv_heads * head_dim, n_embd).
     v: (n_kv_heads * value_dim, n_embd); o: (n_embd, n_heads * value_dim). value_dim: None is
@@ -60,6 +62,7 @@ class Attention(Block):
     alibi: tuple[float, ...] = ()
     value_dim: int | None = None
     mask: Literal["full"] | None = None
+    kv_from: Literal["encoder"] | None = None
     relative: Ref | None = None
     n_buckets: int | None = None
     buckets: tuple[int, ...] = ()
@@ -106,9 +109,9 @@ class Attention(Block):
                 f"{at.where}: expected queries of a multiple of {n_kv_heads} heads, those of keys, "
                 f"found {n_heads}"
             )
-        mask = at.value("mask")
-        if at.value("kv_from") != "self":
-            at.cannot_run("attention to an encoder cannot run yet")
+        mask, kv_from = at.value("mask"), at.value("kv_from")
+        if kv_from == "encoder":
+            _check_cross(at)
         head_dim, value_dim = at.value("head_dim"), at.value("value_dim")
         if value_dim == head_dim:
             value_dim = None
@@ -116,8 +119,6 @@ class Attention(Block):
         norm = _add_norms(wants, at, {"q_norm": n_heads, "k_norm": n_kv_heads}, head_dim)
         n_buckets, buckets = None, tuple[int, ...]()
         if (relative := at.inner("relative")) is not None:
-            if mask != "full":
-                at.cannot_run("relative position biases of decoders cannot run yet")
             n_buckets = relative.value("n_buckets")
             wants["relative"] = Want((n_buckets, n_heads))
             buckets = _buckets(
@@ -139,6 +140,7 @@ class Attention(Block):
             alibi=_slopes(n_heads, at.value("alibi")),
             value_dim=value_dim,
             mask="full" if mask == "full" else None,
+            kv_from="encoder" if kv_from == "encoder" else None,
             n_buckets=n_buckets,
             buckets=buckets,
             **at.bind(wants),
@@ -148,6 +150,7 @@ class Attention(Block):
         yield f"attention: {self.n_heads} heads of {self.head_dim}, {self.n_kv_heads} of keys"
         yield from [f"values of {self.value_dim}"] if self.value_dim else []
         yield from ["over the whole text"] if self.mask == "full" else []
+        yield from ["over the source"] if self.kv_from else []
         yield from [f"biases in {self.n_buckets} buckets of distance"] if self.n_buckets else []
         if self.rope is not None:
             rope = ropes[self.rope]
@@ -159,6 +162,22 @@ class Attention(Block):
         if self.q_norm or self.k_norm:
             yield f"{self.norm_type} norms of {'all heads' if self.norm_span == 'all' else 'heads'}"
         yield from ["biases"] if self.q_bias or self.o_bias else []
+
+
+def _check_cross(at: BlockContext) -> None:
+    """FormatError: attention to a source asks for what only a text of its own has."""
+    asked = {
+        "mask full": at.value("mask") == "full",
+        "a window": at.value("window") > 0,
+        "a rope": at.value("rope") != "none",
+        "ALiBi": at.value("alibi") > 0,
+        "biases by distance": at.inner("relative") is not None,
+    }
+    if found := [name for name, is_asked in asked.items() if is_asked]:
+        raise FormatError(
+            f"{at.where}: expected attention to a source (kv_from encoder) without positions, "
+            f"found {', '.join(found)}"
+        )
 
 
 def _wants(at: BlockContext, heads: tuple[int, int], dims: tuple[int, int]) -> dict[str, Want]:

@@ -76,6 +76,7 @@ class Kangaroo(Method):
                 n_seq_max=target.n_seq_max,
                 n_batch=min(_N_BATCH, target.n_ctx),
                 cache_type=target.cache_type,
+                n_source=0,
             )
             model, layers = self.adapter.model, range(self.adapter.exit_layer)
             shallow = model.context(layers=layers, **args)

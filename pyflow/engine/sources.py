@@ -1,0 +1,98 @@
+"""Sources: texts that an encoder reads for the decoder of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyflow import _core
+from pyflow.engine.memory import available_nbytes
+from pyflow.errors import ResourceError, ShapeError, UnsupportedError
+from pyflow.formats import Checkpoint
+from pyflow.specs.model_spec import ModelSpec
+
+# Rows of a step, for sources that are no longer: their activations stay in the caches.
+N_BATCH = 512
+
+
+def source_stage(
+    checkpoint: Checkpoint, spec: ModelSpec, pool: _core.ThreadPool, *, load: bool
+) -> _core.Stage | None:
+    """The encoder beside a decoder, by the same threads; None if the model has none. Without `load`
+    it has no weights, to plan memory."""
+    if spec.source is None:
+        return None
+    return _core.Stage(
+        checkpoint.native, spec.source_stage(), pool, load=load, pack_as=checkpoint.pack_as
+    )
+
+
+def source_bytes(stage: _core.Stage | None) -> tuple[int, int]:
+    """Bytes of the encoder's weights, and of its scratch memory."""
+    if stage is None:
+        return 0, 0
+    return stage.weight_bytes, _core.TextEncoder.nbytes(stage, N_BATCH)
+
+
+def reads_sources(spec: ModelSpec) -> str:
+    """What to say where a model that needs a source is asked to go on from a text."""
+    return (
+        f"{spec.name} reads a source and writes another text ({spec.architecture}); use "
+        "'pyflow generate' or Model.generate"
+    )
+
+
+class SourceEncoder:
+    """Reads sources. Safe to share between threads: each call takes scratch memory of its own."""
+
+    def __init__(self, stage: _core.Stage, tables: _core.Stage) -> None:
+        """tables: the decoder, which embeds tokens unless the encoder has an embedding."""
+        has_embedding, _ = stage.host_tables
+        self._stage, self._tables = stage, None if has_embedding else tables
+        self._idle: list[_core.TextEncoder] = []
+
+    def states(self, sources: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """The last layer's rows of each source, (n, n_embd), as if it were alone."""
+        lengths = [source.size for source in sources]
+        if not lengths:
+            return []
+        if min(lengths) == 0:
+            raise ShapeError("source: expected at least one token, found none")
+        ends = np.cumsum(lengths, dtype=np.int64)
+        with self._native(max(lengths)) as native:
+            rows = native.encode(
+                np.concatenate(sources), np.empty(0, np.int32), ends, {}, np.arange(ends[-1])
+            )
+        return np.split(rows, ends[:-1])
+
+    @contextmanager
+    def _native(self, longest: int) -> Iterator[_core.TextEncoder]:
+        """Scratch for sources of so many tokens; kept for the next call unless it is large."""
+        n_batch = max(N_BATCH, -(-longest // 16) * 16)
+        found = None
+        if n_batch == N_BATCH:
+            with suppress(IndexError):
+                found = self._idle.pop()
+        if found is None:
+            need, free = _core.TextEncoder.nbytes(self._stage, n_batch), available_nbytes()
+            if need > free:
+                raise ResourceError(
+                    f"source: {longest:,} tokens need {need:,} bytes, {free:,} are available; "
+                    "close other programs, or shorten the source"
+                )
+            found = _core.TextEncoder(self._stage, n_batch, [], self._tables)
+        yield found
+        if n_batch == N_BATCH:
+            self._idle.append(found)
+
+
+def states_of(
+    encoder: SourceEncoder | None, spec: ModelSpec, sources: Sequence[NDArray[np.int32]]
+) -> list[NDArray[np.float32]]:
+    """What the encoder of a model gives. UnsupportedError: it has none."""
+    if encoder is None:
+        raise UnsupportedError(f"{spec.name}: expected a model that reads sources, found none")
+    return encoder.states(sources)
