@@ -10,7 +10,9 @@ from pyflow.embed.model import EmbeddingModel
 from pyflow.engine.context import CacheType
 from pyflow.engine.offload import Offload
 from pyflow.engine.session_file import SessionFile
+from pyflow.engine.sources import reads_sources
 from pyflow.engine.topology import NumaMode, Placement
+from pyflow.errors import UnsupportedError
 from pyflow.formats import Overrides
 from pyflow.generate import Options
 from pyflow.generate.any_model import Run
@@ -74,6 +76,8 @@ class Model(EmbeddingModel):
         session: SessionFile | None = None,
     ) -> Run:
         """The cache behind a `ChatSession`: a context of its own, sized as `context` says."""
+        if self.spec.source:
+            raise UnsupportedError(reads_sources(self.spec))
         context = self.context(n_ctx, cache_type=cache_type)
         runner = LocalRunner(context, speculator, session=session)
         return Run(runner, [context.n_ctx], owned=True)

@@ -104,7 +104,7 @@ struct Step : StepRows, StepMemory {
   KvCache* kv;
   Observer* observer;  // null: none
   std::vector<RopeTable> ropes;
-  Sources* sources = nullptr;                   // of decoders that see some
+  Sources* sources = nullptr;                  // of decoders that see some
   std::span<const RowView> source_views = {};  // by row: the cells of its source
 };
 

@@ -291,7 +291,7 @@ class Context:
     def interrupt(self) -> None: ...
     def clear(self) -> None: ...
     def read_source(self, seq: int, states: ArrayLike) -> None:
-        """Keeps what the decoder needs of an encoder's rows (n, n_embd), as the source of a sequence
+        """Keeps what the decoder needs of an encoder's rows (n, n_embd): the source of a sequence
         that has neither cells nor a source."""
     def share_source(self, src: int, dst: int) -> None:
         """dst, which has no source, sees that of src."""

@@ -121,5 +121,5 @@ class Admission:
 
 
 def _reuses(span: Span) -> bool:
-    """A mean needs the hidden states of all rows."""
-    return span.reuse and span.pooling != "mean"
+    """A mean needs the hidden states of all rows; cells depend on the source as well."""
+    return span.reuse and span.pooling != "mean" and span.source is None

@@ -78,6 +78,7 @@ class LocalRunner(Closing):
         self.usage = Usage(context.n_free)
         self.admission = Admission(context, self.prefixes, self.shares)
         self._texts: dict[int, Text] = {}  # in the order in which they began
+        self._unread: dict[int, Sequence[int]] = {}  # sources of texts that have begun, by sequence
         self._chosen: Chosen | None = None
         self._stats: dict[int, SpeculationStats] = {}
         self._progress: Progress | None = None
@@ -145,6 +146,8 @@ class LocalRunner(Closing):
         if self.prefixes.has_windows and not text.snapshot_at and span.reuse:
             text.snapshot_at = len(span.tokens)
         self._texts[number] = text
+        if span.source is not None and before is None:
+            self._unread[text.seq] = span.source
         if span.n_report is not None:
             text.n_skipped = max(n_past, span.n_reported) - len(text.reports)
         self._n_read, self._n_to_read = 0, sum(t.n_pending for t in self._texts.values())
@@ -157,6 +160,9 @@ class LocalRunner(Closing):
         usage.n_put_back += len(outcomes)
         if outcomes:
             return outcomes
+        if self._unread:
+            self._context.read_sources(self._unread)
+            self._unread.clear()
         texts = [text for text in self._texts.values() if text.member is not None]
         n_roots = len(texts)
         texts += [t for t in self._texts.values() if t.member is None and t.is_written]
@@ -352,7 +358,11 @@ class LocalRunner(Closing):
             self.usage.mask_s += matcher.mask_s
             matcher.mask_s = 0.0
         text.cached.tokens = [*text.cell_names]
-        if text.span.reuse:
+        if text.span.source is not None:
+            self._unread.pop(text.seq, None)
+            self._context.drop_source(text.seq)
+            self.prefixes.drop(text.cached)
+        elif text.span.reuse:
             self.prefixes.keep(text.source())
         else:
             self.prefixes.drop(text.cached)

@@ -48,5 +48,7 @@ class Request:
     """Which hidden states to give back: `last`, or the mean of all; of a text that is only read."""
     key: str = ""
     """Who asks. Those who ask share the steps evenly, and find only cells of their own texts."""
+    source: Sequence[int] | None = None
+    """Tokens that the encoder of the model reads first, where the model has one."""
     watched: bool = True
     """Somebody reads the answer while it is written: such requests go first."""

@@ -52,6 +52,7 @@ class Span:
     """So many tokens after the first have been reported already."""
     pooling: Pooling = ""
     key: str = ""
+    source: Sequence[int] | None = None
     watched: bool = True
     was_put_back: bool = False
     """It lost its cells once and shall not again."""

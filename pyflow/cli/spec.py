@@ -78,8 +78,8 @@ def _found(description: Description) -> dict[str, Any]:
         "facts": facts,
         "embedding": embedding,
         "layers": [
-            {"which": str(one), "numbers": one.numbers, "blocks": one.blocks}
-            for one in _layers(spec)
+            {"which": f"{where}{one}", "numbers": one.numbers, "blocks": one.blocks}
+            for where, one in _layers(spec)
         ]
         if spec
         else None,
@@ -123,12 +123,18 @@ class _Layers:
         return f"{plural(len(self.numbers), 'layer')} {', '.join(texts)}"
 
 
-def _layers(spec: ModelSpec) -> list[_Layers]:
-    """The kinds of layers of a model by their blocks, one line each."""
-    kinds: dict[tuple[str, ...], list[int]] = {}
-    for i, layer in enumerate(spec.layers):
-        kinds.setdefault(tuple(block.line(spec.ropes) for block in layer), []).append(i)
-    return [_Layers(tuple(numbers), blocks) for blocks, numbers in kinds.items()]
+def _layers(spec: ModelSpec) -> list[tuple[str, _Layers]]:
+    """The kinds of layers of a model by their blocks, one line each, and the stack before them."""
+    stacks = [("", spec.layers)]
+    if spec.source:
+        stacks = [("encoder ", spec.source.layers), ("decoder ", spec.layers)]
+    found = []
+    for where, layers in stacks:
+        kinds: dict[tuple[str, ...], list[int]] = {}
+        for i, layer in enumerate(layers):
+            kinds.setdefault(tuple(block.line(spec.ropes) for block in layer), []).append(i)
+        found += [(where, _Layers(tuple(n), blocks)) for blocks, n in kinds.items()]
+    return found
 
 
 def _ends(spec: ModelSpec) -> tuple[str, str]:

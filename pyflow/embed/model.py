@@ -15,6 +15,7 @@ from pyflow.embed.encoder import Encoder, Vectors, check_dimensions, cut, normal
 from pyflow.embed.framing import Framed, frame
 from pyflow.embed.recipe import POOLS, Recipe, read_recipe
 from pyflow.engine.loaded import LoadedModel
+from pyflow.engine.sources import reads_sources
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.generate.any_model import AnyModel
 from pyflow.specs.model_spec import Pool
@@ -149,6 +150,8 @@ class EmbeddingModel(LoadedModel, AnyModel):
         dimensions: int | None,
         truncate: bool,
     ) -> Embedded:
+        if self.spec.source:
+            raise UnsupportedError(f"{reads_sources(self.spec)}, or a model of the encoder alone")
         recipe = self.recipe
         if recipe.dense or len(recipe.pools) > 1:
             raise UnsupportedError(

@@ -219,15 +219,20 @@ class Context(Closing):
         _core.abort(self.native)
 
     def read_sources(self, sources: Mapping[int, Tokens]) -> None:
-        """The source of each of these sequences, which have neither cells nor a source, by its tokens.
+        """Reads a source for each of these sequences, which have neither cells nor a source.
 
         All are encoded together; a source has the bits that it has alone. ResourceError: the cells
         of sources run out, or memory does; ShapeError: a source is empty or too long.
         """
         texts = [whole_numbers("source", tokens) for tokens in sources.values()]
         states = states_of(self._sources, self.model.spec, texts)
-        for seq, rows in zip(sources, states, strict=True):
-            self.native.read_source(whole("seq", seq), rows)
+        try:
+            for seq, rows in zip(sources, states, strict=True):
+                self.native.read_source(whole("seq", seq), rows)
+        except BaseException:
+            for seq in sources:
+                self.native.drop_source(seq)
+            raise
 
     def share_source(self, src: int, dst: int) -> None:
         """dst, which has no source, sees that of src."""

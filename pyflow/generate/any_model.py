@@ -106,6 +106,8 @@ class Wish:
     matchers: Sequence[Matcher | None]
     """One per prompt."""
     progress: Progress | None
+    start: int | None = None
+    """The token that answers begin with, of a model for which prompts are sources."""
 
     @property
     def lengths(self) -> list[int]:
@@ -115,7 +117,8 @@ class Wish:
         """Of all prompts; cells that the runner holds of an earlier text are used if it reuses."""
         requests = [
             Request(
-                view=View(tokens, noise_stream),
+                view=View(tokens if self.start is None else [self.start], noise_stream),
+                source=None if self.start is None else tokens,
                 sampling=self.sampling,
                 limit=limit,
                 n_predict=self.n_predict,
@@ -159,8 +162,8 @@ class AnyModel(ABC):
 
     @abstractmethod
     def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:
-        """A runner for prompts of these lengths. PyflowError: a prompt that does not fit, or an
-        option that does not go with the model."""
+        """A runner for prompts, or sources, of these lengths. PyflowError: a prompt that does not
+        fit, or an option that does not go with the model."""
 
     @abstractmethod
     def conversation(
@@ -190,8 +193,9 @@ class AnyModel(ABC):
     ) -> Completion | list[Completion]:
         """What the model writes after the prompt; for several prompts a list.
 
-        A prompt is text, continued as it stands, or token ids. Each of several prompts gives the
-        text that it gives alone; further copies of a prompt take further streams of noise.
+        A prompt is text, continued as it stands, or token ids; of an encoder-decoder it is the
+        source. Each of several prompts gives the text that it gives alone; further copies of a
+        prompt take further streams of noise.
         A model without a tokenizer continues token ids, and its text stays empty.
         Options: n_predict, sampling, stop, constraint, n_ctx, cache_type, progress, speculator,
         session; see `generate.Options`.
@@ -232,6 +236,7 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
         stop,
         matchers,
         options.get("progress"),
+        model.spec.source.start if model.spec.source else None,
     )
 
 

@@ -29,7 +29,8 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
     Several prompts run as sequences of one batch. PyflowError: a prompt that does not fit.
     """
     speculator, n_ctx = _speculator(options), options.get("n_ctx")
-    most = model.spec.n_ctx_train
+    most, sources = model.spec.n_ctx_train, lengths if model.spec.source else []
+    lengths = [1] * len(lengths) if model.spec.source else lengths
     if n_ctx is not None and whole("n_ctx", n_ctx, 0) > most:
         raise ShapeError(
             f"n_ctx: expected up to {most:,}, the context that {model.name} was trained for; "
@@ -41,11 +42,14 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
     cache_type = options.get("cache_type", "f16")
     session = None
     if (path := options.get("session")) is not None:
+        if sources:
+            raise PyflowError(f"session: {model.name} reads a source, whose cells are not kept")
         if len(limits) > 1:
             raise PyflowError(f"session: expected one prompt, found {len(limits)}")
         session = SessionFile(path, model, cache_type)
     n_parallel = min(len(limits), N_PARALLEL)
     n_cells = sum(sorted(limits, reverse=True)[:n_parallel])
+    n_source = sum(sorted(sources, reverse=True)[:n_parallel])
     if speculator is not None:
         # Trees must fit in beside the text until its end.
         n_cells = min(n_cells + n_parallel * speculator.n_max, n_parallel * most)
@@ -54,7 +58,9 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
     with ExitStack() as stack:
         if session is not None:
             stack.enter_context(session)
-        context = model.context(n_cells, n_seq_max=n_parallel, cache_type=cache_type)
+        context = model.context(
+            n_cells, n_seq_max=n_parallel, cache_type=cache_type, n_source=n_source
+        )
         runner = LocalRunner(context, speculator, n_parallel=n_parallel, session=session)
         stack.pop_all()  # the runner closes the session
     return Run(runner, limits, owned=True, reuse=session is not None)
@@ -72,7 +78,8 @@ def stream(
     for name in ("n_ctx", "session"):
         if options.get(name) is not None:
             raise PyflowError(f"{name}: a context has its own; leave it out, or give the model")
-    limits = [_limit(context.model, context.n_ctx, n, wish.n_predict) for n in wish.lengths]
+    lengths = wish.lengths if wish.start is None else [1] * len(wish.prompts)
+    limits = [_limit(context.model, context.n_ctx, n, wish.n_predict) for n in lengths]
     most_first = sorted(limits, reverse=True)
     n_parallel = min(len(limits), N_PARALLEL, context.n_seq_max)
     while n_parallel > 1 and sum(most_first[:n_parallel]) > context.n_ctx:

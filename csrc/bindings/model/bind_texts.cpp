@@ -87,8 +87,7 @@ void register_texts(py::module_& m) {
                  std::vector<std::shared_ptr<const DenseFile>>(files.begin(), files.end()),
                  std::move(tables));
            }),
-           py::arg("stage"), py::arg("n_batch"), py::arg("files"),
-           py::arg("tables") = py::none())
+           py::arg("stage"), py::arg("n_batch"), py::arg("files"), py::arg("tables") = py::none())
       .def_static("nbytes", &TextEncoder::nbytes, py::arg("stage"), py::arg("n_batch"))
       .def("encode", &encode, py::arg("tokens"), py::arg("types"), py::arg("ends"),
            py::arg("readout"), py::arg("rows") = Ends(0));

@@ -277,7 +277,8 @@ class Attention final : public Block, private AttentionWeights {
 }  // namespace
 
 std::unique_ptr<Block> make_attention(const BlockSpec& spec, BlockContext& c) {
-  if (spec.has("kv_from") && spec.text("kv_from") == "encoder") return make_cross_attention(spec, c);
+  if (spec.has("kv_from") && spec.text("kv_from") == "encoder")
+    return make_cross_attention(spec, c);
   if (spec.has("mask") && spec.text("mask") == "full") return make_full_attention(spec, c);
   return std::make_unique<Attention>(spec, c);
 }

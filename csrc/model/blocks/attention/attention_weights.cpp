@@ -71,10 +71,8 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
 }
 
 void AttentionWeights::add_facts(BlockFacts& facts) const {
-  const LayerKv cells = {.n_kv_heads = n_kv_heads_,
-                         .key_dim = head_dim_,
-                         .value_dim = value_dim_,
-                         .window = window_};
+  const LayerKv cells = {
+      .n_kv_heads = n_kv_heads_, .key_dim = head_dim_, .value_dim = value_dim_, .window = window_};
   if (sees_ == Sees::WholeText) return;
   if (sees_ == Sees::Source) {
     facts.source_layers.push_back(cells);
