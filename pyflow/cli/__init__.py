@@ -44,6 +44,7 @@ COMMANDS = {
     "serve": "Answer many users over HTTP, by the API of OpenAI.",
     "replay": "Repeat requests that a server has recorded.",
     "embed": "Turn texts into vectors, to compare them by meaning.",
+    "translate": "Print what an encoder-decoder writes for each text.",
     "rerank": "Sort documents by how well they answer a query.",
     "moderate": "Sort texts into acceptable and harmful ones.",
     "pull": "Fetch a model into the cache.",
