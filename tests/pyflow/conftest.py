@@ -184,7 +184,9 @@ class FakeModel(AnyModel):
     def __init__(self, logits_of: Logits = hashed_logits, n_ctx_train: int = 8192) -> None:
         self.path, self.load_ms, self.n_threads = Path("fake.gguf"), 1.5, 1
         self.logits_of = logits_of
-        self.spec = SimpleNamespace(n_ctx_train=n_ctx_train, n_vocab=N_VOCAB, is_encoder=False)
+        self.spec = SimpleNamespace(
+            n_ctx_train=n_ctx_train, n_vocab=N_VOCAB, is_encoder=False, source=None
+        )
         self.defaults = Defaults()
         self.contexts: list[FakeContext] = []
 

@@ -1,0 +1,126 @@
+"""Makes NAME.json: what transformers says of tiny encoder-decoders with random weights.
+
+    python tests/golden/encoder_decoders/make.py [NAME ...]
+
+In float32, through torch. The weights are those of tests/pyflow/specs/tiny.py, so a fixture holds
+none. Written down are logits after some tokens of a text, and the tokens that greedy search gives.
+Needs transformers, torch and safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[2] / "pyflow/specs"))
+import tiny
+
+TARGET = Path(__file__).parent
+N_ROWS, N_WRITTEN = 4, 24
+LEAST_CHANGE = 0.02
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": 90,
+    "d_model": 48,
+    "d_kv": 20,
+    "d_ff": 72,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+# By name: the configuration, more tensors, and the numbers of tokens of source and text.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]], tuple[int, int]]] = {
+    "t5": (T5, {}, (60, 40)),
+    "t5_untied": (
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {"lm_head.weight": [90, 48]},
+        (150, 90),
+    ),
+    "mt5": ({**T5, "model_type": "mt5"}, {"lm_head.weight": [90, 48]}, (30, 30)),
+    "umt5": ({**T5, "model_type": "umt5", "num_layers": 3}, {}, (30, 30)),
+}
+
+
+def make(name: str) -> dict[str, Any]:
+    import torch
+    import transformers
+    from safetensors import safe_open
+
+    config, more, (n_source, n_tokens) = MODELS[name]
+    auto = transformers.AutoModelForSeq2SeqLM
+    random = np.random.default_rng(len(name))
+    source = random.integers(5, config["vocab_size"], n_source).tolist()
+    tokens = [config["decoder_start_token_id"]]
+    tokens += random.integers(5, config["vocab_size"], n_tokens - 1).tolist()
+    fixture: dict[str, Any] = {
+        "command": f"python tests/golden/encoder_decoders/make.py {name}",
+        "seed": sum(name.encode()),
+        "config": config,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        own = transformers.AutoConfig.for_model(**config)
+        auto.from_config(own).save_pretrained(path / "saved")
+        with safe_open(path / "saved/model.safetensors", "numpy") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in sorted(file.keys())}
+        fixture["tensors"] = shapes | more
+        tiny.write_folder(path / "tiny", fixture)
+        model, report = auto.from_pretrained(
+            path / "tiny",
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+        if any(report.values()):
+            raise RuntimeError(f"{name}: {report}")
+    model.eval()
+
+    def logits(given: list[int]) -> Any:
+        with torch.no_grad():
+            found = model(input_ids=torch.tensor([given]), decoder_input_ids=torch.tensor([tokens]))
+        return found.logits[0].numpy()
+
+    expected = logits(source)
+    change = np.abs(logits(source[::-1]) - expected).max() / np.abs(expected).max()
+    if change < LEAST_CHANGE:
+        raise RuntimeError(f"{name}: another order of the source changes logits by {change}")
+    written = model.generate(
+        torch.tensor([source]), max_new_tokens=N_WRITTEN, do_sample=False, num_beams=1
+    )
+    rows = np.linspace(0, n_tokens - 1, N_ROWS).astype(int).tolist()
+    return fixture | {
+        "peer": f"transformers {transformers.__version__}, torch {torch.__version__}",
+        "source": source,
+        "tokens": tokens,
+        "rows": rows,
+        "logits": [[float(f"{x:.6g}") for x in expected[row]] for row in rows],
+        "written": written[0, 1:].tolist(),
+    }
+
+
+def text(fixture: dict[str, Any]) -> str:
+    """JSON with one line for each key."""
+    lines = [
+        f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in fixture.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main() -> None:
+    for name in sys.argv[1:] or MODELS:
+        (TARGET / f"{name}.json").write_text(text(make(name)))
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Models that read a source give what transformers gives, whoever else reads beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyflow
+from pyflow.errors import ShapeError, UnsupportedError
+from pyflow.sampling import SamplingParams
+from pyflow.speculate import Speculation, speculator
+
+from ..specs import tiny
+
+GOLDEN = Path(__file__).parents[2] / "golden/encoder_decoders"
+NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+# Keys and values are kept in F16.
+CELLS = 3e-3
+GREEDY = SamplingParams(temperature=0, n_logprobs=2)
+
+
+def fixture(name: str) -> tiny.Fixture:
+    read: tiny.Fixture = json.loads((GOLDEN / f"{name}.json").read_text())
+    return read
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyflow.Model]:
+    folder = tmp_path_factory.mktemp("t5")
+    with pyflow.load(tiny.write(folder / "model", fixture("t5")), n_threads=2) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    given = fixture(name)
+    with pyflow.load(tiny.write(tmp_path / "model", given), n_threads=2) as loaded:
+        found = loaded.logits(given["tokens"], given["source"])[given["rows"]]
+        expected = np.array(given["logits"])
+        assert np.abs(found - expected).max() <= CELLS * np.abs(expected).max()
+        done = loaded.generate(given["source"], n_predict=len(given["written"]), sampling=GREEDY)
+        assert done.tokens == given["written"]
+
+
+def sources(n: int) -> list[list[int]]:
+    random = np.random.default_rng(n)
+    return [random.integers(5, 90, length).tolist() for length in random.integers(1, 70, n)]
+
+
+def test_a_text_has_the_bits_that_it_has_alone(model: pyflow.Model) -> None:
+    given = sources(6)
+    alone = [model.generate(one, n_predict=12, sampling=GREEDY) for one in given]
+    together = model.generate(given, n_predict=12, sampling=GREEDY)
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == other.logprobs
+
+
+def test_drafts_change_no_token(model: pyflow.Model) -> None:
+    given = sources(3)
+    plain = model.generate(given, n_predict=20, sampling=GREEDY)
+    with speculator(model, Speculation(method="lookup")) as drafts:
+        drafted = model.generate(given, n_predict=20, sampling=GREEDY, speculator=drafts)
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+
+
+def test_sequences_share_a_source_until_the_last_has_dropped_it(model: pyflow.Model) -> None:
+    first, second = sources(2)
+    with model.context(64, n_seq_max=3, n_source=200) as context:
+        context.read_sources({0: first, 1: second})
+        context.share_source(0, 2)
+        assert context.n_free_source == 200 - len(first) - len(second)
+        rows = [context.forward([0, 7, 8], seqs=seq, logits="all") for seq in range(3)]
+        assert (rows[0] == rows[2]).all()
+        assert (rows[0] != rows[1]).any()
+        context.drop_source(0)
+        assert context.n_free_source == 200 - len(first) - len(second)
+        assert (context.forward([9], seqs=2) == model.logits([0, 7, 8, 9], first)[-1:]).all()
+        with pytest.raises(ShapeError, match="expected a source, found none"):
+            context.forward([9], seqs=0)
+        context.clear()
+        assert context.n_free_source == 200
+
+
+def test_what_needs_no_source_is_refused_by_name(model: pyflow.Model) -> None:
+    with pytest.raises(UnsupportedError, match="reads a source"):
+        model.conversation()
+    with pytest.raises(UnsupportedError, match="reads a source"):
+        model.embed("a text")
