@@ -279,7 +279,14 @@ class LocalRunner(Closing):
             self._speculator.controller.costs = self.costs.rows
         if self._speculator is not None and (self._shows_stats or text.span.matcher is not None):
             hidden = result.hidden if self._speculator.wants_hidden else None
-            start = Start([*text.tokens], text.sampler, self._context, text.seq, hidden=hidden)
+            start = Start(
+                [*text.tokens],
+                text.sampler,
+                self._context,
+                text.seq,
+                hidden=hidden,
+                source=text.span.source or (),
+            )
             try:
                 text.member = self._speculator.join(start)
             except PyflowError as error:

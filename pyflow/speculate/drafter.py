@@ -39,6 +39,8 @@ class Start:
     """Positions of the text at most, where there is no context."""
     hidden: NDArray[np.float32] | None = None
     """As `Observed.hidden`, of the row that drew the root; None: not known."""
+    source: Sequence[int] = ()
+    """What the model's encoder has read: texts often repeat parts of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyflow.arguments import whole
-from pyflow.errors import PyflowError
+from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.speculate.drafters import (
     draft_model,
     jacobi,
@@ -66,12 +66,16 @@ def speculator(model: LoadedModel, options: Speculation) -> Speculator:
     """For a model, as the options say. To be closed; draft models are the caller's.
 
     PyflowError: an unknown method, or one that lacks what it needs; UnsupportedError: a draft model
-    of another vocabulary. Raises as `trained.files.load` for a speculator that does not fit; one
-    that was found for `auto` is left out then: GenerationWarning.
+    of another vocabulary, or beside a model that reads a source. Raises as `trained.files.load` for
+    a speculator that does not fit; one that was found for `auto` is left out: GenerationWarning.
     """
     whole("n_max", options.n_max, 0)
     if not 0 <= options.p_split <= 1:
         raise PyflowError(f"p_split: expected 0 to 1, found {options.p_split!r}")
+    if model.spec.source and (options.draft_models or options.trained not in (None, "found")):
+        raise UnsupportedError(
+            f"{model.name}: drafts by other networks do not see its source; use lookup, which does"
+        )
     for draft, _ in options.draft_models:
         if draft is not model:
             draft_model.check_vocabulary(model, draft)

@@ -52,8 +52,8 @@ class PromptLookup(Method):
         whole("length", self.length, 1)
 
     def start(self, sequence: Start) -> LookupDrafter:
-        """A drafter that knows the prompt, and learns the output."""
-        return LookupDrafter(self, sequence.tokens)
+        """A drafter that knows source and prompt, and learns the output."""
+        return LookupDrafter(self, [*sequence.source, *sequence.tokens])
 
 
 class LookupDrafter(Drafter):
