@@ -15,8 +15,9 @@ from pyflow.engine.topology import NumaMode, Placement
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Overrides
 from pyflow.generate import Options
-from pyflow.generate.any_model import Run
-from pyflow.generate.local import run_model
+from pyflow.generate.any_model import Prompt, Run, checked
+from pyflow.generate.beams import Beams, Hypothesis
+from pyflow.generate.local import run_model, search
 from pyflow.speculate import Speculator
 
 
@@ -66,6 +67,20 @@ class Model(EmbeddingModel):
 
     def run(self, lengths: Sequence[int], n_predict: int, options: Options) -> Run:
         return run_model(self, lengths, n_predict, options)
+
+    def beam_search(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        beams: Beams | None = None,
+        *,
+        n_predict: int = 256,
+    ) -> list[list[Hypothesis]]:
+        """For each source the best texts of at most n_predict tokens, as `beams` says, with scores.
+
+        Rules and scores are those of transformers. UnsupportedError: the model reads no source.
+        """
+        given = checked(self, prompt, {"n_predict": n_predict}).prompts
+        return search(self, given, n_predict, beams or Beams())
 
     def conversation(
         self,

@@ -21,6 +21,8 @@ def fingerprint(checkpoint: Checkpoint, spec: ModelSpec) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((spec.stage(), checkpoint.pack_as)).encode())
+    if spec.source:
+        digest.update(repr(spec.source_stage()).encode())
     for name in sorted(spec.tensors()):
         record = checkpoint.native.tensor(name)
         digest.update(repr((name, record.dtype, tuple(record.shape))).encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Unpack
 
 from pyflow.arguments import whole
@@ -12,10 +12,12 @@ from pyflow.engine.context import Context
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.session_file import SessionFile
-from pyflow.errors import PyflowError, ShapeError
+from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.generate.any_model import Options, Prompt, Run, check_fits, checked
+from pyflow.generate.beams import Beams, Hypothesis, search_all
 from pyflow.generate.stream import Stream
 from pyflow.speculate import Speculator
+from pyflow.tokenizer import NoTokenizerError
 
 # One pass over the weights serves up to 16 rows: 16 sequences cost little more than one.
 N_PARALLEL = 16
@@ -87,6 +89,30 @@ def stream(
     context.clear()
     runner = LocalRunner(context, speculator, n_parallel=n_parallel)
     return wish.stream(context.model, Run(runner, limits))
+
+
+def search(
+    model: LoadedModel, sources: Sequence[Sequence[int]], n_predict: int, how: Beams
+) -> list[list[Hypothesis]]:
+    """The best texts for each source, as many sources at once as a context takes.
+
+    UnsupportedError: the model reads no source.
+    """
+    if model.spec.source is None:
+        raise UnsupportedError(f"{model.name}: beams need a model that reads a source, such as T5")
+    at_once = max(1, N_PARALLEL // how.n)
+    stops = model.defaults.stop_ids
+    with suppress(NoTokenizerError):
+        stops = model.tokenizer.stop_ids
+    found: list[list[Hypothesis]] = []
+    for at in range(0, len(sources), at_once):
+        some = sources[at : at + at_once]
+        n_seqs = len(some) * how.n
+        with model.context(
+            n_seqs * (n_predict + 1), n_seq_max=n_seqs, n_source=sum(map(len, some))
+        ) as context:
+            found += search_all(context, some, model.spec.source.start, stops, n_predict, how)
+    return found
 
 
 def _wanted(length: int, n_predict: int) -> int:

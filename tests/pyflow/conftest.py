@@ -203,7 +203,9 @@ class FakeModel(AnyModel):
         n_seq_max: int = 1,
         n_batch: int = 512,
         cache_type: str = "f16",
+        n_source: int | None = None,
     ) -> FakeContext:
+        assert not n_source
         assert cache_type in ("f16", "q8_0")
         n_ctx = n_ctx or min(4096, self.spec.n_ctx_train)
         self.contexts.append(FakeContext(self, n_ctx, n_seq_max, n_batch))

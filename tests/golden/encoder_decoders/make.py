@@ -23,6 +23,16 @@ import tiny
 TARGET = Path(__file__).parent
 N_ROWS, N_WRITTEN = 4, 24
 LEAST_CHANGE = 0.02
+EOS = 1
+# Searches, in the words of transformers.
+BEAMS: list[dict[str, Any]] = [
+    {"num_beams": 2},
+    {"num_beams": 4, "num_return_sequences": 4},
+    {"num_beams": 3, "length_penalty": 0.0, "early_stopping": "never"},
+    {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True, "num_return_sequences": 2},
+    {"num_beams": 5, "no_repeat_ngram_size": 2, "length_penalty": 0.6},
+    {"num_beams": 2, "forced_bos_token_id": 7, "forced_eos_token_id": EOS, "min_new_tokens": 12},
+]
 T5: dict[str, Any] = {
     "model_type": "t5",
     "vocab_size": 90,
@@ -98,6 +108,7 @@ def make(name: str) -> dict[str, Any]:
         torch.tensor([source]), max_new_tokens=N_WRITTEN, do_sample=False, num_beams=1
     )
     rows = np.linspace(0, n_tokens - 1, N_ROWS).astype(int).tolist()
+    found = [searched(model, source, options) for options in BEAMS]
     return fixture | {
         "peer": f"transformers {transformers.__version__}, torch {torch.__version__}",
         "source": source,
@@ -105,6 +116,24 @@ def make(name: str) -> dict[str, Any]:
         "rows": rows,
         "logits": [[float(f"{x:.6g}") for x in expected[row]] for row in rows],
         "written": written[0, 1:].tolist(),
+        "beams": found,
+    }
+
+
+def searched(model: Any, source: list[int], options: dict[str, Any]) -> dict[str, Any]:
+    """What beam search gives, without start tokens and padding."""
+    import torch
+
+    given = torch.tensor([source])
+    length = {"max_new_tokens": N_WRITTEN, "do_sample": False}
+    found = model.generate(
+        given, **length, **options, return_dict_in_generate=True, output_scores=True
+    )
+    texts = [row[1:].tolist() for row in found.sequences]
+    return {
+        "options": options,
+        "texts": [text[: text.index(EOS) + 1] if EOS in text else text for text in texts],
+        "scores": [float(f"{x:.6g}") for x in found.sequences_scores],
     }
 
 

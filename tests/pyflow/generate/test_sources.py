@@ -11,6 +11,7 @@ import pytest
 
 import pyflow
 from pyflow.errors import ShapeError, UnsupportedError
+from pyflow.generate.beams import Beams
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
@@ -20,6 +21,17 @@ GOLDEN = Path(__file__).parents[2] / "golden/encoder_decoders"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 # Keys and values are kept in F16.
 CELLS = 3e-3
+# Options of a search in the words of transformers.
+OURS = {
+    "num_beams": "n",
+    "num_return_sequences": "n_return",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "forced_bos_token_id": "forced_first",
+    "forced_eos_token_id": "forced_last",
+    "min_new_tokens": "min_tokens",
+}
 GREEDY = SamplingParams(temperature=0, n_logprobs=2)
 
 
@@ -58,6 +70,29 @@ def test_a_text_has_the_bits_that_it_has_alone(model: pyflow.Model) -> None:
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens
         assert one.logprobs == other.logprobs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    given = fixture(name)
+    folder = tiny.write(tmp_path / "model", given)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
+    with pyflow.load(folder, n_threads=2) as loaded:
+        for search in given["beams"]:
+            how = Beams(**{OURS[key]: value for key, value in search["options"].items()})
+            (found,) = loaded.beam_search(given["source"], how, n_predict=24)
+            assert [one.tokens for one in found] == search["texts"], search["options"]
+            scores = np.array([one.score for one in found])
+            assert np.abs(scores - search["scores"]).max() <= CELLS
+
+
+def test_beams_of_a_source_do_not_depend_on_others(model: pyflow.Model) -> None:
+    given = sources(4)
+    together = model.beam_search(given, Beams(n=3, n_return=3), n_predict=10)
+    for one, found in zip(given, together, strict=True):
+        assert model.beam_search(one, Beams(n=3, n_return=3), n_predict=10) == [found]
+    greedy = model.generate(given[0], n_predict=10, sampling=GREEDY)
+    assert model.beam_search(given[0], Beams(n=1), n_predict=10)[0][0].tokens == greedy.tokens
 
 
 def test_drafts_change_no_token(model: pyflow.Model) -> None:
