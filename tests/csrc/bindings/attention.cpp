@@ -59,7 +59,8 @@ struct Cells {
 
 using Rows = std::vector<std::pair<ExactInts, ExactInts>>;  // slots and positions that a row sees
 
-// Attention of rows q[n_rows, n_heads * key_dim] over cells.
+// Attention of rows q[n_rows, n_heads * key_dim] over cells. slopes: one per head, or biases by
+// distance, (n_heads, 2 n + 1).
 class Attention {
  public:
   Attention(const std::string& isa, Cells cells, ExactFloats q, Rows rows, int64_t n_heads,
@@ -71,7 +72,9 @@ class Attention {
         slopes_(std::move(slopes)) {
     require(n_heads > 0 && n_heads % cells_.view.n_kv_heads == 0,
             "n_heads is a multiple of n_kv_heads");
-    require(!slopes_ || slopes_->size() == n_heads, "slopes has one per head");
+    const bool by_table = slopes_ && slopes_->ndim() == 2;
+    require(!slopes_ || slopes_->shape(0) == n_heads, "slopes has one, or a row, per head");
+    require(!by_table || slopes_->shape(1) % 2 == 1, "biases of distances -n to n");
     for (const auto& [slots, positions] : rows_) {
       require(slots.size() == positions.size(), "a view has as many slots as positions");
       for (int64_t i = 0; i < slots.size(); ++i) {
@@ -86,7 +89,9 @@ class Attention {
     args_.n_heads = n_heads;
     args_.scale = scale;
     args_.softcap = softcap;
-    args_.slopes = slopes_ ? slopes_->data() : nullptr;
+    args_.slopes = slopes_ && !by_table ? slopes_->data() : nullptr;
+    args_.bias = by_table ? slopes_->data() : nullptr;
+    args_.bias_reach = by_table ? slopes_->shape(1) / 2 : 0;
     args_.q_stride = stride_of(q_, cells_.view.key_dim);
   }
 

@@ -137,8 +137,12 @@ def reference(
             s = keys[:, h // group] @ query * cache.head_dim**-0.5
             if softcap:
                 s = softcap * np.tanh(s / softcap)
-            if slopes is not None:
-                s = s + float(slopes[h]) * (positions - positions[-1])
+            ahead = positions - positions[-1]
+            if slopes is not None and slopes.ndim == 2:  # biases by distance
+                reach = slopes.shape[1] // 2
+                s = s + slopes[h, np.clip(ahead, -reach, reach) + reach]
+            elif slopes is not None:
+                s = s + float(slopes[h]) * ahead
             p = np.exp(s - s.max())
             out[r, h] = p @ values[:, h // group] / p.sum()
     return out.reshape(len(rows), -1)

@@ -189,8 +189,11 @@ def test_later_rows_of_a_prefill_do_not_reach_earlier_ones(kind: str) -> None:
     assert np.isnan(dirty_windowed[seen]).all()
 
 
+@pytest.mark.parametrize("reach", [0, 20, 400], ids=["slopes", "near", "far"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_slopes_count_the_distance_to_each_cell_however_rows_are_shared_out(kind: str) -> None:
+def test_the_distance_to_each_cell_counts_however_rows_are_shared_out(
+    kind: str, reach: int
+) -> None:
     n, n_rows = 700, 11
     rng = np.random.default_rng(4)
     slots, positions = view(np.arange(n) + 3, np.arange(n) + 250)
@@ -199,7 +202,8 @@ def test_slopes_count_the_distance_to_each_cell_however_rows_are_shared_out(kind
     keep = rng.random(n) < 0.8
     keep[-n_rows:] = True
     rows = causal(slots, positions, n_rows) + causal(slots[keep], positions[keep], n_rows, 300)
-    slopes = rng.uniform(0, 0.3, 6).astype(np.float32)
+    shape = (6, 2 * reach + 1) if reach else 6  # biases by distance, or slopes
+    slopes = rng.uniform(0, 0.3, shape).astype(np.float32)
     q = queries(len(rows), 6, 32)
     whole = attend("scalar", cache, q, rows, slopes=slopes)
     np.testing.assert_allclose(whole, reference(cache, q, rows, slopes=slopes), rtol=0, atol=3e-6)
