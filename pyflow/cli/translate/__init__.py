@@ -122,5 +122,5 @@ def _best(
             best = found[0]
             stops = loaded.tokenizer.stop_ids
             tokens = [token for token in best.tokens if token not in stops]
-            text = loaded.tokenizer.decode(tokens)
+            text = loaded.tokenizer.decode(tokens, skip_special=True)
             yield {"text": text, "tokens": tokens, "score": best.score}
