@@ -23,11 +23,12 @@ GAIN = 1.5
 
 def weights(fixture: Fixture) -> dict[str, NDArray[np.float32]]:
     """The tensors by their names, float32."""
-    mean = fixture.get("norm_mean", 1.0)
-    return {
-        name: weight(fixture["seed"], name, shape, mean)
-        for name, shape in fixture["tensors"].items()
-    }
+    mean, gains = fixture.get("norm_mean", 1.0), fixture.get("gains", {})
+    found = {}
+    for name, shape in fixture["tensors"].items():
+        gain = next((gain for part, gain in gains.items() if part in name), 1.0)
+        found[name] = weight(fixture["seed"], name, shape, mean) * np.float32(gain)
+    return found
 
 
 def weight(seed: int, name: str, shape: list[int], norm_mean: float) -> NDArray[np.float32]:
