@@ -162,6 +162,14 @@ void restore_cells(Context& c, int seq, int32_t position, int64_t n,
   kv.commit();
 }
 
+std::vector<int64_t> layer_windows(Context& c) {
+  const std::vector<KvGroup> groups = c.kv().groups();
+  std::vector<int64_t> windows;
+  for (size_t i = 0; i < c.stage().kv_layers().size(); ++i)
+    windows.push_back(groups[c.kv().group_of(i)].window);
+  return windows;
+}
+
 // A method of the context's cache.
 template <class R, class... Args>
 auto on_cache(R (KvCache::*method)(Args...)) {
@@ -233,14 +241,7 @@ void register_context(py::module_& m) {
            py::arg("p1"))
       .def("restore_cells", &restore_cells, py::arg("seq"), py::arg("position"), py::arg("n"),
            py::arg("cells"))
-      .def_property_readonly("layer_windows",
-                             [](Context& c) {
-                               const std::vector<KvGroup> groups = c.kv().groups();
-                               std::vector<int64_t> windows;
-                               for (size_t i = 0; i < c.stage().kv_layers().size(); ++i)
-                                 windows.push_back(groups[c.kv().group_of(i)].window);
-                               return windows;
-                             })
+      .def_property_readonly("layer_windows", &layer_windows)
       .def_property_readonly("n_free", [](Context& c) {
         int64_t n = std::numeric_limits<int64_t>::max();
         for (const KvGroup& g : c.kv().groups()) n = std::min(n, g.capacity - g.used);

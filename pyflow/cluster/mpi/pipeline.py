@@ -321,15 +321,9 @@ def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
 
 
 def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
-    filled = context_sizes(spec, sizes)
-    return Setup(
-        0,
-        tuple(accumulate(map(len, ranges), initial=0)),
-        n_ctx=filled["n_ctx"],
-        n_seq_max=filled["n_seq_max"],
-        n_batch=filled["n_batch"],
-        cache_type=filled["cache_type"],
-    )
+    args = context_sizes(spec, sizes)
+    filled = args["n_ctx"], args["n_seq_max"], args["n_batch"], args["cache_type"]
+    return Setup(0, tuple(accumulate(map(len, ranges), initial=0)), *filled)
 
 
 def _stage(

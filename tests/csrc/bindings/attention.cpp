@@ -59,8 +59,8 @@ struct Cells {
 
 using Rows = std::vector<std::pair<ExactInts, ExactInts>>;  // slots and positions that a row sees
 
-// Attention of rows q[n_rows, n_heads * key_dim] over cells. slopes: one per head, or biases by
-// distance, (n_heads, 2 n + 1).
+// Attention of rows q[n_rows, n_heads * key_dim] over cells. slopes: one per head, or for each head
+// 2 n + 1 biases by distance.
 class Attention {
  public:
   Attention(const std::string& isa, Cells cells, ExactFloats q, Rows rows, int64_t n_heads,
