@@ -58,6 +58,19 @@ int32_t draw_from_all(const Logits& logits, const Noise& noise, double temperatu
   return race.winner();
 }
 
+// The same of some tokens, in any order.
+int32_t draw_from(const std::vector<Candidate>& kept, const Noise& noise, double temperature) {
+  Race race(temperature);
+  const Candidate& likeliest = *std::min_element(kept.begin(), kept.end());
+  race.enter(likeliest.token, likeliest.logit, noise.gumbel(likeliest.token));
+  for (const Candidate& c : kept) {
+    if (!race.reachable(c.logit, Noise::kMost)) continue;
+    const uint64_t r = noise.bits(static_cast<uint32_t>(c.token) / 2)[c.token & 1];
+    if (race.reachable(c.logit, Noise::bound(r))) race.enter(c.token, c.logit, Noise::from_bits(r));
+  }
+  return race.winner();
+}
+
 // By token, without those whose weight is too small for a double.
 Distribution softmax(std::span<const Candidate> kept, float max, double temperature) {
   Distribution distribution;
@@ -267,9 +280,7 @@ int32_t Sampler::draw(const Logits& logits, const Place& place) const {
   if (is_plain_ && takes_all(logits)) return draw_from_all(logits, noise, params_.temperature);
   const Pool pool = this->pool(logits, place);
   if (pool.temperature == 0) return likeliest_of(pool.kept);
-  Race race(pool.temperature);
-  for (const Candidate& c : pool.kept) race.enter(c.token, c.logit, noise.gumbel(c.token));
-  return race.winner();
+  return draw_from(pool.kept, noise, pool.temperature);
 }
 
 Sampler::Pool Sampler::pool(const Logits& logits, const Place& place) const {

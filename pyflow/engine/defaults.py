@@ -21,6 +21,7 @@ _SAMPLING = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "typical_p": "typical_p",
     "repetition_penalty": "repeat_penalty",
 }
 # Nothing that is drawn depends on these: names, and what only beams, caches or compilers read.
@@ -37,7 +38,6 @@ _NEUTRAL = {
     "num_beams": 1,
     "num_beam_groups": 1,
     "num_return_sequences": 1,
-    "typical_p": 1,
     "diversity_penalty": 0,
     "encoder_repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
@@ -75,6 +75,7 @@ _TYPES: Mapping[str, Any] = {
     "top_k": int,
     "top_p": float,
     "min_p": float,
+    "typical_p": float,
     "repetition_penalty": float,
 }
 

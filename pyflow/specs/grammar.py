@@ -100,15 +100,17 @@ TOKENIZER: Table = {"stop": Param(IDS, ())}
 PROMPT: Table = {"template": Word("a chat template")}
 _COUNT = Whole(least=-1, most=(1 << 31) - 1)
 # By their names in SamplingParams, which has the ranges.
+_COUNTS = """
+    top_k repeat_last_n dry_allowed_length dry_penalty_last_n mirostat fsd fsd_k fsd_n fsd_random_n
+    """
+_NUMBERS = """
+    temperature dynatemp_range dynatemp_exponent top_p min_p top_n_sigma tfs_z typical_p
+    xtc_probability xtc_threshold repeat_penalty presence_penalty frequency_penalty dry_multiplier
+    dry_base mirostat_tau mirostat_eta fsd_alpha fsd_beta fsd_random_p
+    """
 GENERATION: Table = {
-    "temperature": Param(Number(), None),
-    "top_k": Param(_COUNT, None),
-    "top_p": Param(Number(), None),
-    "min_p": Param(Number(), None),
-    "repeat_penalty": Param(Number(), None),
-    "repeat_last_n": Param(_COUNT, None),
-    "presence_penalty": Param(Number(), None),
-    "frequency_penalty": Param(Number(), None),
+    **dict.fromkeys(_NUMBERS.split(), Param(Number(), None)),
+    **dict.fromkeys(_COUNTS.split(), Param(_COUNT, None)),
     "n_predict": Param(Whole(most=(1 << 31) - 1), None),
 }
 STEP: Table = {"when": Param(Flag(), True), **Add.keys}

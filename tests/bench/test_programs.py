@@ -43,6 +43,7 @@ def test_programs_explain_themselves(program: str) -> None:
         ("contention.py", ["nosuch"], "nosuch"),
         ("load.py", ["-m", "nosuch"], "nosuch"),
         ("load.py", ["-r", "0"], "expected 1 or more"),
+        ("diversity.py", ["-f", "nosuch"], "nosuch"),
         ("compare.py", ["-m", "nosuch", "--peer-python", sys.executable], "nosuch"),
     ],
 )

@@ -93,9 +93,10 @@ top_k = 5
         assert len(done.tokens) == 7 or done.stop_reason == "eos"
 
 
-def test_a_spec_may_set_all_that_sampling_has() -> None:
+def test_a_spec_may_set_all_numbers_that_sampling_has() -> None:
     parameters = {field.name for field in fields(SamplingParams)}
     others = {"logit_bias", "seed", "n_logprobs"}
+    others |= {"banned_tokens", "banned_strings", "dry_sequence_breakers"}
     assert GENERATION.keys() == parameters - others | {"n_predict"}
 
 
