@@ -109,6 +109,7 @@ struct StageSpec {
   int64_t n_vocab = 0;
   std::vector<RopeSpec> ropes;
   std::optional<BlockSpec> embedding;          // on the first stage
+  bool embedded = false;                       // its tokens are, by another stage
   std::vector<std::vector<BlockSpec>> layers;  // of this stage only
   std::optional<BlockSpec> head;               // on the last stage
   // Of encoders, by name: layers that a readout may take (model/texts/).

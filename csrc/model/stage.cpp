@@ -30,7 +30,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
       throw ShapeError("rope: expected as many frequencies for long contexts as for others, " +
                        std::to_string(rope.pairs()) + ", found " +
                        std::to_string(rope.long_inv_freq.size()));
-  BlockContext context{spec_, weights_, facts_, embedding_ != nullptr};
+  BlockContext context{spec_, weights_, facts_, embedding_ != nullptr || spec_.embedded};
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
     layers_.emplace_back();
     for (const BlockSpec& block : spec_.layers[i])
@@ -39,8 +39,11 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
   }
   if (spec_.head) {
     const BlockSpec& head = *spec_.head;
-    head_norm_ = RowNorm(weights_, head.text("norm_type"), head.number("eps"),
-                         head.tensor_or_none("norm"), head.tensor_or_none("norm_bias"), n_embd);
+    if (head.text("norm_type") != "none")
+      head_norm_ = RowNorm(weights_, head.text("norm_type"), head.number("eps"),
+                           head.tensor_or_none("norm"), head.tensor_or_none("norm_bias"), n_embd);
+    else if (offload_.head != kHost)
+      throw UnsupportedError("gpu: a head without a norm runs on the CPU only; use --gpu-layers 0");
     weights_.set_home(offload_.head);
     head_ = &weights_.matrix(head.tensor("weight"), spec_.n_vocab, n_embd);
     head_bias_ = weights_.vector_or_null(head.tensor_or_none("bias"), spec_.n_vocab);
@@ -195,7 +198,10 @@ void Stage::embed(Step& s, Team& team) const {
 }
 
 void Stage::final_norm(const float* x, float* out) const {
-  head_norm_(kernels_, x, spec_.n_embd, out);
+  if (head_norm_)
+    head_norm_(kernels_, x, spec_.n_embd, out);
+  else
+    std::copy_n(x, spec_.n_embd, out);
 }
 
 void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* gathered,

@@ -77,7 +77,7 @@ class Stage {
   // x = rows of the embedding matrix. Called by every thread.
   void embed(Step&, Team&) const;
   const std::vector<std::vector<PlacedBlock>>& layers() const { return layers_; }
-  // The head's input for a row of x, n_embd floats.
+  // The head's input for a row of x, n_embd floats: x itself if there is no norm.
   void final_norm(const float* x, float* out) const;
   // logits[i] for the listed rows of x: n_vocab floats each, `stride` apart. `gathered` holds
   // rows.size() x step.stride floats, for shared rows. Called by every thread.
@@ -140,7 +140,7 @@ class Stage {
   const PackedTensor* embedding_ = nullptr;
   float embedding_scale_ = 1;
   const PackedTensor* head_ = nullptr;
-  RowNorm head_norm_;
+  RowNorm head_norm_;  // or none
   const float* head_bias_ = nullptr;
   float head_scale_ = 1, head_softcap_ = 0;
 };

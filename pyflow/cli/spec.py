@@ -149,7 +149,8 @@ def _ends(spec: ModelSpec) -> tuple[str, str]:
             f"none, an encoder: vectors of texts, {spec.pool} of tokens{normal}{heads}",
         )
     head = spec.head
-    parts = [f"{head.norm_type} norm, {spec.n_vocab} logits"]
+    normed = [] if head.norm_type == "none" else [f"{head.norm_type} norm"]
+    parts = [*normed, f"{spec.n_vocab} logits"]
     parts += ["by the embedding"] if head.weight == spec.embedding.weight else []
     parts += [f"x {head.scale:g}"] if head.scale != 1 else []
     parts += [f"capped at {head.softcap:g}"] if head.softcap else []

@@ -27,7 +27,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """logits = softcap(scale * (weight @ norm(x) + bias)); the norm is as in `Norm`."""
+    """logits = softcap(scale * (weight @ norm(x) + bias)); the norm is as in `Norm`, or none."""
 
     kind = "head"
     norm: Ref | None
@@ -35,7 +35,7 @@ class Head:
     weight: Ref
     scale: float = 1.0
     softcap: float = 0.0
-    norm_type: NormType = "rms"
+    norm_type: NormType | Literal["none"] = "rms"
     norm_bias: Ref | None = None
     bias: Ref | None = None
 
@@ -187,6 +187,7 @@ class ModelSpec:
             "n_vocab": source.n_vocab if source.embedding else 0,
             "ropes": [_plain(r) for r in self.ropes],
             "embedding": _plain(source.embedding) if source.embedding else None,
+            "embedded": source.embedding is None,
             "layers": [[_plain(b) for b in layer] for layer in source.layers],
             "head": None,
         }

@@ -37,6 +37,7 @@ StageSpec stage_spec(const py::dict& d) {
   };
   spec.embedding = optional("embedding");
   spec.head = optional("head");
+  if (d.contains("embedded")) spec.embedded = d["embedded"].cast<bool>();
   if (d.contains("chains"))
     for (const auto& [name, layers] : d["chains"].cast<py::dict>())
       for (const auto& layer : layers.cast<py::list>())

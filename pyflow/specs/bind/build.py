@@ -225,10 +225,12 @@ class _Builder:
 
     def _head(self, embedding: Embedding, n_vocab: int, n_embd: int) -> Head | None:
         table, decoder, place = self._doc["head"], self._doc["decoder"], Place()
-        if self._value(HEAD, table, "type") == "none" or "final_norm" not in decoder:
-            self.unsupported.append("models without a final norm and a head cannot run yet")
+        if self._value(HEAD, table, "type") == "none":
+            self.unsupported.append("models without a head cannot run yet")
             return None
-        norm = self._norm(decoder["final_norm"], Place("decoder"), "final_norm", "x", "x")
+        norm = None
+        if "final_norm" in decoder:
+            norm = self._norm(decoder["final_norm"], Place("decoder"), "final_norm", "x", "x")
         tied = self._value(HEAD, table, "tied")
         wants = {
             "head": Want((n_vocab, n_embd), "auto" if tied else True),
@@ -236,13 +238,13 @@ class _Builder:
         }
         bound = self._binding.bind(place, wants)
         return Head(
-            norm.weight,
-            norm.eps,
+            norm.weight if norm else None,
+            norm.eps if norm else 0.0,
             bound["head"] or embedding.weight,
             self._value(HEAD, table, "scale"),
             self._value(HEAD, table, "softcap"),
-            norm.type,
-            norm.bias,
+            norm.type if norm else "none",
+            norm.bias if norm else None,
             bound["head_bias"],
         )
 

@@ -49,6 +49,24 @@ T5: dict[str, Any] = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
+BART: dict[str, Any] = {
+    "model_type": "bart",
+    "vocab_size": 90,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 72,
+    "decoder_ffn_dim": 80,
+    "max_position_embeddings": 100,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+    "forced_bos_token_id": None,
+}
 # By name: the configuration, more tensors, and the numbers of tokens of source and text.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]], tuple[int, int]]] = {
     "t5": (T5, {}, (60, 40)),
@@ -58,6 +76,18 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]], tuple[int, int]]] 
         (150, 90),
     ),
     "mt5": ({**T5, "model_type": "mt5"}, {"lm_head.weight": [90, 48]}, (30, 30)),
+    "bart": (BART, {}, (60, 40)),
+    "mbart": ({**BART, "model_type": "mbart", "scale_embedding": True}, {}, (60, 40)),
+    "marian": (
+        {**BART, "model_type": "marian", "scale_embedding": True, "activation_function": "swish"},
+        {},
+        (60, 40),
+    ),
+    "m2m_100": (
+        {**BART, "model_type": "m2m_100", "scale_embedding": True, "activation_function": "relu"},
+        {},
+        (60, 40),
+    ),
     "umt5": ({**T5, "model_type": "umt5", "num_layers": 3}, {}, (30, 30)),
 }
 
