@@ -77,10 +77,11 @@ class Model(EmbeddingModel):
     ) -> list[list[Hypothesis]]:
         """For each source the best texts of at most n_predict tokens, as `beams` says, with scores.
 
-        Rules and scores are those of transformers. UnsupportedError: the model reads no source.
+        Rules and scores are those of transformers; without `beams` so is how to search, as the
+        model's files say. UnsupportedError: the model reads no source.
         """
         given = checked(self, prompt, {"n_predict": n_predict}).prompts
-        return search(self, given, n_predict, beams or Beams())
+        return search(self, given, n_predict, beams or Beams(**self.defaults.search))
 
     def conversation(
         self,

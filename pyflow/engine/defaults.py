@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -61,6 +61,8 @@ class Defaults:
     n_predict: int = -1
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end a generation besides those that the tokenizer knows."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Of Beams, by their names there, where the model reads a source."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -80,12 +82,63 @@ _TYPES: Mapping[str, Any] = {
 }
 
 
+# Of searches, for models that read a source.
+_SEARCH: Mapping[str, tuple[str, Any]] = {
+    "num_beams": ("n", Annotated[int, msgspec.Meta(ge=1, le=64)]),
+    "length_penalty": ("length_penalty", float),
+    "early_stopping": ("early_stopping", bool | Literal["never"]),
+    "no_repeat_ngram_size": ("no_repeat_ngram", Annotated[int, msgspec.Meta(ge=0)]),
+    "min_new_tokens": ("min_tokens", Annotated[int, msgspec.Meta(ge=0)]),
+    "forced_bos_token_id": ("forced_first", Annotated[int, msgspec.Meta(ge=0)]),
+    "forced_eos_token_id": ("forced_last", Annotated[int, msgspec.Meta(ge=0)]),
+}
+
+
+def read_search(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Any]:
+    """How a model's authors search: defaults of Beams. Of generation_config.json, and without one of
+    config.json. A value that cannot be used is a GenerationWarning, and left out."""
+    paths = [checkpoint.path.parent / name for name in ("generation_config.json", "config.json")]
+    path = next((path for path in paths if is_there(path)), None)
+    if checkpoint.format == "GGUF" or path is None:
+        return {}
+    keys = read_json(path, dict[str, Any], max_nbytes=_MAX_NBYTES)
+    found: dict[str, Any] = {}
+    left = []
+    for theirs, (ours, kind) in _SEARCH.items():
+        value = keys.get(theirs)
+        if value is None:
+            continue
+        try:
+            taken = msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            left.append(f"{theirs}: {error}, found {value!r:.40}")
+            continue
+        if ours.startswith("forced") and taken >= n_vocab:
+            left.append(f"{theirs}: expected a token below {n_vocab}, found {taken}")
+        else:
+            found[ours] = taken
+    banned = [one[0] for one in keys.get("bad_words_ids") or [] if _is_token(one, n_vocab)]
+    if banned:
+        found["banned"] = tuple(banned)
+    if len(banned) != len(keys.get("bad_words_ids") or []):
+        left.append("bad_words_ids: expected single tokens, found others")
+    if left:
+        message = printable("; ".join(left))
+        warnings.warn(f"{path}: left out: {message:.400}", GenerationWarning, stacklevel=2)
+    return found
+
+
+def _is_token(one: object, n_vocab: int) -> bool:
+    return isinstance(one, list) and len(one) == 1 and type(one[0]) is int and 0 <= one[0] < n_vocab
+
+
 def read_defaults(
     checkpoint: Checkpoint,
     *,
     n_ctx: int,
     n_vocab: int,
     spec: tuple[str, Mapping[str, Any]] = ("", {}),
+    reads_sources: bool = False,
 ) -> Defaults:
     """A spec's defaults, then those of the generation_config.json beside a checkpoint, key by key,
     then pyflow's own. A GGUF file has no generation_config.json.
@@ -94,7 +147,8 @@ def read_defaults(
     many tokens or more limits nothing. n_vocab: token ids are below. What the file says and cannot
     be used is a GenerationWarning, and left out. SpecError for a value of the spec out of range.
     """
-    defaults = _of_config(checkpoint, n_ctx, n_vocab)
+    known = (*_SEARCH, "bad_words_ids") if reads_sources else ()
+    defaults = _of_config(checkpoint, n_ctx, n_vocab, known)
     where, said = spec
     values = {key: value for key, value in said.items() if key != "n_predict"}
     try:
@@ -102,10 +156,14 @@ def read_defaults(
     except PyflowError as error:
         raise SpecError(f"{where}.{error}") from None
     n_predict = said.get("n_predict", defaults.n_predict)
-    return replace(defaults, values={**defaults.values, **values}, n_predict=n_predict)
+    search = read_search(checkpoint, n_vocab) if reads_sources else {}
+    values = {**defaults.values, **values}
+    return replace(defaults, values=values, n_predict=n_predict, search=search)
 
 
-def _of_config(checkpoint: Checkpoint, n_ctx: int, n_vocab: int) -> Defaults:
+def _of_config(
+    checkpoint: Checkpoint, n_ctx: int, n_vocab: int, known: Collection[str]
+) -> Defaults:
     path = checkpoint.path.parent / "generation_config.json"
     if checkpoint.format == "GGUF" or not is_there(path):
         return Defaults()
@@ -131,7 +189,7 @@ def _of_config(checkpoint: Checkpoint, n_ctx: int, n_vocab: int) -> Defaults:
     if said.get("do_sample") is False or said.get("top_p") == 0:
         values["temperature"] = 0.0
     stop_ids = _ids(keys.get("eos_token_id"), n_vocab, left)
-    if unknown := [key for key, value in keys.items() if _changes(key, value, n_ctx)]:
+    if unknown := [k for k, value in keys.items() if k not in known and _changes(k, value, n_ctx)]:
         left.append(f"not supported: {', '.join(unknown)}")
     if left:
         message = printable("; ".join(left))

@@ -49,6 +49,7 @@ class ModelFiles:
             n_ctx=self.spec.n_ctx_train,
             n_vocab=self.spec.n_vocab,
             spec=self._description.generation,
+            reads_sources=self.spec.source is not None,
         )
         stop_ids = self.defaults.stop_ids | frozenset(self._description.stop_ids)
         self.defaults = replace(self.defaults, stop_ids=stop_ids)

@@ -106,8 +106,8 @@ class Wish:
     matchers: Sequence[Matcher | None]
     """One per prompt."""
     progress: Progress | None
-    start: int | None = None
-    """The token that answers begin with, of a model for which prompts are sources."""
+    start: list[int] | None = None
+    """The tokens that answers begin with, of a model for which prompts are sources."""
 
     @property
     def lengths(self) -> list[int]:
@@ -117,7 +117,7 @@ class Wish:
         """Of all prompts; cells that the runner holds of an earlier text are used if it reuses."""
         requests = [
             Request(
-                view=View(tokens if self.start is None else [self.start], noise_stream),
+                view=View(tokens if self.start is None else [*self.start], noise_stream),
                 source=None if self.start is None else tokens,
                 sampling=self.sampling,
                 limit=limit,
@@ -236,8 +236,16 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
         stop,
         matchers,
         options.get("progress"),
-        model.spec.source.start if model.spec.source else None,
+        _start(model),
     )
+
+
+def _start(model: Prompted) -> list[int] | None:
+    """The first tokens of answers to sources: start, and what is forced to follow it."""
+    if model.spec.source is None:
+        return None
+    forced = model.defaults.search.get("forced_first")
+    return [model.spec.source.start, *([] if forced is None else [forced])]
 
 
 def check_fits(n_tokens: int, n_ctx: int, most: int) -> None:

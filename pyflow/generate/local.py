@@ -32,7 +32,8 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
     """
     speculator, n_ctx = _speculator(options), options.get("n_ctx")
     most, sources = model.spec.n_ctx_train, lengths if model.spec.source else []
-    lengths = [1] * len(lengths) if model.spec.source else lengths
+    n_start = 1 + ("forced_first" in model.defaults.search)
+    lengths = [n_start] * len(lengths) if model.spec.source else lengths
     if n_ctx is not None and whole("n_ctx", n_ctx, 0) > most:
         raise ShapeError(
             f"n_ctx: expected up to {most:,}, the context that {model.name} was trained for; "
@@ -80,7 +81,7 @@ def stream(
     for name in ("n_ctx", "session"):
         if options.get(name) is not None:
             raise PyflowError(f"{name}: a context has its own; leave it out, or give the model")
-    lengths = wish.lengths if wish.start is None else [1] * len(wish.prompts)
+    lengths = [len(wish.start or one) for one in wish.prompts]
     limits = [_limit(context.model, context.n_ctx, n, wish.n_predict) for n in lengths]
     most_first = sorted(limits, reverse=True)
     n_parallel = min(len(limits), N_PARALLEL, context.n_seq_max)
