@@ -95,7 +95,7 @@ _SEARCH: Mapping[str, tuple[str, Any]] = {
 
 
 def read_search(checkpoint: Checkpoint, n_vocab: int) -> dict[str, Any]:
-    """How a model's authors search: defaults of Beams. Of generation_config.json, and without one of
+    """How a model's authors search: defaults of Beams, by generation_config.json, or without one by
     config.json. A value that cannot be used is a GenerationWarning, and left out."""
     paths = [checkpoint.path.parent / name for name in ("generation_config.json", "config.json")]
     path = next((path for path in paths if is_there(path)), None)

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow.cli.options import inputs, model
-from pyflow.cli.options.groups import flag, option
+from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.errors import UnsupportedError
-from pyflow.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pyflow.generate import Options
     from pyflow.model import Model
 
 _AT_ONCE = 256  # texts between lines of output; 16 of them run together
-_MOST = 256  # tokens of a translation by beams, where nothing else is said
+_MOST = 256  # tokens of a translation, where nothing else is said
 
 
 @click.command("translate", cls=TopicCommand)
@@ -43,21 +41,29 @@ _MOST = 256  # tokens of a translation by beams, where nothing else is said
     type=click.IntRange(1),
     metavar="N",
 )
-@option(
-    "--beams",
-    "Follow so many texts at once, and print the best; 1 takes the likeliest token each time.",
-    type=click.IntRange(1, 64),
-    default=1,
-    metavar="N",
-    short="Follow so many texts at once",
+@grouped(
+    "languages",
+    dict,
+    option("--from", "The language of TEXT, as the model calls it.", metavar="LANGUAGE"),
+    option("--to", "The language to write, as the model calls it.", metavar="LANGUAGE"),
 )
-@option(
-    "--length-penalty",
-    "With --beams: scores are sums of logprobs over the length to this power.",
-    type=float,
-    default=1.0,
-    metavar="X",
-    short="Exponent of the length in scores",
+@grouped(
+    "how",
+    dict,
+    option(
+        "--beams n",
+        "Follow so many texts at once, and print the best; 1 takes the likeliest token each time.",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        short="Follow so many texts at once",
+    ),
+    option(
+        "--length-penalty",
+        "Scores are sums of logprobs over the length to this power.",
+        type=float,
+        metavar="X",
+        short="Exponent of the length in scores",
+    ),
 )
 @flag(
     "--jsonl",
@@ -71,14 +77,14 @@ def command(
     text: Sequence[str],
     file: str | None,
     n_predict: int | None,
-    beams: int,
-    length_penalty: float,
+    languages: dict[str, str | None],
+    how: dict[str, Any],
     jsonl: bool,
 ) -> None:
     """Print what the model writes for each TEXT, a line each.
 
-    The model is an encoder-decoder such as T5. Several texts run together, and each gives the line
-    that it gives alone.
+    The model is an encoder-decoder such as T5 or NLLB. It searches as its files say, if options do
+    not say otherwise. Several texts run together, and each gives the line that it gives alone.
     """
     texts = inputs.texts(text, file, jsonl=jsonl)
     with run.load() as loaded:
@@ -87,40 +93,36 @@ def command(
                 f"{loaded.name}: expected a model that reads a source, found a decoder alone; use "
                 "'pyflow generate'"
             )
-        written = (
-            _likeliest(loaded, texts, n_predict)
-            if beams == 1
-            else _best(loaded, texts, n_predict, (beams, length_penalty))
-        )
-        for index, one in enumerate(written):
+        for index, one in enumerate(_written(loaded, texts, languages, how, n_predict or _MOST)):
             line = " ".join(one["text"].split("\n")).strip()
             if jsonl:
                 line = json.dumps({"index": index, **one}, ensure_ascii=False)
             click.echo(line)
 
 
-def _likeliest(
-    loaded: Model, texts: Sequence[str], n_predict: int | None
-) -> Iterator[dict[str, Any]]:
-    options: Options = {"sampling": SamplingParams(temperature=0)}
-    if n_predict is not None:
-        options["n_predict"] = n_predict
-    for at in range(0, len(texts), _AT_ONCE):
-        for done in loaded.generate(texts[at : at + _AT_ONCE], **options):
-            yield {"text": done.text, "tokens": done.tokens}
-
-
-def _best(
-    loaded: Model, texts: Sequence[str], n_predict: int | None, how: tuple[int, float]
+def _written(
+    loaded: Model,
+    texts: Sequence[str],
+    languages: dict[str, str | None],
+    how: dict[str, Any],
+    n_predict: int,
 ) -> Iterator[dict[str, Any]]:
     from pyflow.generate.beams import Beams
+    from pyflow.generate.languages import framed, language
 
-    beams = Beams(n=how[0], length_penalty=how[1])
+    tokenizer, options = loaded.tokenizer, dict(loaded.defaults.search)
+    options |= {name: value for name, value in how.items() if value is not None}
+    named = {key: language(tokenizer, name) for key, name in languages.items() if name}
+    source = named["from"].token if "from" in named else None
+    lead = None
+    if "to" in named:
+        token, leads = named["to"]
+        lead = token if leads else None
+        options |= {} if leads else {"forced_first": token}
+    beams = Beams(**options)
     for at in range(0, len(texts), _AT_ONCE):
-        some = texts[at : at + _AT_ONCE]
-        for found in loaded.beam_search(some, beams, n_predict=n_predict or _MOST):
-            best = found[0]
-            stops = loaded.tokenizer.stop_ids
-            tokens = [token for token in best.tokens if token not in stops]
-            text = loaded.tokenizer.decode(tokens, skip_special=True)
-            yield {"text": text, "tokens": tokens, "score": best.score}
+        some = [framed(tokenizer, text, source, lead) for text in texts[at : at + _AT_ONCE]]
+        for found in loaded.beam_search(some, beams, n_predict=n_predict):
+            tokens = [token for token in found[0].tokens if token not in tokenizer.stop_ids]
+            text = tokenizer.decode(tokens, skip_special=True)
+            yield {"text": text, "tokens": tokens, "score": found[0].score}
