@@ -19,16 +19,19 @@ from typing import Any
 
 if __package__:
     from . import hf_families
+    from .encoder_decoders import make as encoder_decoders
     from .text_encoders import make as text_encoders
 else:
     import hf_families
+    from encoder_decoders import make as encoder_decoders
     from text_encoders import make as text_encoders
 
 TARGET = Path(__file__).with_name("config_keys.json")
 COMMAND = "python tests/golden/make_config_keys.py"
 # Older files of Falcon, which transformers does not know by these names, are left out.
 ENCODERS = [config for _, config, _ in text_encoders.MODELS.values()]
-CONFIGS = [*hf_families.CONFIGS.values(), *ENCODERS]
+READERS = [config for config, _, _ in encoder_decoders.MODELS.values()]
+CONFIGS = [*hf_families.CONFIGS.values(), *ENCODERS, *READERS]
 MODEL_TYPES = sorted({str(config["model_type"]) for config in CONFIGS})
 _POPPED = re.compile(r"kwargs\.(?:pop|get|setdefault)\(\s*\"(\w+)\"")
 
@@ -79,6 +82,12 @@ def _asked(config_class: Any, config: dict[str, Any]) -> set[str]:
             is_t5 = "d_kv" in config
             auto = transformers.AutoModelForTextEncoding if is_t5 else transformers.AutoModel
             auto.from_config(own, attn_implementation="eager")(torch.arange(3, 30)[None])
+            return asked_for(asked)
+        if config in READERS:
+            auto = transformers.AutoModelForSeq2SeqLM
+            auto.from_config(own, attn_implementation="eager")(
+                torch.arange(3, 30)[None], decoder_input_ids=torch.arange(5)[None]
+            )
             return asked_for(asked)
         model = transformers.AutoModelForCausalLM.from_config(own, attn_implementation="eager")
         with torch.no_grad(), warnings.catch_warnings(action="ignore", category=FutureWarning):

@@ -26,7 +26,8 @@ FAMILIES = family_names("hf")
 FIXTURES = {
     model_type: next(
         path
-        for path in sorted([*GOLDEN.glob("families/hf_*.json"), *GOLDEN.glob("text_encoders/*")])
+        for folder in ("families/hf_", "text_encoders/", "encoder_decoders/")
+        for path in sorted(GOLDEN.glob(f"{folder}*"))
         if path.suffix == ".json"
         and f'"model_type":"{model_type}"' in path.read_text().replace(": ", ":")
         and "falcon_rw" not in path.name
