@@ -125,6 +125,64 @@ CASES: dict[str, Case] = {
         expert_shared_feed_forward_length=56,
     ),
     "qwen3": _case("qwen3", _QK_NORM, sizes=_WIDE, rope__freq_base=1e6, **_WIDE_KEYS),
+    "qwen3moe": _case(
+        "qwen3moe",
+        f"{_ATTENTION} attn_q_norm:D attn_k_norm:D ffn_norm:E {_EXPERTS}",
+        sizes=_WIDE,
+        rope__freq_base=1e6,
+        expert_count=4,
+        expert_used_count=2,
+        expert_feed_forward_length=40,
+        **_WIDE_KEYS,
+    ),
+    "smollm3": _case(
+        "smollm3", _LAYER, _TIED, n_layers=4, rope__freq_base=2e6, rope__dimension_count=16
+    ),
+    "phi2": _case(
+        "phi2",
+        "attn_norm:E* attn_q:Q,E* attn_k:K,E* attn_v:K,E* attn_output:E,Q* "
+        "ffn_up:F,E* ffn_down:E,F*",
+        "token_embd:V,E output_norm:E* output:V,E*",
+        sizes={"K": 64},
+        eps="layer_norm_epsilon",
+        rope__dimension_count=8,
+    ),
+    "glm4": _case(
+        "glm4",
+        "attn_norm:E attn_q:Q,E* attn_k:K,E* attn_v:K,E* attn_output:E,Q post_attention_norm:E "
+        "ffn_norm:E ffn_up:192,E ffn_down:E,F post_ffw_norm:E",
+        sizes=_WIDE,
+        rope__dimension_count=16,
+        **_WIDE_KEYS,
+    ),
+    "exaone4": _case(
+        "exaone4",
+        "attn_q:Q,E attn_k:K,E attn_v:K,E attn_output:E,Q attn_q_norm:D attn_k_norm:D "
+        "post_attention_norm:E post_ffw_norm:E ffn_gate:F,E ffn_up:F,E ffn_down:E,F",
+        rope__freq_base=1e6,
+        rope__dimension_count=16,
+    ),
+    "cohere2": _case(
+        "cohere2",
+        "attn_norm:E attn_q:Q,E attn_k:K,E attn_v:K,E attn_output:E,Q ffn_gate:F,E ffn_up:F,E "
+        "ffn_down:E,F",
+        _TIED,
+        n_layers=4,
+        eps="layer_norm_epsilon",
+        attention__sliding_window=9,
+        logit_scale=0.25,
+        rope__dimension_count=16,
+    ),
+    "olmoe": _case(
+        "olmoe",
+        f"{_ATTENTION} attn_q_norm:Q attn_k_norm:K ffn_norm:E {_EXPERTS}",
+        sizes={"K": 64, "F": 40},
+        expert_count=4,
+        expert_used_count=2,
+    ),
+    "ernie4_5": _case(
+        "ernie4_5", _LAYER, sizes=_WIDE, rope__freq_base=5e5, rope__dimension_count=32, **_WIDE_KEYS
+    ),
     "gemma": _case("gemma", _LAYER, _TIED, sizes=_WIDE, **_WIDE_KEYS),
     "gemma2": _case(
         "gemma2",

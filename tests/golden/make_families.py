@@ -84,7 +84,7 @@ def shortened(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in saved.items()
-        if value is not None and key not in left_out and (key in config or "drop" not in key)
+        if key in config or not (value is None or key in left_out or "drop" in key)
     }
 
 

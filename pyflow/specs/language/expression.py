@@ -4,9 +4,10 @@
     ='global' if (i + 1) % 6 == 0 else 'local'
 
 Operators are Python's and bind like Python's: ``if else``, ``or``, ``and``, ``not``, comparisons
-(which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``. Functions: min, max, sqrt,
-and ``has('NAME')``, whether the checkpoint has such a tensor. There are no attributes and no other
-calls, so a spec from anywhere can be evaluated; its length, depth and numbers are bounded.
+and ``in`` (which do not chain), ``+ - * / // %``, unary ``-``, ``**``, ``x[i]``. Functions: min,
+max, sqrt, and ``has('NAME')``, whether the checkpoint has such a tensor. There are no attributes
+and no other calls, so a spec from anywhere can be evaluated; its length, depth and numbers are
+bounded.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_WORDS = {"if", "else", "or", "and", "not", "true", "false"}
+_WORDS = {"if", "else", "or", "and", "not", "in", "true", "false"}
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -166,6 +167,9 @@ class _Parser:
         if (sign := self._take(*_COMPARE)) is not None:
             compare, right = _COMPARE[sign], self._sum()
             return lambda s: compare(_number(left(s)), _number(right(s)))
+        if self._take("in"):
+            items = self._sum()
+            return lambda s: _is_in(left(s), items(s))
         return left
 
     def _sum(self) -> Evaluate:
@@ -283,6 +287,12 @@ def _index(values: Evaluate, at: Evaluate) -> Evaluate:
         return item
 
     return evaluate
+
+
+def _is_in(item: Value, items: Value) -> bool:
+    if not isinstance(items, list):
+        raise ExpressionError(f"expected a list to look into, found {items!r:.40}")
+    return item in items
 
 
 def _item(items: Value, i: Value) -> object:

@@ -7,7 +7,9 @@ and every other code point for its class (letter, number, ...). So offsets are t
 expressions are fast, and Unicode's classes come from a fixed table (see unicode_ranges.py):
 
     text       I ' l l   s a y   “ N o ë l ”
-    collapsed  I ' l l   s a y   P N o L l P      (P = 0xD3, L = 0xD2)
+    collapsed  I ' l l   s a y   P N o A l P      (P = 0xD3, A = 0xD6, a small letter)
+
+Expressions that list code points beyond ASCII work on the text itself.
 """
 
 from __future__ import annotations
@@ -17,21 +19,28 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pyflow.errors import UnsupportedError
 from pyflow.tokenizer.ours import unicode_ranges
 
-_OTHER, _NUMBER, _LETTER, _PUNCTUATION, _MARK = range(0xD0, 0xD5)
+# Letters are those that are neither large nor small.
+_OTHER, _NUMBER, _LETTER, _PUNCTUATION, _MARK, _LARGE, _SMALL, _SYMBOL = range(0xD0, 0xD8)
 # A byte that \s matches, unused by ordinary text; only its class matters after collapsing.
 _SPACE = 0x0B
 
 # The insides of bracket expressions: ASCII members, then the stand-in for all others.
-_L = r"A-Za-z\xd2"
+_L = r"A-Za-z\xd2\xd5\xd6"
 _N = r"0-9\xd1"
 _P = r"!-#%-*,-/:;?@\[-\]_{}\xd3"
 _M = r"\xd4"
+_S = r"$+<->^`|~\xd7"
+_UPPER, _LOWER = r"A-Z\xd2\xd4\xd5", r"a-z\xd2\xd4\xd6"
+# On the text itself.
+_BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+_CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 _CONTRACTIONS = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,6 +55,21 @@ def _gpt4(numbers: str, *, contractions: str = f"{_CONTRACTIONS}|", letters: str
     )
 
 
+def _o200k(numbers: str, ending: str) -> str:
+    """Words that begin large and go on small: at least one letter of either kind."""
+    start = rf"[^\r\n{_L}{_N}]?"
+    return (
+        rf"{start}[{_UPPER}]*[{_LOWER}]+{ending}|{start}[{_UPPER}]+[{_LOWER}]*{ending}|{numbers}"
+        rf"| ?[^\s{_L}{_N}]+[\r\n/]*|{_BLANKS}"
+    )
+
+
+def _cased() -> str:
+    """A bracket expression's inside, on the text itself."""
+    spans = unicode_ranges.spans(unicode_ranges.DEEPSEEK_LETTERS)
+    return "A-Za-z" + "".join(rf"\U{span[0]:08x}-\U{span[-1]:08x}" for span in spans)
+
+
 _LLAMA3 = _gpt4(rf"[{_N}]{{1,3}}")
 _QWEN2 = _gpt4(rf"[{_N}]")
 
@@ -54,11 +78,12 @@ _QWEN2 = _gpt4(rf"[{_N}]")
 class PreTokenizer:
     """Expressions that are applied in turn, each to the pieces of the one before.
 
-    Both matches and the gaps between them become pieces. whole_words: a word that is a token is
+    Those of bytes are for collapsed text, the others for the text itself. Both matches and the
+    gaps between them become pieces. whole_words: a word that is a token is
     taken without merging. add_bos: the default if the file does not say.
     """
 
-    patterns: tuple[re.Pattern[bytes], ...]
+    patterns: tuple[re.Pattern[bytes] | re.Pattern[str], ...]
     whole_words: bool = False
     add_bos: bool = False
 
@@ -67,16 +92,19 @@ class PreTokenizer:
         collapsed = _collapse(text)
         spans = [(0, len(text))]
         for pattern in self.patterns:
-            spans = list(_cut(pattern, collapsed, spans))
+            spans = list(_cut(pattern, collapsed, text, spans))
         return (text[start:end] for start, end in spans)
 
 
 def _cut(
-    pattern: re.Pattern[bytes], collapsed: bytes, spans: list[tuple[int, int]]
+    pattern: re.Pattern[bytes] | re.Pattern[str],
+    collapsed: bytes,
+    text: str,
+    spans: list[tuple[int, int]],
 ) -> Iterator[tuple[int, int]]:
     for start, end in spans:
         done = start
-        for match in pattern.finditer(collapsed, start, end):
+        for match in _matches(pattern, collapsed, text, start, end):
             first, last = match.span()
             if done < first:
                 yield done, first
@@ -84,6 +112,13 @@ def _cut(
             done = last
         if done < end:
             yield done, end
+
+
+def _matches(
+    pattern: re.Pattern[Any], collapsed: bytes, text: str, start: int, end: int
+) -> Iterator[re.Match[Any]]:
+    of: bytes | str = collapsed if isinstance(pattern.pattern, bytes) else text
+    return pattern.finditer(of, start, end)
 
 
 def _collapse(text: str) -> bytes:
@@ -103,16 +138,20 @@ def _classes() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         (unicode_ranges.LETTERS, _LETTER),
         (unicode_ranges.PUNCTUATION, _PUNCTUATION),
         (unicode_ranges.MARKS, _MARK),
+        (unicode_ranges.UPPERCASE, _LARGE),
+        (unicode_ranges.LOWERCASE, _SMALL),
+        (unicode_ranges.SYMBOLS, _SYMBOL),
         (unicode_ranges.WHITESPACE, _SPACE),
     ):
-        for span in ranges.split():
-            first, _, last = span.partition("-")
-            table[int(first, 16) : int(last or first, 16) + 1] = code
+        for span in unicode_ranges.spans(ranges):
+            table[span.start : span.stop : span.step] = code
     return table
 
 
 def _pre(*patterns: str, whole_words: bool = False, add_bos: bool = False) -> PreTokenizer:
-    compiled = tuple(re.compile(pattern.encode("ascii")) for pattern in patterns)
+    compiled = tuple(
+        re.compile(p if r"\u" in p or r"\U" in p else p.encode("ascii")) for p in patterns
+    )
     return PreTokenizer(compiled, whole_words=whole_words, add_bos=add_bos)
 
 
@@ -143,6 +182,35 @@ def _families() -> Iterator[tuple[str, PreTokenizer]]:
         _pre(_QWEN2),
     )
     yield "qwen35", _pre(_gpt4(rf"[{_N}]", letters=_L + _M))
+    yield (
+        "gpt-4o llama4 kanana2 talkie minimax-m2",
+        _pre(_o200k(rf"[{_N}]{{1,3}}", f"(?:{_CONTRACTIONS})?")),
+    )
+    yield "tekken", _pre(_o200k(rf"[{_N}]", ""), whole_words=True, add_bos=True)
+    yield (
+        "deepseek-llm",
+        _pre(
+            r"[\r\n]",
+            rf"{_BLANK}?[{_cased()}]+",
+            rf"{_BLANK}?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+\Z",
+            _CJK,
+            rf"[{_N}]+",
+        ),
+    )
+    yield (
+        "deepseek-coder",
+        _pre(r"[\r\n]", rf"\s?[{_L}]+", rf"\s?[{_P}]+", _CJK, rf"[{_N}]"),
+    )
+    yield (
+        "deepseek-v3 hunyuan-dense",
+        _pre(
+            rf"[{_N}]{{1,3}}",
+            r"[\u4e00-\u9fa5\u3040-\u30ff]+",
+            rf"[!-/:-@\[-`{{-~][A-Za-z]+|[^\r\n{_L}{_P}{_S}]?[{_L}{_M}]+| ?[{_P}{_S}]+[\r\n]*"
+            rf"|{_BLANKS}",
+        ),
+    )
     yield "ufakzeka", _pre(_gpt4(rf"[{_N}]", contractions=""))
 
 

@@ -36,6 +36,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "hf_gpt_neox_sequential": {"hidden_act": "gelu"},
     "hf_qwen2": {"use_sliding_window": False},
     "hf_qwen2moe": {"decoder_sparse_step": 1},
+    "hf_qwen3moe": {"mlp_only_layers": []},
 }
 REFUSED = {
     "hf_gemma2": r"layer 0\b.*attention.*scale.*0\.1767.*0\.2041",
@@ -43,6 +44,11 @@ REFUSED = {
     "hf_gpt_neox_sequential": r"layer 0\b.*ffn.*activation.*'gelu'.*'gelu_tanh'",
     "hf_qwen2": r"\bwindow\b.*\b0\b.*\b7\b",
     "hf_qwen2moe": r"blk\.0\.ffn_gate_inp\.weight",
+    "hf_qwen3moe": r"blk\.2\.ffn_gate_inp\.weight",
+    "hf_qwen3moe_window": r"blk\.0\.ffn_gate_inp\.weight",
+    "hf_smollm3_window": r"\bwindow\b.*\b9\b.*\b0\b",
+    "hf_exaone4_window": r"\bwindow\b.*\b0\b.*\b9\b",
+    "hf_phi_norms": r"decoder\.0\.attn\.q_norm",
     "hf_llama_dynamic": "rope_scaling.*dynamic",
     "hf_falcon_sequential": r"blk\.0\.attn_qkv\.bias",
     "hf_falcon_rw": "alibi",
@@ -73,6 +79,14 @@ TWINS = {
     "hf_qwen2": "gguf_qwen2",
     "hf_qwen2moe": "gguf_qwen2moe",
     "hf_qwen3": "gguf_qwen3",
+    "hf_qwen3moe": "gguf_qwen3moe",
+    "hf_smollm3": "gguf_smollm3",
+    "hf_phi2": "gguf_phi2",
+    "hf_glm4": "gguf_glm4",
+    "hf_exaone4": "gguf_exaone4",
+    "hf_cohere2": "gguf_cohere2",
+    "hf_olmoe": "gguf_olmoe",
+    "hf_ernie4_5": "gguf_ernie4_5",
     "hf_stablelm": "gguf_stablelm",
     "hf_stablelm2_12b": "gguf_stablelm2_12b",
     "hf_starcoder2": "gguf_starcoder2",
@@ -87,7 +101,7 @@ def folder_of(name: str, folder: Path, change: dict[str, Any]) -> formats.Checkp
     ):
         shapes = {k: v for k, v in golden["tensors"].items() if ".0." in k}
         golden["tensors"] |= {k.replace(".0.", f".{i}."): v for k, v in shapes.items()}
-    if change.get("decoder_sparse_step") == 1:  # all layers as the second
+    if "decoder_sparse_step" in change or "mlp_only_layers" in change:  # all layers as the second
         shapes = {k: v for k, v in golden["tensors"].items() if "layers.1." in k}
         for i in (0, 2):
             stays = {k: v for k, v in golden["tensors"].items() if f"layers.{i}." not in k}

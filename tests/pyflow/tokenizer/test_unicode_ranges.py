@@ -15,9 +15,15 @@ CLASSES = {
 }
 
 
+CASES = {
+    "Lu Lt": unicode_ranges.UPPERCASE,
+    "Ll": unicode_ranges.LOWERCASE,
+    "Sm Sc Sk So": unicode_ranges.SYMBOLS,
+}
+
+
 def spans(ranges: str) -> list[range]:
-    pairs = (span.partition("-")[::2] for span in ranges.split())
-    return [range(int(first, 16), int(last or first, 16) + 1) for first, last in pairs]
+    return list(unicode_ranges.spans(ranges))
 
 
 @pytest.mark.parametrize("letter", CLASSES)
@@ -34,6 +40,16 @@ def test_classes_agree_with_unicode_where_both_know_a_character(letter: str) -> 
             others = (span for ranges in CLASSES.values() for span in spans(ranges))
             assert unicodedata.unidata_version > "15.1", hex(point)
             assert not any(point in span for span in others), hex(point)
+
+
+@pytest.mark.parametrize("categories", CASES)
+def test_cases_and_symbols_agree_with_unicode(categories: str) -> None:
+    listed = {point for span in spans(CASES[categories]) for point in span}
+    for point in range(0x80, 0x110000):
+        if unicodedata.unidata_version > "15.1" and point not in listed:
+            continue
+        category = unicodedata.category(chr(point))
+        assert category == "Cn" or (category in categories.split()) is (point in listed), hex(point)
 
 
 def test_ranges_are_sorted_disjoint_and_beyond_ascii() -> None:
