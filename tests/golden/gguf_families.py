@@ -183,6 +183,40 @@ CASES: dict[str, Case] = {
     "ernie4_5": _case(
         "ernie4_5", _LAYER, sizes=_WIDE, rope__freq_base=5e5, rope__dimension_count=32, **_WIDE_KEYS
     ),
+    "olmo3": _case(
+        "olmo2",
+        "attn_q:Q,E attn_k:K,E attn_v:K,E attn_output:E,Q attn_q_norm:Q attn_k_norm:K "
+        "post_attention_norm:E post_ffw_norm:E ffn_gate:F,E ffn_up:F,E ffn_down:E,F",
+        n_layers=4,
+        rope__freq_base=5e5,
+        rope__dimension_count=16,
+        attention__sliding_window=9,
+        **{
+            _SCALING + "type": "yarn",
+            _SCALING + "factor": 4.0,
+            _SCALING + "original_context_length": 16,
+            _SCALING + "attn_factor": 1.2,
+        },
+    ),
+    "cohere": _case(
+        "command-r",
+        "attn_norm:E attn_q:Q,E attn_k:K,E attn_v:K,E attn_output:E,Q ffn_gate:F,E ffn_up:F,E "
+        "ffn_down:E,F",
+        _TIED,
+        eps="layer_norm_epsilon",
+        logit_scale=0.25,
+        rope__freq_base=8e6,
+        rope__dimension_count=16,
+    ),
+    "seed_oss": _case(
+        "seed_oss",
+        "attn_norm:E attn_q:Q,E* attn_k:K,E* attn_v:K,E* attn_output:E,Q post_attention_norm:E "
+        "ffn_gate:F,E ffn_up:F,E ffn_down:E,F",
+        sizes=_WIDE,
+        rope__freq_base=1e7,
+        rope__dimension_count=32,
+        **_WIDE_KEYS,
+    ),
     "gemma": _case("gemma", _LAYER, _TIED, sizes=_WIDE, **_WIDE_KEYS),
     "gemma2": _case(
         "gemma2",

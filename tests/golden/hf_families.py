@@ -166,6 +166,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
         pad_token_id=1,
     ),
     "ernie4_5": _model("ernie4_5", head_dim=32, use_bias=False, rope_theta=5e5, pad_token_id=0),
+    "ministral": _model(
+        "ministral",
+        head_dim=32,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_theta=1e6,
+    ),
+    "cohere": _model(
+        "cohere", logit_scale=0.25, rope_theta=8e6, tie_word_embeddings=True, pad_token_id=0
+    ),
+    "cohere_plus": _model(
+        "cohere",
+        logit_scale=0.5,
+        use_qk_norm=True,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
+    "olmo3": _model(
+        "olmo3",
+        num_hidden_layers=4,
+        sliding_window=9,
+        rope_theta=5e5,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "attention_factor": 1.2,
+        },
+        pad_token_id=1,
+    ),
+    "seed_oss": _model("seed_oss", head_dim=32, rope_theta=1e7, pad_token_id=1),
     "gemma": _model(
         "gemma", head_dim=32, num_key_value_heads=1, tie_word_embeddings=True, hidden_act="gelu"
     ),

@@ -48,6 +48,7 @@ REFUSED = {
     "hf_qwen3moe_window": r"blk\.0\.ffn_gate_inp\.weight",
     "hf_smollm3_window": r"\bwindow\b.*\b9\b.*\b0\b",
     "hf_exaone4_window": r"\bwindow\b.*\b0\b.*\b9\b",
+    "hf_ministral": r"\bwindow\b.*\b9\b.*\b0\b",
     "hf_phi_norms": r"decoder\.0\.attn\.q_norm",
     "hf_llama_dynamic": "rope_scaling.*dynamic",
     "hf_falcon_sequential": r"blk\.0\.attn_qkv\.bias",
@@ -56,7 +57,14 @@ REFUSED = {
 NAMES = sorted(p.stem for p in FIXTURES.glob("hf_*.json"))
 SAME: dict[str, dict[str, Any]] = {name: {} for name in NAMES if name not in REFUSED} | CHANGED
 # With numbers that are no float32, as GGUF has them.
-ROUNDED = ["hf_gemma3", "hf_granite", "hf_phi3_longrope", "hf_phi3_longrope_short", "hf_phi4_mini"]
+ROUNDED = [
+    "hf_olmo3",
+    "hf_gemma3",
+    "hf_granite",
+    "hf_phi3_longrope",
+    "hf_phi3_longrope_short",
+    "hf_phi4_mini",
+]
 # What llama.cpp's converter would have written for the same model.
 TWINS = {
     "hf_bloom": "gguf_bloom",
@@ -87,6 +95,9 @@ TWINS = {
     "hf_cohere2": "gguf_cohere2",
     "hf_olmoe": "gguf_olmoe",
     "hf_ernie4_5": "gguf_ernie4_5",
+    "hf_olmo3": "gguf_olmo3",
+    "hf_cohere": "gguf_cohere",
+    "hf_seed_oss": "gguf_seed_oss",
     "hf_stablelm": "gguf_stablelm",
     "hf_stablelm2_12b": "gguf_stablelm2_12b",
     "hf_starcoder2": "gguf_starcoder2",
