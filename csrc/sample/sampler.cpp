@@ -127,15 +127,17 @@ double Sampler::mu_after(std::span<const double> surprises) const {
 Sampled Sampler::sample(std::span<const float> row, const Place& place) const {
   std::vector<uint32_t> allowed;
   const Logits logits = changed(row, place, allowed);
-  const int32_t token = draw(logits, place);
-  Sampled out = logits.is_as_given() ? report(logits, row, token) : report(row, token);
-  if (needs_surprises()) out.surprise = stages::surprise(logits, token, params_.temperature);
+  const Sampled drawn = draw(logits, place);
+  Sampled out = logits.is_as_given() ? report(logits, row, drawn.token) : report(row, drawn.token);
+  out.surprise = drawn.surprise;
   return out;
 }
 
 double Sampler::surprise(std::span<const float> row, const Place& place, int32_t token) const {
   std::vector<uint32_t> allowed;
-  return stages::surprise(changed(row, place, allowed), token, params_.temperature);
+  const Logits logits = changed(row, place, allowed);
+  const double temperature = params_.temperature;
+  return stages::surprise(logits, token, temperature, stages::log_sum(logits, temperature));
 }
 
 Sampled Sampler::report(std::span<const float> row, int32_t token) const {
@@ -157,7 +159,7 @@ Sampled Sampler::report(const Logits& given, std::span<const float> row, int32_t
 Distribution Sampler::distribution(std::span<const float> row, const Place& place) const {
   std::vector<uint32_t> allowed;
   const Logits logits = changed(row, place, allowed);
-  if (params_.temperature == 0 || is_fsd(place)) return {{draw(logits, place), 1.0}};
+  if (params_.temperature == 0 || is_fsd(place)) return {{draw(logits, place).token, 1.0}};
   if (is_plain_ && takes_all(logits))
     return softmax(logits.at_least(kNever), logits.max(), params_.temperature);
   const Pool pool = this->pool(logits, place);
@@ -173,7 +175,7 @@ Guesses Sampler::guess(std::span<const float> row, const Place& place, int n,
   const bool by_fsd = is_fsd(place), greedy = by_fsd || params_.temperature == 0;
   // Unlikelier tokens are no good guesses, whatever their noise.
   const auto most = static_cast<size_t>(std::max(n, 64));
-  Pool pool{{}, greedy ? 1.0 : params_.temperature};
+  Pool pool{{}, greedy ? 1.0 : params_.temperature, 0.0};
   if (by_fsd)
     pool.kept = stages::fsd(logits, text(place.path), params_);
   else if (greedy || (is_plain_ && takes_all(logits)))
@@ -273,26 +275,36 @@ bool Sampler::is_fsd(const Place& place) const {
   return !stages::fsd_samples(params_, text(place.path).n_drawn, coins);
 }
 
-int32_t Sampler::draw(const Logits& logits, const Place& place) const {
-  if (is_fsd(place)) return stages::fsd(logits, text(place.path), params_).front().token;
-  if (params_.temperature == 0) return logits.argmax();
+Sampled Sampler::draw(const Logits& logits, const Place& place) const {
+  Sampled out{.token = -1, .top = {}};
   const Noise noise(params_.seed, params_.stream, place.position);
-  if (is_plain_ && takes_all(logits)) return draw_from_all(logits, noise, params_.temperature);
-  const Pool pool = this->pool(logits, place);
-  if (pool.temperature == 0) return likeliest_of(pool.kept);
-  return draw_from(pool.kept, noise, pool.temperature);
+  if (is_fsd(place)) {
+    out.token = stages::fsd(logits, text(place.path), params_).front().token;
+  } else if (params_.temperature == 0) {
+    out.token = logits.argmax();
+  } else if (is_plain_ && takes_all(logits)) {
+    out.token = draw_from_all(logits, noise, params_.temperature);
+  } else {
+    const Pool pool = this->pool(logits, place);
+    out.token = pool.temperature == 0 ? likeliest_of(pool.kept)
+                                      : draw_from(pool.kept, noise, pool.temperature);
+    if (needs_surprises())
+      out.surprise = stages::surprise(logits, out.token, pool.temperature, pool.log_sum);
+  }
+  return out;
 }
 
 Sampler::Pool Sampler::pool(const Logits& logits, const Place& place) const {
-  if (is_plain_) return {stages::likeliest(logits, params_), params_.temperature};
-  if (params_.mirostat != 0)
-    return {
-        stages::mirostat(logits, params_.mirostat, params_.temperature, mu_after(place.surprises)),
-        params_.temperature};
+  if (is_plain_) return {stages::likeliest(logits, params_), params_.temperature, 0.0};
+  if (params_.mirostat != 0) {
+    const double temperature = params_.temperature, mu = mu_after(place.surprises);
+    const double sum = stages::log_sum(logits, temperature);
+    return {stages::mirostat(logits, params_.mirostat, temperature, mu, sum), temperature, sum};
+  }
   const Noise coins(params_.seed, params_.stream, place.position, Purpose::Stage);
   std::vector<Candidate> kept = stages::chain(logits, params_, coins);
   const double temperature = stages::dynamic_temperature(kept, params_);
-  return {std::move(kept), temperature};
+  return {std::move(kept), temperature, 0.0};
 }
 
 }  // namespace pyflow

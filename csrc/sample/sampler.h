@@ -107,6 +107,7 @@ class Sampler {
   struct Pool {
     std::vector<Candidate> kept;
     double temperature;
+    double log_sum;  // with mirostat
   };
 
   bool takes_all(const Logits& logits) const;
@@ -116,7 +117,8 @@ class Sampler {
   std::vector<Candidate> changes(std::span<const float> row, const TextView& text) const;
   // Whether FSD chooses at a place.
   bool is_fsd(const Place& place) const;
-  int32_t draw(const Logits& logits, const Place& place) const;
+  // Without what is reported.
+  Sampled draw(const Logits& logits, const Place& place) const;
   Pool pool(const Logits& logits, const Place& place) const;
   double mu_after(std::span<const double> surprises) const;
   Sampled report(const Logits& given, std::span<const float> row, int32_t token) const;

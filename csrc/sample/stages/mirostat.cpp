@@ -5,17 +5,6 @@
 namespace pyflow::stages {
 namespace {
 
-// ln of the sum of exp((logit - max) / temperature) over all tokens.
-double log_sum(const Logits& logits, double temperature) {
-  double sum = 0;
-  logits.for_blocks([&](int64_t b) { return logits.block_max(b) > kNever; },
-                    [&](int64_t, const float* x, int64_t n) {
-                      for (int64_t i = 0; i < n; ++i)
-                        sum += portable::exp((double{x[i]} - logits.max()) / temperature);
-                    });
-  return portable::log(sum);
-}
-
 // The exponent of Zipf's law by least squares over the m likeliest: b_i = ln(p_i / p_(i+1)) against
 // t_i = ln((i+1) / i).
 double zipf_exponent(const Logits& logits, double temperature) {
@@ -51,22 +40,31 @@ int64_t zipf_count(double s, double mu, int64_t n) {
 
 }  // namespace
 
-Kept mirostat(const Logits& logits, int version, double temperature, double mu) {
+double log_sum(const Logits& logits, double temperature) {
+  double sum = 0;
+  logits.for_blocks([&](int64_t b) { return logits.block_max(b) > kNever; },
+                    [&](int64_t, const float* x, int64_t n) {
+                      for (int64_t i = 0; i < n; ++i)
+                        sum += portable::exp((double{x[i]} - logits.max()) / temperature);
+                    });
+  return portable::log(sum);
+}
+
+Kept mirostat(const Logits& logits, int version, double temperature, double mu, double log_sum) {
   if (logits.size() == 1) return logits.top(1);
   if (version == 1)
     return logits.top(zipf_count(zipf_exponent(logits, temperature), mu, logits.size()));
   // -log2 p <= mu where logit >= max - temperature (mu ln 2 - ln sum).
-  const double least =
-      logits.max() - temperature * (mu * portable::kLn2 - log_sum(logits, temperature));
+  const double least = logits.max() - temperature * (mu * portable::kLn2 - log_sum);
   if (least > logits.max()) return logits.top(1);
   Kept kept = logits.at_least(std::nextafter(static_cast<float>(least), kNever));
   std::erase_if(kept, [&](const Candidate& c) { return c.logit < least; });
   return kept;
 }
 
-double surprise(const Logits& logits, int32_t token, double temperature) {
+double surprise(const Logits& logits, int32_t token, double temperature, double log_sum) {
   const double distance = (double{logits.max()} - logits.at(token)) / temperature;
-  return (distance + log_sum(logits, temperature)) / portable::kLn2;
+  return (distance + log_sum) / portable::kLn2;
 }
 
 }  // namespace pyflow::stages

@@ -47,9 +47,11 @@ Kept chain(const Logits& logits, const SamplerParams& params, const Noise& coins
 // Mirostat (Basu et al., 2021). mu: the most surprise that a token may have, in bits. Version 1 takes
 // the k likeliest tokens, k by the exponent of Zipf's law that the 100 likeliest follow; version 2
 // all tokens of at most mu. The softmax is that of all tokens at the temperature.
-Kept mirostat(const Logits& logits, int version, double temperature, double mu);
+// log_sum: ln of the sum of its exponentials, relative to the likeliest token's.
+Kept mirostat(const Logits& logits, int version, double temperature, double mu, double log_sum);
+double log_sum(const Logits& logits, double temperature);
 // -log2 of a token's probability by that softmax; infinite for a token that is impossible.
-double surprise(const Logits& logits, int32_t token, double temperature);
+double surprise(const Logits& logits, int32_t token, double temperature, double log_sum);
 
 // Frustratingly simple decoding (Yang et al., 2023): the k likeliest tokens, the one of the greatest
 // (1 - alpha) p - alpha q first, q being their probability by smoothed n-grams of the text.

@@ -28,6 +28,7 @@ SETTINGS = {
     "top_k": 20,
     "top_p": 0.9,
     "min_p": 0.1,
+    "typical_p": 0.9,
     "repetition_penalty": 1.05,
     "max_new_tokens": 6,
     "max_length": 512,
@@ -40,6 +41,7 @@ VALUES = {
     "top_k": 20,
     "top_p": 0.9,
     "min_p": 0.1,
+    "typical_p": 0.9,
     "repeat_penalty": 1.05,
     "repeat_last_n": -1,
 }
