@@ -3,6 +3,7 @@
 #include "sample/stages/stages.h"
 
 namespace pyflow::stages {
+namespace {
 
 void top_p(Kept& kept, double p) {
   const float max = max_of(kept);
@@ -14,7 +15,8 @@ void min_p(Kept& kept, double p) {
   std::erase_if(kept, [&](const Candidate& c) { return c.logit < least; });
 }
 
-Kept chain(const Logits& logits, const SamplerParams& p, const Noise& coins) {
+Kept cut(const Logits& logits, const SamplerParams& p) {
+  if (p.top_n_sigma <= 0 && p.tfs_z == 1 && p.typical_p == 1) return likeliest(logits, p);
   const double least = p.top_n_sigma > 0 ? least_by_sigma(logits, p.top_n_sigma) : kNever;
   Kept kept = p.top_k > 0 && p.top_k < logits.size()
                   ? logits.top(p.top_k)
@@ -24,6 +26,13 @@ Kept chain(const Logits& logits, const SamplerParams& p, const Noise& coins) {
   if (p.typical_p < 1) typical(kept, p.typical_p);
   if (p.top_p < 1) top_p(kept, p.top_p);
   if (p.min_p > 0) min_p(kept, p.min_p);
+  return kept;
+}
+
+}  // namespace
+
+Kept chain(const Logits& logits, const SamplerParams& p, const Noise& coins) {
+  Kept kept = cut(logits, p);
   if (p.xtc_probability > 0 && p.xtc_threshold <= 0.5f && toss(coins, Coin::Xtc, p.xtc_probability))
     exclude_top(kept, p.xtc_threshold);
   return kept;

@@ -30,9 +30,6 @@ void tail_free(Kept& kept, double z);
 // surprise -ln p differs least from the entropy.
 void typical(Kept& kept, double p);
 
-void top_p(Kept& kept, double p);
-void min_p(Kept& kept, double p);
-
 // Exclude top choices: of the tokens of at least probability `threshold`, only the least likely one
 // stays. Whether that happens at a position is up to the sampler.
 void exclude_top(Kept& kept, double threshold);
