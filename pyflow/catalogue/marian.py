@@ -9,7 +9,6 @@ multiplier. Matrices that are called (in, out) lie as rows of outputs.
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +32,16 @@ _BLOCK = 32
 Array = NDArray[np.float32] | tuple[NDArray[np.int8], float]
 """Values, or int8 codes and their multiplier."""
 
+_TEXT, _END = (
+    {"Sequence": {"id": "A", "type_id": 0}},
+    {"SpecialToken": {"id": "</s>", "type_id": 0}},
+)
+_ENDS_TEXTS = {
+    "type": "TemplateProcessing",
+    "single": [_TEXT, _END],
+    "pair": [_TEXT, {"Sequence": {"id": "B", "type_id": 0}}, _END],
+    "special_tokens": {"</s>": {"id": "</s>", "ids": [0], "tokens": ["</s>"]}},
+}
 _NORM = {"_scale": ".weight", "_bias": ".bias"}
 _ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
@@ -133,7 +142,9 @@ def convert(model: Path, tokenizer: Path, target: Path) -> None:
         + "\n"
     )
     (target / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    shutil.copyfile(tokenizer, target / "tokenizer.json")
+    vocabulary = json.loads(tokenizer.read_text("utf-8"))
+    vocabulary["post_processor"] = _ENDS_TEXTS
+    (target / "tokenizer.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
     _write(target / "model.safetensors", made)
 
 
