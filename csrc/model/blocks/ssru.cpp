@@ -24,9 +24,9 @@ class Ssru final : public Block {
         out_(register_index(spec.text("output"))),
         n_(c.stage.n_embd),
         layer_(c.facts.kv_layers.size()),
-        gate_(&c.weights.matrix(spec.tensor("gate"), n_, n_)),
+        forget_(&c.weights.matrix(spec.tensor("forget"), n_, n_)),
         value_(&c.weights.matrix(spec.tensor("value"), n_, n_, Weights::Loop::Continued)),
-        gate_bias_(c.weights.vector_or_null(spec.tensor_or_none("gate_bias"), n_)) {
+        forget_bias_(c.weights.vector_or_null(spec.tensor_or_none("forget_bias"), n_)) {
     if (n_ * kValues > kMaxHeadDim)
       throw UnsupportedError("ssru: expected states of up to " +
                              std::to_string(kMaxHeadDim / kValues) + " values, found " +
@@ -44,7 +44,7 @@ class Ssru final : public Block {
   void forward(Step& s, Team& team) const override {
     const int64_t stride = padded(n_);
     float *gates = s.temp, *values = s.temp + s.n_rows * stride;
-    const std::array products = {Product{gate_, gates, stride}, Product{value_, values, stride}};
+    const std::array products = {Product{forget_, gates, stride}, Product{value_, values, stride}};
     multiply(s, team, products, all_rows(s, s.registers[in_], s.stride));
     float* out = s.product_output(out_);
     team.for_each((n_ + kDims - 1) / kDims, 1, [&](int64_t begin, int64_t end) {
@@ -72,7 +72,7 @@ class Ssru final : public Block {
     const auto nbytes = static_cast<size_t>(n) * sizeof(float);
     float c[kDims] = {};
     if (seen.n > 1) std::memcpy(c, state(kv, seen.slots[seen.n - 2], at), nbytes);
-    if (gate_bias_) s.kernels.add(gate, gate_bias_ + at, n);
+    if (forget_bias_) s.kernels.add(gate, forget_bias_ + at, n);
     s.kernels.scale(gate, 0.5f, n);
     s.kernels.softcap(gate, 1.0f, n);
     for (int64_t i = 0; i < n; ++i) {
@@ -86,8 +86,8 @@ class Ssru final : public Block {
   size_t in_, out_;
   int64_t n_;
   size_t layer_;
-  const PackedTensor *gate_, *value_;
-  const float* gate_bias_;
+  const PackedTensor *forget_, *value_;
+  const float* forget_bias_;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ from pyflow import catalogue
 from pyflow._core import MAX_THREADS
 from pyflow.cli.group import tell_inexact
 from pyflow.cli.options.finite import Size, Whole
-from pyflow.cli.options.groups import flag, grouped, option
+from pyflow.cli.options.groups import Option, flag, grouped, option
 from pyflow.cli.options.inputs import once
 from pyflow.cli.options.rules import Rule
 from pyflow.engine.topology import (
@@ -85,19 +85,24 @@ model = option(
 )
 
 
-def _embedder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The model of -m, or else the first pulled one that is made for vectors."""
-    encoders = [one.name for one in catalogue.models() if one.pulled and not one.writes]
-    return offered(ctx, param, encoders[0] if value is None and encoders else value)
+def _made_for(task: str, words: str) -> Option:
+    """-m, or else the first pulled model that is made for a task."""
+
+    def chosen(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        made = [one.name for one in catalogue.models() if one.pulled and one.task == task]
+        return offered(ctx, param, made[0] if value is None and made else value)
+
+    return option(
+        "-m --model",
+        f"As for other commands: {words}",
+        metavar="MODEL",
+        callback=chosen,
+        short="A file, a folder, or a name of 'pyflow list'",
+    )
 
 
-embedder = option(
-    "-m --model",
-    "As for other commands: an encoder, or a model that writes.  [default: a pulled encoder]",
-    metavar="MODEL",
-    callback=_embedder,
-    short="A file, a folder, or a name of 'pyflow list'",
-)
+embedder = _made_for("vectors", "an encoder, or a model that writes.  [default: a pulled encoder]")
+translator = _made_for("translations", "an encoder-decoder.  [default: a pulled translator]")
 threads = option(
     "-t --threads",
     "Threads to compute with.  [default: as 'pyflow doctor' shows]",
@@ -300,7 +305,7 @@ cache_type = option(
 
 def default_model() -> str:
     """The model to use if none is named: smollm2, or else the only pulled one."""
-    pulled = [entry.name for entry in catalogue.models() if entry.pulled and entry.writes]
+    pulled = [entry.name for entry in catalogue.models() if entry.pulled and entry.task == "text"]
     if "smollm2" in pulled:
         return "smollm2"
     if len(pulled) == 1:

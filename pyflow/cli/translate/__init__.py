@@ -23,7 +23,7 @@ _MOST = 256  # tokens of a translation, where nothing else is said
 
 @click.command("translate", cls=TopicCommand)
 @run_options(
-    model.model,
+    model.translator,
     model.threads,
     model.numa,
     model.quantize,

