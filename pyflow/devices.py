@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pyflow import _core
 from pyflow.errors import PyflowError
+
+_WAIT_S, _SLOW_S = 0.05, 1.0
+
+
+def _nobody(_: str) -> None: ...
+
+
+tell: Callable[[str], None] = _nobody
+"""Gets what takes long, for people. The command line has one that prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,26 @@ class Probe:
         return not self.fault and not self.error
 
 
+@atexit.register
+def _wait() -> None:
+    """Lets compilers end that nobody waits for any more: they need what the exit destroys. A second
+    interrupt ends the process as it is."""
+    try:
+        while _core.drivers_at_work():
+            time.sleep(_WAIT_S)
+    except KeyboardInterrupt:
+        leave(130)
+
+
+def leave(code: int) -> None:
+    """Ends the process at once if compilers are still at work; otherwise does nothing."""
+    if _core.drivers_at_work():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+
+
 def find() -> Found:
     """Opens the drivers of all devices, which takes tens of milliseconds, and asks them."""
     answer = _core.devices()
@@ -80,7 +115,14 @@ def probe(
     formats: of weights; None: some that stand for all.
     """
     folder = str(programs_folder(cache))
+    slow = threading.Timer(
+        _SLOW_S, lambda: tell(f"{device}: compiling programs, once; they are kept in {folder}")
+    )
+    slow.daemon = True
+    slow.start()
     try:
         return Probe(**_core.probe_device(device.number, folder, formats, measures))
     except PyflowError as error:
         return Probe(error=str(error))
+    finally:
+        slow.cancel()

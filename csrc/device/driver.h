@@ -26,13 +26,13 @@ std::string find_cuda(std::vector<Candidate>& found);
 std::string find_opencl(std::vector<Candidate>& found);
 
 // A driver's library, opened once and never closed, since objects may be released at exit. In a
-// process that fork() made after that it has nothing but a fault: drivers do not survive it.
+// process that fork() made after that it is a lost one with a fault: drivers do not survive it.
 template <class Library>
-const Library& library_of_process(Library (*open)(), const char* driver) {
+const Library& library_of_process(Library (*open)(), Library (*make_lost)(), const char* driver) {
   static const Library* api = new Library(open());
   static const pid_t owner = getpid();
   static const Library* lost = [&] {
-    auto* none = new Library();
+    auto* none = new Library(make_lost());
     none->fault = std::string(driver) +
                   " does not survive fork(): start a new process, or use it there first";
     return none;

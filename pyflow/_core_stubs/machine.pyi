@@ -53,6 +53,11 @@ def devices() -> dict[str, Any]:
     has no device, and what to try. Whether a device can be used, only probe_device tells.
     """
 
+def drivers_at_work() -> int:
+    """Threads in which drivers still compile, maybe for nobody any more.
+
+    The process must not exit while there are some, but by os._exit."""
+
 def probe_device(
     number: int, folder: str, formats: Sequence[str] | None = None, measures: bool = True
 ) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -11,9 +12,10 @@ from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.devices import Device, Probe, find, probe, programs_folder
 from pyflow.downloads import cache_dir
-from pyflow.errors import ResourceError, ShapeError, UnsupportedError
+from pyflow.errors import PyflowError, ResourceError, ShapeError, UnsupportedError
 from pyflow.formats import Checkpoint
 
+_MOST_MEMORY = (1 << 63) - 1
 _SPARE = 256 << 20  # bytes that drivers and programs take
 
 # Devices in groups: those of a group share the tensors of its layers, groups follow each other.
@@ -43,12 +45,17 @@ class Offload:
     """For auto; None: as a context without a size."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.device, str):
+            raise PyflowError(
+                "Offload.device: expected a number or a name in a text, as 'pyflow doctor' lists, "
+                f"found {reprlib.repr(self.device)}"
+            )
         if self.n_layers not in ("all", "auto"):
             whole("gpu_layers", self.n_layers, 1)
         if self.n_experts not in ("all", "auto"):
             whole("gpu_experts", self.n_experts, 0)
         if self.memory is not None:
-            whole("gpu_memory", self.memory, 1)
+            whole("gpu_memory", self.memory, 1, most=_MOST_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +170,10 @@ class Placed:
             if part.nbytes <= part.available:
                 continue
             advice = f"choose --gpu-layers {n} or less" if (n := fits()) else "no layer would fit"
+            layers = "1 layer" if part.n_layers == 1 else f"{part.n_layers} layers"
             raise ResourceError(
-                f"{part.device}: {what} of {part.n_layers} layers take {part.nbytes:,} bytes, it "
-                f"has {part.available:,}; {advice}"
+                f"{part.device}: {what} of {layers} take {part.nbytes:,} bytes, more than "
+                f"the {part.available:,} that they may; {advice}"
             )
 
 
@@ -250,26 +258,26 @@ def _candidates(name: str, *, needed: bool = False) -> list[Groups]:
     """The devices that are named, or each GPU alone. UnsupportedError: there is no such, or none
     though one is needed."""
     found = find()
-    listed = ", ".join(f"{d.number} {d.name} ({d.kind})" for d in found.devices)
-    there = f"found {listed}" if listed else f"found none: {'; '.join(found.missing)}"
+    listed = ", ".join(f"{d.number}: {d.name} ({d.kind})" for d in found.devices)
+    there = f"found device {listed}" if listed else f"found none: {'; '.join(found.missing)}"
     if not name:
         gpus: list[Groups] = [((device,),) for device in found.devices if device.kind == "gpu"]
         if needed and not gpus:
             raise UnsupportedError(
-                f"gpu: expected a GPU on this machine, {there}; name one by --gpu"
+                f"gpu: expected a GPU on this machine, {there}; name a device by --gpu"
             )
         return gpus
 
     def of(part: str) -> Device:
         if part.isdecimal():
-            matches = [d for d in found.devices if d.number == int(part)]
+            matches = [d for d in found.devices if str(d.number) == part]
         else:
             matches = [d for d in found.devices if part and part.casefold() in d.name.casefold()]
         if len(matches) != 1:
             expected = (
                 "the name of one device" if matches else "a device that 'pyflow doctor' lists"
             )
-            raise UnsupportedError(f"gpu {part!r}: expected {expected}, {there}")
+            raise UnsupportedError(f"gpu {part[:60]!r}: expected {expected}, {there}")
         return matches[0]
 
     groups = tuple(

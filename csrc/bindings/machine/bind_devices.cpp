@@ -84,6 +84,7 @@ py::dict probe_device(size_t number, const std::string& folder,
 
 void register_devices(py::module_& m) {
   m.def("devices", &devices);
+  m.def("drivers_at_work", &n_apart);
   m.def("probe_device", &probe_device, py::arg("number"), py::arg("folder"),
         py::arg("formats") = py::none(), py::arg("measures") = true);
 }

@@ -38,7 +38,10 @@ Library open_library() {
 
 }  // namespace
 
-const Library& library() { return library_of_process(open_library, "CUDA"); }
+const Library& library() {
+  return library_of_process(
+      open_library, +[] { return Library(); }, "CUDA");
+}
 
 std::string error_name(Result code) {
   const char* name = nullptr;

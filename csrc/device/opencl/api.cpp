@@ -2,10 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <type_traits>
+
 #include "device/driver.h"
 
 namespace pyflow::device::cl {
 namespace {
+
+constexpr Int kLost = -30'000;
 
 Library open_library() {
   Library api;
@@ -27,6 +31,32 @@ Library open_library() {
   api.name = reinterpret_cast<decltype(api.name)>(find("cl" #name));
   PYFLOW_OPENCL_FUNCTIONS(PYFLOW_OPENCL_FIND)
 #undef PYFLOW_OPENCL_FIND
+  return api;
+}
+
+// What a process that fork() made calls in place of a function.
+template <class Function>
+struct Lost;
+template <class Result, class... Of>
+struct Lost<Result (*)(Of...)> {
+  static Result call(Of... of) {
+    const auto told = [](auto argument) {
+      if constexpr (std::is_same_v<decltype(argument), Int*>)
+        if (argument) *argument = kLost;
+    };
+    (told(of), ...);
+    if constexpr (std::is_same_v<Result, Int>)
+      return kLost;
+    else
+      return nullptr;
+  }
+};
+
+Library lost_library() {
+  Library api;
+#define PYFLOW_OPENCL_LOST(result, name, parameters) api.name = Lost<decltype(api.name)>::call;
+  PYFLOW_OPENCL_FUNCTIONS(PYFLOW_OPENCL_LOST)
+#undef PYFLOW_OPENCL_LOST
   return api;
 }
 
@@ -73,9 +103,10 @@ constexpr Named kErrors[] = {
 
 }  // namespace
 
-const Library& library() { return library_of_process(open_library, "OpenCL"); }
+const Library& library() { return library_of_process(open_library, lost_library, "OpenCL"); }
 
 std::string error_name(Int code) {
+  if (code == kLost && !library().fault.empty()) return library().fault;
   for (const Named& error : kErrors)
     if (error.code == code)
       return "CL_" + std::string(error.name) + " (" + std::to_string(code) + ")";

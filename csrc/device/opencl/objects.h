@@ -23,7 +23,7 @@ class Owned {
     return *this;
   }
   ~Owned() {
-    if (id_) (library().*Release)(id_);
+    if (id_ && library().fault.empty()) (library().*Release)(id_);
   }
   Id get() const { return id_; }
 

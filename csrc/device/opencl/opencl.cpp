@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "device/opencl/objects.h"
 
@@ -82,7 +83,11 @@ bool usable(DeviceId id) {
 // In containers the driver is often there, but the file that names it to the loader is not.
 std::string without_drivers() {
   const char* nvidia = "libnvidia-opencl.so.1";
-  std::string why = "OpenCL: the loader finds no driver: no .icd file in /etc/OpenCL/vendors; ";
+  const char* named = std::getenv("OCL_ICD_VENDORS");
+  const std::string vendors =
+      named ? "OCL_ICD_VENDORS=" + std::string(named) : std::string("/etc/OpenCL/vendors");
+  std::string why =
+      "OpenCL: the loader finds no driver: no .icd file that works in " + vendors + "; ";
   if (void* handle = dlopen(nvidia, RTLD_LAZY | RTLD_LOCAL)) {
     dlclose(handle);
     return why + nvidia + " is here: set OCL_ICD_VENDORS=" + nvidia;
@@ -121,7 +126,9 @@ std::string find_opencl(std::vector<Candidate>& found) {
   if (unusable)
     return "OpenCL: " + std::to_string(unusable) + " devices of " + names +
            " are not available or have no compiler";
-  return "OpenCL: no device of these drivers: " + names;
+  return "OpenCL: no device of these drivers: " + names +
+         "; see what clinfo says of them (PoCL needs a folder that it can write to: "
+         "POCL_CACHE_DIR)";
 }
 
 }  // namespace pyflow::device

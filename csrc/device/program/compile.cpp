@@ -4,13 +4,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -107,38 +104,23 @@ std::string write(const std::filesystem::path& path, Header header, const Bytes&
          ": device programs cannot be kept here, and are compiled at each start";
 }
 
-// Drivers that compile, maybe for nobody any more. They must end before the process does.
-class Apart {
- public:
-  static Apart& all() {
-    static Apart* apart = [] {
-      std::atexit([] { all().wait(); });
-      return new Apart();
-    }();
-    return *apart;
-  }
-  void add(int n) {
-    const std::lock_guard lock(mutex_);
-    n_ += n;
-    changed_.notify_all();
-  }
+std::atomic<int> apart = 0;
 
- private:
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return n_ == 0; });
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int n_ = 0;
+struct Built {
+  std::shared_ptr<const Program> program;
+  Bytes binary;
 };
 
-std::shared_ptr<const Program> build(std::shared_ptr<Device> device, const Source& source,
-                                     const Poll& poll) {
-  const auto program = std::make_shared<std::shared_ptr<const Program>>();
-  run_apart([=] { *program = device->build(source.text, source.options); }, poll);
-  return *program;
+// Some drivers compile when they are asked for the binary.
+Built build(std::shared_ptr<Device> device, const Source& source, bool keeps, const Poll& poll) {
+  const auto built = std::make_shared<Built>();
+  run_apart(
+      [=] {
+        built->program = device->build(source.text, source.options);
+        if (keeps) built->binary = built->program->binary();
+      },
+      poll);
+  return std::move(*built);
 }
 
 }  // namespace
@@ -147,7 +129,7 @@ void run_apart(std::function<void()> work, const Poll& poll) {
   if (!poll) return work();
   auto promise = std::make_shared<std::promise<void>>();
   auto future = promise->get_future();
-  Apart::all().add(1);
+  ++apart;
   std::thread([promise, mine = std::move(work)]() mutable {
     try {
       mine();
@@ -157,13 +139,15 @@ void run_apart(std::function<void()> work, const Poll& poll) {
     }
     promise.reset();
     mine = nullptr;
-    Apart::all().add(-1);
+    --apart;
   }).detach();
   do {
     poll();
   } while (future.wait_for(kPollPeriod) != std::future_status::ready);
   future.get();
 }
+
+int n_apart() { return apart; }
 
 Compiled compile(std::shared_ptr<Device> device, const Source& source, const std::string& folder,
                  const Poll& poll) {
@@ -182,8 +166,9 @@ Compiled compile(std::shared_ptr<Device> device, const Source& source, const std
     }
   }
   if (!compiled.program) {
-    compiled.program = build(device, source, poll);
-    if (!folder.empty()) compiled.refusal = write(path, header, compiled.program->binary());
+    const Built built = build(device, source, !folder.empty(), poll);
+    compiled.program = built.program;
+    if (!folder.empty()) compiled.refusal = write(path, header, built.binary);
   }
   compiled.device = std::move(device);
   return compiled;

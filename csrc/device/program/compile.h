@@ -24,11 +24,14 @@ struct Compiled {
 };
 
 // Called at least each 50 ms while a driver compiles, which may take seconds. What it throws ends the
-// waiting; the driver goes on, and the end of the process waits for it.
+// waiting; the driver goes on.
 using Poll = std::function<void()>;
 
 // On a thread of its own, since no driver can be interrupted. What work has must be its own.
 void run_apart(std::function<void()> work, const Poll& poll);
+// How many such threads there are. A process may not run its exit handlers before they end: compilers
+// need what these destroy.
+int n_apart();
 
 // For weights of these formats. A file of `folder` is used only if source, options, device and
 // driver are those that it was made from, its checksum is right and the driver takes it; otherwise

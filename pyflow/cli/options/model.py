@@ -332,9 +332,12 @@ def load(
 
     UnsupportedError: it is an encoder, and the command needs a model that `writes`.
     """
+    from pyflow import devices
     from pyflow.engine.loaded import encoder_writes_nothing
     from pyflow.errors import UnsupportedError
     from pyflow.model import load as load_model
+
+    devices.tell = lambda line: click.echo(line, err=True)
 
     warn_of_crowding(n_threads)
     with printing_warnings():

@@ -47,9 +47,17 @@ def _devices(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     found: dict[int, str] = {}
     for value in values:
         rank, _, gpu = value.partition("=")
-        if not (rank.isdecimal() and len(rank) < 6 and gpu) or len(gpu.split()) != 1:
+        if not (rank.isascii() and rank.isdecimal() and len(rank) < 6) or gpu.split() != [gpu]:
             raise click.BadParameter(
-                f"expected a rank and a device, as in 1=0, found {value!r:.80}", ctx, param
+                f"expected a rank and a device without spaces, as in 1=0, found {value!r:.80}",
+                ctx,
+                param,
+            )
+        if int(rank) in found:
+            raise click.BadParameter(
+                f"expected one device for rank {int(rank)}, found {found[int(rank)]} and {gpu:.60}",
+                ctx,
+                param,
             )
         found[int(rank)] = gpu
     return found

@@ -123,8 +123,75 @@ def test_nothing_of_a_driver_is_opened_before_it_is_asked_for() -> None:
     assert run_python(code).strip() == "[]"
 
 
+LEFT = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from pyflow import _core, devices
+
+def interrupt():
+    while not _core.drivers_at_work():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+try:
+    devices.probe(devices.find().devices[int(sys.argv[1])], Path(sys.argv[2]))
+except KeyboardInterrupt:
+    print(_core.drivers_at_work(), flush=True)
+if sys.argv[3] == "at once":
+    devices.leave(7)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("at once", 7), ("when it ends", 0)])
+def test_who_leaves_while_a_driver_compiles_does_not_crash(
+    how: str, code: int, device: int, tmp_path: Path
+) -> None:
+    """It needs what exit handlers of its compiler destroy."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT, str(device), str(tmp_path / "programs"), how],
+        env=os.environ | {"POCL_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "1\n"), done.stderr
+
+
+FORKED = """
+import os, sys
+import pyflow_testing
+from pyflow.errors import DeviceError
+
+ops = pyflow_testing.DeviceOps(int(sys.argv[1]), ["F16"])
+child = os.fork()
+if child == 0:
+    try:
+        ops.first_fault()
+    except DeviceError as error:
+        print(error, flush=True)
+    del ops
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ops.first_fault() == "")
+"""
+
+
+def test_a_forked_process_is_told_and_can_leave(device: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, str(device)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "OpenCL does not survive fork()" in done.stdout
+    assert done.stdout.endswith("\n3 True\n")
+
+
 def test_without_a_driver_the_reason_is_given(device: int) -> None:
     assert device >= 0  # there is a loader
     code = "from pyflow import _core; print(*_core.devices()['missing'])"
     out = run_python(code, OCL_ICD_VENDORS="/nonexistent")
     assert "OpenCL: the loader finds no driver" in out
+    assert "OCL_ICD_VENDORS=/nonexistent" in out

@@ -158,7 +158,9 @@ def test_a_check_measures_ranks_on_their_devices(
 def test_a_command_line_names_ranks_that_are_there(pyflow: Pyflow) -> None:
     for given, said in (
         (["-n", "2", "--gpu-rank", "2=0"], "--gpu-rank: expected ranks 0 to 1, found 2"),
-        (["-n", "2", "--gpu-rank", "0"], "expected a rank and a device, as in 1=0, found '0'"),
+        (["-n", "2", "--gpu-rank", "0"], "a device without spaces, as in 1=0, found '0'"),
+        (["-n", "2", "--gpu-rank", "1= 0"], "a device without spaces, as in 1=0, found '1= 0'"),
+        (["-n", "2", "--gpu-rank", "1=0", "--gpu-rank", "1=a"], "one device for rank 1, found 0"),
     ):
         done = pyflow("cluster", "run", *given, "--", more=("--pipeline", "auto"))
         assert done.returncode == 2

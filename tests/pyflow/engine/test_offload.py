@@ -16,7 +16,7 @@ from pyflow.cli import main
 from pyflow.cli.bench.timing import backends
 from pyflow.devices import Device, Found, Probe, find
 from pyflow.engine import offload
-from pyflow.errors import PlacementWarning, ResourceError, UnsupportedError
+from pyflow.errors import PlacementWarning, PyflowError, ResourceError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, Speculator, speculator
 
@@ -79,6 +79,14 @@ def check_texts(path: Path, places: Sequence[pyflow.Offload], n: int) -> None:
                     )
                 assert (drafted.tokens, drafted.logprobs) == (alone.tokens, alone.logprobs), placed
             assert drafted.speculation.drafted > 0
+
+
+def test_devices_are_named_by_texts_and_memory_may_be_large() -> None:
+    assert pyflow.Offload(memory=6 << 30).memory == 6 << 30
+    with pytest.raises(
+        PyflowError, match=r"Offload\.device: expected a number or a name in a text"
+    ):
+        pyflow.Offload(device=0)  # type: ignore[arg-type]
 
 
 def test_a_measurement_names_the_device() -> None:
@@ -174,7 +182,9 @@ def test_a_device_is_chosen_by_number_or_name_and_never_a_cpu_by_itself(
         with pytest.raises(UnsupportedError, match=why):
             offload.choose(name)
     monkeypatch.setattr(offload, "find", lambda: Found((CPU,), ()))
-    with pytest.raises(UnsupportedError, match=r"expected a GPU .* found 0 Some CPU \(cpu\)"):
+    with pytest.raises(
+        UnsupportedError, match=r"expected a GPU .* found device 0: Some CPU \(cpu\)"
+    ):
         offload.choose("")
     monkeypatch.setattr(offload, "find", lambda: Found((), ("OpenCL: no library",)))
     with pytest.raises(UnsupportedError, match="found none: OpenCL: no library"):
