@@ -58,6 +58,11 @@ class Offload:
             whole("gpu_memory", self.memory, 1, most=_MOST_MEMORY)
 
 
+def all_layers(device: str | None) -> Offload | None:
+    """On this device; None: on the CPU."""
+    return None if device is None else Offload(device=device)
+
+
 @dataclass(frozen=True, slots=True)
 class StageDevice:
     """Devices for all layers of a stage, as far as their blocks can run there.

@@ -231,13 +231,6 @@ def _offload(
     )
 
 
-def all_layers(device: str | None) -> Offload | None:
-    """On this device; None: on the CPU."""
-    from pyflow.engine.offload import Offload
-
-    return None if device is None else Offload(device=device)
-
-
 offload = grouped(
     "offload",
     _offload,

@@ -12,7 +12,6 @@ import click
 
 from pyflow.cli.options import ranks
 from pyflow.cli.options.model import (
-    all_layers,
     context_size,
     default_model,
     printing_warnings,
@@ -286,6 +285,7 @@ def drafting_models(
     target: ModelFiles, names: Sequence[str], layers: Sequence[int], n_threads: int, gpu: str | None
 ) -> Iterator[list[Model]]:
     """The draft models of this process, freed in the end. layers: of self. gpu: their device."""
+    from pyflow.engine.offload import all_layers
     from pyflow.model import load
     from pyflow.speculate.drafters.draft_model import check_vocabulary
 

@@ -228,15 +228,17 @@ class SpeculationOptions:
 @contextmanager
 def _draft_models(target: Model, drafts: Drafts) -> Iterator[list[tuple[Model, Sequence[int]]]]:
     """The draft models and their layers, on the threads and memory nodes of the target."""
+    from pyflow.engine.offload import all_layers
+
     check_layers(target, drafts.draft_layers)
-    offload = models.all_layers(drafts.draft_gpu)
     with ExitStack() as stack:
         found: list[tuple[Model, Sequence[int]]] = []
         for name in drafts.draft_models:
             if name == "self":
                 found.append((target, drafts.draft_layers))
             else:
-                draft = models.load(name, target.n_threads, target.placement, offload=offload)
+                on = all_layers(drafts.draft_gpu)
+                draft = models.load(name, target.n_threads, target.placement, offload=on)
                 found.append((stack.enter_context(draft), ()))
         yield found
 
@@ -271,8 +273,7 @@ def heads_of_stage(
 
 
 def _uses_trained(methods: Sequence[str]) -> bool:
-    drafts_from_it = _drafts_from("trained")
-    return any(drafts_from_it(METHODS[name]) for name in methods)
+    return any(map(_drafts_from("trained"), (METHODS[name] for name in methods)))
 
 
 def _trained(target: Model, drafts: Drafts, methods: Sequence[str]) -> Trained | None:
@@ -315,9 +316,7 @@ drafts = grouped(
         metavar="DEVICE",
         callback=models.not_empty,
     ),
-    option(
-        "--spec-pool pool", "A text whose phrases the methods pool and auto draft.", metavar="FILE"
-    ),
+    option("--spec-pool pool", "A text whose phrases pool and auto draft.", metavar="FILE"),
     option(
         "--speculator trained",
         "A trained speculator, for mlp, medusa, kangaroo and auto.  [default: NAME.speculator"
