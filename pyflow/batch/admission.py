@@ -101,6 +101,10 @@ class Admission:
         """
         if not texts:
             return True
+        if span.source is not None:
+            n_source = sum(len(text.span.source or ()) for text in texts)
+            if n_source + len(span.source) > self._context.n_source:
+                return False
         few = self._n_answer()
         sure = span.was_put_back or any(text.span.was_put_back for text in texts)
         n = n_draft + len(span.tokens) - match.n

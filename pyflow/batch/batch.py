@@ -236,7 +236,7 @@ class _Text:
         self.pooled: NDArray[np.float32] | None = None
         self.answer = Answer(
             reader,
-            request.view.tokens,
+            request.view.tokens if request.source is None else request.source,
             number=number,
             n_predict=request.n_predict,
             stop=request.stop,

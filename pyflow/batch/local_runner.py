@@ -94,6 +94,11 @@ class LocalRunner(Closing):
     def n_ctx(self) -> int:
         return self._context.n_ctx
 
+    @property
+    def n_source(self) -> int:
+        """Cells of all sources together."""
+        return self._context.n_source
+
     def take(self, user: object, progress: Progress | None = None) -> None:
         if self._user is not None:
             raise PyflowError("the context still serves another stream: read that to its end first")

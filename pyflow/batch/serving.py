@@ -7,7 +7,13 @@ import time
 from pyflow import _core
 from pyflow.arguments import whole
 from pyflow.batch.local_runner import LocalRunner
-from pyflow.engine.context import DEFAULT_BATCH, CacheType, Context, context_args
+from pyflow.engine.context import (
+    DEFAULT_BATCH,
+    DEFAULT_SOURCE,
+    CacheType,
+    Context,
+    context_args,
+)
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.memory import available_nbytes
 from pyflow.errors import ShapeError
@@ -41,12 +47,15 @@ def serving_runner(
     n_ctx: positions of a text and its answer; None is 8192 or the model's limit. n_parallel: texts
     at once; None measures from where on more bring less than a tenth. n_cells: of all texts; None
     takes those of four whole texts, or 2,048 for each of n_parallel if these are more, but no more
-    than half of the memory that is left has.
+    than half of the memory that is left has. A model that reads sources writes 16 texts at once
+    unless told otherwise, and has cells for as many sources of 512 tokens.
     ShapeError: sizes out of range. ResourceError: not one text of n_ctx fits into memory.
     """
     most = model.spec.n_ctx_train
     n_ctx = min(_N_CTX, most) if n_ctx is None else whole("n_ctx", n_ctx, 1, most)
     n_texts = MOST_PARALLEL
+    if model.spec.source and n_parallel is None:
+        n_parallel = _PLANNED
     if n_parallel is not None:
         n_texts = whole("n_parallel", n_parallel, 1, MOST_PARALLEL)
     if n_cells is None:
@@ -59,6 +68,7 @@ def serving_runner(
         min(n_cells, most * n_texts),
         n_seq_max=_n_sequences(model, n_texts),
         cache_type=cache_type,
+        n_source=DEFAULT_SOURCE * n_texts if model.spec.source else 0,
     )
     runner = LocalRunner(context, speculator, n_parallel=n_texts, itl_s=itl_s)
     if n_parallel is None:

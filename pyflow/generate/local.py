@@ -105,6 +105,7 @@ def search(
     stops = model.defaults.stop_ids
     with suppress(NoTokenizerError):
         stops = model.tokenizer.stop_ids
+    n_predict = min(n_predict, model.spec.n_ctx_train - 1)
     found: list[list[Hypothesis]] = []
     for at in range(0, len(sources), at_once):
         some = sources[at : at + at_once]

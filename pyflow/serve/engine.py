@@ -19,8 +19,7 @@ from pyflow.batch.serving import serving_runner
 from pyflow.cluster.model import PipelinedModel
 from pyflow.engine.loaded import encoder_writes_nothing
 from pyflow.engine.model_files import ModelFiles
-from pyflow.engine.sources import reads_sources
-from pyflow.errors import CancelledError, PyflowError, UnsupportedError
+from pyflow.errors import CancelledError, PyflowError
 from pyflow.model import Model
 from pyflow.serve.encoding import IdleRunner
 from pyflow.serve.errors import ApiError, failed
@@ -52,8 +51,6 @@ def runner_for(
     if model.spec.is_encoder:
         n_ctx = model.encoder.recipe.max_tokens
         return IdleRunner(n_ctx, encoder_writes_nothing(model.spec)), n_ctx
-    if model.spec.source:
-        raise UnsupportedError(f"{reads_sources(model.spec)}; it cannot be served yet")
     wanted = DEFAULT_REQUEST if settings.n_ctx is None else settings.n_ctx
     n_ctx = min(wanted or model.spec.n_ctx_train, model.spec.n_ctx_train)
     runner = serving_runner(

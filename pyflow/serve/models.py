@@ -20,6 +20,7 @@ from pyflow.cluster.model import PipelinedModel
 from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.loaded import encoder_writes_nothing
 from pyflow.engine.model_files import ModelFiles
+from pyflow.engine.sources import reads_sources
 from pyflow.errors import PyflowError
 from pyflow.model import Model
 from pyflow.serve.encoding import Encoding
@@ -124,6 +125,10 @@ class Served:
         """Where an encoder makes vectors; None for a model that writes."""
         if opened.model.spec.is_encoder:
             self.encoding = Encoding(self.encoder_model.encoder)
+        self.n_source: int | None = None
+        """Tokens of a source at most, of a model that reads one."""
+        if opened.model.spec.source and isinstance(opened.runner, LocalRunner):
+            self.n_source = min(opened.runner.n_source, opened.model.spec.n_ctx_train)
         self._draws_alone = self.encoding is None and not isinstance(opened.runner, LocalRunner)
         self.engine = Engine(opened.runner, opened.model, metrics, died, share=share)
         self._stack = opened.stack
@@ -169,8 +174,9 @@ class Served:
         """ApiError unless a text of these tokens fits, with so many more."""
         if not tokens:
             raise ApiError(400, f"{param}: expected some text, found none", param=param)
-        if len(tokens) + room > self.n_ctx:
-            raise too_long(len(tokens), self.n_ctx, param)
+        most = self.n_ctx if self.n_source is None else self.n_source + room
+        if len(tokens) + room > most:
+            raise too_long(len(tokens), most, param)
         most = self.model.spec.n_vocab
         wrong = next((token for token in tokens if not 0 <= token < most), None)
         if wrong is not None:
@@ -202,6 +208,9 @@ class Served:
         """Texts on their way; whoever leaves early ends them. ApiError."""
         if self.encoding is not None:
             raise ApiError(400, encoder_writes_nothing(self.model.spec), param="model")
+        if self.n_source is not None and any(request.source is None for request in requests):
+            what = reads_sources(self.model.spec)
+            raise ApiError(400, f"model: {what}, or /v1/completions", param="model")
         for request in requests if self._draws_alone else ():
             self._check_draws(request)
         job = self.engine.submit(requests)

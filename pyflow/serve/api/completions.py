@@ -123,12 +123,16 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
     sampling, stops = body.sampling(served, n_report or 0), body.stops
     held = constraints.chosen(body.response_format, body.structured_outputs, body.grammar)
     prompts = _prompts(served, body)
+    source = served.model.spec.source
+    if source is not None and body.echo:
+        raise bad_request("echo: a source is not a part of the answer", "echo")
     requests: list[Request] = []
     seen: Counter[tuple[int, ...]] = Counter()
     for prompt in prompts:
         served.check_tokens(prompt.tokens, param="prompt", room=min(1, body.max_tokens))
         request = Request(
-            view=View(prompt.tokens),
+            view=View(prompt.tokens if source is None else [source.start]),
+            source=None if source is None else prompt.tokens,
             sampling=sampling,
             limit=served.n_ctx,
             n_predict=body.max_tokens,
