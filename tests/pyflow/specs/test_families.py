@@ -18,6 +18,7 @@ from pyflow.specs import build_spec
 from . import tiny
 
 FIXTURES = Path(__file__).parents[2] / "golden/families"
+TABLE = Path(__file__).parents[3] / "docs/families.md"
 SPECS = Path(__file__).parent / "data"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))
 REFUSED = {"hf_falcon_rw": "alibi"}
@@ -63,6 +64,12 @@ def test_configs_of_today_say_the_same(name: str, tmp_path: Path) -> None:
     spec = build_spec(formats.open(tiny.write(tmp_path, golden)))
     (tmp_path / "config.json").write_text(json.dumps(golden["saved"]))
     assert build_spec(formats.open(tmp_path)) == spec
+
+
+def test_the_table_of_families_has_all_of_them() -> None:
+    rows = [line.split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    listed = {model for row in rows[1:] for model in row[1].split(", ")}
+    assert listed == {name.partition("_")[2] for name in {*NAMES} - {*REFUSED}}
 
 
 RENAMED: list[tuple[str, str, str, dict[str, list[int]]]] = [
