@@ -69,7 +69,7 @@ def test_a_format_costs_little(name: str, pack_as: str, tmp_path: Path) -> None:
     assert 0 < found <= (4e-3 if pack_as == "F16" else BLOCKS)
 
 
-@pytest.mark.parametrize("architecture", encoders.GGUF)
+@pytest.mark.parametrize("architecture", [name for name in encoders.GGUF if name != "t5"])
 def test_a_gguf_file_gives_what_the_folder_gives(architecture: str, tmp_path: Path) -> None:
     fixture, tensors = encoders.gguf(architecture)
     native = Native(tiny.write_gguf(tmp_path / "model.gguf", fixture, tensors), fixture)

@@ -15,7 +15,7 @@ from pyflow.generate.beams import Beams
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
-from ..specs import tiny
+from ..specs import encoders, tiny
 from . import students
 
 GOLDEN = Path(__file__).parents[2] / "golden/encoder_decoders"
@@ -63,6 +63,20 @@ def test_logits_and_greedy_texts_are_those_of_transformers(name: str, tmp_path: 
         assert np.abs(found - expected).max() <= LOGITS * np.abs(expected).max()
         done = loaded.generate(given["source"], n_predict=len(given["written"]), sampling=GREEDY)
         assert done.tokens == given["written"]
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_untied"])
+def test_gguf_files_hold_the_same(name: str, tmp_path: Path) -> None:
+    given = fixture(name)
+    given["config"] |= {"relative_attention_max_distance": 128}  # which GGUF does not say
+    metadata, tensors = encoders.gguf("t5", f"../encoder_decoders/{name}")
+    path = tiny.write_gguf(tmp_path / "model.gguf", metadata, tensors)
+    with (
+        pyflow.load(tiny.write(tmp_path / "model", given), n_threads=2) as folder,
+        pyflow.load(path, n_threads=2) as file,
+    ):
+        found = [one.logits(given["tokens"], given["source"]) for one in (folder, file)]
+        assert (found[0] == found[1]).all()
 
 
 def sources(n: int) -> list[list[int]]:

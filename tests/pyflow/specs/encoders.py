@@ -47,6 +47,17 @@ _T5 = {
     r"encoder.block.(\d+).layer.1.DenseReluDense.wi_0.weight": r"enc.blk.\1.ffn_gate.weight",
     r"encoder.block.(\d+).layer.1.DenseReluDense.wi(?:_1)?.weight": r"enc.blk.\1.ffn_up.weight",
     r"encoder.block.(\d+).layer.1.DenseReluDense.wo.weight": r"enc.blk.\1.ffn_down.weight",
+    r"decoder.final_layer_norm.weight": "dec.output_norm.weight",
+    r"decoder.block.(\d+).layer.0.layer_norm.weight": r"dec.blk.\1.attn_norm.weight",
+    r"decoder.block.(\d+).layer.0.SelfAttention.(q|k|v|o).weight": r"dec.blk.\1.attn_\2.weight",
+    r"decoder.block.(\d+).layer.0.SelfAttention.rel\w+.weight": r"dec.blk.\1.attn_rel_b.weight",
+    r"decoder.block.(\d+).layer.1.layer_norm.weight": r"dec.blk.\1.cross_attn_norm.weight",
+    r"decoder.block.(\d+).layer.1.\w+.(q|k|v|o).weight": r"dec.blk.\1.cross_attn_\2.weight",
+    r"decoder.block.(\d+).layer.2.layer_norm.weight": r"dec.blk.\1.ffn_norm.weight",
+    r"decoder.block.(\d+).layer.2.DenseReluDense.wi_0.weight": r"dec.blk.\1.ffn_gate.weight",
+    r"decoder.block.(\d+).layer.2.DenseReluDense.wi(?:_1)?.weight": r"dec.blk.\1.ffn_up.weight",
+    r"decoder.block.(\d+).layer.2.DenseReluDense.wo.weight": r"dec.blk.\1.ffn_down.weight",
+    r"lm_head.weight": "output.weight",
 }
 # By architecture: a model of NAMES, its names in GGUF, and more metadata.
 GGUF: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
@@ -56,6 +67,16 @@ GGUF: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
         "t5_gated",
         _T5,
         {"attention.key_length": 20, "attention.relative_buckets_count": 8},
+    ),
+    "t5": (
+        "../encoder_decoders/t5_untied",
+        _T5,
+        {
+            "attention.key_length": 20,
+            "attention.relative_buckets_count": 8,
+            "decoder_block_count": 2,
+            "decoder_start_token_id": 0,
+        },
     ),
 }
 
@@ -84,13 +105,13 @@ def in_blocks(name: str) -> tiny.Fixture:
     }
 
 
-def gguf(architecture: str) -> tuple[tiny.Fixture, dict[str, NDArray[np.float32]]]:
-    """The fixture of a GGUF file, and its tensors."""
+def gguf(architecture: str, of: str = "") -> tuple[tiny.Fixture, dict[str, NDArray[np.float32]]]:
+    """The fixture of a GGUF file, and its tensors. of: another model than usual."""
     name, names, more = GGUF[architecture]
-    given = fixture(name)
+    given = fixture(of or name)
     config = given["config"]
     size = next(config[key] for key in ("hidden_size", "d_model") if key in config)
-    t5 = architecture == "t5encoder"
+    t5 = architecture.startswith("t5")
     epsilon = "attention.layer_norm_rms_epsilon" if t5 else "attention.layer_norm_epsilon"
     metadata = {
         "context_length": config.get("max_position_embeddings", 512),
