@@ -83,6 +83,12 @@ class Model(EmbeddingModel):
         given = checked(self, prompt, {"n_predict": n_predict}).prompts
         return search(self, given, n_predict, beams or Beams(**self.defaults.search))
 
+    def text_of(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
+        """The text of a hypothesis, and its tokens without those that end it."""
+        stops = self.tokenizer.stop_ids
+        kept = [token for token in tokens if token not in stops]
+        return self.tokenizer.decode(kept, skip_special=True), kept
+
     def conversation(
         self,
         n_ctx: int | None = None,

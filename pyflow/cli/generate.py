@@ -6,7 +6,7 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyflow.generate import Completion, Options, StopReason
     from pyflow.generate.any_model import AnyModel
     from pyflow.generate.stream import Stream
+    from pyflow.model import Model
 
 _ENDS: dict[StopReason, str] = {
     "eos": "the model",
@@ -41,6 +42,28 @@ _ENDS: dict[StopReason, str] = {
     "cancelled": "interruption",
     "context": "the end of the context (-c)",
 }
+
+
+_MOST = 256  # tokens of a text by beams, where nothing else is said
+
+
+class _Writing(NamedTuple):
+    n_predict: int
+    beams: int | None
+
+
+_writing = grouped(
+    "writing",
+    _Writing,
+    draws.n_predict,
+    option(
+        "--beams",
+        "Of a model that reads a source: follow so many texts at once, and print the best.",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        short="Follow so many texts at once",
+    ),
+)
 
 
 def _with_logprobs(sampling: SamplingParams, n_logprobs: int) -> SamplingParams:
@@ -79,9 +102,12 @@ _sampling = grouped(
     Rule("--logprobs", needs=["--json", "--jsonl"]),
     Rule("--jsonl", forbids=["--session"]),
     model.NO_SESSION,
+    Rule("--beams", forbids=["--spec"], advice="each beam needs all its next tokens, not a draft"),
+    Rule("--beams", forbids=["--pipeline", "--session", "--jsonl", "--logprobs", "--stop"]),
+    Rule("--beams", forbids=["--json-schema", "--grammar"], advice="beams know no grammars"),
 )
 @question
-@draws.n_predict
+@_writing
 @_sampling
 @draws.stop
 @constraint
@@ -92,7 +118,7 @@ def command(
     run: RunOptions,
     session_file: str | None,
     question: Question,
-    n_predict: int,
+    writing: _Writing,
     sampling: SamplingParams,
     stop: tuple[str, ...],
     constraint: Constraint | None,
@@ -113,7 +139,7 @@ def command(
         draws.check_tokens(seeded, loaded)
         seeded = draws.with_defaults(seeded, loaded)
         wanted: Options = {
-            "n_predict": n_predict if is_given("n_predict") else loaded.defaults.n_predict,
+            "n_predict": writing.n_predict if is_given("n_predict") else loaded.defaults.n_predict,
             "sampling": seeded,
             "stop": question.templating.stops(stop),
             "constraint": constraint,
@@ -128,6 +154,10 @@ def command(
             }
         with model.printing_warnings():
             tokens = question.encode(loaded)
+        if writing.beams is not None:
+            _print_best(cast("Model", loaded), tokens, writing.beams, wanted["n_predict"], as_json)
+            return 0
+        with model.printing_warnings():
             chunks = loaded.stream(tokens, **wanted)
         came, unsaved = _read(chunks, echo=not as_json, ending=session_file is not None)
         done = chunks.completions
@@ -163,6 +193,19 @@ def _read(chunks: Stream, *, echo: bool, ending: bool) -> tuple[int, SessionErro
         except SessionError as error:  # the answer is there, and is printed first
             unsaved = error
     return came[0] if came else signal.SIGINT, unsaved
+
+
+def _print_best(model: Model, source: Any, beams: int, n_predict: int, as_json: bool) -> None:
+    """The best text that a search finds."""
+    from pyflow.generate.beams import Beams
+
+    how = Beams(**{**model.defaults.search, "n": beams})
+    (found,) = model.beam_search(source, how, n_predict=n_predict if n_predict > 0 else _MOST)
+    text, tokens = model.text_of(found[0].tokens)
+    if as_json:
+        print_json({"model": model.name, "text": text, "tokens": tokens, "score": found[0].score})
+    else:
+        click.echo(text)
 
 
 def _as_dict(run: RunOptions, model: AnyModel, done: Completion) -> dict[str, Any]:

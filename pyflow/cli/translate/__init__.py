@@ -123,6 +123,5 @@ def _written(
     for at in range(0, len(texts), _AT_ONCE):
         some = [framed(tokenizer, text, source, lead) for text in texts[at : at + _AT_ONCE]]
         for found in loaded.beam_search(some, beams, n_predict=n_predict):
-            tokens = [token for token in found[0].tokens if token not in tokenizer.stop_ids]
-            text = tokenizer.decode(tokens, skip_special=True)
+            text, tokens = loaded.text_of(found[0].tokens)
             yield {"text": text, "tokens": tokens, "score": found[0].score}
