@@ -22,16 +22,15 @@ it; 2.0e-3 is what `tests/pyflow/specs/test_families.py` allows. `-` means that 
 
 | family | models | folder, transformers | GGUF, llama.cpp |
 |---|---|---|---|
-"""
+"""  # noqa: E501
 
 
 def rows() -> list[str]:
     sys.path.insert(0, str(ROOT))
-    from tests.pyflow.specs import tiny
-    from tests.pyflow.specs.test_families import NAMES, REFUSED, SPECS, fixture, logits
-
     from pyflow import formats
     from pyflow.specs import build_spec
+    from tests.pyflow.specs import tiny
+    from tests.pyflow.specs.test_families import NAMES, REFUSED, SPECS, fixture, logits
 
     worst: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     models: dict[str, set[str]] = defaultdict(set)
