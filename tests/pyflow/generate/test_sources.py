@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +77,36 @@ def test_gguf_files_hold_the_same(name: str, tmp_path: Path) -> None:
         pyflow.load(path, n_threads=2) as file,
     ):
         found = [one.logits(given["tokens"], given["source"]) for one in (folder, file)]
+        assert (found[0] == found[1]).all()
+
+
+def test_the_translator_of_the_documentation_is_that_of_its_config(tmp_path: Path) -> None:
+    given = fixture("m2m_100")
+    config = given["config"]
+    sizes = {
+        "n_vocab": "vocab_size",
+        "n_embd": "d_model",
+        "n_ctx": "max_position_embeddings",
+        "n_layers": "encoder_layers",
+        "n_decoder_layers": "decoder_layers",
+        "n_heads": "encoder_attention_heads",
+        "n_decoder_heads": "decoder_attention_heads",
+        "n_ff": "encoder_ffn_dim",
+        "n_decoder_ff": "decoder_ffn_dim",
+        "start": "decoder_start_token_id",
+        "pad": "pad_token_id",
+    }
+    doc = (Path(__file__).parents[3] / "docs/add-a-model.md").read_text()
+    spec = doc.split("### M2M100")[1].split("```toml\n")[1].split("```")[0]
+    for name, key in sizes.items():
+        spec, n = re.subn(rf"^{name} = \d+$", f"{name} = {config[key]}", spec, flags=re.M)
+        assert n == 1
+    plain = tiny.write(tmp_path / "plain", given)
+    own = tiny.write(tmp_path / "own", given)
+    (own / "config.json").unlink()
+    (own / "pyflow.toml").write_text(spec)
+    with pyflow.load(plain, n_threads=1) as one, pyflow.load(own, n_threads=1) as other:
+        found = [each.logits(given["tokens"], given["source"]) for each in (one, other)]
         assert (found[0] == found[1]).all()
 
 
