@@ -15,10 +15,12 @@ TARGET = Path(__file__).with_name("families.md")
 HEAD = """\
 # Families, and what they were held to
 
-Written by `python docs/document_families.py`, not by hand. For each family tiny models with random weights, float32,
-get 40 random tokens. The largest difference of a logit to the other program's, in parts of its largest one, is in the table:
-the worst of all models of the family, of prompts and of decoding. pyflow keeps keys and values in F16 here, which is most of
-it; 2.0e-3 is what `tests/pyflow/specs/test_families.py` allows. `-` means that there is no such file, or no oracle for it.
+Written by `python docs/document_families.py`, not by hand. For each family tiny models with
+random weights, float32, get 40 random tokens. The largest difference of a logit to the other
+program's, in parts of its largest one, is in the table: the worst of all models of the family, of
+prompts and of decoding. pyflow keeps keys and values in F16 here, which is most of it; 2.0e-3 is
+what `tests/pyflow/specs/test_families.py` allows. `-` means that there is no such file, or no
+oracle for it.
 
 | family | models | folder, transformers | GGUF, llama.cpp |
 |---|---|---|---|
