@@ -24,7 +24,7 @@ oracle for it.
 
 | family | models | folder, transformers | GGUF, llama.cpp |
 |---|---|---|---|
-"""  # noqa: E501
+"""
 
 
 def rows() -> list[str]:
