@@ -10,6 +10,8 @@ from pyflow.tokenizer import Tokenizer
 _SPELLINGS = ("{}", "__{}__", ">>{}<<")
 """How vocabularies write a language: NLLB and mBART, M2M100, Marian."""
 
+_NO_LANGUAGES = ("<s>", "[CLS]")
+
 
 class Language(NamedTuple):
     """A language of a vocabulary."""
@@ -38,7 +40,9 @@ def framed(tokenizer: Tokenizer, text: str, source: int | None, lead: int | None
     inner = tokenizer.encode(text, add_special=False)
     before, after = ([token for token, _ in part] for part in (frame.before, frame.after))
     if source is not None:
-        ends = {tokenizer.eos_id, tokenizer.bos_id}
+        ends = {tokenizer.eos_id}
+        if (bos := tokenizer.bos_id) is not None and tokenizer.token_text(bos) in _NO_LANGUAGES:
+            ends.add(bos)
         n = sum(token not in ends for token in (*before, *after))
         if n != 1:
             raise PyflowError(

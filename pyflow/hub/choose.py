@@ -19,7 +19,7 @@ _BESIDE = frozenset(
         *("config.json", "pyflow.toml", "generation_config.json", "tokenizer.json"),
         *("tokenizer.model", "spiece.model", "tokenizer_config.json", "special_tokens_map.json"),
         *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja"),
-        "chat_template.json",
+        *("chat_template.json", "sentencepiece.bpe.model", "source.spm", "target.spm"),
     }
 )
 # Of weights, the first kind that is there; others would hold the same again.

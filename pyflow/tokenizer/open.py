@@ -20,6 +20,7 @@ from pyflow.tokenizer.library import byte_level, tokenizer_json, wordpiece
 from pyflow.tokenizer.library.library_tokenizer import LibraryTokenizer
 from pyflow.tokenizer.others import tell_of_others
 from pyflow.tokenizer.ours.sentencepiece import read_sentencepiece
+from pyflow.tokenizer.ours.translators import read_translator
 
 
 class _Reader(Protocol):
@@ -35,6 +36,8 @@ _KINDS: tuple[tuple[tuple[str, ...], _Reader | None], ...] = (
     (("tokenizer.json",), tokenizer_json.read),
     (("tokenizer.model",), None),
     (("spiece.model",), None),
+    (("sentencepiece.bpe.model", "vocab.json"), None),
+    (("source.spm", "vocab.json"), None),
     (("vocab.json", "merges.txt"), byte_level.read),
     (("vocab.txt",), wordpiece.read),
 )
@@ -91,7 +94,8 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
         if all([is_there(folder / name) for name in names]):
             path = folder / names[0]
             if read is None:
-                return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)
+                ours = read_sentencepiece if len(names) == 1 else read_translator
+                return ours(path, settings, stop_ids=stop_ids, n_rows=n_rows)
             library, settings = read(folder, settings, n_rows=n_rows)
             if read is tokenizer_json.read:
                 tell_of_others(folder, library, source=names[0])

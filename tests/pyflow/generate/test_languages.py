@@ -1,0 +1,94 @@
+"""Tokenizers of M2M100 and Marian without a tokenizer.json: pieces by the ids of vocab.json."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from pyflow.errors import FormatError
+from pyflow.generate.languages import Language, framed, language
+from pyflow.tokenizer import from_folder
+
+from ..tokenizer.conftest import DOCUMENTS
+
+LINES = [line for document in DOCUMENTS for line in document.splitlines()]
+TEXTS = ["", "a", "  two  words ", "ünknown 漢字 é", "</s> __fr__ >>fr<<", *LINES[:30]]
+LANGUAGES = ["__de__", "__en__", "__fr__"]
+
+
+def write(folder: Path, kind: str) -> tuple[sentencepiece.SentencePieceProcessor, dict[str, int]]:
+    """A folder as the hub has it; what cuts texts, and the ids."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=written,
+        model_type=kind,
+        vocab_size=300,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    cut = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    pieces = [cut.id_to_piece(i) for i in range(3, cut.get_piece_size())]
+    random.Random(1).shuffle(pieces)
+    head = ["<s>", "<pad>", "</s>", "<unk>"]
+    if kind == "unigram":
+        head = ["</s>", "<unk>", ">>fr<<"]
+    # Not all pieces have an id.
+    ids = {text: i for i, text in enumerate([*head, *pieces[5:]])}
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    name = "source.spm" if kind == "unigram" else "sentencepiece.bpe.model"
+    (folder / name).write_bytes(written.getvalue())
+    if kind == "bpe":
+        (folder / "special_tokens_map.json").write_text(
+            json.dumps({"eos_token": "</s>", "additional_special_tokens": LANGUAGES})
+        )
+        ids |= {text: len(ids) + i for i, text in enumerate(LANGUAGES)}
+    return cut, ids
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pieces_are_those_of_sentencepiece_by_the_ids_of_vocab_json(
+    kind: str, tmp_path: Path
+) -> None:
+    cut, ids = write(tmp_path, kind)
+    tokenizer = from_folder(tmp_path)
+    start = [ids["__en__"]] if kind == "bpe" else []
+    for text in TEXTS:
+        inner = [ids.get(piece, ids["<unk>"]) for piece in cut.encode(text, out_type=str)]
+        assert tokenizer.encode(text) == [*start, *inner, ids["</s>"]]
+        if ids["<unk>"] not in inner:
+            assert tokenizer.decode(inner).strip() == cut.decode(cut.encode(text)).strip()
+    assert tokenizer.stop_ids == {ids["</s>"]}
+
+
+def test_languages_frame_sources(tmp_path: Path) -> None:
+    _, ids = write(tmp_path, "bpe")
+    tokenizer = from_folder(tmp_path)
+    plain = tokenizer.encode("the")[1:]
+    assert language(tokenizer, "de") == Language(ids["__de__"], leads=False)
+    assert framed(tokenizer, "the", ids["__de__"], None) == [ids["__de__"], *plain]
+    _, ids = write(tmp_path, "unigram")
+    for name in ("sentencepiece.bpe.model", "special_tokens_map.json"):
+        (tmp_path / name).unlink()
+    tokenizer = from_folder(tmp_path)
+    assert language(tokenizer, "fr") == Language(ids[">>fr<<"], leads=True)
+    found = framed(tokenizer, "the", None, ids[">>fr<<"])
+    assert found == [ids[">>fr<<"], *tokenizer.encode("the")]
+
+
+def test_broken_vocabularies_are_refused_by_name(tmp_path: Path) -> None:
+    _, ids = write(tmp_path, "unigram")
+    for wrong, says in (
+        ("[]", "vocab.json"),
+        (json.dumps(ids | {"x": 1 << 40}), "expected id"),
+        (json.dumps(ids | {"x": 0}), "expected id"),
+        (json.dumps({"</s>": 0}), "<unk>"),
+    ):
+        (tmp_path / "vocab.json").write_text(wrong)
+        with pytest.raises(FormatError, match=says):
+            from_folder(tmp_path)
