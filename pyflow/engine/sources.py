@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.engine.defaults import Defaults
 from pyflow.engine.memory import available_nbytes
 from pyflow.errors import ResourceError, ShapeError, UnsupportedError
 from pyflow.formats import Checkpoint
@@ -43,6 +44,15 @@ def reads_sources(spec: ModelSpec) -> str:
         f"{spec.name} reads a source and writes another text ({spec.architecture}); use "
         "'pyflow generate' or Model.generate"
     )
+
+
+def beginning(spec: ModelSpec, defaults: Defaults) -> list[int] | None:
+    """Tokens that answers of a model begin with: the start, and the first one that its files force,
+    such as a language. None: it reads no source."""
+    if spec.source is None:
+        return None
+    forced = defaults.search.get("forced_first")
+    return [spec.source.start, *([] if forced is None else [forced])]
 
 
 class SourceEncoder:

@@ -22,6 +22,7 @@ from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.engine.session_file import SessionFile
+from pyflow.engine.sources import beginning
 from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.generate.stream import Stream
 from pyflow.sampling import SamplingParams
@@ -236,16 +237,8 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
         stop,
         matchers,
         options.get("progress"),
-        _start(model),
+        beginning(model.spec, model.defaults),
     )
-
-
-def _start(model: Prompted) -> list[int] | None:
-    """The first tokens of answers to sources: start, and what is forced to follow it."""
-    if model.spec.source is None:
-        return None
-    forced = model.defaults.search.get("forced_first")
-    return [model.spec.source.start, *([] if forced is None else [forced])]
 
 
 def check_fits(n_tokens: int, n_ctx: int, most: int) -> None:

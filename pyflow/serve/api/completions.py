@@ -12,6 +12,7 @@ import msgspec
 from pyflow.batch.completion import Completion, TokenLogprobs
 from pyflow.batch.request import Request, View
 from pyflow.chat.infill import infill
+from pyflow.engine.sources import beginning
 from pyflow.serve.api import constraints, logprobs
 from pyflow.serve.api.constraints import ResponseFormat, Structured
 from pyflow.serve.api.sampling import NOT_GUIDED, NLogprobs, Sampled, copies
@@ -123,16 +124,16 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
     sampling, stops = body.sampling(served, n_report or 0), body.stops
     held = constraints.chosen(body.response_format, body.structured_outputs, body.grammar)
     prompts = _prompts(served, body)
-    source = served.model.spec.source
-    if source is not None and body.echo:
+    start = beginning(served.model.spec, served.model.defaults)
+    if start is not None and body.echo:
         raise bad_request("echo: a source is not a part of the answer", "echo")
     requests: list[Request] = []
     seen: Counter[tuple[int, ...]] = Counter()
     for prompt in prompts:
         served.check_tokens(prompt.tokens, param="prompt", room=min(1, body.max_tokens))
         request = Request(
-            view=View(prompt.tokens if source is None else [source.start]),
-            source=None if source is None else prompt.tokens,
+            view=View(prompt.tokens if start is None else [*start]),
+            source=None if start is None else prompt.tokens,
             sampling=sampling,
             limit=served.n_ctx,
             n_predict=body.max_tokens,

@@ -159,6 +159,17 @@ def test_beams_of_a_source_do_not_depend_on_others(model: pyflow.Model) -> None:
     assert model.beam_search(given[0], Beams(n=1), n_predict=10)[0][0].tokens == greedy.tokens
 
 
+def test_answers_begin_with_the_token_that_files_force(tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path / "model", fixture("bart"))
+    config = {"forced_bos_token_id": 7, "num_beams": 1, "eos_token_id": 1}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    with pyflow.load(folder, n_threads=1) as loaded:
+        ((best,),) = loaded.beam_search([5, 6, 7, 8], n_predict=10)
+        done = loaded.generate([5, 6, 7, 8], n_predict=9, sampling=GREEDY)
+        assert best.tokens == [7, *done.tokens]
+        assert done.stop_reason == "length"
+
+
 def test_drafts_change_no_token(model: pyflow.Model) -> None:
     given = sources(3)
     plain = model.generate(given, n_predict=20, sampling=GREEDY)
