@@ -161,7 +161,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "olmoe",
         intermediate_size=40,
         num_experts=5,
-        num_experts_per_tok=2,
+        num_experts_per_tok=4,
         norm_topk_prob=False,
         pad_token_id=1,
     ),
@@ -346,6 +346,8 @@ MORE: dict[str, dict[str, Any]] = {
     "gemma2": {"norm_mean": 0.0},
     "gemma3": {"norm_mean": 0.0},
     "llama_dynamic": {"n_ctx": 40},
+    # Scores of routers far apart, so that small errors choose no other experts.
+    "qwen3moe": {"gains": {"mlp.gate.weight": 5.0}},
     "phi3_longrope_short": {"n_tokens": 20, "n_ctx": 20},
 }
 """What a fixture says besides."""

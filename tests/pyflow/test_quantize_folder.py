@@ -38,7 +38,9 @@ BLOCKS = [name for name, form in FORMATS.items() if form.block > 1]
 HUBS = [name for name in NAMES if name.startswith("hf_") and name not in REFUSED]
 POOL = _core.ThreadPool(2, False)
 # Which have matrices that stay, or rows that are no whole blocks of 32.
-UNEQUAL = {"hf_gpt2", "hf_qwen2moe", "hf_falcon11b"}
+UNEQUAL = {"hf_gpt2", "hf_falcon11b", "hf_olmoe"} | {
+    n for n in HUBS if n.startswith(("hf_qwen2moe", "hf_qwen3moe"))
+}
 
 
 def convert_to(source: Path, target: Path, recipe: Recipe, **how: Any) -> dict[str, Share]:

@@ -27,12 +27,14 @@ REFUSED = {
         (
             *("gguf_bloom", "gguf_falcon40b", "gguf_falcon7b", "gguf_gpt2", "gguf_gptneox"),
             *("gguf_gptneox_sequential", "gguf_stablelm", "gguf_stablelm2_12b"),
-            "gguf_starcoder2",
+            *("gguf_starcoder2", "gguf_cohere", "gguf_cohere2", "gguf_phi2"),
         ),
         "root mean square",
     ),
-    **dict.fromkeys(("gguf_gemma2", "gguf_gemma3"), "post_attention_norm"),
-    "gguf_olmo2": "attn_q.weight",
+    **dict.fromkeys(
+        ("gguf_gemma2", "gguf_gemma3", "gguf_glm4", "gguf_seed_oss"), "post_attention_norm"
+    ),
+    **dict.fromkeys(("gguf_olmo2", "gguf_olmo3", "gguf_exaone4"), "attn_q.weight"),
 }
 GGUF = [name for name in NAMES if name.startswith("gguf_")]
 
