@@ -13,8 +13,10 @@ import pytest
 pytestmark = pytest.mark.usefixtures("mpiexec")
 
 CHECK = [sys.executable, "-m", "pyflow", "cluster", "check"]
+# mpiexec may not read what its launcher wrote if that ends in the same moment, as no ssh does.
 SSH = """#!/bin/sh
 echo "ssh: Could not resolve hostname node7: Name or service not known"
+sleep 0.2
 exit 255
 """
 
