@@ -127,6 +127,11 @@ def said_by(output: str) -> str:
     return " ".join((words or there)[-3:])
 
 
+def launch_failed(output: str) -> bool:
+    """Whether MPICH has told that it could not reach a machine."""
+    return "Launch proxy failed" in output
+
+
 def rank_of(environment: Mapping[str, str]) -> int | None:
     """The rank that a launcher has given to a process with this environment."""
     found = (environment.get(name, "") for name in RANK_VARIABLES)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pyflow.cluster.supervise.launcher import Death, death, ended, said_by, started
+from pyflow.cluster.supervise.launcher import Death, death, ended, launch_failed, said_by, started
 from pyflow.cluster.supervise.lifeline import Loss, Other
 from pyflow.errors import LostRankError, PyflowError
 
@@ -122,6 +122,8 @@ class Known:
     def _death(self, found: Death | None, mpiexec: int | None, now: float) -> PyflowError:
         """The error of a dead rank: by this machine's sockets if no report names it, because MPICH
         may name another one."""
+        if launch_failed(self.said) and self._absent() is not None:
+            return self._not_started(now)  # mpiexec has ended the others for that
         is_here = found is None or found.host in (self.host, self.hosts[0])
         if self.dead and is_here and (found is None or found.rank is None):
             first, *others = self.dead

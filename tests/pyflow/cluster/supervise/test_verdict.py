@@ -48,6 +48,15 @@ def test_the_exit_code_is_that_of_rank_0(job: Known) -> None:
     assert job.verdict(None, 3.0) == 3
 
 
+def test_who_dies_since_a_machine_was_not_reached_is_not_to_blame() -> None:
+    job = known()
+    job.hear(b"ssh: Could not resolve hostname node2\n", 1.0)
+    leave(job, 0, 1.0)
+    job.hear(b"[mpiexec@node1] ui_cmd_cb (pmiserv_pmci.c:51): Launch proxy failed.\n", 1.1)
+    with pytest.raises(PyflowError, match=r"rank 2 on node2 has not started: ssh: Could not"):
+        job.verdict(255, 1.1)
+
+
 def test_who_tells_more_is_believed(job: Known) -> None:
     leave(job, 1, 2.0)
     assert job.verdict(None, 2.2) is None  # somebody may still say how
