@@ -150,7 +150,7 @@ def test_the_speculator_beside_a_model_or_in_the_catalogue_is_found(
     assert told("--spec", "medusa")[0] == 3
     with pyflow.load(tmp_path / "m.gguf") as model:
         for trained in (Speculation().trained, packaged(model.spec)):
-            with speculator(model, Speculation(method="mlp", trained=trained)) as heads:
+            with speculator(model, Speculation(method="mlp", trained=trained, fixed=True)) as heads:
                 answer = model.generate(TEXT, n_predict=12, speculator=heads)
             assert answer.speculation.methods["mlp"] > 0
         with pytest.raises(PyflowError, match="needs a trained speculator"):
