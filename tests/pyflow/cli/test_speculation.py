@@ -144,9 +144,8 @@ def test_the_speculator_beside_a_model_or_in_the_catalogue_is_found(
         return code, json.loads(out), err
 
     _, plain, _ = told()
-    code, found, _ = told("--spec", "mlp")  # by the one that comes with pyflow
+    code, found, _ = told("--spec", "mlp")  # by the one that comes with pyflow, if it pays
     assert (code, found["text"]) == (0, plain["text"])
-    assert found["speculation"]["steps_by_method"]["mlp"] > 0
     assert told("--spec", "medusa")[0] == 3
     with pyflow.load(tmp_path / "m.gguf") as model:
         for trained in (Speculation().trained, packaged(model.spec)):
