@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,10 @@ from pyflow import _core, formats
 from pyflow.embed.framing import Framed, Packed, frame
 from pyflow.embed.recipe import DenseModule, Recipe, read_recipe
 from pyflow.engine.loaded import LoadedModel
-from pyflow.engine.memory import available_nbytes
-from pyflow.errors import FormatError, ResourceError, ShapeError, UnsupportedError
+from pyflow.engine.sources import EncoderScratch
+from pyflow.errors import FormatError, ShapeError, UnsupportedError
 from pyflow.specs.model_spec import Chain, Pool
 
-# Rows of a step, for texts that are no longer: their activations stay in the caches.
-N_BATCH = 512
 # Texts of one call into the extension: between two calls Ctrl-C is heard, and lists stay short.
 _AT_ONCE = 1024
 
@@ -35,8 +32,8 @@ class Encoder:
             raise UnsupportedError(f"{model.name}: expected an encoder, found a model that writes")
         self.model = model
         self.recipe: Recipe = read_recipe(model.checkpoint, model.spec)
-        self._files = [_dense_file(model, module) for module in self.recipe.dense]
-        self._idle: list[_core.TextEncoder] = []
+        files = [_dense_file(model, module) for module in self.recipe.dense]
+        self._scratch = EncoderScratch(model.name, model.stage, files)
 
     @property
     def n_embd(self) -> int:
@@ -87,7 +84,7 @@ class Encoder:
             texts,
             {
                 "pools": [*chosen],
-                "files": bool(self._files) and chosen == self.recipe.pools,
+                "files": bool(self.recipe.dense) and chosen == self.recipe.pools,
                 "normalize": self.recipe.normalize if normalize is None else normalize,
                 "first_pooled": first_pooled,
             },
@@ -122,7 +119,7 @@ class Encoder:
         rows: NDArray[np.int64] | None = None,
     ) -> Vectors:
         parts, begun = [], 0
-        with self._native(max((len(text.ids) for text in texts), default=0)) as native:
+        with self._scratch.lent(max((len(text.ids) for text in texts), default=0)) as native:
             for at in range(0, len(texts), _AT_ONCE):
                 packed = Packed.of(texts[at : at + _AT_ONCE])
                 wanted = np.empty(0, np.int64)
@@ -137,31 +134,9 @@ class Encoder:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.n_embd), np.float32)
 
-    @contextmanager
-    def _native(self, longest: int) -> Iterator[_core.TextEncoder]:
-        """Scratch for texts of so many tokens; kept for the next call unless it is large."""
-        n_batch = max(N_BATCH, -(-longest // 16) * 16)
-        found = None
-        if n_batch == N_BATCH:
-            with suppress(IndexError):
-                found = self._idle.pop()
-        if found is None:
-            stage = self.model.stage
-            need, free = _core.TextEncoder.nbytes(stage, n_batch), available_nbytes()
-            if need > free:
-                raise ResourceError(
-                    f"{self.model.name}: a text of {longest:,} tokens needs {need:,} bytes, "
-                    f"{free:,} are available; close other programs, or shorten the text"
-                )
-            found = _core.TextEncoder(stage, n_batch, self._files)
-        yield found
-        if n_batch == N_BATCH:
-            self._idle.append(found)
-
     def close(self) -> None:
         """Frees scratch memory and files; idempotent."""
-        self._idle.clear()
-        self._files.clear()
+        self._scratch.close()
 
 
 def _dense_file(model: LoadedModel, module: DenseModule) -> _core.DenseFile:

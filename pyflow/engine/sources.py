@@ -55,32 +55,24 @@ def beginning(spec: ModelSpec, defaults: Defaults) -> list[int] | None:
     return [spec.source.start, *([] if forced is None else [forced])]
 
 
-class SourceEncoder:
-    """Reads sources. Safe to share between threads: each call takes scratch memory of its own."""
+class EncoderScratch:
+    """Scratch memory of an encoder: one piece for each call that runs, kept for the next call."""
 
-    def __init__(self, stage: _core.Stage, tables: _core.Stage) -> None:
-        """tables: the decoder, which embeds tokens unless the encoder has an embedding."""
-        has_embedding, _ = stage.host_tables
-        self._stage, self._tables = stage, None if has_embedding else tables
+    def __init__(
+        self,
+        name: str,
+        stage: _core.Stage,
+        files: Sequence[_core.DenseFile] = (),
+        tables: _core.Stage | None = None,
+    ) -> None:
+        """name: what errors call it. files, tables: as `_core.TextEncoder` takes them."""
+        self._name, self._stage, self._files, self._tables = name, stage, [*files], tables
         self._idle: list[_core.TextEncoder] = []
 
-    def states(self, sources: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """The last layer's rows of each source, (n, n_embd), as if it were alone."""
-        lengths = [source.size for source in sources]
-        if not lengths:
-            return []
-        if min(lengths) == 0:
-            raise ShapeError("source: expected at least one token, found none")
-        ends = np.cumsum(lengths, dtype=np.int64)
-        with self._native(max(lengths)) as native:
-            rows = native.encode(
-                np.concatenate(sources), np.empty(0, np.int32), ends, {}, np.arange(ends[-1])
-            )
-        return np.split(rows, ends[:-1])
-
     @contextmanager
-    def _native(self, longest: int) -> Iterator[_core.TextEncoder]:
-        """Scratch for sources of so many tokens; kept for the next call unless it is large."""
+    def lent(self, longest: int) -> Iterator[_core.TextEncoder]:
+        """Scratch for texts of so many tokens; a large one is not kept. ResourceError: memory does
+        not suffice."""
         n_batch = max(N_BATCH, -(-longest // 16) * 16)
         found = None
         if n_batch == N_BATCH:
@@ -90,13 +82,41 @@ class SourceEncoder:
             need, free = _core.TextEncoder.nbytes(self._stage, n_batch), available_nbytes()
             if need > free:
                 raise ResourceError(
-                    f"source: {longest:,} tokens need {need:,} bytes, {free:,} are available; "
-                    "close other programs, or shorten the source"
+                    f"{self._name}: a text of {longest:,} tokens needs {need:,} bytes, "
+                    f"{free:,} are available; close other programs, or shorten the text"
                 )
-            found = _core.TextEncoder(self._stage, n_batch, [], self._tables)
+            found = _core.TextEncoder(self._stage, n_batch, self._files, self._tables)
         yield found
         if n_batch == N_BATCH:
             self._idle.append(found)
+
+    def close(self) -> None:
+        """Frees it, and the files; idempotent."""
+        self._idle.clear()
+        self._files.clear()
+
+
+class SourceEncoder:
+    """Reads sources. Safe to share between threads: each call takes scratch memory of its own."""
+
+    def __init__(self, stage: _core.Stage, tables: _core.Stage) -> None:
+        """tables: the decoder, which embeds tokens unless the encoder has an embedding."""
+        has_embedding, _ = stage.host_tables
+        self._scratch = EncoderScratch("source", stage, tables=None if has_embedding else tables)
+
+    def states(self, sources: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """The last layer's rows of each source, (n, n_embd), as if it were alone."""
+        lengths = [source.size for source in sources]
+        if not lengths:
+            return []
+        if min(lengths) == 0:
+            raise ShapeError("source: expected at least one token, found none")
+        ends = np.cumsum(lengths, dtype=np.int64)
+        with self._scratch.lent(max(lengths)) as native:
+            rows = native.encode(
+                np.concatenate(sources), np.empty(0, np.int32), ends, {}, np.arange(ends[-1])
+            )
+        return np.split(rows, ends[:-1])
 
 
 def states_of(
