@@ -33,6 +33,7 @@ from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
 
 from ..tiny_models import write_model
+from .answers import answered
 
 ISA = "amx_emulated"
 LETTERS = b"abcdefgijklmnopqrstuvwxyz "  # without h: two letters are never one token
@@ -159,30 +160,9 @@ def requests(sampling: SamplingParams) -> list[Request]:
     ]
 
 
-def answered(
-    runner: LocalRunner,
-    model: pyflow.Model,
-    asked: Sequence[Request],
-    rng: random.Random | None = None,
-) -> list[Completion]:
-    """All requests at once, or one by one while others run."""
-    done: dict[int, Completion] = {}
-    waiting = [*asked]
-    batch = Batch(runner, model)
-    while waiting or batch.is_busy:
-        while waiting and (rng is None or rng.random() < 0.6):
-            batch.add(waiting.pop(0))
-        for event in batch.step():
-            assert event.error is None
-            if event.completion is not None:
-                done[event.number] = event.completion
-    batch.close()
-    return [done[i] for i in range(len(asked))]
-
-
 def one(model: pyflow.Model, request: Request) -> Completion:
     with LocalRunner(model.context(128)) as runner:
-        return answered(runner, model, [request])[0]
+        return answered(Batch(runner, model), [request])[0]
 
 
 @pytest.mark.parametrize(("method", "n_cells"), [("off", 150), ("lookahead", 400)])
@@ -200,7 +180,7 @@ def test_load_changes_no_bit(
         monkeypatch.setattr(Admission, "_has_cells", lambda *_: True)
     context = model.context(n_cells, n_seq_max=12, n_batch=32)
     with LocalRunner(context, drafts, n_parallel=6, itl_s=0.01) as runner:
-        found = answered(runner, model, asked, random.Random(n_cells))
+        found = answered(Batch(runner, model), asked, random.Random(n_cells))
         assert method != "off" or runner.usage.n_put_back > 0
     for a, b in zip(alone, found, strict=True):
         assert bits(a) == bits(b)
@@ -232,7 +212,7 @@ def test_drafts_are_not_weighed_against_prompts_beside_them(
         monkeypatch.setattr(drafts.controller, "choose", chosen)
         context = model.context(400, n_seq_max=4, n_batch=32)
         with LocalRunner(context, drafts, n_parallel=2) as runner:
-            answered(runner, model, asked)
+            answered(Batch(runner, model), asked)
     assert max(others) > 16 > max(weighed) == 0
 
 
@@ -245,14 +225,14 @@ def test_an_answer_that_is_given_again_is_read_as_a_prompt(
 
     prompt, more = text(30), text(9, 5)
     with LocalRunner(model.context(256, n_seq_max=4)) as runner:
-        first = answered(runner, model, [asking(prompt)])[0]
+        first = answered(Batch(runner, model), [asking(prompt)])[0]
         whole = [*prompt, *first.tokens, *more]
         drawn = ((len(prompt), len(prompt) + len(first.tokens)),)
-        again = answered(runner, model, [asking(whole)])[0]
+        again = answered(Batch(runner, model), [asking(whole)])[0]
         assert again.timings.prompt_n == len(whole) - len(prompt)
-        told = answered(runner, model, [asking(whole, drawn)])[0]
+        told = answered(Batch(runner, model), [asking(whole, drawn)])[0]
         assert told.timings.prompt_n == 1 + len(more)  # the last drawn token has no cell
-        assert answered(runner, model, [asking(whole)])[0].timings.prompt_n == 1
+        assert answered(Batch(runner, model), [asking(whole)])[0].timings.prompt_n == 1
     assert bits(again) == bits(one(model, asking(whole)))
     assert bits(told) == bits(one(model, asking(whole, drawn)))
     assert bits(told) != bits(again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pyflow.speculate import Speculator
 from pyflow.speculate.drafters.draft_model import DraftModel
 from pyflow.speculate.drafters.lookup import PromptLookup
 
+from ..batch.answers import answered
 from ..tiny_models import write_model
 
 # Letters alone, so that texts repeat themselves; "th" is a token of its own.
@@ -119,20 +120,6 @@ def test_texts_that_are_put_back_go_on_as_they_were(
         found = answered(Batch(runner, model), [*asked, *asked], rng)
         assert runner.usage.n_put_back > 0
     assert [done.tokens for done in found] == [done.tokens for done in (*alone, *alone)]
-
-
-def answered(batch: Batch, asked: Sequence[Request], rng: random.Random) -> list[Completion]:
-    done: dict[int, Completion] = {}
-    waiting = [*asked]
-    while waiting or batch.is_busy:
-        if waiting and rng.random() < 0.7:
-            batch.add(waiting.pop(0))
-        for event in batch.step():
-            assert event.error is None
-            if event.completion is not None:
-                done[event.number] = event.completion
-    batch.close()
-    return [done[i] for i in range(len(asked))]
 
 
 @pytest.mark.parametrize("policy", ["rejection", "flexible", "typical"])
