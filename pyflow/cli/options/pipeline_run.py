@@ -179,6 +179,7 @@ class PipelineRun:
         from pyflow.cluster.planning.profile import drafts_by
         from pyflow.cluster.run.drafts import MethodDrafter, by_lookup, by_models
         from pyflow.cluster.run.guesses import GuessesDrafter
+        from pyflow.speculate.trained.find import first_layers
 
         drafts = self.speculation.drafts
         names = drafts.draft_models
@@ -189,7 +190,11 @@ class PipelineRun:
         if names and not self.drafters:
             opened = drafting_models(files, names, drafts.draft_layers, n_threads, drafts.draft_gpu)
             models = stack.enter_context(opened)
-        made = self.speculation.for_pipeline(files, N_BATCH // 2)
+        trained = None
+        if self.speculation.method == "kangaroo":
+            below = first_layers(files, drafts.trained, drafts.exit_layer, n_threads)
+            trained = stack.enter_context(below)
+        made = self.speculation.for_pipeline(files, N_BATCH // 2, trained)
         drafter: PipelineDrafter | None = None
         if self.options.strategy != "iterative" and not self.drafters:
             n_vocab = files.spec.n_vocab

@@ -66,7 +66,6 @@ RULES = (
     ),
     Rule("--speculator", needs=_spec(_drafts_from("trained"))),
     Rule("--exit-layer", needs=["--speculator"]),
-    Rule("--spec kangaroo", forbids=["--pipeline"], advice="it drafts in one process"),
     Rule("--draft-model", needs=[*_spec(_BY_MODELS), "--pipeline"]),
     Rule("--draft-model", forbids=_spec(lambda entry: not _BY_MODELS(entry))),
     Rule("--draft-layers", needs=["--draft-model self"]),
@@ -146,8 +145,8 @@ draft_layers = option(
 )
 
 
-# Methods whose guesses the last stage of a pipeline makes.
 HEADS = ("mlp", "medusa")
+"""Methods whose guesses the last stage of a pipeline makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +181,9 @@ class SpeculationOptions:
     @property
     def in_pipeline(self) -> str:
         """The method that drafts for a pipeline."""
-        if self.method in ("none", "auto"):
-            return "draft" if self.drafts.draft_models else "lookup"
-        return self.method
+        if self.method not in ("none", "auto"):
+            return self.method
+        return "draft" if self.drafts.draft_models else "lookup"
 
     @contextmanager
     def speculators(self, target: Model, methods: Sequence[str]) -> Iterator[list[Speculator]]:
@@ -198,15 +197,17 @@ class SpeculationOptions:
                 for name in methods
             ]
 
-    def for_pipeline(self, model: ModelFiles, n_rows: int) -> tuple[Method, int] | None:
+    def for_pipeline(
+        self, model: ModelFiles, n_rows: int, trained: Trained | None
+    ) -> tuple[Method, int] | None:
         """The method that drafts for a pipeline, and the most nodes of its trees.
 
-        None: draft models, lookup or heads, which a pipeline makes by itself. n_rows: the rows of a
-        run that drafts may take; UsageError for a window that takes more.
+        None: draft models, lookup or heads, which a pipeline makes by itself. UsageError for a
+        window of more rows than n_rows, which a run has for drafts. trained: for kangaroo.
         """
         if self.in_pipeline in ("draft", "lookup", *HEADS):
             return None
-        (method,), n_nodes = made(model, self._options(model))
+        (method,), n_nodes = made(model, replace(self._options(model), trained=trained))
         if method.n_asked > n_rows:
             raise click.UsageError(
                 f"--lookahead: expected a window of at most {n_rows} rows with --pipeline, found "

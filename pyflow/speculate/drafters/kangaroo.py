@@ -2,13 +2,14 @@
 
 The root and each guess run through the first layers; the adapter turns what comes out into the next
 guess. The first guess that is not confident enough ends the draft. Verification goes on from the
-rows that the first layers have left, so these run once. In a step with other sequences the first
-layers run in a context of the drafter's own instead, as they always do for the prompt.
+rows that the first layers have left, so these run once. In a step with other sequences, and in a
+pipeline, the first layers run in a context of the drafter's own instead, as they always do for the
+prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,7 @@ from numpy.typing import NDArray
 
 from pyflow.engine.cached_text import CachedText, common_prefix
 from pyflow.engine.context import Context, ContextArgs
-from pyflow.errors import UnsupportedError
-from pyflow.speculate.drafter import Budget, Drafter, Method, Observed, Start
+from pyflow.speculate.drafter import Budget, Chain, Drafter, Method, Observed, Start
 from pyflow.speculate.entry import Entry, Made, Speculation
 from pyflow.speculate.trained.drafting import evidence_of, of_kind
 from pyflow.speculate.trained.files import Adapter, Trained
@@ -48,18 +48,16 @@ class Kangaroo(Method):
         self._cached: dict[int, tuple[CachedText, CachedText]] = {}
 
     def start(self, sequence: Start) -> Drafter:
-        if sequence.context is None:
-            raise UnsupportedError("kangaroo: expected all layers in this process")
         if sequence.context is not self._target:
             self.close()
             self._target = sequence.context
-        shallow, adapter = self._sized(sequence.context)
+        shallow, adapter = self._sized(sequence)
         if sequence.seq not in self._cached:
             self._cached[sequence.seq] = (
                 CachedText(shallow, sequence.seq),
                 CachedText(adapter, sequence.seq),
             )
-        return _KangarooDrafter(self, sequence, sequence.context, *self._cached[sequence.seq])
+        return _KangarooDrafter(self, sequence, *self._cached[sequence.seq])
 
     def close(self) -> None:
         """Frees its contexts."""
@@ -68,14 +66,16 @@ class Kangaroo(Method):
         self._contexts = self._target = None
         self._cached.clear()
 
-    def _sized(self, target: Context) -> tuple[Context, Context]:
+    def _sized(self, sequence: Start) -> tuple[Context, Context]:
         """The first layers, and the adapter, with room for the target's texts."""
         if self._contexts is None:
+            target = sequence.context
+            n_ctx = sequence.n_ctx if target is None else target.n_ctx
             args = ContextArgs(
-                n_ctx=target.n_ctx,
-                n_seq_max=target.n_seq_max,
-                n_batch=min(_N_BATCH, target.n_ctx),
-                cache_type=target.cache_type,
+                n_ctx=n_ctx,
+                n_seq_max=1 if target is None else target.n_seq_max,
+                n_batch=min(_N_BATCH, n_ctx),
+                cache_type="f16" if target is None else target.cache_type,
                 n_source=0,
             )
             model, layers = self.adapter.model, range(self.adapter.exit_layer)
@@ -88,15 +88,10 @@ class _KangarooDrafter(Drafter):
     """Drafts for one sequence."""
 
     def __init__(
-        self,
-        method: Kangaroo,
-        start: Start,
-        target: Context,
-        shallow: CachedText,
-        adapter: CachedText,
+        self, method: Kangaroo, start: Start, shallow: CachedText, adapter: CachedText
     ) -> None:
         self._method = method
-        self._target = target
+        self._target = start.context
         self._seq = start.seq
         self._shallow = shallow
         self._adapter = adapter
@@ -105,30 +100,50 @@ class _KangarooDrafter(Drafter):
         """The text with the guesses of the last draft, and what the first layers left of these."""
 
     def propose(self, budget: Budget) -> DraftTree:
-        n = min(budget.n_nodes, budget.depth, GAMMA)
-        room = len(self._text) + n - min(len(self._shallow.tokens), len(self._adapter.tokens))
+        chain = budget.chain or Chain([], budget.n_nodes)
+        text = [*self._text, *chain.ahead]
+        n = min(chain.n, budget.depth - len(chain.ahead), GAMMA)
+        room = len(text) + n - min(len(self._shallow.tokens), len(self._adapter.tokens))
         if min(self._shallow.context.n_free, self._adapter.context.n_free) < room:
             return DraftTree()
+        tree = DraftTree()
+        for token in chain.ahead:
+            tree.add(token, len(tree) - 1, 1.0)
+        least = self._method.eta if budget.chain is None else budget.least
         try:
-            return self._draft(n, budget)
+            self._draft(text, tree, n, least, chain.wanted, budget.exits)
         except BaseException:
-            self._target.abort()
+            if self._target is not None:
+                self._target.abort()
             for cached in (self._shallow, self._adapter):
                 cached.reuse([0])
             raise
+        return tree
 
     def observe(self, observed: Observed) -> None:
         self._text += observed.tokens
 
-    def _draft(self, n: int, budget: Budget) -> DraftTree:
-        text, root = self._text, self._text[-1]
-        tree = DraftTree()
-        missing = self._missing(budget.exits)
+    def _draft(
+        self,
+        text: list[int],
+        tree: DraftTree,
+        n: int,
+        least: float,
+        wanted: Callable[[], bool],
+        exits: bool,
+    ) -> None:
+        """Adds up to n guesses after the text, as long as they are wanted; the last one is less
+        likely than `least`. The tree's nodes, which end the text, run elsewhere."""
+        token, end = text[-1], len(tree) + n
+        missing = self._missing(text, exits)
         self._adapter.tokens = text[:-1]
-        features = [self._run_first(root, -1, budget.exits)]
+        if n < 1 or not wanted():
+            if len(missing):
+                self._adapt(missing)
+            return
+        features = [self._run_first(token, -1, exits)]
         row = np.concatenate([missing, features[0]])
         self._known = text, np.empty((0, row.shape[1]), np.float32)
-        token = root
         while True:
             hidden = self._adapt(row)
             self._adapter.tokens.append(token)
@@ -137,25 +152,23 @@ class _KangarooDrafter(Drafter):
                 break
             token, p = guess[0][0], guess[2][0]
             node = tree.add(token, len(tree) - 1, p, evidence_of(p))
-            last = p < self._method.eta or len(tree) == n
-            if last and not budget.exits:
+            last = p < least or len(tree) == end or not wanted()
+            if last and not exits:
                 break
-            row = self._run_first(token, node, budget.exits)
+            row = self._run_first(token, node, exits)
             features.append(row)
             if last:
                 break
-        if budget.exits:
+        if exits and self._target is not None:
             if len(tree):
                 tree.first_layer = self._method.adapter.exit_layer
                 tree.features = np.concatenate(features)
             else:
                 self._target.abort()
             self._known = [*text, *tree.tokens], np.concatenate(features[1:] or [row[:0]])
-        return tree
 
-    def _missing(self, exits: bool) -> Rows:
+    def _missing(self, text: list[int], exits: bool) -> Rows:
         """What the first layers leave of the tokens before the root that the adapter lacks."""
-        text = self._text
         first = self._adapter.reuse(text)
         known, rows = self._known
         begin = len(known) - len(rows)
@@ -170,7 +183,7 @@ class _KangarooDrafter(Drafter):
 
     def _run_first(self, token: int, parent: int, exits: bool) -> Rows:
         """The first layers for the root, of parent -1, or the guess after row `parent`."""
-        if exits:
+        if exits and self._target is not None:
             layer = self._method.adapter.exit_layer
             return self._target.exit_layer([token], [parent], self._seq, layer)
         row = self._forward(self._shallow, [token])

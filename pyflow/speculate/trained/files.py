@@ -87,10 +87,11 @@ def load(
     *,
     exit_layer: int | None = None,
     pack_as: str | None = PACKED,
+    whole: ModelFiles | None = None,
 ) -> Trained:
     """The speculator at path, for a model. exit_layer: for Kangaroo, whose public files do not say
     it: so many layers run before the adapter. pack_as: the format of its float matrices; None: as
-    they are stored.
+    they are stored. whole: the model, where the one that is loaded has its first layers alone.
 
     FormatError, ShapeError, UnsupportedError: no speculator, a broken one, or one for another
     model.
@@ -98,7 +99,7 @@ def load(
     path = Path(path)
     config = read_config(path)
     if config.base is not None:
-        config.base.check(str(path), model)
+        config.base.check(str(path), whole or model)
     checkpoint = formats.open(path)
     tensors = Tensors(checkpoint, _prefix(config, checkpoint), kangaroo.IGNORED)
     native = config.native(tensors, model.spec.n_embd, model.spec.n_vocab)
@@ -106,7 +107,7 @@ def load(
     if exit_layer is not None and config.kind != "kangaroo":
         raise UnsupportedError(f"{path}: an exit layer is for kangaroo, this is {config.kind}")
     if isinstance(config, KangarooConfig):
-        exit_layer = _exit_layer(path, config, model, exit_layer)
+        exit_layer = exit_layer_of(path, config, whole or model, exit_layer)
         stage = config.adapter(tensors)
     tensors.finish()
     packed = pack_as if pack_as is None or _packs(checkpoint, pack_as) else None
@@ -132,7 +133,7 @@ def load_heads(path: str | Path, base: Target) -> _core.Heads:
     path = Path(path)
     config = read_config(path)
     if isinstance(config, KangarooConfig):
-        raise UnsupportedError(f"{path}: kangaroo drafts in one process, and not in pipelines")
+        raise UnsupportedError(f"{path}: expected heads, found kangaroo; use --spec kangaroo")
     checkpoint = formats.open(path)
     tensors = Tensors(checkpoint, _prefix(config, checkpoint), kangaroo.IGNORED)
     native = config.native(tensors, base.spec.n_embd, base.spec.n_vocab)
@@ -161,7 +162,10 @@ def _tables(native: HeadsSpec, base: Target) -> _core.Stage | None:
     return _core.Stage(base.checkpoint.native, tables, base.pool, pack_as=base.checkpoint.pack_as)
 
 
-def _exit_layer(path: Path, config: KangarooConfig, model: LoadedModel, given: int | None) -> int:
+def exit_layer_of(
+    path: Path, config: KangarooConfig, model: ModelFiles, given: int | None = None
+) -> int:
+    """So many layers run before the adapter. UnsupportedError: neither says it; FormatError."""
     layer = given or config.pyflow.exit_layer
     if not layer:
         raise UnsupportedError(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pyflow.catalogue import speculators
+from pyflow.engine.loaded import LoadedModel
 from pyflow.errors import GenerationWarning, PyflowError, UnsupportedError
 from pyflow.speculate.trained import files
 from pyflow.speculate.trained.files import Trained
+from pyflow.speculate.trained.kangaroo import KangarooConfig
 
 if TYPE_CHECKING:
     from pyflow import _core
-    from pyflow.engine.loaded import LoadedModel
     from pyflow.engine.model_files import ModelFiles
     from pyflow.specs.model_spec import ModelSpec
 
@@ -82,6 +84,30 @@ def heads_of_stage(
         is_wanted=is_wanted or named is not None,
         tells=False,
     )
+
+
+@contextmanager
+def first_layers(
+    model: ModelFiles, named: str | None, exit_layer: int | None, n_threads: int
+) -> Iterator[Trained | None]:
+    """A Kangaroo, and the layers below it alone, for a pipeline whose layers are elsewhere; freed
+    in the end. None: there is no speculator. Raises as `files.load`."""
+    path = _found(named, model.path, model.spec)
+    if path is None:
+        yield None
+        return
+    config = files.read_config(path)
+    if not isinstance(config, KangarooConfig):
+        raise UnsupportedError(f"{path}: expected a kangaroo, found {config.kind}")
+    loaded = LoadedModel(
+        model.path,
+        n_threads=n_threads,
+        quantize=model.checkpoint.pack_as,
+        overrides=model.checkpoint.overrides,
+        layers=range(files.exit_layer_of(path, config, model, exit_layer)),
+    )
+    with loaded:
+        yield files.load(path, loaded, exit_layer=exit_layer, whole=model)
 
 
 def _found(named: str | None, model: Path, spec: ModelSpec) -> Path | None:

@@ -15,8 +15,10 @@ from typing import TypeAlias
 import pytest
 
 from pyflow.cli import main
+from pyflow.engine.model_files import ModelFiles
 
 from ..speculate.trained import speculators as made_up
+from ..speculate.trained.methods import write_kangaroo
 from .ranks import left
 
 pytestmark = pytest.mark.model
@@ -140,11 +142,13 @@ def test_two_ranks_draft_and_tell_json(
         assert all(t["pipeline"]["drafted"] > 9 for t in told)
 
 
-@pytest.mark.parametrize("spec", ["jacobi", "pool", "auto", "mlp"])
-def test_stages_draft_by_any_method_that_needs_no_layers(
-    run: Run, smollm2: str, tmp_path: Path, spec: str
-) -> None:
-    write_heads(tmp_path / "smollm2.speculator")
+@pytest.mark.parametrize("spec", ["jacobi", "pool", "auto", "mlp", "kangaroo"])
+def test_stages_draft_by_any_method(run: Run, smollm2: str, tmp_path: Path, spec: str) -> None:
+    beside = tmp_path / "smollm2.speculator"
+    if spec == "kangaroo":
+        write_kangaroo(beside, ModelFiles(smollm2), 27)
+    else:
+        write_heads(beside)
     text = tmp_path / "text"
     text.write_text(4 * TEXT)
     plain, _ = run(*answer(smollm2))
@@ -153,7 +157,7 @@ def test_stages_draft_by_any_method_that_needs_no_layers(
     told = json.loads(run(*answer(smollm2, *more))[0])
     assert told["text"] + "\n" == plain
     assert (told["pipeline"]["explored"] > 0) == (spec == "jacobi")
-    assert told["pipeline"]["accepted"] > 0 or spec in {"jacobi", "mlp"}
+    assert told["pipeline"]["accepted"] > 0 or spec in {"jacobi", "mlp", "kangaroo"}
     assert told["pipeline"]["drafted"] > 9 or spec == "jacobi"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import pyflow
+from pyflow.engine.model_files import ModelFiles
 from pyflow.speculate import Method
 from pyflow.speculate.drafters.kangaroo import Kangaroo
 from pyflow.speculate.trained import files
@@ -34,14 +35,19 @@ def heads(model: pyflow.Model, kind: str, damaged: bool = False) -> list[Method]
         return [HeadsMethod(files.load(path, model, pack_as=None if damaged else "Q8_0"))]
 
 
-def kangaroo(model: pyflow.Model, exit_layer: int) -> list[Method]:
+def write_kangaroo(folder: Path, model: ModelFiles, exit_layer: int) -> Path:
     """An adapter that changes little: the model's own first layers."""
     d, n_vocab = model.spec.n_embd, model.spec.n_vocab
     config = made_up.kangaroo_config(n_vocab, d, 9, 3, exit_layer)
     tensors = made_up.kangaroo_tensors(d, 9, 3, token_map=range(0, n_vocab, 12))
     tensors["layers.0.self_attn.o_proj.weight"] *= 0.01
     tensors["norm.weight"] = np.float64(model.checkpoint.array("output_norm.weight"))
+    return made_up.write(folder, config, tensors)
+
+
+def kangaroo(model: pyflow.Model, exit_layer: int) -> list[Method]:
+    """Drafts by that adapter."""
     with tempfile.TemporaryDirectory() as folder:
-        trained = files.load(made_up.write(Path(folder), config, tensors), model)
+        trained = files.load(write_kangaroo(Path(folder), model, exit_layer), model)
     assert trained.adapter is not None
     return [Kangaroo(trained, trained.adapter, eta=0.01)]
