@@ -224,7 +224,8 @@ void Ops::attend(Queue& queue, const DeviceAttention& args) {
       static_cast<size_t>(args.n_heads * n_parts * (cells.value_dim + 2)) * sizeof(float);
   const auto step = std::clamp<int64_t>(static_cast<int64_t>(args.scratch->nbytes() / row_nbytes),
                                         1, kMostGroups);
-  const Argument slopes = args.slopes ? Argument(args.slopes) : Argument(nullptr);
+  const Argument slopes = args.slopes ? Argument(args.slopes) : Argument(nullptr),
+                 sinks = args.sinks ? Argument(args.sinks) : Argument(nullptr);
   for (int64_t row = 0; row < args.n_rows; row += step) {
     const int64_t n = std::min(step, args.n_rows - row);
     run(queue, "attend_parts", {{n_parts, args.n_heads, n}, kLogicalBlock},
@@ -235,7 +236,7 @@ void Ops::attend(Queue& queue, const DeviceAttention& args) {
                  args.scratch}}));
     run(queue, "attend_merge", {{args.n_heads, n, 1}, 64},
         joined({{args.scratch, i32(n_parts), i32(cells.value_dim), args.views, i32(row),
-                 i32(n_blocks)},
+                 i32(n_blocks), sinks},
                 list(args.out)}));
   }
 }

@@ -57,8 +57,9 @@ struct DeviceAttention {
   int64_t most_blocks, most_spans;  // as ViewTable has them
   int64_t n_rows, n_heads;
   float scale, softcap;
-  const DeviceBuffer* slopes;  // n_heads floats, or null
-  DeviceBuffer* scratch;       // at least scratch_nbytes(); more make fewer commands
+  const DeviceBuffer* slopes;           // n_heads floats, or null
+  const DeviceBuffer* sinks = nullptr;  // the same
+  DeviceBuffer* scratch;                // at least scratch_nbytes(); more make fewer commands
   Parts parts = Parts::Auto;
 };
 

@@ -112,6 +112,9 @@ struct AttendArgs {
   // [n_heads][2 * bias_reach + 1], added to scores as TextArgs has them; not by prefill_attend.
   const float* bias = nullptr;
   int64_t bias_reach = 0;
+  // One per query head: a score of no cell, unscaled, whose weight joins the sum of weights after
+  // all spans, without a value; null: none.
+  const float* sinks = nullptr;
 };
 
 // Attention among the rows of one text (encoders), all in f32: a row at position p sees the key at q

@@ -149,6 +149,16 @@ struct Spans {
   }
 };
 
+// The sinks of pairs that begin with query head `head`, after all spans.
+template <class Out>
+static void add_sinks(const AttendArgs& args, int64_t head, int64_t n_heads, int64_t n_pairs,
+                      Spans& spans, Out out) {
+  float sinks[kMaxPairs] = {}, keep[kMaxPairs];
+  for (int64_t p = 0; p < n_pairs; ++p) sinks[p] = args.sinks[head + p % n_heads];
+  merge_sinks(n_pairs, spans.m, spans.l, sinks, keep);
+  for (int64_t p = 0; p < n_pairs; ++p) keep_output(args.kv.value_dim, out(p), keep[p]);
+}
+
 static void attend(const AttendArgs& args, int64_t row_begin, int64_t row_end, int64_t kv_head) {
   const int64_t dim = args.kv.value_dim, group = args.n_heads / args.kv.n_kv_heads;
   const int64_t head_step = most_heads(args);
@@ -171,6 +181,7 @@ static void attend(const AttendArgs& args, int64_t row_begin, int64_t row_end, i
                     [&](int64_t p) { return pairs.out(p); });
         pairs.reset();
       }
+      if (args.sinks) add_sinks(args, head, n_heads, n_pairs, spans, out);
       for (int64_t p = 0; p < n_pairs; ++p) finish_output(dim, out(p), spans.l[p]);
     }
   }
@@ -209,6 +220,7 @@ static void attend_merge(const AttendArgs& args, int64_t row, int64_t kv_head,
       spans.merge(
           1, dim, mb, lb, [&](int64_t) { return out; }, [&](int64_t) { return part; });
     }
+    if (args.sinks) add_sinks(args, kv_head * group + h, 1, 1, spans, [&](int64_t) { return out; });
     finish_output(dim, out, spans.l[0]);
   }
 }

@@ -139,6 +139,19 @@ static inline void merge_outputs(int64_t n, float* out, const float* out_b, floa
     S::store(out + i, S::fma(S::load(out + i), k, S::mul(S::load(out_b + i), t)));
 }
 
+// Joins the sinks of pairs, scores of no cell, into (m, l), and returns the factor of outputs.
+static inline void merge_sinks(int64_t n, float* m, float* l, const float* sinks, float* keep) {
+  float ones[16], take[16];
+  for (float& one : ones) one = 1.0f;
+  for (int64_t i = 0; i < n; i += 16)
+    merge_weights(1, m + i, l + i, sinks + i, ones, keep + i, take);
+}
+
+static inline void keep_output(int64_t n, float* out, float keep) {
+  for (int64_t i = 0; i < n; i += 16)
+    Simd::store(out + i, Simd::fma(Simd::load(out + i), Simd::set1(keep), Simd::zero()));
+}
+
 // out /= l; a row that saw no cell has l = 0 and stays zero.
 static inline void finish_output(int64_t n, float* out, float l) {
   if (l == 0.0f) return;

@@ -143,6 +143,14 @@ class TilePairs {
   }
 
   void finish() {
+    for (int64_t p = 0; p < range_.n() && args_.sinks; ++p) {
+      TilePair& pair = memory_.pairs[p];
+      float m[16] = {pair.m}, l[16] = {pair.l}, keep[16];
+      const float sinks[16] = {args_.sinks[range_.head + p % range_.n_heads]};
+      merge_sinks(1, m, l, sinks, keep);
+      pair.l = l[0];
+      keep_output(args_.kv.value_dim, pair.out, keep[0]);
+    }
     for (int64_t p = 0; p < range_.n(); ++p)
       finish_output(args_.kv.value_dim, memory_.pairs[p].out, memory_.pairs[p].l);
   }

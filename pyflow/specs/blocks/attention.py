@@ -33,6 +33,7 @@ class Attention(Block):
     q_norm, k_norm: after the biases, before the rope. norm_span ``head``: over each head; of
     head_dim weights for all heads or of head_dim for each, which may lie in a tensor for each.
     ``all``: over all heads together.
+    sinks: (n_heads,), a score for each head that joins the softmax without a value, unscaled.
     relative: (n_buckets, n_heads), added to scores by the bucket of the distance; buckets has those
     of -n to n, key less query.
     """
@@ -63,6 +64,7 @@ class Attention(Block):
     value_dim: int | None = None
     mask: Literal["full"] | None = None
     kv_from: Literal["encoder"] | None = None
+    sinks: Ref | None = None
     relative: Ref | None = None
     n_buckets: int | None = None
     buckets: tuple[int, ...] = ()
@@ -80,6 +82,7 @@ class Attention(Block):
         "kv_from": Param(Choice.of("self", "encoder"), "self"),
         "qkv_bias": Param(Flag(auto=True), False),
         "o_bias": Param(Flag(auto=True), False),
+        "sinks": Param(Flag(auto=True), False),
         "qk_norm": BlockName("norm"),
         "qk_norm_span": Param(Choice.of("head", "all"), "head"),
         "rope": Param(Text("the name of a rope, or none"), "none"),
@@ -98,6 +101,7 @@ class Attention(Block):
         "q_norm": "attn_q_norm",
         "k_norm": "attn_k_norm",
         "relative": "attn_rel_b",
+        "sinks": "attn_sinks",
     }
     fused: ClassVar = "attn_qkv"
 
@@ -157,6 +161,7 @@ class Attention(Block):
             n, order = 2 * len(rope.inv_freq), "interleaved" if rope.interleaved else "halves"
             yield f"rope {self.rope} of {n} ({order})"
         yield from ["ALiBi"] if self.alibi else []
+        yield from ["sinks"] if self.sinks else []
         yield from [f"window {self.window}"] if self.window else []
         yield from [f"capped at {self.softcap:g}"] if self.softcap else []
         if self.q_norm or self.k_norm:
@@ -194,6 +199,7 @@ def _wants(at: BlockContext, heads: tuple[int, int], dims: tuple[int, int]) -> d
         "k_bias": Want((n_k,), bias),
         "v_bias": Want((n_v,), bias),
         "o_bias": Want((at.n_embd,), at.value("o_bias")),
+        "sinks": Want((n_heads,), at.value("sinks")),
     }
 
 

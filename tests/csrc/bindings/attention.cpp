@@ -95,6 +95,13 @@ class Attention {
     args_.q_stride = stride_of(q_, cells_.view.key_dim);
   }
 
+  // One score per head.
+  void add_sinks(ExactFloats sinks) {
+    require(sinks.size() == args_.n_heads, "sinks has one per head");
+    sinks_ = std::move(sinks);
+    args_.sinks = sinks_->data();
+  }
+
   // Of a prompt if the table has attention of its own for prompts.
   void attend(ExactFloats& out, int64_t row_begin, int64_t row_end, int64_t kv_head,
               bool prefill) const {
@@ -145,7 +152,7 @@ class Attention {
   Cells cells_;
   ExactFloats q_;
   Rows rows_;
-  std::optional<ExactFloats> slopes_;
+  std::optional<ExactFloats> slopes_, sinks_;
   std::vector<RowView> views_;
   AttendArgs args_{};
 };
@@ -166,6 +173,7 @@ void register_attention(py::module_& m) {
                     std::optional<ExactFloats>>(),
            py::arg("isa"), py::arg("cells"), py::arg("q").noconvert(), py::arg("rows"),
            py::arg("n_heads"), py::arg("scale"), py::arg("softcap"), py::arg("slopes") = py::none())
+      .def("add_sinks", &Attention::add_sinks, py::arg("sinks").noconvert())
       .def("attend", &Attention::attend, py::arg("out").noconvert(), py::arg("row_begin"),
            py::arg("row_end"), py::arg("kv_head"), py::arg("prefill") = false)
       .def("span", &Attention::span, py::arg("row"), py::arg("kv_head"), py::arg("number"))

@@ -157,7 +157,8 @@ class DeviceOps {
   // scratch_rows: so many rows at once.
   ExactFloats attend(Cells& cells, const ExactFloats& q, const Rows& seen, int64_t n_heads,
                      std::pair<float, float> scale_softcap,
-                     const std::optional<ExactFloats>& slopes, int64_t scratch_rows) {
+                     const std::optional<ExactFloats>& slopes, int64_t scratch_rows,
+                     const std::optional<ExactFloats>& sinks) {
     std::vector<RowView> views;
     for (const auto& [slots, positions] : seen)
       views.push_back({slots.data(), positions.data(), slots.size()});
@@ -167,10 +168,21 @@ class DeviceOps {
       const Held queries = upload(q), outputs = allocate(out.nbytes()),
                  rows = upload(table.views.data(), table.views.size() * sizeof(View)),
                  runs = upload(table.runs.data(), table.runs.size() * sizeof(ViewRun)),
-                 factors = slopes ? upload(*slopes) : nullptr;
-      DeviceAttention args = {on_device,  rows_of(queries, q), rows_of(outputs, out), rows.get(),
-                              runs.get(), table.most_blocks,   table.most_spans,      q.shape(0),
-                              n_heads,    scale_softcap.first, scale_softcap.second,  factors.get(),
+                 factors = slopes ? upload(*slopes) : nullptr,
+                 unseen = sinks ? upload(*sinks) : nullptr;
+      DeviceAttention args = {on_device,
+                              rows_of(queries, q),
+                              rows_of(outputs, out),
+                              rows.get(),
+                              runs.get(),
+                              table.most_blocks,
+                              table.most_spans,
+                              q.shape(0),
+                              n_heads,
+                              scale_softcap.first,
+                              scale_softcap.second,
+                              factors.get(),
+                              unseen.get(),
                               nullptr};
       const Held scratch = allocate(scratch_rows * static_cast<int64_t>(Ops::scratch_nbytes(args)));
       args.scratch = scratch.get();
@@ -303,7 +315,8 @@ void register_device(py::module_& m) {
       .def("move", &DeviceOps::move, py::arg("cells"), py::arg("moves").noconvert())
       .def("attend", &DeviceOps::attend, py::arg("cells"), py::arg("q").noconvert(),
            py::arg("rows"), py::arg("n_heads"), py::arg("scale_softcap"),
-           py::arg("slopes") = std::nullopt, py::arg("scratch_rows") = 4);
+           py::arg("slopes") = std::nullopt, py::arg("scratch_rows") = 4,
+           py::arg("sinks") = std::nullopt);
   m.def("device_compile", &compile_text, py::arg("number"), py::arg("text"), py::arg("folder"),
         py::arg("stopped") = false);
   m.def("cuda_source", &cuda_source, py::arg("formats"));

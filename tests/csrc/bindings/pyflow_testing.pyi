@@ -64,6 +64,8 @@ class Attention:
         softcap: float,
         slopes: Floats | None = None,
     ) -> None: ...
+    def add_sinks(self, sinks: Floats) -> None:
+        """A score for each head that joins its weights without a value."""
     def attend(
         self, out: Floats, row_begin: int, row_end: int, kv_head: int, prefill: bool = False
     ) -> None: ...
@@ -192,6 +194,7 @@ class DeviceOps:
         scale_softcap: tuple[float, float],
         slopes: Floats | None = None,
         scratch_rows: int = 4,
+        sinks: Floats | None = None,
     ) -> Floats: ...
 
 def device_compile(number: int, text: str, folder: str, stopped: bool = False) -> tuple[bool, str]:

@@ -23,14 +23,15 @@ def agrees(
     *,
     softcap: float = 0.0,
     slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
     scratch_rows: int = 3,
 ) -> bool:
     """Whether all rows of random queries get the outputs of the scalar table."""
     q = queries(len(rows), n_heads, cache.head_dim)
-    expected = attend("scalar", cache, q, rows, softcap=softcap, slopes=slopes)
+    expected = attend("scalar", cache, q, rows, softcap=softcap, slopes=slopes, sinks=sinks)
     padded, scale = cache.filled_up(q, cache.head_dim), cache.head_dim**-0.5
     found = ops.attend(
-        on_device(cache), padded, rows, n_heads, (scale, softcap), slopes, scratch_rows
+        on_device(cache), padded, rows, n_heads, (scale, softcap), slopes, scratch_rows, sinks
     )
     heads = found.reshape(len(rows), n_heads, -1)[..., : cache.value_dim]
     return same_bits(np.ascontiguousarray(heads).reshape(len(rows), -1), expected)
@@ -89,6 +90,7 @@ def test_softcap_and_slopes(ops: kernels.DeviceOps, kind: str) -> None:
     assert agrees(ops, cache, 2, rows, softcap=0.7)
     assert agrees(ops, cache, 2, rows, slopes=slopes)
     assert agrees(ops, cache, 2, rows, softcap=5.0, slopes=slopes)
+    assert agrees(ops, cache, 2, rows, sinks=np.array([1.5, 40], np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

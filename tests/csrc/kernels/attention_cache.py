@@ -91,6 +91,7 @@ def attend(
     *,
     softcap: float = 0.0,
     slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
     cuts: tuple[int, ...] = (),
     prefill: bool = False,
 ) -> np.ndarray:
@@ -103,6 +104,8 @@ def attend(
     scale = cache.head_dim**-0.5
     q = cache.filled_up(q, cache.head_dim)
     attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, softcap, slopes)
+    if sinks is not None:
+        attention.add_sinks(sinks)
     edges = [0, *cuts, len(rows)]
     for begin, end in itertools.pairwise(edges):
         for kv_head in range(cache.n_kv_heads):
@@ -123,6 +126,7 @@ def reference(
     rows: list[View],
     softcap: float = 0.0,
     slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
     group = n_heads // cache.n_kv_heads
@@ -143,8 +147,11 @@ def reference(
                 s = s + slopes[h, np.clip(ahead, -reach, reach) + reach]
             elif slopes is not None:
                 s = s + float(slopes[h]) * ahead
-            p = np.exp(s - s.max())
-            out[r, h] = p @ values[:, h // group] / p.sum()
+            unseen = [] if sinks is None else [float(sinks[h])]
+            top = max([s.max(), *unseen])
+            p = np.exp(s - top)
+            total = p.sum() + sum(np.exp(x - top) for x in unseen)
+            out[r, h] = p @ values[:, h // group] / total
     return out.reshape(len(rows), -1)
 
 
@@ -173,11 +180,14 @@ def by_spans(
     rows: list[View],
     n_spans: int,
     slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     n_heads = q.shape[1] // cache.head_dim
     scale = cache.head_dim**-0.5
     q = cache.filled_up(q, cache.head_dim)
     attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, 0.0, slopes)
+    if sinks is not None:
+        attention.add_sinks(sinks)
     out = np.full((len(q), n_heads * cache.in_cells(cache.value_dim)), np.nan, np.float32)
     for r in range(len(rows)):
         for kv_head in range(cache.n_kv_heads):

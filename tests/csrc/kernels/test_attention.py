@@ -214,6 +214,27 @@ def test_the_distance_to_each_cell_counts_however_rows_are_shared_out(
         assert same_bits(by_spans(table, cache, q, rows, 3, slopes), whole)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sinks_take_weight_however_rows_are_shared_out(kind: str) -> None:
+    n, n_rows = 600, 9
+    slots, positions = view(np.arange(n) + 3, np.arange(n))
+    cache = Cache(kind, 2, 32, 608)
+    cache.fill(slots, positions)
+    rows = [*causal(slots, positions, n_rows), (slots[:0], positions[:0])]
+    sinks = np.array([-3, 0, 2, 5, 90, -90], np.float32)
+    q = queries(len(rows), 6, 32)
+    whole = attend("scalar", cache, q, rows, sinks=sinks)
+    np.testing.assert_allclose(whole, reference(cache, q, rows, sinks=sinks), rtol=0, atol=3e-6)
+    heads = whole.reshape(len(rows), 6, 32)
+    assert np.abs(heads[:, 4]).max() < 1e-30  # a huge sink takes all
+    assert same_bits(whole[-1], np.zeros_like(whole[-1]))
+    for table in TABLES:
+        one_by_one = tuple(range(1, len(rows)))
+        assert same_bits(attend(table, cache, q, rows, sinks=sinks), whole)
+        assert same_bits(attend(table, cache, q, rows, sinks=sinks, cuts=one_by_one), whole)
+        assert same_bits(by_spans(table, cache, q, rows, 2, sinks=sinks), whole)
+
+
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_spans_merged_equal_the_whole(kind: str, table: str) -> None:

@@ -74,7 +74,8 @@ class Attention final : public Block, private AttentionWeights {
                              .slopes = slopes_.empty() ? nullptr : slopes_.data(),
                              .scratch = s.kernel_scratch,
                              .bias = biases_.empty() ? nullptr : biases_.data(),
-                             .bias_reach = bias_reach_};
+                             .bias_reach = bias_reach_,
+                             .sinks = sinks_};
     const Cut cut = cut_for(s, team, args);
     if (s.own_rows && cut.whole()) {
       // A head is prepared and attended to by one thread; no other thread reads its cells in this
@@ -267,6 +268,7 @@ class Attention final : public Block, private AttentionWeights {
     args.q += shift * args.kv.key_dim;
     args.out += shift * args.kv.value_dim;
     if (args.slopes) args.slopes += shift;
+    if (args.sinks) args.sinks += shift;
     if (args.bias) args.bias += shift * (2 * args.bias_reach + 1);
     return args;
   }

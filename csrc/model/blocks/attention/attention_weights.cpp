@@ -61,6 +61,7 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
   k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), k_dim());
   v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), v_dim());
   o_bias_ = w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_);
+  sinks_ = w.vector_or_null(spec.tensor_or_none("sinks"), n_heads_);
   norms_all_ = spec.text("norm_span") == "all";
   if (!norms_all_ && spec.text("norm_span") != "head")
     throw UnsupportedError("attention: norm_span '" + spec.text("norm_span") +
@@ -152,6 +153,10 @@ void AttentionWeights::device_needs(DeviceNeeds& needs) const {
     const Share heads = k_cut().units_of(i, needs.n_members());
     needs.vector(slopes_.data() + heads.begin * group(), heads.size() * group());
   }
+  for (int64_t i = 0; i < needs.n_members() && sinks_; ++i) {
+    const Share heads = k_cut().units_of(i, needs.n_members());
+    needs.vector(sinks_ + heads.begin * group(), heads.size() * group());
+  }
   for (const auto& [norm, n_heads] : {std::pair{&q_norm_, n_heads_}, {&k_norm_, n_kv_heads_}}) {
     if (!*norm) continue;
     if (norms_all_) norm->norm.device_needs(needs, n_heads * head_dim_);
@@ -205,6 +210,7 @@ void AttentionWeights::record(DeviceStep& s) const {
          .softcap = softcap_,
          .slopes = slopes_.empty() ? nullptr
                                    : &m.weights.vector(slopes_.data() + heads.begin, heads.size()),
+         .sinks = sinks_ ? &m.weights.vector(sinks_ + heads.begin, heads.size()) : nullptr,
          .scratch = m.memory.attention});
     resize(out_cells, value_dim, mixed, value_dim_, heads);
   });

@@ -67,6 +67,7 @@ class AttentionWeights {
   int64_t window_;
   size_t layer_;
   std::vector<float> slopes_;
+  const float* sinks_;
   std::vector<float> biases_;  // of scores, as TextArgs has them
   int64_t bias_reach_ = 0;
   const PackedTensor *q_, *k_, *v_, *o_;

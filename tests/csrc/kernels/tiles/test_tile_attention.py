@@ -121,7 +121,7 @@ def test_where_the_cells_lie_does_not_matter(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gaps_and_slopes_are_seen_alike(kind: str) -> None:
+def test_gaps_slopes_and_sinks_are_seen_alike(kind: str) -> None:
     cache, (slots, positions) = filled(kind, 300, 2, at=250)
     rng = np.random.default_rng(4)
     keep = rng.random(300) < 0.8
@@ -135,6 +135,10 @@ def test_gaps_and_slopes_are_seen_alike(kind: str) -> None:
     assert not whole[3].any()
     np.testing.assert_allclose(whole, reference(cache, q, rows, slopes=slopes), rtol=0, atol=6e-5)
     assert same_bits(by_tiles(cache, q, rows, slopes=slopes, cuts=tuple(range(1, 22))), whole)
+    sinks = rng.uniform(-2, 4, 6).astype(np.float32)
+    whole = by_tiles(cache, q, rows, sinks=sinks)
+    np.testing.assert_allclose(whole, reference(cache, q, rows, sinks=sinks), rtol=0, atol=6e-5)
+    assert same_bits(by_tiles(cache, q, rows, sinks=sinks, cuts=tuple(range(1, 22))), whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
