@@ -86,6 +86,8 @@ static inline void with_activation(Activation activation, Function f) {
       return f([](Simd::F a) { return gelu_tanh_lanes(a); });
     case Activation::Relu:
       return f([](Simd::F a) { return relu_lanes(a); });
+    case Activation::SwigluClamped:
+      return f([](Simd::F a) { return clamped_swish_lanes(a); });
   }
 }
 
@@ -95,6 +97,8 @@ static void activate(Activation activation, float* x, int64_t n) {
 }
 
 static void gate(Activation activation, float* g, const float* up, int64_t n) {
+  if (activation == Activation::SwigluClamped)
+    return map(g, up, g, n, [](Simd::F a, Simd::F u) { return swiglu_clamped_lanes(a, u); });
   with_activation(activation, [&](auto f) {
     map(g, up, g, n, [f](Simd::F a, Simd::F u) { return Simd::mul(f(a), u); });
   });

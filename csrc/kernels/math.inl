@@ -93,6 +93,20 @@ static inline Simd::F gelu_lanes(Simd::F x) {
   return S::mul(x, S::where_less(x, S::zero(), tail, S::sub(one, tail)));
 }
 
+// x * sigmoid(1.702 x) of x clamped to at most 7.
+static inline Simd::F clamped_swish_lanes(Simd::F x) {
+  using S = Simd;
+  const S::F most = S::set1(7.0f), a = S::where_less(most, x, most, x);
+  return S::div(a, S::add(S::set1(1.0f), exp_lanes(S::mul(a, S::set1(-1.702f)))));
+}
+
+static inline Simd::F swiglu_clamped_lanes(Simd::F g, Simd::F u) {
+  using S = Simd;
+  const S::F most = S::set1(7.0f), least = S::set1(-7.0f);
+  const S::F a = S::where_less(most, u, most, S::where_less(u, least, least, u));
+  return S::mul(clamped_swish_lanes(g), S::add(a, S::set1(1.0f)));
+}
+
 static inline Simd::F relu_lanes(Simd::F x) {
   return Simd::where_less(x, Simd::zero(), Simd::zero(), x);
 }

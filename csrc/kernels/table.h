@@ -144,7 +144,9 @@ struct TextArgs {
 // two differ only for a table that has prefill_matmul and prefill_attend.
 enum class Regime : uint8_t { Prefill, Decode };
 
-enum class Activation : uint8_t { Silu, Gelu, GeluTanh, Relu };  // Gelu: by erf
+// Gelu: by erf. SwigluClamped, for gates: of g' = min(g, 7) and u' = u clamped to -7 and 7 it is
+// g' * sigmoid(1.702 g') * (u' + 1) (gpt-oss); without a gate the part before u'.
+enum class Activation : uint8_t { Silu, Gelu, GeluTanh, Relu, SwigluClamped };
 
 inline constexpr int64_t kPeakActs = 1024;  // fits the first-level cache, but no registers
 

@@ -24,6 +24,7 @@ ACTIVATIONS = Choice.of(
     "gelu",
     "gelu_tanh",
     "relu",
+    "swiglu_clamped",
     swish="silu",
     gelu_new="gelu_tanh",
     gelu_fast="gelu_tanh",

@@ -217,6 +217,26 @@ CASES: dict[str, Case] = {
         rope__dimension_count=32,
         **_WIDE_KEYS,
     ),
+    "gpt_oss": _case(
+        "gpt-oss",
+        "attn_norm:E attn_q:Q,E* attn_k:K,E* attn_v:K,E* attn_output:E,Q* attn_sinks:H "
+        "post_attention_norm:E ffn_gate_inp:4,E* ffn_gate_exps:4,G,E ffn_up_exps:4,G,E "
+        "ffn_down_exps:4,E,G",
+        n_layers=3,
+        sizes=_WIDE,
+        rope__freq_base=150000.0,
+        rope__dimension_count=32,
+        attention__sliding_window=8,
+        expert_count=4,
+        expert_used_count=2,
+        expert_feed_forward_length=40,
+        **{
+            _SCALING + "type": "yarn",
+            _SCALING + "factor": 4.0,
+            _SCALING + "original_context_length": 16,
+        },
+        **_WIDE_KEYS,
+    ),
     "gemma": _case("gemma", _LAYER, _TIED, sizes=_WIDE, **_WIDE_KEYS),
     "gemma2": _case(
         "gemma2",
@@ -343,3 +363,7 @@ CASES: dict[str, Case] = {
         logit_scale=3.0,
     ),
 }
+# Experts' biases, which _shapes has no letters for.
+for layer in range(3):
+    for name, width in (("gate", 40), ("up", 40), ("down", 64)):
+        CASES["gpt_oss"].tensors[f"blk.{layer}.ffn_{name}_exps.bias"] = [4, width]

@@ -14,7 +14,9 @@ inline Activation activation_named(const std::string& name) {
   if (name == "gelu") return Activation::Gelu;
   if (name == "gelu_tanh") return Activation::GeluTanh;
   if (name == "relu") return Activation::Relu;
-  throw UnsupportedError("activation '" + name + "': expected silu, gelu, gelu_tanh or relu");
+  if (name == "swiglu_clamped") return Activation::SwigluClamped;
+  throw UnsupportedError("activation '" + name +
+                         "': expected silu, gelu, gelu_tanh, relu or swiglu_clamped");
 }
 
 }  // namespace pyflow

@@ -1,5 +1,6 @@
 // h = sum of p_e * W_down,e (act(W_gate,e h) * (W_up,e h)) over the likeliest experts e of a row,
-// plus a shared expert if the model has one.
+// plus a shared expert if the model has one. Experts of gpt-oss have biases on all three, and so
+// has its router.
 //
 // Rows are grouped by expert, so that a step reads the weights of each chosen expert once, and
 // those of others never. A row adds its experts from the likeliest to the least likely, the shared
@@ -46,6 +47,10 @@ class Moe final : public Block {
     if (const auto ref = spec.tensor_or_none("shared_router"))
       shared_router_ =
           &w.matrix(*ref, 1, n_embd_, Weights::Loop::Continued, Weights::Format::AsStored);
+    router_bias_ = w.vector_or_null(spec.tensor_or_none("router_bias"), n_experts_);
+    gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_experts_ * n_ff_);
+    up_bias_ = w.vector_or_null(spec.tensor_or_none("up_bias"), n_experts_ * n_ff_);
+    down_bias_ = w.vector_or_null(spec.tensor_or_none("down_bias"), n_experts_ * n_embd_);
     gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_);
     up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_);
     down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_);
@@ -83,6 +88,8 @@ class Moe final : public Block {
 
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
+        if (router_bias_)
+          s.kernels.add(b.logits + r * padded(n_experts_), router_bias_, n_experts_);
         choose(choice_, b.logits + r * padded(n_experts_), b.p + r * top_k_, b.chosen + r * top_k_);
         b.shared_p[r] = shared_router_ ? sigmoid(b.shared_logit[r * kTileRows]) : 1.0f;
       }
@@ -121,6 +128,11 @@ class Moe final : public Block {
       const bool shared = i == n_active;
       const int64_t at = shared ? row * padded(n_ff_shared_) + column
                                 : (b.first[b.active[i]] + row) * padded(n_ff_) + column;
+      if (!shared && gate_bias_) {
+        const int64_t of = b.active[i] * n_ff_ + column;
+        s.kernels.add(b.gate + at, gate_bias_ + of, columns);
+        s.kernels.add(b.up + at, up_bias_ + of, columns);
+      }
       s.kernels.gate(act_, (shared ? b.shared_gate : b.gate) + at,
                      (shared ? b.shared_up : b.up) + at, columns);
     };
@@ -171,6 +183,12 @@ class Moe final : public Block {
     needs.cut(router_, Cut::whole(n_experts_));
     if (shared_router_) needs.cut(shared_router_, Cut::whole(1));
     for (const auto* experts : {&gate_, &up_, &down_}) needs.series(*experts);
+    needs.vector(router_bias_, n_experts_);
+    for (int64_t e = 0; e < n_experts_ && gate_bias_; ++e) {
+      needs.vector(gate_bias_ + e * n_ff_, n_ff_);
+      needs.vector(up_bias_ + e * n_ff_, n_ff_);
+      needs.vector(down_bias_ + e * n_embd_, n_embd_);
+    }
   }
 
   void record(DeviceStep& s) const override {
@@ -188,7 +206,11 @@ class Moe final : public Block {
                        .down = down_,
                        .shared_gate = shared_gate_,
                        .shared_up = shared_up_,
-                       .shared_down = shared_down_});
+                       .shared_down = shared_down_,
+                       .router_bias = router_bias_,
+                       .gate_bias = gate_bias_,
+                       .up_bias = up_bias_,
+                       .down_bias = down_bias_});
   }
 
  private:
@@ -249,7 +271,8 @@ class Moe final : public Block {
     const int64_t n = std::min(kColumns, n_embd_ - column);
     float* to = out + r * s.stride + column;
     for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
-      const float* y = b.y + b.slot[i] * padded(n_embd_) + column;
+      float* y = b.y + b.slot[i] * padded(n_embd_) + column;
+      if (down_bias_) s.kernels.add(y, down_bias_ + b.chosen[i] * n_embd_ + column, n);
       if (i > r * top_k_) {
         s.kernels.add_scaled(to, y, b.p[i], n);
       } else {
@@ -266,6 +289,7 @@ class Moe final : public Block {
   Activation act_;
   Choice choice_;
   bool takes_floats_ = false;
+  const float *router_bias_, *gate_bias_, *up_bias_, *down_bias_;  // of all experts; null: none
   const PackedTensor *router_, *shared_router_ = nullptr;
   std::vector<const PackedTensor*> gate_, up_, down_;
   const PackedTensor *shared_gate_ = nullptr, *shared_up_ = nullptr, *shared_down_ = nullptr;

@@ -29,8 +29,11 @@ class Experts {
       const std::array routers = {DeviceProduct{w_.router, logits[m.number]},
                                   DeviceProduct{w_.shared_router, shared_logit[m.number]}};
       m.multiply(std::span(routers).first(w_.shared_router ? 2 : 1), m.registers[w_.in], s_.n_rows);
+      m.add(logits[m.number], w_.router_bias, s_.n_rows, w_.choice.n_experts,
+            {0, w_.choice.n_experts});
     });
-    in_place_ = s_.n_rows <= kFewRows && std::ranges::all_of(s_.members, [&](DeviceMember& m) {
+    in_place_ = s_.n_rows <= kFewRows && !w_.gate_bias &&
+                std::ranges::all_of(s_.members, [&](DeviceMember& m) {
                   return m.ops.device().info().has_f64 && m.weights.series(*w_.gate[0]) &&
                          m.weights.series(*w_.up[0]) && m.weights.series(*w_.down[0]);
                 });
@@ -112,6 +115,13 @@ class Experts {
     }
   }
 
+  // That of an expert, to what this member has of n rows.
+  void add_bias(DeviceMember& m, const FloatRows& rows, const float* biases, size_t expert,
+                int64_t n, int64_t width, const Cut& cut) const {
+    if (biases)
+      m.add(rows, biases + static_cast<int64_t>(expert) * width, n, width, m.rows_of(cut));
+  }
+
   void record_gate(DeviceMember& m, const FloatRows& inner, const FloatRows& up, int64_t n_rows,
                    const Share& own) const {
     m.ops.gate(m.queue, w_.activation, columns_of(inner, own.begin), columns_of(up, own.begin),
@@ -131,6 +141,8 @@ class Experts {
         const std::array products = {DeviceProduct{w_.up[e], of(up_[i])},
                                      DeviceProduct{w_.gate[e], of(inner_[i])}};
         m.multiply(products, of(slots_[i]), n);
+        add_bias(m, of(up_[i]), w_.up_bias, e, n, w_.n_ff, ff());
+        add_bias(m, of(inner_[i]), w_.gate_bias, e, n, w_.n_ff, ff());
       });
     }
     record_gate(m, inner_[i], up_[i], n_slots_, m.rows_of(ff()));
@@ -150,6 +162,7 @@ class Experts {
       each_expert([&](size_t e, int64_t n, const auto& of) {
         const DeviceProduct down = {w_.down[e], of(slots_[i])};
         m.multiply(std::span(&down, 1), of(inner_[i]), n);
+        add_bias(m, of(slots_[i]), w_.down_bias, e, n, w_.n_embd, embd());
       });
     }
     const Share own = m.rows_of(embd());

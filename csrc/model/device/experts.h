@@ -21,9 +21,11 @@ struct ExpertWeights {
   const PackedTensor *router, *shared_router;  // shared: null where there is none, as below
   std::span<const PackedTensor* const> gate, up, down;
   const PackedTensor *shared_gate, *shared_up, *shared_down;
+  const float *router_bias, *gate_bias, *up_bias, *down_bias;  // of all experts; null: none
 };
 
-// Steps of few rows choose on devices that have f64, and wait for nothing. Otherwise the host chooses,
+// Steps of few rows choose on devices that have f64, and wait for nothing, but for experts with
+// biases. Otherwise the host chooses,
 // so that each expert is read once for all its rows.
 void record_experts(DeviceStep& s, const ExpertWeights& w);
 

@@ -21,7 +21,8 @@ class Moe(Block):
     normalize: these are made to sum to one. scale: they are multiplied by this. An expert is a
     gated `Ffn` of n_ff. gate, up, down: one tensor for all experts, (n_experts, n_ff, n_embd) and
     (n_experts, n_embd, n_ff), or one per expert. shared_*: a gated Ffn of n_ff_shared for every
-    token; shared_router (1, n_embd): it is multiplied by sigmoid(shared_router(in)).
+    token; shared_router (1, n_embd): it is multiplied by sigmoid(shared_router(in)). router_bias:
+    (n_experts,); gate_bias, up_bias, down_bias: a row for each expert.
     """
 
     router: Ref
@@ -39,6 +40,10 @@ class Moe(Block):
     shared_down: Ref | None = None
     n_ff_shared: int = 0
     shared_router: Ref | None = None
+    router_bias: Ref | None = None
+    gate_bias: Ref | None = None
+    up_bias: Ref | None = None
+    down_bias: Ref | None = None
 
     kind: ClassVar = "moe"
     keys: ClassVar = {
@@ -50,6 +55,7 @@ class Moe(Block):
         "scale": Param(Number(), 1.0),
         "n_ff_shared": Param(Whole(least=0), 0),
         "shared_router": Param(Flag(auto=True), False),
+        "bias": Param(Flag(), False),
     }
     roles: ClassVar = {
         "router": "ffn_gate_inp",
@@ -76,6 +82,10 @@ class Moe(Block):
             "gate": Want((n_ff, at.n_embd), n_experts=n),
             "up": Want((n_ff, at.n_embd), n_experts=n),
             "down": Want((at.n_embd, n_ff), n_experts=n),
+            "router_bias": Want((n,), at.value("bias")),
+            "gate_bias": Want((n, n_ff), at.value("bias")),
+            "up_bias": Want((n, n_ff), at.value("bias")),
+            "down_bias": Want((n, at.n_embd), at.value("bias")),
             "shared_gate": Want((n_shared, at.n_embd), shared),
             "shared_up": Want((n_shared, at.n_embd), shared),
             "shared_down": Want((at.n_embd, n_shared), shared),
@@ -98,4 +108,5 @@ class Moe(Block):
         yield f"experts: {self.top_k} of {self.n_experts}, {self.n_ff} {self.activation}"
         yield from ["weights sum to one"] if self.normalize else []
         yield from [f"x {self.scale:g}"] if self.scale != 1 else []
+        yield from ["biases"] if self.gate_bias else []
         yield from [f"a shared one of {self.n_ff_shared}"] if self.n_ff_shared else []

@@ -8,7 +8,7 @@ import pytest
 
 from .rows import patterns, same_bits, scalar_blocks
 
-ACTIVATIONS = ["silu", "gelu", "gelu_tanh", "relu"]
+ACTIVATIONS = ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
 COUNT = 1 << 20
 
 

@@ -115,7 +115,8 @@ void run_elementwise(const KernelTable& t, Random& random, Record& out) {
   each("softcap", [&](V& x, const V&, int64_t n) { t.softcap(x.data(), 1.7f, n); });
   for (const auto& [name, activation] :
        {std::pair("silu", Activation::Silu), std::pair("gelu", Activation::Gelu),
-        std::pair("gelu_tanh", Activation::GeluTanh), std::pair("relu", Activation::Relu)}) {
+        std::pair("gelu_tanh", Activation::GeluTanh), std::pair("relu", Activation::Relu),
+        std::pair("swiglu_clamped", Activation::SwigluClamped)}) {
     const std::string of = std::string(" ") + name;
     each("gate" + of,
          [&](V& x, const V& y, int64_t n) { t.gate(activation, x.data(), y.data(), n); });

@@ -55,6 +55,7 @@ OPS: dict[str, Op] = {
     "gelu": lambda t, x, y: kernels.gate(t, "gelu", x, y),
     "gelu_tanh": lambda t, x, y: kernels.gate(t, "gelu_tanh", x, y),
     "relu": lambda t, x, y: kernels.gate(t, "relu", x, y),
+    "swiglu_clamped": lambda t, x, y: kernels.gate(t, "swiglu_clamped", x, y),
     "gelu alone": lambda t, x, _: kernels.activate(t, "gelu", x),
 }
 
@@ -87,7 +88,7 @@ def patterns(count: int, seed: int) -> np.ndarray:
     return np.concatenate([sweep.view(np.float32), edges.astype(np.float32)])
 
 
-@pytest.mark.parametrize("name", ["softcap", "silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("name", ["softcap", "silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"])
 def test_activations_agree_in_every_bit_over_all_magnitudes(name: str) -> None:
     x = patterns(1 << 19, 7)
     results = []
@@ -138,6 +139,22 @@ def test_gates_keep_their_relative_accuracy_in_the_negative_tail(table: str) -> 
     kernels.gate(table, "gelu", got := x.copy(), np.ones_like(x))
     want = x64 * 0.5 * np.vectorize(math.erfc)(-x64 / math.sqrt(2))
     assert (ulps(got, want) / np.maximum(1, x64**2 / 2)).max() < 8
+
+
+@pytest.mark.parametrize("table", TABLES[-1:])
+def test_clamped_gates_and_what_they_multiply_keep_to_seven(table: str) -> None:
+    g, u = np.meshgrid(np.linspace(-30, 30, 1001), np.linspace(-12, 12, 97))
+    got, up = (x.astype(np.float32).reshape(-1) for x in (g, u))
+    g64, u64 = (np.float64(x) for x in (np.minimum(got, 7), np.clip(up, -7, 7)))
+    kernels.gate(table, "swiglu_clamped", got, up)
+    want = g64 / (1 + np.exp(-1.702 * g64)) * (u64 + 1)
+    assert np.abs(got - want).max() < 4e-6
+    odd = np.array([np.nan, 1, np.nan, np.inf, -np.inf, 1, 1], np.float32)
+    kernels.gate(
+        table, "swiglu_clamped", odd, np.array([1, np.nan, 9, 1, 1, np.inf, -np.inf], np.float32)
+    )
+    assert np.isnan(odd[:3]).all()
+    np.testing.assert_allclose(odd[3:], [14, 0, 6.7657, -5.0743], rtol=1e-4)
 
 
 @pytest.mark.parametrize("table", TABLES)
