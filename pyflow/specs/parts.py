@@ -11,7 +11,7 @@ Register: TypeAlias = Literal["x", "h", "a"]
 """A token's hidden states: x, the residual stream; h, the branch; a, a second branch, for attention
 and feed-forward side by side. Only x goes from layer to layer."""
 NormType: TypeAlias = Literal["rms", "layer"]
-Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"]
 """gelu is the exact one, by erf; gelu_tanh its approximation by tanh."""
 
 
