@@ -40,7 +40,7 @@ _IN_STREAM = re.compile(r"(attn|ffn|output|token_embd|post_attention|post_ffw)_n
 """Norms of the stream and of its branches."""
 _ELSEWHERE = {
     *("attn_q.bias", "attn_k.bias", "attn_q_norm.weight", "attn_k_norm.weight", "output.bias"),
-    *("attn_q_norm.bias", "attn_k_norm.bias"),
+    *("attn_q_norm.bias", "attn_k_norm.bias", "attn_sinks.weight", "ffn_gate_inp.bias"),
     *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
 }
 

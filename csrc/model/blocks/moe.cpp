@@ -80,16 +80,12 @@ class Moe final : public Block {
   void forward(Step& s, Team& team) const override {
     const Buffers b(*this, s);
     const float* in = s.registers[in_];
-    const std::array routers = {Product{router_, b.logits, padded(n_experts_)},
-                                Product{shared_router_, b.shared_logit, kTileRows}};
     // Experts have few rows each, so prompts take the arithmetic of decoding here, in any step.
-    multiply(s, team, std::span(routers).first(shared_router_ ? 2 : 1), {in, s.stride, s.n_rows});
+    route(s, team, b, {in, s.stride, s.n_rows});
     quantize_rows(s, team, in, s.stride, s.n_rows, n_embd_);
 
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        if (router_bias_)
-          s.kernels.add(b.logits + r * padded(n_experts_), router_bias_, n_experts_);
         choose(choice_, b.logits + r * padded(n_experts_), b.p + r * top_k_, b.chosen + r * top_k_);
         b.shared_p[r] = shared_router_ ? sigmoid(b.shared_logit[r * kTileRows]) : 1.0f;
       }
@@ -251,6 +247,18 @@ class Moe final : public Block {
   };
 
   int64_t n_shared() const { return shared_gate_ ? 1 : 0; }
+
+  // The bias is added once: threads that have rows of their own share the logits.
+  void route(Step& s, Team& team, const Buffers& b, const InputRows& in) const {
+    const std::array routers = {Product{router_, b.logits, padded(n_experts_)},
+                                Product{shared_router_, b.shared_logit, kTileRows}};
+    std::span<const Product> left = std::span(routers).first(shared_router_ ? 2 : 1);
+    if (router_bias_) {
+      multiply(s, team, left[0], router_bias_, in);
+      left = left.subspan(1);
+    }
+    if (!left.empty()) multiply(s, team, left, in);
+  }
 
   // Copies a row's input to the slots of its experts, except of experts that take all rows.
   void bring_together(const Step& s, const Buffers& b, const float* in, int64_t r) const {

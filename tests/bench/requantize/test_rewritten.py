@@ -34,6 +34,7 @@ REFUSED = {
     **dict.fromkeys(
         ("gguf_gemma2", "gguf_gemma3", "gguf_glm4", "gguf_seed_oss"), "post_attention_norm"
     ),
+    "gguf_gpt_oss": "attn_sinks",
     **dict.fromkeys(("gguf_olmo2", "gguf_olmo3", "gguf_exaone4"), "attn_q.weight"),
 }
 GGUF = [name for name in NAMES if name.startswith("gguf_")]

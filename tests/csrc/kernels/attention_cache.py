@@ -90,21 +90,22 @@ def attend(
     rows: list[View],
     *,
     softcap: float = 0.0,
-    slopes: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
     cuts: tuple[int, ...] = (),
     prefill: bool = False,
+    **of_heads: np.ndarray | None,
 ) -> np.ndarray:
     """All rows and heads, the rows cut into several calls; outputs start as nan between guards.
 
-    prefill: by the table's attention of prompts.
+    prefill: by the table's attention of prompts. of_heads: slopes and sinks, a number each.
     """
     n_heads, dim = q.shape[1] // cache.head_dim, cache.in_cells(cache.value_dim)
     out = np.full((len(rows), n_heads * dim + 3), np.nan, np.float32)
     scale = cache.head_dim**-0.5
     q = cache.filled_up(q, cache.head_dim)
-    attention = kernels.Attention(table, cache.cells, q, rows, n_heads, scale, softcap, slopes)
-    if sinks is not None:
+    attention = kernels.Attention(
+        table, cache.cells, q, rows, n_heads, scale, softcap, of_heads.get("slopes")
+    )
+    if (sinks := of_heads.get("sinks")) is not None:
         attention.add_sinks(sinks)
     edges = [0, *cuts, len(rows)]
     for begin, end in itertools.pairwise(edges):

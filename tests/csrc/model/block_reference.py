@@ -34,12 +34,24 @@ def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def clamped_swish(x: Array) -> Array:
+    x = np.minimum(x, 7)
+    return x / (1 + np.exp(-1.702 * x))
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
+    "swiglu_clamped": clamped_swish,
 }
+
+
+def gated(activation: str, gate: Array, up: Array) -> Array:
+    if activation == "swiglu_clamped":
+        up = np.clip(up, -7, 7) + 1
+    return ACTIVATIONS[activation](gate) * up
 
 
 class Reference:
@@ -140,8 +152,11 @@ class Reference:
             scores = scores - np.array(b.alibi)[:, None, None] * distance
         hidden = (distance < 0) | ((distance >= b.window) if b.window else False)
         scores = np.where(hidden, -np.inf, scores)
+        if b.sinks is not None:
+            sinks = np.broadcast_to(self.vector(b.sinks)[:, None, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, sinks], -1)
         p = np.exp(scores - scores.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
+        p = (p / p.sum(-1, keepdims=True))[..., :n]
         self.attended(b, p, x)
         return self.linear(b.o, np.einsum("hij,jhd->ihd", p, v).reshape(n, -1), b.o_bias)
 
@@ -149,14 +164,14 @@ class Reference:
         """Told of the weights (heads, rows, cells) and the inputs (cells, n_embd)."""
 
     def ffn(self, b: Ffn, x: Array) -> Array:
-        act = ACTIVATIONS[b.activation]
         up = self.linear(b.up, x, b.up_bias)
-        inner = act(up) if b.gate is None else act(self.linear(b.gate, x, b.gate_bias)) * up
+        if b.gate is None:
+            inner = ACTIVATIONS[b.activation](up)
+        else:
+            inner = gated(b.activation, self.linear(b.gate, x, b.gate_bias), up)
         return self.linear(b.down, inner, b.down_bias)
 
     def moe(self, b: Moe, x: Array) -> Array:
-        act = ACTIVATIONS[b.activation]
-
         def experts(given: Ref | tuple[Ref, ...], rows: int) -> list[Ref]:
             if isinstance(given, tuple):
                 return list(given)
@@ -164,9 +179,13 @@ class Reference:
             segments = source.rows or tuple((rows * e, rows) for e in range(b.n_experts))
             return [TensorRef(source.name, (segment,)) for segment in segments]
 
-        gate, up = experts(b.gate, b.n_ff), experts(b.up, b.n_ff)
-        down = experts(b.down, self.spec.n_embd)
-        logits = self.linear(b.router, x)
+        def linear(
+            given: Ref | tuple[Ref, ...], rows: int, bias: Ref | None, e: int, x: Array
+        ) -> Array:
+            y = self.linear(experts(given, rows)[e], x)
+            return y if bias is None else y + self.vector(bias).reshape(-1, rows)[e]
+
+        logits = self.linear(b.router, x, b.router_bias)
         p = np.exp(logits - logits.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         y = np.zeros_like(x)
@@ -174,12 +193,15 @@ class Reference:
             chosen = np.argsort(-p[i], kind="stable")[: b.top_k]
             weights = p[i, chosen] / (p[i, chosen].sum() if b.normalize else 1) * b.scale
             for weight, e in zip(weights, chosen, strict=True):
-                inner = act(self.linear(gate[e], row)) * self.linear(up[e], row)
-                y[i] += weight * self.linear(down[e], inner)
+                gate = linear(b.gate, b.n_ff, b.gate_bias, e, row)
+                up = linear(b.up, b.n_ff, b.up_bias, e, row)
+                inner = gated(b.activation, gate, up)
+                y[i] += weight * linear(b.down, len(row), b.down_bias, e, inner)
         if b.shared_gate is not None:
             assert b.shared_up is not None
             assert b.shared_down is not None
-            inner = act(self.linear(b.shared_gate, x)) * self.linear(b.shared_up, x)
+            gate = self.linear(b.shared_gate, x)
+            inner = gated(b.activation, gate, self.linear(b.shared_up, x))
             shared = self.linear(b.shared_down, inner)
             if b.shared_router is not None:
                 shared = shared / (1 + np.exp(-self.linear(b.shared_router, x)))

@@ -19,7 +19,8 @@ from pyflow.specs.model_spec import ModelSpec
 from pyflow.specs.parts import TensorRef, tensors_of
 
 from .block_reference import Reference
-from .tiny_models import N_EMBD, N_VOCAB, TINY, Draft, around, attention, everything, write
+from .everything import everything
+from .tiny_models import N_EMBD, N_VOCAB, TINY, Draft, around, attention, write
 
 Logits = NDArray[np.float32]
 N = 34

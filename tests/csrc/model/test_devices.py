@@ -16,7 +16,8 @@ from pyflow import _core
 from pyflow.errors import CancelledError, ShapeError, UnsupportedError
 from pyflow.specs.model_spec import ModelSpec
 
-from .tiny_models import N_VOCAB, TINY, Draft, everything, write
+from .everything import everything
+from .tiny_models import N_VOCAB, TINY, Draft, write
 
 N = 34
 TOKENS = np.random.default_rng(3).integers(0, N_VOCAB, N).astype(np.int32)

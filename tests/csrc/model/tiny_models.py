@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyflow.specs.blocks.moe import Moe
 from pyflow.specs.blocks.norm import Norm
 from pyflow.specs.blocks.positions import Positions
 from pyflow.specs.model_spec import Embedding, Head, ModelSpec
-from pyflow.specs.parts import Rope, TensorRef, tensor_fields
+from pyflow.specs.parts import Rope, TensorRef
 
 N_EMBD, N_VOCAB, N_FF, EPS = 64, 97, 72, 1e-5
 HALF = Rope(tuple(0.7**i for i in range(8)))
@@ -333,6 +333,34 @@ def shared_expert(t: Draft) -> ModelSpec:
     return t.spec(layer(0, **router), layer(1))
 
 
+def sinks_and_biased_experts(t: Draft) -> ModelSpec:
+    """gpt-oss: scores of no cell, clamped gates, a router and experts with biases."""
+
+    def layer(i: int) -> tuple[Block, ...]:
+        p = f"{i}."
+        moe = Moe(
+            "h",
+            "h",
+            router=t(p + "router", 6, N_EMBD, size=0.5),
+            gate=t(p + "gate", 6, 40, N_EMBD, size=0.6),  # beyond the clamp
+            up=t(p + "up", 6, 40, N_EMBD, size=0.6),
+            down=t(p + "down", 6, N_EMBD, 40),
+            n_experts=6,
+            top_k=3,
+            n_ff=40,
+            activation="swiglu_clamped",
+            router_bias=t(p + "rb", 6),
+            gate_bias=t(p + "gb", 6, 40),
+            up_bias=t(p + "ub", 6, 40),
+            down_bias=t(p + "db", 6, N_EMBD),
+        )
+        sinks = t(p + "sinks", 4, size=2.0)
+        attends = attention(t, p, sinks=sinks, window=(9 if i == 0 else 0))
+        return around(t, p + "a", attends) + around(t, p + "m", moe)
+
+    return t.spec(layer(0), layer(1))
+
+
 def long_rope(t: Draft) -> ModelSpec:
     """Phi-3: other frequencies for long contexts."""
     return t.spec(
@@ -352,37 +380,11 @@ TINY: dict[str, Callable[[Draft], ModelSpec]] = {
         scaled,
         experts,
         shared_expert,
+        sinks_and_biased_experts,
         long_rope,
         heads_of_odd_sizes,
     )
 }
-
-
-def everything(t: Draft) -> ModelSpec:
-    """A layer of every kind that can stand in one model."""
-    specs = []
-    for i, build in enumerate(TINY.values()):
-        part = Draft(i)
-        specs.append(build(part))
-        t.tensors |= {f"{i}/{name}": value for name, value in part.tensors.items()}
-    layers = [layer for i, spec in enumerate(specs) for layer in renamed(spec, f"{i}/")]
-    return t.spec(*layers)
-
-
-def renamed(spec: ModelSpec, prefix: str) -> list[tuple[Block, ...]]:
-    """The layers with other names of tensors."""
-
-    def name(value: object) -> object:
-        if isinstance(value, tuple) and value and isinstance(value[0], str | TensorRef):
-            return tuple(name(v) for v in value)
-        if isinstance(value, TensorRef):
-            return replace(value, name=prefix + value.name)
-        return prefix + value if isinstance(value, str) else value
-
-    return [
-        tuple(replace(b, **{f: name(getattr(b, f)) for f in tensor_fields(type(b))}) for b in layer)
-        for layer in spec.layers
-    ]
 
 
 def write(path: Path, t: Draft) -> _core.Checkpoint:
