@@ -195,7 +195,7 @@ sanitize-threads: $(ANY_INSTALL)
 # No single allocation may pass 64 MB. The process may have more: after a corpus of 4,500 files 26 MB were
 # live and 513 MB resident, by the sanitizer's own bookkeeping.
 FUZZ_CXX ?= clang++-16
-FUZZ ?= gguf split safetensors torch llama2c index
+FUZZ ?= gguf split safetensors torch llama2c ctranslate2 marian npz index
 SECONDS ?= 60
 fuzz: $(VENV)/.can-build
 	mkdir -p build

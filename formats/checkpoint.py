@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """The format's name: "GGUF", "safetensors", "PyTorch zip" or "PyTorch stream"."""
+        """The format's name, such as "GGUF", "safetensors", "PyTorch zip" or "Marian"."""
         return self.native.format
 
     def array(self, name: str) -> NDArray[np.generic]:
@@ -69,8 +69,10 @@ class Checkpoint:
 
 def has_pickle(path: str | PathLike[str]) -> bool:
     """Whether a file's first bytes are those of a zip archive or a pickle, as of torch.save."""
-    head = _core.read_head(path, 9)
-    if head[8:] == b"{" and 0 in head[:8]:  # safetensors, whose length may begin like a pickle
+    head = _core.read_head(path, 300)
+    if head[8:9] == b"{" and 0 in head[:8]:  # safetensors, whose length may begin like a pickle
+        return False
+    if head[30:].split(b"PK")[0][: head[26]].endswith(b".npy"):  # an archive of numpy's arrays
         return False
     return head[:4] == b"PK\3\4" or (
         head[:1] == b"\x80" and head[1:2] in {b"\2", b"\3", b"\4", b"\5"}
@@ -103,8 +105,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:
             native = _core.SafetensorsFile(path)
         else:
             raise FormatError(
-                f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch or llama2.c), "
-                f"found {found or unknown(head)}"
+                f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch, llama2.c, Marian or "
+                f"CTranslate2), found {found or unknown(head)}"
             )
     if native.format != "GGUF":
         check_description(path.parent)

@@ -29,6 +29,7 @@ _PATTERNS = (
     "*.safetensors",
     "*.bin.index.json",
     "*.bin",
+    "*.npz",
     "*.pt",
     "*.pth",
     "*.gguf",
@@ -37,6 +38,8 @@ _PATTERNS = (
 _TRAINERS = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)[-._\d].*"
 )
+# Of Marian: which words may translate a word. pyflow takes all.
+_SHORTLISTS = re.compile(r"lex\b.*\.bin")
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = re.compile(r"adapter_model\b.*")
 # Mistral's own names for the same weights.
@@ -172,8 +175,13 @@ def _weights(folder: Path, pattern: str) -> list[Path]:
     return sorted(
         path
         for path in folder.glob(pattern)
-        if path.is_file() and path.name[0] != "." and not _TRAINERS.fullmatch(path.name)
+        if path.is_file() and path.name[0] != "." and not _is_other(path.name)
     )
+
+
+def _is_other(name: str) -> bool:
+    """Whether a file of this name holds something else than a model."""
+    return bool(_TRAINERS.fullmatch(name) or _SHORTLISTS.fullmatch(name))
 
 
 def _firsts(folder: Path, found: Sequence[Path]) -> list[Path]:

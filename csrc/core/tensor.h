@@ -17,7 +17,13 @@ struct TensorRecord {
   uint64_t offset = 0;            // of the first byte in the file
   uint64_t nbytes = 0;            // checked against dtype, shape and file
   const uint8_t* data = nullptr;  // mapped; valid while the checkpoint lives
-  uint32_t block_bytes() const { return is_double ? 8 : info(dtype).block_bytes; }
+  // Stored as int8 codes, and read as Q8_0: a weight is code / divisor, of which there is one F32,
+  // or one for each row. Null: another type.
+  const uint8_t* divisors = nullptr;
+  int64_t n_divisors = 0;
+  uint32_t block_bytes() const {
+    return is_double ? 8 : divisors ? info(dtype).block : info(dtype).block_bytes;
+  }
   int64_t cols() const { return shape.empty() ? 1 : shape.back(); }
   int64_t rows() const {
     int64_t n = 1;

@@ -42,14 +42,17 @@ void Checkpoint::set_table(std::vector<TensorRow> table) {
   for (const TensorRow& t : table_) {
     record_.push_back(static_cast<uint32_t>(tensors_.size()));
     if (!t.supported || !hindrance(t).empty()) continue;
-    const std::optional<DType> dtype = dtype_from_gguf(t.type_id);
+    const std::optional<DType> dtype = t.n_divisors ? DType::Q8_0 : dtype_from_gguf(t.type_id);
+    const uint8_t* file = files_[t.file]->data();
     tensors_.push_back({.name = t.name,
                         .dtype = dtype.value_or(DType::F32),
                         .is_double = !dtype,
                         .shape = t.shape,
                         .offset = t.offset,
                         .nbytes = t.nbytes,
-                        .data = files_[t.file]->data() + t.offset});
+                        .data = file + t.offset,
+                        .divisors = t.n_divisors ? file + t.divisors : nullptr,
+                        .n_divisors = t.n_divisors});
   }
 }
 

@@ -28,6 +28,9 @@ struct TensorRow {
   uint64_t offset = 0;           // of the first byte in the file
   uint64_t nbytes = 0;           // of the values, row after row; 0 when the type is unknown
   uint64_t span = 0;             // bytes from the first element to the last: nbytes, or by strides
+  // Of int8 codes: where the numbers that divide them lie in the file, F32, 1 or one for each row.
+  uint64_t divisors = 0;
+  uint32_t n_divisors = 0;
 
   void set_type(const TensorType& type);
 };

@@ -5,9 +5,12 @@
 
 #include "core/errors.h"
 #include "core/message.h"
+#include "files/ctranslate2/ctranslate2.h"
 #include "files/cursor.h"
 #include "files/gguf/gguf.h"
 #include "files/llama2c/llama2c.h"
+#include "files/marian/marian.h"
+#include "files/npz/npz.h"
 #include "files/safetensors/safetensors.h"
 #include "files/shards.h"
 
@@ -15,7 +18,7 @@ namespace pyflow {
 namespace {
 
 std::string_view head(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 64)};
+  return {reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 512)};
 }
 
 // The length of a header, whose upper bytes are zeros as they never are in text, then the header.
@@ -56,7 +59,10 @@ std::shared_ptr<Checkpoint> open_checkpoint(const std::string& path, const Infla
   if (start.starts_with("GGUF")) return open_gguf(path);
   // First, for a length of 640 begins like a pickle.
   if (is_safetensors(start)) return SafetensorsFile::open(path);
+  if (NpzFile::matches(start)) return NpzFile::open(path);
   if (start.starts_with("PK\3\4") || is_pickle(start)) return TorchFile::open(path, inflate);
+  if (CTranslate2File::matches(start)) return CTranslate2File::open(path);
+  if (MarianFile::matches(start)) return MarianFile::open(path);
   if (Llama2cFile::matches(start)) return Llama2cFile::open(path);
   return nullptr;
 }

@@ -12,7 +12,7 @@ TensorRef TensorRef::slice(int64_t first, int64_t n) const {
   int64_t base = 0;
   for (const auto& [start, count] : rows) {
     const int64_t begin = std::max(first, base), end = std::min(first + n, base + count);
-    if (begin < end) part.rows.emplace_back(start + begin - base, end - begin);
+    if (begin < end) part.rows.emplace_back(start < 0 ? start : start + begin - base, end - begin);
     base += count;
   }
   return part;

@@ -22,7 +22,8 @@ namespace pyflow {
 // A tensor of the checkpoint, or a part of one: `TensorRef` of pyflow/specs/parts.py.
 struct TensorRef {
   std::string name;
-  std::vector<std::pair<int64_t, int64_t>> rows = {};  // segments (start, count); none: all
+  // Segments (start, count), none: all. A negative start makes rows, or values, of zeros.
+  std::vector<std::pair<int64_t, int64_t>> rows = {};
   bool transposed = false;
   double add = 0;
 

@@ -1,9 +1,6 @@
 #include "model/weights.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -13,6 +10,7 @@
 #include "encode/encoder.h"
 #include "kernels/table.h"
 #include "quant/packed_tensor.h"
+#include "quant/stored_rows.h"
 
 namespace pyflow {
 namespace {
@@ -27,7 +25,7 @@ void check_segments(const std::string& where, const TensorRef& ref, int64_t have
   if (ref.rows.empty()) return;
   int64_t n = 0;
   for (const auto& [start, count] : ref.rows) {
-    if (start < 0 || count < 1 || start > have || count > have - start)
+    if (count < 1 || (start >= 0 && (start > have || count > have - start)))
       throw ShapeError(where + "rows " + std::to_string(start) + " to " +
                        std::to_string(start + count) + " of " + std::to_string(have));
     n += count;
@@ -35,35 +33,6 @@ void check_segments(const std::string& where, const TensorRef& ref, int64_t have
   if (n != needed)
     throw ShapeError(where + "expected a cut of " + std::to_string(needed) + " rows, found " +
                      std::to_string(n));
-}
-
-// The tensor's row for a row of the cut; for a transposed tensor, its column.
-size_t file_row(const TensorRef& ref, int64_t row) {
-  for (const auto& [start, count] : ref.rows) {
-    if (row < count) return static_cast<size_t>(start + row);
-    row -= count;
-  }
-  return static_cast<size_t>(row);  // no segments: all rows
-}
-
-// The values of n weights, a multiple of the block, as f32. Throws UnsupportedError for an F64 that
-// rounds to no finite f32.
-void read_values(const std::string& where, const TensorRecord& r, const uint8_t* src, int64_t n,
-                 float* out) {
-  if (!r.is_double) return dequantize(r.dtype, src, n, out);
-  constexpr double kBeyond = 0x1.ffffffp127;  // half a step above the largest f32
-  for (int64_t i = 0; i < n; ++i) {
-    double x;
-    std::memcpy(&x, src + static_cast<size_t>(i) * sizeof x, sizeof x);
-    if (std::fabs(x) >= kBeyond && std::isfinite(x)) {
-      std::array<char, 32> text{};
-      std::snprintf(text.data(), text.size(), "%g", x);
-      throw UnsupportedError(where +
-                             "expected values within the range of F32, up to 3.4e+38, found " +
-                             text.data() + " in F64");
-    }
-    out[i] = static_cast<float>(x);
-  }
 }
 
 // Copies start at a huge page, so that no page belongs to two nodes.
@@ -102,6 +71,10 @@ const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t 
                            std::string(info(r.dtype).name) +
                            " has blocks along the wrong side; use a file in F32, F16 or BF16");
   if (ref.add != 0) throw ShapeError(where + "values are added to those of vectors only");
+  if (r.divisors && r.cols() % info(r.dtype).block)
+    throw UnsupportedError(where + "int8 rows of " + std::to_string(r.cols()) +
+                           " weights, expected a multiple of " +
+                           std::to_string(info(r.dtype).block) + "; convert the model to float16");
   int64_t have = r.rows(), of = r.cols();
   if (ref.transposed) std::swap(have, of);
   const int64_t needed = ref.rows.empty() ? rows : have;
@@ -160,6 +133,7 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
   const std::string where = source_.path + ": tensor " + ref.name + ": ";
   const int64_t have = r.rows() * r.cols(), block = info(r.dtype).block;
   if (ref.transposed) throw ShapeError(where + "a vector cannot be transposed");
+  if (r.divisors) throw UnsupportedError(where + "a vector in int8; convert the model to float16");
   if (ref.rows.empty() && have != n)
     throw ShapeError(where + "expected " + shape_text(1, n) + ", found " +
                      shape_text(r.rows(), r.cols()));
@@ -169,6 +143,10 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
   Buffer values(static_cast<size_t>(n) * sizeof(float), ref.name.c_str(), "model");
   float* to = values.as<float>();
   const auto take = [&](int64_t start, int64_t count) {
+    if (start < 0) {
+      to = std::fill_n(to, count, 0.0f);
+      return;
+    }
     if (start % block || count % block)
       throw UnsupportedError(where + "cut within a block of its type " +
                              std::string(info(r.dtype).name));
@@ -215,26 +193,9 @@ size_t Weights::Matrix::row_bytes() const {
 
 const uint8_t* Weights::Matrix::in_place() const {
   if (ref->transposed || ref->rows.size() > 1) return nullptr;
+  if (!ref->rows.empty() && ref->rows[0].first < 0) return nullptr;
   const auto start = static_cast<size_t>(ref->rows.empty() ? 0 : ref->rows[0].first);
   return record->data + start * row_bytes();
-}
-
-void Weights::Matrix::gather(int64_t tile, uint8_t* rows) const {
-  const int64_t first = tile * kTileRows, n = std::min(kTileRows, packed->rows() - first);
-  const size_t nbytes = row_bytes();
-  std::array<size_t, kTileRows> from{};
-  for (int64_t i = 0; i < n; ++i) from[static_cast<size_t>(i)] = file_row(*ref, first + i);
-  if (!ref->transposed) {
-    for (size_t i = 0; i < static_cast<size_t>(n); ++i)
-      std::memcpy(rows + i * nbytes, record->data + from[i] * nbytes, nbytes);
-    return;
-  }
-  const size_t value = record->block_bytes();
-  const size_t stride = static_cast<size_t>(record->cols()) * value;
-  for (size_t k = 0; k < static_cast<size_t>(packed->cols()); ++k)
-    for (size_t i = 0; i < static_cast<size_t>(n); ++i)
-      std::memcpy(rows + i * nbytes + k * value, record->data + k * stride + from[i] * value,
-                  value);
 }
 
 size_t Weights::scratch_bytes(const Matrix& m) const {
@@ -252,13 +213,19 @@ void Weights::pack_tiles(const Matrix& m, int64_t begin, int64_t end, uint8_t* s
   uint8_t* rows = scratch;
   auto* floats = reinterpret_cast<float*>(rows + kTileRows * m.row_bytes());
   auto* blocks = reinterpret_cast<uint8_t*>(floats + kTileRows * cols);
+  const StoredRows stored = m.stored();
   for (int64_t tile = begin; tile < end; ++tile) {
-    m.gather(tile, rows);
+    const int64_t first = tile * kTileRows, n = std::min(kTileRows, m.packed->rows() - first);
+    stored.copy(first, n, cols, rows);
     if (!m.converted()) {
       m.packed->pack_tile(rows, tile);
       continue;
     }
-    const int64_t first = tile * kTileRows, n = std::min(kTileRows, m.packed->rows() - first);
+    if (m.record->divisors) {
+      stored.to_blocks(rows, first, n, blocks);
+      m.packed->pack_tile(blocks, tile);
+      continue;
+    }
     read_values("", *m.record, rows, n * cols, floats);
     if (m.packed->dtype() == m.record->dtype) {
       m.packed->pack_tile(reinterpret_cast<const uint8_t*>(floats), tile);

@@ -20,6 +20,7 @@
 #include "model/device/home.h"
 #include "model/spec.h"
 #include "quant/packed_tensor.h"
+#include "quant/stored_rows.h"
 
 namespace pyflow {
 
@@ -108,8 +109,10 @@ class Weights {
     const uint8_t* in_place() const;
     size_t row_bytes() const;  // in the file
     // Whether its values are not packed as they are stored.
-    bool converted() const { return packed->dtype() != record->dtype || record->is_double; }
-    void gather(int64_t tile, uint8_t* rows) const;  // copies the rows of a tile
+    bool converted() const {
+      return packed->dtype() != record->dtype || record->is_double || record->divisors;
+    }
+    StoredRows stored() const { return {*record, ref->rows, ref->transposed}; }
   };
   std::vector<Matrix*> at(Home home) const;
   void place(const Placement& placement);

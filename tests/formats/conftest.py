@@ -13,10 +13,13 @@ import pytest
 HOSTILE = str(Path(__file__).parents[1] / "hostile")
 sys.path.insert(0, HOSTILE)
 try:
+    import ctranslate2_cases
     import gguf_builder
     import gguf_cases
     import index_cases
     import llama2c_cases
+    import marian_cases
+    import npz_cases
     import safetensors_cases
     import torch_builder
     import torch_cases
@@ -53,6 +56,9 @@ OTHERS: dict[str, tuple[str, list[Any], dict[str, bytes]]] = {
     "safetensors": ("x.safetensors", safetensors_cases.CASES + safetensors_cases.CUTS, {}),
     "torch": ("x.pt", torch_cases.CASES + torch_cases.CUTS, {}),
     "llama2c": ("x.bin", llama2c_cases.CASES, {}),
+    "ctranslate2": ("x.bin", ctranslate2_cases.CASES, {}),
+    "marian": ("x.bin", marian_cases.CASES, {}),
+    "npz": ("x.npz", npz_cases.CASES, {}),
     "index": ("x.index.json", index_cases.CASES, index_cases.BESIDE),
 }
 
@@ -107,6 +113,17 @@ def torch_builder_() -> ModuleType:
 def llama2c_corpus() -> ModuleType:
     """Malformed and valid files of llama2.c: CASES, VALID, DIMS."""
     return llama2c_cases
+
+
+@pytest.fixture(scope="session")
+def translators() -> dict[str, bytes]:
+    """Valid files of CTranslate2, Marian and numpy, by their names."""
+    corpora = {"npz": npz_cases, "marian": marian_cases, "ctranslate2": ctranslate2_cases}
+    return {
+        f"{kind}_{name}.{'npz' if kind == 'npz' else 'bin'}": data
+        for kind, corpus in corpora.items()
+        for name, data in corpus.VALID.items()
+    }
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,8 @@ def test_what_is_no_checkpoint_is_told_apart(name: str, tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError) as caught:
         pyflow.formats.open(path)
     start = re.escape(
-        f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch or llama2.c), found {what}"
+        f"{path}: expected a checkpoint (GGUF, safetensors, PyTorch, llama2.c, Marian or "
+        f"CTranslate2), found {what}"
     )
     assert re.fullmatch(rf"{start}.*; .*{advice}.*", str(caught.value)), caught.value
 

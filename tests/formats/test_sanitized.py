@@ -91,11 +91,13 @@ def test_valid_files_of_other_formats_are_accepted(
     safetensors_corpus: ModuleType,
     torch_corpus: ModuleType,
     llama2c_corpus: ModuleType,
+    translators: dict[str, bytes],
     tmp_path: Path,
 ) -> None:
     files = {f"{name}.safetensors": data for name, data in safetensors_corpus.VALID.items()}
     files |= {f"{name}.pt": data for name, data in torch_corpus.VALID.items()}
     files |= {f"{name}.bin": data for name, data in llama2c_corpus.VALID.items()}
+    files |= translators
     files |= {p.name: p.read_bytes() for p in FIXTURES.iterdir() if p.suffix not in {".npz", ".py"}}
     assert set(verdicts(run(*written(tmp_path, files)))) == {"accepted"}
 

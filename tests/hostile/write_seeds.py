@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import ctranslate2_cases
 import gguf_cases
 import index_cases
 import llama2c_cases
+import marian_cases
+import npz_cases
 import safetensors_cases
 import torch_cases
 from gguf_builder import I32, U16, Gguf, Tensor, number
@@ -52,6 +55,9 @@ def main() -> None:
         "safetensors": (safetensors_cases, (".safetensors",)),
         "torch": (torch_cases, (".pt", ".pth", ".bin")),
         "llama2c": (llama2c_cases, ()),
+        "ctranslate2": (ctranslate2_cases, ()),
+        "marian": (marian_cases, ()),
+        "npz": (npz_cases, ()),
     }
     seeds = {
         kind: {

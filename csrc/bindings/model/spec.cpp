@@ -14,7 +14,7 @@ TensorRef tensor_ref(const py::handle& given) {
   if (d.contains("add")) ref.add = d["add"].cast<double>();
   constexpr int64_t kMost = int64_t{1} << 48;  // so that sums of them stay in range
   for (const auto& [start, count] : ref.rows)
-    if (start < 0 || start > kMost || count < 1 || count > kMost)
+    if (start < -1 || start > kMost || count < 1 || count > kMost)
       throw ShapeError("tensor " + ref.name + ": rows: expected segments (start, count), found (" +
                        std::to_string(start) + ", " + std::to_string(count) + ")");
   return ref;

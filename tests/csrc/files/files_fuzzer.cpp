@@ -14,7 +14,10 @@
 #include <string_view>
 #include <utility>
 
+#include "files/ctranslate2/ctranslate2.h"
 #include "files/llama2c/llama2c.h"
+#include "files/marian/marian.h"
+#include "files/npz/npz.h"
 #include "files/safetensors/safetensors.h"
 #include "files/shards.h"
 #include "files/torch/torch.h"
@@ -93,6 +96,9 @@ std::shared_ptr<const Checkpoint> open(std::string_view parser, const std::strin
     return TorchFile::open(path, {});
   }
   if (parser == "llama2c") return Llama2cFile::open(path);
+  if (parser == "ctranslate2") return CTranslate2File::open(path);
+  if (parser == "marian") return MarianFile::open(path);
+  if (parser == "npz") return NpzFile::open(path);
   return ShardedCheckpoint::open_index(path, [](const std::string&) { return shard(); });
 }
 

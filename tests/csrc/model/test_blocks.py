@@ -206,7 +206,7 @@ def with_attention(spec: ModelSpec, **changes: object) -> ModelSpec:
     [
         ({"q": TensorRef("q", ((0, 63),))}, ShapeError, r"\b64\b.*\b63\b"),
         ({"q": TensorRef("q", ((1, 64),))}, ShapeError, r"\b65\b.*\b64\b"),
-        ({"q": TensorRef("q", ((0, 32), (-1, 32)))}, ShapeError, "q"),
+        ({"q": TensorRef("q", ((0, 32), (-2, 32)))}, ShapeError, "q"),
         ({"q": TensorRef("q", ((1 << 60, 1 << 60),))}, ShapeError, "q"),
         ({"q": TensorRef("q", add=1.0)}, ShapeError, "q"),
         ({"k": TensorRef("k", transposed=True)}, ShapeError, "64 x 32.*32 x 64"),

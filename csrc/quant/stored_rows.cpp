@@ -1,0 +1,93 @@
+#include "quant/stored_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "core/errors.h"
+#include "quant/half.h"
+#include "quant/packed_tensor.h"
+
+namespace pyflow {
+namespace {
+
+constexpr size_t kNone = SIZE_MAX;  // a row of zeros
+constexpr int64_t kAtOnce = 16;
+
+// The tensor's row for a row of the cut; for a transposed tensor, its column.
+size_t file_row(const Segments& segments, int64_t row) {
+  for (const auto& [start, count] : segments) {
+    if (row < count) return start < 0 ? kNone : static_cast<size_t>(start + row);
+    row -= count;
+  }
+  return static_cast<size_t>(row);  // no segments: all rows
+}
+
+void put_scale(const TensorRecord& r, size_t row, uint8_t* block) {
+  float divisor;
+  std::memcpy(&divisor, r.divisors + (r.n_divisors == 1 ? 0 : row) * sizeof divisor,
+              sizeof divisor);
+  const uint16_t scale = quant::to_half(1 / divisor);
+  std::memcpy(block, &scale, sizeof scale);
+}
+
+}  // namespace
+
+void read_values(const std::string& where, const TensorRecord& r, const uint8_t* src, int64_t n,
+                 float* out) {
+  if (!r.is_double) return dequantize(r.dtype, src, n, out);
+  constexpr double kBeyond = 0x1.ffffffp127;  // half a step above the largest f32
+  for (int64_t i = 0; i < n; ++i) {
+    double x;
+    std::memcpy(&x, src + static_cast<size_t>(i) * sizeof x, sizeof x);
+    if (std::fabs(x) >= kBeyond && std::isfinite(x)) {
+      std::array<char, 32> text{};
+      std::snprintf(text.data(), text.size(), "%g", x);
+      throw UnsupportedError(where +
+                             "expected values within the range of F32, up to 3.4e+38, found " +
+                             text.data() + " in F64");
+    }
+    out[i] = static_cast<float>(x);
+  }
+}
+
+void StoredRows::copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const {
+  const size_t value = record.block_bytes();
+  const size_t width = static_cast<size_t>(cols / info(record.dtype).block);
+  const size_t nbytes = width * value, stride = static_cast<size_t>(record.cols()) * value;
+  for (int64_t begin = 0; begin < n; begin += kAtOnce, to += kAtOnce * nbytes) {
+    std::array<size_t, kAtOnce> from{};
+    const auto count = static_cast<size_t>(std::min(n - begin, kAtOnce));
+    for (size_t i = 0; i < count; ++i) {
+      from[i] = file_row(segments, first + begin + static_cast<int64_t>(i));
+      if (from[i] == kNone)
+        std::memset(to + i * nbytes, 0, nbytes);
+      else if (!transposed)
+        std::memcpy(to + i * nbytes, record.data + from[i] * nbytes, nbytes);
+    }
+    if (!transposed) continue;
+    for (size_t k = 0; k < width; ++k)  // columns side by side lie side by side
+      for (size_t i = 0; i < count; ++i)
+        if (from[i] != kNone)
+          std::memcpy(to + i * nbytes + k * value, record.data + k * stride + from[i] * value,
+                      value);
+  }
+}
+
+void StoredRows::to_blocks(const uint8_t* codes, int64_t first, int64_t n, uint8_t* blocks) const {
+  const size_t n_codes = static_cast<size_t>(info(record.dtype).block);
+  const size_t nbytes = info(record.dtype).block_bytes;
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t row = file_row(segments, first + i);
+    for (int64_t b = 0; b < record.cols() / info(record.dtype).block; ++b) {
+      put_scale(record, row == kNone ? 0 : row, blocks);
+      std::memcpy(blocks + nbytes - n_codes, codes, n_codes);
+      codes += n_codes;
+      blocks += nbytes;
+    }
+  }
+}
+
+}  // namespace pyflow

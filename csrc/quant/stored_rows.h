@@ -1,0 +1,34 @@
+// Rows of a matrix as they lie in a file: cuts of a tensor, transposed ones, int8 codes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace pyflow {
+
+// Segments (start, count) of a tensor's rows, none: all. A negative start makes rows of zeros.
+using Segments = std::vector<std::pair<int64_t, int64_t>>;
+
+// n weights, a multiple of the block, as f32. Throws UnsupportedError, which begins with `where`,
+// for an F64 that rounds to no finite f32.
+void read_values(const std::string& where, const TensorRecord& r, const uint8_t* src, int64_t n,
+                 float* out);
+
+struct StoredRows {
+  const TensorRecord& record;
+  const Segments& segments;
+  bool transposed;  // the segments count columns
+
+  // Copies n rows of `cols` weights from row `first` of the cut on, as bytes of the file.
+  void copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const;
+  // Of int8 codes, copied before: their blocks of Q8_0. A row has one scale, F16(1 / divisor),
+  // within 2^-11 of it or 2^-25.
+  void to_blocks(const uint8_t* codes, int64_t first, int64_t n, uint8_t* blocks) const;
+};
+
+}  // namespace pyflow
