@@ -33,6 +33,7 @@ from pyflow.errors import PyflowError, UnsupportedError
 WEIGHTS = "model.safetensors"
 _CONFIG, _QUANTIZATION = "config.json", "quantization_config"
 _MAX_CONFIG = 4 << 20
+_OTHERS = ("CTranslate2", "Marian", "npz")  # formats whose folders are no folders of Hugging Face
 _TORCH = {"format": "pt"}  # transformers requires this key
 # Metadata of the weights file. A folder may be replaced if it has these, and if the files beside
 # the weights still have the SHA-256 that _HASHES lists as JSON {name: hash}.
@@ -64,6 +65,11 @@ def convert_folder(
     An existing folder is replaced only if it passes `own_files`. UnsupportedError also: types and
     names that safetensors cannot hold.
     """
+    if checkpoint.format in _OTHERS:
+        raise UnsupportedError(
+            f"{checkpoint.path}: expected a model of Hugging Face or GGUF, found one of "
+            f"{checkpoint.format}; take the model that it was made from, or load it with --quantize"
+        )
     target, source = Path(target), checkpoint.path.parent
     if target.exists() and target.samefile(source):
         raise PyflowError(f"{target}: expected a folder other than the source; give another name")

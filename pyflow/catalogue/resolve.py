@@ -12,15 +12,16 @@ from pyflow.errors import FormatError
 
 _NEARBY = 8  # GGUF files named in an error
 _DESCRIPTIONS = ("config.json", "pyflow.toml")  # of the model in a folder
+_MARIAN = ("*.npz", "*.bin")  # models that describe themselves
 
 
 def resolve(name_or_path: str | Path) -> Path:
     """The file, or the folder, of a model on this machine.
 
-    A path that is there wins: a file, or a folder with config.json or pyflow.toml. Otherwise a
-    name: of a pulled model, hf:ORG/REPO or a URL that was pulled, or a model in the store of
-    another program, as in ollama:llama3.2:1b. FormatError if nothing is found; it names the
-    command that pulls the model.
+    A path that is there wins: a file, or a folder with config.json or pyflow.toml, or of Marian.
+    Otherwise a name: of a pulled model, hf:ORG/REPO or a URL that was pulled, or a model in the
+    store of another program, as in ollama:llama3.2:1b. FormatError if nothing is found; it names
+    the command that pulls the model.
     """
     path, name = Path(name_or_path), str(name_or_path)
     if not name:
@@ -50,7 +51,9 @@ def _describes_model(folder: Path) -> bool:
     # Something else than a file, or an adapter in place of the model: opening it says so.
     if (folder / "adapter_config.json").is_file():
         return True
-    return any(os.path.lexists(folder / name) for name in _DESCRIPTIONS)
+    if any(os.path.lexists(folder / name) for name in _DESCRIPTIONS):
+        return True
+    return any(path.is_file() for pattern in _MARIAN for path in folder.glob(pattern))
 
 
 def _named(name: str) -> Path | None:

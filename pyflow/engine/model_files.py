@@ -52,7 +52,10 @@ class ModelFiles:
             reads_sources=self.spec.source is not None,
         )
         stop_ids = self.defaults.stop_ids | frozenset(self._description.stop_ids)
-        self.defaults = replace(self.defaults, stop_ids=stop_ids)
+        search = dict(self.defaults.search)
+        if never := self._description.never:
+            search["banned"] = (*search.get("banned", ()), *never)
+        self.defaults = replace(self.defaults, stop_ids=stop_ids, search=search)
         self._tokenizer: Tokenizer | None = None
         self._no_tokenizer = ""
         if is_limited():  # then neither may take the memory that the other counts on

@@ -32,6 +32,13 @@ from pyflow.text import printable
 VERSION = 1
 FAMILIES = Path(__file__).parents[1] / "families"
 _MAX_BYTES = 1 << 18
+# By the kind of source, the key that has the names of a family there.
+_NAMES = {
+    "hf": "model_type",
+    "gguf": "architecture",
+    "ctranslate2": "family",
+    "marian": "family",
+}
 _MAX_DEPTH = 12
 _MAX_CHAIN = 8
 _MAX_NAME = 100
@@ -71,7 +78,7 @@ class Document:
 
 
 def load(path: Path, kind: str) -> Document:
-    """The spec in a file, for models that come as `kind`, hf or gguf.
+    """The spec in a file, for models that come as `kind`: hf, gguf, ctranslate2 or marian.
 
     FormatError: the file is missing. SpecError, naming file and key: it breaks the grammar.
     """
@@ -90,14 +97,14 @@ def families() -> Iterator[Path]:
 
 def family_names(kind: str) -> dict[str, Path]:
     """What checkpoints call the families, config.json's model_type or GGUF's architecture."""
-    key = {"hf": "model_type", "gguf": "architecture"}[kind]
+    key = _NAMES[kind]
     return {name: path for path in families() for name in _read(path).get(kind, {}).get(key, ())}
 
 
 def family(kind: str, name: str, where: str) -> Path:
     """The file of a family. where: the key that names it. UnsupportedError: it is unknown."""
     quoted = f'"{name}"'
-    key = {"hf": "model_type", "gguf": "architecture"}[kind]
+    key = _NAMES[kind]
     for path in families():
         # Reading is quick, parsing is not: skip files without the word.
         if quoted in path.read_text("utf-8") and name in _read(path).get(kind, {}).get(key, ()):

@@ -140,6 +140,8 @@ SPEC: Table = {
     **COMMON,
     "hf": {"model_type": Words(), **COMMON},
     "gguf": {"architecture": Words(), **COMMON},
+    "ctranslate2": {"family": Words(), **COMMON},
+    "marian": {"family": Words(), **COMMON},
 }
 STACKS = ("encoder", "decoder")
 STEP_NORMS = ("norm", "post_norm", "out_norm")

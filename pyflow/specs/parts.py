@@ -20,7 +20,7 @@ class TensorRef:
     """A matrix or vector: a tensor of the checkpoint, or rows of one that holds several.
 
     rows: segments (start, count), joined in this order; empty means all. They count rows of a
-    matrix, with leading dimensions flattened, or values of a vector.
+    matrix, with leading dimensions flattened, or values of a vector. (-1, count) makes zeros.
     transposed: the tensor is stored (in, out), in F32, F16 or BF16; the segments count outputs.
     add: is added to the values of a vector (Gemma stores the weights of its norms less one).
     Example: the keys in a fused ``(n_q + 2 * n_kv, n_embd)`` are rows ``((n_q, n_kv),)``.

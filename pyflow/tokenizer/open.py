@@ -10,7 +10,7 @@ from typing import Protocol
 
 import tokenizers
 
-from pyflow.errors import ShapeError
+from pyflow.errors import FormatError, ShapeError
 from pyflow.formats import Checkpoint
 from pyflow.formats.side_files import is_there
 from pyflow.tokenizer.base.settings import Settings, read_settings
@@ -30,14 +30,20 @@ class _Reader(Protocol):
         """Returns the settings with the defaults of the tokenizer class."""
 
 
+_MARIAN = "vocab*.spm"
+_CT2 = "shared_vocabulary"
+_PIECES = ("sentencepiece.bpe.model", "source.spm", "spiece.model")
 # (files that a kind needs, reader), best first, since a folder often has several equivalent ones.
-# None: SentencePiece, which pyflow runs itself.
+# None: SentencePiece, which pyflow runs itself. A name with * stands for the only such file.
 _KINDS: tuple[tuple[tuple[str, ...], _Reader | None], ...] = (
+    ((_MARIAN,), None),
     (("tokenizer.json",), tokenizer_json.read),
     (("tokenizer.model",), None),
+    *(((pieces, f"{_CT2}.{end}"), None) for pieces in _PIECES for end in ("json", "txt")),
     (("spiece.model",), None),
     (("sentencepiece.bpe.model", "vocab.json"), None),
     (("source.spm", "vocab.json"), None),
+    (("source.spm", "*vocab*.yml"), None),
     (("vocab.json", "merges.txt"), byte_level.read),
     (("vocab.txt",), wordpiece.read),
 )
@@ -91,11 +97,13 @@ def from_folder(folder: Path, *, stop_ids: Iterable[int] = (), n_rows: int = 0) 
 
 def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows: int) -> Tokenizer:
     for names, read in _KINDS:
-        if all([is_there(folder / name) for name in names]):
-            path = folder / names[0]
+        found = [path for name in names if (path := _at(folder, name)) is not None]
+        if len(found) == len(names):
+            path = found[0]
+            if read is None and (len(names) > 1 or names[0] == _MARIAN):
+                return read_translator(path, found[-1], settings, stop_ids=stop_ids, n_rows=n_rows)
             if read is None:
-                ours = read_sentencepiece if len(names) == 1 else read_translator
-                return ours(path, settings, stop_ids=stop_ids, n_rows=n_rows)
+                return read_sentencepiece(path, settings, stop_ids=stop_ids, n_rows=n_rows)
             library, settings = read(folder, settings, n_rows=n_rows)
             if read is tokenizer_json.read:
                 tell_of_others(folder, library, source=names[0])
@@ -113,6 +121,19 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
         f"{folder}: expected a tokenizer ({expected}), found none; without one the model takes "
         "token ids, but no text"
     )
+
+
+def _at(folder: Path, name: str) -> Path | None:
+    """The file of a name; None: there is none. FormatError: several files match a pattern."""
+    if "*" not in name:
+        return folder / name if is_there(folder / name) else None
+    found = sorted(path for path in folder.glob(name) if path.is_file())
+    if len(found) > 1:
+        raise FormatError(
+            f"{folder}: expected one file {name}, found {len(found)}; two vocabularies are not "
+            "supported"
+        )
+    return found[0] if found else None
 
 
 def _trim_heap() -> None:

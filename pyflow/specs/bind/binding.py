@@ -13,13 +13,15 @@ from pyflow.specs.block import Want
 from pyflow.specs.language.expression import ExpressionError, UnresolvedError, Value
 from pyflow.specs.language.facts import Facts
 from pyflow.specs.language.tensors import Entry, TensorSource
-from pyflow.specs.language.values import Whole, nearest
+from pyflow.specs.language.values import Given, Whole, nearest
 from pyflow.specs.parts import Ref, TensorRef
 from pyflow.text import printable
 
 _MAX_PROBLEMS = 200
 _MAX_HINTS = 4
 _MAX_GROUPS = 1 << 16
+_ZEROS = -1  # where segments of zeros start
+_CODES = "I8"  # of Marian: such matrices lie as rows of outputs, whatever others do
 _SHOWN = 200
 
 
@@ -221,9 +223,11 @@ class Binding:
         expert: int,
     ) -> Ref | None:
         """A role's part of a tensor: all of it, or its share of every group."""
-        name = str(self._expand(source, expert))
+        want, found = wants[role], self.tensors[str(self._expand(source, expert))]
+        name = found.name  # not that of an alias
         self.used.add(name)
-        want, found = wants[role], self.tensors[name]
+        is_transposed = source.transposed and found.dtype != _CODES
+        n_zeros = self._count(source.zeros, f"{source.where}.zeros", least=0)
         shared = len(entry.roles) > 1
         unknown = [other for other in entry.roles if other not in wants]
         if unknown:
@@ -231,8 +235,9 @@ class Binding:
         counts = {other: wants[other].shape[0] * n_parts for other in entry.roles}
         shapes = (want.shape, *want.also) if not shared else (want.shape,)
         full = [(s[0] * n_parts if not shared else sum(counts.values()), *s[1:]) for s in shapes]
-        if not any(_is(found.shape, shape, source.transposed) for shape in full):
-            expected = " or ".join(_shown(s, source.transposed, n_parts) for s in full)
+        full = [(shape[0] - n_zeros, *shape[1:]) for shape in full]
+        if not any(_is(found.shape, shape, is_transposed) for shape in full):
+            expected = " or ".join(_shown(s, is_transposed, n_parts) for s in full)
             self._problem(
                 "shape",
                 name,
@@ -241,23 +246,29 @@ class Binding:
             )
             return None
         rows = self._segments(entry, source, counts, role) if shared else ()
-        if not rows and not source.transposed and not want.add:
+        if n_zeros:
+            rows = ((0, full[0][0]), (_ZEROS, n_zeros))
+        if not rows and not is_transposed and not want.add:
             return name
-        return TensorRef(name, rows, source.transposed, want.add)
+        return TensorRef(name, rows, is_transposed, want.add)
+
+    def _count(self, given: Given | None, where: str, *, least: int = 1) -> int:
+        """A number of groups or rows; `least` if the spec says nothing."""
+        if given is None:
+            return least
+        try:
+            found = given.resolve(self.facts)
+        except UnresolvedError as error:
+            raise SpecError(f"{where}: {error}: found nothing") from None
+        kind = Whole(least=least, most=_MAX_GROUPS)
+        if (taken := kind.take(found.value)) is None:
+            raise found.fault(kind.expected)
+        return taken
 
     def _segments(
         self, entry: Entry, source: TensorSource, counts: Mapping[str, int], role: str
     ) -> tuple[tuple[int, int], ...]:
-        n_groups = 1
-        if source.groups is not None:
-            try:
-                given = source.groups.resolve(self.facts)
-            except UnresolvedError as error:
-                raise SpecError(f"{source.where}.groups: {error}: found nothing") from None
-            taken = Whole(most=_MAX_GROUPS).take(given.value)
-            if taken is None:
-                raise given.fault(Whole(most=_MAX_GROUPS).expected)
-            n_groups = taken
+        n_groups = self._count(source.groups, f"{source.where}.groups")
         for other, count in counts.items():
             if count % n_groups:
                 raise SpecError(
@@ -271,7 +282,8 @@ class Binding:
     def finish(self, ignore: Sequence[str]) -> frozenset[str]:
         """Adds unused tensors to the problems, and suggests them for missing ones of similar names.
         Returns the names that the spec ignores."""
-        left = [name for name in self.tensors if name not in self.used]
+        left = [t.name for name, t in self.tensors.items() if name == t.name]
+        left = [name for name in left if name not in self.used]
         ignored = {name for name in left if any(fnmatchcase(name, p) for p in ignore)}
         left = [name for name in left if name not in ignored]
         self._hint(left)

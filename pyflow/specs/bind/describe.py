@@ -18,6 +18,7 @@ from pyflow.errors import (
 from pyflow.formats import Checkpoint, Overrides, arrays
 from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.formats.side_files import is_file
+from pyflow.specs.bind import ctranslate2, marian
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
 from pyflow.specs.grammar import GENERATION, IDS
@@ -25,6 +26,7 @@ from pyflow.specs.language.expression import UnresolvedError
 from pyflow.specs.language.facts import (
     ConfigSource,
     Facts,
+    FileSource,
     GgufSource,
     NoSource,
     Source,
@@ -99,6 +101,16 @@ class Description:
         return ids
 
     @property
+    def never(self) -> tuple[int, ...]:
+        """Tokens that no search may write: the start, if its row of the embedding is made up."""
+        self.facts.layer = None
+        try:
+            made_up = self.facts.fact("n_zeros")
+        except UnresolvedError:
+            return ()
+        return (self.spec.source.start,) if made_up and self.spec.source else ()
+
+    @property
     def template(self) -> tuple[str, str] | None:
         """A chat template that replaces the checkpoint's own, after the key that holds it."""
         text = self.document["prompt"].get("template")
@@ -162,6 +174,7 @@ def _describe(checkpoint: Checkpoint) -> Description:
     document, source = _find(checkpoint)
     _check_overrides(checkpoint, document, source)
     tensors = {t.name: t for t in checkpoint.tensors}
+    tensors |= {name: tensors[one] for name, one in ctranslate2.aliases(checkpoint).items()}
     facts = Facts(document["facts"], source, tensors.keys(), document["defaults"])
 
     def read_tensor(name: str, n: int) -> Sequence[float]:
@@ -186,9 +199,13 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
     """The spec of a checkpoint, and the source of its facts."""
     path = checkpoint.path
     own, config = path.with_name(OWN_SPEC), path.with_name(CONFIG)
-    source: GgufSource | ConfigSource | NoSource
+    source: GgufSource | ConfigSource | FileSource | NoSource
     if checkpoint.format == "GGUF":
         source = GgufSource(path, checkpoint.metadata)
+    elif (own_facts := _facts_inside(checkpoint)) is not None:
+        kind, (name, values) = own_facts
+        values = checkpoint.overrides.on_config(values, str(path))
+        source = FileSource(path, kind, name, values)
     elif is_file(config):
         source = _config_source(config, checkpoint.overrides)
     else:
@@ -201,8 +218,17 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
             "(docs/add-a-model.md), found neither"
         )
     key = "general.architecture" if isinstance(source, GgufSource) else "model_type"
-    where = f"{path}: {key}" if isinstance(source, GgufSource) else source.label(key)
+    where = source.label(key) if isinstance(source, ConfigSource) else f"{path}: {key}"
     return load(family(source.kind, source.family, where), source.kind), source
+
+
+def _facts_inside(checkpoint: Checkpoint) -> tuple[str, tuple[str, dict[str, Any]]] | None:
+    """What files of weights that describe their model say: the kind, the family, values."""
+    if checkpoint.format == ctranslate2.FORMAT:
+        return "ctranslate2", ctranslate2.facts(checkpoint)
+    if marian.CONFIG in checkpoint.metadata:
+        return "marian", marian.facts(checkpoint)
+    return None
 
 
 def _check_overrides(checkpoint: Checkpoint, document: Document, source: Source) -> None:
@@ -218,7 +244,7 @@ def _check_overrides(checkpoint: Checkpoint, document: Document, source: Source)
         if is_read or overrides.is_known(key):
             continue
         where = f"{checkpoint.path}: override of {printable(key):.100}"
-        is_there = _is_there(checkpoint, key)
+        is_there = _is_there(checkpoint, key, source)
         unread = unread_of(document["unread"], key.removeprefix(root))
         if unread is not None and (unread.only is None or not is_there):
             raise FormatError(f"{where}: has no effect: {unread.why}; leave it out")
@@ -241,8 +267,10 @@ def _check_scalings(checkpoint: Checkpoint, built: Built) -> None:
             )
 
 
-def _is_there(checkpoint: Checkpoint, key: str) -> bool:
+def _is_there(checkpoint: Checkpoint, key: str, source: Source) -> bool:
     """Whether the files say something of a key."""
+    if isinstance(source, FileSource):
+        return source.has(key)
     if checkpoint.format == "GGUF":
         return key in checkpoint.native.metadata
     path = checkpoint.path.with_name(CONFIG)

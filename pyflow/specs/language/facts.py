@@ -53,7 +53,7 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """The section of a spec for such models: hf or gguf."""
+        """The section of a spec for such models: hf, gguf, ctranslate2 or marian."""
 
     @property
     def name(self) -> str:
@@ -156,6 +156,27 @@ class ConfigSource:
 
     def label(self, key: str) -> str:
         return f"{self._path}: {self._root}{'.' if self._root else ''}{printable(key)}"
+
+
+class FileSource:
+    """Values that a file of weights says of its model itself, by the names of facts."""
+
+    def __init__(self, path: Path, kind: str, family: str, values: Mapping[str, Any]) -> None:
+        self._path, self._values, self.where = path, values, str(path)
+        self.kind, self.family = kind, family
+        self.name = printable(path.parent.resolve().name)[:_MAX_NAME]
+
+    def get(self, key: str) -> Value | None:
+        return self._values.get(key)
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def keys(self) -> Iterable[str]:
+        return self._values
+
+    def label(self, key: str) -> str:
+        return f"{self._path}: {printable(key)}"
 
 
 class NoSource:

@@ -8,6 +8,7 @@ A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, o
     "q + k + v" = { from = "...", groups = "=n_kv_heads" }   in groups of q, k and v each
     up = { from = "...", transposed = true }                 stored transposed: (in, out)
     up = { from = "...", experts = true }                    one tensor for all experts
+    embed = { from = "...", zeros = 1 }                      rows of zeros follow its own
 
 The bias of a mapped role has the same name with ``bias`` for ``weight``, unless it is mapped too.
 """
@@ -22,7 +23,7 @@ from pyflow.errors import SpecError
 from pyflow.specs.language.expression import Expression, ExpressionError, Scope, Value, parse
 from pyflow.specs.language.values import Given, nearest
 
-_SOURCE_KEYS = ("from", "groups", "transposed", "experts")
+_SOURCE_KEYS = ("from", "groups", "transposed", "experts", "zeros")
 _MAX_NAME = 400
 
 
@@ -92,6 +93,7 @@ class TensorSource:
 
     groups: how many groups the tensor has, each with a share of every role; None means one.
     experts: the tensor holds all experts of a layer; other alternatives are for layers without.
+    zeros: how many rows of zeros follow; None means none.
     """
 
     pattern: Pattern
@@ -99,6 +101,7 @@ class TensorSource:
     groups: Given | None = None
     transposed: bool = False
     experts: bool = False
+    zeros: Given | None = None
 
     def bias(self) -> TensorSource | None:
         pattern = self.pattern.bias()
@@ -153,5 +156,8 @@ def _source(raw: object, where: str) -> TensorSource:
     for key, flag in flags.items():
         if not isinstance(flag, bool):
             raise SpecError(f"{where}.{key}: expected true or false, found {flag!r:.60}")
-    groups = Given.of(raw["groups"], f"{where}.groups") if "groups" in raw else None
-    return TensorSource(Pattern.of(raw.get("from"), f"{where}.from"), where, groups, **flags)
+    groups, zeros = (
+        Given.of(raw[key], f"{where}.{key}") if key in raw else None for key in ("groups", "zeros")
+    )
+    pattern = Pattern.of(raw.get("from"), f"{where}.from")
+    return TensorSource(pattern, where, groups, zeros=zeros, **flags)

@@ -1,6 +1,7 @@
-"""M2M100 and Marian: SentencePiece cuts texts into pieces, and vocab.json has their ids.
+"""M2M100, NLLB, T5 and Marian: SentencePiece cuts texts into pieces, and a list has their ids.
 
-The languages of M2M100 follow the vocabulary, in the order of the settings' control tokens. Sources
+The list is vocab.json, a vocabulary of CTranslate2 or Marian's YAML, or the file itself. The
+languages of M2M100 follow the vocabulary, in the order of the settings' control tokens. Sources
 begin with theirs, English unless somebody says otherwise; those of Marian are pieces, >>fr<<.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pyflow.errors import FormatError
-from pyflow.formats.side_files import read_json
+from pyflow.formats.vocabularies import read_vocabulary
 from pyflow.tokenizer.base.settings import Settings
 from pyflow.tokenizer.base.token_types import TokenType
 from pyflow.tokenizer.base.tokenizer import Tokenizer
@@ -22,21 +23,22 @@ from pyflow.tokenizer.ours.unigram import Unigram
 from pyflow.tokenizer.ours.vocab import Vocab
 from pyflow.tokenizer.ours.vocab_tokenizer import VocabTokenizer
 
-_MAX_NBYTES = 1 << 25
-_SOURCE = "__en__"
+_SOURCES = ("__en__", "eng_Latn")
 _END, _UNKNOWN = "</s>", "<unk>"
-_CONTROL = re.compile(r"</?s>|<pad>|__\w+__|>>\w+<<")
-_CLASSES = dict.fromkeys(("", "M2M100Tokenizer", "MarianTokenizer"), True)
+_CONTROL = re.compile(r"</?s>|<pad>|__\w+__|>>\w+<<|[a-z]{3}_[A-Z][a-z]{3}")
+_CLASSES = dict.fromkeys(
+    ("", "M2M100Tokenizer", "MarianTokenizer", "NllbTokenizer", "T5Tokenizer"), True
+)
 
 
 def read_translator(
-    path: Path, settings: Settings, *, stop_ids: Iterable[int], n_rows: int
+    path: Path, listed: Path, settings: Settings, *, stop_ids: Iterable[int], n_rows: int
 ) -> Tokenizer:
-    """The tokenizer of a SentencePiece file and the vocab.json beside it. Parameters as in
+    """The tokenizer of a SentencePiece file; `listed` has the ids of its pieces. Others: as in
     `from_folder`. FormatError: a file is broken. UnsupportedError: an unknown class."""
-    settings.of_class(_CLASSES, f"{path.name} and vocab.json")
-    listed = path.with_name("vocab.json")
-    texts = _texts(listed)
+    settings.of_class(_CLASSES, f"{path.name} and {listed.name}")
+    file = read_file(path)
+    texts = [*file.texts] if listed == path else read_vocabulary(listed)
     n_pieces = len(texts)
     known = {*texts}
     texts += [token.content for token in settings.special if token.content not in known]
@@ -46,16 +48,22 @@ def read_translator(
     for needed in (_END, _UNKNOWN):
         if needed not in ids:
             raise FormatError(f"{listed}: expected the token {needed}, found none")
+    bytes_ = {t for t, type_ in zip(file.texts, file.types, strict=True) if type_ == TokenType.BYTE}
     types = bytearray(
-        TokenType.CONTROL if _CONTROL.fullmatch(text) else TokenType.NORMAL for text in texts
+        TokenType.BYTE
+        if text in bytes_
+        else TokenType.CONTROL
+        if _CONTROL.fullmatch(text)
+        else TokenType.NORMAL
+        for text in texts
     )
     types[ids[_UNKNOWN]] = TokenType.UNKNOWN
-    file, end = read_file(path), ids[_END]
+    end, source = ids[_END], next((ids[text] for text in _SOURCES if text in ids), None)
     where = f"{path}: normalizer_spec.precompiled_charsmap"
     return VocabTokenizer(
-        Vocab(texts, ids, bytes(types), ids.get(_SOURCE), end, frozenset((end, *stop_ids))),
+        Vocab(texts, ids, bytes(types), source, end, frozenset((end, *stop_ids))),
         _Renumbered(file, [ids.get(text, ids[_UNKNOWN]) for text in file.texts]),
-        add_bos=_SOURCE in ids,
+        add_bos=source is not None,
         add_eos=True,
         add_space_prefix="always" if file.add_dummy_prefix else "never",
         normalize=Normalizer(
@@ -66,16 +74,6 @@ def read_translator(
         n_rows=n_rows,
         source=str(path),
     )
-
-
-def _texts(path: Path) -> list[str]:
-    """The tokens of a vocab.json, by their ids."""
-    ids = read_json(path, dict[str, int], max_nbytes=_MAX_NBYTES)
-    texts = sorted(ids, key=ids.__getitem__)
-    for i, text in enumerate(texts):
-        if ids[text] != i:
-            raise FormatError(f"{path}: token {text!r:.80}: expected id {i}, found {ids[text]}")
-    return texts
 
 
 class _Renumbered(spm.Segmenter):

@@ -40,6 +40,9 @@ def test_logits_are_those_of_the_file_in_float64(tmp_path: Path) -> None:
         error = np.abs(found[:, :90] - wanted).max()
         assert error <= ROUNDED * np.abs(wanted).max()
         assert model.tokenizer.encode("w5 w17") == [5, 17, 0]
+    with pyflow.load(tmp_path / "model.bin") as model:  # the file itself
+        own = model.logits([start, *tokens], source)
+        assert (own[:, :90] == found[:, :90]).all()
 
 
 @pytest.mark.parametrize("name", ["marian-en-pt", "marian-pt-en"])

@@ -16,10 +16,14 @@ from pyflow.catalogue import marian
 Floats = NDArray[np.float64]
 FILES = ("model.bin", "tokenizer.json")
 CONFIG = """dec-cell: ssru
+dec-depth: 2
+enc-depth: 2
 tied-embeddings-all: true
+transformer-decoder-autoreg: rnn
 transformer-dim-ffn: {n_ff}
 transformer-ffn-activation: relu
 transformer-heads: {n_heads}
+transformer-postprocess-emb: d
 type: transformer
 """
 

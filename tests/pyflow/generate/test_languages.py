@@ -66,6 +66,35 @@ def test_pieces_are_those_of_sentencepiece_by_the_ids_of_vocab_json(
     assert tokenizer.stop_ids == {ids["</s>"]}
 
 
+@pytest.mark.parametrize("name", ["shared_vocabulary.json", "shared_vocabulary.txt", "x.vocab.yml"])
+def test_vocabularies_of_other_programs_give_the_same_ids(name: str, tmp_path: Path) -> None:
+    _, ids = write(tmp_path, "unigram")
+    wanted = [from_folder(tmp_path).encode(text) for text in TEXTS]
+    (tmp_path / "vocab.json").unlink()
+    texts = sorted(ids, key=ids.__getitem__)
+    written = json.dumps(texts) if name.endswith("json") else "\n".join(texts) + "\n"
+    if name.endswith("yml"):
+        # As Marian writes it: some in quotes, a long key in a line of its own.
+        lines = [f"{json.dumps(text) if '#' in text else text}: {ids[text]}" for text in texts[4:]]
+        first = [f'"{texts[0]}": 0', f"'{texts[1]}': 1", f"? {texts[2]}\n: 2", f"{texts[3]}: 3"]
+        written = "\n".join([*first, *lines])
+    (tmp_path / name).write_text(written)
+    assert [from_folder(tmp_path).encode(text) for text in TEXTS] == wanted
+    for wrong in ("a", "a: b", "a: 0\nb: 2", '["a", "a"]', "a\na\n", "a: 9999999999"):
+        (tmp_path / name).write_text(wrong)
+        with pytest.raises(FormatError):
+            from_folder(tmp_path)
+
+
+def test_a_file_of_sentencepiece_may_have_the_ids_itself(tmp_path: Path) -> None:
+    cut, _ = write(tmp_path, "unigram")
+    (tmp_path / "source.spm").rename(tmp_path / "vocab.defr.spm")
+    (tmp_path / "vocab.json").unlink()
+    tokenizer = from_folder(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == [*cut.encode(text), cut.piece_to_id("</s>")]
+
+
 def test_languages_frame_sources(tmp_path: Path) -> None:
     _, ids = write(tmp_path, "bpe")
     tokenizer = from_folder(tmp_path)
