@@ -25,7 +25,7 @@ _SHOWN = 60  # characters of a text
     model.overrides,
     model.offload,
 )
-@option("-f --file", "A file with a text per line; - is standard input.", metavar="FILE")
+@inputs.texts_file
 @option(
     "--answer",
     "What an assistant answers to the only TEXT: the answer is sorted.",

@@ -44,12 +44,7 @@ class _Form:
     model.quantize,
     model.overrides,
 )
-@option(
-    "-f --file",
-    "A file with a text per line; - is standard input.",
-    metavar="FILE",
-    short="A file with a text per line",
-)
+@inputs.texts_file
 @grouped(
     "how",
     dict,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pyflow.cli.options.groups import option
 from pyflow.text import printable, unrepeated
 
 T = TypeVar("T")
@@ -86,6 +87,12 @@ def _dash(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     return value
 
 
+texts_file = option(
+    "-f --file",
+    "A file with a text per line; - is standard input.",
+    metavar="FILE",
+    short="A file with a text per line",
+)
 stdin = click.argument("stdin", metavar="[-]", required=False, callback=_dash)
 """The argument `-`, for standard input."""
 

@@ -8,7 +8,6 @@ none. Needs transformers, torch and safetensors.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -213,19 +212,5 @@ def _numbers(values: Any) -> list[float]:
     return [float(f"{x:.6g}") for x in values]
 
 
-def text(fixture: dict[str, Any]) -> str:
-    """JSON with one line for each key."""
-    lines = [
-        f" {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in fixture.items()
-    ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def main() -> None:
-    for name in sys.argv[1:] or MODELS:
-        (TARGET / f"{name}.json").write_text(text(make(name)))
-        print(name, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    tiny.write_fixtures(TARGET, sys.argv[1:] or MODELS, make)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,17 @@ def weight(seed: int, name: str, shape: list[int], norm_mean: float) -> NDArray[
         return (values * GAIN / np.sqrt(shape[-1])).astype(np.float32)
     is_norm = not name.endswith("bias")
     return (values * 0.2 + (norm_mean if is_norm else 0.0)).astype(np.float32)
+
+
+def write_fixtures(target: Path, names: Iterable[str], make: Callable[[str], Fixture]) -> None:
+    """Writes NAME.json each, a line for each key."""
+    for name in names:
+        lines = [
+            f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}"
+            for key, value in make(name).items()
+        ]
+        (target / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        print(name, flush=True)
 
 
 def write_folder(
