@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,46 @@ def test_the_walk_through_of_the_documentation(
     code, out = check(capsys, "weights.safetensors")
     assert code == 3
     assert re.search(r"0/tell\.weight.*0/told\.weight", out)
+
+
+# By the specs' names: a fixture, and the keys of its config.json for the sizes that the spec gives.
+OF_THE_DOCUMENTATION = {
+    "mistral-7b-instruct": (
+        "families/hf_mistral",
+        "vocab_size hidden_size max_position_embeddings num_hidden_layers num_attention_heads "
+        "num_key_value_heads intermediate_size rms_norm_eps sliding_window rope_theta",
+    ),
+    "bert-base-multilingual": (
+        "text_encoders/bert",
+        "vocab_size hidden_size max_position_embeddings num_hidden_layers num_attention_heads "
+        "intermediate_size type_vocab_size hidden_act layer_norm_eps",
+    ),
+    "m2m100-418m": (
+        "encoder_decoders/m2m_100",
+        "vocab_size d_model max_position_embeddings encoder_layers decoder_layers "
+        "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim "
+        "activation_function scale_embedding decoder_start_token_id pad_token_id",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_DOCUMENTATION)
+def test_models_of_the_documentation_are_those_of_their_configs(name: str, tmp_path: Path) -> None:
+    golden, keys = OF_THE_DOCUMENTATION[name]
+    given = json.loads((GOLDEN.parent / f"{golden}.json").read_text())
+    (spec,) = (one for one in re.findall(r"```toml\n(.*?)```", DOC, re.DOTALL) if name in one)
+    facts = re.findall(r"^(\w+) = (.+)$", spec.split("[hf.facts]")[1], re.M)
+    for (fact, value), key in zip(facts, keys.split(), strict=True):
+        said = json.dumps(given["config"][key]) if key in given["config"] else value
+        spec = re.sub(rf"^{fact} = .+$", f"{fact} = {said}", spec, flags=re.M)
+    if name == "mistral-7b-instruct":
+        spec = spec.replace("eps = 1e-5", "eps = 1e-6")  # the default of the class
+    plain, own = (tiny.write(tmp_path / one, given) for one in ("plain", "own"))
+    (own / "config.json").unlink()
+    (own / "pyflow.toml").write_text(spec)
+    one, other = (build_spec(formats.open(folder)) for folder in (plain, own))
+    assert replace(other, name=one.name, architecture=one.architecture) == one
+    assert other.architecture == name
 
 
 @pytest.mark.slow
