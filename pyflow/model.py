@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pyflow.batch.local_runner import LocalRunner
@@ -15,7 +16,7 @@ from pyflow.engine.topology import NumaMode, Placement
 from pyflow.errors import UnsupportedError
 from pyflow.formats import Overrides
 from pyflow.generate import Options
-from pyflow.generate.any_model import Prompt, Run, checked
+from pyflow.generate.any_model import Prompt, Run, asked_languages, checked
 from pyflow.generate.beams import Beams, Hypothesis
 from pyflow.generate.local import run_model, search
 from pyflow.speculate import Speculator
@@ -74,14 +75,24 @@ class Model(EmbeddingModel):
         beams: Beams | None = None,
         *,
         n_predict: int = 256,
+        from_language: str | None = None,
+        to_language: str | None = None,
     ) -> list[list[Hypothesis]]:
         """For each source the best texts of at most n_predict tokens, as `beams` says, with scores.
 
         Rules and scores are those of transformers; without `beams` so is how to search, as the
-        model's files say. UnsupportedError: the model reads no source.
+        model's files say. Languages are as in `generate`. UnsupportedError: the model reads no
+        source.
         """
-        given = checked(self, prompt, {"n_predict": n_predict}).prompts
-        return search(self, given, n_predict, beams or Beams(**self.defaults.search))
+        options: Options = {
+            "n_predict": n_predict,
+            "from_language": from_language,
+            "to_language": to_language,
+        }
+        how = beams or Beams(**self.defaults.search)
+        if (first := asked_languages(self, options).first) is not None:
+            how = replace(how, forced_first=first)
+        return search(self, checked(self, prompt, options).prompts, n_predict, how)
 
     def text_of(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
         """The text of a hypothesis, and its tokens without those that end it."""

@@ -50,6 +50,14 @@ _MOST = 256  # tokens of a text by beams, where nothing else is said
 class _Writing(NamedTuple):
     n_predict: int
     beams: int | None
+    from_language: str | None
+    to_language: str | None
+
+    @property
+    def languages(self) -> dict[str, str]:
+        """Those that are given, by their names in `generate`."""
+        names = {"from_language": self.from_language, "to_language": self.to_language}
+        return {key: name for key, name in names.items() if name is not None}
 
 
 _writing = grouped(
@@ -63,7 +71,10 @@ _writing = grouped(
         metavar="N",
         short="Follow so many texts at once",
     ),
+    draws.from_language,
+    draws.to_language,
 )
+_WITHOUT_LANGUAGES = ["--prefix", "--suffix", "--chat", "--special", "-sys", "--prefill"]
 
 
 def _with_logprobs(sampling: SamplingParams, n_logprobs: int) -> SamplingParams:
@@ -104,6 +115,8 @@ _sampling = grouped(
     model.NO_SESSION,
     Rule("--beams", forbids=["--spec"], advice="each beam needs all its next tokens, not a draft"),
     Rule("--beams", forbids=["--pipeline", "--session", "--jsonl", "--logprobs", "--stop"]),
+    Rule("--from", forbids=[*_WITHOUT_LANGUAGES, "--pipeline"]),
+    Rule("--to", forbids=[*_WITHOUT_LANGUAGES, "--pipeline"]),
     Rule("--beams", forbids=["--json-schema", "--grammar"], advice="beams know no grammars"),
 )
 @question
@@ -152,13 +165,16 @@ def command(
                 "speculator": speculator,
                 "session": session_file,
             }
-        with model.printing_warnings():
-            tokens = question.encode(loaded)
+        wanted |= cast("Options", writing.languages)
+        prompts: Any = [prompt.text for prompt in question.prompts]
+        if not writing.languages:
+            with model.printing_warnings():
+                prompts = question.encode(loaded)
         if writing.beams is not None:
-            _print_best(cast("Model", loaded), tokens, writing.beams, wanted["n_predict"], as_json)
+            _print_best(cast("Model", loaded), prompts, writing, wanted["n_predict"], as_json)
             return 0
         with model.printing_warnings():
-            chunks = loaded.stream(tokens, **wanted)
+            chunks = loaded.stream(prompts, **wanted)
         came, unsaved = _read(chunks, echo=not as_json, ending=session_file is not None)
         done = chunks.completions
         if as_json:
@@ -195,12 +211,15 @@ def _read(chunks: Stream, *, echo: bool, ending: bool) -> tuple[int, SessionErro
     return came[0] if came else signal.SIGINT, unsaved
 
 
-def _print_best(model: Model, source: Any, beams: int, n_predict: int, as_json: bool) -> None:
+def _print_best(
+    model: Model, source: Any, writing: _Writing, n_predict: int, as_json: bool
+) -> None:
     """The best text that a search finds."""
     from pyflow.generate.beams import Beams
 
-    how = Beams(**{**model.defaults.search, "n": beams})
-    (found,) = model.beam_search(source, how, n_predict=n_predict if n_predict > 0 else _MOST)
+    how = Beams(**{**model.defaults.search, "n": writing.beams})
+    n_predict = n_predict if n_predict > 0 else _MOST
+    (found,) = model.beam_search(source, how, n_predict=n_predict, **writing.languages)
     text, tokens = model.text_of(found[0].tokens)
     if as_json:
         print_json({"model": model.name, "text": text, "tokens": tokens, "score": found[0].score})

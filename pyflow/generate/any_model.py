@@ -22,8 +22,8 @@ from pyflow.constrain import Constraint, Matcher
 from pyflow.engine.context import CacheType, Progress
 from pyflow.engine.defaults import Defaults
 from pyflow.engine.session_file import SessionFile
-from pyflow.engine.sources import beginning
 from pyflow.errors import PyflowError, ShapeError, UnsupportedError
+from pyflow.generate.languages import Languages
 from pyflow.generate.stream import Stream
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
@@ -55,6 +55,10 @@ class Options(TypedDict, total=False):
     """Called as progress(done, total) while long prompts are read."""
     speculator: Speculator | None
     """Drafts what the model then verifies, several tokens at a time; the same tokens come out."""
+    from_language: str | None
+    """Of a source, as the model's vocabulary has it: eng_Latn, en_XX, en."""
+    to_language: str | None
+    """Of the answer."""
     session: str | Path | None
     """A file that keeps a single text's cells: what it begins with is not computed again."""
 
@@ -199,7 +203,7 @@ class AnyModel(ABC):
         prompt take further streams of noise.
         A model without a tokenizer continues token ids, and its text stays empty.
         Options: n_predict, sampling, stop, constraint, n_ctx, cache_type, progress, speculator,
-        session; see `generate.Options`.
+        from_language, to_language, session; see `generate.Options`.
         PyflowError: an empty prompt, one too long for the context, an option out of range.
         TypeError: an unknown option.
         """
@@ -219,7 +223,8 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
     sampling = options.get("sampling", model.defaults.sampling)
     if not isinstance(sampling, SamplingParams):
         raise PyflowError(f"sampling: expected SamplingParams(...), found {sampling!r}")
-    prompts = _tokens(model, prompt)
+    languages = asked_languages(model, options)
+    prompts = _tokens(model, prompt, languages)
     seen: Counter[tuple[int, ...]] = Counter()
     streams = []
     for tokens in prompts:
@@ -237,8 +242,13 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
         stop,
         matchers,
         options.get("progress"),
-        beginning(model.spec, model.defaults),
+        languages.beginning(model.spec, model.defaults),
     )
+
+
+def asked_languages(model: Prompted, options: Options) -> Languages:
+    """Of sources and answers; raises like `Languages.of`."""
+    return Languages.of(model, options.get("from_language"), options.get("to_language"))
 
 
 def check_fits(n_tokens: int, n_ctx: int, most: int) -> None:
@@ -287,11 +297,18 @@ def is_one(prompt: object) -> bool:
     return len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence, np.ndarray))
 
 
-def _tokens(model: Prompted, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+def _tokens(
+    model: Prompted, prompt: Prompt | Sequence[Prompt], languages: Languages
+) -> list[list[int]]:
     given = cast("Sequence[Prompt]", [prompt] if is_one(prompt) else prompt)
     if len(given) == 0:
         raise PyflowError("prompt: expected text, or at least one token, found nothing")
-    return [model.tokenizer.encode(p) if isinstance(p, str) else _ids(model, p) for p in given]
+    if not all(isinstance(one, str) for one in given):
+        languages.check_ids()
+    return [
+        languages.encode(model.tokenizer, one) if isinstance(one, str) else _ids(model, one)
+        for one in given
+    ]
 
 
 def _ids(model: Prompted, prompt: Sequence[int]) -> list[int]:

@@ -12,9 +12,15 @@ from pyflow.engine.context import Context
 from pyflow.engine.loaded import LoadedModel
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.session_file import SessionFile
-from pyflow.engine.sources import beginning
 from pyflow.errors import PyflowError, ShapeError, UnsupportedError
-from pyflow.generate.any_model import Options, Prompt, Run, check_fits, checked
+from pyflow.generate.any_model import (
+    Options,
+    Prompt,
+    Run,
+    asked_languages,
+    check_fits,
+    checked,
+)
 from pyflow.generate.beams import Beams, Hypothesis, search_all
 from pyflow.generate.stream import Stream
 from pyflow.speculate import Speculator
@@ -33,7 +39,7 @@ def run_model(model: LoadedModel, lengths: Sequence[int], n_predict: int, option
     """
     speculator, n_ctx = _speculator(options), options.get("n_ctx")
     most, sources = model.spec.n_ctx_train, lengths if model.spec.source else []
-    start = beginning(model.spec, model.defaults)
+    start = asked_languages(model, options).beginning(model.spec, model.defaults)
     lengths = lengths if start is None else [len(start)] * len(lengths)
     if n_ctx is not None and whole("n_ctx", n_ctx, 0) > most:
         raise ShapeError(

@@ -195,6 +195,18 @@ n_predict = option(
 )
 
 
+from_language = option(
+    "--from from_language",
+    "The language of the source, as the model calls it.",
+    metavar="LANGUAGE",
+)
+to_language = option(
+    "--to to_language",
+    "The language to write, as the model calls it.",
+    metavar="LANGUAGE",
+)
+
+
 def check_tokens(sampling: SamplingParams, model: AnyModel) -> None:
     """UsageError if an option names tokens that the model does not have."""
     n_vocab = model.spec.n_vocab

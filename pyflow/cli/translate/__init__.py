@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyflow.cli.options import inputs, model
+from pyflow.cli.options import sampling as draws
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.run import RunOptions, run_options
 from pyflow.cli.options.topics import TopicCommand
@@ -29,12 +30,7 @@ _MOST = 256  # tokens of a translation, where nothing else is said
     model.quantize,
     model.overrides,
 )
-@option(
-    "-f --file",
-    "A file with a text per line; - is standard input.",
-    metavar="FILE",
-    short="A file with a text per line",
-)
+@inputs.texts_file
 @option(
     "-n --n-predict",
     "Tokens of a translation at most; without it the model decides.",
@@ -44,8 +40,8 @@ _MOST = 256  # tokens of a translation, where nothing else is said
 @grouped(
     "languages",
     dict,
-    option("--from", "The language of TEXT, as the model calls it.", metavar="LANGUAGE"),
-    option("--to", "The language to write, as the model calls it.", metavar="LANGUAGE"),
+    draws.from_language,
+    draws.to_language,
 )
 @grouped(
     "how",
@@ -108,20 +104,11 @@ def _written(
     n_predict: int,
 ) -> Iterator[dict[str, Any]]:
     from pyflow.generate.beams import Beams
-    from pyflow.generate.languages import framed, language
 
-    tokenizer, options = loaded.tokenizer, dict(loaded.defaults.search)
-    options |= {name: value for name, value in how.items() if value is not None}
-    named = {key: language(tokenizer, name) for key, name in languages.items() if name}
-    source = named["from"].token if "from" in named else None
-    lead = None
-    if "to" in named:
-        token, leads = named["to"]
-        lead = token if leads else None
-        options |= {} if leads else {"forced_first": token}
-    beams = Beams(**options)
+    given = {name: value for name, value in how.items() if value is not None}
+    beams = Beams(**{**loaded.defaults.search, **given})
     for at in range(0, len(texts), _AT_ONCE):
-        some = [framed(tokenizer, text, source, lead) for text in texts[at : at + _AT_ONCE]]
-        for found in loaded.beam_search(some, beams, n_predict=n_predict):
+        some = texts[at : at + _AT_ONCE]
+        for found in loaded.beam_search(some, beams, n_predict=n_predict, **languages):
             text, tokens = loaded.text_of(found[0].tokens)
             yield {"text": text, "tokens": tokens, "score": found[0].score}

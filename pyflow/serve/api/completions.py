@@ -12,7 +12,7 @@ import msgspec
 from pyflow.batch.completion import Completion, TokenLogprobs
 from pyflow.batch.request import Request, View
 from pyflow.chat.infill import infill
-from pyflow.engine.sources import beginning
+from pyflow.generate.languages import Languages
 from pyflow.serve.api import constraints, logprobs
 from pyflow.serve.api.constraints import ResponseFormat, Structured
 from pyflow.serve.api.sampling import NOT_GUIDED, NLogprobs, Sampled, copies
@@ -41,6 +41,8 @@ class CompletionBody(Sampled, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
     grammar: str | None = None
+    from_language: str | None = None
+    to_language: str | None = None
 
     refused: ClassVar[dict[str, str]] = {
         "best_of": "ask for n texts and choose",
@@ -64,7 +66,7 @@ class _Prompt:
     text: str
 
 
-def _prompts(served: Served, body: CompletionBody) -> list[_Prompt]:
+def _prompts(served: Served, body: CompletionBody, languages: Languages) -> list[_Prompt]:
     """Prompts as tokens. In the preparing thread."""
     if isinstance(body.prompt, str) and body.suffix is not None:
         served.check_size(body.prompt, body.suffix, param="prompt")
@@ -72,7 +74,8 @@ def _prompts(served: Served, body: CompletionBody) -> list[_Prompt]:
             served.model.tokenizer, body.prompt, body.suffix, source=f"suffix: {served.name}"
         )
         return [_Prompt(tokens, body.prompt)]
-    return [_prompt(served, each) for each in several(body.prompt, "prompt", MAX_PROMPTS)]
+    given = several(body.prompt, "prompt", MAX_PROMPTS)
+    return [_prompt(served, each, languages) for each in given]
 
 
 def several(given: Prompt, name: str, most: int) -> list[str | list[int]]:
@@ -88,10 +91,11 @@ def several(given: Prompt, name: str, most: int) -> list[str | list[int]]:
     return [each for each in given if not isinstance(each, int)]
 
 
-def _prompt(served: Served, given: str | list[int]) -> _Prompt:
+def _prompt(served: Served, given: str | list[int], languages: Languages) -> _Prompt:
     if isinstance(given, str):
         served.check_size(given, param="prompt")
-        return _Prompt(served.model.tokenizer.encode(given), given)
+        return _Prompt(languages.encode(served.model.tokenizer, given), given)
+    languages.check_ids()
     served.check_tokens(given, param="prompt", room=0)
     return _Prompt(given, _text(served, given))
 
@@ -123,8 +127,9 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
     n_report = None if body.logprobs is None else max(1, body.logprobs)
     sampling, stops = body.sampling(served, n_report or 0), body.stops
     held = constraints.chosen(body.response_format, body.structured_outputs, body.grammar)
-    prompts = _prompts(served, body)
-    start = beginning(served.model.spec, served.model.defaults)
+    languages = Languages.of(served.model, body.from_language, body.to_language)
+    prompts = _prompts(served, body, languages)
+    start = languages.beginning(served.model.spec, served.model.defaults)
     if start is not None and body.echo:
         raise bad_request("echo: a source is not a part of the answer", "echo")
     requests: list[Request] = []

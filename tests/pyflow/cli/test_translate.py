@@ -14,7 +14,7 @@ from pyflow.generate.beams import Beams
 from pyflow.sampling import SamplingParams
 
 from .. import tiny_models
-from ..generate import students
+from ..generate import converted, students
 
 Run = Callable[..., tuple[int, str, str]]
 TEXTS = ["w5 w17 w33", "w9", "w44 w2 w61 w80 w7"]
@@ -82,6 +82,28 @@ def test_beams_are_refused_beside_what_they_cannot_have(
     code, _, err = run("generate", "-m", str(folder), "--beams", "2", "-p", "w5", *more)
     assert code == 2
     assert says in err
+
+
+def test_languages_are_those_of_python(run: Run, tmp_path: Path) -> None:
+    config, tensors = converted.model("m2m_100")
+    folder = converted.folder(tmp_path / "model", config, tensors)
+    students.write_tokenizer(folder / "tokenizer.json", 87)
+    students.add_languages(folder / "tokenizer.json", ["__en__", "__de__", "__fr__"])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    with pyflow.load(folder) as model:
+        spoken = {"from_language": "fr", "to_language": "de"}
+        ((best,),) = model.beam_search("w5 w9", Beams(n=2), n_predict=6, **spoken)
+        text, tokens = model.text_of(best.tokens)
+    command = ["-m", str(folder), "--beams", "2", "-n", "6", "--from", "fr", "--to", "de"]
+    code, out, _ = run("generate", *command, "-p", "w5 w9", "--json")
+    assert (code, json.loads(out)["tokens"]) == (0, tokens)
+    code, out, _ = run("translate", *command, "w5 w9")
+    assert (code, out) == (0, text.strip() + "\n")
+    options = ["generate", "-m", str(folder), "-p", "w5 w9", "--to", "de"]
+    code, _, err = run(*options, "--special", "--raw")
+    assert (code, "--special" in err) == (2, True)
+    code, out, _ = run(*options, "--temp", "0", "-n", "4")
+    assert code == 0
 
 
 def test_other_models_and_unknown_languages_are_refused(

@@ -196,6 +196,32 @@ def write_tokenizer(path: Path, n_vocab: int) -> None:
     )
 
 
+def add_languages(path: Path, names: Sequence[str]) -> None:
+    """Adds tokens of languages after the words; sources begin with the first of them."""
+    told = json.loads(path.read_text())
+    n = len(told["model"]["vocab"])
+    told["added_tokens"] = [
+        {"id": n + i, "content": name, "special": True, "normalized": False, "single_word": False}
+        | {"lstrip": False, "rstrip": False}
+        for i, name in enumerate(names)
+    ]
+    first, text, end = (
+        {"SpecialToken": {"id": names[0], "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "</s>", "type_id": 0}},
+    )
+    told["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, text, end],
+        "pair": [first, text, {"Sequence": {"id": "B", "type_id": 0}}, end],
+        "special_tokens": {
+            name: {"id": name, "ids": [i], "tokens": [name]}
+            for name, i in ((names[0], n), ("</s>", 0))
+        },
+    }
+    path.write_text(json.dumps(told))
+
+
 def write_folder(folder: Path) -> Student:
     """A tiny student as pyflow has it after a pull, of 90 words."""
     arrays = random_student(90, 32, 64)

@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 
 from pyflow.errors import FormatError
-from pyflow.generate.languages import Language, framed, language
+from pyflow.generate.languages import Language, Languages, language
 from pyflow.tokenizer import from_folder
 
 from ..tokenizer.conftest import DOCUMENTS
@@ -100,13 +100,13 @@ def test_languages_frame_sources(tmp_path: Path) -> None:
     tokenizer = from_folder(tmp_path)
     plain = tokenizer.encode("the")[1:]
     assert language(tokenizer, "de") == Language(ids["__de__"], leads=False)
-    assert framed(tokenizer, "the", ids["__de__"], None) == [ids["__de__"], *plain]
+    assert Languages(source=ids["__de__"]).encode(tokenizer, "the") == [ids["__de__"], *plain]
     _, ids = write(tmp_path, "unigram")
     for name in ("sentencepiece.bpe.model", "special_tokens_map.json"):
         (tmp_path / name).unlink()
     tokenizer = from_folder(tmp_path)
     assert language(tokenizer, "fr") == Language(ids[">>fr<<"], leads=True)
-    found = framed(tokenizer, "the", None, ids[">>fr<<"])
+    found = Languages(lead=ids[">>fr<<"]).encode(tokenizer, "the")
     assert found == [ids[">>fr<<"], *tokenizer.encode("the")]
 
 

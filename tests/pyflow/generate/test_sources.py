@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import pyflow
-from pyflow.errors import ShapeError, UnsupportedError
+from pyflow.errors import PyflowError, ShapeError, UnsupportedError
 from pyflow.generate.beams import Beams
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
@@ -80,36 +79,6 @@ def test_gguf_files_hold_the_same(name: str, tmp_path: Path) -> None:
         assert (found[0] == found[1]).all()
 
 
-def test_the_translator_of_the_documentation_is_that_of_its_config(tmp_path: Path) -> None:
-    given = fixture("m2m_100")
-    config = given["config"]
-    sizes = {
-        "n_vocab": "vocab_size",
-        "n_embd": "d_model",
-        "n_ctx": "max_position_embeddings",
-        "n_layers": "encoder_layers",
-        "n_decoder_layers": "decoder_layers",
-        "n_heads": "encoder_attention_heads",
-        "n_decoder_heads": "decoder_attention_heads",
-        "n_ff": "encoder_ffn_dim",
-        "n_decoder_ff": "decoder_ffn_dim",
-        "start": "decoder_start_token_id",
-        "pad": "pad_token_id",
-    }
-    doc = (Path(__file__).parents[3] / "docs/add-a-model.md").read_text()
-    spec = doc.split("### M2M100")[1].split("```toml\n")[1].split("```")[0]
-    for name, key in sizes.items():
-        spec, n = re.subn(rf"^{name} = \d+$", f"{name} = {config[key]}", spec, flags=re.M)
-        assert n == 1
-    plain = tiny.write(tmp_path / "plain", given)
-    own = tiny.write(tmp_path / "own", given)
-    (own / "config.json").unlink()
-    (own / "pyflow.toml").write_text(spec)
-    with pyflow.load(plain, n_threads=1) as one, pyflow.load(own, n_threads=1) as other:
-        found = [each.logits(given["tokens"], given["source"]) for each in (one, other)]
-        assert (found[0] == found[1]).all()
-
-
 def sources(n: int) -> list[list[int]]:
     random = np.random.default_rng(n)
     return [random.integers(5, 90, length).tolist() for length in random.integers(1, 70, n)]
@@ -168,6 +137,35 @@ def test_answers_begin_with_the_token_that_files_force(tmp_path: Path) -> None:
         done = loaded.generate([5, 6, 7, 8], n_predict=9, sampling=GREEDY)
         assert best.tokens == [7, *done.tokens]
         assert done.stop_reason == "length"
+
+
+def test_languages_frame_sources_and_begin_answers(tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path / "model", fixture("m2m_100"))
+    students.write_tokenizer(folder / "tokenizer.json", 87)
+    students.add_languages(folder / "tokenizer.json", ["__en__", "__de__", "__fr__"])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    with pyflow.load(folder, n_threads=1) as loaded:
+        assert loaded.tokenizer.encode("w5") == [87, 5, 0]
+        plain = loaded.generate("w5 w9", n_predict=6, sampling=GREEDY)
+        done = loaded.generate(
+            "w5 w9", n_predict=6, sampling=GREEDY, from_language="fr", to_language="de"
+        )
+        ((best,),) = loaded.beam_search(
+            "w5 w9", Beams(n=1), n_predict=7, from_language="fr", to_language="de"
+        )
+        ids = [89, 5, 9, 0]
+        wanted = loaded.logits([1, 88, *done.tokens], ids)[1:-1].argmax(axis=1)
+        assert done.tokens == wanted.tolist()
+        assert best.tokens == [88, *done.tokens]
+        assert done.logprobs != plain.logprobs
+        of_ids = loaded.generate(ids, n_predict=6, sampling=GREEDY, to_language="de")
+        assert of_ids.tokens == done.tokens
+        for options, says in (
+            ({"to_language": "xx"}, "'xx'"),
+            ({"from_language": "de", "prompt": [5]}, "sources as text"),
+        ):
+            with pytest.raises(PyflowError, match=says):
+                loaded.generate(**{"prompt": "w5", **options})
 
 
 def test_drafts_change_no_token(model: pyflow.Model) -> None:

@@ -51,6 +51,11 @@ def test_requests_at_once_have_the_texts_that_the_model_writes_alone(
         assert one["usage"]["prompt_tokens"] == len(source) == len(alone.prompt_tokens)
 
 
+def test_languages_are_those_of_the_vocabulary(served: Server) -> None:
+    status, said = served.error(PATH, prompt="w5", to_language="de")
+    assert (status, "'de'" in str(said)) == (400, True)
+
+
 def test_a_text_is_framed_as_a_source(served: Server, model: pyflow.Model) -> None:
     found = served.post(PATH, prompt=["w5 w17", "w6"], n=2, seed=3, max_tokens=5)
     sampling = SamplingParams(seed=3)
