@@ -301,9 +301,7 @@ def test_what_cannot_be_is_said_at_once(
 def test_an_unknown_option_is_a_type_error_that_names_the_right_place(fake_model: Any) -> None:
     with pytest.raises(TypeError, match=r"'top_k'.*sampling=SamplingParams\(top_k=\.\.\.\)"):
         generate(fake_model, "Hi", n_predict=3, top_k=1)
-    with pytest.raises(
-        TypeError, match=r"'foo'.*cache_type, constraint, from_language, n_ctx, n_predict,"
-    ):
+    with pytest.raises(TypeError, match=r"'foo'.*cache_type, constraint, from_language, n_ctx,"):
         stream(fake_model, "Hi", foo=1)  # type: ignore[call-arg]
     assert not fake_model.contexts
 
