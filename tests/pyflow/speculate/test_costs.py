@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pyflow.speculate.controller import Controller
@@ -75,6 +76,20 @@ def test_a_method_is_known_by_what_it_has_brought_with_its_drafting() -> None:
     for _ in range(60):
         controller.spent("heads", 0.5)
     assert controller.usual("heads") < 1
+
+
+def test_a_method_is_off_when_it_has_lost_a_few_steps() -> None:
+    """Not by bad luck alone: one that pays a fifth stays on, one that loses a sixth does not."""
+    rng = np.random.default_rng(0)
+    tree = DraftTree([7], [-1], scores=[0.5])
+    for right, least, most in ((0.5, 900, 1000), (0.06, 20, 250)):
+        controller = Controller(known({1: 1.0, 2: 1.2}))
+        asked = 0
+        for _ in range(1000):
+            if controller.wants("heads"):
+                asked += 1
+                controller.observe("heads", tree, [0] * (rng.random() < right), draft_cost=0.05)
+        assert least <= asked <= most
 
 
 def test_rows_beside_many_others_are_not_free() -> None:
