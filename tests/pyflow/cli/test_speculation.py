@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable
@@ -12,9 +13,11 @@ import pytest
 
 import pyflow
 from pyflow.cli import main
+from pyflow.engine.model_files import ModelFiles
 from pyflow.errors import GenerationWarning, PyflowError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate import Speculation, speculator
+from pyflow.speculate.trained import files
 from pyflow.speculate.trained.find import packaged
 
 from ..speculate.trained import speculators as made_up
@@ -127,6 +130,21 @@ def test_a_speculator_serves_streams_that_take_turns(model_path: Callable[[str],
                       Speculation(method="pool"), Speculation(p_split=2)):  # fmt: skip
             with pytest.raises(PyflowError, match=r"expected|needs"):
                 speculator(model, wrong)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2", "qwen2.5-coder-1.5b"])
+def test_a_speculator_comes_along(model_path: Callable[[str], Path], name: str) -> None:
+    model = ModelFiles(model_path(name))
+    folder = packaged(model.spec)
+    assert folder is not None
+    assert folder.name == name
+    assert files.check(folder, model) == "mlp"
+    weights = folder / "model.safetensors"
+    assert weights.stat().st_size < 6 << 20
+    listed = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
+    assert f"{name}/model.safetensors" in listed
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() in listed
 
 
 @pytest.mark.model
