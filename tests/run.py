@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TWO_AT_A_TIME = ["-n", "2"]
 SLOWEST = ["--durations=20", "--durations-min=3"]
-# Markers, and how the tests that they select run. What starts ranks or compiles takes all CPUs by
-# itself, so that nothing runs beside it.
+# Markers, and how the tests that they select run. What starts ranks takes all CPUs by itself, so
+# that nothing runs beside it.
 RINGS: dict[str, list[tuple[str, list[str]]]] = {
     "quick": [
         (
@@ -24,8 +24,8 @@ RINGS: dict[str, list[tuple[str, list[str]]]] = {
         )
     ],
     "test": [
-        ("not (accept or mpi or compiles or aarch64)", TWO_AT_A_TIME),
-        ("(mpi or compiles) and not (accept or aarch64)", []),
+        ("not (accept or mpi or aarch64)", TWO_AT_A_TIME),
+        ("mpi and not (accept or aarch64)", []),
     ],
     "oracles": [("(oracle or aarch64) and not accept", [])],
     "clients": [("client and not accept", [])],
