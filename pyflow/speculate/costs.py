@@ -22,6 +22,9 @@ class StepCosts:
     # A number of rows is known after SURE samples, for AGED steps: to measure plain steps
     # again costs a hundredth of what three tokens per step bring.
     SURE, AGED = 3, 64
+    # What no step has run for so long is forgotten: a busy machine may have made rows look dear,
+    # and then nobody runs them to see that they are not.
+    FORGOTTEN = 256
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
@@ -49,6 +52,8 @@ class StepCosts:
         samples.append(seconds)
         typical = median(samples) if len(samples) >= self.SURE else min(samples)
         self._factor[n_rows] = typical / self._prior(n_rows)
+        for old in [m for m, at in self._measured.items() if self._n_steps - at > self.FORGOTTEN]:
+            del self._measured[old], self._samples[old], self._factor[old]
         self._known.clear()
 
     def seconds(self, n_rows: int) -> float:

@@ -45,6 +45,14 @@ def test_a_first_step_that_was_held_up_is_forgotten() -> None:
     assert not costs.stale(1)
 
 
+def test_rows_that_looked_dear_are_tried_again_some_time() -> None:
+    costs = known({1: 0.01, 2: 0.04})
+    assert costs.ratio(2) > 2
+    for _ in range(StepCosts.FORGOTTEN + 1):
+        costs.observe(1, 0.01)
+    assert costs.ratio(2) < 1.1
+
+
 def known(ratio: dict[int, float]) -> StepCosts:
     costs = StepCosts()
     for n_rows, seconds in ratio.items():
