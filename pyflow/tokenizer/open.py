@@ -116,10 +116,16 @@ def _of_kind(folder: Path, settings: Settings, stop_ids: frozenset[int], n_rows:
                 n_rows=n_rows,
                 source=str(path),
             )
-    expected = ", ".join(" with ".join(names) for names, _ in _KINDS)
+    if is_there(folder / f"{_CT2}.json"):
+        raise NoTokenizerError(
+            f"{folder}: expected {', '.join(_PIECES)} or tokenizer.json, which converters to "
+            "CTranslate2 take along by --copy_files, found none; without one the model takes "
+            "token ids, but no text"
+        )
+    kinds = (" with ".join(names) for names, _ in _KINDS if not any(_CT2 in one for one in names))
     raise NoTokenizerError(
-        f"{folder}: expected a tokenizer ({expected}), found none; without one the model takes "
-        "token ids, but no text"
+        f"{folder}: expected a tokenizer ({', '.join(kinds)}), found none; without one the model "
+        "takes token ids, but no text"
     )
 
 
