@@ -84,10 +84,12 @@ def cases() -> Iterator[Case]:
         ("huge", Variable("a", (1 << 31, 1 << 31, 8), 0, b""), "bytes at byte"),
         ("rank", Variable("a", (1,) * 9, 1, b"x"), "rank at byte 34: expected at most 8"),
         ("half_setting", Variable("a", (), 4, b"xx"), "expected a setting in F32 or an integer"),
-        ("empty_name", Variable("", (), 1, b"x"), "expected a text with one zero"),
-        ("zero_in_name", Variable("a\0b", (), 1, b"x"), "expected a text with one zero"),
+        ("empty_name", Variable("", (), 1, b"x"), "expected UTF-8 with one zero"),
+        ("zero_in_name", Variable("a\0b", (), 1, b"x"), "expected UTF-8 with one zero"),
     ):
         yield Case(f"variable_{name}", build([v]), (mentions,))
+    latin = build([floats("ä", 1)]).replace("ä".encode(), b"\xe4\xe4")
+    yield Case("name_not_utf8", latin, ("expected UTF-8 with one zero",))
     many = sound[:22] + sound[22:26] + struct.pack("<I", 1 << 30) + sound[30:]
     yield Case("count", many, ("number of variables", "1,073,741,824"))
     yield Case("aliases", build([])[:-4] + b"\xff" * 4, ("number of aliases",))

@@ -65,9 +65,11 @@ def cases() -> Iterator[Case]:
         ("wide_divisor", codes("a", 2, 32, 1e-9), "divisor of 'a'"),
         ("negative", Item("a", F32, (-1, 2), bytes(8)), "expected 0 or more, found -1"),
         ("huge", Item("a", F32, (1 << 30, 1 << 30, 1 << 30), bytes(8)), "bytes of data"),
-        ("zero_in_name", Item("a\0b", F32, (1,), bytes(4)), "expected one with a zero at its end"),
+        ("zero_in_name", Item("a\0b", F32, (1,), bytes(4)), "expected UTF-8 with one zero"),
     ):
         yield Case(f"tensor_{name}", build([item]), (mentions,))
+    latin = build([PLAIN]).replace(b"a\0", b"\xe4\0")
+    yield Case("name_not_utf8", latin, ("expected UTF-8 with one zero",))
     yield Case("twice", build([PLAIN, PLAIN]), ("expected each name once, found 'a' again",))
 
 

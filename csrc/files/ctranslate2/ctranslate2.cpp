@@ -25,8 +25,8 @@ std::string read_text(Cursor& in, std::string_view field) {
   const uint64_t at = in.pos();
   const auto length = in.read<uint16_t>(field);
   const std::string_view bytes = in.take(length, field);
-  if (bytes.size() < 2 || bytes.find('\0') != bytes.size() - 1)
-    in.fail(at, field, "a text with one zero, at its end", quoted(bytes), kAdviseConvert);
+  if (bytes.size() < 2 || bytes.find('\0') != bytes.size() - 1 || !is_utf8(bytes))
+    in.fail(at, field, "UTF-8 with one zero, at its end", quoted(bytes), kAdviseConvert);
   return std::string(bytes.substr(0, bytes.size() - 1));
 }
 

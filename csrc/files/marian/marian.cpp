@@ -48,8 +48,8 @@ std::vector<Record> read_records(Cursor& in) {
 std::string read_name(Cursor& in, const Record& r) {
   const uint64_t at = in.pos();
   const std::string_view name = in.take(r.name_bytes, "name");
-  if (name.find('\0') != name.size() - 1)
-    in.fail(at, "name", "one with a zero at its end", quoted(name), kAdviseConvert);
+  if (name.find('\0') != name.size() - 1 || !is_utf8(name))
+    in.fail(at, "name", "UTF-8 with one zero, at its end", quoted(name), kAdviseConvert);
   return std::string(name.substr(0, name.size() - 1));
 }
 

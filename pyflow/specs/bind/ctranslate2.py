@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyflow.errors import FormatError, UnsupportedError
@@ -20,7 +19,7 @@ from pyflow.specs.language.facts import read_config
 from pyflow.text import printable
 
 FORMAT = "CTranslate2"
-VOCABULARIES = ("shared_vocabulary.json", "shared_vocabulary.txt")
+_VOCABULARIES = ("shared_vocabulary.json", "shared_vocabulary.txt")
 ALIAS = "alias/"
 """Metadata: before a further name of a variable."""
 _SPEC = "TransformerSpec"
@@ -40,6 +39,7 @@ _ONLY_ZERO = (
     "alibi_use_positive_positions",
     "scale_alibi",
 )
+_SCALE = "queries_scale"
 _READ = (
     "num_heads",
     "pre_norm",
@@ -47,10 +47,10 @@ _READ = (
     "scale_embeddings",
     "scale_outputs",
     "start_from_zero_embedding",
-    "queries_scale",
+    _SCALE,
     "relative_attention_max_distance",
 )
-_LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/")
+_LAYER = re.compile(r"(encoder|decoder)/layer_(\d{1,4})/")
 _ATTENTION, _BIASES = "layer_0/self_attention/", "relative_attention_bias"
 
 
@@ -59,7 +59,7 @@ def aliases(checkpoint: Checkpoint) -> dict[str, str]:
     return {
         name.removeprefix(ALIAS): found
         for name, found in checkpoint.metadata.items()
-        if name.startswith(ALIAS)
+        if name.startswith(ALIAS) and isinstance(found, str)  # a setting may be called so
     }
 
 
@@ -103,17 +103,17 @@ class _Reader:
         return self._t5(values) if is_t5 else self._other(values)
 
     def _other(self, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        self._expect(f"encoder/{_ATTENTION}queries_scale", (None,), "scores by heads' sizes")
-        for name in ("decoder/scale_outputs",):
-            self._expect(name, (None, 1.0), "logits without a scale")
+        self._expect_scale(None)
+        self._expect("decoder/scale_outputs", (None, 1.0), "logits without a scale")
         values["n_ctx"] = self._shape("encoder/position_encodings/encodings")[0]
         has_norm = "encoder/layernorm_embedding/gamma" in self._shapes
         return _FAMILIES[bool(self._of("encoder", "pre_norm")), has_norm], values
 
     def _t5(self, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        self._expect(f"encoder/{_ATTENTION}queries_scale", (1.0,), "scores without a scale")
+        self._expect_scale(1.0)
         self._expect("encoder/pre_norm", (1,), "norms before branches")
-        self._expect("encoder/scale_embeddings", (0, 1.0), "embeddings without a scale")
+        if (scale := values["embed_scale"]) != 1:
+            raise self._refusal("encoder/scale_embeddings", "no scale", repr(scale))
         n_heads = values["n_heads"]
         biases = f"encoder/{_ATTENTION}{_BIASES}"
         rows = self._shape(f"encoder/{_ATTENTION}linear_0/weight")[0]
@@ -158,11 +158,11 @@ class _Reader:
         """The token that texts begin with; the end of texts, where the user gives a language."""
         config = self._config()
         token = config.get("decoder_start_token") or config.get("eos_token", "</s>")
-        paths = [self._path.with_name(name) for name in VOCABULARIES]
+        paths = (self._path.with_name(name) for name in _VOCABULARIES)
         path = next((path for path in paths if is_file(path)), None)
         if path is None:
             raise FormatError(
-                f"{self._path}: expected {' or '.join(VOCABULARIES)} beside it, found none; "
+                f"{self._path}: expected {' or '.join(_VOCABULARIES)} beside it, found none; "
                 "convert the model again"
             )
         texts = read_vocabulary(path)
@@ -196,13 +196,14 @@ class _Reader:
         if (found := self._settings.get(name)) not in known:
             raise self._refusal(name, what, repr(found))
 
+    def _expect_scale(self, scale: float | None) -> None:
+        """UnsupportedError: an attention scales its queries otherwise. None: by heads' sizes."""
+        for name in {f"encoder/{_ATTENTION}{_SCALE}", *self._settings}:
+            if name.endswith(_SCALE):
+                self._expect(name, (scale,), "the scale of such models")
+
     def _refusal(self, name: str, expected: str, found: str) -> UnsupportedError:
         return UnsupportedError(
             printable(f"{self._path}: {name}: expected {expected}, found {found:.60}")
             + "; take the model that it was converted from"
         )
-
-
-def folder_vocabulary(folder: Path) -> Path | None:
-    """The vocabulary of a converted model in a folder."""
-    return next((path for name in VOCABULARIES if is_file(path := folder / name)), None)

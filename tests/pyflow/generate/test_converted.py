@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 import pyflow
-from pyflow.errors import FormatError, UnsupportedError
+from pyflow import formats
+from pyflow.errors import FormatError, PyflowError, UnsupportedError
 from pyflow.generate.beams import Beams
 from pyflow.sampling import SamplingParams
+from pyflow.specs import build_spec
 
 from . import converted
 from .converted import Array, Codes, Tensors
@@ -113,6 +116,24 @@ def test_files_of_marian_give_the_bits_of_the_folder(end: str, tmp_path: Path) -
     told = json.loads(config_path.read_text()) | {"bad_words_ids": [[89]]}
     config_path.write_text(json.dumps(told))
     same(plain, tmp_path / "own")
+
+
+def test_damaged_files_end_in_an_error_of_ours(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    config, tensors = converted.model("t5")
+    ct2 = converted.ctranslate2(tmp_path / "ct2", config, tensors, as_codes) / "model.bin"
+    config, tensors = converted.model("marian")
+    (tmp_path / "own").mkdir()
+    converted.write_bin(tmp_path / "own/model.bin", config, converted.marian(tensors))
+    for path in (ct2, tmp_path / "own/model.bin"):
+        sound = path.read_bytes()
+        for _ in range(80):
+            edited = bytearray(sound)
+            for at in random.integers(0, 4000, 3):
+                edited[at] = random.integers(0, 256)
+            path.write_bytes(edited)
+            with suppress(PyflowError):
+                build_spec(formats.open(path))
 
 
 def test_models_that_would_run_wrongly_are_refused(tmp_path: Path) -> None:
