@@ -1,5 +1,6 @@
 // Checkpoints: the files that hold weights, and the rows of their tensor tables.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,6 +90,16 @@ py::array tensor_data(const py::object& self, const std::string& name) {
   return out;
 }
 
+// What divides the int8 codes of a tensor, one number for all rows or one for each; else none.
+py::array_t<float> divisors(const Checkpoint& c, const std::string& name) {
+  const TensorRow& t = require_tensor(c, name);
+  py::array_t<float> out(t.n_divisors);
+  if (t.n_divisors > 0)
+    std::memcpy(out.mutable_data(), c.files()[t.file]->data() + t.divisors,
+                t.n_divisors * sizeof(float));
+  return out;
+}
+
 std::string tensor_repr(const FoundRow& line) {
   const TensorRow& t = line.entry;
   return "<TensorRow " + printable(t.name) + " " + t.type_name + " " +
@@ -165,6 +176,7 @@ void register_checkpoint(py::module_& m) {
       .def_property_readonly("tensors", lines)
       .def("tensor", line, py::arg("name"))
       .def("data", tensor_data, py::arg("name"))
+      .def("divisors", divisors, py::arg("name"))
       .def(
           "release",
           [](const Checkpoint& c, const std::string& name, uint64_t begin, uint64_t nbytes) {

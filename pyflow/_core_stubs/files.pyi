@@ -89,6 +89,9 @@ class Checkpoint:
 
         FormatError when there is no such tensor, UnsupportedError when its type is unknown.
         """
+    def divisors(self, name: str) -> NDArray[np.float32]:
+        """What divides the int8 codes of a tensor, one number for all rows or one for each; empty
+        for other tensors. FormatError when there is no such tensor."""
     def release(self, name: str, begin: int = 0, nbytes: int = ...) -> None:
         """Give the pages of a tensor, or of some of its bytes, back to the system; they may be
         read again. FormatError when there is no such tensor."""

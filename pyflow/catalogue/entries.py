@@ -56,9 +56,10 @@ class Entry:
             if old.exists():
                 shutil.rmtree(old)
         if self.student_nbytes:
-            data = archive.read_bytes()
-            parts = data[: self.student_nbytes], data[self.student_nbytes :]
-            marian.convert(*parts, unpacked, where=archive)
+            data, model = archive.read_bytes(), archive.with_suffix(".bin")
+            model.write_bytes(data[: self.student_nbytes])
+            marian.convert(model, data[self.student_nbytes :], unpacked)
+            model.unlink()
         else:
             unpack(archive, unpacked, self.folder_nbytes)
         unpacked.rename(self.path)

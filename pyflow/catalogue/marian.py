@@ -1,22 +1,20 @@
-"""Students of Marian (Firefox Translations, Bergamot) as folders that pyflow reads.
+"""Students of Marian (Firefox Translations, Bergamot) as folders of Hugging Face.
 
-A model.bin: u64 version 1, u64 count; four u64 for each tensor: bytes of its name, type,
-rank, bytes of its data; then names, shapes (i32), u64 bytes of padding and the padding, then data.
-Type 0x404 is F32; 0x4101 is int8 codes and one F32 multiplier behind them, a weight being code /
-multiplier. Matrices that are called (in, out) lie as rows of outputs.
+formats.open reads their model.bin as it is, too. A folder has what a file has not: the start of
+texts as a token that is never drawn, and a tokenizer.json that ends texts.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow import formats
 from pyflow.errors import FormatError, UnsupportedError
 from pyflow.formats.safetensors_writer import (
     METHOD,
@@ -25,9 +23,9 @@ from pyflow.formats.safetensors_writer import (
     SafetensorsWriter,
     alignment,
 )
+from pyflow.specs.bind.marian import facts
 
-_F32, _INT8 = 0x404, 0x4101
-_MAX_TENSORS, _MAX_NAME, _MAX_RANK = 4096, 256, 4
+_STUDENT = "transformer-ssru"
 _BLOCK = 32
 Array = NDArray[np.float32] | tuple[NDArray[np.int8], float]
 """Values, or int8 codes and their multiplier."""
@@ -46,79 +44,27 @@ _NORM = {"_scale": ".weight", "_bias": ".bias"}
 _ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
-def read(data: bytes, where: Path) -> tuple[dict[str, Array], str]:
-    """The tensors of a file by their names there, and its configuration (YAML). FormatError, naming
-    `where`: it is not such a file, or is broken."""
-
-    def fault(what: str) -> FormatError:
-        return FormatError(f"{where}: expected a model of Marian, {what}; fetch it again")
-
-    def take(at: int, n: int, what: str) -> bytes:
-        if n < 0 or at + n > len(data):
-            raise fault(f"{what} runs past the end of the file ({len(data):,} bytes)")
-        return data[at : at + n]
-
-    version, count = struct.unpack("<QQ", take(0, 16, "its header"))
-    if version != 1 or not 1 <= count <= _MAX_TENSORS:
-        raise fault(f"found version {version} and {count} tensors")
-    heads = list(struct.iter_unpack("<QQQQ", take(16, 32 * count, "its table")))
-    at, names, shapes = 16 + 32 * count, [], []
-    for length, _, _, _ in heads:
-        if length > _MAX_NAME:
-            raise fault(f"found a name of {length} bytes")
-        names.append(take(at, length, "a name").rstrip(b"\0").decode("utf-8", "replace"))
-        at += length
-    for _, _, rank, _ in heads:
-        if rank > _MAX_RANK:
-            raise fault(f"found a tensor of rank {rank}")
-        shapes.append(struct.unpack(f"<{rank}i", take(at, 4 * rank, "a shape")))
-        at += 4 * rank
-    at += 8 + struct.unpack("<Q", take(at, 8, "the padding"))[0]
-    found: dict[str, Array] = {}
-    config = ""
-    for name, shape, (_, kind, _, nbytes) in zip(names, shapes, heads, strict=True):
-        raw, n = take(at, nbytes, f"tensor {name}"), int(np.prod(shape, dtype=np.int64))
-        at += nbytes
-        if name == "special:model.yml":
-            config = raw.rstrip(b"\0").decode("utf-8", "replace")
-        elif name.endswith("_QuantMultA"):
-            continue  # scales of activations, which pyflow finds itself
-        elif kind == _F32 and 0 <= 4 * n <= nbytes:
-            found[name] = np.frombuffer(raw, np.float32, n).reshape(shape)
-        elif kind == _INT8 and 0 <= n + 4 <= nbytes and len(shape) == 2:
-            rows = shape if name == "Wemb" else shape[::-1]
-            multiplier = float(np.frombuffer(raw, np.float32, 1, n)[0])
-            if not (np.isfinite(multiplier) and multiplier > 0):
-                raise fault(f"tensor {name} has the multiplier {multiplier}")
-            found[name] = np.frombuffer(raw, np.int8, n).reshape(rows), multiplier
-        else:
-            raise fault(f"tensor {name} has type {kind:#x}, shape {shape} and {nbytes} bytes")
-    return found, config
-
-
-def convert(model: bytes, tokenizer: bytes, target: Path, *, where: Path) -> None:
+def convert(model: Path, tokenizer: bytes, target: Path) -> None:
     """Writes a folder of a student: config.json, tokenizer.json and model.safetensors, whose int8
-    codes are those of the file. FormatError, naming `where`: the file is broken; UnsupportedError:
-    it is another kind of model."""
-    tensors, config = read(model, where)
-    said = dict(line.split(": ", 1) for line in config.split("\n") if ": " in line)
-    for key, value in (("dec-cell", "ssru"), ("tied-embeddings-all", "true")):
-        if said.get(key) != value:
-            raise UnsupportedError(
-                f"{where}: {key}: expected {value}, a student, found {said.get(key)!r:.40}"
-            )
+    codes are those of the file. FormatError: the file is broken; UnsupportedError: it is another
+    kind of model."""
+    checkpoint = formats.open(model)
+    if checkpoint.format != "Marian":
+        raise FormatError(f"{model}: expected a file of Marian, found {checkpoint.format}")
+    family, said = facts(checkpoint)
+    if family != _STUDENT:
+        raise UnsupportedError(f"{model}: expected a student, with units (ssru), found {family}")
     try:
-        made = {_renamed(name): array for name, array in tensors.items()}
+        made = {_renamed(name): array for name, array in _arrays(checkpoint)}
         _add_start(made)
-        facts = _facts(made, said)
         vocabulary = json.loads(tokenizer) | {"post_processor": _ENDS_TEXTS}
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise FormatError(
-            f"{where}: expected a student of Marian, found other tensors or keys ({error})"
+            f"{model}: expected a student of Marian, found other tensors or keys ({error})"
         ) from None
     target.mkdir()
     for name, content in (
-        ("config.json", facts),
+        ("config.json", _config(said)),
         ("tokenizer_config.json", {"eos_token": "</s>"}),
         ("tokenizer.json", vocabulary),
     ):
@@ -126,26 +72,33 @@ def convert(model: bytes, tokenizer: bytes, target: Path, *, where: Path) -> Non
     _write(target / "model.safetensors", made)
 
 
-def _facts(tensors: Mapping[str, Array], said: Mapping[str, str]) -> dict[str, Any]:
+def _arrays(checkpoint: formats.Checkpoint) -> Iterator[tuple[str, Array]]:
+    """By Marian's names, but for scales of activations, which pyflow finds itself."""
+    for tensor in checkpoint.tensors:
+        if tensor.name.endswith("_QuantMultA"):
+            continue
+        values: NDArray[Any] = checkpoint.array(tensor.name)
+        divisors = checkpoint.native.divisors(tensor.name)
+        yield tensor.name, (values, float(divisors[0])) if divisors.size else values
+
+
+def _config(said: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json says."""
-    n_vocab, n_embd = _shape(tensors["shared.weight"])
-    facts: dict[str, Any] = {
+    found: dict[str, Any] = {
         "model_type": "marian-student",
-        "vocab_size": n_vocab,
-        "d_model": n_embd,
-        "activation_function": said["transformer-ffn-activation"],
+        "vocab_size": said["n_vocab"],
+        "d_model": said["n_embd"],
+        "activation_function": said["activation"],
         "scale_embedding": True,
-        "decoder_start_token_id": n_vocab - 1,
+        "decoder_start_token_id": said["start"],
         "eos_token_id": 0,
         "quantization_config": {"quant_method": METHOD, "version": VERSION, "type": "q8_0"},
     }
-    for stack in ("encoder", "decoder"):
-        facts[f"{stack}_layers"] = sum(
-            name.startswith(f"{stack}.") and name.endswith("fc1.weight") for name in tensors
-        )
-        facts[f"{stack}_attention_heads"] = int(said["transformer-heads"])
-        facts[f"{stack}_ffn_dim"] = int(said["transformer-dim-ffn"])
-    return facts
+    for stack, n_layers in (("encoder", "n_layers"), ("decoder", "n_decoder_layers")):
+        found[f"{stack}_layers"] = said[n_layers]
+        found[f"{stack}_attention_heads"] = said["n_heads"]
+        found[f"{stack}_ffn_dim"] = said["n_ff"]
+    return found
 
 
 def _renamed(name: str) -> str:
@@ -177,10 +130,6 @@ def _add_start(tensors: dict[str, Array]) -> None:
     tensors["shared.weight"] = np.concatenate([codes, zero]), multiplier
     bias = np.asarray(tensors["final_logits_bias"], np.float32).reshape(-1)
     tensors["final_logits_bias"] = np.append(bias, np.float32(-1e9))
-
-
-def _shape(array: Array) -> tuple[int, ...]:
-    return (array[0] if isinstance(array, tuple) else array).shape
 
 
 def _write(path: Path, tensors: Mapping[str, Array]) -> None:

@@ -229,5 +229,5 @@ def write_folder(folder: Path) -> Student:
     write(path, arrays, n_ff=64, n_heads=2)
     write_tokenizer(folder.parent / "tokenizer.json", 90)
     tokenizer = (folder.parent / "tokenizer.json").read_bytes()
-    marian.convert(path.read_bytes(), tokenizer, folder, where=path)
+    marian.convert(path, tokenizer, folder)
     return Student(floats(arrays), 2)
