@@ -8,6 +8,7 @@ pyflow.quant.distortion(weights, "q4_k").snr_db
 
 from pyflow.quant.blocks import (
     FORMATS,
+    TARGETS,
     Distortion,
     Format,
     dequantize,
@@ -16,10 +17,12 @@ from pyflow.quant.blocks import (
     format_of,
     quantize,
     read_as,
+    target_of,
 )
 
 __all__ = [
     "FORMATS",
+    "TARGETS",
     "Distortion",
     "Format",
     "dequantize",
@@ -28,4 +31,5 @@ __all__ = [
     "format_of",
     "quantize",
     "read_as",
+    "target_of",
 ]

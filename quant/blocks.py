@@ -42,6 +42,8 @@ class Format:
     block: int
     """Weights per block; must divide the length of rows."""
     block_bytes: int
+    encodes: bool = True
+    """Whether weights can become it; others are only read."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -49,10 +51,13 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    f["name"]: Format(f["name"], f["gguf_id"], f["block"], f["block_bytes"])
+    f["name"]: Format(f["name"], f["gguf_id"], f["block"], f["block_bytes"], f["encodes"])
     for f in _core.weight_formats()
 }
 """By name, in upper case."""
+
+TARGETS = {name: form for name, form in FORMATS.items() if form.encodes}
+"""Those that weights can become."""
 
 
 def format_of(name: str) -> Format:
@@ -61,6 +66,17 @@ def format_of(name: str) -> Format:
     if found is None:
         raise UnsupportedError(
             f"weight format {name!r}: expected one of {', '.join(FORMATS)}, in any case"
+        )
+    return found
+
+
+def target_of(name: str) -> Format:
+    """The format of that name, in any case; UnsupportedError if weights cannot become it."""
+    found = FORMATS.get(str(name).upper())
+    if found is None or not found.encodes:
+        read = "" if found is None else ", which is only read"
+        raise UnsupportedError(
+            f"weight format {name!r}{read}: expected one of {', '.join(TARGETS)}, in any case"
         )
     return found
 
@@ -84,7 +100,8 @@ def quantize(
     (columns,) numbers of any scale, at least 0. n_threads: None for one per CPU of this process.
 
     ShapeError: the format's block does not divide columns, or fewer than one thread.
-    UnsupportedError: no such format, or a weight that it cannot hold; all hold up to +-65504.
+    UnsupportedError: no such format, one that is only read, or a weight that it cannot hold; all
+    hold up to +-65504.
     """
     rows = np.ascontiguousarray(weights, np.float32)
     by = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -92,7 +109,7 @@ def quantize(
         n_threads = len(os.sched_getaffinity(0)) if rows.size >= _WORTH_THREADS else 1
     n_threads = whole("n_threads", n_threads, 1, _core.MAX_THREADS)
     pool = _core.ThreadPool(n_threads) if n_threads > 1 else None
-    return _core.quantize(format_of(type).name, rows, by, pool)
+    return _core.quantize(target_of(type).name, rows, by, pool)
 
 
 def dequantize(blocks: NDArray[np.uint8], type: str) -> NDArray[np.float32]:

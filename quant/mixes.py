@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pyflow.quant.blocks import FORMATS
+from pyflow.quant.blocks import FORMATS, TARGETS
 
 # Arguments: layer i of the n layers with the role, and query heads per key head.
 _When = Callable[[int, int, int], bool]
@@ -76,7 +76,7 @@ _IQ4 = {
 
 TYPES: dict[str, Mix] = {
     # Formats without a GGUF file type use their own type number.
-    **{name: Mix(name, _FILE_TYPES.get(name, f.gguf_id)) for name, f in FORMATS.items()},
+    **{name: Mix(name, _FILE_TYPES.get(name, f.gguf_id)) for name, f in TARGETS.items()},
     "Q2_K": Mix(
         "Q2_K",
         10,

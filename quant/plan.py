@@ -21,6 +21,7 @@ from pyflow.quant.weights import Tensor, Weights
 
 from pyflow.errors import FormatError, PyflowError, ShapeError, UnsupportedError
 
+_ONLY_READ = "their formats are only read; --allow-requantize turns them into others"
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
 """The output matrix, which gives the logits, is OUTPUT, or EMBEDDING if a model has no OUTPUT."""
 
@@ -89,6 +90,9 @@ def plan(
     rules = _Rules(model, recipe, naming or of_gguf(model))
     steps = [rules.step(tensor, imatrix) for tensor in model.tensors]
     rules.check_overrides()
+    only_read = [step.tensor for step in steps if step.kept_for == _ONLY_READ]
+    if only_read and not any(_is_float_matrix(step.tensor) for step in steps):
+        _check_source(model, only_read[0], recipe)
     if imatrix is not None:
         _check_importance(model, recipe, imatrix, steps)
     return steps
@@ -146,6 +150,9 @@ class _Rules:
         instead_of = name if fitting != name else None
         if fitting == tensor.dtype:
             return Step(tensor, fitting, tensor.nbytes, role, instead_of=instead_of)
+        stored = read_as(tensor.dtype)
+        if stored and not stored.encodes and not asked and not self._recipe.allow_requantize:
+            return Step(tensor, tensor.dtype, tensor.nbytes, role, kept_for=_ONLY_READ)
         _check_source(self._model, tensor, self._recipe)
         used = imatrix if FORMATS[fitting].block > 1 else None
         return Step(
@@ -254,6 +261,11 @@ def _importance(imatrix: Imatrix, tensor: Tensor, part: Part) -> NDArray[np.floa
 def _nbytes(tensor: Tensor, name: str) -> int:
     """The tensor's size in the format."""
     return math.prod(tensor.shape) // FORMATS[name].block * FORMATS[name].block_bytes
+
+
+def _is_float_matrix(tensor: Tensor) -> bool:
+    form = read_as(tensor.dtype)
+    return len(tensor.shape) > 1 and form is not None and form.block == 1
 
 
 def _check_source(model: Weights, tensor: Tensor, recipe: Recipe) -> None:

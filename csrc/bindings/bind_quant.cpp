@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bindings/convert.h"
+#include "encode/encoder.h"
 #include "kernels/dispatch.h"
 #include "quant/packed_tensor.h"
 
@@ -37,7 +38,8 @@ void register_quant(py::module_& m) {
     for (const DTypeInfo& d : kDTypes)
       formats.append(py::dict(py::arg("name") = d.name, py::arg("gguf_id") = d.gguf_id,
                               py::arg("block") = d.block, py::arg("block_bytes") = d.block_bytes,
-                              py::arg("fine_inputs") = fine_inputs(d.dtype)));
+                              py::arg("fine_inputs") = fine_inputs(d.dtype),
+                              py::arg("encodes") = can_encode(d.dtype)));
     return formats;
   });
   m.def("dequantize", &dequantize_array, py::arg("dtype"), py::arg("data"), py::arg("shape"));

@@ -92,7 +92,7 @@ void round_rows(const EncodeTable& table, const BlockColumn& c, int64_t first, i
 
 template <class Format>
 void encode_blocks(const EncodeTable& table, DType dtype, const BlockColumn& c) {
-  if constexpr (Format::kBlock > 1) {
+  if constexpr (Format::kBlock > 1 && quant::Encodable<Format>) {
     constexpr int64_t kBlock = Format::kBlock;
     quant::Fields fields[kRowsAtOnce];
     float x[kRowsAtOnce * kBlock], values[kRowsAtOnce * kBlock];

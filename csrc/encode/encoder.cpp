@@ -33,7 +33,7 @@ void encode_blocks(const EncodeTable& table, DType dtype, const SearchArgs& args
   };
   if constexpr (Format::kBlock == 1) {
     for (int64_t i = 0; i < n_blocks; ++i) put(i, Format::encode(args.x[i]));
-  } else {
+  } else if constexpr (quant::Encodable<Format>) {
     constexpr int64_t kAtOnce = 16;
     quant::Fields fields[kAtOnce];
     for (int64_t b = 0; b < n_blocks; b += kAtOnce) {
@@ -47,9 +47,11 @@ void encode_blocks(const EncodeTable& table, DType dtype, const SearchArgs& args
 struct Entry {
   decltype(&encode_blocks<quant::F32>) encode;
   float largest;
+  bool encodable;
 };
 constexpr Entry kEntries[] = {
-#define PYFLOW_FORMAT(name, id, block, bytes) {encode_blocks<quant::name>, largest<quant::name>()},
+#define PYFLOW_FORMAT(name, id, block, bytes) \
+  {encode_blocks<quant::name>, largest<quant::name>(), quant::Encodable<quant::name>},
 #include "quant/formats.def"
 #undef PYFLOW_FORMAT
 };
@@ -60,7 +62,16 @@ std::string number(float x) {
   return {text, std::to_chars(text, text + sizeof text, x).ptr};
 }
 
+std::string encodable_names() {
+  std::string names;
+  for (const DTypeInfo& d : kDTypes)
+    if (can_encode(d.dtype)) names += (names.empty() ? "" : ", ") + std::string(d.name);
+  return names;
+}
+
 }  // namespace
+
+bool can_encode(DType dtype) { return kEntries[static_cast<size_t>(dtype)].encodable; }
 
 Encoder::Encoder(DType dtype, int64_t n_cols, const float* importance, const EncodeTable& table)
     : dtype_(dtype),
@@ -68,6 +79,9 @@ Encoder::Encoder(DType dtype, int64_t n_cols, const float* importance, const Enc
       importance_(importance),
       table_(table),
       row_bytes_(pyflow::row_bytes(dtype, n_cols)) {
+  if (!can_encode(dtype))
+    throw UnsupportedError("weight format " + std::string(info(dtype).name) +
+                           " is only read: expected one of " + encodable_names());
   for (int64_t i = 0; importance && i < n_cols; ++i)
     if (!(importance[i] >= 0.0f && importance[i] <= kLargestImportance))
       throw UnsupportedError("importance of column " + std::to_string(i) +

@@ -34,13 +34,16 @@ struct SourceRows {
   }
 };
 
+// Whether there is an encoder for the format; files of others can be read.
+bool can_encode(DType dtype);
+
 // Encodes rows of floats. The same weights give the same bytes with every instruction set, however
 // the rows are split and whichever threads encode them.
 class Encoder {
  public:
   // n_cols: weights of a row, a positive multiple of the format's block. importance: n_cols factors
   // of squared errors, 0 to 1e30, which outlive the encoder; null: 1 for each. Throws ShapeError,
-  // UnsupportedError.
+  // and UnsupportedError where there is no encoder.
   Encoder(DType dtype, int64_t n_cols, const float* importance = nullptr,
           const EncodeTable& table = encode_table(kernel_table()));
 

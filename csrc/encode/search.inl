@@ -26,10 +26,10 @@ static void search_blocks(const SearchArgs& args, int64_t begin, int64_t end, qu
 
 template <class Format>
 static constexpr auto search_of() {
-  if constexpr (Format::kBlock == 1) {
-    return nullptr;
-  } else {
+  if constexpr (Format::kBlock > 1 && quant::Encodable<Format>) {
     return &search_blocks<Format>;
+  } else {
+    return nullptr;
   }
 }
 

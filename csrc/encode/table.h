@@ -49,7 +49,7 @@ struct RoundArgs {
 
 struct EncodeTable {
   // Scales and codes for blocks [begin, end) of the matrix, by weight format; null for plain
-  // floats. A block's fields depend only on its own weights and their importance.
+  // floats and for what is only read. A block's fields depend only on its own weights and their importance.
   void (*search[kDTypeCount])(const SearchArgs&, int64_t begin, int64_t end, quant::Fields* out);
 
   // Rounds weights to levels, last to first, for the least weighted sum of squares.

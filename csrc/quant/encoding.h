@@ -1,11 +1,15 @@
 // How a format is encoded, as its header says it: `using Search = ...` names a search for scales
 // and codes, with the format's numbers, and `assemble` packs what the search found into the file's
-// bits. The searches themselves are defined in encode/search/.
+// bits. The searches themselves are defined in encode/search/. A format of blocks without a search
+// is only read.
 #pragma once
 
 #include <cstdint>
 
 namespace pyflow::quant {
+
+template <class Format>
+concept Encodable = Format::kBlock == 1 || requires { typename Format::Search; };
 
 // A block as a search leaves it.
 struct Fields {

@@ -17,6 +17,15 @@ inline void set_nibbles(uint8_t* qs, int n, const uint8_t* q) {
   for (int j = 0; j < n; ++j) qs[j] = static_cast<uint8_t>((q[j] & 15) | (q[j + n] & 15) << 4);
 }
 
+// n bytes hold 2n values: value 2i in the low, 2i + 1 in the high nibble of byte i.
+inline void get_neighbours(const uint8_t* qs, int n, uint8_t* q) {
+  for (int j = 0; j < 2 * n; ++j) q[j] = qs[j / 2] >> j % 2 * 4 & 15;
+}
+inline void set_neighbours(uint8_t* qs, int n, const uint8_t* q) {
+  for (int j = 0; j < n; ++j)
+    qs[j] = static_cast<uint8_t>((q[2 * j] & 15) | (q[2 * j + 1] & 15) << 4);
+}
+
 // 32 values' fifth bits in a little-endian word (bytes here): bit j is value j's.
 inline void get_fifth_bits(const uint8_t* qh, uint8_t* q) {
   for (int j = 0; j < 32; ++j) q[j] = static_cast<uint8_t>(q[j] | (qh[j / 8] >> j % 8 & 1) << 4);

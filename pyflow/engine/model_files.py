@@ -16,7 +16,7 @@ from pyflow.engine.defaults import read_defaults
 from pyflow.engine.fingerprint import fingerprint
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats import Checkpoint, Overrides
-from pyflow.quant import format_of, read_as
+from pyflow.quant import read_as, target_of
 from pyflow.specs import describe
 from pyflow.tokenizer import NoTokenizerError, Tokenizer, from_checkpoint
 from pyflow.tokenizer.base.headroom import is_limited
@@ -135,7 +135,7 @@ def open_checkpoint(
         checkpoint = replace(checkpoint, metadata=metadata, overrides=overrides)
     if quantize is None:
         return checkpoint
-    wanted = format_of(quantize).name
+    wanted = target_of(quantize).name
     if not can_quantize(checkpoint):
         matrices = {t.dtype for t in checkpoint.tensors if len(t.shape) > 1}
         raise UnsupportedError(

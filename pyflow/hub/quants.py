@@ -11,9 +11,11 @@ from pyflow.errors import FormatError
 from pyflow.hub.listing import RemoteFile
 
 # Best first, for a machine with room for all: 4 bits are the usual choice, and more bits come
-# before fewer ones. Types that this build cannot run are not here.
+# before fewer ones. Types that this build cannot run, or that take more bytes in memory than in
+# files, are not here.
 ORDER = (
     *("Q4_K_M", "Q4_K_L", "Q4_K_S", "IQ4_XS", "IQ4_NL", "Q4_1", "Q4_0", "Q4"),
+    *("MXFP4_MOE", "MXFP4"),
     *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q5", "Q6_K", "Q6_K_L", "Q6", "Q8_0", "Q8"),
     *("Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3", "Q2_K", "Q2_K_L", "Q2_K_S", "Q2", "BF16", "F16", "F32"),
 )

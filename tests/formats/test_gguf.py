@@ -141,7 +141,7 @@ def test_all_value_types_by_hand(corpus: ModuleType, tmp_path: Path) -> None:
         "embed": ("Q8_0", (4, 32), 136, True),
         "norm": ("F32", (3,), 12, True),
         "scalar": ("F32", (), 4, True),
-        "listed": ("IQ2_XXS", (256,), 66, False),
+        "listed": ("Q1_0", (256,), 36, False),
         "unknown": ("type 77", (2, 1, 1, 5), 0, False),
     }
     data = np.frombuffer(corpus.VALID["version_3"], np.uint8)

@@ -133,7 +133,7 @@ def test_keys_of_our_own_are_written_anew(tmp_path: Path) -> None:
     ("name", "dtype", "message"),
     [
         ("w", "C128", "C128"),
-        ("w", "MXFP4", "MXFP4"),
+        ("w", "Q1_0", "Q1_0"),
         ("__metadata__", "F32", "__metadata__"),
         ("\udc80", "F32", "UTF-8"),
         pytest.param("w" * 50_000_001, "Q4_K", "100,000,000", id="long"),

@@ -122,7 +122,7 @@ def test_tensors_that_cannot_be_computed_with_are_named(
     assert run(path).stdout.splitlines() == [
         f"  {path}: tensor '{name}': expected a type that this build can compute with, found "
         f"{found}; get the model in another quantization, for example Q4_K_M"
-        for name, found in {"listed": "IQ2_XXS (type 16)", "unknown": "type 77"}.items()
+        for name, found in {"listed": "Q1_0 (type 41)", "unknown": "type 77"}.items()
     ] + ["accepted"]
 
 

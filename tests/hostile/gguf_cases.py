@@ -14,7 +14,7 @@ from gguf_builder import (
     NUMBERS,
     STRING,
     TYPE_F32,
-    TYPE_IQ2_XXS,
+    TYPE_Q1_0,
     TYPE_Q4_K,
     TYPE_Q8_0,
     TYPE_UNKNOWN,
@@ -62,7 +62,7 @@ def everything(version: int = 3) -> Gguf:
             Tensor("embed", (32, 4), TYPE_Q8_0, 0),
             Tensor("norm", (3,), TYPE_F32, 160),
             Tensor("scalar", (), TYPE_F32, 192),
-            Tensor("listed", (256,), TYPE_IQ2_XXS, 224),
+            Tensor("listed", (256,), TYPE_Q1_0, 224),
             Tensor("unknown", (5, 1, 1, 2), TYPE_UNKNOWN, 320),
         ],
         data=bytes(range(256)) + bytes(96),
@@ -244,7 +244,7 @@ def tensor_cases() -> Iterator[Case]:
         ("q8_0_scalar", (), TYPE_Q8_0, "a multiple of 32 for Q8_0, found 1;"),
         ("q8_0_rows_make_it_up", (16, 2), TYPE_Q8_0, "a multiple of 32 for Q8_0, found 16;"),
         ("q4_k", (288,), TYPE_Q4_K, "a multiple of 256 for Q4_K, found 288;"),
-        ("iq2_xxs", (128,), TYPE_IQ2_XXS, "a multiple of 256 for IQ2_XXS, found 128;"),
+        ("q1_0", (64,), TYPE_Q1_0, "a multiple of 128 for Q1_0, found 64;"),
     ]:
         tensor = Tensor(dims=dims, type=kind)
         yield case(f"row_{label}", tensor, mentions=("tensor 't': row length at", expected))
@@ -274,8 +274,8 @@ def placement_cases() -> Iterator[Case]:
     yield case("size_2_to_the_63", Tensor(dims=((1 << 61) - 1,)), mentions=(*past, found))
     unknown = Tensor(type=TYPE_UNKNOWN, offset=64)
     yield case("unknown_type_past_the_end", unknown, mentions=(*past, "64 + 64 + 0 bytes"))
-    listed = Tensor(type=TYPE_IQ2_XXS, dims=(256,))
-    yield case("listed_type_past_the_end", listed, mentions=(*past, "64 + 0 + 66 bytes"))
+    listed = Tensor(type=TYPE_Q1_0, dims=(512,))
+    yield case("listed_type_past_the_end", listed, mentions=(*past, "64 + 0 + 72 bytes"))
     table = Gguf(tensors=[Tensor()]).build()[:57]
     yield Case("no_padding", table, ("tensor 't': data offset at byte 49", "(57 bytes)"))
 
@@ -284,7 +284,7 @@ def placement_cases() -> Iterator[Case]:
         ("same_offset", Tensor("a"), Tensor("b")),
         ("tail", wide, Tensor("b", offset=32)),
         ("inside_out_of_order", Tensor("b", offset=32), Tensor("wide", (24,))),
-        ("listed_type", Tensor("x", (256,), TYPE_IQ2_XXS), Tensor("b", offset=64)),
+        ("listed_type", Tensor("x", (256,), TYPE_Q1_0), Tensor("b", offset=64)),
         ("unknown_type", Tensor("u", type=TYPE_UNKNOWN), Tensor("b")),
         ("by_unknown_type", wide, Tensor("u", type=TYPE_UNKNOWN, offset=32)),
     ]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyflow.formats
 import pytest
 from numpy.typing import NDArray
-from pyflow.quant import FORMATS
+from pyflow.quant import TARGETS
 from pyflow.quant.convert import Options, convert
 from pyflow.quant.plan import Recipe
 
@@ -98,7 +98,7 @@ def test_a_model_quantized_while_it_is_loaded_is_that_of_a_quantized_file(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [name for name in FORMATS if name != "F32"])
+@pytest.mark.parametrize("form", [name for name in TARGETS if name != "F32"])
 def test_what_quantize_writes_is_also_loaded_into(form: str, tmp_path: Path) -> None:
     floats = write_model(tmp_path / "f32.gguf", n_layers=1, window=0, n_embd=256)
     blocks = write_as(tmp_path / "blocks.gguf", floats, form)
@@ -108,7 +108,7 @@ def test_what_quantize_writes_is_also_loaded_into(form: str, tmp_path: Path) -> 
         assert model.stage.weight_bytes == stored.stage.weight_bytes
 
 
-@pytest.mark.parametrize("form", [name for name in FORMATS if FORMATS[name].block == 256])
+@pytest.mark.parametrize("form", [name for name in TARGETS if TARGETS[name].block == 256])
 def test_rows_that_are_no_whole_blocks_are_refused_by_name(form: str, tmp_path: Path) -> None:
     floats = write_model(tmp_path / "f32.gguf", n_layers=1, window=0)
     with pytest.raises(UnsupportedError, match=f"64 .* {form}"):

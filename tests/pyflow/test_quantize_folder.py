@@ -15,7 +15,7 @@ import numpy as np
 import pyflow.formats
 import pytest
 from numpy.typing import NDArray
-from pyflow.quant import FORMATS, mixes, quantize
+from pyflow.quant import TARGETS, mixes, quantize
 from pyflow.quant.convert import Options, Share, convert
 from pyflow.quant.folder import convert_folder
 from pyflow.quant.imatrix import Squares, read_imatrix, write_imatrix
@@ -34,7 +34,7 @@ from .tiny_folders import CONFIG, write_folder
 
 Oracle = Callable[[str], Any]
 TOKENS = [1, 2, 3, 200, 7, 90, 91]
-BLOCKS = [name for name, form in FORMATS.items() if form.block > 1]
+BLOCKS = [name for name, form in TARGETS.items() if form.block > 1]
 HUBS = [name for name in NAMES if name.startswith("hf_") and name not in REFUSED]
 POOL = _core.ThreadPool(2, False)
 # Which have matrices that stay, or rows that are no whole blocks of 32.

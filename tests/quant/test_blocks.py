@@ -272,6 +272,9 @@ def test_names_come_in_any_case_and_wrong_ones_are_refused() -> None:
     assert set(BOUNDS) < set(FORMATS)
     with pytest.raises(UnsupportedError, match="F32, F16"):
         quantize(x, "q4")
+    assert format_of("mxfp4").block == 32
+    with pytest.raises(UnsupportedError, match=r"'mxfp4', which is only read: expected .*\bQ4_K\b"):
+        quantize(x, "mxfp4")
     with pytest.raises(ValueError, match=r"^n_threads: "):
         quantize(x, "q4_k", n_threads=0)
     with pytest.raises(ShapeError, match=r"^n_threads: "):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pyflow.formats import gguf_writer
 from pyflow.formats.replacing import replacing
-from pyflow.quant import FORMATS, dequantize, quantize
+from pyflow.quant import FORMATS, TARGETS, dequantize, quantize
 from pyflow.quant.convert import convert
 from pyflow.quant.plan import Recipe
 
@@ -67,7 +67,7 @@ def test_what_is_written_is_read(tensors: Tensors) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from([*FORMATS]), st.integers(0, 2**32 - 1), st.floats(-30, 4.5))
+@given(st.sampled_from([*TARGETS]), st.integers(0, 2**32 - 1), st.floats(-30, 4.5))
 def test_weights_of_any_size_are_read_as_they_were_encoded(
     name: str, seed: int, size: float
 ) -> None:
@@ -92,7 +92,7 @@ def test_weights_of_any_size_are_read_as_they_were_encoded(
             np.testing.assert_array_equal(values, x)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinities_are_refused_by_tensor_and_place(
     name: str, value: float, tmp_path: Path

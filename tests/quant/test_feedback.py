@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pyflow.quant import FORMATS, dequantize, quantize
+from pyflow.quant import FORMATS, TARGETS, dequantize, quantize
 
 from pyflow import _core
 from pyflow.errors import FormatError, ShapeError, UnsupportedError
@@ -13,7 +13,7 @@ from pyflow.errors import FormatError, ShapeError, UnsupportedError
 pytestmark = pytest.mark.slow
 
 Array = NDArray[np.float32]
-BLOCKS = [name for name, form in FORMATS.items() if form.block > 1]
+BLOCKS = [name for name, form in TARGETS.items() if form.block > 1]
 WIDTH, DAMPING = 2048, 0.01  # csrc/encode/feedback.h
 
 

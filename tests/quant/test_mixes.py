@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyflow.quant import FORMATS, mixes
+from pyflow.quant import FORMATS, TARGETS, mixes
 from pyflow.quant.plan import Recipe, plan
 
 from pyflow import formats
@@ -66,7 +66,7 @@ def test_overrides_go_before_roles_and_the_first_counts(model: Any) -> None:
 
 
 def test_rows_that_are_no_blocks_get_a_format_of_smaller_ones() -> None:
-    for name, form in FORMATS.items():
+    for name, form in TARGETS.items():
         for n_cols in (1024, 576, 32, 100):
             fitting = mixes.fitting(name, n_cols)
             assert n_cols % FORMATS[fitting].block == 0

@@ -67,10 +67,10 @@ def _somebody_answers() -> bool:
 
 
 def _weight_format(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    from pyflow.quant import format_of
+    from pyflow.quant import target_of
 
     try:
-        return None if value is None else format_of(value).name
+        return None if value is None else target_of(value).name
     except PyflowError as error:
         raise click.BadParameter(str(error), ctx, param) from None
 

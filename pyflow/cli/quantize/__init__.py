@@ -20,7 +20,7 @@ from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import progress
 from pyflow.cli.terminal.signals import like_ctrl_c
 from pyflow.errors import PyflowError, UnsupportedError
-from pyflow.quant import FORMATS
+from pyflow.quant import TARGETS
 from pyflow.quant.mixes import TYPES
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def _overrides(
     found = []
     for value in values:
         pattern, equals, name = value.rpartition("=")
-        if not equals or not pattern or name.upper() not in FORMATS:
+        if not equals or not pattern or name.upper() not in TARGETS:
             raise click.BadParameter(
-                f"expected PATTERN=FORMAT with a format of {', '.join(FORMATS)}, found {value!r}",
+                f"expected PATTERN=FORMAT with a format of {', '.join(TARGETS)}, found {value!r}",
                 ctx,
                 param,
             )

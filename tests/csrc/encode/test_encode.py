@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pyflow import _core
 from pyflow.errors import ShapeError, UnsupportedError
 
-FORMATS = {f["name"]: f for f in _core.weight_formats()}
+FORMATS = {f["name"]: f for f in _core.weight_formats() if f["encodes"]}
 BLOCKS = [name for name, f in FORMATS.items() if f["block"] > 1]
 PLAIN = [name for name, f in FORMATS.items() if f["block"] == 1]
 
@@ -162,6 +162,14 @@ def test_importance_that_is_none_is_refused() -> None:
             _core.quantize("Q4_0", x, importance)
     with pytest.raises(ShapeError, match=r"\b64\b.*\b32\b"):
         _core.quantize("Q4_0", x, np.ones(32, np.float32))
+
+
+def test_formats_that_are_only_read_are_refused_by_name() -> None:
+    read = [f["name"] for f in _core.weight_formats() if not f["encodes"]]
+    assert "MXFP4" in read
+    for name in read:
+        with pytest.raises(UnsupportedError, match=rf"{name} is only read: .*\bQ4_K\b"):
+            _core.quantize(name, np.zeros((1, 256), np.float32))
 
 
 def test_rows_that_are_no_blocks_are_refused() -> None:

@@ -31,6 +31,12 @@ HALVES = {
     "Q6_K": [208],
     "IQ4_NL": [0],
     "IQ4_XS": [0],
+    **{key: [0] for key in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")},
+    "IQ1_M": [48],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "MXFP4": [],
+    "NVFP4": [],
     "Q3H_K": [0],
     "Q3H_NL": [0],
     **{name: [0, 2] for name in own_formats.LINEAR},
@@ -54,13 +60,35 @@ if "amx" in os.environ.get("PYFLOW_TEST_REQUIRES", "").split(",") and runs("amx"
     TILED.append("amx")
 
 
+def set_halves(
+    name: str, blocks: NDArray[np.uint8], at: int, halves: NDArray[np.float16] | float
+) -> None:
+    """Stores an f16 scale in each block (blocks, bytes)."""
+    bits = np.broadcast_to(np.asarray(halves, np.float16), len(blocks)).view(np.uint16)
+    if name == "IQ1_M":  # in the top nibbles of four words
+        for i in range(4):
+            high = blocks[:, at + 2 * i + 1]
+            high[:] = high & 15 | (bits >> 4 * i & 15).astype(np.uint8) << 4
+    else:
+        blocks[:, at : at + 2] = np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 2)
+
+
+def set_scales(name: str, blocks: NDArray[np.uint8], halves: NDArray[np.float16] | float) -> None:
+    """The same of all f16 scales; powers of two become small ones."""
+    for at in HALVES.get(name, []):
+        set_halves(name, blocks, at, halves)
+    if name == "MXFP4":
+        blocks[:, 0] = 112 + blocks[:, 0] % 16
+
+
 def random_weights(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
     """Any bytes are a valid block; scales are kept finite."""
     fmt = FORMATS[name]
     blocks = rng.integers(0, 256, (rows * cols // fmt["block"], fmt["block_bytes"]), dtype=np.uint8)
     for at in HALVES.get(name, []):
-        scale = rng.normal(0, 0.02, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+        set_halves(name, blocks, at, rng.normal(0, 0.02, len(blocks)).astype(np.float16))
+    if name == "MXFP4":
+        set_scales(name, blocks, 0.0)
     if name in {"F32", "BF16"}:
         values = rng.normal(0, 1, rows * cols).astype(np.float32)
         raw = values.view(np.uint8).reshape(-1, 4)

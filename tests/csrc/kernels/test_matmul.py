@@ -19,6 +19,8 @@ from .products import (
     multiply,
     random_rows,
     random_weights,
+    set_halves,
+    set_scales,
 )
 
 ISAS = _core.runnable_isas()
@@ -119,8 +121,7 @@ def test_extreme_integers_do_not_overflow(isa: str) -> None:
             continue
         for byte in (0x00, 0x7F, 0x80, 0xFF):
             data = np.full((16 * 256 // fmt["block"], fmt["block_bytes"]), byte, np.uint8)
-            for at in HALVES[name]:
-                data[:, at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
+            set_scales(name, data, 1.0)
             w = pyflow_testing.PackedTensor(name, data, 16, 256)
             values = _core.dequantize(name, data, (16, 256)).astype(np.float64)
             for sign in (1, -1):
@@ -194,8 +195,8 @@ def test_extremes_give_the_same_bits(name: str) -> None:
             if byte is not None:
                 data[:] = byte
             for at in HALVES[name]:
-                data[:, at : at + 2] = np.array([0x2C00], np.uint16).view(np.uint8)
-                data[::3, at : at + 2] = np.array([half], np.uint16).view(np.uint8)
+                set_halves(name, data, at, 0.0625)
+                set_halves(name, data[::3], at, np.array([half], np.uint16).view(np.float16))
             assert_same_or_nan(name, data, x)
 
 
