@@ -110,6 +110,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:
             )
     if native.format != "GGUF":
         check_description(path.parent)
+    if native.format == "safetensors":
+        native = _core.join_pairs(native)
     notes = [f"{path}: {note}" for note in native.notes]
     if folder is not None:
         opened = [path, *map(Path, native.files)]

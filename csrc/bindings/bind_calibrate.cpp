@@ -18,7 +18,7 @@ py::list moments(const py::object& self) {
   auto& observer = self.cast<InputMoments&>();
   std::unordered_map<const PackedTensor*, py::tuple> names;
   observer.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
-    names[&w] = py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first);
+    names[&w] = py::make_tuple(ref.name, ref.first());
   });
   py::list out;
   for (const InputMoments::Moments& m : observer.moments()) {
@@ -40,8 +40,7 @@ py::list sums(const InputMoments& observer) {
   observer.stage().for_matrices([&](const TensorRef& ref, const PackedTensor& w) {
     const InputMoments::Sums& s = observer.of(w);
     py::array_t<double> columns(static_cast<py::ssize_t>(s.columns.size()), s.columns.data());
-    out.append(py::make_tuple(ref.name, ref.rows.empty() ? 0 : ref.rows[0].first, s.n_rows,
-                              std::move(columns)));
+    out.append(py::make_tuple(ref.name, ref.first(), s.n_rows, std::move(columns)));
   });
   return out;
 }

@@ -12,6 +12,7 @@
 #include "core/message.h"
 #include "files/gguf/gguf.h"
 #include "files/open.h"
+#include "files/safetensors/mx_pairs.h"
 #include "files/safetensors/safetensors.h"
 #include "files/torch/torch.h"
 
@@ -232,6 +233,7 @@ void register_files(py::module_& m) {
         return open_shards(bytes, inflate);
       },
       py::arg("paths"));
+  m.def("join_pairs", &PairedCheckpoint::join, py::arg("checkpoint"));
   m.def("read_head", read_head, py::arg("path"), py::arg("nbytes"));
 }
 

@@ -53,6 +53,7 @@ void Checkpoint::set_table(std::vector<TensorRow> table) {
                         .data = file + t.offset,
                         .divisors = t.n_divisors ? file + t.divisors : nullptr,
                         .n_divisors = t.n_divisors});
+    if (t.scales) tensors_.back().scales = files_[t.scales->file]->data() + t.scales->offset;
   }
 }
 
@@ -92,9 +93,14 @@ Contents Checkpoint::contents(const TensorRow& t) const {
 }
 
 void Checkpoint::release(const TensorRecord& r) const {
-  for (const auto& file : files_)
-    if (r.data >= file->data() && r.data < file->data() + file->size())
-      file->release(static_cast<uint64_t>(r.data - file->data()), r.nbytes);
+  const auto release = [&](const uint8_t* data, uint64_t n) {
+    for (const auto& file : files_)
+      if (data >= file->data() && data < file->data() + file->size())
+        file->release(static_cast<uint64_t>(data - file->data()), n);
+  };
+  const uint64_t n_scales = r.scales ? r.nbytes / r.block_bytes() : 0;
+  release(r.data, r.nbytes - n_scales);
+  if (r.scales) release(r.scales, n_scales);
 }
 
 void Checkpoint::release_all() const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,13 @@ struct TensorRow {
   // Of int8 codes: where the numbers that divide them lie in the file, F32, 1 or one for each row.
   uint64_t divisors = 0;
   uint32_t n_divisors = 0;
+
+  // Of blocks that lie apart from their scales, the place of these (files/safetensors/mx_pairs.h).
+  struct Place {
+    uint32_t file;
+    uint64_t offset;
+  };
+  std::optional<Place> scales = std::nullopt;
 
   void set_type(const TensorType& type);
 };

@@ -12,17 +12,32 @@ TensorRef TensorRef::slice(int64_t first, int64_t n) const {
   int64_t base = 0;
   for (const auto& [start, count] : rows) {
     const int64_t begin = std::max(first, base), end = std::min(first + n, base + count);
-    if (begin < end) part.rows.emplace_back(start < 0 ? start : start + begin - base, end - begin);
+    if (begin < end)
+      part.rows.emplace_back(start < 0 ? start : start + (begin - base) * step, end - begin);
     base += count;
   }
   return part;
+}
+
+void TensorRef::check_rows(const std::string& where, int64_t have, int64_t needed) const {
+  if (rows.empty()) return;
+  int64_t n = 0;
+  for (const auto& [start, count] : rows) {
+    if (count < 1 || (start >= 0 && (start >= have || count - 1 > (have - 1 - start) / step)))
+      throw ShapeError(where + "rows " + std::to_string(start) + " to " +
+                       std::to_string(start + count * step) + " of " + std::to_string(have));
+    n += count;
+  }
+  if (n != needed)
+    throw ShapeError(where + "expected a cut of " + std::to_string(needed) + " rows, found " +
+                     std::to_string(n));
 }
 
 std::string TensorRef::text() const {
   std::string text = name;
   if (rows.empty()) return text;
   text += " [" + std::to_string(rows[0].first);
-  text += " to " + std::to_string(rows.back().first + rows.back().second) + ")";
+  text += " to " + std::to_string(rows.back().first + rows.back().second * step) + ")";
   return text;
 }
 

@@ -24,11 +24,18 @@ struct TensorRef {
   std::string name;
   // Segments (start, count), none: all. A negative start makes rows, or values, of zeros.
   std::vector<std::pair<int64_t, int64_t>> rows = {};
+  int64_t step = 1;  // between rows of a segment
   bool transposed = false;
+  std::pair<int64_t, int64_t> inputs = {0, 0};  // of a transposed one, (start, count); 0: all
   double add = 0;
 
   // Rows [first, first + n) of the rows that these segments make.
   TensorRef slice(int64_t first, int64_t n) const;
+  // A number that tells which part of the tensor this is: the first row, from the first input on.
+  int64_t first() const { return inputs.first + (rows.empty() ? 0 : rows[0].first); }
+  // Throws ShapeError, which begins with `where`, unless the segments are `needed` of `have` rows
+  // (values, of a vector).
+  void check_rows(const std::string& where, int64_t have, int64_t needed) const;
   std::string text() const;  // for messages
   auto operator<=>(const TensorRef&) const = default;
 };

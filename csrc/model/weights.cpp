@@ -19,22 +19,6 @@ std::string shape_text(int64_t rows, int64_t cols) {
   return std::to_string(rows) + " x " + std::to_string(cols);
 }
 
-// Checks that segments are within the existing rows (values, of a vector) and add up to the number
-// needed.
-void check_segments(const std::string& where, const TensorRef& ref, int64_t have, int64_t needed) {
-  if (ref.rows.empty()) return;
-  int64_t n = 0;
-  for (const auto& [start, count] : ref.rows) {
-    if (count < 1 || (start >= 0 && (start > have || count > have - start)))
-      throw ShapeError(where + "rows " + std::to_string(start) + " to " +
-                       std::to_string(start + count) + " of " + std::to_string(have));
-    n += count;
-  }
-  if (n != needed)
-    throw ShapeError(where + "expected a cut of " + std::to_string(needed) + " rows, found " +
-                     std::to_string(n));
-}
-
 // Copies start at a huge page, so that no page belongs to two nodes.
 constexpr size_t kCopyAlign = size_t{2} << 20;
 constexpr size_t kCopyPiece = size_t{64} << 10;
@@ -77,12 +61,18 @@ const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t 
                            std::to_string(info(r.dtype).block) + "; convert the model to float16");
   int64_t have = r.rows(), of = r.cols();
   if (ref.transposed) std::swap(have, of);
+  if (const auto [start, count] = ref.inputs; count > 0) {
+    if (!ref.transposed || start > of || count > of - start)
+      throw ShapeError(where + "inputs " + std::to_string(start) + " to " +
+                       std::to_string(start + count) + " of " + std::to_string(of));
+    of = count;
+  }
   const int64_t needed = ref.rows.empty() ? rows : have;
   if (have != needed || of != cols)
     throw ShapeError(where + "expected " +
                      (ref.transposed ? shape_text(cols, needed) : shape_text(needed, cols)) +
                      ", found " + shape_text(r.rows(), r.cols()));
-  check_segments(where, ref, have, rows);
+  ref.check_rows(where, have, rows);
   return r;
 }
 
@@ -134,10 +124,11 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
   const int64_t have = r.rows() * r.cols(), block = info(r.dtype).block;
   if (ref.transposed) throw ShapeError(where + "a vector cannot be transposed");
   if (r.divisors) throw UnsupportedError(where + "a vector in int8; convert the model to float16");
+  if (r.scales) throw UnsupportedError(where + "a vector in blocks whose scales lie apart");
   if (ref.rows.empty() && have != n)
     throw ShapeError(where + "expected " + shape_text(1, n) + ", found " +
                      shape_text(r.rows(), r.cols()));
-  check_segments(where, ref, have, n);
+  ref.check_rows(where, have, n);
   Buffer& buffer = vectors_[ref];
   if (buffer.data()) return buffer.as<float>();
   Buffer values(static_cast<size_t>(n) * sizeof(float), ref.name.c_str(), "model");
@@ -147,11 +138,12 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
       to = std::fill_n(to, count, 0.0f);
       return;
     }
-    if (start % block || count % block)
+    if (start % block || count % block || (ref.step > 1 && block > 1))
       throw UnsupportedError(where + "cut within a block of its type " +
                              std::string(info(r.dtype).name));
-    read_values(where, r, r.data + start / block * r.block_bytes(), count, to);
-    to += count;
+    const int64_t at_once = ref.step > 1 ? 1 : count;
+    for (int64_t i = 0; i < count; i += at_once, to += at_once)
+      read_values(where, r, r.data + (start + i * ref.step) / block * r.block_bytes(), at_once, to);
   };
   if (ref.rows.empty()) take(0, n);
   for (const auto& [start, count] : ref.rows) take(start, count);
@@ -192,7 +184,7 @@ size_t Weights::Matrix::row_bytes() const {
 }
 
 const uint8_t* Weights::Matrix::in_place() const {
-  if (ref->transposed || ref->rows.size() > 1) return nullptr;
+  if (ref->transposed || ref->rows.size() > 1 || ref->step > 1 || record->scales) return nullptr;
   if (!ref->rows.empty() && ref->rows[0].first < 0) return nullptr;
   const auto start = static_cast<size_t>(ref->rows.empty() ? 0 : ref->rows[0].first);
   return record->data + start * row_bytes();

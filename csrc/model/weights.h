@@ -112,7 +112,9 @@ class Weights {
     bool converted() const {
       return packed->dtype() != record->dtype || record->is_double || record->divisors;
     }
-    StoredRows stored() const { return {*record, ref->rows, ref->transposed}; }
+    StoredRows stored() const {
+      return {*record, ref->rows, ref->transposed, ref->step, ref->inputs.first};
+    }
   };
   std::vector<Matrix*> at(Home home) const;
   void place(const Placement& placement);

@@ -17,9 +17,9 @@ constexpr size_t kNone = SIZE_MAX;  // a row of zeros
 constexpr int64_t kAtOnce = 16;
 
 // The tensor's row for a row of the cut; for a transposed tensor, its column.
-size_t file_row(const Segments& segments, int64_t row) {
-  for (const auto& [start, count] : segments) {
-    if (row < count) return start < 0 ? kNone : static_cast<size_t>(start + row);
+size_t file_row(const StoredRows& rows, int64_t row) {
+  for (const auto& [start, count] : rows.segments) {
+    if (row < count) return start < 0 ? kNone : static_cast<size_t>(start + row * rows.step);
     row -= count;
   }
   return static_cast<size_t>(row);  // no segments: all rows
@@ -61,18 +61,21 @@ void StoredRows::copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const
     std::array<size_t, kAtOnce> from{};
     const auto count = static_cast<size_t>(std::min(n - begin, kAtOnce));
     for (size_t i = 0; i < count; ++i) {
-      from[i] = file_row(segments, first + begin + static_cast<int64_t>(i));
+      from[i] = file_row(*this, first + begin + static_cast<int64_t>(i));
       if (from[i] == kNone)
         std::memset(to + i * nbytes, 0, nbytes);
+      else if (record.scales)
+        record.join_blocks(static_cast<int64_t>(from[i] * width), static_cast<int64_t>(width),
+                           to + i * nbytes);
       else if (!transposed)
         std::memcpy(to + i * nbytes, record.data + from[i] * nbytes, nbytes);
     }
     if (!transposed) continue;
+    const uint8_t* data = record.data + static_cast<size_t>(first_input) * stride;
     for (size_t k = 0; k < width; ++k)  // columns side by side lie side by side
       for (size_t i = 0; i < count; ++i)
         if (from[i] != kNone)
-          std::memcpy(to + i * nbytes + k * value, record.data + k * stride + from[i] * value,
-                      value);
+          std::memcpy(to + i * nbytes + k * value, data + k * stride + from[i] * value, value);
   }
 }
 
@@ -80,7 +83,7 @@ void StoredRows::to_blocks(const uint8_t* codes, int64_t first, int64_t n, uint8
   const size_t n_codes = static_cast<size_t>(info(record.dtype).block);
   const size_t nbytes = info(record.dtype).block_bytes;
   for (int64_t i = 0; i < n; ++i) {
-    const size_t row = file_row(segments, first + i);
+    const size_t row = file_row(*this, first + i);
     for (int64_t b = 0; b < record.cols() / info(record.dtype).block; ++b) {
       put_scale(record, row == kNone ? 0 : row, blocks);
       std::memcpy(blocks + nbytes - n_codes, codes, n_codes);

@@ -22,7 +22,9 @@ void read_values(const std::string& where, const TensorRecord& r, const uint8_t*
 struct StoredRows {
   const TensorRecord& record;
   const Segments& segments;
-  bool transposed;  // the segments count columns
+  bool transposed;          // the segments count columns
+  int64_t step = 1;         // between rows of a segment
+  int64_t first_input = 0;  // of a transposed one: the row where it begins
 
   // Copies n rows of `cols` weights from row `first` of the cut on, as bytes of the file.
   void copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const;

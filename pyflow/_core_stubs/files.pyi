@@ -98,6 +98,10 @@ class Checkpoint:
     def release_all(self) -> None:
         """Unmap all pages of all files; they may be read again."""
 
+def join_pairs(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, whose pairs NAME_blocks and NAME_scales of bytes are one tensor of MXFP4
+    (csrc/files/safetensors/mx_pairs.h)."""
+
 @final
 class GgufFile(Checkpoint):
     """A GGUF file (version 2 or 3, little-endian)."""

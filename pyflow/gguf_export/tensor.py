@@ -20,8 +20,8 @@ NO_VALUES = np.empty(0, np.float32)
 class Part:
     """Rows [begin, begin + count) of a new tensor, copied from tensor `name` of the folder.
 
-    stored: the rows there, in this order. transposed: they are columns there. add: is added to the
-    values.
+    stored: the rows there, in this order. transposed: they are columns there, of the rows `inputs`
+    (start, count), or of all. add: is added to the values.
     """
 
     begin: int
@@ -30,6 +30,7 @@ class Part:
     stored: NDArray[np.intp] | range
     transposed: bool = False
     add: float = 0.0
+    inputs: tuple[int, int] | tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class GgufTensor:
             return self.checkpoint.rows(part.name)[index]
         stored = arrays.stored_floats(native, native.tensor(part.name))
         flat = stored.reshape(-1) if self.by_value else stored.reshape(-1, stored.shape[-1])
+        if part.inputs:
+            flat = flat[part.inputs[0] : sum(part.inputs)]
         found = flat[:, index].T if part.transposed else flat[index]
         if self.dtype != "F32":
             return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,8 @@ def _shape(asked: Asked, records: Mapping[str, tuple[int, ...]]) -> tuple[int, .
         return want.shape[1:]
     if len(want.shape) == 2:
         return (want.n_experts, *want.shape) if want.n_experts else want.shape
+    if want.n_experts:
+        return (want.n_experts, *want.shape)
     n = sum(_n_values(ref, records) for ref in refs if ref is not None)
     return (want.n_heads, n // want.n_heads) if n > want.shape[0] and want.n_heads else (n,)
 
@@ -153,11 +155,12 @@ def _stored(
         whole = math.prod(shape if tensor.by_value else shape[:-1])
         segments = source.rows or ((0, shape[-1] if source.transposed else whole),)
         stored: NDArray[np.intp] | range = range(segments[0][0], sum(segments[0]))
-        if len(segments) > 1 or turn is not None:
-            stored = np.concatenate([np.arange(first, first + n) for first, n in segments])
+        if len(segments) > 1 or source.step > 1 or turn is not None:
+            stored = replace(source, rows=segments).places()
         if turn is not None and isinstance(stored, np.ndarray):
             stored = stored.reshape(-1, len(turn))[:, turn].reshape(-1)
-        found.append(Part(begin, len(stored), source.name, stored, source.transposed, source.add))
+        part = Part(begin, len(stored), source.name, stored, source.transposed, source.add)
+        found.append(replace(part, inputs=source.inputs))
         begin += len(stored)
     return found
 
@@ -181,7 +184,8 @@ def _parts(
             if first < last:
                 cut = part.stored[first - part.begin : last - part.begin]
                 add = part.add - places[1]
-                yield Part(begin + first - at, last - first, part.name, cut, part.transposed, add)
+                moved = replace(part, begin=begin + first - at, count=last - first)
+                yield replace(moved, stored=cut, add=add)
         at += count
 
 

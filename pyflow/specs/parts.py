@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
+
 Register: TypeAlias = Literal["x", "h", "a"]
 """A token's hidden states: x, the residual stream; h, the branch; a, a second branch, for attention
 and feed-forward side by side. Only x goes from layer to layer."""
@@ -21,7 +24,9 @@ class TensorRef:
 
     rows: segments (start, count), joined in this order; empty means all. They count rows of a
     matrix, with leading dimensions flattened, or values of a vector. (-1, count) makes zeros.
+    step: rows of a segment are start, start + step, ...
     transposed: the tensor is stored (in, out), in F32, F16 or BF16; the segments count outputs.
+    inputs: (start, count) of such a tensor's rows, those of one of several matrices; empty: all.
     add: is added to the values of a vector (Gemma stores the weights of its norms less one).
     Example: the keys in a fused ``(n_q + 2 * n_kv, n_embd)`` are rows ``((n_q, n_kv),)``.
     """
@@ -30,6 +35,12 @@ class TensorRef:
     rows: tuple[tuple[int, int], ...] = ()
     transposed: bool = False
     add: float = 0.0
+    step: int = 1
+    inputs: tuple[int, int] | tuple[()] = ()
+
+    def places(self) -> NDArray[np.intp]:
+        """Where the rows of the segments lie."""
+        return np.concatenate([np.arange(a, a + n * self.step, self.step) for a, n in self.rows])
 
 
 Ref: TypeAlias = str | TensorRef

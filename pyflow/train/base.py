@@ -44,7 +44,7 @@ class Table:
                     "found a column; convert the model to GGUF first"
                 )
             if self.ref.rows:
-                at = np.concatenate([np.arange(a, a + n) for a, n in self.ref.rows])
+                at = self.ref.places()
                 ids = at[ids]
         record = self.checkpoint.native.tensor(name)
         if record.dtype in _PLAIN:
@@ -111,5 +111,5 @@ def _vector(checkpoint: Checkpoint, ref: Ref | None) -> Floats | None:
     if not isinstance(ref, TensorRef):
         return values
     if ref.rows:
-        values = np.concatenate([values[a : a + n] for a, n in ref.rows])
+        values = values[ref.places()]
     return values + np.float32(ref.add)

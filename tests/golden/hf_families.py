@@ -117,6 +117,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         sliding_window=9,
         tie_word_embeddings=True,
     ),
+    "gpt_oss": _model(
+        "gpt_oss",
+        num_hidden_layers=3,
+        head_dim=32,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        rope_theta=150000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": True,
+            "original_max_position_embeddings": 16,
+        },
+    ),
     "smollm3": _model(
         "smollm3",
         num_hidden_layers=4,

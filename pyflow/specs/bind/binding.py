@@ -192,6 +192,8 @@ class Binding:
         source: TensorSource,
     ) -> Bound:
         want = wants[role]
+        if source.transposed and want.n_experts and not source.pattern.per_expert:
+            return self._experts(place, role, wants, entry, source)
         if not source.pattern.per_expert:
             return self._cut(place, role, wants, entry, source, max(1, want.n_experts), 0)
         n = want.n_experts or want.n_heads
@@ -245,14 +247,41 @@ class Binding:
                 f"tensor {name:.{_SHOWN}}: expected {expected}, found {_shown(found.shape)}",
             )
             return None
-        rows = self._segments(entry, source, counts, role) if shared else ()
+        rows, step = self._segments(entry, source, counts, role) if shared else ((), 1)
         if n_zeros:
             rows = ((0, full[0][0]), (_ZEROS, n_zeros))
         if not rows and not is_transposed and not want.add:
             return name
-        return TensorRef(name, rows, is_transposed, want.add)
+        return TensorRef(name, rows, is_transposed, want.add, step)
 
-    def _count(self, given: Given | None, where: str, *, least: int = 1) -> int:
+    def _experts(
+        self,
+        place: Place,
+        role: str,
+        wants: Mapping[str, Want],
+        entry: Entry,
+        source: TensorSource,
+    ) -> tuple[TensorRef, ...] | None:
+        """A role's parts of a tensor (experts, in, out): a matrix for each expert."""
+        name, want = str(self._expand(source, 0)), wants[role]
+        self.used.add(name)
+        counts = {other: wants[other].shape[0] for other in entry.roles}
+        n, n_in, found = want.n_experts, want.shape[1], self.tensors[name].shape
+        expected = (n, n_in, sum(counts.values()))
+        if found != expected:
+            text = f"tensor {name:.{_SHOWN}}: expected {_shown(expected)}, found {_shown(found)}"
+            self._problem("shape", name, place.role(role), text)
+            return None
+        shared = len(entry.roles) > 1
+        rows, step = self._segments(entry, source, counts, role, n) if shared else ((), 1)
+        return tuple(
+            TensorRef(name, rows, transposed=True, step=step, inputs=(e * n_in, n_in))
+            for e in range(n)
+        )
+
+    def _count(
+        self, given: Given | None, where: str, *, least: int = 1, most: int = _MAX_GROUPS
+    ) -> int:
         """A number of groups or rows; `least` if the spec says nothing."""
         if given is None:
             return least
@@ -260,15 +289,24 @@ class Binding:
             found = given.resolve(self.facts)
         except UnresolvedError as error:
             raise SpecError(f"{where}: {error}: found nothing") from None
-        kind = Whole(least=least, most=_MAX_GROUPS)
+        kind = Whole(least=least, most=most)
         if (taken := kind.take(found.value)) is None:
             raise found.fault(kind.expected)
         return taken
 
     def _segments(
-        self, entry: Entry, source: TensorSource, counts: Mapping[str, int], role: str
-    ) -> tuple[tuple[int, int], ...]:
-        n_groups = self._count(source.groups, f"{source.where}.groups")
+        self,
+        entry: Entry,
+        source: TensorSource,
+        counts: Mapping[str, int],
+        role: str,
+        n_experts: int = 1,
+    ) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Segments of a role, and the step between their rows; counts: those of one of so many
+        experts with groups of their own."""
+        most = min(counts.values()) * n_experts
+        n_groups = self._count(source.groups, f"{source.where}.groups", most=most)
+        n_groups = max(1, n_groups // n_experts)
         for other, count in counts.items():
             if count % n_groups:
                 raise SpecError(
@@ -277,7 +315,13 @@ class Binding:
                 )
         before = sum(counts[r] for r in entry.roles[: entry.roles.index(role)]) // n_groups
         step, count = sum(counts.values()) // n_groups, counts[role] // n_groups
-        return tuple((g * step + before, count) for g in range(n_groups))
+        if n_groups > 1 and count == 1:
+            return ((before, n_groups),), step
+        if n_groups > _MAX_GROUPS:
+            raise SpecError(
+                f"{source.where}.groups: expected at most {_MAX_GROUPS}, found {n_groups}"
+            )
+        return tuple((g * step + before, count) for g in range(n_groups)), 1
 
     def finish(self, ignore: Sequence[str]) -> frozenset[str]:
         """Adds unused tensors to the problems, and suggests them for missing ones of similar names.

@@ -300,10 +300,12 @@ def _check_quantization(path: Path, config: dict[str, Any]) -> None:
         if found is None:
             continue
         method = found.get("quant_method") if isinstance(found, dict) else found
+        if isinstance(found, dict) and method == "mxfp4":  # pairs of tensors, see formats.open
+            continue
         if not isinstance(found, dict) or method != METHOD:
             raise UnsupportedError(
                 f"{path}: {root}quantization_config: expected none, or an object with quant_method "
-                f"{METHOD!r}, found {method!r:.60}; take the original model, and "
+                f"{METHOD!r} or 'mxfp4', found {method!r:.60}; take the original model, and "
                 "quantize that"
             )
         version = found.get("version")

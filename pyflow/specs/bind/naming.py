@@ -43,7 +43,8 @@ def naming(description: Description) -> Naming:
                 ref is None or name_of(ref) in parts
             ):  # a tensor of several roles is named after the first
                 continue
-            expert = i if isinstance(asked.bound, tuple) and asked.want.n_experts else None
+            apart = len({name_of(one) for one in refs if one is not None}) > 1
+            expert = i if apart and asked.want.n_experts else None
             parts[name_of(ref)] = Part(_name(place, role, asked, ref), expert)
             if isinstance(ref, TensorRef) and ref.transposed:
                 kept[ref.name] = _TRANSPOSED

@@ -6,7 +6,8 @@ A role (q of decoder.attn) is mapped to the name of a tensor, to alternatives, o
     gate = ["mlp.{i}.w1.weight", "mlp.{i}.gate.weight"]      the first that the checkpoint has
     "q + k + v" = "layers.{i}.qkv.weight"                    one tensor for several, in this order
     "q + k + v" = { from = "...", groups = "=n_kv_heads" }   in groups of q, k and v each
-    up = { from = "...", transposed = true }                 stored transposed: (in, out)
+    up = { from = "...", transposed = true }                 stored transposed: (in, out), or for
+                                                             all experts (experts, in, out)
     up = { from = "...", experts = true }                    one tensor for all experts
     embed = { from = "...", zeros = 1 }                      rows of zeros follow its own
 
@@ -105,7 +106,9 @@ class TensorSource:
 
     def bias(self) -> TensorSource | None:
         pattern = self.pattern.bias()
-        return None if pattern is None else TensorSource(pattern, self.where, self.groups)
+        if pattern is None:
+            return None
+        return TensorSource(pattern, self.where, self.groups, experts=self.experts)
 
 
 @dataclass(frozen=True, slots=True)

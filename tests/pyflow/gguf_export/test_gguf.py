@@ -147,7 +147,10 @@ def test_matrices_are_called_as_importance_and_types_know_them(name: str, tmp_pa
         for t in checkpoint.tensors
         if t.name in parts and is_matrix(parts[t.name].name, t.shape)
     }
-    assert found == {t.name for t in to_gguf(checkpoint).tensors if is_matrix(t.name, t.shape)}
+    made = {t.name for t in to_gguf(checkpoint).tensors if is_matrix(t.name, t.shape)}
+    if name == "hf_gpt_oss":  # gate and up are one tensor in the folder
+        made = {name for name in made if "ffn_gate_exps" not in name}
+    assert found == made
 
 
 def stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
