@@ -6,8 +6,8 @@
 // the four tiles of sums two are stored while two are made.
 //
 // kMagicBits are added to integers (magic.inl): the addition takes an integer port that is free, a
-// conversion would take one that fma and tiles wait for. If an s is not finite, `odd` sends both
-// tiles to the base table.
+// conversion would take one that fma and tiles wait for. If an s, times magic, is not finite, `odd`
+// sends both tiles to the base table.
 //
 //   for 256 rows; for pairs of tiles
 //     for chunks of 256 k: decoded while the chunk before is multiplied, across pairs too
@@ -29,7 +29,7 @@ struct TileWeights {
   alignas(64) uint8_t lines[2][kTilePieces * 1024];
   alignas(64) float s[2][kTilePieces * kSubs][kTileRows];
   alignas(64) float m[2][Format::kMinimum ? kTilePieces * kSubs : 1][kTileRows];
-  alignas(64) float odd[kTileRows];  // NaN if a scale or minimum is not finite
+  alignas(64) float odd[kTileRows];  // NaN if a scale, times magic, or a minimum is not finite
 };
 
 using Dots = int32_t[kTileGroup][kTileRows];
@@ -106,7 +106,7 @@ class TileQueue {
     PYFLOW_UNROLL(16)
     for (int j = 0; j < kScales; ++j) {
       Lanes::store(out_->s[tile][piece * kSubs + j], s[j]);
-      odd = Lanes::fma(s[j], Lanes::zero(), odd);
+      odd = Lanes::fma(Lanes::mul(s[j], Lanes::set1(2 * kMagic)), Lanes::zero(), odd);
       if constexpr (Format::kMinimum) {
         Lanes::store(out_->m[tile][piece * kSubs + j], m[j]);
         odd = Lanes::fma(m[j], Lanes::zero(), odd);
