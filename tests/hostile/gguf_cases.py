@@ -284,7 +284,7 @@ def placement_cases() -> Iterator[Case]:
         ("same_offset", Tensor("a"), Tensor("b")),
         ("tail", wide, Tensor("b", offset=32)),
         ("inside_out_of_order", Tensor("b", offset=32), Tensor("wide", (24,))),
-        ("listed_type", Tensor("x", (256,), TYPE_Q1_0), Tensor("b", offset=64)),
+        ("listed_type", Tensor("x", (256,), TYPE_Q1_0), Tensor("b", offset=32)),
         ("unknown_type", Tensor("u", type=TYPE_UNKNOWN), Tensor("b")),
         ("by_unknown_type", wide, Tensor("u", type=TYPE_UNKNOWN, offset=32)),
     ]:
