@@ -36,6 +36,10 @@ class DeviceError(PyflowError, RuntimeError):
     """A device, or its driver, has failed or cannot be used."""
 
 
+class LinkError(PyflowError):
+    """Another member of a group does not answer, has ended, or does something else."""
+
+
 class ConstraintError(PyflowError, ValueError):
     """A schema or grammar that texts cannot be held to; it names the part that is refused."""
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 CPP: dict[str, set[str]] = {
     "core": set(),
     "files": {"core"},
+    "link": {"core"},
     "sample": {"core"},
     "quant": {"core"},
     "kernels": {"core", "quant"},
@@ -25,12 +26,13 @@ CPP: dict[str, set[str]] = {
     "encode": {"core", "quant", "kernels"},
     "bench": {"core", "kernels"},
     "kv": {"core", "kernels", "device"},
-    "model": {"core", "quant", "kernels", "device", "encode", "kv", "sample"},
+    "model": {"core", "quant", "kernels", "device", "encode", "kv", "sample", "link"},
     "calibrate": {"core", "quant", "kernels", "encode", "kv", "model"},
     "bindings": {
         "core",
         "quant",
         "files",
+        "link",
         "sample",
         "kernels",
         "device",

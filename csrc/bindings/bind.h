@@ -22,6 +22,7 @@ void register_files(py::module_& m);
 void register_quant(py::module_& m);
 void register_encode(py::module_& m);
 void register_sampler(py::module_& m);
+void register_link(py::module_& m);
 void register_stage(py::module_& m);
 void register_heads(py::module_& m);
 void register_texts(py::module_& m);

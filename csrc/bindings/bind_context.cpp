@@ -187,14 +187,16 @@ void register_context(py::module_& m) {
   m.attr("MAX_BATCH") = kMaxBatch;
   py::class_<Context>(m, "Context")
       .def(py::init([](std::shared_ptr<Stage> stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,
-                       const std::string& type, std::vector<int64_t> layers, int64_t n_source) {
+                       const std::string& type, std::vector<int64_t> layers, int64_t n_source,
+                       std::shared_ptr<Link> link) {
              ContextConfig config = context_config(n_ctx, n_seq_max, n_batch, type, n_source);
              config.layers = std::move(layers);
+             config.link = std::move(link);
              return std::make_unique<Context>(std::move(stage), config);
            }),
            py::arg("stage"), py::kw_only(), py::arg("n_ctx"), py::arg("n_seq_max"),
            py::arg("n_batch"), py::arg("cache_type"), py::arg("layers") = std::vector<int64_t>(),
-           py::arg("n_source") = 0)
+           py::arg("n_source") = 0, py::arg("link") = std::shared_ptr<Link>())
       .def_static(
           "memory",
           [](const Stage& stage, int64_t n_ctx, int n_seq_max, int64_t n_batch,

@@ -1,5 +1,6 @@
 #include "bindings/bind.h"
 #include "core/errors.h"
+#include "link/link.h"
 
 namespace pyflow {
 
@@ -23,6 +24,8 @@ static void register_errors() {
       raise("ResourceError", e.what());
     } catch (const DeviceError& e) {
       raise("DeviceError", e.what());
+    } catch (const LinkError& e) {
+      raise("LinkError", e.what());
     } catch (const CancelledError& e) {
       raise("CancelledError", e.what());
     } catch (const Error& e) {
@@ -43,6 +46,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_quant(m);
   pyflow::register_encode(m);
   pyflow::register_sampler(m);
+  pyflow::register_link(m);
   pyflow::register_stage(m);
   pyflow::register_heads(m);
   pyflow::register_texts(m);

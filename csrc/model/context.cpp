@@ -93,6 +93,10 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         check("n_ctx", config.n_ctx, int64_t{1} << 30);
         check("n_seq_max", config.n_seq_max, kMaxSequences);
         check("n_batch", config.n_batch, kMaxBatch);
+        const auto [number, of] = stage_->spec().member;
+        if (config.link ? config.link->number() != number || config.link->size() != of : of != 1)
+          throw ShapeError("context: expected a link of member " + std::to_string(number) + " of " +
+                           std::to_string(of));
         if (!stage_->source_layers().empty()) check("n_source", config.n_source, int64_t{1} << 30);
         return config;
       }()),
@@ -104,6 +108,7 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
         return all;
       }()),
       kv_(kv_config(*stage_, config_, &lengths_, devices_), stage_->kernels()),
+      group_(config_.link ? std::make_unique<Group>(config_.link) : nullptr),
       sources_(stage_->source_layers().empty()
                    ? nullptr
                    : std::make_unique<Sources>(source_config(*stage_, config_), stage_->kernels())),
@@ -188,6 +193,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
     last_poll_ns_ = now_ns();
     poll_ = &poll;
     stop_[0] = stop_[1] = false;
+    if (group_) group_->begin();
     FirstError error;
     const Consume guarded = [&](int64_t i, std::span<const float> logits) {
       try {
@@ -218,6 +224,7 @@ Step Context::step(const Team& team, const StepRows& rows) {
   Step s{rows, scratch_.step(team, rows), stage_->kernels(), team.copy(), &kv_, observer_.get(),
          {}};
   s.sources = sources_.get();
+  s.group = group_.get();
   s.source_views = source_views_;
   float* angles = s.angles;
   for (const RopeSpec& r : stage_->spec().ropes) {
@@ -242,6 +249,8 @@ void Context::observe(std::shared_ptr<Observer> observer) {
     throw UnsupportedError(
         "inputs of weights are seen on the CPU only; expected all layers there, "
         "found some on a device: use --gpu-layers 0");
+  if (observer && group_)
+    throw UnsupportedError("inputs of weights are seen by a stage of one member only");
   observing_ = observer ? observer->attach(*stage_, kv_) : nullptr;
   observer_ = std::move(observer);
 }
@@ -301,12 +310,19 @@ void Context::run_blocks(Step& s, Team& team, const Part& part) {
   size_t n_run = 0;
   for (const PlacedBlock* at : part.blocks) {
     if (at->first) {
-      if (stop_[n_run & 1]) return;
-      if (team.rank() == 0) stop_[(n_run + 1) & 1] = should_stop();
+      if (group_ ? group_->stopping() : stop_[n_run & 1]) return;
+      if (team.rank() == 0) decide_to_stop(n_run);
       ++n_run;
     }
     at->block->forward(s, team);
   }
+}
+
+void Context::decide_to_stop(size_t n) {
+  if (!group_)
+    stop_[(n + 1) & 1] = should_stop();
+  else if (group_->leads())
+    group_->ask_to_stop(should_stop());
 }
 
 void Context::run_here(const StepRows& rows, const Input& input, const Consume& consume) {
@@ -317,6 +333,7 @@ void Context::run_here(const StepRows& rows, const Input& input, const Consume& 
     for (const Part& part : all) run_blocks(s, team, part);
     if (!stopped()) head(s, team, input.wanted, consume);
   });
+  if (group_) group_->check();
   if (stopped()) throw CancelledError("stopped");
 }
 
@@ -326,6 +343,7 @@ void Context::head(Step& s, Team& team, std::span<const int32_t> wanted, const C
   for (size_t i = 0; i < wanted.size(); i += at_once) {
     const auto rows = wanted.subspan(i, std::min(at_once, wanted.size() - i));
     stage_->logits(s, team, rows, scratch_.gathered(), scratch_.logits(), scratch_.head_stride());
+    if (group_ && group_->failed()) return;
     team.for_each(std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j)
         consume(static_cast<int64_t>(i) + j,

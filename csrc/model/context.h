@@ -12,6 +12,7 @@
 #include "kv/kv_cache.h"
 #include "kv/sources.h"
 #include "model/device/device_run.h"
+#include "model/group/group.h"
 #include "model/observer.h"
 #include "model/scratch.h"
 #include "model/stage.h"
@@ -25,8 +26,9 @@ struct ContextConfig {
   int n_seq_max = 1;
   int64_t n_batch = 512;  // rows of one step at most, up to kMaxBatch
   CacheType cache_type = CacheType::F16;
-  std::vector<int64_t> layers;  // the only layers to run; empty: all
-  int64_t n_source = 0;         // cells of all sources; above 0 where the stage sees some
+  std::vector<int64_t> layers;           // the only layers to run; empty: all
+  int64_t n_source = 0;                  // cells of all sources; above 0 where the stage sees some
+  std::shared_ptr<Link> link = nullptr;  // to the other members of a stage that several share
 };
 
 class Context {
@@ -129,7 +131,9 @@ class Context {
   void device_head(std::span<const int32_t> wanted, const Consume&);
   void head(Step&, Team&, std::span<const int32_t> wanted, const Consume&);
   bool should_stop();
-  bool stopped() const { return stop_[0] || stop_[1]; }
+  bool stopped() const { return group_ ? group_->stopping() : stop_[0] || stop_[1]; }
+  // By rank 0 of the team, of the n-th layer of a run.
+  void decide_to_stop(size_t n);
 
   std::shared_ptr<const Stage> stage_;
   ContextConfig config_;
@@ -138,6 +142,7 @@ class Context {
   int64_t parts_begin_ = -1, parts_end_ = -1;
   std::vector<std::unique_ptr<DeviceRun>> devices_;  // by group
   KvCache kv_;
+  std::unique_ptr<Group> group_;       // null: the stage has one member
   std::unique_ptr<Sources> sources_;   // null: the stage sees none
   std::vector<RowView> source_views_;  // of the run's rows
   Scratch scratch_;

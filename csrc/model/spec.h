@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "model/cut.h"
 
 namespace pyflow {
 
@@ -122,6 +123,7 @@ struct StageSpec {
   std::optional<BlockSpec> head;               // on the last stage
   // Of encoders, by name: layers that a readout may take (model/texts/).
   std::map<std::string, std::vector<BlockSpec>, std::less<>> chains = {};
+  Membership member = {};  // of those that share the stage
 };
 
 }  // namespace pyflow

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "model/blocks/linear.h"
+#include "model/group/group.h"
 
 namespace pyflow {
 
@@ -20,8 +21,11 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
   if (n_embd < 1 || (spec_.n_vocab < 1 && (spec_.embedding || spec_.head)))
     throw ShapeError("model: embedding of " + std::to_string(spec_.n_vocab) + " x " +
                      std::to_string(n_embd) + " is empty");
+  check_member();
+  vocab_ = Shares({spec_.n_vocab, kVocabUnit}, spec_.member);
   if (spec_.embedding) {
-    embedding_ = &weights_.matrix(spec_.embedding->tensor("weight"), spec_.n_vocab, n_embd);
+    embedding_ =
+        &weights_.rows_of(spec_.embedding->tensor("weight"), spec_.n_vocab, n_embd, vocab_.own);
     facts_.occasional.insert(embedding_);
     embedding_scale_ = spec_.embedding->number("scale");
   }
@@ -45,7 +49,7 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     else if (offload_.head != kHost)
       throw UnsupportedError("gpu: a head without a norm runs on the CPU only; use --gpu-layers 0");
     weights_.set_home(offload_.head);
-    head_ = &weights_.matrix(head.tensor("weight"), spec_.n_vocab, n_embd);
+    head_ = &weights_.rows_of(head.tensor("weight"), spec_.n_vocab, n_embd, vocab_.own);
     head_bias_ = weights_.vector_or_null(head.tensor_or_none("bias"), spec_.n_vocab);
     head_scale_ = head.number("scale");
     head_softcap_ = head.number("softcap");
@@ -63,6 +67,17 @@ Stage::Stage(StageSpec spec, TensorSource source, std::shared_ptr<ThreadPool> po
     pack(poll);
   else
     weights_.release_source();
+}
+
+void Stage::check_member() const {
+  const auto [number, of] = spec_.member;
+  if (of < 1 || number < 0 || number >= of)
+    throw ShapeError("stage: expected a member below " + std::to_string(of) + ", found " +
+                     std::to_string(number));
+  if (of > 1 && offloads())
+    throw UnsupportedError("gpu: layers of a device cannot be shared by members of a stage");
+  if (of > 1 && (!spec_.chains.empty() || spec_.embedded))
+    throw UnsupportedError("a stage with an encoder cannot be shared by members");
 }
 
 Home Stage::home_of(size_t layer, const std::string& kind) const {
@@ -187,6 +202,7 @@ bool Stage::has_prefill() const {
 }
 
 void Stage::embed(Step& s, Team& team) const {
+  if (s.group) return embed_own(s, team);
   float* x = s.row_output(0);
   each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -195,6 +211,34 @@ void Stage::embed(Step& s, Team& team) const {
       if (embedding_scale_ != 1) kernels_.scale(row, embedding_scale_, spec_.n_embd);
     }
   });
+}
+
+void Stage::embed_own(Step& s, Team& team) const {
+  float* x = s.product_output(0);
+  const auto owner = [this](int32_t token) {
+    const auto has = [token](const Share& rows) { return token < rows.end; };
+    return std::ranges::find_if(vocab_.all, has) - vocab_.all.begin();
+  };
+  team.for_each(s.n_rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int32_t token = s.tokens[static_cast<size_t>(r)];
+      if (owner(token) != spec_.member.number) continue;
+      float* row = x + r * s.stride;
+      embedding_->dequantize_row(token - vocab_.own.begin, row, s.copy);
+      if (embedding_scale_ != 1) kernels_.scale(row, embedding_scale_, spec_.n_embd);
+    }
+  });
+  if (team.rank() == 0) {
+    std::vector<int64_t> owners;
+    for (const int32_t token : s.tokens) owners.push_back(owner(token));
+    s.group->gather_rows(x, s.stride, spec_.n_embd, owners);
+  }
+  team.barrier();
+  if (!s.own_rows) return;
+  // Before another thread, whose own rows these are, changes them.
+  float* own = s.row_output(0);
+  if (own != x) std::copy_n(x, s.n_rows * s.stride, own);
+  team.barrier();
 }
 
 void Stage::final_norm(const float* x, float* out) const {
@@ -212,15 +256,19 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
     for (int64_t i = begin; i < end; ++i)
       final_norm(s.registers[0] + rows[static_cast<size_t>(i)] * s.stride, gathered + i * s.stride);
   });
+  const int64_t first = vocab_.own.begin;
   const auto finish = [&](int64_t row, int64_t column, int64_t columns) {
+    column += first;
     float* values = logits + row * stride + column;
     if (head_bias_) kernels_.add(values, head_bias_ + column, columns);
     if (head_scale_ != 1) kernels_.scale(values, head_scale_, columns);
     if (head_softcap_ != 0) kernels_.softcap(values, head_softcap_, columns);
   };
   const auto n_prefill = std::ranges::lower_bound(rows, s.n_prefill) - rows.begin();
-  multiply(s, team, std::array{Product{head_, logits, stride}}, {gathered, s.stride, n, n_prefill},
-           std::cref(finish));
+  multiply(s, team, std::array{Product{head_, logits + first, stride}},
+           {gathered, s.stride, n, n_prefill}, std::cref(finish));
+  const SharedRows all = {logits, stride, n, &vocab_};
+  gather(s, team, std::span(&all, 1));
 }
 
 void Stage::record_logits(DeviceStep& s, std::span<const int32_t> rows,

@@ -84,7 +84,8 @@ class Stage {
   void logits(Step&, Team&, std::span<const int32_t> rows, float* gathered, float* logits,
               int64_t stride) const;
 
-  // What speculators share with their model: tables of n_vocab rows, null where the stage has none.
+  // What speculators share with their model: tables of n_vocab rows, null where the stage has none;
+  // of a member its rows.
   // A head may be on devices.
   struct Head {
     const PackedTensor* weight;
@@ -117,6 +118,9 @@ class Stage {
                      const DeviceStep::Rows& out) const;
 
  private:
+  void check_member() const;
+  // x = rows of the embedding matrix, of which members have some each.
+  void embed_own(Step&, Team&) const;
   Home home_of(size_t layer, const std::string& kind) const;
   PlacedBlock placed(const BlockSpec& spec, Home home, bool first, BlockContext& context);
   void pack(const std::function<void()>& poll);
@@ -137,6 +141,7 @@ class Stage {
   std::vector<Home> cell_homes_;
   ScratchNeeds needs_;
 
+  Shares vocab_;  // rows of embedding and head
   const PackedTensor* embedding_ = nullptr;
   float embedding_scale_ = 1;
   const PackedTensor* head_ = nullptr;

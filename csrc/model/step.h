@@ -16,6 +16,7 @@
 namespace pyflow {
 
 class Observer;
+class Group;
 
 // Registers hold a row of n_embd floats per token: 0 is x, 1 is h, 2 is a (model/spec.h).
 inline constexpr size_t kRegisters = 3;
@@ -106,6 +107,7 @@ struct Step : StepRows, StepMemory {
   std::vector<RopeTable> ropes;
   Sources* sources = nullptr;                  // of decoders that see some
   std::span<const RowView> source_views = {};  // by row: the cells of its source
+  Group* group = nullptr;                      // of the members that share the stage; null: none
 };
 
 // body(begin, end) over all rows: shared by the team, with a barrier at the end, or by each thread

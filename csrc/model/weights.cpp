@@ -79,6 +79,7 @@ const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t 
 const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t cols, Loop loop,
                                     Format format) {
   const TensorRecord& r = record(ref, rows, cols);
+  if (rows < 1) throw ShapeError(source_.path + ": tensor " + ref.name + " has no rows");
   const auto at = matrices_.try_emplace({ref, home_}).first;
   Matrix& m = at->second;
   if (!m.packed) {
@@ -95,15 +96,24 @@ const PackedTensor& Weights::matrix(const TensorRef& ref, int64_t rows, int64_t 
   return *m.packed;
 }
 
+const PackedTensor& Weights::rows_of(const TensorRef& ref, int64_t rows, int64_t cols,
+                                     const Share& own, Loop loop) {
+  if (own.size() == rows) return matrix(ref, rows, cols, loop);
+  const TensorRecord& r = record(ref, rows, cols);
+  if (own.size() > 0) return matrix(ref.slice(own.begin, own.size()), own.size(), cols, loop);
+  empty_.push_back(std::make_unique<PackedTensor>(r.dtype, 0, cols));
+  return *empty_.back();
+}
+
 std::vector<const PackedTensor*> Weights::matrices(const std::vector<TensorRef>& refs, int64_t n,
-                                                   int64_t rows, int64_t cols) {
+                                                   int64_t rows, int64_t cols, const Share& own) {
   std::vector<const PackedTensor*> all;
   if (refs.size() == 1) {
     record(refs[0], n * rows, cols);
     for (int64_t i = 0; i < n; ++i)
-      all.push_back(&matrix(refs[0].slice(i * rows, rows), rows, cols));
+      all.push_back(&rows_of(refs[0].slice(i * rows, rows), rows, cols, own));
   } else {
-    for (const TensorRef& ref : refs) all.push_back(&matrix(ref, rows, cols));
+    for (const TensorRef& ref : refs) all.push_back(&rows_of(ref, rows, cols, own));
   }
   if (static_cast<int64_t>(all.size()) != n)
     throw ShapeError(source_.path + ": tensor " + refs[0].name + " and its like: expected " +

@@ -54,11 +54,14 @@ class Weights {
   enum class Format { Any, AsStored };
   const PackedTensor& matrix(const TensorRef& ref, int64_t rows, int64_t cols,
                              Loop loop = Loop::Own, Format format = Format::Any);
+  // Some rows of a matrix of rows x cols, perhaps none: what a member of a group has of it.
+  const PackedTensor& rows_of(const TensorRef& ref, int64_t rows, int64_t cols, const Share& own,
+                              Loop loop = Loop::Own);
   // Where the matrices that are asked for from now on are to lie.
   void set_home(Home home) { home_ = home; }
-  // n such matrices, each a tensor, or all of them in one.
+  // n such matrices, each a tensor, or all of them in one; of each some rows.
   std::vector<const PackedTensor*> matrices(const std::vector<TensorRef>& refs, int64_t n,
-                                            int64_t rows, int64_t cols);
+                                            int64_t rows, int64_t cols, const Share& own);
   // The number of values of a vector.
   int64_t size(const TensorRef& ref);
   // n values as f32. vector_or_ones / vector_or_null return 1.0s / nullptr if the tensor is absent.
@@ -131,6 +134,7 @@ class Weights {
   std::set<std::string> used_;
   Home home_ = kHost;
   std::map<std::pair<TensorRef, Home>, Matrix> matrices_;
+  std::vector<std::unique_ptr<PackedTensor>> empty_;  // of members that have no row
   std::vector<Matrix*> in_order_;  // of matrix(), which is the order in which a step reads them
   Buffer arena_;                   // one for all, to fit huge pages
   std::map<TensorRef, Buffer> vectors_;

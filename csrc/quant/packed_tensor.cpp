@@ -137,8 +137,8 @@ size_t row_bytes(DType dtype, int64_t cols) {
 
 size_t PackedTensor::packed_bytes(DType dtype, int64_t rows, int64_t cols) {
   row_bytes(dtype, cols);
-  if (rows <= 0 || rows >= int64_t{1} << 31)
-    throw ShapeError("a packed tensor has between 1 and 2^31 - 1 rows, found " +
+  if (rows < 0 || rows >= int64_t{1} << 31)
+    throw ShapeError("a packed tensor has between 0 and 2^31 - 1 rows, found " +
                      std::to_string(rows));
   return static_cast<size_t>(tile_count(rows)) * packer(dtype).tile_bytes(cols);
 }
@@ -147,6 +147,7 @@ PackedTensor::PackedTensor(DType dtype, int64_t rows, int64_t cols)
     : dtype_(dtype), rows_(rows), cols_(cols), nbytes_(packed_bytes(dtype, rows, cols)) {}
 
 PackedTensor PackedTensor::pack(const uint8_t* src, int64_t rows, int64_t cols, DType dtype) {
+  if (rows == 0) throw ShapeError("a packed tensor has some rows, found none");
   PackedTensor tensor(dtype, rows, cols);
   tensor.own_ = Buffer(tensor.nbytes(), "weights", "model");
   tensor.place(tensor.own_.data());

@@ -39,6 +39,42 @@ class HeadsSpec(TypedDict):
     vocabulary: list[int]
     heads: list[dict[str, Any]]
 
+class Link:
+    """How members that share a stage exchange what they compute. They make the same calls.
+
+    LinkError: another member does not answer, has ended, or does something else.
+    """
+
+    @staticmethod
+    def threads(size: int) -> list[Link]:
+        """Of members in this process."""
+    @staticmethod
+    def shared(fd: int, number: int, size: int) -> Link:
+        """Over a file of zeros in memory, of `shared_nbytes(size)`, that all members map."""
+    @staticmethod
+    def shared_nbytes(size: int) -> int: ...
+    @staticmethod
+    def sockets(fds: Sequence[int], number: int) -> Link:
+        """Over connected sockets, which it closes: fds[m] to member m; its own is not used."""
+    @property
+    def number(self) -> int:
+        """Which member this is."""
+    @property
+    def size(self) -> int:
+        """How many there are."""
+    def set_deadline(self, ms: int) -> None:
+        """How long others may be late in a step."""
+    def meet(self, plan: bytes) -> None:
+        """The first call: LinkError unless all members bring the same bytes. Waits for them."""
+    def say(self, text: bytes | bytearray) -> None:
+        """Member 0 tells all others, which hear it."""
+    def hear(self) -> bytes:
+        """Waits for what member 0 says."""
+    def agree(self, answer: bool) -> bool:
+        """Member 0's answer, for all."""
+    def abort(self) -> None:
+        """Ends all calls, now and from now on, by LinkError. From any thread."""
+
 class Stage:
     """Packed weights and blocks of a range of layers; `spec` as `ModelSpec.stage` gives it.
 
@@ -55,7 +91,9 @@ class Stage:
         load: bool = True,
         pack_as: str | None = None,
         offload: Offload | None = None,
-    ) -> None: ...
+        member: tuple[int, int] = (0, 1),
+    ) -> None:
+        """member: which one, of how many that share the stage. It has its rows of each matrix."""
     @property
     def host_tables(self) -> tuple[bool, bool]:
         """Whether the embedding and the head are here, in the host's memory."""
@@ -232,8 +270,10 @@ class Context:
         cache_type: str,
         layers: Sequence[int] = (),
         n_source: int = 0,
+        link: Link | None = None,
     ) -> None:
-        """n_source: cells of all sources, for a stage that sees some."""
+        """n_source: cells of all sources, for a stage that sees some. link: to the other members
+        of a stage that several share; they make the same calls."""
     @staticmethod
     def memory(
         stage: Stage,

@@ -6,6 +6,7 @@
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 #include "model/device/device_step.h"
+#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -17,14 +18,20 @@ class Ffn final : public Block {
         out_(register_index(spec.text("output"))),
         n_embd_(c.stage.n_embd),
         n_ff_(spec.integer("n_ff")),
-        act_(activation_named(spec.text("activation"))) {
+        act_(activation_named(spec.text("activation"))),
+        inner_({n_ff_, kInnerUnit}, c.stage.member),
+        outer_(Cut::tiles(n_embd_), c.stage.member) {
     Weights& w = c.weights;
-    if (const auto gate = spec.tensor_or_none("gate")) gate_ = &w.matrix(*gate, n_ff_, n_embd_);
-    up_ = &w.matrix(spec.tensor("up"), n_ff_, n_embd_);
-    down_ = &w.matrix(spec.tensor("down"), n_embd_, n_ff_);
-    gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_ff_);
-    up_bias_ = w.vector_or_null(spec.tensor_or_none("up_bias"), n_ff_);
-    down_bias_ = w.vector_or_null(spec.tensor_or_none("down_bias"), n_embd_);
+    const auto inner = [&](const TensorRef& ref) {
+      return &w.rows_of(ref, n_ff_, n_embd_, inner_.own);
+    };
+    if (const auto gate = spec.tensor_or_none("gate")) gate_ = inner(*gate);
+    up_ = inner(spec.tensor("up"));
+    down_ = &w.rows_of(spec.tensor("down"), n_embd_, n_ff_, outer_.own);
+    gate_bias_ = from(w.vector_or_null(spec.tensor_or_none("gate_bias"), n_ff_), inner_.own.begin);
+    up_bias_ = from(w.vector_or_null(spec.tensor_or_none("up_bias"), n_ff_), inner_.own.begin);
+    down_bias_ =
+        from(w.vector_or_null(spec.tensor_or_none("down_bias"), n_embd_), outer_.own.begin);
     if (gate_bias_ && !gate_) throw ShapeError("ffn: gate_bias: there is no gate");
   }
 
@@ -39,18 +46,24 @@ class Ffn final : public Block {
     float* gate = gate_ ? s.temp : nullptr;
     float* up = gate ? gate + s.n_rows * stride : s.temp;
     const float* in = s.registers[in_];
+    const int64_t first = inner_.own.begin;
     const auto activate = [&](int64_t row, int64_t column, int64_t columns) {
-      const int64_t at = row * stride + column;
+      const int64_t at = row * stride + first + column;
       if (up_bias_) s.kernels.add(up + at, up_bias_ + column, columns);
       if (!gate) return s.kernels.activate(act_, up + at, columns);
       if (gate_bias_) s.kernels.add(gate + at, gate_bias_ + column, columns);
       s.kernels.gate(act_, gate + at, up + at, columns);
     };
-    const std::array products = {Product{gate_, gate, stride}, Product{up_, up, stride}};
+    const std::array products = {Product{gate_, gate ? gate + first : nullptr, stride},
+                                 Product{up_, up + first, stride}};
     multiply(s, team, std::span(products).last(gate ? 2 : 1), all_rows(s, in, s.stride),
              std::cref(activate));
-    multiply(s, team, Product{down_, s.product_output(out_), s.stride}, down_bias_,
-             all_rows(s, gate ? gate : up, stride));
+    float* inner = gate ? gate : up;
+    gather(s, team, inner, stride, inner_);
+    float* out = s.product_output(out_);
+    multiply(s, team, Product{down_, out + outer_.own.begin, s.stride}, down_bias_,
+             all_rows(s, inner, stride));
+    gather(s, team, out, s.stride, outer_);
   }
 
   void device_needs(DeviceNeeds& needs) const override {
@@ -87,6 +100,7 @@ class Ffn final : public Block {
   size_t in_, out_;
   int64_t n_embd_, n_ff_;
   Activation act_;
+  Shares inner_, outer_;  // of members of a group
   const PackedTensor *gate_ = nullptr, *up_, *down_;
   const float *gate_bias_, *up_bias_, *down_bias_;
 };

@@ -61,6 +61,7 @@ struct Needs {
 
   Needs(const Step& step, std::span<const Product> products, const InputRows& in) {
     for (const Product& p : products) {
+      if (p.weight->rows() == 0) continue;  // of a member that has none
       const bool prefill = in.n_prefill > 0 && prefill_matmul(step, *p.weight),
                  quantized = info(p.weight->dtype()).block > 1;
       panels |= prefill;

@@ -11,6 +11,11 @@
 
 namespace pyflow {
 
+// Values of a vector from one on; null: there are none.
+inline const float* from(const float* values, int64_t first) {
+  return values ? values + first : nullptr;
+}
+
 struct Product {
   const PackedTensor* weight;
   float* y;

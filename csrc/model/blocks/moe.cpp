@@ -17,6 +17,7 @@
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
 #include "model/device/experts.h"
+#include "model/group/group.h"
 
 namespace pyflow {
 namespace {
@@ -34,7 +35,9 @@ class Moe final : public Block {
         top_k_(spec.integer("top_k")),
         n_ff_(spec.integer("n_ff")),
         act_(activation_named(spec.text("activation"))),
-        choice_{n_experts_, top_k_, spec.flag("normalize"), spec.number("scale")} {
+        choice_{n_experts_, top_k_, spec.flag("normalize"), spec.number("scale")},
+        inner_({n_ff_, kInnerUnit}, c.stage.member),
+        outer_(Cut::tiles(n_embd_), c.stage.member) {
     if (n_experts_ < 1 || n_experts_ > kMostExperts || top_k_ < 1 || top_k_ > n_experts_ ||
         n_ff_ < 1 || n_ff_ > std::numeric_limits<int32_t>::max())
       throw ShapeError("moe: " + std::to_string(top_k_) + " of " + std::to_string(n_experts_) +
@@ -51,18 +54,19 @@ class Moe final : public Block {
     gate_bias_ = w.vector_or_null(spec.tensor_or_none("gate_bias"), n_experts_ * n_ff_);
     up_bias_ = w.vector_or_null(spec.tensor_or_none("up_bias"), n_experts_ * n_ff_);
     down_bias_ = w.vector_or_null(spec.tensor_or_none("down_bias"), n_experts_ * n_embd_);
-    gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_);
-    up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_);
-    down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_);
+    gate_ = w.matrices(spec.tensors("gate"), n_experts_, n_ff_, n_embd_, inner_.own);
+    up_ = w.matrices(spec.tensors("up"), n_experts_, n_ff_, n_embd_, inner_.own);
+    down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_, outer_.own);
     for (const auto* experts : {&gate_, &up_, &down_})
       c.facts.occasional.insert(experts->begin() + top_k_, experts->end());
     for (const auto* experts : {&gate_, &up_})
       for (const PackedTensor* e : *experts) takes_floats_ |= info(e->dtype()).block == 1;
     if (spec.has("shared_gate")) {
       n_ff_shared_ = spec.integer("n_ff_shared");
-      shared_gate_ = &w.matrix(spec.tensor("shared_gate"), n_ff_shared_, n_embd_);
-      shared_up_ = &w.matrix(spec.tensor("shared_up"), n_ff_shared_, n_embd_);
-      shared_down_ = &w.matrix(spec.tensor("shared_down"), n_embd_, n_ff_shared_);
+      shared_ = Shares({n_ff_shared_, kInnerUnit}, c.stage.member);
+      shared_gate_ = &w.rows_of(spec.tensor("shared_gate"), n_ff_shared_, n_embd_, shared_.own);
+      shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own);
+      shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own);
     }
   }
 
@@ -101,15 +105,16 @@ class Moe final : public Block {
                  n_jobs = n_active + static_cast<size_t>(n_shared());
     const auto inner_job = [&](size_t i) -> Job {
       if (i == n_active)
-        return {{Product{shared_gate_, b.shared_gate, padded(n_ff_shared_)},
-                 Product{shared_up_, b.shared_up, padded(n_ff_shared_)}},
+        return {{Product{shared_gate_, b.shared_gate + shared_.own.begin, padded(n_ff_shared_)},
+                 Product{shared_up_, b.shared_up + shared_.own.begin, padded(n_ff_shared_)}},
                 2,
                 in,
                 s.stride,
                 s.acts,
                 s.n_rows};
       const auto e = static_cast<size_t>(b.active[i]);
-      const int64_t first = b.first[e], n = b.first[e + 1] - first, at = first * padded(n_ff_);
+      const int64_t first = b.first[e], n = b.first[e + 1] - first,
+                    at = first * padded(n_ff_) + inner_.own.begin;
       const bool all = n == s.n_rows, moved = takes_floats_ && !all;
       return {{Product{gate_[e], b.gate + at, padded(n_ff_)},
                Product{up_[e], b.up + at, padded(n_ff_)}},
@@ -122,6 +127,7 @@ class Moe final : public Block {
     };
     const auto activate = [&](size_t i, int64_t row, int64_t column, int64_t columns) {
       const bool shared = i == n_active;
+      column += (shared ? shared_ : inner_).own.begin;
       const int64_t at = shared ? row * padded(n_ff_shared_) + column
                                 : (b.first[b.active[i]] + row) * padded(n_ff_) + column;
       if (!shared && gate_bias_) {
@@ -133,6 +139,7 @@ class Moe final : public Block {
                      (shared ? b.shared_up : b.up) + at, columns);
     };
     multiply(s, team, n_jobs, std::cref(inner_job), std::cref(activate));
+    gather_inner(s, team, b);
 
     ActBlock* shared_acts = s.acts + s.n_rows * top_k_ * act_blocks(n_ff_);
     each_row(s, team, s.n_rows, [&](int64_t begin, int64_t end) {
@@ -149,7 +156,7 @@ class Moe final : public Block {
     });
     const auto outer_job = [&](size_t i) -> Job {
       if (i == n_active)
-        return {{Product{shared_down_, b.shared_y, padded(n_embd_)}, Product{}},
+        return {{Product{shared_down_, b.shared_y + outer_.own.begin, padded(n_embd_)}, Product{}},
                 1,
                 b.shared_gate,
                 padded(n_ff_shared_),
@@ -157,7 +164,8 @@ class Moe final : public Block {
                 s.n_rows};
       const auto e = static_cast<size_t>(b.active[i]);
       const int64_t first = b.first[e];
-      return {{Product{down_[e], b.y + first * padded(n_embd_), padded(n_embd_)}, Product{}},
+      return {{Product{down_[e], b.y + first * padded(n_embd_) + outer_.own.begin, padded(n_embd_)},
+               Product{}},
               1,
               b.gate + first * padded(n_ff_),
               padded(n_ff_),
@@ -167,12 +175,13 @@ class Moe final : public Block {
     multiply(s, team, n_jobs, std::cref(outer_job), nullptr);
 
     float* out = s.product_output(out_);
-    const int64_t pieces = (n_embd_ + kColumns - 1) / kColumns;
+    const int64_t pieces = (outer_.own.size() + kColumns - 1) / kColumns;
     team.for_each(s.n_rows * pieces, std::max<int64_t>(1, s.n_rows * pieces / (4 * team.size())),
                   [&](int64_t begin, int64_t end) {
                     for (int64_t i = begin; i < end; ++i)
-                      add_up(s, b, i / pieces, i % pieces * kColumns, out);
+                      add_up(s, b, i / pieces, outer_.own.begin + i % pieces * kColumns, out);
                   });
+    gather(s, team, out, s.stride, outer_);
   }
 
   void device_needs(DeviceNeeds& needs) const override {
@@ -274,9 +283,16 @@ class Moe final : public Block {
     }
   }
 
+  // Inner values of all slots, and of the shared expert, in one round.
+  void gather_inner(Step& s, Team& team, const Buffers& b) const {
+    const std::array all = {SharedRows{b.gate, padded(n_ff_), s.n_rows * top_k_, &inner_},
+                            SharedRows{b.shared_gate, padded(n_ff_shared_), s.n_rows, &shared_}};
+    gather(s, team, std::span(all).first(shared_gate_ ? 2 : 1));
+  }
+
   // Sums up to kColumns of a row of the output, from `column` on.
   void add_up(const Step& s, const Buffers& b, int64_t r, int64_t column, float* out) const {
-    const int64_t n = std::min(kColumns, n_embd_ - column);
+    const int64_t n = std::min(kColumns, outer_.own.end - column);
     float* to = out + r * s.stride + column;
     for (int64_t i = r * top_k_; i < (r + 1) * top_k_; ++i) {
       float* y = b.y + b.slot[i] * padded(n_embd_) + column;
@@ -296,6 +312,7 @@ class Moe final : public Block {
   int64_t n_embd_, n_experts_, top_k_, n_ff_, n_ff_shared_ = 0;
   Activation act_;
   Choice choice_;
+  Shares inner_, outer_, shared_;  // of members of a group
   bool takes_floats_ = false;
   const float *router_bias_, *gate_bias_, *up_bias_, *down_bias_;  // of all experts; null: none
   const PackedTensor *router_, *shared_router_ = nullptr;

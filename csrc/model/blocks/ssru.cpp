@@ -27,6 +27,9 @@ class Ssru final : public Block {
         forget_(&c.weights.matrix(spec.tensor("forget"), n_, n_)),
         value_(&c.weights.matrix(spec.tensor("value"), n_, n_, Weights::Loop::Continued)),
         forget_bias_(c.weights.vector_or_null(spec.tensor_or_none("forget_bias"), n_)) {
+    if (!c.stage.member.alone())
+      throw UnsupportedError(
+          "ssru: members cannot share recurrent units; use stages of one member");
     if (n_ * kValues > kMaxHeadDim)
       throw UnsupportedError("ssru: expected states of up to " +
                              std::to_string(kMaxHeadDim / kValues) + " values, found " +

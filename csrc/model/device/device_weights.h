@@ -34,11 +34,6 @@ struct DeviceSeries {
   int64_t matrix_nbytes;
 };
 
-// Which device of a group it is, of so many that share the rows of each matrix.
-struct Membership {
-  int64_t number = 0, of = 1;
-};
-
 class DeviceWeights {
  public:
   DeviceWeights(std::shared_ptr<device::Device> device, Membership own)

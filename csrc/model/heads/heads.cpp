@@ -54,6 +54,8 @@ Heads::Heads(HeadsSpec spec, TensorSource source, std::shared_ptr<const Stage> b
   if (spec_.n_embd != base_->spec().n_embd)
     throw ShapeError("speculator: expected hidden rows of " + std::to_string(base_->spec().n_embd) +
                      ", as the model has, found " + std::to_string(spec_.n_embd));
+  if (!base_->spec().member.alone())
+    throw UnsupportedError("speculator: a stage that members share cannot guess by heads");
   check_range("inner size", spec_.n_inner, int64_t{1} << 20);
   if (spec_.heads.empty() || spec_.heads.size() > kMostHeads)
     throw ShapeError("speculator: expected 1 to " + std::to_string(kMostHeads) + " heads, found " +

@@ -6,6 +6,7 @@
 #include "model/blocks/attention/attention_weights.h"
 #include "model/blocks/block.h"
 #include "model/blocks/linear.h"
+#include "model/group/group.h"
 #include "model/observer.h"
 
 namespace pyflow {
@@ -25,6 +26,8 @@ struct Rows {
 // As matrices have them, and as cells have them: one memory if heads fill their cells.
 struct RowMemory {
   Rows plain, cells;
+  Heads mixed;         // of all members
+  Heads all_q, all_k;  // likewise, where norms need them
 };
 
 class Attention final : public Block, private AttentionWeights {
@@ -39,8 +42,11 @@ class Attention final : public Block, private AttentionWeights {
       const int64_t in_cells = cell_dim(dim, cells);
       return padded(n_heads * dim) + (in_cells == dim ? 0 : n_heads * in_cells);
     };
+    const int64_t others = padded(mixed_dim()) - padded(n_heads_ * value_dim_) +
+                           (gathers_heads() ? padded(q_dim()) + padded(k_dim()) : 0);
     return {.floats_per_row = floats(n_heads_, head_dim_) + floats(n_kv_heads_, head_dim_) +
-                              floats(n_kv_heads_, value_dim_) + floats(n_heads_, value_dim_),
+                              floats(n_kv_heads_, value_dim_) + floats(n_heads_, value_dim_) +
+                              others,
             .act_blocks_per_row = act_blocks(std::max(n_embd_, mixed_dim())),
             .panel_cols = std::max(n_embd_, mixed_dim()),
             .partial_floats = n_heads_ * (cell_dim(value_dim_, cells) + 2)};
@@ -54,14 +60,7 @@ class Attention final : public Block, private AttentionWeights {
     const std::array products = {Product{q_, q.rows, q.stride}, Product{k_, k.rows, k.stride},
                                  Product{v_, v.rows, v.stride}};
     multiply(s, team, products, all_rows(s, in, s.stride));
-    if (norms_all_ && (q_norm_ || k_norm_))
-      team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          if (i % 2 == 0)
-            normalize_all(s, q.at(i / 2, 0), q_dim(), q_bias_, q_norm_);
-          else
-            normalize_all(s, k.at(i / 2, 0), k_dim(), k_bias_, k_norm_);
-      });
+    if (norms_all_ && (q_norm_ || k_norm_)) normalize(s, team, memory);
     const AttendArgs args = {.kv = kv,
                              .q = memory.cells.q.rows,
                              .q_stride = memory.cells.q.stride,
@@ -99,11 +98,53 @@ class Attention final : public Block, private AttentionWeights {
       attend(s, team, args, cut, memory);
     }
     if (s.observer && values_apart_) observe(s, team, args, in);
-    multiply(s, team, Product{o_, s.product_output(out_), s.stride}, o_bias_,
-             all_rows(s, mixed.rows, mixed.stride));
+    gather(s, team, memory.mixed.rows, mixed.stride, mixed_);
+    float* out = s.product_output(out_);
+    multiply(s, team, Product{o_, out + embd_.own.begin, s.stride}, o_bias_,
+             all_rows(s, memory.mixed.rows, mixed.stride));
+    gather(s, team, out, s.stride, embd_);
   }
 
  private:
+  // Whether norms of all heads need those of other members.
+  bool gathers_heads() const {
+    return norms_all_ && (q_norm_ || k_norm_) && n_heads_ < whole_.n_heads;
+  }
+
+  // Biases and norms over all heads. Members bring theirs together before, and take them after.
+  void normalize(Step& s, Team& team, const RowMemory& memory) const {
+    const Heads &q = memory.plain.q, &k = memory.plain.k;
+    const auto each = [&](const auto& work) {
+      team.for_each(2 * s.n_rows, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) work(i / 2, i % 2 == 0);
+      });
+    };
+    const auto move = [&](int64_t row, bool queries, bool back) {
+      const Heads& own = queries ? q : k;
+      float* all =
+          (queries ? memory.all_q : memory.all_k).at(row, queries ? own_q_.begin : own_kv_.begin);
+      const int64_t n = (queries ? n_heads_ : n_kv_heads_) * head_dim_;
+      if (back)
+        std::copy_n(all, n, own.at(row, 0));
+      else
+        std::copy_n(own.at(row, 0), n, all);
+    };
+    if (gathers_heads()) {
+      each([&](int64_t row, bool queries) { move(row, queries, false); });
+      const std::array all = {
+          SharedRows{memory.all_q.rows, memory.all_q.stride, s.n_rows, &all_q_},
+          SharedRows{memory.all_k.rows, memory.all_k.stride, s.n_rows, &all_k_}};
+      gather(s, team, all);
+    }
+    each([&](int64_t row, bool queries) {
+      if (queries)
+        normalize_all(s, memory.all_q.at(row, 0), q_dim(), q_bias_, q_norm_);
+      else
+        normalize_all(s, memory.all_k.at(row, 0), k_dim(), k_bias_, k_norm_);
+      if (gathers_heads()) move(row, queries, true);
+    });
+  }
+
   RowMemory lay_out(float* temp, int64_t n_rows, CacheType cells) const {
     const auto take = [&](int64_t n_heads, int64_t dim) {
       const Heads heads = {temp, padded(n_heads * dim), dim};
@@ -115,7 +156,11 @@ class Attention final : public Block, private AttentionWeights {
     p = {.q = take(n_heads_, head_dim_),
          .k = take(n_kv_heads_, head_dim_),
          .v = take(n_kv_heads_, value_dim_),
-         .mixed = take(n_heads_, value_dim_)};
+         .mixed = take(whole_.n_heads, value_dim_)};
+    memory.mixed = p.mixed;
+    p.mixed.rows += own_q_.begin * value_dim_;
+    memory.all_q = gathers_heads() ? take(whole_.n_heads, head_dim_) : p.q;
+    memory.all_k = gathers_heads() ? take(whole_.n_kv_heads, head_dim_) : p.k;
     const auto in_cells = [&](const Heads& plain, int64_t n_heads) {
       const int64_t dim = cell_dim(plain.dim, cells);
       return dim == plain.dim ? plain : take(n_heads, dim);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "model/blocks/linear.h"
 
 namespace pyflow {
 namespace {
@@ -50,25 +51,74 @@ AttentionWeights::AttentionWeights(const BlockSpec& spec, BlockContext& c)
   Weights& w = c.weights;
   if (spec.has("relative")) take_biases(w, spec);
   if (sees_ == Sees::Source) check_source(spec);
-  q_ = &w.matrix(spec.tensor("q"), q_dim(), n_embd_);
-  k_ = &w.matrix(spec.tensor("k"), k_dim(), n_embd_, Weights::Loop::Continued);
-  v_ = &w.matrix(spec.tensor("v"), v_dim(), n_embd_, Weights::Loop::Continued);
+  share(c.stage.member);
+  const auto rows = [](const Share& heads, int64_t dim) {
+    return Share{heads.begin * dim, heads.end * dim};
+  };
+  q_ = &w.rows_of(spec.tensor("q"), q_dim(), n_embd_, rows(own_q_, head_dim_));
+  k_ = &w.rows_of(spec.tensor("k"), k_dim(), n_embd_, rows(own_kv_, head_dim_),
+                  Weights::Loop::Continued);
+  v_ = &w.rows_of(spec.tensor("v"), v_dim(), n_embd_, rows(own_kv_, value_dim_),
+                  Weights::Loop::Continued);
   values_apart_ = spec.tensor("v").name != spec.tensor("q").name &&
                   spec.tensor("v").name != spec.tensor("k").name;
   if (values_apart_) c.facts.values.insert(v_);
-  o_ = &w.matrix(spec.tensor("o"), n_embd_, mixed_dim());
+  o_ = &w.rows_of(spec.tensor("o"), n_embd_, mixed_dim(), embd_.own);
   q_bias_ = w.vector_or_null(spec.tensor_or_none("q_bias"), q_dim());
   k_bias_ = w.vector_or_null(spec.tensor_or_none("k_bias"), k_dim());
   v_bias_ = w.vector_or_null(spec.tensor_or_none("v_bias"), v_dim());
   o_bias_ = w.vector_or_null(spec.tensor_or_none("o_bias"), n_embd_);
-  sinks_ = w.vector_or_null(spec.tensor_or_none("sinks"), n_heads_);
+  sinks_ = w.vector_or_null(spec.tensor_or_none("sinks"), whole_.n_heads);
   norms_all_ = spec.text("norm_span") == "all";
   if (!norms_all_ && spec.text("norm_span") != "head")
     throw UnsupportedError("attention: norm_span '" + spec.text("norm_span") +
                            "': expected head or all");
-  q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", n_heads_);
-  k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", n_kv_heads_);
+  q_norm_ = head_norm(w, spec, "q_norm", "q_norm_bias", whole_.n_heads);
+  k_norm_ = head_norm(w, spec, "k_norm", "k_norm_bias", whole_.n_kv_heads);
+  take_own();
   add_facts(c.facts);
+}
+
+void AttentionWeights::share(const Membership& member) {
+  whole_ = {n_heads_, n_kv_heads_};
+  embd_ = Shares(Cut::tiles(n_embd_), member);
+  if (!member.alone() && sees_ != Sees::Cells)
+    throw UnsupportedError(
+        "attention to whole texts or sources cannot be shared by members; use stages of one");
+  for (int64_t m = 0; m < member.of; ++m) {
+    const HeadShare heads(n_heads_, n_kv_heads_, {m, member.of});
+    mixed_.all.push_back({heads.q.begin * value_dim_, heads.q.end * value_dim_});
+    all_q_.all.push_back({heads.q.begin * head_dim_, heads.q.end * head_dim_});
+    // Of members that have the same kv head, the first one sends its keys.
+    const int64_t end = heads.first ? heads.kv.end : heads.kv.begin;
+    all_k_.all.push_back({heads.kv.begin * head_dim_, end * head_dim_});
+    if (m == member.number) {
+      own_q_ = heads.q;
+      own_kv_ = heads.kv;
+    }
+  }
+}
+
+void AttentionWeights::take_own() {
+  const bool together = norms_all_ && (q_norm_ || k_norm_);
+  if (!together) {  // otherwise biases are added to all heads
+    q_bias_ = from(q_bias_, own_q_.begin * head_dim_);
+    k_bias_ = from(k_bias_, own_kv_.begin * head_dim_);
+  }
+  v_bias_ = from(v_bias_, own_kv_.begin * value_dim_);
+  o_bias_ = from(o_bias_, embd_.own.begin);
+  sinks_ = from(sinks_, own_q_.begin);
+  q_norm_.first = own_q_.begin;
+  k_norm_.first = own_kv_.begin;
+  const auto keep = [this](std::vector<float>& values, int64_t each) {
+    if (values.empty()) return;
+    values.erase(values.begin() + own_q_.end * each, values.end());
+    values.erase(values.begin(), values.begin() + own_q_.begin * each);
+  };
+  keep(slopes_, 1);
+  keep(biases_, 2 * bias_reach_ + 1);
+  n_heads_ = own_q_.size();
+  n_kv_heads_ = own_kv_.size();
 }
 
 void AttentionWeights::add_facts(BlockFacts& facts) const {
@@ -122,7 +172,7 @@ void AttentionWeights::turn(const Step& s, int64_t row, const Heads& heads, int6
     s.kernels.add(heads.at(row, first), bias + first * head_dim_, (last - first) * head_dim_);
   for (int64_t h = first; h < last; ++h) {
     float* head = heads.at(row, h);
-    if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, h * norm.step);
+    if (norm && by_head) norm.norm(s.kernels, head, head_dim_, head, (norm.first + h) * norm.step);
     if (!rope_) continue;
     const RopeTable& rope = s.ropes[*rope_];
     s.kernels.rope(head, rope.row(row), rope.n_pairs, rope.interleaved);

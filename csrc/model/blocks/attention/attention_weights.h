@@ -42,7 +42,7 @@ class AttentionWeights {
   // A norm of queries or keys, and the distance between the weights of two heads.
   struct HeadNorm {
     RowNorm norm;
-    int64_t step = 0;
+    int64_t step = 0, first = 0;  // first: the head that is this member's first one
     explicit operator bool() const { return static_cast<bool>(norm); }
   };
 
@@ -53,14 +53,22 @@ class AttentionWeights {
   void turn(const Step& s, int64_t row, const Heads& heads, int64_t first, int64_t last,
             const float* bias, const HeadNorm& norm) const;
 
-  int64_t q_dim() const { return n_heads_ * head_dim_; }
-  int64_t k_dim() const { return n_kv_heads_ * head_dim_; }
-  int64_t v_dim() const { return n_kv_heads_ * value_dim_; }
-  int64_t mixed_dim() const { return n_heads_ * value_dim_; }
+  // Of all members' heads.
+  int64_t q_dim() const { return whole_.n_heads * head_dim_; }
+  int64_t k_dim() const { return whole_.n_kv_heads * head_dim_; }
+  int64_t v_dim() const { return whole_.n_kv_heads * value_dim_; }
+  int64_t mixed_dim() const { return whole_.n_heads * value_dim_; }
+  // Of a member, as many query heads share a kv head.
   int64_t group() const { return n_heads_ / n_kv_heads_; }
 
   size_t in_, out_;
-  int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_, value_dim_;
+  int64_t n_embd_, n_heads_, n_kv_heads_, head_dim_, value_dim_;  // heads: of this member
+  struct {
+    int64_t n_heads, n_kv_heads;
+  } whole_;
+  Share own_q_, own_kv_;          // its heads
+  Shares mixed_, all_q_, all_k_;  // columns of all members
+  Shares embd_;                   // of the output
   float scale_, softcap_;
   std::optional<size_t> rope_;
   Sees sees_;
@@ -80,6 +88,9 @@ class AttentionWeights {
   void check_source(const BlockSpec& spec) const;
   void add_facts(BlockFacts& facts) const;
   void take_biases(Weights& w, const BlockSpec& spec);
+  // Which heads each member has; then what is by head is cut to its own.
+  void share(const Membership& member);
+  void take_own();
   HeadNorm head_norm(Weights& w, const BlockSpec& spec, const char* weight, const char* bias,
                      int64_t n_heads) const;
   // Columns of queries and of mixed values stay with the kv head that they share.
