@@ -23,7 +23,7 @@ from pyflow.cluster.run.guesses import heads_of
 from pyflow.cluster.run.runner import PipelineRunner, StrategyChooser, check_sampling
 from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.strategy import Strategy
-from pyflow.cluster.run.threads import ThreadPipeline, local_stages
+from pyflow.cluster.run.threads import ThreadPipeline, local_groups, local_stages
 from pyflow.engine.context import CacheType, context_args
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.offload import OpenDevice, no_device
@@ -181,7 +181,7 @@ def in_threads(
     model: ModelFiles | str | Path,
     *,
     strategy: Strategy | Choose,
-    n_stages: int = 2,
+    n_stages: int | tuple[int, int] = 2,
     layers: Sequence[range] | Splitter = by_count,
     n_threads: int = 1,
     drafter: PipelineDrafter | None = None,
@@ -190,9 +190,12 @@ def in_threads(
 ) -> PipelinedModel:
     """A model in stages of this process, each with n_threads of its own.
 
-    layers: of each stage, or what decides about them.
+    n_stages: or also how many members share each, with n_threads each. layers: of each stage, or
+    what decides about them.
     """
+    n_stages, n_members = n_stages if isinstance(n_stages, tuple) else (n_stages, 1)
     whole("n_stages", n_stages, 1)
+    whole("n_members", n_members, 1)
     files = _files_of(model)
 
     def connect(sizes: Sizes) -> tuple[Pipeline, Sequence[range]]:
@@ -206,11 +209,24 @@ def in_threads(
         if callable(ranges):
             ranges = ranges(Ranks(hellos, files.spec, measure))
         check_ranges(ranges, hellos, files.spec.n_layers)
+        sampling = SamplingParams(seed=0)  # until the first job
+        if n_members > 1:
+            groups = local_groups(
+                files.checkpoint,
+                files.spec,
+                layers=ranges,
+                sampling=sampling,
+                n_members=n_members,
+                n_threads=n_threads,
+                **sizes,
+            )
+            followers = [member for group in groups for member in group[1:]]
+            return ThreadPipeline([group[0] for group in groups], followers), ranges
         stages = local_stages(
             files.checkpoint,
             files.spec,
             layers=ranges,
-            sampling=SamplingParams(seed=0),
+            sampling=sampling,
             n_threads=n_threads,
             heads=heads_of(drafter),
             **sizes,

@@ -43,12 +43,18 @@ def command() -> None:
     default=30.0,
 )
 @flag("--restart", "After the loss of a rank, restart without its machine and continue the text.")
+@option(
+    "--layout",
+    "S stages, each shared by M ranks: the same as --layout of COMMAND.",
+    metavar="SxM",
+)
 @click.argument("arguments", metavar="-- COMMAND ...", nargs=-1, type=click.UNPROCESSED)
 def run(
     *,
     places: list[Place] | None,
     timeout_s: float,
     restart: bool,
+    layout: str | None,
     arguments: tuple[str, ...],
 ) -> int:
     """Run generate, chat, bench or serve on N ranks of this machine or on the hosts of FILE.
@@ -71,6 +77,8 @@ def run(
             "--restart cannot be used with a chat at a terminal, as typed text is not replayed; "
             "leave it out, or pipe one question in"
         )
+    if layout is not None:
+        arguments = (arguments[0], "--layout", layout, *arguments[1:])
     if restart and arguments[0] in _SAMPLING:
         # All starts draw the same. A seed of the user comes later on the line, and wins.
         seed = str(SamplingParams().seeded().seed)

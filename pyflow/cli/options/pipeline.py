@@ -19,7 +19,7 @@ from pyflow.cluster.supervise.launcher import rank_of
 AUTO, EVEN = "auto", "even"
 _FLAG = "--pipeline"
 _MAX_STAGES = 256
-_PLACING = ("--stages", "--layers", "--draft-len", "--draft-rank")
+_PLACING = ("--stages", "--layers", "--layout", "--draft-len", "--draft-rank")
 _TUNING = (
     *("--flight", "--p-accept", "--p-recovery", "--p-decay", "--redraft"),
     *("--no-cancel", "--no-continuous", "--no-partitions", "--no-async"),
@@ -31,6 +31,9 @@ RULES = (
     Rule("--draft-len", forbids=[f"{_FLAG} iterative"], advice="it drafts nothing"),
     Rule("--draft-len", forbids=[f"{_FLAG} auto"], advice="auto chooses it; name a strategy"),
     Rule("--draft-rank", needs=["--draft-model"]),
+    Rule("--layout", forbids=["--stages"], advice="members are ranks: use 'pyflow cluster run'"),
+    Rule("--layout", forbids=[f"{_FLAG} auto"], advice="name a strategy"),
+    Rule("--layout", forbids=["--layers auto"], advice="groups are not measured; give numbers"),
     Rule("--numa", forbids=[_FLAG], advice="start a rank per memory node"),
     Rule(
         "--gpu-layers",
@@ -49,6 +52,8 @@ class PipelineOptions:
     stages: int | None
     """Stages in this process; None: ranks, which are other processes."""
     layers: list[int] | str | None
+    layout: tuple[int, int] | None
+    """Stages, and ranks that share each."""
     draft_len: int | None
     draft_ranks: Sequence[int]
     tuning: Mapping[str, float | bool]
@@ -86,6 +91,22 @@ def _layers(
     return [int(part) for part in parts]
 
 
+def _layout(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    parts = value.split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and 0 < len(part) < 5 for part in parts):
+        raise click.BadParameter(
+            f"expected stages x members, as in 1x2 or 2x2, found {value!r:.40}", ctx, param
+        )
+    stages, members = map(int, parts)
+    if not (stages and members):
+        raise click.BadParameter(f"expected at least 1x1, found {value}", ctx, param)
+    return stages, members
+
+
 def _switch(name: str, field: str, text: str) -> Any:
     return flag(f"{name} {field}", f"For pipeinfer: {text}")
 
@@ -121,6 +142,13 @@ pipelines = grouped(
         "  [default: auto for ranks, even for --stages]",
         metavar="N,...",
         callback=_layers,
+    ),
+    option(
+        "--layout",
+        "Over ranks: S stages, each shared by M ranks, which have some rows of every matrix and "
+        "make each token faster; as in 1x2 or 2x2. --layers then counts stages.",
+        metavar="SxM",
+        callback=_layout,
     ),
     option(
         "--draft-len",

@@ -62,6 +62,8 @@ class PipelineRun:
     drafters: tuple[int, ...] = ()
     """The ranks that run draft models and nothing else."""
     layers: list[int] | str | None = field(init=False)
+    n_members: int = field(default=1, init=False)
+    """Ranks that share a stage."""
     has_lost_drafter: bool = field(default=False, init=False)
     """The rank of a draft model is gone: drafts come from the text."""
     automatic: Automatic | None = field(default=None, init=False)
@@ -84,8 +86,17 @@ class PipelineRun:
         present = [numbers.now(number) for number in found]
         self.has_lost_drafter = None in present
         self.drafters = () if self.has_lost_drafter else tuple(n for n in present if n is not None)
-        if len(numbers.left) < numbers.n_first and isinstance(self.layers, list):
-            self.layers = AUTO
+        if len(numbers.left) < numbers.n_first:
+            self.layers = AUTO if isinstance(self.layers, list) else self.layers
+            return  # stages of one rank: the layout no longer fits
+        if self.options.layout is not None:
+            stages, self.n_members = self.options.layout
+            n = len(numbers.left) - len(self.drafters)
+            if n != stages * self.n_members:
+                raise click.UsageError(
+                    f"--layout {stages}x{self.n_members}: expected {stages * self.n_members} "
+                    f"ranks with layers, found {n}"
+                )
 
     @contextmanager
     def open(
@@ -158,12 +169,14 @@ class PipelineRun:
                 f"--layers: expected {n} in all, as {files.name} has, found {sum(self.layers)}"
             )
         n = self.options.stages or (self.world.size if self.world else 1)
+        if self.n_members > 1:
+            n = (n - len(self.drafters)) // self.n_members + len(self.drafters)
         if len(self.layers) != n:
-            where = "stage" if self.options.stages else "rank"
+            where = "stage" if self.options.stages or self.n_members > 1 else "rank"
             raise click.UsageError(
                 f"--layers: expected {n} numbers, one per {where}, found {len(self.layers)}"
             )
-        for rank in self.drafters:
+        for rank in self.drafters if self.n_members == 1 else ():
             if self.layers[rank]:
                 raise click.UsageError(
                     f"--layers: expected 0 for rank {rank}, which runs a draft model by "
@@ -229,9 +242,17 @@ class PipelineRun:
 
     def _split(self) -> Splitter | None:
         """The layers of each stage; None: measure first."""
+        from pyflow.cluster.mpi.groups import Grouped
+
+        split = self._split_of_groups()
+        return split if split is None or self.n_members == 1 else Grouped(split, self.n_members)
+
+    def _split_of_groups(self) -> Splitter | None:
         from pyflow.cluster.mpi.layers import by_count, given
 
         layers = self.layers or (EVEN if self.options.stages else AUTO)
+        if self.n_members > 1 and self.layers is None:
+            layers = EVEN  # groups are not measured
         if isinstance(layers, list):
             return given(layers)
         return None if layers == AUTO else by_count

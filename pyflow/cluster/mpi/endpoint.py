@@ -29,7 +29,8 @@ from pyflow.cluster.wire.messages import Cancel, Message, Pulse
 Deliver: TypeAlias = Callable[[int, Message | WireError], None]
 
 _ABORT_S = 5  # an abort may wait for a machine that has gone
-_PLACE = struct.Struct("<I252s")  # pid and host of a rank
+_PLACE = struct.Struct("<I188s64s")  # pid, host and offer of a rank
+_HOST = 188  # bytes
 
 
 @dataclass(slots=True)
@@ -43,13 +44,13 @@ class Traffic:
 class Endpoint:
     """This rank among all that were started together. All ranks make one at the same time."""
 
-    def __init__(self) -> None:
-        """PyflowError if there is no transport."""
+    def __init__(self, offer: bytes = b"") -> None:
+        """offer: up to 64 bytes for the others. PyflowError if there is no transport."""
         self.reporter = of_process()
         self.reporter.at("joining the others")
         self._transport = connect()
         self.rank, self.size = self._transport.rank, self._transport.size
-        self.hosts, self._pids = self._places()
+        self.hosts, self.pids, self.offers = self._places(offer)
         self.sent = Traffic()
         self._lock = Lock()
         self._losing = Lock()
@@ -114,12 +115,12 @@ class Endpoint:
             self._transport.abort(EXIT_LOST)
             os._exit(EXIT_LOST)
 
-    def _places(self) -> tuple[list[str], list[int]]:
-        """Host and process of every rank."""
-        mine = _PLACE.pack(os.getpid(), self.reporter.host.encode()[: _PLACE.size - 4])
+    def _places(self, offer: bytes) -> tuple[list[str], list[int], list[bytes]]:
+        """Host, process and offer of every rank."""
+        mine = _PLACE.pack(os.getpid(), self.reporter.host.encode()[:_HOST], offer)
         places = [_PLACE.unpack(found) for found in self._transport.exchange(mine)]
-        hosts = [host.rstrip(b"\0").decode(errors="replace") for _, host in places]
-        return hosts, [pid for pid, _ in places]
+        hosts = [host.rstrip(b"\0").decode(errors="replace") for _, host, _ in places]
+        return hosts, [pid for pid, _, _ in places], [given for _, _, given in places]
 
     def _pulse(self, to: int) -> None:
         """Sends a heartbeat, and reports to the supervisor what rank 0 knows of the other one."""
@@ -127,7 +128,7 @@ class Endpoint:
         phase = self._watch.phases[to]
         if self.rank == 0 and phase != self._told.get(to):
             self._told[to] = phase
-            self.reporter.tell_of(to, (self.hosts[to], self._pids[to], phase))
+            self.reporter.tell_of(to, (self.hosts[to], self.pids[to], phase))
 
     def _receive(self) -> None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -16,16 +15,17 @@ from msgspec.structs import replace
 from pyflow import _core, formats
 from pyflow.closing import Closing
 from pyflow.cluster.mpi.endpoint import Deliver, Endpoint, Traffic
+from pyflow.cluster.mpi.groups import NO_ROLES, Grouped, Meeting, Roles
 from pyflow.cluster.mpi.handshake import check_ranges, hello
 from pyflow.cluster.mpi.layers import Ranks, Splitter
+from pyflow.cluster.mpi.parts import beside, make_stage, named, onward, setup_of, telling
 from pyflow.cluster.mpi.remote_drafter import RemoteDrafter
 from pyflow.cluster.mpi.survey import Survey, Surveyor
 from pyflow.cluster.run.drafts import OpenDrafts, by_models
 from pyflow.cluster.run.driver import DraftChannel
-from pyflow.cluster.run.stage import ModelStage, Sizes, context_sizes
+from pyflow.cluster.run.stage import ModelStage, Sizes
 from pyflow.cluster.run.threads import Stage
 from pyflow.cluster.run.worker import Worker, raised
-from pyflow.cluster.supervise.lifeline import RankReporter
 from pyflow.cluster.wire.codec import WireError
 from pyflow.cluster.wire.messages import (
     Begin,
@@ -43,12 +43,11 @@ from pyflow.cluster.wire.messages import (
 )
 from pyflow.engine.memory import resident_nbytes
 from pyflow.engine.model_files import open_checkpoint
-from pyflow.engine.offload import OpenDevice, StageDevice, no_device
+from pyflow.engine.offload import OpenDevice, no_device
 from pyflow.errors import PyflowError
 from pyflow.formats import Overrides
 from pyflow.sampling import SamplingParams
 from pyflow.specs import build_spec
-from pyflow.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyflow.engine.loaded import LoadedModel
@@ -64,7 +63,7 @@ def serve(
     make: Callable[..., Stage] = ModelStage,
     quantize: str | None = None,
     overrides: Overrides | None = None,
-    drafters: Sequence[int] = (),
+    roles: Roles = NO_ROLES,
     drafts: OpenDrafts | None = None,
     open_device: OpenDevice = no_device,
 ) -> Traffic:
@@ -72,13 +71,14 @@ def serve(
 
     path: the model; this rank loads only the layers that the driver assigns. make: builds a stage
     from a `ModelStage`'s arguments. quantize, overrides: as for `load`, the same on all ranks.
-    drafters: ranks that draft and hold no layers. Each corrects the draft of the one before; the
-    driver asks the last. drafts: on a drafter, opens its models. open_device: of this rank's
-    layers. The driver raises this rank's errors.
+    roles: as the driver has them. Each drafter corrects the draft of the one before; the driver
+    asks the last. drafts: on a drafter, opens its models. open_device: of this rank's layers. The
+    driver raises this rank's errors.
     """
-    endpoint = Endpoint()
+    drafters, meeting = roles.drafters, Meeting(roles)
+    endpoint = Endpoint(meeting.offer)
     rank, reporter = endpoint.rank, endpoint.reporter
-    before, after = _beside(rank, drafters)
+    before, after = beside(rank, drafters)
     worker = Worker(rank, reporter.host, 0, endpoint.send)
 
     def ask(request: DraftRequest) -> None:
@@ -104,15 +104,17 @@ def serve(
         elif models:
             with closing(by_models(models, n_ctx=setup.n_ctx, filler=filler)) as drafter:
                 names = " and ".join(model.path.name for model in models)
-                worker.at = _telling(reporter, f"draft model {names}")
+                worker.at = telling(reporter, f"draft model {names}")
                 worker.at("waiting for a job")
                 worker.draft(drafter, after)
         else:
-            worker.onward = _onward(rank, setup.layers)
-            stage = _stage(make, checkpoint, setup, rank, pool, reporter, device)
-            worker.at = _telling(reporter, _named(setup.layers[rank]))
+            worker.onward = onward(rank, setup.layers)
+            layers = setup.layers[leader := meeting.group(endpoint)[0]]
+            link = meeting.link(endpoint) if layers else None
+            stage = make_stage(make, checkpoint, setup, layers, pool, reporter, link or device)
+            worker.at = telling(reporter, named(layers))
             worker.at("waiting for a job")
-            worker.work(stage)
+            worker.work(stage, follows=leader != rank)
     endpoint.leave()
     return endpoint.sent
 
@@ -145,7 +147,8 @@ class MpiPipeline(Closing):
         **sizes: Unpack[Sizes],
     ) -> None:
         """model: opened, or its path. pool, make, open_device: as for `serve`. layers: of each
-        rank, or their splitter. drafters: ranks that draft, the last one for the driver.
+        rank, or their splitter, which may be `Grouped`. drafters: ranks that draft, the last one
+        for the driver.
 
         Waits for all other ranks, but not for their weights.
 
@@ -153,7 +156,9 @@ class MpiPipeline(Closing):
         failed.
         """
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
-        self._endpoint = endpoint = Endpoint()
+        n_members = layers.n_members if isinstance(layers, Grouped) else 1
+        meeting = Meeting(Roles(drafters, n_members))
+        self._endpoint = endpoint = Endpoint(meeting.offer)
         reporter = endpoint.reporter
         self._stages: list[int] = []
         self._drafters = drafters
@@ -183,16 +188,18 @@ class MpiPipeline(Closing):
                 layers = layers(Ranks(hellos, spec, measure, drafters))
             self.layers = ranges = layers
             check_ranges(ranges, hellos, spec.n_layers, drafters)
-            setup = _setup(spec, ranges, sizes)
+            setup = setup_of(spec, ranges, sizes)
             self._stages = [rank for rank, held in enumerate(ranges) if held]
-            worker.onward = _onward(0, ranges)
+            worker.onward = onward(0, ranges)
             for rank in range(1, endpoint.size):
                 endpoint.send(rank, setup)
-            if stage := _stage(make, checkpoint, setup, 0, pool, reporter, device):
-                threads.append(Thread(target=_work, args=(worker, stage), daemon=True))
+            link = meeting.link(endpoint) if ranges[0] else None
+            place = link or device
+            if own := make_stage(make, checkpoint, setup, ranges[0], pool, reporter, place):
+                threads.append(Thread(target=_work, args=(worker, own), daemon=True))
                 threads[0].start()
             # The driver reports for all of rank 0: its stage computes the driver's latest frame.
-            self._at = _telling(reporter, _named(ranges[0]))
+            self._at = telling(reporter, named(ranges[0]))
             self._at("waiting for a job")
         except BaseException:
             self.close()
@@ -295,19 +302,6 @@ class MpiPipeline(Closing):
         return rank, message
 
 
-def _onward(rank: int, ranges: Sequence[range]) -> int:
-    """The rank of the next stage; the last stage sends to rank 0."""
-    return next((i for i in range(rank + 1, len(ranges)) if ranges[i]), 0)
-
-
-def _beside(rank: int, drafters: Sequence[int]) -> tuple[int | None, int]:
-    """The rank whose drafts this one corrects, and the rank that it answers."""
-    if rank not in drafters:
-        return None, 0
-    at = drafters.index(rank)
-    return drafters[at - 1] if at else None, [*drafters, 0][at + 1]
-
-
 def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
     """On a rank that corrects drafts: delivers drafts to the filler, the rest to the worker."""
 
@@ -318,52 +312,6 @@ def _answering(worker: Worker, filler: RemoteDrafter) -> Deliver:
             worker.deliver(source, message)
 
     return deliver
-
-
-def _setup(spec: ModelSpec, ranges: Sequence[range], sizes: Sizes) -> Setup:
-    args = context_sizes(spec, sizes)
-    filled = args["n_ctx"], args["n_seq_max"], args["n_batch"], args["cache_type"]
-    return Setup(0, tuple(accumulate(map(len, ranges), initial=0)), *filled)
-
-
-def _stage(
-    make: Callable[..., Stage],
-    checkpoint: formats.Checkpoint,
-    setup: Setup,
-    rank: int,
-    pool: _core.ThreadPool,
-    reporter: RankReporter,
-    device: StageDevice | None,
-) -> Stage | None:
-    """A rank's stage; None if it holds no layers."""
-    layers = setup.layers[rank]
-    if not layers:
-        return None
-    reporter.at(f"loading {_named(layers)}")
-    there = {} if device is None else {"device": device}
-    return make(
-        checkpoint,
-        build_spec(checkpoint),
-        layers=layers,
-        pool=pool,
-        sampling=SamplingParams(seed=0),  # until the first job
-        n_ctx=setup.n_ctx,
-        n_seq_max=setup.n_seq_max,
-        n_batch=setup.n_batch,
-        cache_type=setup.cache_type,
-        **there,
-    )
-
-
-def _named(layers: range) -> str:
-    """For people; empty if there are none."""
-    return f"layers {layers.start} to {layers.stop - 1}" if layers else ""
-
-
-def _telling(reporter: RankReporter, part: str) -> Callable[[str], None]:
-    """Reports this rank's phase, with its part of the model if it has one."""
-    with_part = f", {part}" if part else ""
-    return lambda phase: reporter.at(phase + with_part)
 
 
 def _sorter(worker: Worker, inbox: SimpleQueue[_Item]) -> Deliver:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from pyflow import _core
 from pyflow.cluster.run.probes import n_borne_out
-from pyflow.cluster.wire.messages import Accept, Cut, Frame, Op, Remove, Result, Run, Share
+from pyflow.cluster.wire.codec import decode, encode
+from pyflow.cluster.wire.messages import Accept, Begin, Cut, Frame, Op, Remove, Result, Run, Share
 from pyflow.engine.context import DEFAULT_BATCH, CacheType, ContextArgs, context_args
 from pyflow.engine.offload import StageDevice
 from pyflow.errors import CancelledError, ShapeError
@@ -47,6 +48,9 @@ class ModelStage:
     """Some layers of a model with their own cells; loads only their weights.
 
     One thread passes frames, in the order in which the driver sent them; any thread may cancel.
+
+    Members of a group are such stages, each with its rows of every matrix. Member 0 is used like a
+    stage of one, and tells the others what it does; these only `follow`.
     """
 
     def __init__(
@@ -57,16 +61,18 @@ class ModelStage:
         layers: range,
         pool: _core.ThreadPool,
         sampling: SamplingParams,
-        device: StageDevice | None = None,
+        place: StageDevice | _core.Link | None = None,
         heads: OpenHeads = no_heads,
         **sizes: Unpack[Sizes],
     ) -> None:
-        """sampling: with a seed, the same for all stages; the last one draws. device: of the
-        layers, as far as their blocks can run there. heads: of the last stage, which guesses by
-        them.
+        """sampling: with a seed, the same for all stages; the last one draws. place: a device for
+        the layers, as far as their blocks can run there; or the link to the other members of a
+        group. heads: of the last stage, which guesses by them.
 
         Raises ShapeError for sizes out of range, ResourceError when memory is refused.
         """
+        device = place if isinstance(place, StageDevice) else None
+        link = place if isinstance(place, _core.Link) else None
         self._is_first = layers.start == 0
         self._is_last = layers.stop == spec.n_layers
         self.checkpoint, self.spec, self.pool = checkpoint, spec, pool
@@ -76,11 +82,15 @@ class ModelStage:
             pool,
             pack_as=checkpoint.pack_as,
             offload=None if device is None else device.native(len(layers)),
+            member=(0, 1) if link is None else (link.number, link.size),
         )
-        self._native = _core.Context(self.stage, **context_sizes(spec, sizes))
+        args = context_sizes(spec, sizes)
+        self._native = _core.Context(self.stage, **args, link=link)
+        self._link, self._has_met = link, False
+        self._plan = repr((layers, sorted(args.items()), self.stage.prefill)).encode()
         self._heads = heads(self) if self._is_last else None
         self._lock = Lock()
-        self.reset(sampling)
+        self._reset(sampling)
 
     @property
     def n_free(self) -> int:
@@ -95,8 +105,42 @@ class ModelStage:
         cut: of sequence 0, made first; only if the model `shifts`. The first `keep` positions of
         sequence 0 stay, or fewer if a window has dropped cells that the next position would see.
         Returns how many. All stages must continue from the same position, so the driver calls again
-        with the minimum until no stage returns less.
+        with the minimum until no stage returns less. Waits for the other members of a group, until
+        they have loaded.
         """
+        if self._link is not None:
+            self._meet(self._link)
+            # Epochs are the driver's affair.
+            self._link.say(encode(Begin(0, sampling, stream, keep, cut)))
+        return self._reset(sampling, stream=stream, keep=keep, cut=cut)
+
+    def follow(self) -> None:
+        """Of a member other than 0: does what member 0 does, until the link is aborted.
+
+        LinkError: then, or if member 0 has ended.
+        """
+        assert self._link is not None
+        self._meet(self._link)
+        while True:
+            match decode(self._link.hear()):
+                case Begin() as begin:
+                    self._reset(begin.sampling, stream=begin.stream, keep=begin.keep, cut=begin.cut)
+                case Frame() as frame:
+                    self._handle(frame)
+
+    def leave(self) -> None:
+        """Ends `follow`, or what a stage waits for other members for. From any thread."""
+        if self._link is not None:
+            self._link.abort()
+
+    def _meet(self, link: _core.Link) -> None:
+        if not self._has_met:
+            link.meet(self._plan)
+        self._has_met = True
+
+    def _reset(
+        self, sampling: SamplingParams, *, stream: int = 0, keep: int = 0, cut: Cut | None = None
+    ) -> int:
         self._native.seq_keep(0)
         if cut is not None:
             self._native.seq_rm(0, cut.first, cut.first + cut.n)
@@ -116,6 +160,11 @@ class ModelStage:
         A run skipped here or before has changed no cells; it is passed on as skipped. The last
         stage returns None for a frame without a run.
         """
+        if self._link is not None:
+            self._link.say(encode(frame))
+        return self._handle(frame)
+
+    def _handle(self, frame: Frame) -> Frame | Result | None:
         for op in frame.ops:
             self._apply(op)
         run = frame.run
@@ -213,5 +262,7 @@ class ModelStage:
             self._cancelled = {n for n in self._cancelled if n >= number}
 
     def _is_left_out(self, number: int) -> bool:
+        """As member 0 has it, in a group."""
         with self._lock:
-            return self._stopped or number in self._cancelled
+            is_left_out = self._stopped or number in self._cancelled
+        return is_left_out if self._link is None else self._link.agree(is_left_out)

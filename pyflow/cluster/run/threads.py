@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread, current_thread
-from typing import Protocol, TypeAlias, Unpack
+from typing import Protocol, TypeAlias, Unpack, runtime_checkable
 
 from pyflow import _core
 from pyflow.closing import Closing
 from pyflow.cluster.run.stage import ModelStage, OpenHeads, Sizes, no_heads
 from pyflow.cluster.wire.messages import Cancel, Cut, Drafted, Frame, Hello, Result
 from pyflow.engine.memory import resident_nbytes
-from pyflow.errors import PyflowError
+from pyflow.errors import LinkError, PyflowError
 from pyflow.formats import Checkpoint
 from pyflow.sampling import SamplingParams
 from pyflow.specs.model_spec import ModelSpec
@@ -76,13 +76,52 @@ def local_stages(
     ]
 
 
+def local_groups(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    layers: Sequence[range],
+    n_members: int,
+    sampling: SamplingParams,
+    n_threads: int = 1,
+    **sizes: Unpack[Sizes],
+) -> list[list[ModelStage]]:
+    """The members that share each stage, a group for each range that is not empty. Each has threads
+    of its own, because members wait for each other."""
+    return [
+        [
+            ModelStage(
+                checkpoint,
+                spec,
+                layers=held,
+                pool=_core.ThreadPool(n_threads),
+                sampling=sampling,
+                place=link,
+                **sizes,
+            )
+            for link in _core.Link.threads(n_members)
+        ]
+        for held in layers
+        if held
+    ]
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A member of a group whose member 0 is a stage: of a `ModelStage`."""
+
+    def follow(self) -> None: ...
+    def leave(self) -> None: ...
+
+
 class ThreadPipeline(Closing):
     """Stages that compute at the same time, each on its own frame. One thread drives it.
 
     Also a context manager: leaving it ends the threads.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], followers: Sequence[Follower] = ()) -> None:
+        """followers: the other members of stages that are members 0."""
         self._stages = stages
         self._epoch = 0
         self._inbox: _Queue = SimpleQueue()
@@ -92,8 +131,16 @@ class ThreadPipeline(Closing):
             Thread(target=_work, args=way, daemon=True)
             for way in zip(stages, self._queues, onward, strict=True)
         ]
+        following = [
+            Thread(target=_follow, args=(follower, self._inbox), daemon=True)
+            for follower in followers
+        ]
         # Also called when the pipeline is collected, and before the interpreter exits.
-        self._finish = weakref.finalize(self, _end, stages, threads, self._queues, self._inbox)
+        self._finish = weakref.finalize(
+            self, _end, stages, threads, self._queues, self._inbox, followers, following
+        )
+        for thread in following:
+            thread.start()
         for thread in threads:
             thread.start()
 
@@ -192,8 +239,24 @@ def _work(stage: Stage, queue: _Queue, onward: _Queue) -> None:
         onward.put(error)
 
 
+def _follow(follower: Follower, inbox: _Queue) -> None:
+    """A follower's thread."""
+    try:
+        follower.follow()
+    except LinkError:
+        return  # the stage that it follows says why, if it is not the end
+    except BaseException as error:
+        inbox.put(error)
+        follower.leave()
+
+
 def _end(
-    stages: Sequence[Stage], threads: Sequence[Thread], queues: Sequence[_Queue], inbox: _Queue
+    stages: Sequence[Stage],
+    threads: Sequence[Thread],
+    queues: Sequence[_Queue],
+    inbox: _Queue,
+    followers: Sequence[Follower] = (),
+    following: Sequence[Thread] = (),
 ) -> None:
     for stage, queue in zip(stages, queues, strict=True):
         stage.stop()
@@ -203,4 +266,8 @@ def _end(
             # Again: a run that had just begun may have missed it.
             stage.stop()
             thread.join(0.05)
+    for follower, thread in zip(followers, following, strict=True):
+        follower.leave()
+        if thread is not current_thread():
+            thread.join()
     inbox.put(PyflowError("the pipeline has been closed"))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 
 from pyflow.cluster.run.drafts import PipelineDrafter, answer_latest
-from pyflow.cluster.run.threads import Stage
+from pyflow.cluster.run.threads import Follower, Stage
 from pyflow.cluster.wire.messages import (
     MAX_TEXT,
     Begin,
@@ -20,7 +20,14 @@ from pyflow.cluster.wire.messages import (
     Message,
 )
 from pyflow.engine.memory import resident_nbytes
-from pyflow.errors import FormatError, PyflowError, ResourceError, ShapeError, UnsupportedError
+from pyflow.errors import (
+    FormatError,
+    LinkError,
+    PyflowError,
+    ResourceError,
+    ShapeError,
+    UnsupportedError,
+)
 
 _NO_EPOCH = -1
 
@@ -45,6 +52,9 @@ class Worker:
         """Reports the current phase."""
         self.epoch = _NO_EPOCH
         """Of the job that drafts are made for."""
+        self.leave: Callable[[], None] = lambda: None
+        """Ends what this rank waits for other members of its group for; called at the end."""
+        self._is_over = False
         self._inbox: SimpleQueue[Message | PyflowError] = SimpleQueue()
         self._stage: Stage | None = None
         self._epoch = _NO_EPOCH
@@ -62,6 +72,8 @@ class Worker:
                 self._epoch = message.epoch
             case Goodbye():
                 self._epoch = _NO_EPOCH
+                self._is_over = True
+                self.leave()
             case PyflowError():
                 message = PyflowError(f"a message of rank {source}: {message}")
         if not isinstance(message, Frame):
@@ -81,8 +93,17 @@ class Worker:
         self._dismissed = isinstance(message, Goodbye)
         return message
 
-    def work(self, stage: Stage | None) -> None:
-        """The stage handles messages until Goodbye. None: this rank holds no layers."""
+    def work(self, stage: Stage | None, *, follows: bool = False) -> None:
+        """The stage handles messages until Goodbye. None: this rank holds no layers.
+
+        follows: it does what member 0 of its group does instead.
+        """
+        member: object = stage
+        if isinstance(member, Follower):
+            self.leave = member.leave
+            if follows:
+                member.follow()
+                return
         self._stage = stage
         while not isinstance(message := self.take(), Goodbye):
             match message:
@@ -133,7 +154,8 @@ class Worker:
         try:
             yield
         except BaseException as error:
-            self._send(0, failure(self._rank, self._host, error))
+            if not (self._is_over and isinstance(error, LinkError)):
+                self._send(0, failure(self._rank, self._host, error))
         while not self._dismissed:
             self._dismissed = isinstance(self._inbox.get(), Goodbye)
 

@@ -202,6 +202,18 @@ def test_two_ranks_draft_by_lookahead(run: Run, start: Start, smollm2: str) -> N
     assert (done.returncode, done.stdout) == (0, plain), done.stderr
 
 
+def test_ranks_share_stages(run: Run, start: Start, smollm2: str) -> None:
+    plain, _ = run(*answer(smollm2))
+    one = answer(smollm2, "--pipeline", "speculative", "--draft-model", smollm2)
+    two = answer(smollm2, "--pipeline", "pipeinfer", "--layers", "12,18")
+    for n, layout, args in (("3", "1x2", [*one, "--draft-rank", "-1"]), ("4", "2x2", two)):
+        done = start(0, "cluster", "run", "-n", n, "--layout", layout, "--", *args)
+        assert (done.returncode, done.stdout) == (0, plain), done.stderr
+    done = start(3, *two, "--layout", "1x2")
+    assert done.returncode == 2
+    assert "--layout 1x2: expected 2 ranks with layers, found 3" in done.stderr
+
+
 def test_far_more_threads_than_cpus_are_told(run: Run, smollm2: str) -> None:
     more = ["--pipeline", "iterative", "--stages", "2", "-n", "2", "-t"]
     n = 2 * len(os.sched_getaffinity(0)) + 1

@@ -41,10 +41,12 @@ def lookup(rig: Rig) -> MethodDrafter:
     return by_lookup(n_ctx=4096, n_vocab=rig.model.spec.n_vocab)
 
 
-def pipelined(rig: Rig, strategy: str, n_stages: int, **options: Any) -> PipelinedModel:
+def pipelined(
+    rig: Rig, strategy: str, n_stages: int | tuple[int, int], **options: Any
+) -> PipelinedModel:
     return in_threads(
         rig.model,
-        strategy=named(strategy, n_stages),
+        strategy=named(strategy, n_stages if isinstance(n_stages, int) else n_stages[0]),
         n_stages=n_stages,
         drafter=None if strategy == "iterative" else lookup(rig),
         **options,
@@ -72,6 +74,27 @@ def test_chunks_and_completions_are_those_of_one_place(
                 assert found.timings.predicted_n == one.timings.predicted_n
                 assert found.pipeline is not None
                 assert found.pipeline.tokens >= len(found.tokens) - 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n_stages", "n_members"),
+    [("iterative", 1, 2), ("speculative", 1, 3), ("pipeinfer", 2, 2)],
+)
+def test_members_of_stages_write_what_one_place_writes(
+    rig: Rig, strategy: str, n_stages: int, n_members: int
+) -> None:
+    with pipelined(rig, strategy, (n_stages, n_members)) as model:
+        for sampling in (GREEDY, SAMPLED):
+            for prompt in PROMPTS[:2]:
+                how: Any = {"n_predict": 24, "sampling": sampling}
+                assert (
+                    model.generate(prompt, **how).tokens == rig.model.generate(prompt, **how).tokens
+                )
+        with model.stream(PROMPTS[2], n_predict=500) as chunks:
+            next(iter(chunks))  # and a text that is left, with runs in flight
+        how = {"n_predict": 8, "sampling": GREEDY}
+        found, one = model.generate(PROMPTS[2], **how), rig.model.generate(PROMPTS[2], **how)
+        assert found.tokens == one.tokens
 
 
 @pytest.mark.parametrize("method", ["lookahead", pytest.param("jacobi", marks=pytest.mark.accept)])

@@ -1,0 +1,73 @@
+"""Ranks of a group find each other, through memory on one host and by sockets between hosts."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyflow.cluster.mpi.groups import Grouped, Meeting, Roles, group_of
+from pyflow.cluster.mpi.layers import Ranks, by_count, given
+from pyflow.errors import PyflowError
+
+
+def test_groups_follow_the_ranks_and_leave_drafters_out() -> None:
+    assert [group_of(rank, 4, 2) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [group_of(rank, 3, 1) for rank in range(3)] == [[0], [1], [2]]
+    assert [group_of(rank, 5, 2, [1]) for rank in range(5)] == [[0, 2], [1], [0, 2], [3, 4], [3, 4]]
+
+
+def test_member_0_has_the_layers_of_its_group() -> None:
+    def split(splitter: Any, n: int, drafters: tuple[int, ...] = ()) -> list[int]:
+        spec: Any = SimpleNamespace(n_layers=7)
+        hellos: Any = [SimpleNamespace(rank=rank) for rank in range(n)]
+        ranks = Ranks(hellos, spec, lambda: pytest.fail("nothing is measured"), drafters)
+        return [len(held) for held in Grouped(splitter, 2)(ranks)]
+
+    assert split(by_count, 4) == [3, 0, 4, 0]
+    assert split(given([5, 2]), 4) == [5, 0, 2, 0]
+    assert split(by_count, 5, (4,)) == [3, 0, 4, 0, 0]
+
+
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "c"]], ids=["memory", "sockets"])
+def test_links_of_a_group_join_its_members(hosts: list[str]) -> None:
+    meetings = [Meeting(Roles(n_members=3)) for _ in hosts]
+    offers = [meeting.offer for meeting in meetings]
+    assert all(0 < len(offer) <= 64 for offer in offers)
+
+    def work(rank: int) -> bytes:
+        endpoint: Any = SimpleNamespace(
+            rank=rank, size=3, hosts=hosts, pids=[os.getpid()] * 3, offers=offers
+        )
+        link = meetings[rank].link(endpoint)
+        assert link is not None
+        assert (link.number, link.size) == (rank, 3)
+        link.meet(b"plan")
+        if rank:
+            return link.hear()
+        link.say(b"text")
+        return b"text"
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(work, range(3))) == [b"text"] * 3
+
+
+def test_memory_that_cannot_be_shared_is_said() -> None:
+    meetings = [Meeting(Roles(n_members=2)), Meeting(Roles(n_members=2))]
+    offers = [meeting.offer for meeting in meetings]
+    endpoint: Any = SimpleNamespace(
+        rank=1, size=2, hosts=["a", "a"], pids=[2**22 + 1, os.getpid()], offers=offers
+    )
+    with pytest.raises(PyflowError, match="cannot share memory with rank 0 on a"):
+        meetings[1].link(endpoint)
+    meetings[0].close()
+
+
+def test_alone_nothing_is_offered() -> None:
+    endpoint: Any = SimpleNamespace(rank=0, size=2)
+    meeting = Meeting(Roles())
+    assert meeting.offer == b""
+    assert meeting.link(endpoint) is None
