@@ -93,6 +93,8 @@ class Training:
                 raise PyflowError(
                     f"{folder}: is there already; give another name, or --resume to go on"
                 )
+            if self.settings["init"] is not None:
+                self._given()  # refused before anything is written
             self._work.mkdir(parents=True, exist_ok=True)
             self._plan = Plan(about=about)
             self._keep_plan()
@@ -167,7 +169,7 @@ class Training:
             is_kept_back = answer.number % _HELD_OUT == _FIRST_HELD_OUT
             (held_out if is_kept_back else files).add(answer)
         both = [*files.answers, *(held_out.answers if number == 0 else ())]
-        if not files.answers or not held_out.answers:
+        if not all(any(len(a.drawn) > 1 for a in some.answers) for some in (files, held_out)):
             raise PyflowError(
                 f"answers: expected {_FIRST_HELD_OUT + 2} or more, found {len(both)}; take more "
                 "tokens or minutes"

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _KINDS = ("mlp", "medusa", "kangaroo")
 
 
+# Of tokens and steps.
+_MOST = 10**12
+
+
 def _settings(*, cache_size: float, **values: Any) -> Settings:
     from pyflow.train.settings import Settings
 
@@ -64,26 +68,26 @@ _network = (
         "--draft-vocab",
         "Tokens that can be guessed, the most frequent ones of the model's answers.  [default: "
         "8192, or 16384 for vocabularies above 65536]",
-        type=Whole(2),
+        type=Whole(2, 1 << 24),
     ),
 )
 _data = (
     option(
         "--tokens n_tokens",
         "Tokens that the model writes to be learned from.",
-        type=Whole(1),
+        type=Whole(1, _MOST),
         default=1_000_000,
     ),
     option(
         "--text-tokens",
         "Tokens of the given texts that are learned first.  [default: a tenth of --tokens]",
-        type=Whole(0),
+        type=Whole(0, _MOST),
     ),
     option("--sequences n_parallel", "Answers at once.", type=Whole(1, 256), default=96),
     option(
         "--cache-size",
         "GiB of disk for answers with hidden states; more tokens come in rounds.",
-        type=Finite(0.001),
+        type=Finite(0.001, 1 << 20),
         default=4.0,
         metavar="GIB",
     ),
@@ -97,9 +101,9 @@ _steps = (
     option(
         "--steps n_steps",
         "Steps of training.  [default: two epochs, three for kangaroo]",
-        type=Whole(1),
+        type=Whole(1, _MOST),
     ),
-    option("--batch", "Tokens of a step.", type=Whole(1), default=1024),
+    option("--batch", "Tokens of a step.", type=Whole(1, 1 << 20), default=1024),
     option(
         "--lr rate",
         "Learning rate at its peak.  [default: by the model's columns, 2e-3 at most]",
@@ -145,7 +149,14 @@ _steps = (
     *_network,
     *_data,
     *_steps,
-    rules=[Rule("--exit-layer", needs=["--kind kangaroo"])],
+    rules=[
+        Rule("--exit-layer", needs=["--kind kangaroo"]),
+        Rule("--layers", needs=["--kind medusa"]),
+        *(
+            Rule(name, forbids=["--kind medusa", "--kind kangaroo"], advice="it is for mlp")
+            for name in ("--inner", "--tied", "--no-tied")
+        ),
+    ],
 )
 @flag("--resume", "Go on with a training in DIR that was stopped.")
 @as_json

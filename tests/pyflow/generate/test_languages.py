@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ TEXTS = ["", "a", "  two  words ", "ünknown 漢字 é", "</s> __fr__ >>fr<<", *
 LANGUAGES = ["__de__", "__en__", "__fr__"]
 
 
-def write(folder: Path, kind: str) -> tuple[sentencepiece.SentencePieceProcessor, dict[str, int]]:
-    """A folder as the hub has it; what cuts texts, and the ids."""
+@cache
+def trained(kind: str) -> bytes:
+    """A model of sentencepiece."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES),
@@ -32,7 +34,13 @@ def write(folder: Path, kind: str) -> tuple[sentencepiece.SentencePieceProcessor
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    cut = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return written.getvalue()
+
+
+def write(folder: Path, kind: str) -> tuple[sentencepiece.SentencePieceProcessor, dict[str, int]]:
+    """A folder as the hub has it; what cuts texts, and the ids."""
+    model = trained(kind)
+    cut = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [cut.id_to_piece(i) for i in range(3, cut.get_piece_size())]
     random.Random(1).shuffle(pieces)
     head = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -42,7 +50,7 @@ def write(folder: Path, kind: str) -> tuple[sentencepiece.SentencePieceProcessor
     ids = {text: i for i, text in enumerate([*head, *pieces[5:]])}
     (folder / "vocab.json").write_text(json.dumps(ids))
     name = "source.spm" if kind == "unigram" else "sentencepiece.bpe.model"
-    (folder / name).write_bytes(written.getvalue())
+    (folder / name).write_bytes(model)
     if kind == "bpe":
         (folder / "special_tokens_map.json").write_text(
             json.dumps({"eos_token": "</s>", "additional_special_tokens": LANGUAGES})
@@ -69,7 +77,8 @@ def test_pieces_are_those_of_sentencepiece_by_the_ids_of_vocab_json(
 @pytest.mark.parametrize("name", ["shared_vocabulary.json", "shared_vocabulary.txt", "x.vocab.yml"])
 def test_vocabularies_of_other_programs_give_the_same_ids(name: str, tmp_path: Path) -> None:
     _, ids = write(tmp_path, "unigram")
-    wanted = [from_folder(tmp_path).encode(text) for text in TEXTS]
+    tokenizer = from_folder(tmp_path)
+    wanted = [tokenizer.encode(text) for text in TEXTS]
     (tmp_path / "vocab.json").unlink()
     texts = sorted(ids, key=ids.__getitem__)
     written = json.dumps(texts) if name.endswith("json") else "\n".join(texts) + "\n"
@@ -79,7 +88,8 @@ def test_vocabularies_of_other_programs_give_the_same_ids(name: str, tmp_path: P
         first = [f'"{texts[0]}": 0', f"'{texts[1]}': 1", f"? {texts[2]}\n: 2", f"{texts[3]}: 3"]
         written = "\n".join([*first, *lines])
     (tmp_path / name).write_text(written)
-    assert [from_folder(tmp_path).encode(text) for text in TEXTS] == wanted
+    tokenizer = from_folder(tmp_path)
+    assert [tokenizer.encode(text) for text in TEXTS] == wanted
     for wrong in ("a", "a: b", "a: 0\nb: 2", '["a", "a"]', "a\na\n", "a: 9999999999"):
         (tmp_path / name).write_text(wrong)
         with pytest.raises(FormatError):

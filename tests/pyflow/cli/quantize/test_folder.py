@@ -268,7 +268,7 @@ def test_links_to_nowhere_are_there(run: Run, source: Path, tmp_path: Path) -> N
             "only 'model.embed_tokens.weight', which --keep-output keeps",
         ),
         (["NONE", "OUT", "--type", "q8_0"], 3, "expected a model file, or config.json"),
-        (["GPTQ", "OUT", "--type", "q8_0"], 3, "quant_method 'pyflow', found 'gptq'"),
+        (["GPTQ", "OUT", "--type", "q8_0"], 3, "or 'mxfp4', found 'gptq'"),
     ],
 )
 def test_what_cannot_be_is_one_line(
