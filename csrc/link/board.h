@@ -29,7 +29,6 @@ class BoardLink final : public Link {
  private:
   struct Place;
   Place& place(int64_t member) const;
-  uint8_t* half(int64_t member, uint64_t turn) const;
   std::shared_ptr<uint8_t> board_;
   uint64_t turn_ = 0;
 };
