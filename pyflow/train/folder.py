@@ -57,13 +57,13 @@ def read_weights(
     values = {}
     for name, shape in kind.shapes().items():
         full = tensors.take(name.removeprefix(kind.prefix), *shape)
-        array = checkpoint.array(full)
-        if array.dtype != np.float32:
+        found = checkpoint.native.tensor(full).dtype
+        if found != "F32":
             raise UnsupportedError(
-                f"{checkpoint.path}: tensor {full}: expected F32, found {array.dtype}; give the "
-                "folder that was trained, before it was quantized"
+                f"{checkpoint.path}: tensor {full}: expected F32, found {found}; give the folder "
+                "that was trained, before it was quantized"
             )
-        values[name] = np.array(array)
+        values[name] = np.array(checkpoint.array(full))
     token_map = np.array(tensors.token_map(n_vocab), np.int32)
     tensors.finish()
     return values, token_map

@@ -112,7 +112,7 @@ _steps = (
     option("--weight-decay decay", "Of matrices.", type=Finite(0.0, 10.0), default=0.05),
     option(
         "--init",
-        "Go on from the parameters of this speculator, as it was trained, and from its draft "
+        "Go on from the parameters of this speculator, in F32, and from its draft "
         "vocabulary, or so many of it as --draft-vocab says. --seed gives other answers.",
         metavar="FOLDER",
         type=click.Path(exists=True, file_okay=False),

@@ -180,8 +180,12 @@ def read_config(path: str | Path) -> Config:
     it is none."""
     if not Path(path).exists():
         raise FormatError(f"{path}: expected a speculator's folder, found nothing there")
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    given, folder = path, Path(path) if Path(path).is_dir() else Path(path).parent
     path = folder / "config.json"
+    if not path.exists():
+        raise FormatError(
+            f"{given}: expected a speculator, found no config.json in {folder}; give its folder"
+        )
     found = read_json(path, _Type, max_nbytes=_MAX_CONFIG)
     kind = found.model_type
     if found.medusa_num_heads is not None:

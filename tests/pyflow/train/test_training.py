@@ -83,6 +83,11 @@ def test_a_training_lowers_every_heads_held_out_loss(
     assert fewer["draft_vocab"] == 9
     with pytest.raises(ShapeError, match=r"expected shape|is missing"):
         train(tmp_path / "other", kind, **more, inner=48, n_layers=2)
+    if kind == "mlp":
+        small = str(tmp_path / "small")
+        assert main(["quantize", str(tmp_path / "out"), small, "--type", "Q8_0"]) == 0
+        with pytest.raises(UnsupportedError, match=r"expected F32, found Q8_0"):
+            train(tmp_path / "small-again", kind, **(more | {"init": small}))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "kangaroo"])

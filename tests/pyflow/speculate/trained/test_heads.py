@@ -293,6 +293,14 @@ def test_speculators_that_do_not_fit_are_refused(
         assert word in str(info.value)
 
 
+def test_weights_without_their_config_are_refused(model: pyflow.Model, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    weights = mlp(tmp_path, "public")[0] / "model.safetensors"
+    moved = weights.rename(tmp_path / "alone/model.safetensors")
+    with pytest.raises(FormatError, match=r"no config.json in .*alone; give its folder"):
+        files.load(moved, model)
+
+
 def test_a_speculator_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     base = write_model(
         tmp_path / "base.gguf", n_layers=1, window=0, n_embd=N_EMBD, has_tokenizer=True
