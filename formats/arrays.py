@@ -49,7 +49,7 @@ def to_array(native: _core.Checkpoint, record: _core.TensorRow) -> NDArray[np.ge
         return _strided(data, record, _VIEWED[record.dtype])
     if record.dtype in _F8 or record.dtype == "F8_E8M0":
         _check_copy(native, record)
-        return np.take(_f8_values(record.dtype), _strided(data, record, "u1").astype(np.intp))
+        return np.take(f8_values(record.dtype), _strided(data, record, "u1").astype(np.intp))
     if not record.supported:
         raise UnsupportedError(
             f"{record.source}: tensor {record.name!r:.100}: expected a type that this build can "
@@ -147,7 +147,7 @@ def _check_copy(native: _core.Checkpoint, record: _core.TensorRow) -> None:
 
 
 @cache
-def _f8_values(name: str) -> NDArray[np.float32]:
+def f8_values(name: str) -> NDArray[np.float32]:
     """The 256 exact values of a type of one byte, float32."""
     if name == "F8_E8M0":  # a power of two, 0xFF is NaN
         return np.array([*(math.ldexp(1.0, e - 127) for e in range(255)), math.nan], np.float32)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyflow.formats import arrays
+from pyflow.formats import arrays, quantized
 from pyflow.formats.folders import check_description, explain, left_aside, main_file, parts_of
 from pyflow.formats.lookalikes import describe, unknown
 from pyflow.formats.overrides import NO_OVERRIDES, Overrides
@@ -111,7 +111,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:
     if native.format != "GGUF":
         check_description(path.parent)
     if native.format == "safetensors":
-        native = _core.join_pairs(native)
+        native = quantized.join(_core.join_pairs(native), path.with_name("config.json"))
     notes = [f"{path}: {note}" for note in native.notes]
     if folder is not None:
         opened = [path, *map(Path, native.files)]

@@ -19,6 +19,7 @@ void register_cpu(py::module_& m);
 void register_threads(py::module_& m);
 void register_devices(py::module_& m);
 void register_files(py::module_& m);
+void register_joined(py::module_& m);
 void register_quant(py::module_& m);
 void register_encode(py::module_& m);
 void register_sampler(py::module_& m);

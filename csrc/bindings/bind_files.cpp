@@ -91,6 +91,18 @@ py::array tensor_data(const py::object& self, const std::string& name) {
   return out;
 }
 
+// The bytes of files that make up a tensor, likewise.
+py::list tensor_parts(const py::object& self, const std::string& name) {
+  const auto& c = self.cast<const Checkpoint&>();
+  py::list out;
+  for (const auto& part : c.parts(require_tensor(c, name))) {
+    py::array_t<uint8_t> bytes(static_cast<py::ssize_t>(part.size()), part.data(), self);
+    bytes.attr("setflags")(py::arg("write") = false);
+    out.append(std::move(bytes));
+  }
+  return out;
+}
+
 // What divides the int8 codes of a tensor, one number for all rows or one for each; else none.
 py::array_t<float> divisors(const Checkpoint& c, const std::string& name) {
   const TensorRow& t = require_tensor(c, name);
@@ -149,6 +161,7 @@ void register_rows(py::module_& m) {
       .def_property_readonly("strides", [](const FoundRow& t) { return strides(t.entry); })
       .def_property_readonly("contiguous",
                              [](const FoundRow& t) { return t.entry.strides.empty(); })
+      .def_property_readonly("made", [](const FoundRow& t) { return t.entry.made != nullptr; })
       .def_property_readonly("source", [](const FoundRow& t) { return t.source; })
       .def_property_readonly("offset", field(&TensorRow::offset))
       .def_property_readonly("nbytes", field(&TensorRow::nbytes))
@@ -177,13 +190,18 @@ void register_checkpoint(py::module_& m) {
       .def_property_readonly("tensors", lines)
       .def("tensor", line, py::arg("name"))
       .def("data", tensor_data, py::arg("name"))
+      .def("parts", tensor_parts, py::arg("name"))
       .def("divisors", divisors, py::arg("name"))
       .def(
           "release",
           [](const Checkpoint& c, const std::string& name, uint64_t begin, uint64_t nbytes) {
             const TensorRow& t = require_tensor(c, name);
-            const uint64_t from = std::min(begin, t.span);
-            c.files()[t.file]->release(t.offset + from, std::min(nbytes, t.span - from));
+            if (!t.made) {
+              const uint64_t from = std::min(begin, t.span);
+              c.files()[t.file]->release(t.offset + from, std::min(nbytes, t.span - from));
+            } else if (begin == 0 || nbytes >= t.nbytes - std::min(begin, t.nbytes)) {
+              for (const auto& part : c.parts(t)) c.release(part);
+            }
           },
           py::arg("name"), py::arg("begin") = 0, py::arg("nbytes") = UINT64_MAX)
       .def("release_all", &Checkpoint::release_all);
@@ -233,7 +251,7 @@ void register_files(py::module_& m) {
         return open_shards(bytes, inflate);
       },
       py::arg("paths"));
-  m.def("join_pairs", &PairedCheckpoint::join, py::arg("checkpoint"));
+  m.def("join_pairs", &join_mx_pairs, py::arg("checkpoint"));
   m.def("read_head", read_head, py::arg("path"), py::arg("nbytes"));
 }
 

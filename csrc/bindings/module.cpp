@@ -43,6 +43,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_threads(m);
   pyflow::register_devices(m);
   pyflow::register_files(m);
+  pyflow::register_joined(m);
   pyflow::register_quant(m);
   pyflow::register_encode(m);
   pyflow::register_sampler(m);

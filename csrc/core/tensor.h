@@ -2,12 +2,25 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
 
 namespace pyflow {
+
+// A matrix that other tensors of a file make up, row after row, while it is read: two that become
+// blocks of one type, or a model that another program has quantized.
+class MadeRows {
+ public:
+  virtual ~MadeRows() = default;
+  // Rows [first, first + n) as bytes of the matrix's type. Any thread may call it. UnsupportedError:
+  // what the file has there makes no row.
+  virtual void read(int64_t first, int64_t n, uint8_t* out) const = 0;
+  // Where in mapped files the rows come from.
+  virtual std::vector<std::span<const uint8_t>> parts() const = 0;
+};
 
 struct TensorRecord {
   std::string name;
@@ -21,9 +34,8 @@ struct TensorRecord {
   // or one for each row. Null: another type.
   const uint8_t* divisors = nullptr;
   int64_t n_divisors = 0;
-  // Of MXFP4 that lies in two places, e of all blocks, and then `data` are nibbles alone, those of
-  // neighbours in a byte (files/safetensors/mx_pairs.h).
-  const uint8_t* scales = nullptr;
+  // What makes its rows, if the file has it in another form; `data` and `nbytes` then mean nothing.
+  const MadeRows* made = nullptr;
   uint32_t block_bytes() const {
     return is_double ? 8 : divisors ? info(dtype).block : info(dtype).block_bytes;
   }
@@ -32,17 +44,6 @@ struct TensorRecord {
     int64_t n = 1;
     for (size_t i = 0; i + 1 < shape.size(); ++i) n *= shape[i];
     return n;
-  }
-  // Blocks [first, first + n) of such a tensor as GGUF has them: e, then in byte j weight j in the
-  // low and weight j + 16 in the high nibble.
-  void join_blocks(int64_t first, int64_t n, uint8_t* out) const {
-    for (const uint8_t* from = data + 16 * first; n-- > 0; from += 16) {
-      *out++ = scales[first++];
-      for (int j = 0; j < 16; ++j) {
-        const int low = from[j / 2] >> j % 2 * 4 & 15, high = from[8 + j / 2] >> j % 2 * 4 & 15;
-        *out++ = static_cast<uint8_t>(low | high << 4);
-      }
-    }
   }
 };
 

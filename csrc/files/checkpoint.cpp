@@ -52,8 +52,8 @@ void Checkpoint::set_table(std::vector<TensorRow> table) {
                         .nbytes = t.nbytes,
                         .data = file + t.offset,
                         .divisors = t.n_divisors ? file + t.divisors : nullptr,
-                        .n_divisors = t.n_divisors});
-    if (t.scales) tensors_.back().scales = files_[t.scales->file]->data() + t.scales->offset;
+                        .n_divisors = t.n_divisors,
+                        .made = t.made.get()});
   }
 }
 
@@ -92,15 +92,20 @@ Contents Checkpoint::contents(const TensorRow& t) const {
   return {files_[t.file]->data() + t.offset, t.span, nullptr};
 }
 
+std::vector<std::span<const uint8_t>> Checkpoint::parts(const TensorRow& t) const {
+  if (t.made) return t.made->parts();
+  return {{files_[t.file]->data() + t.offset, t.span}};
+}
+
+void Checkpoint::release(std::span<const uint8_t> bytes) const {
+  for (const auto& file : files_)
+    if (bytes.data() >= file->data() && bytes.data() < file->data() + file->size())
+      file->release(static_cast<uint64_t>(bytes.data() - file->data()), bytes.size());
+}
+
 void Checkpoint::release(const TensorRecord& r) const {
-  const auto release = [&](const uint8_t* data, uint64_t n) {
-    for (const auto& file : files_)
-      if (data >= file->data() && data < file->data() + file->size())
-        file->release(static_cast<uint64_t>(data - file->data()), n);
-  };
-  const uint64_t n_scales = r.scales ? r.nbytes / r.block_bytes() : 0;
-  release(r.data, r.nbytes - n_scales);
-  if (r.scales) release(r.scales, n_scales);
+  if (!r.made) return release({r.data, r.nbytes});
+  for (const auto& part : r.made->parts()) release(part);
 }
 
 void Checkpoint::release_all() const {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,12 +33,8 @@ struct TensorRow {
   uint64_t divisors = 0;
   uint32_t n_divisors = 0;
 
-  // Of blocks that lie apart from their scales, the place of these (files/safetensors/mx_pairs.h).
-  struct Place {
-    uint32_t file;
-    uint64_t offset;
-  };
-  std::optional<Place> scales = std::nullopt;
+  // Of a matrix that other tensors make up (files/joined/joined.h).
+  std::shared_ptr<const MadeRows> made = nullptr;
 
   void set_type(const TensorType& type);
 };
@@ -84,10 +80,13 @@ class Checkpoint {
   // The span of a line of the table, for which the size of the type must be known. Where the format
   // has checksums they are compared, once, which reads the data.
   virtual Contents contents(const TensorRow& t) const;
+  // The bytes of files that make up a tensor.
+  std::vector<std::span<const uint8_t>> parts(const TensorRow& t) const;
   // What its files say differently, or twice, without harm; a sentence each.
   virtual std::vector<std::string> notes() const { return {}; }
   // Unmaps the pages of a record of `tensors`, or those of all files; see MappedFile.
   void release(const TensorRecord& r) const;
+  void release(std::span<const uint8_t> bytes) const;
   void release_all() const;
 
  protected:

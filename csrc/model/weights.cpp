@@ -50,7 +50,7 @@ const TensorRecord& Weights::find(const TensorRef& ref, const std::string& neede
 const TensorRecord& Weights::record(const TensorRef& ref, int64_t rows, int64_t cols) {
   const TensorRecord& r = find(ref, shape_text(rows, cols));
   const std::string where = source_.path + ": tensor " + ref.name + ": ";
-  if (ref.transposed && info(r.dtype).block != 1)
+  if (ref.transposed && (info(r.dtype).block != 1 || r.made))
     throw UnsupportedError(where + "stored transposed, and its type " +
                            std::string(info(r.dtype).name) +
                            " has blocks along the wrong side; use a file in F32, F16 or BF16");
@@ -134,7 +134,7 @@ const float* Weights::vector(const TensorRef& ref, int64_t n) {
   const int64_t have = r.rows() * r.cols(), block = info(r.dtype).block;
   if (ref.transposed) throw ShapeError(where + "a vector cannot be transposed");
   if (r.divisors) throw UnsupportedError(where + "a vector in int8; convert the model to float16");
-  if (r.scales) throw UnsupportedError(where + "a vector in blocks whose scales lie apart");
+  if (r.made) throw UnsupportedError(where + "a vector that other tensors make up");
   if (ref.rows.empty() && have != n)
     throw ShapeError(where + "expected " + shape_text(1, n) + ", found " +
                      shape_text(r.rows(), r.cols()));
@@ -194,7 +194,7 @@ size_t Weights::Matrix::row_bytes() const {
 }
 
 const uint8_t* Weights::Matrix::in_place() const {
-  if (ref->transposed || ref->rows.size() > 1 || ref->step > 1 || record->scales) return nullptr;
+  if (ref->transposed || ref->rows.size() > 1 || ref->step > 1 || record->made) return nullptr;
   if (!ref->rows.empty() && ref->rows[0].first < 0) return nullptr;
   const auto start = static_cast<size_t>(ref->rows.empty() ? 0 : ref->rows[0].first);
   return record->data + start * row_bytes();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "core/errors.h"
 #include "quant/half.h"
@@ -23,6 +24,16 @@ size_t file_row(const StoredRows& rows, int64_t row) {
     row -= count;
   }
   return static_cast<size_t>(row);  // no segments: all rows
+}
+
+// Neighbours are read at once, for they may share words of the file.
+void read_made(const MadeRows& made, std::span<const size_t> from, size_t nbytes, uint8_t* to) {
+  for (size_t i = 0, n; i < from.size(); i += n) {
+    for (n = 1; i + n < from.size() && from[i + n] == from[i] + n; ++n) {
+    }
+    if (from[i] != kNone)
+      made.read(static_cast<int64_t>(from[i]), static_cast<int64_t>(n), to + i * nbytes);
+  }
 }
 
 void put_scale(const TensorRecord& r, size_t row, uint8_t* block) {
@@ -64,12 +75,10 @@ void StoredRows::copy(int64_t first, int64_t n, int64_t cols, uint8_t* to) const
       from[i] = file_row(*this, first + begin + static_cast<int64_t>(i));
       if (from[i] == kNone)
         std::memset(to + i * nbytes, 0, nbytes);
-      else if (record.scales)
-        record.join_blocks(static_cast<int64_t>(from[i] * width), static_cast<int64_t>(width),
-                           to + i * nbytes);
-      else if (!transposed)
+      else if (!transposed && !record.made)
         std::memcpy(to + i * nbytes, record.data + from[i] * nbytes, nbytes);
     }
+    if (record.made) read_made(*record.made, std::span(from).first(count), nbytes, to);
     if (!transposed) continue;
     const uint8_t* data = record.data + static_cast<size_t>(first_input) * stride;
     for (size_t k = 0; k < width; ++k)  // columns side by side lie side by side

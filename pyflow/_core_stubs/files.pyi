@@ -1,6 +1,7 @@
 """Checkpoints (csrc/bindings/bind_files.cpp)."""
 
 from collections.abc import Sequence
+from enum import Enum
 from os import PathLike
 from typing import Any, TypeAlias, final
 
@@ -33,6 +34,9 @@ class TensorRow:
     @property
     def contiguous(self) -> bool:
         """Whether the elements lie row after row without gaps."""
+    @property
+    def made(self) -> bool:
+        """Whether other tensors make it up, as of `join_tensors`."""
     @property
     def source(self) -> str:
         """The path of the file that the tensor lies in."""
@@ -89,6 +93,9 @@ class Checkpoint:
 
         FormatError when there is no such tensor, UnsupportedError when its type is unknown.
         """
+    def parts(self, name: str) -> list[NDArray[np.uint8]]:
+        """The bytes of the files that a tensor is read from, read-only: its own, or those of the
+        tensors that make it up. FormatError when there is no such tensor."""
     def divisors(self, name: str) -> NDArray[np.float32]:
         """What divides the int8 codes of a tensor, one number for all rows or one for each; empty
         for other tensors. FormatError when there is no such tensor."""
@@ -146,3 +153,123 @@ def pickle_globals(
 
 def read_head(path: _Path, nbytes: int) -> bytes:
     """The first bytes of a regular file, at most nbytes. FormatError when there is no such file."""
+
+class PackOrder(Enum):
+    """Where integers lie in words (csrc/quant/foreign/integers.h)."""
+
+    STREAM = ...
+    WORDS = ...
+    AWQ = ...
+    BYTES = ...
+
+class CodeForm(Enum):
+    """Bytes, or nibbles of a matrix as one line, and which of a byte are first."""
+
+    BYTES = ...
+    HIGH_FIRST = ...
+    LOW_FIRST = ...
+
+@final
+class Packed:
+    """Lines of packed integers in a tensor of words. per_line, per_word: words (BYTES: bytes) from
+    one line or word to the next. by_column: a line is a column of the matrix, not a row."""
+
+    def __init__(
+        self,
+        tensor: str,
+        bits: int,
+        order: PackOrder,
+        per_line: int,
+        per_word: int,
+        by_column: bool = False,
+    ) -> None: ...
+
+@final
+class Zeros:
+    """What is taken off codes: a number, and the one of the row and group if they are packed."""
+
+    def __init__(self, each: int, packed: Packed | None = None) -> None: ...
+
+@final
+class Groups:
+    """Groups of columns: `size` each, that follow each other, or as the tensor `of` says."""
+
+    def __init__(self, size: int, count: int, of: str = "") -> None: ...
+
+@final
+class OuterScales:
+    """F32 scales, each of `size` scales in bytes; offset is added to the products."""
+
+    def __init__(self, tensor: str, size: int, offset: float) -> None: ...
+
+@final
+class ScalesAt:
+    """Scales in a tensor of floats, or of bytes that stand for a table's 256 numbers. per_row,
+    per_group: numbers from one row or group to the next. Each is multiplied with factor, or
+    divided by it."""
+
+    def __init__(
+        self,
+        tensor: str,
+        per_row: int,
+        per_group: int,
+        *,
+        table: Sequence[float] = ...,
+        outer: OuterScales | None = None,
+        factor: float = 1.0,
+        divides: bool = False,
+    ) -> None: ...
+
+@final
+class CodesAt:
+    """Codes of a table of 256 numbers; factor multiplies each value last."""
+
+    def __init__(
+        self, tensor: str, form: CodeForm, table: Sequence[float], factor: float = 1.0
+    ) -> None: ...
+
+@final
+class Integers:
+    """A matrix of integers, each less a zero, times scales."""
+
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, int],
+        *,
+        codes: Packed,
+        zeros: Zeros,
+        scales: ScalesAt,
+        groups: Groups,
+    ) -> None: ...
+
+@final
+class Codes:
+    """A matrix of codes of a table, times scales of blocks of (rows, columns)."""
+
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, int],
+        *,
+        codes: CodesAt,
+        scales: ScalesAt,
+        block: tuple[int, int],
+    ) -> None: ...
+
+@final
+class MxBlocks:
+    """A matrix of MXFP4, whose nibbles and scales lie in two tensors of bytes
+    (csrc/files/safetensors/mx_pairs.h)."""
+
+    def __init__(self, name: str, shape: tuple[int, int], *, blocks: str, scales: str) -> None: ...
+
+def join_tensors(
+    checkpoint: Checkpoint,
+    plans: Sequence[Integers | Codes | MxBlocks],
+    hidden: Sequence[str],
+) -> Checkpoint:
+    """The checkpoint with these tensors in place of those that make them up, and without the hidden
+    ones. ShapeError: a place does not fit its tensor."""

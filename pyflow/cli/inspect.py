@@ -165,6 +165,7 @@ def _contents(checkpoint: formats.Checkpoint) -> dict[str, Any]:
             "shape": list(t.shape),
             "strides": list(t.strides),
             "contiguous": t.contiguous,
+            "made": t.made,
             "nbytes": t.nbytes,
             "file": Path(t.source).name,
             "offset": t.offset,
@@ -222,6 +223,7 @@ def _print_contents(path: str, contents: dict[str, Any]) -> None:
         shape = " x ".join(map(str, t["shape"])) or "scalar"
         note = "" if t["supported"] else "  (this build cannot run this type)"
         note += "" if t["contiguous"] else f"  strides {' x '.join(map(str, t['strides']))}"
+        note += "  made of other tensors" if t["made"] else ""
         click.echo(f"  {name:<{width}}  {t['type']:<8} {shape:<16} {t['nbytes']:>13,}{note}")
 
 

@@ -26,11 +26,11 @@ def fingerprint(checkpoint: Checkpoint, spec: ModelSpec) -> str:
     for name in sorted(spec.tensors()):
         record = checkpoint.native.tensor(name)
         digest.update(repr((name, record.dtype, tuple(record.shape))).encode())
-        data = checkpoint.native.data(name)
-        if data.size <= _WHOLE:
-            digest.update(data.tobytes())
-            continue
-        for begin in np.linspace(0, data.size - _SAMPLE, _N_SAMPLES, dtype=np.int64):
-            digest.update(data[begin : begin + _SAMPLE].tobytes())
+        for data in checkpoint.native.parts(name):
+            if data.size <= _WHOLE:
+                digest.update(data.tobytes())
+                continue
+            for begin in np.linspace(0, data.size - _SAMPLE, _N_SAMPLES, dtype=np.int64):
+                digest.update(data[begin : begin + _SAMPLE].tobytes())
     checkpoint.native.release_all()
     return digest.hexdigest()

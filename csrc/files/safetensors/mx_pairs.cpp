@@ -1,10 +1,10 @@
 #include "files/safetensors/mx_pairs.h"
 
 #include <string>
-#include <unordered_set>
 #include <utility>
 
 #include "core/dtype.h"
+#include "files/joined/joined.h"
 
 namespace pyflow {
 namespace {
@@ -25,48 +25,56 @@ const TensorRow* scales_of(const Checkpoint& of, const TensorRow& t) {
   return scales && is_bytes(*scales) && scales->shape == shape ? scales : nullptr;
 }
 
-TensorRow joined(const TensorRow& blocks, const TensorRow& scales) {
+// As GGUF has them: e, then in byte j weight j in the low and weight j + 16 in the high nibble.
+class MxRows : public MadeRows {
+ public:
+  MxRows(std::span<const uint8_t> blocks, std::span<const uint8_t> scales, int64_t per_row)
+      : blocks_(blocks), scales_(scales), per_row_(per_row) {}
+
+  void read(int64_t first, int64_t n, uint8_t* out) const override {
+    const uint8_t* e = scales_.data() + first * per_row_;
+    const uint8_t* from = blocks_.data() + first * per_row_ * kNibbleBytes;
+    for (int64_t i = 0; i < n * per_row_; ++i, from += kNibbleBytes) {
+      *out++ = *e++;
+      for (int j = 0; j < 16; ++j) {
+        const int low = from[j / 2] >> j % 2 * 4 & 15, high = from[8 + j / 2] >> j % 2 * 4 & 15;
+        *out++ = static_cast<uint8_t>(low | high << 4);
+      }
+    }
+  }
+  std::vector<std::span<const uint8_t>> parts() const override { return {blocks_, scales_}; }
+
+ private:
+  std::span<const uint8_t> blocks_, scales_;
+  int64_t per_row_;
+};
+
+JoinedCheckpoint::Join joined(const Checkpoint& of, const TensorRow& blocks,
+                              const TensorRow& scales) {
   TensorRow t = blocks;
   t.set_type(tensor_type(DType::MXFP4));
   t.shape.pop_back();
+  const int64_t per_row = t.shape.back();
   t.shape.back() *= kBlock;
-  t.nbytes = blocks.nbytes + scales.nbytes;
-  t.scales = {scales.file, scales.offset};
-  return t;
+  t.nbytes = t.span = blocks.nbytes + scales.nbytes;
+  t.made = mx_rows(of.parts(blocks)[0], of.parts(scales)[0], per_row);
+  return {std::move(t), {blocks.name, scales.name}};
 }
 
 }  // namespace
 
-std::shared_ptr<Checkpoint> PairedCheckpoint::join(std::shared_ptr<Checkpoint> of) {
-  std::unordered_set<std::string_view> used;
+std::shared_ptr<const MadeRows> mx_rows(std::span<const uint8_t> blocks,
+                                        std::span<const uint8_t> scales, int64_t per_row) {
+  return std::make_shared<MxRows>(blocks, scales, per_row);
+}
+
+std::shared_ptr<Checkpoint> join_mx_pairs(std::shared_ptr<Checkpoint> of) {
+  std::vector<JoinedCheckpoint::Join> joins;
   for (const TensorRow& t : of->table())
-    if (const TensorRow* scales = scales_of(*of, t)) used.insert(scales->name);
-  if (used.empty()) return of;
-  std::vector<TensorRow> table;
-  for (const TensorRow& t : of->table()) {
-    if (used.contains(t.name)) continue;
-    const TensorRow* scales = scales_of(*of, t);
-    table.push_back(scales ? joined(t, *scales) : t);
-  }
-  return std::shared_ptr<Checkpoint>(new PairedCheckpoint(std::move(of), std::move(table)));
-}
-
-PairedCheckpoint::PairedCheckpoint(std::shared_ptr<const Checkpoint> of,
-                                   std::vector<TensorRow> table)
-    : Checkpoint(of->label()), of_(std::move(of)) {
-  for (const auto& file : of_->files()) add_file(file);
-  set_table(std::move(table));
-}
-
-std::string PairedCheckpoint::hindrance(const TensorRow& t) const {
-  return t.scales ? "" : of_->hindrance(*of_->row_named(t.name));
-}
-
-Contents PairedCheckpoint::contents(const TensorRow& t) const {
-  if (!t.scales) return of_->contents(*of_->row_named(t.name));
-  const auto bytes = std::make_shared<std::vector<uint8_t>>(t.nbytes);
-  find(t.name)->join_blocks(0, static_cast<int64_t>(t.nbytes / t.block_bytes), bytes->data());
-  return {bytes->data(), t.nbytes, bytes};
+    if (const TensorRow* scales = scales_of(*of, t)) joins.push_back(joined(*of, t, *scales));
+  if (joins.empty()) return of;
+  return std::make_shared<JoinedCheckpoint>(std::move(of), std::move(joins),
+                                            std::vector<std::string>());
 }
 
 }  // namespace pyflow

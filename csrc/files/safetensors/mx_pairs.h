@@ -8,29 +8,19 @@
 // they are read: only bytes move.
 #pragma once
 
+#include <cstdint>
 #include <memory>
-#include <string_view>
-#include <vector>
+#include <span>
 
 #include "files/checkpoint.h"
 
 namespace pyflow {
 
-class PairedCheckpoint : public Checkpoint {
- public:
-  // The checkpoint with its pairs joined; itself if it has none.
-  static std::shared_ptr<Checkpoint> join(std::shared_ptr<Checkpoint> of);
+// Rows of per_row blocks each, from nibbles and scales as above.
+std::shared_ptr<const MadeRows> mx_rows(std::span<const uint8_t> blocks,
+                                        std::span<const uint8_t> scales, int64_t per_row);
 
-  std::string_view format() const override { return of_->format(); }
-  std::vector<MetadataEntry> metadata() const override { return of_->metadata(); }
-  std::string hindrance(const TensorRow& t) const override;
-  Contents contents(const TensorRow& t) const override;
-  std::vector<std::string> notes() const override { return of_->notes(); }
-
- private:
-  PairedCheckpoint(std::shared_ptr<const Checkpoint> of, std::vector<TensorRow> table);
-
-  std::shared_ptr<const Checkpoint> of_;
-};
+// The checkpoint with its pairs joined; itself if it has none.
+std::shared_ptr<Checkpoint> join_mx_pairs(std::shared_ptr<Checkpoint> of);
 
 }  // namespace pyflow

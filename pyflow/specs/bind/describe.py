@@ -15,7 +15,7 @@ from pyflow.errors import (
     SpecError,
     UnsupportedError,
 )
-from pyflow.formats import Checkpoint, Overrides, arrays
+from pyflow.formats import Checkpoint, arrays, quantized
 from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.formats.side_files import is_file
 from pyflow.specs.bind import ctranslate2, marian
@@ -64,7 +64,8 @@ class Description:
             texts = [p.text for p in built.problems if p.kind == kind]
             if texts:
                 raise error(f"{path}: {_first(texts, what)}{self._advice}")
-        unused = sorted(p.tensor for p in built.problems if p.kind == "unused")
+        left = (p.tensor for p in built.problems if p.kind == "unused")
+        unused = sorted(name for name in left if not self._is_zero_bias(name))
         if unused:
             names = ", ".join(f"{printable(n):.100}" for n in unused[:_SHOWN]) + (
                 ", ..." if len(unused) > _SHOWN else ""
@@ -76,6 +77,13 @@ class Description:
         if built.unsupported or built.spec is None:
             raise UnsupportedError(f"{path}: {'; '.join(built.unsupported)}")
         return built.spec
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros beside a matrix that was quantized by another
+        program: AutoGPTQ writes them for models that have none."""
+        weight = name.removesuffix("bias") + "weight"
+        made = {t.name for t in self.checkpoint.tensors if t.made}
+        return name.endswith(".bias") and weight in made and not self.checkpoint.array(name).any()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -207,7 +215,7 @@ def _find(checkpoint: Checkpoint) -> tuple[Document, Source]:
         values = checkpoint.overrides.on_config(values, str(path))
         source = FileSource(path, kind, name, values)
     elif is_file(config):
-        source = _config_source(config, checkpoint.overrides)
+        source = _config_source(checkpoint, config)
     else:
         source = NoSource(path)
     if is_file(own):
@@ -279,10 +287,10 @@ def _is_there(checkpoint: Checkpoint, key: str, source: Source) -> bool:
     return key in (inner if isinstance(inner, dict) else config)
 
 
-def _config_source(path: Path, overrides: Overrides) -> ConfigSource:
+def _config_source(checkpoint: Checkpoint, path: Path) -> ConfigSource:
     """A config.json; of a multimodal model, the part for its language model."""
-    config = read_config(path)
-    _check_quantization(path, config)
+    config, overrides = read_config(path), checkpoint.overrides
+    _check_quantization(checkpoint, path, config)
     is_part = isinstance(config.get("text_config"), dict)
     root = "text_config" if is_part else ""
     if is_part:
@@ -292,20 +300,26 @@ def _config_source(path: Path, overrides: Overrides) -> ConfigSource:
     return ConfigSource(path, config, root)
 
 
-def _check_quantization(path: Path, config: dict[str, Any]) -> None:
-    """UnsupportedError: another program has quantized the weights."""
+def _check_quantization(checkpoint: Checkpoint, path: Path, config: dict[str, Any]) -> None:
+    """UnsupportedError: another program has quantized the weights, and not as we read them."""
     inner = config.get("text_config")
     for root, one in (("", config), ("text_config.", inner)):
         found = one.get("quantization_config") if isinstance(one, dict) else None
         if found is None:
             continue
         method = found.get("quant_method") if isinstance(found, dict) else found
-        if isinstance(found, dict) and method == "mxfp4":  # pairs of tensors, see formats.open
-            continue
+        if isinstance(found, dict) and method in ("mxfp4", *quantized.METHODS):
+            if checkpoint.format != quantized.FORMAT:
+                raise UnsupportedError(
+                    f"{path}: {root}quantization_config: expected weights in files of "
+                    f"{quantized.FORMAT}, found {checkpoint.format}; take such a folder"
+                )
+            continue  # formats.open has joined its tensors
         if not isinstance(found, dict) or method != METHOD:
+            known = ", ".join(map(repr, (METHOD, *sorted(quantized.METHODS))))
             raise UnsupportedError(
                 f"{path}: {root}quantization_config: expected none, or an object with quant_method "
-                f"{METHOD!r} or 'mxfp4', found {method!r:.60}; take the original model, and "
+                f"{known} or 'mxfp4', found {method!r:.60}; take the original model, and "
                 "quantize that"
             )
         version = found.get("version")

@@ -114,7 +114,7 @@ def test_what_is_no_pair_is_refused_by_name(broken: str, folder: Path) -> None:
 
 def test_other_programs_types_are_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["quant_method"] = "awq"
+    config["quantization_config"]["quant_method"] = "hqq"
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError, match="'mxfp4', found 'awq'"):
+    with pytest.raises(UnsupportedError, match="'mxfp4', found 'hqq'"):
         build_spec(formats.open(folder))

@@ -268,23 +268,23 @@ def test_links_to_nowhere_are_there(run: Run, source: Path, tmp_path: Path) -> N
             "only 'model.embed_tokens.weight', which --keep-output keeps",
         ),
         (["NONE", "OUT", "--type", "q8_0"], 3, "expected a model file, or config.json"),
-        (["GPTQ", "OUT", "--type", "q8_0"], 3, "or 'mxfp4', found 'gptq'"),
+        (["HQQ", "OUT", "--type", "q8_0"], 3, "or 'mxfp4', found 'hqq'"),
     ],
 )
 def test_what_cannot_be_is_one_line(
     run: Run, source: Path, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     inside = tmp_path / "inside"
-    gptq, gguf, none = (tmp_path / name for name in ("gptq", "model.gguf", "none"))
-    for folder in (inside, gptq, none):
+    hqq, gguf, none = (tmp_path / name for name in ("hqq", "model.gguf", "none"))
+    for folder in (inside, hqq, none):
         folder.mkdir()
-    write(gptq, "config.json", CONFIG | {"quantization_config": {"quant_method": "gptq"}})
-    save_file({"a": np.zeros(2, np.float32)}, gptq / "model.safetensors")
+    write(hqq, "config.json", CONFIG | {"quantization_config": {"quant_method": "hqq"}})
+    save_file({"a": np.zeros(2, np.float32)}, hqq / "model.safetensors")
     write_model(gguf, n_layers=1, window=0)
     names = {"IN": source, "OUT": inside / "OUT", "OUT.gguf": inside / "OUT.gguf"}
-    names |= {"OUT/OUT": inside / "no" / "OUT", "GGUF": gguf, "NONE": none, "GPTQ": gptq}
+    names |= {"OUT/OUT": inside / "no" / "OUT", "GGUF": gguf, "NONE": none, "HQQ": hqq}
     names["OUT/.gguf"] = inside / ".gguf"
-    names["FILE"] = gptq / "config.json"
+    names["FILE"] = hqq / "config.json"
     before = {*source.iterdir()}
     found, out, err = run("quantize", *(str(names.get(a, a)) for a in arguments))
     assert (found, out) == (code, "")

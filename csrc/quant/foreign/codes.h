@@ -1,0 +1,43 @@
+// Weights that other programs have quantized to codes of a table: FP8, NF4, FP4.
+//
+//   value = table[code] * scale(row / row_block, column / group_size) * factor
+//
+// each operation rounded to F32.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/tensor.h"
+#include "quant/foreign/scales.h"
+
+namespace pyflow::quant {
+
+class CodeRows : public MadeRows {
+ public:
+  struct Matrix {
+    DType dtype = DType::F32;  // F32; or BF16, if it holds all values
+    int64_t rows = 0, cols = 0;
+    // Bytes, or nibbles of the matrix as one line: HighFirst is bitsandbytes', LowFirst NVFP4's.
+    enum class Form : uint8_t { Bytes, HighFirst, LowFirst };
+    Form form = Form::Bytes;
+    std::span<const uint8_t> codes;
+    CodeTable table{};
+    Scales scales;
+    int64_t row_block = 1, group_size = 1;
+    float factor = 1;
+  };
+  explicit CodeRows(const Matrix& matrix) : m_(matrix) {}
+
+  void read(int64_t first, int64_t n, uint8_t* out) const override;
+  std::vector<std::span<const uint8_t>> parts() const override;
+
+ private:
+  uint8_t code(int64_t i) const;
+
+  Matrix m_;
+};
+
+}  // namespace pyflow::quant

@@ -1,0 +1,150 @@
+"""Weights as other programs pack them, and their values by the formulas of the formats, float64."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Quantized:
+    """Tensors of one matrix, names after the module's, and its values (n, k)."""
+
+    tensors: Arrays
+    values: Floats
+    types: dict[str, str] = field(default_factory=dict)
+    """Of tensors, where numpy has them not."""
+
+
+def stream(codes: Codes, bits: int) -> NDArray[np.int32]:
+    """Rows of integers as words: a stream of bits from the low end of each."""
+    flat = np.unpackbits(codes.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :bits]
+    flat = flat.reshape(len(codes), -1)
+    flat = np.pad(flat, [(0, 0), (0, -flat.shape[1] % 32)])
+    return np.packbits(flat, axis=-1, bitorder="little").view("<i4")
+
+
+def rounded(values: Floats, dtype: str) -> Floats:
+    """The nearest values of F16, BF16 or F32."""
+    single = values.astype(np.float32)
+    if dtype == "F16":
+        return single.astype(np.float16).astype(np.float64)
+    if dtype == "BF16":
+        bits = single.view(np.uint32)
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+        return bits.view(np.float32).astype(np.float64)
+    return single.astype(np.float64)
+
+
+def stored(values: Floats, dtype: str) -> NDArray[Any]:
+    """For safetensors; BF16 as its bits in uint16."""
+    if dtype == "BF16":
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if dtype == "F16" else np.float32)
+
+
+def grid(
+    weights: Floats, bits: int, size: int, *, symmetric: bool, dtype: str = "F16"
+) -> tuple[Codes, Floats, Codes]:
+    """Codes (n, k), scales (n, groups) and zeros (n, groups) by rounding to the nearest."""
+    n, k = weights.shape
+    groups = -(-k // size)
+    padded = np.pad(weights, [(0, 0), (0, groups * size - k)]).reshape(n, groups, size)
+    most = (1 << bits) - 1
+    if symmetric:
+        scales = np.abs(padded).max(-1) * 2 / most
+        zeros = np.full((n, groups), (most + 1) // 2)
+    else:
+        low, high = np.minimum(padded.min(-1), 0), np.maximum(padded.max(-1), 0)
+        scales = (high - low) / most
+        zeros = np.clip(np.round(-low / scales), 0, most).astype(np.int64)
+    scales = rounded(scales, dtype)
+    codes = np.clip(np.round(padded / scales[..., None]) + zeros[..., None], 0, most)
+    return codes.reshape(n, -1)[:, :k].astype(np.int64), scales, zeros
+
+
+def save(
+    folder: Path, config: dict[str, Any], tensors: Arrays, types: dict[str, str] | None = None
+) -> None:
+    """A folder of a model. types: of tensors by the end of their names, where numpy has them not;
+    uint16 is BF16."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        ends = [own for end, own in (types or {}).items() if name.endswith(end)]
+        own = ends[0] if ends else _TYPES[array.dtype.name]
+        place = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": own, "shape": list(array.shape), "data_offsets": place}
+        data += raw
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+_TYPES = {
+    "float16": "F16",
+    "float32": "F32",
+    "uint16": "BF16",
+    "int32": "I32",
+    "int64": "I64",
+    "int8": "I8",
+    "uint8": "U8",
+}
+
+
+def gptq(
+    weights: Floats,
+    bits: int,
+    size: int,
+    *,
+    symmetric: bool = True,
+    version: int = 1,
+    order: NDArray[np.int64] | None = None,
+    dtype: str = "F16",
+) -> Quantized:
+    """order: the columns sorted by the group that they get; None: as they are."""
+    k = weights.shape[1]
+    turned = weights if order is None else weights[:, order]
+    codes, scales, zeros = grid(turned, bits, size, symmetric=symmetric, dtype=dtype)
+    groups = np.arange(k) // size
+    if not symmetric:
+        zeros = np.maximum(zeros, 1)  # version 1 has no 0
+    if order is not None:
+        back = np.argsort(order)
+        codes, groups = codes[:, back], groups[back]
+    values = scales[:, groups] * (codes - zeros[:, groups])
+    tensors = {
+        "qweight": np.ascontiguousarray(stream(codes, bits).T),
+        "qzeros": stream((zeros - (version == 1)).T, bits),
+        "scales": stored(np.ascontiguousarray(scales.T), dtype),
+        "g_idx": groups.astype(np.int32),
+    }
+    return Quantized(tensors, values)
+
+
+def awq(weights: Floats, size: int, *, dtype: str = "F16") -> Quantized:
+    """Of four bits, for AutoAWQ's kernel gemm."""
+    codes, scales, zeros = grid(weights, 4, size, symmetric=False, dtype=dtype)
+    groups = np.arange(weights.shape[1]) // size
+    tensors = {
+        "qweight": _awq_words(codes.T),
+        "qzeros": _awq_words(zeros.T),
+        "scales": stored(np.ascontiguousarray(scales.T), dtype),
+    }
+    return Quantized(tensors, scales[:, groups] * (codes - zeros[:, groups]))
+
+
+def _awq_words(codes: Codes) -> NDArray[np.int32]:
+    eights = codes.reshape(len(codes), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+    return stream(eights.reshape(len(codes), -1), 4)

@@ -1,0 +1,63 @@
+"""A tiny model in each form of other programs, its configuration, and the values it stands for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parents[2] / "formats/quantized"))
+import packing
+
+Arrays = dict[str, NDArray[Any]]
+Pack = Callable[[str, packing.Floats], packing.Quantized]
+Case = tuple[dict[str, Any], Pack]
+
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+
+
+def _shuffled(weights: packing.Floats) -> NDArray[np.int64]:
+    return np.random.default_rng(3).permutation(weights.shape[1])
+
+
+CASES: dict[str, Case] = {
+    "gptq_sym": (_GPTQ | {"sym": True}, lambda _, w: packing.gptq(w, 4, 32)),
+    "gptq_asym": (
+        _GPTQ | {"sym": False, "bits": 3},
+        lambda _, w: packing.gptq(w, 3, 32, symmetric=False),
+    ),
+    "gptq_order": (
+        _GPTQ | {"sym": True, "desc_act": True, "checkpoint_format": "gptq_v2"},
+        lambda _, w: packing.gptq(w, 4, 32, version=2, order=_shuffled(w)),
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
+        lambda _, w: packing.awq(w, 32),
+    ),
+}
+
+
+def is_quantized(name: str) -> bool:
+    """Whether a tensor of the model is one of the matrices that the methods quantize."""
+    return name.endswith("_proj.weight")
+
+
+def quantized(case: str, weights: Arrays) -> tuple[Arrays, Arrays, dict[str, str]]:
+    """The tensors of the folder, the values of the model, and types as of `packing.save`."""
+    tensors: Arrays = {}
+    values: Arrays = {}
+    types: dict[str, str] = {}
+    for name, array in weights.items():
+        if not is_quantized(name):
+            tensors[name] = values[name] = array
+            continue
+        made = CASES[case][1](name, array.astype(np.float64))
+        stem = name.removesuffix("weight")
+        tensors |= {stem + end: one for end, one in made.tensors.items()}
+        types |= {stem + end: own for end, own in made.types.items()}
+        values[name] = np.ascontiguousarray(made.values, np.float32)
+    return tensors, values, types

@@ -1,0 +1,99 @@
+"""Folders whose weights other programs have quantized run as the values that they stand for, are
+quantized again, and are written as GGUF files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from pyflow.formats.quantized import METHODS
+from pyflow.quant.folder import convert_folder
+from pyflow.quant.plan import Recipe
+
+from pyflow import formats
+from pyflow.errors import UnsupportedError
+from pyflow.gguf_export import to_gguf
+from pyflow.specs import build_spec, describe, naming
+
+from . import tiny
+from .quantized_folders import CASES, is_quantized, packing, quantized
+from .test_families import TOLERANCE, fixture, logits
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden/quantized/golden.json").read_text())
+BLOCKS_TOLERANCE = 5e-2
+"""Products with blocks round activations to eight bits."""
+MODEL = fixture("hf_llama2")
+
+
+def written(folder: Path, case: str) -> tuple[Path, dict[str, Any]]:
+    tensors, values, types = quantized(case, dict(tiny.weights(MODEL)))
+    config = MODEL["config"] | {"quantization_config": CASES[case][0]}
+    packing.save(folder, config, tensors, types)
+    return folder, values
+
+
+def off(found: Any, case: str) -> float:
+    want = np.array(GOLDEN[case])
+    return float(np.abs(found[MODEL["rows"]] - want).max() / np.abs(want).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_values(case: str, tmp_path: Path) -> None:
+    folder, values = written(tmp_path / "quantized", case)
+    checkpoint = formats.open(folder)
+    assert {t.name for t in checkpoint.tensors} == set(values)
+    for name, array in values.items():
+        np.testing.assert_array_equal(checkpoint.array(name), array)
+    types = {t.dtype for t in checkpoint.tensors if is_quantized(t.name)}
+    tolerance = TOLERANCE if types <= {"F32", "BF16"} else BLOCKS_TOLERANCE
+    for regime in ("prefill", "decode"):
+        assert off(logits(checkpoint, MODEL["tokens"], 64, regime), case) <= tolerance
+    (plain := tmp_path / "plain").mkdir()
+    (plain / "config.json").write_text(json.dumps(MODEL["config"]))
+    safetensors.numpy.save_file(values, plain / "model.safetensors")
+    assert off(logits(formats.open(plain), MODEL["tokens"], 64, "decode"), case) <= TOLERANCE
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_biases_of_zeros_are_passed_over(value: float, tmp_path: Path) -> None:
+    tensors, _, _ = quantized("gptq_sym", dict(tiny.weights(MODEL)))
+    more = {
+        name.removesuffix("qweight") + "bias": np.full(array.shape[1], value, np.float16)
+        for name, array in tensors.items()
+        if name.endswith("qweight")
+    }
+    config = MODEL["config"] | {"quantization_config": CASES["gptq_sym"][0]}
+    packing.save(tmp_path, config, tensors | more)
+    if value:
+        with pytest.raises(UnsupportedError, match=f"{len(more)} tensors are unused"):
+            build_spec(formats.open(tmp_path))
+    else:
+        assert build_spec(formats.open(tmp_path)).n_embd == 64
+
+
+@pytest.mark.parametrize(("case", "kept"), [("awq", "Q5_0"), ("gptq_order", "F32")])
+def test_gguf_files_and_folders_are_made_of_them(case: str, kept: str, tmp_path: Path) -> None:
+    folder, values = written(tmp_path / "quantized", case)
+    checkpoint = formats.open(folder)
+    to_gguf(checkpoint).write(tmp_path / "m.gguf", Recipe("F32", (("attn|ffn", kept),)))
+    other = formats.open(tmp_path / "m.gguf")
+    assert {t.dtype for t in other.tensors if "ffn_up" in t.name} == {kept}
+    found = logits(other, MODEL["tokens"], 64, "decode")
+    np.testing.assert_allclose(found, logits(checkpoint, MODEL["tokens"], 64, "decode"), atol=1e-3)
+    recipe, names = Recipe("Q8_0", allow_requantize=True), naming(describe(checkpoint))
+    convert_folder(checkpoint, tmp_path / "again", recipe, names)
+    again = formats.open(tmp_path / "again")
+    for name, array in values.items():
+        assert np.abs(again.array(name) - array).max() <= 0.01 * np.abs(array).max()
+    config = json.loads((tmp_path / "again/config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "pyflow"
+
+
+def test_the_table_of_the_docs_has_all_methods() -> None:
+    text = (Path(__file__).parents[3] / "docs/quantization.md").read_text()
+    lines = text.partition("| method | weights |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert {line.split("|")[1].strip() for line in lines} == {*METHODS, "mxfp4"}
