@@ -148,3 +148,37 @@ def awq(weights: Floats, size: int, *, dtype: str = "F16") -> Quantized:
 def _awq_words(codes: Codes) -> NDArray[np.int32]:
     eights = codes.reshape(len(codes), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
     return stream(eights.reshape(len(codes), -1), 4)
+
+
+def e4m3() -> Floats:
+    """What the 256 codes stand for, by "FP8 formats for deep learning" (2022); NaN twice."""
+    codes = np.arange(256)
+    exponents, mantissas = codes >> 3 & 15, codes & 7
+    normal = (8 + mantissas) * 2.0 ** (exponents - 10)
+    values = np.where(exponents > 0, normal, mantissas * 2.0**-9)
+    values = np.where(codes & 127 == 127, np.nan, values)
+    return np.where(codes > 127, -values, values)
+
+
+def fp8(
+    weights: Floats, block: tuple[int, int], *, name: str = "weight_scale_inv", dtype: str = "F32"
+) -> Quantized:
+    """Codes of FP8 beside scales of blocks; E8M0 scales are powers of two."""
+    n, k = weights.shape
+    rows, cols = -(-n // block[0]), -(-k // block[1])
+    padded = np.pad(weights, [(0, rows * block[0] - n), (0, cols * block[1] - k)])
+    padded = padded.reshape(rows, block[0], cols, block[1])
+    scales = np.abs(padded).max((1, 3)) / 448
+    if dtype == "F8_E8M0":
+        exponents = np.ceil(np.log2(scales))
+        scales, kept = 2.0**exponents, (exponents + 127).astype(np.uint8)
+    else:
+        scales = rounded(scales, dtype)
+        kept = stored(scales, dtype)
+    each = np.repeat(np.repeat(scales, block[0], 0), block[1], 1)[:n, :k]
+    table = e4m3()
+    order = np.argsort(np.where(np.isnan(table), np.inf, table))[:254]
+    places = np.searchsorted(table[order], np.clip(weights / each, -448, 448))
+    codes = order[np.minimum(places, 253)]
+    types = {"weight": "F8_E4M3"} | ({name: dtype} if dtype == "F8_E8M0" else {})
+    return Quantized({"weight": codes.astype(np.uint8), name: kept}, table[codes] * each, types)

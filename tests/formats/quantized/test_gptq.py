@@ -30,8 +30,12 @@ def weights(n: int, k: int, seed: int = 5) -> packing.Floats:
     return np.random.default_rng(seed).standard_normal((n, k)) * 0.05
 
 
-def written(folder: Path, made: packing.Quantized, **more: Any) -> Path:
-    config = {"model_type": "llama", "quantization_config": CONFIG | more}
+def written(
+    folder: Path, made: packing.Quantized, only: dict[str, Any] | None = None, **more: Any
+) -> Path:
+    """only: the whole configuration; more: besides that of GPTQ."""
+    own = CONFIG | more if only is None else only
+    config = {"model_type": "llama", "quantization_config": own}
     tensors = {f"a.{name}": array for name, array in made.tensors.items()}
     packing.save(folder, config, tensors | {"a.bias": np.zeros(3, np.float32)}, made.types)
     return folder

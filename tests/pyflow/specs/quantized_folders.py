@@ -38,6 +38,14 @@ CASES: dict[str, Case] = {
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
         lambda _, w: packing.awq(w, 32),
     ),
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"},
+        lambda _, w: packing.fp8(w, (32, 32)),
+    ),
+    "fbgemm_fp8": (
+        {"quant_method": "fbgemm_fp8"},
+        lambda _, w: packing.fp8(w, (1, w.shape[1]), name="weight_scale"),
+    ),
 }
 
 
