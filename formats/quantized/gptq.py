@@ -12,7 +12,6 @@ version 2 and say version 1: there all zeros are the middle, whichever of the tw
 
 from __future__ import annotations
 
-import numpy as np
 from pyflow.formats.quantized.fields import Fields, check_ignored
 from pyflow.formats.quantized.parts import SCALES, Made, Parts
 
@@ -84,7 +83,7 @@ def _plan(
     n_groups = -(-k // size)
     scales = parts.tensor(f"{stem}.scales", SCALES, (n_groups, n))
     parts.tensor(f"{stem}.qzeros", ("I32",), (n_groups, n * bits // 32))
-    group_of = _group_of(parts, stem, k, size, n_groups)
+    group_of = parts.group_of(f"{stem}.g_idx", k, size, n_groups)
     low, high = parts.fields_range(f"{stem}.qzeros", bits)
     middle, more = 1 << bits - 1, int(version == 1)
     if is_symmetric and (low != high or low not in (middle - 1, middle)):
@@ -104,17 +103,3 @@ def _plan(
         scales=_core.ScalesAt(f"{stem}.scales", per_row=1, per_group=n),
         groups=_core.Groups(size, n_groups, group_of),
     )
-
-
-def _group_of(parts: Parts, stem: str, k: int, size: int, n_groups: int) -> str:
-    """The tensor that says each column's group; "" if groups follow each other."""
-    name = f"{stem}.g_idx"
-    if name not in parts.table:
-        return ""
-    parts.tensor(name, ("I32",), (k,))
-    groups = parts.values(name)
-    if groups.min() < 0 or groups.max() >= n_groups:
-        raise parts.fault(
-            name, f"groups from 0 to {n_groups - 1}", f"{groups.min()} to {groups.max()}"
-        )
-    return "" if np.array_equal(groups, np.arange(k) // size) else name

@@ -91,6 +91,18 @@ class Parts:
         integers = found @ (1 << np.arange(bits, dtype=np.uint8))
         return int(integers.min()), int(integers.max())
 
+    def group_of(self, name: str, k: int, size: int, n_groups: int) -> str:
+        """The tensor that says each column's group, if it is there; "" if groups of `size` columns
+        follow each other. FormatError: it names another group."""
+        if name not in self.table:
+            return ""
+        self.tensor(name, ("I32",), (k,))
+        groups = self.values(name)
+        if groups.min() < 0 or groups.max() >= n_groups:
+            found = f"{groups.min()} to {groups.max()}"
+            raise self.fault(name, f"groups from 0 to {n_groups - 1}", found)
+        return "" if np.array_equal(groups, np.arange(k) // size) else name
+
     def dtype(
         self, integers: tuple[int, int], scales: _core.TensorRow, group_size: int, cols: int
     ) -> str:

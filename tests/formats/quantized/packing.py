@@ -182,3 +182,88 @@ def fp8(
     codes = order[np.minimum(places, 253)]
     types = {"weight": "F8_E4M3"} | ({name: dtype} if dtype == "F8_E8M0" else {})
     return Quantized({"weight": codes.astype(np.uint8), name: kept}, table[codes] * each, types)
+
+
+def ct_words(
+    weights: Floats,
+    bits: int,
+    size: int,
+    *,
+    symmetric: bool = True,
+    old: bool = False,
+    dtype: str = "BF16",
+    order: NDArray[np.int64] | None = None,
+) -> Quantized:
+    """pack-quantized; old: no integer crosses into another word."""
+    n, k = weights.shape
+    turned = weights if order is None else weights[:, order]
+    codes, scales, zeros = grid(turned, bits, size, symmetric=symmetric, dtype=dtype)
+    groups = np.arange(k) // size
+    if order is not None:
+        codes, groups = codes[:, np.argsort(order)], groups[np.argsort(order)]
+    pack = _apart if old else stream
+    tensors = {
+        "weight_packed": pack(codes, bits),
+        "weight_scale": stored(scales, dtype),
+        "weight_shape": np.array([n, k], np.int64),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = np.ascontiguousarray(pack(zeros.T, bits).T)
+    if order is not None:
+        tensors["weight_g_idx"] = groups.astype(np.int32)
+    return Quantized(tensors, scales[:, groups] * (codes - zeros[:, groups]))
+
+
+def _apart(codes: Codes, bits: int) -> NDArray[np.int32]:
+    each = 32 // bits
+    padded = np.pad(codes, [(0, 0), (0, -codes.shape[1] % each)]).reshape(len(codes), -1, each)
+    return (padded << bits * np.arange(each)).sum(-1).astype(np.uint32).view(np.int32)
+
+
+def ct_bytes(weights: Floats, *, symmetric: bool = True, dtype: str = "BF16") -> Quantized:
+    """int-quantized, a scale for each row."""
+    k = weights.shape[1]
+    codes, scales, zeros = grid(weights, 8, k, symmetric=symmetric, dtype=dtype)
+    tensors = {"weight": (codes - 128).astype(np.int8), "weight_scale": stored(scales, dtype)}
+    if not symmetric:
+        tensors["weight_zero_point"] = (zeros - 128).astype(np.int8)
+    return Quantized(tensors, scales * (codes - zeros))
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _fp4(values: Floats) -> NDArray[np.uint8]:
+    codes = np.abs(values[..., None] - FP4).argmin(-1)
+    return codes.astype(np.uint8)
+
+
+def ct_nvfp4(weights: Floats) -> Quantized:
+    """nvfp4-pack-quantized: scales of 16 in FP8, divided by one."""
+    whole = rounded(np.array([448 * 6 / np.abs(weights).max()]), "F32")
+    n, k = weights.shape
+    groups = weights.reshape(n, k // 16, 16)
+    table = e4m3()[:127]
+    scales = np.abs(table - (np.abs(groups).max(-1) / 6 * whole)[..., None]).argmin(-1)
+    each = rounded(table[scales] / whole, "F32")[..., None]
+    codes = _fp4(groups / each).reshape(n, k)
+    tensors = {
+        "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": scales.astype(np.uint8),
+        "weight_global_scale": whole.astype(np.float32),
+    }
+    values = FP4[codes] * np.repeat(each[..., 0], 16, 1)
+    return Quantized(tensors, values, {"weight_scale": "F8_E4M3"})
+
+
+def ct_mxfp4(weights: Floats) -> Quantized:
+    """mxfp4-pack-quantized: scales of 32 are powers of two."""
+    n, k = weights.shape
+    groups = weights.reshape(n, k // 32, 32)
+    exponents = np.ceil(np.log2(np.abs(groups).max(-1) / 6)).astype(np.int64)
+    codes = _fp4(groups / 2.0 ** exponents[..., None]).reshape(n, k)
+    tensors = {
+        "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": (exponents + 127).astype(np.uint8),
+    }
+    return Quantized(tensors, FP4[codes] * np.repeat(2.0**exponents, 32, 1))

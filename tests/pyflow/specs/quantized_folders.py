@@ -24,6 +24,12 @@ def _shuffled(weights: packing.Floats) -> NDArray[np.int64]:
     return np.random.default_rng(3).permutation(weights.shape[1])
 
 
+def _ct(form: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights}
+    own = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"g": group}}
+    return own | {"ignore": ["lm_head"]}
+
+
 CASES: dict[str, Case] = {
     "gptq_sym": (_GPTQ | {"sym": True}, lambda _, w: packing.gptq(w, 4, 32)),
     "gptq_asym": (
@@ -45,6 +51,22 @@ CASES: dict[str, Case] = {
     "fbgemm_fp8": (
         {"quant_method": "fbgemm_fp8"},
         lambda _, w: packing.fp8(w, (1, w.shape[1]), name="weight_scale"),
+    ),
+    "ct_words": (
+        _ct("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
+        lambda _, w: packing.ct_words(w, 4, 32, symmetric=False),
+    ),
+    "ct_bytes": (
+        _ct("int-quantized", num_bits=8, strategy="channel"),
+        lambda _, w: packing.ct_bytes(w),
+    ),
+    "ct_nvfp4": (
+        _ct("nvfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=16),
+        lambda _, w: packing.ct_nvfp4(w),
+    ),
+    "ct_mxfp4": (
+        _ct("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+        lambda _, w: packing.ct_mxfp4(w),
     ),
 }
 
