@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pyflow.formats.quantized import awq, compressed_tensors, fp8, gptq
+from pyflow.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from pyflow.formats.quantized.fields import Fields
 from pyflow.formats.quantized.parts import Made, Parts
 from pyflow.formats.side_files import read_bytes
@@ -19,6 +19,7 @@ from pyflow.errors import FormatError
 
 METHODS: dict[str, Callable[[Fields, Parts], Made]] = {
     "awq": awq.made,
+    "bitsandbytes": bitsandbytes.made,
     "compressed-tensors": compressed_tensors.made,
     "fbgemm_fp8": fp8.made_of_rows,
     "fp8": fp8.made,

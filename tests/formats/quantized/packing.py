@@ -267,3 +267,62 @@ def ct_mxfp4(weights: Floats) -> Quantized:
         "weight_scale": (exponents + 127).astype(np.uint8),
     }
     return Quantized(tensors, FP4[codes] * np.repeat(2.0**exponents, 32, 1))
+
+
+NF4 = [
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+]
+"""Of "QLoRA" (Dettmers et al., 2023), appendix E."""
+
+
+def nf4(weights: Floats, *, nested: bool = False, size: int = 64) -> Quantized:
+    """Of bitsandbytes; nested: scales are bytes of a line from -1 to 1 about their mean."""
+    n, k = weights.shape
+    flat = weights.reshape(-1, size)
+    scales = rounded(np.abs(flat).max(-1), "F32").astype(np.float32)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": size, "dtype": "float32"}
+    state["shape"] = [n, k]
+    tensors: Arrays = {"weight.absmax": scales}
+    if nested:
+        tensors, scales = _nested(scales, state)
+    table = np.array(NF4, np.float32)
+    codes = np.abs(flat[..., None] / scales[:, None, None] - table).argmin(-1).astype(np.uint8)
+    values = (table[codes].astype(np.float64) * scales[:, None]).reshape(n, k)
+    line = codes.reshape(-1)
+    tensors |= {
+        "weight": (line[::2] << 4 | line[1::2])[:, None],
+        "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }
+    return Quantized(tensors, values)
+
+
+def _nested(
+    scales: NDArray[np.float32], state: dict[str, Any]
+) -> tuple[Arrays, NDArray[np.float32]]:
+    mean = scales.mean(dtype=np.float32)
+    padded = np.pad(scales - mean, (0, -len(scales) % 256)).reshape(-1, 256)
+    outer = np.abs(padded).max(-1)
+    table = np.linspace(-1, 1, 256).astype(np.float32)
+    near = np.searchsorted(table, padded / outer[:, None]).clip(0, 255)
+    codes = near.reshape(-1)[: len(scales)].astype(np.uint8)
+    state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(mean)}
+    tensors = {
+        "weight.absmax": codes,
+        "weight.nested_absmax": outer,
+        "weight.nested_quant_map": table,
+    }
+    return tensors, table[codes] * np.repeat(outer, 256)[: len(scales)] + mean
+
+
+def int8(weights: Floats) -> Quantized:
+    """Of bitsandbytes, each row by its largest."""
+    largest = rounded(np.abs(weights).max(-1), "F32").astype(np.float32)
+    codes = np.round(weights / largest[:, None] * 127).astype(np.int8)
+    values = codes.astype(np.float32) * largest[:, None] * np.float32(1 / 127)
+    tensors: Arrays = {"weight": codes, "SCB": largest}
+    tensors["weight_format"] = np.array(0, np.uint8)
+    return Quantized(tensors, values.astype(np.float64))

@@ -52,6 +52,14 @@ CASES: dict[str, Case] = {
         {"quant_method": "fbgemm_fp8"},
         lambda _, w: packing.fp8(w, (1, w.shape[1]), name="weight_scale"),
     ),
+    "nf4_nested": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        lambda _, w: packing.nf4(w, nested=True, size=32),
+    ),
+    "bitsandbytes_int8": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        lambda _, w: packing.int8(w),
+    ),
     "ct_words": (
         _ct("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
         lambda _, w: packing.ct_words(w, 4, 32, symmetric=False),
