@@ -151,8 +151,8 @@ docs: $(ANY_INSTALL)
 WARNINGS := build/warnings-$(notdir $(CXX))
 warnings: $(ANY_INSTALL)
 	$(BIN)/cmake -S . -B $(WARNINGS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
-	  -DPYFLOW_ISA_OPTIMIZATION=-O1 -DPYFLOW_TESTING=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_CXX_FLAGS_RELEASE=-O0 \
+	  -DPYFLOW_ISA_OPTIMIZATION=-O0 -DPYFLOW_TESTING=ON -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >$(WARNINGS).log || { cat $(WARNINGS).log; exit 1; }
 	$(BIN)/cmake --build $(WARNINGS)
 

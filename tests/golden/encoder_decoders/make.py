@@ -1,11 +1,12 @@
-"""Makes NAME.json: what transformers says of tiny encoder-decoders with random weights.
+"""Makes NAME.json: what transformers says of tiny encoder-decoders, with random weights or trained.
 
     python tests/golden/encoder_decoders/make.py [NAME ...]
 
 In float32, through torch, but for keys and values that the decoder sees, which are rounded to F16
-as in pyflow's caches. The weights are those of tests/pyflow/specs/tiny.py, so a fixture holds
-none. Written down are logits after some tokens of a text, and the tokens that greedy search gives.
-Needs transformers, torch and safetensors.
+as in pyflow's caches. Random weights are those of tests/pyflow/specs/tiny.py, so a fixture holds
+none. Trained ones sort the numbers of the source, and add one to each, or now and then two.
+Written down are logits after some tokens of a text, and what greedy search and beams give. Needs
+transformers, torch and safetensors.
 """
 
 from __future__ import annotations
@@ -88,7 +89,27 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]], tuple[int, int]]] 
         (60, 40),
     ),
     "umt5": ({**T5, "model_type": "umt5", "num_layers": 3}, {}, (30, 30)),
+    "t5_trained": (
+        {**T5, "vocab_size": 40, "d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2},
+        {},
+        (12, 12),
+    ),
+    "marian_trained": (
+        {
+            **BART,
+            "model_type": "marian",
+            "vocab_size": 40,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_attention_heads": 4,
+            "scale_embedding": True,
+            "activation_function": "swish",
+        },
+        {},
+        (12, 12),
+    ),
 }
+N_STEPS, N_EXAMPLES, RARE, RATE = 1200, 64, 0.3, 2e-3
 
 
 def make(name: str) -> dict[str, Any]:
@@ -100,6 +121,8 @@ def make(name: str) -> dict[str, Any]:
     auto = transformers.AutoModelForSeq2SeqLM
     random = np.random.default_rng(len(name))
     source = random.integers(5, config["vocab_size"], n_source).tolist()
+    if name.endswith("_trained"):  # on numbers that differ
+        source = random.permutation(range(5, config["vocab_size"] - 2))[:n_source].tolist()
     tokens = [config["decoder_start_token_id"]]
     tokens += random.integers(5, config["vocab_size"], n_tokens - 1).tolist()
     fixture: dict[str, Any] = {
@@ -112,9 +135,16 @@ def make(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         own = transformers.AutoConfig.for_model(**config)
-        auto.from_config(own).save_pretrained(path / "saved")
+        torch.manual_seed(1)
+        made = auto.from_config(own)
+        if name.endswith("_trained"):
+            train(made)
+        made.save_pretrained(path / "saved")
         with safe_open(path / "saved/model.safetensors", "numpy") as file:
-            shapes = {key: file.get_slice(key).get_shape() for key in sorted(file.keys())}
+            names = sorted(file.keys())
+            shapes = {key: file.get_slice(key).get_shape() for key in names}
+            if name.endswith("_trained"):
+                fixture["trained"] = {key: tiny.kept(file.get_tensor(key)) for key in names}
         fixture["tensors"] = shapes | more
         tiny.write_folder(path / "tiny", fixture)
         model, report = auto.from_pretrained(
@@ -134,9 +164,11 @@ def make(name: str) -> dict[str, Any]:
         return found.logits[0].numpy()
 
     expected = logits(source)
-    change = np.abs(logits(source[::-1]) - expected).max() / np.abs(expected).max()
+    # Trained models sort: another order is the same to them.
+    other = source[: n_source // 2] if "trained" in fixture else source[::-1]
+    change = np.abs(logits(other) - expected).max() / np.abs(expected).max()
     if change < LEAST_CHANGE:
-        raise RuntimeError(f"{name}: another order of the source changes logits by {change}")
+        raise RuntimeError(f"{name}: another source changes logits by {change}")
     written = model.generate(
         torch.tensor([source]), max_new_tokens=N_WRITTEN, do_sample=False, num_beams=1
     )
@@ -151,6 +183,29 @@ def make(name: str) -> dict[str, Any]:
         "written": written[0, 1:].tolist(),
         "beams": found,
     }
+
+
+def train(model: Any) -> None:
+    """Teaches a model to sort its source and to add one to each token, or two for RARE of them."""
+    import torch
+
+    config = model.config
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=N_STEPS)
+    model.train()
+    for step in range(N_STEPS):
+        n = 4 + step % 9
+        numbers = torch.rand(N_EXAMPLES, config.vocab_size - 7).argsort(1)[:, :n]
+        source = 5 + numbers
+        text = source.sort(1).values + 1 + (torch.rand(source.shape) < RARE)
+        labels = torch.cat([text, torch.full((N_EXAMPLES, 1), config.eos_token_id)], 1)
+        loss = model(input_ids=source, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    print(f"loss {loss.item():.3f}", file=sys.stderr)
 
 
 def round_cells(model: Any) -> None:

@@ -2,11 +2,13 @@
 
 A fixture, tests/golden/families/NAME.json, has the configuration, the names and shapes of all
 tensors, a seed, tokens, and some rows of another program's logits. Weights are made here, from the
-seed and a tensor's name alone, so that no file has to hold them.
+seed and a tensor's name alone, so that no file has to hold them; but those of a trained model are
+in its fixture, in eight bits.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
 from collections.abc import Callable, Iterable
@@ -23,12 +25,29 @@ GAIN = 1.5
 
 def weights(fixture: Fixture) -> dict[str, NDArray[np.float32]]:
     """The tensors by their names, float32."""
+    if "trained" in fixture:
+        return {
+            name: restored(*fixture["trained"][name], shape)
+            for name, shape in fixture["tensors"].items()
+        }
     mean, gains = fixture.get("norm_mean", 1.0), fixture.get("gains", {})
     found = {}
     for name, shape in fixture["tensors"].items():
         gain = next((gain for part, gain in gains.items() if part in name), 1.0)
         found[name] = weight(fixture["seed"], name, shape, mean) * np.float32(gain)
     return found
+
+
+def kept(values: NDArray[np.float32]) -> tuple[float, str]:
+    """Trained values for a fixture: a scale, and bytes in base64."""
+    scale = float(np.abs(values).max()) / 127 or 1.0
+    return scale, base64.b64encode(np.rint(values / scale).astype(np.int8).tobytes()).decode()
+
+
+def restored(scale: float, values: str, shape: list[int]) -> NDArray[np.float32]:
+    """What `kept` has kept."""
+    read = np.frombuffer(base64.b64decode(values), np.int8).reshape(shape)
+    return read.astype(np.float32) * np.float32(scale)
 
 
 def weight(seed: int, name: str, shape: list[int], norm_mean: float) -> NDArray[np.float32]:
