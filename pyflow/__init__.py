@@ -23,7 +23,8 @@ if find_spec("pyflow._core") is None:
 
 if TYPE_CHECKING:
     from pyflow.engine.context import Context
-    from pyflow.engine.loaded import MemoryPlan, plan
+    from pyflow.engine.loaded import plan
+    from pyflow.engine.memory import MemoryPlan
     from pyflow.engine.offload import Offload
     from pyflow.engine.topology import Placement
     from pyflow.generate.session import ChatSession

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pyflow.adapters import Given
 from pyflow.batch.local_runner import LocalRunner
 from pyflow.embed.model import EmbeddingModel
 from pyflow.engine.context import CacheType
@@ -31,6 +32,7 @@ def load(
     overrides: Overrides | None = None,
     layers: Sequence[int] = (),
     offload: Offload | None = None,
+    adapters: Sequence[Given] = (),
 ) -> Model:
     """A model from the path of a checkpoint or a name, ready to run.
 
@@ -44,7 +46,9 @@ def load(
     quantized weights stay as they are. overrides: what replaces the model's
     configuration. layers: load only these layers of the model, as a draft model by some of its
     layers does; an empty list loads all. offload: what runs on a device, as in Offload(n_layers=8);
-    results are those of the CPU, bit for bit.
+    results are those of the CPU, bit for bit. adapters: folders of PEFT's LoRA, or GGUF files of
+    adapters for a model in GGUF, each a path or (path, factor). They apply to all texts that choose
+    no others.
     Raises FormatError or UnsupportedError for a file that is not such a model or has nothing to
     quantize, ResourceError if its weights do not fit into memory, ShapeError for layers that the
     model does not have, UnsupportedError for a device that is not here or not exact.
@@ -57,6 +61,7 @@ def load(
         overrides=overrides,
         layers=layers,
         offload=offload,
+        adapters=adapters,
     )
 
 

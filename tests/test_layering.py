@@ -61,6 +61,7 @@ PYTHON = (
     "formats",
     "quant",
     "specs",
+    "adapters",
     "tokenizer",
     "chat",
     "sampling",

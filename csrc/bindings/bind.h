@@ -26,6 +26,7 @@ void register_sampler(py::module_& m);
 void register_link(py::module_& m);
 void register_stage(py::module_& m);
 void register_heads(py::module_& m);
+void register_adapters(py::module_& m);
 void register_texts(py::module_& m);
 void register_calibrate(py::module_& m);
 void register_context(py::module_& m);

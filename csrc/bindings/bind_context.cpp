@@ -226,6 +226,13 @@ void register_context(py::module_& m) {
           [](Context& c, std::shared_ptr<InputMoments> moments) { c.observe(std::move(moments)); },
           py::arg("moments"))
       .def("declare", &Context::declare, py::arg("seq"), py::arg("n_positions"))
+      .def(
+          "adapt",
+          [](Context& c, int seq, std::shared_ptr<AdapterSet> adapters) {
+            const std::lock_guard guard(c.busy());
+            c.adapt(checked_sequence(seq), std::move(adapters));
+          },
+          py::arg("seq"), py::arg("adapters"))
       .def("interrupt", &Context::interrupt)
       .def("seq_cp", on_cache(&KvCache::seq_cp))
       .def("seq_rm", on_cache(&KvCache::seq_rm))

@@ -50,6 +50,7 @@ PYBIND11_MODULE(_core, m) {
   pyflow::register_link(m);
   pyflow::register_stage(m);
   pyflow::register_heads(m);
+  pyflow::register_adapters(m);
   pyflow::register_texts(m);
   pyflow::register_calibrate(m);
   pyflow::register_context(m);

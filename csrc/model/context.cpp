@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "core/errors.h"
+#include "model/blocks/linear.h"
 
 namespace pyflow {
 namespace {
@@ -113,7 +114,8 @@ Context::Context(std::shared_ptr<const Stage> stage, const ContextConfig& config
                    ? nullptr
                    : std::make_unique<Sources>(source_config(*stage_, config_), stage_->kernels())),
       scratch_(*stage_, config_.n_batch, config_.n_ctx, config_.cache_type),
-      lengths_(static_cast<size_t>(config_.n_seq_max), config_.n_ctx) {
+      lengths_(static_cast<size_t>(config_.n_seq_max), config_.n_ctx),
+      adapters_(static_cast<size_t>(config_.n_seq_max)) {
   for (const int64_t layer : config_.layers) {
     if (layer < 0 || layer >= std::ssize(runs_layer_))
       throw ShapeError("layer " + std::to_string(layer) + ": expected 0 to " +
@@ -187,6 +189,7 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
   try {
     check(input, std::ssize(rows));
     see_sources(rows);
+    adapt_rows(rows);
     if (!resumed && input.parents.empty()) kv_.begin(rows);
     if (!resumed && !input.parents.empty()) kv_.grow(rows, input.parents);
     cancel_.store(false, std::memory_order_relaxed);
@@ -206,7 +209,8 @@ void Context::run(const Input& input, const Consume& consume, const std::functio
                          .n_prefill = stage_->offloads() ? 0 : input.n_prefill,
                          .first_row = resumed ? 0 : std::ssize(pending),
                          .tokens = input.tokens,
-                         .rows = rows};
+                         .rows = rows,
+                         .adapters = row_adapters_};
     if (stage_->offloads())
       run_parts(of, input, guarded);
     else
@@ -226,6 +230,8 @@ Step Context::step(const Team& team, const StepRows& rows) {
   s.sources = sources_.get();
   s.group = group_.get();
   s.source_views = source_views_;
+  s.low_rank = low_rank_.as<float>();
+  s.low_rank_stride = low_rank_stride_;
   float* angles = s.angles;
   for (const RopeSpec& r : stage_->spec().ropes) {
     s.ropes.push_back({angles, static_cast<int64_t>(r.pairs()), r.interleaved});
@@ -241,6 +247,27 @@ void Context::declare(int seq, int64_t n_positions) {
   if (n_positions < 1)
     throw ShapeError("length: expected 1 position or more, found " + std::to_string(n_positions));
   lengths_[static_cast<size_t>(seq)] = n_positions;
+}
+
+void Context::adapt(int seq, std::shared_ptr<const AdapterSet> adapters) {
+  if (kv_.seq_pos_max(seq) >= 0)
+    throw ShapeError("sequence " + std::to_string(seq) +
+                     ": expected none of its positions to be taken before it gets adapters");
+  if (adapters && adapters->stage() != stage_.get())
+    throw ShapeError("adapters: expected those of this model, found those of another");
+  if (const int64_t floats = adapters ? kMostProducts * adapters->floats() : 0;
+      floats > low_rank_stride_) {
+    low_rank_ = Buffer(static_cast<size_t>(config_.n_batch * floats) * sizeof(float), "adapters");
+    low_rank_stride_ = floats;
+  }
+  adapters_[static_cast<size_t>(seq)] = std::move(adapters);
+}
+
+void Context::adapt_rows(std::span<const KvRow> rows) {
+  row_adapters_.clear();
+  if (std::ranges::none_of(adapters_, [](const auto& set) { return set != nullptr; })) return;
+  for (const KvRow& row : rows)
+    row_adapters_.push_back(adapters_[static_cast<size_t>(row.sequences.first())].get());
 }
 
 void Context::observe(std::shared_ptr<Observer> observer) {

@@ -11,6 +11,7 @@
 
 #include "kv/kv_cache.h"
 #include "kv/sources.h"
+#include "model/adapters/adapter.h"
 #include "model/device/device_run.h"
 #include "model/group/group.h"
 #include "model/observer.h"
@@ -83,6 +84,10 @@ class Context {
   // before: n_ctx. Throws ShapeError unless the sequence is empty.
   void declare(int seq, int64_t n_positions);
 
+  // From now on these adapters, or none, are beside the weights for a sequence. Throws ShapeError
+  // unless it is empty, or for adapters of another stage; ResourceError if memory is refused.
+  void adapt(int seq, std::shared_ptr<const AdapterSet> adapters);
+
   // Of a stage that sees sources: appends n rows of an encoder's last layer, n x n_embd, to the
   // source of a sequence. Throws ShapeError for a sequence that has begun or does not exist,
   // ResourceError if the cells run out, CancelledError when stopped; then the source is as before.
@@ -111,6 +116,7 @@ class Context {
   // By row, the cells of its source; ShapeError if one has none.
   void see_sources(std::span<const KvRow> rows);
   void read_rows(std::span<const float> states, int64_t n);
+  void adapt_rows(std::span<const KvRow> rows);
   int64_t end_layer(const Input& input) const;
   // What a thread of the team works with, the only place that fills it.
   Step step(const Team&, const StepRows&);
@@ -149,6 +155,10 @@ class Context {
   DeviceRun::Pins pins_;  // of scratch_
   int64_t last_rows_ = 0;
   std::vector<int64_t> lengths_;  // positions that each sequence may take
+  std::vector<std::shared_ptr<const AdapterSet>> adapters_;  // by sequence, or null
+  std::vector<const AdapterSet*> row_adapters_;              // of the run's rows; empty: none
+  Buffer low_rank_;                                          // A x of them
+  int64_t low_rank_stride_ = 0;
   std::shared_ptr<Observer> observer_;
   std::shared_ptr<const void> observing_;  // what its attach() returned
   std::atomic<bool> cancel_{false};

@@ -265,8 +265,14 @@ void Stage::logits(Step& s, Team& team, std::span<const int32_t> rows, float* ga
     if (head_softcap_ != 0) kernels_.softcap(values, head_softcap_, columns);
   };
   const auto n_prefill = std::ranges::lower_bound(rows, s.n_prefill) - rows.begin();
+  std::array<const AdapterSet*, kHeadRows> adapters;
+  if (!s.adapters.empty())
+    std::ranges::transform(rows, adapters.begin(),
+                           [&s](int32_t row) { return s.adapters[static_cast<size_t>(row)]; });
   multiply(s, team, std::array{Product{head_, logits + first, stride}},
-           {gathered, s.stride, n, n_prefill}, std::cref(finish));
+           {gathered, s.stride, n, n_prefill,
+            std::span(adapters).first(s.adapters.empty() ? 0 : rows.size())},
+           std::cref(finish));
   const SharedRows all = {logits, stride, n, &vocab_};
   gather(s, team, std::span(&all, 1));
 }

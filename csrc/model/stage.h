@@ -49,6 +49,8 @@ class Stage {
   }
   // Matrices W_v whose inputs attention shows to observers.
   const std::set<const PackedTensor*>& value_weights() const { return facts_.values; }
+  // Whether an adapter can be beside it.
+  bool is_adaptable(const PackedTensor& w) const { return !facts_.unadapted.contains(&w); }
   const std::vector<LayerKv>& kv_layers() const { return facts_.kv_layers; }
   // Of blocks that see a source.
   const std::vector<LayerKv>& source_layers() const { return facts_.source_layers; }

@@ -15,6 +15,7 @@
 
 namespace pyflow {
 
+class AdapterSet;
 class Observer;
 class Group;
 
@@ -47,6 +48,7 @@ struct StepRows {
   std::span<const int32_t> types = {};   // of tokens, for encoders that have types
   std::span<const TextRows> texts = {};  // of encoders: rows see those of their text
   int64_t n_keys = 0;                    // rows of all texts, each rounded up to whole sixteens
+  std::span<const AdapterSet* const> adapters = {};  // by row, or null; empty: no row has any
 };
 
 // Texts in pieces of so many rows; the last one of a text may be shorter.
@@ -108,6 +110,8 @@ struct Step : StepRows, StepMemory {
   Sources* sources = nullptr;                  // of decoders that see some
   std::span<const RowView> source_views = {};  // by row: the cells of its source
   Group* group = nullptr;                      // of the members that share the stage; null: none
+  float* low_rank = nullptr;                   // A x of adapters, for n_batch rows
+  int64_t low_rank_stride = 0;
 };
 
 // body(begin, end) over all rows: shared by the team, with a barrier at the end, or by each thread

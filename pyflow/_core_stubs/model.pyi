@@ -204,6 +204,35 @@ class Heads:
     def logits(self, hidden: ArrayLike, tokens: ArrayLike) -> NDArray[np.float32]:
         """What heads say along a text that begins with the root: (len(tokens), n_guessed)."""
 
+class AdapterSpec(TypedDict):
+    """The two matrices of LoRA beside one tensor of the model: `TensorRef`s, or names."""
+
+    a: object
+    b: object
+    rank: int
+    scale: float
+
+class Adapter:
+    """A low-rank adapter (LoRA) beside the matrices of a stage; specs: by the stage's tensors.
+
+    ShapeError for shapes that do not fit; UnsupportedError for a stage with a device, a source or
+    an encoder, and beside experts and routers.
+    """
+
+    def __init__(
+        self, stage: Stage, file: Checkpoint, specs: Mapping[str, AdapterSpec]
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def n_matrices(self) -> int:
+        """Beside so many it is; a fused tensor has several."""
+
+class AdapterSet:
+    """Adapters of one stage that apply together, in this order, each with a factor."""
+
+    def __init__(self, adapters: Sequence[tuple[Adapter, float]]) -> None: ...
+
 class DenseFile:
     """Layers after an encoder's last one, from a file of their own."""
 
@@ -328,6 +357,8 @@ class Context:
         they belong to another stage."""
     def declare(self, seq: int, n_positions: int) -> None:
         """See pyflow.Context.declare."""
+    def adapt(self, seq: int, adapters: AdapterSet | None) -> None:
+        """See pyflow.Context.adapt."""
     def interrupt(self) -> None: ...
     def clear(self) -> None: ...
     def read_source(self, seq: int, states: ArrayLike) -> None:

@@ -75,7 +75,7 @@ class Admission:
             return NO_MATCH
         return self._prefixes.find(
             np.asarray(span.cell_names(self._context.has_prefill), np.int32),
-            span.key,
+            span.cells_key,
             min(span.limit, self._context.n_ctx),
             span.n_report if span.n_reported < span.n_to_report else None,
             span.n_reported,
@@ -88,7 +88,8 @@ class Admission:
             return False
         names = np.asarray(span.cell_names(self._context.has_prefill)[:-1], np.int32)
         for text in texts:
-            if text.span.reuse and text.span.key == span.key and not text.is_written:
+            same = text.span.cells_key == span.cells_key
+            if text.span.reuse and same and not text.is_written:
                 n = n_common(np.asarray(text.cell_names, np.int32), names)
                 if n >= max(text.n_cells, match.n) + WORTH_WAITING:
                     return True

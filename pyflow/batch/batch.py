@@ -276,6 +276,7 @@ class _Text:
             n_reported=len(self.reports),
             pooling=request.pooling,
             key=request.key,
+            adapters=request.adapters,
             source=request.source,
             watched=request.watched,
             was_put_back=was_put_back,

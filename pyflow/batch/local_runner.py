@@ -131,13 +131,14 @@ class LocalRunner(Closing):
             cached = before.cached
             cached.tokens = [*before.cell_names]
             cached.declare(n_positions)
+            cached.adapt(span.adapters)
             n_past = cached.reuse(span.cell_names(self._context.has_prefill), span.n_dropped)
         else:
             chosen, self._chosen = self._chosen, None
             match = NO_MATCH
             if chosen is not None and chosen.span is span:
                 match = chosen.match
-            cached = self.prefixes.take(match, n_positions)
+            cached = self.prefixes.take(match, n_positions, span.adapters)
             n_past = len(cached.tokens)
         text = Text(number, span, cached, sampler, [*span.tokens], n_past, self._clock())
         known: Sequence[TokenLogprobs] = ()

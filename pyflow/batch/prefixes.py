@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow.adapters import Choice
 from pyflow.batch.completion import TokenLogprobs
 from pyflow.engine.cached_text import CachedText
 from pyflow.engine.context import Context
@@ -113,18 +114,18 @@ class Prefixes:
             self._touch(best.source)
         return best
 
-    def take(self, match: Match, n_positions: int) -> CachedText:
+    def take(self, match: Match, n_positions: int, adapters: Choice | None = None) -> CachedText:
         """A sequence that begins with what was found. There must be one: see `n_sequences`."""
         source, n = match.source, match.n
         if source is None or n == 0:
-            return self._take_empty(n_positions)
+            return self._take_empty(n_positions, adapters)
         if source.kept and (n == len(source.tokens) or self.n_sequences == 1):
             self._kept.remove(source)
             self.context.seq_rm(source.cached.seq, n)
             del source.cached.tokens[n:]
             return source.cached
         # Most recently used, so it is the last one to go.
-        cached = self._take_empty(n_positions)
+        cached = self._take_empty(n_positions, adapters)
         if source.kept and source not in self._kept:
             return cached
         self.context.seq_cp(source.cached.seq, cached.seq, 0, n)
@@ -159,7 +160,7 @@ class Prefixes:
         """Keeps the first n tokens of a text that goes on, if a sequence is free."""
         if not self._free and len(self._kept) < 2:
             return
-        cached = self._take_empty(source.cached.n_positions)
+        cached = self._take_empty(source.cached.n_positions, source.cached.adapters)
         self.context.seq_cp(source.cached.seq, cached.seq, 0, n)
         cached.tokens = source.tokens[:n].tolist()
         self.keep(Source(cached, source.tokens[:n].copy(), source.key, source.reports))
@@ -190,13 +191,14 @@ class Prefixes:
         while self._kept:
             self._evict(self._kept[0])
 
-    def _take_empty(self, n_positions: int) -> CachedText:
+    def _take_empty(self, n_positions: int, adapters: Choice | None) -> CachedText:
         if not self._free:
             self._evict(min(self._kept, key=lambda source: source.used))
         cached = self._free.pop()
         cached.tokens = []
         self.context.seq_rm(cached.seq, 0)
         cached.declare(n_positions)
+        cached.adapt(adapters)
         return cached
 
     def _evict(self, source: Source) -> None:

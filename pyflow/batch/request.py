@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pyflow.adapters import Choice
 from pyflow.batch.runner import Pooling
 from pyflow.engine.matcher import Matcher
 from pyflow.engine.origins import Ranges
@@ -48,6 +49,8 @@ class Request:
     """Which hidden states to give back: `last`, or the mean of all; of a text that is only read."""
     key: str = ""
     """Who asks. Those who ask share the steps evenly, and find only cells of their own texts."""
+    adapters: Choice | None = None
+    """That apply to the text; None: the model's default."""
     source: Sequence[int] | None = None
     """Tokens that the encoder of the model reads first, where the model has one."""
     watched: bool = True

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pyflow.adapters import Choice
 from pyflow.batch.completion import TokenLogprobs
 from pyflow.engine.context import Progress
 from pyflow.engine.matcher import Matcher
@@ -52,6 +53,7 @@ class Span:
     """So many tokens after the first have been reported already."""
     pooling: Pooling = ""
     key: str = ""
+    adapters: Choice | None = None
     source: Sequence[int] | None = None
     watched: bool = True
     was_put_back: bool = False
@@ -62,6 +64,11 @@ class Span:
     def cell_names(self, has_prefill: bool) -> Sequence[int]:
         """The names of its cells, where prompts have an arithmetic of their own or do not."""
         return cell_names(self.tokens, self.drawn) if has_prefill else self.tokens
+
+    @property
+    def cells_key(self) -> str:
+        """Only texts with the same one may share cells."""
+        return self.key if self.adapters is None else f"{self.key}\0{self.adapters!r}"
 
     @property
     def n_to_report(self) -> int:

@@ -88,7 +88,7 @@ class Text:
     def source(self) -> Source:
         """What others may begin with."""
         reports = () if self.n_skipped else self.reports
-        return source_of(self.cached, self.cell_names, self.span.key, reports)
+        return source_of(self.cached, self.cell_names, self.span.cells_key, reports)
 
     def n_expected(self, n_answer: int) -> int:
         """Cells that it is still expected to take, if answers have so many tokens."""

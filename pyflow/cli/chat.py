@@ -14,7 +14,7 @@ from pyflow.cli.options.asking import Templating, templating
 from pyflow.cli.options.groups import flag, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import is_given
-from pyflow.cli.options.run import RunOptions, run_with_pipelines
+from pyflow.cli.options.run import RunOptions, adapters, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.terminal.progress import reading_progress, show
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     model.quantize,
     model.overrides,
     model.offload,
+    adapters,
     model.cache_type,
     speculation,
     pipelines,

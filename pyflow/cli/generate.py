@@ -18,7 +18,7 @@ from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import as_json, grouped, option, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
-from pyflow.cli.options.run import RunOptions, run_with_pipelines
+from pyflow.cli.options.run import RunOptions, adapters, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.cli.terminal.output import print_json
@@ -104,6 +104,7 @@ _sampling = grouped(
     model.quantize,
     model.overrides,
     model.offload,
+    adapters,
     model.cache_type,
     speculation,
     pipelines,

@@ -21,7 +21,7 @@ from pyflow.cli.options.finite import Finite, Whole
 from pyflow.cli.options.groups import flag, grouped, option
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule
-from pyflow.cli.options.run import RunOptions, run_with_pipelines
+from pyflow.cli.options.run import RunOptions, adapters, run_with_pipelines
 from pyflow.cli.options.speculation import speculation
 from pyflow.cli.options.topics import TopicCommand
 from pyflow.errors import PyflowError
@@ -189,6 +189,7 @@ settings = grouped(
     model.quantize,
     model.overrides,
     model.offload,
+    adapters,
     model.cache_type,
     speculation,
     pipelines,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pyflow.adapters import NOTHING
 from pyflow.engine.origins import Ranges, drawn_in, tokens_of
 
 if TYPE_CHECKING:
+    from pyflow.adapters import Choice
     from pyflow.engine.context import Context
 
 
@@ -22,6 +24,8 @@ class CachedText:
         yet."""
         self.n_positions = context.n_ctx
         """That the text may take, as the context was told."""
+        self.adapters = NOTHING if context.adapters is None else context.adapters.default
+        """That apply to the text."""
 
     def declare(self, n_positions: int) -> None:
         """The text may take so many positions; forgets cells turned for another length."""
@@ -31,6 +35,19 @@ class CachedText:
         self.context.seq_rm(self.seq, 0)
         self.context.declare(self.seq, n_positions)
         self.n_positions = n_positions
+
+    def adapt(self, adapters: Choice | None) -> None:
+        """These adapters apply to the text, or the default; forgets cells made with others."""
+        loaded = self.context.adapters
+        if loaded is None:
+            return
+        adapters = loaded.default if adapters is None else adapters
+        if adapters == self.adapters:
+            return
+        self.tokens = []
+        self.context.seq_rm(self.seq, 0)
+        loaded.apply(self.context.native, self.seq, adapters)
+        self.adapters = adapters
 
     def reuse(self, target: Sequence[int], n_dropped: int = 0) -> int:
         """Cuts the cells to the longest usable prefix of the target; returns its length.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyflow import _core
+from pyflow.adapters import Adapters
 from pyflow.arguments import one_of, whole, whole_numbers
 from pyflow.closing import Closing
 from pyflow.engine.model_files import ModelFiles
@@ -69,6 +70,7 @@ class Context(Closing):
         args: ContextArgs,
         layers: Sequence[int] = (),
         sources: SourceEncoder | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """model: whose weights the stage has. layers: those that run; an empty list runs all.
         sources: reads those of a model that has some."""
@@ -78,16 +80,16 @@ class Context(Closing):
         self.n_batch = args["n_batch"]
         self.cache_type = args["cache_type"]
         self.n_source = args["n_source"]
-        self._native: _core.Context | None = _core.Context(
-            stage,
-            layers=whole_numbers("layers", layers).tolist(),
-            **args,
-        )
+        run = whole_numbers("layers", layers).tolist()
+        self._native: _core.Context | None = _core.Context(stage, layers=run, **args)
         self.prefill = stage.prefill
         """The arithmetic of prompts: a name, which is decode where they have none of their own."""
         self.shifts = stage.shifts
         """Whether cells may move: not where the model has learned embeddings of positions."""
         self._interrupted = False
+        self.adapters = adapters
+        if adapters is not None:
+            adapters.begin(self.native, self.n_seq_max)
 
     @property
     def has_prefill(self) -> bool:

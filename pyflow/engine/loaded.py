@@ -6,7 +6,7 @@ import functools
 import hashlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyflow import _core
+from pyflow.adapters import Adapters, Given
 from pyflow.arguments import whole, whole_numbers
 from pyflow.closing import Closing
 from pyflow.devices import Device
@@ -26,9 +27,9 @@ from pyflow.engine.context import (
     Tokens,
     context_args,
 )
-from pyflow.engine.memory import available_nbytes
+from pyflow.engine.memory import MemoryPlan, available_nbytes
 from pyflow.engine.model_files import ModelFiles, can_quantize, open_checkpoint
-from pyflow.engine.offload import Offload, OnDevice, Placed, most_that_fit, place_auto
+from pyflow.engine.offload import Offload, Placed, most_that_fit, place_auto
 from pyflow.engine.offload import place as place_layers
 from pyflow.engine.sources import SourceEncoder, source_bytes, source_stage
 from pyflow.engine.topology import (
@@ -54,41 +55,6 @@ from pyflow.specs.model_spec import ModelSpec
 from pyflow.tokenizer import memory_nbytes
 
 _PROBED_NBYTES = 256 << 20  # far more than caches hold
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes of resident memory that a model and one context take, and what the system has left."""
-
-    weights: int
-    kv: int
-    scratch: int
-    tokenizer: int
-    available: int
-    devices: tuple[OnDevice, ...] = ()
-    gpu_layers: int = 0
-    gpu_experts: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.scratch + self.tokenizer
-
-    @property
-    def device(self) -> int:
-        """In the memory of all devices."""
-        return sum(part.nbytes for part in self.devices)
-
-    @property
-    def device_available(self) -> int:
-        return sum(part.available for part in self.devices)
-
-    @property
-    def fits_devices(self) -> bool:
-        return all(part.nbytes <= part.available for part in self.devices)
-
-    @property
-    def fits(self) -> bool:
-        return self.total <= self.available and self.fits_devices
 
 
 def plan(
@@ -174,8 +140,9 @@ class LoadedModel(ModelFiles, Closing):
         overrides: Overrides | None = None,
         layers: Sequence[int] = (),
         offload: Offload | None = None,
+        adapters: Sequence[Given] = (),
     ) -> None:
-        self._offload = offload
+        self._offload, self._given_adapters = offload, adapters
         self.placed: Placed | None = None
         """Which layers a device has, if one has any."""
         self.placement_note = ""
@@ -183,6 +150,8 @@ class LoadedModel(ModelFiles, Closing):
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
+        self.adapters: Adapters | None = None
+        """Those that were loaded, if any were."""
         self._sources: SourceEncoder | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
         if self.inexact:
@@ -229,6 +198,8 @@ class LoadedModel(ModelFiles, Closing):
         encoder = source_stage(self.checkpoint, self.spec, self._pool, load=True)
         if encoder is not None:
             self._sources = SourceEncoder(encoder, self._stage)
+        if self._given_adapters:
+            self.adapters = Adapters(self._stage, self.spec, self.checkpoint, self._given_adapters)
 
     def _weight_bytes(self, placed: Placed | None) -> tuple[int, Sequence[int]]:
         """Here and on each device."""
@@ -262,11 +233,15 @@ class LoadedModel(ModelFiles, Closing):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the arithmetic and the weights: that of the files, unless a device is inexact."""
+        """Of the arithmetic and the weights: that of the files, unless a device is inexact or
+        adapters apply."""
         whole = super().fingerprint
-        if not (faults := self._faults()):
+        changes = [f"{device.name} {device.driver}" for device, _ in self._faults()]
+        if self.adapters is not None and self.adapters.fingerprint:
+            changes.append(self.adapters.fingerprint)
+        if not changes:
             return whole
-        parts = [whole, *(f"{device.name} {device.driver}" for device, _ in faults)]
+        parts = [whole, *changes]
         return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
     @property
@@ -316,7 +291,7 @@ class LoadedModel(ModelFiles, Closing):
                 f"context of {args['n_ctx']}: needs {memory.kv + memory.scratch:,} bytes, "
                 f"{memory.available:,} are available; choose a smaller context or cache type q8_0"
             )
-        return Context(self, self.stage, args, layers, self._sources)
+        return Context(self, self.stage, args, layers, self._sources, self.adapters)
 
     def logits(self, tokens: Tokens, source: Tokens | None = None) -> NDArray[np.float32]:
         """Logits after each token of a fresh sequence: (len(tokens), n_vocab). source: of a model

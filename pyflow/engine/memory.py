@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from pyflow.engine.offload import OnDevice
 
 # Without a limit, cgroup v1 says the largest multiple of a page in 63 bits.
 _NO_LIMIT = 1 << 60
@@ -70,3 +73,38 @@ def _file_nbytes(path: Path, prefix: str) -> int:
     except OSError:
         return 0
     return sum(int(words[1]) for words in lines if len(words) == 2 and words[0] in names)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of resident memory that a model and one context take, and what the system has left."""
+
+    weights: int
+    kv: int
+    scratch: int
+    tokenizer: int
+    available: int
+    devices: tuple[OnDevice, ...] = ()
+    gpu_layers: int = 0
+    gpu_experts: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.scratch + self.tokenizer
+
+    @property
+    def device(self) -> int:
+        """In the memory of all devices."""
+        return sum(part.nbytes for part in self.devices)
+
+    @property
+    def device_available(self) -> int:
+        return sum(part.available for part in self.devices)
+
+    @property
+    def fits_devices(self) -> bool:
+        return all(part.nbytes <= part.available for part in self.devices)
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.available and self.fits_devices

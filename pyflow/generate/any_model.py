@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
+from pyflow.adapters import Choice, chosen
 from pyflow.arguments import whole, whole_numbers
 from pyflow.batch.batch import TextModel
 from pyflow.batch.completion import Completion
@@ -59,6 +60,9 @@ class Options(TypedDict, total=False):
     """Of a source, as the model's vocabulary has it: eng_Latn, en_XX, en."""
     to_language: str | None
     """Of the answer."""
+    adapters: Mapping[str, float] | Collection[str]
+    """Which adapters of the model apply, by names: all, or by factors. Without it, those of the
+    model's own default."""
     session: str | Path | None
     """A file that keeps a single text's cells: what it begins with is not computed again."""
 
@@ -111,6 +115,7 @@ class Wish:
     matchers: Sequence[Matcher | None]
     """One per prompt."""
     progress: Progress | None
+    adapters: Choice | None = None
     start: list[int] | None = None
     """The tokens that answers begin with, of a model for which prompts are sources."""
 
@@ -130,6 +135,7 @@ class Wish:
                 stop=self.stop,
                 reuse=run.reuse,
                 matcher=matcher,
+                adapters=self.adapters,
             )
             for tokens, noise_stream, matcher, limit in zip(
                 self.prompts, self.noise_streams, self.matchers, run.limits, strict=True
@@ -203,7 +209,7 @@ class AnyModel(ABC):
         prompt take further streams of noise.
         A model without a tokenizer continues token ids, and its text stays empty.
         Options: n_predict, sampling, stop, constraint, n_ctx, cache_type, progress, speculator,
-        from_language, to_language, session; see `generate.Options`.
+        from_language, to_language, adapters, session; see `generate.Options`.
         PyflowError: an empty prompt, one too long for the context, an option out of range.
         TypeError: an unknown option.
         """
@@ -242,8 +248,17 @@ def checked(model: Prompted, prompt: Prompt | Sequence[Prompt], options: Options
         stop,
         matchers,
         options.get("progress"),
+        chosen_adapters(model, options.get("adapters")),
         languages.beginning(model.spec, model.defaults),
     )
+
+
+def chosen_adapters(model: Prompted, given: object) -> Choice | None:
+    """Of a text; None: the default. PyflowError: the model has not loaded one of these."""
+    if given is None:
+        return None
+    loaded = getattr(model, "adapters", None)
+    return chosen(given, [] if loaded is None else loaded.names)
 
 
 def asked_languages(model: Prompted, options: Options) -> Languages:

@@ -47,6 +47,7 @@ struct BlockFacts {
   bool biased = false;                          // and adds biases by them to scores of cells
   std::set<const PackedTensor*> occasional;     // of which a token reads nothing, or one row
   std::set<const PackedTensor*> values;         // W_v that share no tensor with W_q or W_k
+  std::set<const PackedTensor*> unadapted;      // beside which no adapter can be
   int64_t n_positions = std::numeric_limits<int64_t>::max();  // of a table of positions
   int64_t n_types = 1;                                        // of tokens
 };

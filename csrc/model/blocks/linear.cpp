@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/dispatch.h"
+#include "model/adapters/low_rank.h"
 #include "model/observer.h"
 #include "model/weights.h"
 
@@ -158,13 +159,15 @@ int64_t unit_tiles(const Step& step, const InputRows& in, const Needs& needs) {
   return needs.panels || (in.n_rows >= kPanelRows && step.kernels.has_prefill()) ? 2 : 1;
 }
 
-// By pairs if the weights have fine inputs.
-void multiply_step_tiles(const Step& step, const Product& p, const Rows& rows, int64_t begin,
-                         int64_t end) {
+// Product `number` of those of an input: by pairs if the weights have fine inputs.
+void multiply_step_tiles(const Step& step, std::span<const Product> products, size_t number,
+                         const InputRows& in, const Rows& rows, int64_t begin, int64_t end) {
+  const Product& p = products[number];
   if (by_pairs(step, *p.weight))
     multiply_pairs(step, p, rows, begin, end);
   else
     multiply_tiles(step, p, rows, begin, end);
+  if (!in.adapters.empty()) add_low_rank(step, p, number, in, rows.first, rows.n, begin, end);
 }
 
 // Writes pair r of n_rows: row r of `acts`, and what is left of x after it, quantized too.
@@ -206,6 +209,7 @@ void prepare(Step& step, Team& team, std::span<const Product> products, const In
   if (step.observer)
     observe(step, team, products,
             {.weights = {}, .x = in.x, .x_stride = in.stride, .n_rows = in.n_rows});
+  if (!in.adapters.empty()) project(step, team, products, in);
   if (!needs.acts && !needs.panels) return;
   const int64_t k = products[0].weight->cols();
   const auto parts = needs.parts(in);
@@ -243,13 +247,15 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const I
   for (const Product& p : products) units += units_of(p);
   team.for_each(units, tile_grain(units, team.size()), [&](int64_t begin, int64_t end) {
     int64_t base = 0;
-    for (const Product& p : products) {
-      const int64_t n = units_of(p), first = std::max(begin, base) - base,
+    for (size_t i = 0; i < products.size(); ++i) {
+      const PackedTensor& w = *products[i].weight;
+      const int64_t n = units_of(products[i]), first = std::max(begin, base) - base,
                     last = std::min(end, base + n) - base;
       base += n;
       if (first >= last) continue;
-      for_chunks(step, in, needs, p.weight->cols(), [&](const Rows& rows) {
-        multiply_step_tiles(step, p, rows, first * unit, std::min(last * unit, p.weight->tiles()));
+      for_chunks(step, in, needs, w.cols(), [&](const Rows& rows) {
+        multiply_step_tiles(step, products, i, in, rows, first * unit,
+                            std::min(last * unit, w.tiles()));
       });
     }
   });
@@ -266,7 +272,8 @@ void multiply(Step& step, Team& team, std::span<const Product> products, const I
                   column = first * kTileRows,
                   columns = std::min(last * kTileRows, w.rows()) - column;
     for_chunks(step, in, needs, w.cols(), [&](const Rows& rows) {
-      for (const Product& p : products) multiply_step_tiles(step, p, rows, first, last);
+      for (size_t i = 0; i < products.size(); ++i)
+        multiply_step_tiles(step, products, i, in, rows, first, last);
       for (int64_t i = rows.first; i < rows.first + rows.n; ++i) after(i, column, columns);
     });
   });

@@ -22,20 +22,25 @@ struct Product {
   int64_t y_stride;
 };
 
+// Matrices of one input at most.
+inline constexpr int64_t kMostProducts = 3;
+
 // What matrices are multiplied by.
 struct InputRows {
   const float* x;
   int64_t stride;
   int64_t n_rows;
   int64_t n_prefill = 0;  // so many, the first ones, take the arithmetic of prompts
+  std::span<const AdapterSet* const> adapters = {};  // by row, or null; empty: no row has any
 };
 inline InputRows all_rows(const Step& s, const float* x, int64_t stride) {
-  return {x, stride, s.n_rows, s.n_prefill};
+  return {x, stride, s.n_rows, s.n_prefill, s.adapters};
 }
 
 // y = W x for several matrices over the same input, which is rounded as they need it, in one shared
 // loop. Rows of prompts go by panels where a format has prefill_matmul; weights with fine inputs
-// take pairs of rows. All of these functions show the input to the step's observer.
+// take pairs of rows. All of these functions show the input to the step's observer. Adapters add
+// theirs before anything else is done with the result.
 void multiply(Step&, Team&, std::span<const Product>, const InputRows&);
 // The same for matrices of one height, whose tiles are computed side by side: once those of some
 // rows are complete, after(row, column, columns) may work on each row's new values.

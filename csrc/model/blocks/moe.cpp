@@ -59,6 +59,9 @@ class Moe final : public Block {
     down_ = w.matrices(spec.tensors("down"), n_experts_, n_embd_, n_ff_, outer_.own);
     for (const auto* experts : {&gate_, &up_, &down_})
       c.facts.occasional.insert(experts->begin() + top_k_, experts->end());
+    for (const auto* experts : {&gate_, &up_, &down_})
+      c.facts.unadapted.insert(experts->begin(), experts->end());
+    c.facts.unadapted.insert({router_, shared_router_});
     for (const auto* experts : {&gate_, &up_})
       for (const PackedTensor* e : *experts) takes_floats_ |= info(e->dtype()).block == 1;
     if (spec.has("shared_gate")) {
@@ -67,6 +70,7 @@ class Moe final : public Block {
       shared_gate_ = &w.rows_of(spec.tensor("shared_gate"), n_ff_shared_, n_embd_, shared_.own);
       shared_up_ = &w.rows_of(spec.tensor("shared_up"), n_ff_shared_, n_embd_, shared_.own);
       shared_down_ = &w.rows_of(spec.tensor("shared_down"), n_embd_, n_ff_shared_, outer_.own);
+      c.facts.unadapted.insert({shared_gate_, shared_up_, shared_down_});
     }
   }
 

@@ -17,7 +17,7 @@ from pyflow.cli.options.finite import Whole
 from pyflow.cli.options.groups import grouped, option, output, ruled
 from pyflow.cli.options.pipeline import pipelines
 from pyflow.cli.options.rules import Rule, is_given
-from pyflow.cli.options.run import RunOptions, run_with_pipelines
+from pyflow.cli.options.run import RunOptions, adapters, run_with_pipelines
 from pyflow.cli.options.speculation import in_pipelines
 from pyflow.cli.options.topics import TopicGroup
 from pyflow.cli.terminal.output import print_json
@@ -115,6 +115,7 @@ def _numbers(names: str, text: str, short: str = "") -> Any:
     model.quantize,
     model.overrides,
     model.offload,
+    adapters,
     model.cache_type,
     in_pipelines,
     pipelines,

@@ -9,7 +9,7 @@ from pyflow.cli.eval.text import TextOptions, end, measuring, of_text
 from pyflow.cli.group import Group
 from pyflow.cli.options import model
 from pyflow.cli.options.groups import as_json
-from pyflow.cli.options.run import RunOptions, run_options
+from pyflow.cli.options.run import RunOptions, adapters, run_options
 from pyflow.cli.terminal.output import print_json
 
 
@@ -19,7 +19,15 @@ def command() -> None:
 
 
 @command.command("ppl")
-@run_options(model.model, model.threads, model.numa, model.quantize, model.overrides, model.offload)
+@run_options(
+    model.model,
+    model.threads,
+    model.numa,
+    model.quantize,
+    model.overrides,
+    model.offload,
+    adapters,
+)
 @of_text
 @as_json
 def ppl(*, run: RunOptions, text: TextOptions, as_json: bool) -> None:

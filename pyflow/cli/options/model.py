@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -319,6 +319,7 @@ def load(
     quantize: str | None = None,
     overrides: Overrides | None = None,
     offload: Offload | None = None,
+    adapters: Sequence[tuple[str, float]] = (),
     writes: bool = True,
 ) -> Model:
     """Loads the model that -m and the options of a run ask for; prints warnings.
@@ -341,6 +342,7 @@ def load(
             quantize=quantize,
             overrides=overrides,
             offload=offload,
+            adapters=adapters,
         )
     if writes and loaded.spec.is_encoder:
         raise UnsupportedError(encoder_writes_nothing(loaded.spec))

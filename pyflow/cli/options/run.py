@@ -7,16 +7,17 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyflow.cli.group import tell_inexact
 from pyflow.cli.options import model as models
-from pyflow.cli.options.groups import F, Option, grouped
+from pyflow.cli.options.groups import F, Option, grouped, option
 from pyflow.cli.options.pipeline import PipelineOptions
 from pyflow.cli.options.pipeline_run import PipelineRun, drafting_models
-from pyflow.cli.options.rules import is_given
+from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.speculation import SpeculationOptions
 from pyflow.cluster.supervise.lifeline import Numbers, of_process
 from pyflow.errors import PyflowError
@@ -45,6 +46,7 @@ class RunOptions:
     quantize: str | None = None
     overrides: Overrides | None = None
     offload: Offload | None = None
+    adapters: Sequence[tuple[str, float]] = ()
     n_ctx: int | None = None
     """As the option says: 0 is the most."""
     cache_type: CacheType = "f16"
@@ -96,6 +98,7 @@ class RunOptions:
             quantize=self.quantize,
             overrides=self.overrides,
             offload=self.offload and replace(self.offload, n_ctx=self.n_ctx or None),
+            adapters=self.adapters,
             writes=writes,
         )
 
@@ -119,6 +122,36 @@ class RunOptions:
         return models.context_size(self.n_ctx, model.spec.n_ctx_train)
 
 
+def _adapters(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[tuple[str, float], ...]:
+    """Paths with their factors: PATH, or PATH=FACTOR."""
+    found = []
+    for given in value:
+        path, equals, factor = given.rpartition("=")
+        if not equals or Path(given).exists():
+            path, factor = given, "1"
+        try:
+            found.append((path, float(factor)))
+        except ValueError:
+            raise click.BadParameter(
+                f"expected PATH or PATH=FACTOR, found {given!r}", ctx, param
+            ) from None
+    return tuple(found)
+
+
+adapters = option(
+    "--lora adapters",
+    "An adapter beside the model: a folder of PEFT, or a GGUF file for a model in GGUF. It counts"
+    " FACTOR times, or once. May be given several times.",
+    metavar="PATH[=FACTOR]",
+    multiple=True,
+    callback=_adapters,
+    short="An adapter (LoRA) beside the model",
+)
+NO_ADAPTERS = Rule("--lora", forbids=["--pipeline", "--gpu-layers"], advice="adapters run here")
+
+
 def _run(
     *,
     speculation: SpeculationOptions | None = None,
@@ -135,7 +168,8 @@ def _run(
 
 def run_options(*options: Option) -> Callable[[F], F]:
     """Adds options of a run to a command, which receives `run: RunOptions` in their place."""
-    return grouped("run", _run, *options, topic="model")
+    rules = [NO_ADAPTERS] if adapters in options else []
+    return grouped("run", _run, *options, rules=rules, topic="model")
 
 
 def run_with_pipelines(*options: Option) -> Callable[[F], F]:

@@ -1,0 +1,11 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): files that change a model a little, beside its weights.
+
+A product W x of the model becomes W x + s B (A x). Each text has its own choice of adapters, so a
+batch may hold several, and a text's bits depend on its own choice alone.
+"""
+
+from pyflow.adapters.choice import NOTHING, Choice, chosen
+from pyflow.adapters.files import AdapterFile, open_adapter
+from pyflow.adapters.loaded import Adapters, Given
+
+__all__ = ["NOTHING", "AdapterFile", "Adapters", "Choice", "Given", "chosen", "open_adapter"]

@@ -1,0 +1,51 @@
+"""Adapters in GGUF, as llama.cpp's convert_lora_to_gguf writes them.
+
+Keys: general.type is adapter, adapter.type is lora, adapter.lora.alpha. Tensors: those of the model
+with .lora_a and .lora_b; the scale is alpha over the rank of B, or 1 if alpha is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from pyflow.adapters.files import AdapterFile, LowRank, pair
+from pyflow.errors import FormatError, UnsupportedError
+from pyflow.formats import Checkpoint
+
+_A, _B = ".lora_a", ".lora_b"
+
+
+def read(path: Path, checkpoint: Checkpoint) -> AdapterFile:
+    """Raises as `open_adapter`."""
+    found = checkpoint.metadata.get("general.type", "model")
+    if found != "adapter":
+        raise FormatError(
+            f"{path}: general.type: expected adapter, found {found!r}; a model is given by -m"
+        )
+    if (kind := checkpoint.metadata.get("adapter.type")) != "lora":
+        raise UnsupportedError(f"{path}: adapter.type: expected lora, found {kind!r:.80}")
+    alpha = checkpoint.metadata.get("adapter.lora.alpha", 0.0)
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise FormatError(f"{path}: adapter.lora.alpha: expected a number, found {alpha!r:.80}")
+    shapes = {tensor.name: tensor.shape for tensor in checkpoint.tensors}
+    matrices = {}
+    for name in shapes:
+        base, dot, side = name.rpartition(".")
+        other = base + (_B if dot + side == _A else _A)
+        if dot + side not in (_A, _B):
+            raise UnsupportedError(
+                f"{path}: tensor {name}: expected names that end in {_A} or {_B}; a whole tensor "
+                "beside low ranks is not applied"
+            )
+        if other not in shapes:
+            raise FormatError(f"{path}: tensor {name}: {other} is missing")
+        if base in matrices:
+            continue
+        rank = pair(checkpoint, base, base + _A, base + _B, shapes)
+        scale = alpha / rank if alpha else 1.0
+        matrices[base] = LowRank(base + _A, base + _B, rank, scale)
+    if not matrices:
+        raise FormatError(f"{path}: expected tensors of an adapter, found none")
+    architecture = checkpoint.metadata.get("general.architecture", "")
+    return AdapterFile(path, checkpoint, matrices, str(architecture))
