@@ -82,7 +82,8 @@ def read(folder: Path) -> AdapterFile:
         found = _NAME.fullmatch(name.removeprefix(_PREFIX))
         if found is None:
             raise UnsupportedError(
-                f"{weights}: tensor {name}: expected {_PREFIX}MODULE.lora_A.weight or lora_B"
+                f"{weights}: tensor {name}: expected {_PREFIX}MODULE.lora_A.weight or lora_B; a "
+                "whole tensor is not applied, so merge the adapter into its model with PEFT"
             )
         sides.setdefault(found["module"], {})[found["side"]] = name
     matrices = {}

@@ -217,6 +217,8 @@ def command(*, run: RunOptions, settings: Settings) -> None:
     except PyflowError as error:
         raise click.UsageError(f"--{error}") from None
     given = run.models or (model.default_model(),)
+    if run.adapters and len(given) > 1:
+        raise click.UsageError("--lora: expected one model, found several; serve each by itself")
     if run.pipeline is not None:
         if len(given) > 1:
             raise click.UsageError("-m: a pipeline runs one model")

@@ -150,8 +150,6 @@ class LoadedModel(ModelFiles, Closing):
         self._pool, self.placement = _placed_pool(n_threads, numa)
         self.n_threads = self._pool.n_threads
         self._stage: _core.Stage | None = None
-        self.adapters: Adapters | None = None
-        """Those that were loaded, if any were."""
         self._sources: SourceEncoder | None = None
         super().__init__(path, self._pack, quantize=quantize, overrides=overrides, layers=layers)
         if self.inexact:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyflow import catalogue, chat, formats
+from pyflow.adapters import Adapters
 from pyflow.chat import ChatTemplate
 from pyflow.constrain import Constraint, Grammars, Matcher
 from pyflow.engine.defaults import read_defaults
@@ -24,6 +25,9 @@ from pyflow.tokenizer.base.headroom import is_limited
 
 class ModelFiles:
     """Spec, tokenizer, chat template and sampling defaults of a model."""
+
+    adapters: Adapters | None = None
+    """Those that are loaded beside the weights, if any are."""
 
     def __init__(
         self,

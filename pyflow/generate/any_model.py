@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
-from pyflow.adapters import Choice, chosen
+from pyflow.adapters import Adapters, Choice, chosen
 from pyflow.arguments import whole, whole_numbers
 from pyflow.batch.batch import TextModel
 from pyflow.batch.completion import Completion
@@ -98,6 +98,8 @@ class Prompted(TextModel, Protocol):
     def spec(self) -> ModelSpec: ...
     @property
     def defaults(self) -> Defaults: ...
+    @property
+    def adapters(self) -> Adapters | None: ...
     def matcher(self, constraint: Constraint, /) -> Matcher: ...
 
 
@@ -152,6 +154,7 @@ class AnyModel(ABC):
     defaults: Defaults
     n_threads: int
     load_ms: float
+    adapters: Adapters | None = None
 
     @property
     @abstractmethod
@@ -257,8 +260,7 @@ def chosen_adapters(model: Prompted, given: object) -> Choice | None:
     """Of a text; None: the default. PyflowError: the model has not loaded one of these."""
     if given is None:
         return None
-    loaded = getattr(model, "adapters", None)
-    return chosen(given, [] if loaded is None else loaded.names)
+    return chosen(given, [] if model.adapters is None else model.adapters.names)
 
 
 def asked_languages(model: Prompted, options: Options) -> Languages:

@@ -62,6 +62,7 @@ def routes(state: State) -> list[Route]:
         Route("/v1/models", plain.models),
         Route("/v1/models/{name:path}", plain.model),
         Route("/tokenizer_info", plain.tokenizer_info),
+        Route("/lora-adapters", plain.adapters),
         *posted,
     ]
 

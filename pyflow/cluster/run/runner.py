@@ -21,7 +21,7 @@ from pyflow.cluster.wire.messages import Cut, Drafted, Result
 from pyflow.engine.cached_text import reusable
 from pyflow.engine.context import Progress
 from pyflow.engine.origins import cell_names
-from pyflow.errors import CancelledError, PyflowError
+from pyflow.errors import CancelledError, PyflowError, UnsupportedError
 from pyflow.sampling import SamplingParams
 from pyflow.speculate.stats import PipelineStats
 
@@ -119,6 +119,8 @@ class PipelineRunner:
         may be reused."""
         self._end_job()
         check_sampling(span.sampling)
+        if span.adapters:
+            raise UnsupportedError("adapters: stages run without them; load the model in one place")
         if span.matcher is not None or span.n_report is not None or span.pooling:
             raise PyflowError("grammars, reports and hidden states: stages return tokens alone")
         chooser: StrategyChooser | None = None

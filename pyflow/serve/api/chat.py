@@ -98,6 +98,7 @@ async def plan(call: Call[Any], body: ChatBody) -> Writing:
             stop=stops,
             reuse=True,
             key=call.tenant,
+            adapters=body.adapters(served),
             watched=body.stream,
         )
         return copies(request, body.n, matcher=served.matchers(body.held(served)))

@@ -146,6 +146,7 @@ def _plan(served: Served, body: CompletionBody, tenant: str) -> tuple[list[_Prom
             reuse=True,
             n_report=n_report if body.echo else None,
             key=tenant,
+            adapters=body.adapters(served),
             watched=body.stream,
         )
         key = tuple(prompt.tokens)

@@ -44,6 +44,21 @@ class Plain:
     async def metrics(self, _: Request) -> Response:
         return _response(Reply(self._state.metrics.text(), kind=KIND))
 
+    async def adapters(self, request: Request) -> Response:
+        """As llama.cpp's server lists them, with names for paths."""
+        async with self._state.shelf.use(request.query_params.get("model")) as served:
+            loaded = served.model.adapters
+            default = {} if loaded is None else dict(loaded.default)
+            names = [] if loaded is None else loaded.names
+            return _response(
+                Reply.of_json(
+                    [
+                        {"id": i, "name": name, "scale": default.get(name, 0.0)}
+                        for i, name in enumerate(names)
+                    ]
+                )
+            )
+
     async def tokenizer_info(self, request: Request) -> Response:
         """As lm-eval looks for it."""
         async with self._state.shelf.use(request.query_params.get("model")) as served:

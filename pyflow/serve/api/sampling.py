@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from pyflow.adapters import Choice, chosen
 from pyflow.batch.request import Request, View
 from pyflow.constrain import Matcher
 from pyflow.errors import PyflowError
@@ -56,6 +57,13 @@ NOT_GUIDED = {
 }
 
 
+class LoraBody(msgspec.Struct, forbid_unknown_fields=True):
+    """An adapter that applies, as llama.cpp's server has it: by its number or its name."""
+
+    id: int | str
+    scale: float = 1.0
+
+
 class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
@@ -97,12 +105,32 @@ class Drawn(Body, kw_only=True):
     logit_bias: dict[str, float] = msgspec.field(default_factory=dict)
     banned_tokens: list[int] = msgspec.field(default_factory=list)
     banned_strings: list[str] = msgspec.field(default_factory=list)
+    lora: list[LoraBody] | None = None
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
 
     def as_drawn(self) -> dict[str, Any]:
         """These fields, for another request."""
         return {name: getattr(self, name) for name in Drawn.__struct_fields__}
+
+    def adapters(self, served: Served) -> Choice | None:
+        """Those of `lora`, and no others; None: the default. ApiError: one is not loaded."""
+        if self.lora is None:
+            return None
+        loaded = served.model.adapters
+        names = [] if loaded is None else loaded.names
+        factors: dict[str, float] = {}
+        for i, each in enumerate(self.lora):
+            name = each.id
+            if isinstance(name, int):
+                name = names[name] if 0 <= name < len(names) else str(name)
+            if name in factors:
+                raise bad_request(f"lora[{i}]: expected each adapter once, found {name!r}", "lora")
+            factors[name] = each.scale
+        try:
+            return chosen(factors, names)
+        except PyflowError as error:
+            raise of_request(error, "lora") from None
 
     def sampling(self, served: Served, n_logprobs: int = 0) -> SamplingParams:
         """With a seed; the defaults are the model's. ApiError: a value out of range."""
