@@ -53,6 +53,8 @@ def open_adapter(path: str | Path) -> AdapterFile:
     from pyflow.adapters import gguf, peft
 
     path = Path(path)
+    if not path.exists():
+        raise FormatError(f"{path}: expected an adapter, found nothing there")
     if path.is_dir():
         return peft.read(path)
     checkpoint = formats.open(path)

@@ -149,7 +149,7 @@ adapters = option(
     callback=_adapters,
     short="An adapter (LoRA) beside the model",
 )
-NO_ADAPTERS = Rule("--lora", forbids=["--pipeline", "--gpu-layers"], advice="adapters run here")
+NO_ADAPTERS = Rule("--lora", forbids=["--pipeline", "--gpu-layers"], advice="adapters run on one CPU alone")
 
 
 def _run(
