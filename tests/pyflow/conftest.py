@@ -105,7 +105,7 @@ class FakeContext(Context):
         self.window = 0
         self.layer_windows = [0]
         self.closed = False
-        self.shifts, self.prefill = True, "decode"
+        self.shifts, self.prefill, self.adapters = True, "decode", None
         self.before_call: Callable[[], None] = lambda: None
         self._interrupted = False
 

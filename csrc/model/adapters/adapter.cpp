@@ -34,8 +34,8 @@ Adapter::Adapter(std::shared_ptr<const Stage> stage, TensorSource source,
     TensorRef outputs = b;
     outputs.rows = ref.rows;
     outputs.step = ref.step;
-    matrices_[&w] = {&weights_.matrix(a, rank, w.cols()),
-                     &weights_.matrix(outputs, w.rows(), rank), static_cast<float>(scale)};
+    matrices_[&w] = {&weights_.matrix(a, rank, w.cols()), &weights_.matrix(outputs, w.rows(), rank),
+                     static_cast<float>(scale)};
   });
   for (const auto& [name, spec] : specs)
     if (!found.contains(name))

@@ -147,9 +147,8 @@ adapters = option(
     metavar="PATH[=FACTOR]",
     multiple=True,
     callback=_adapters,
-    short="An adapter (LoRA) beside the model",
 )
-NO_ADAPTERS = Rule("--lora", forbids=["--pipeline", "--gpu-layers"], advice="adapters run on one CPU alone")
+NO_ADAPTERS = Rule("--lora", forbids=["--pipeline", "--gpu-layers"], advice="they run on the CPU")
 
 
 def _run(

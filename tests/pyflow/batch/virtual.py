@@ -61,7 +61,7 @@ class VirtualContext(Context):
         self.n_ctx, self.n_seq_max, self.n_batch, self.window = n_ctx, n_seq_max, n_batch, window
         self.prefill = prefill
         self.layer_windows = [window]
-        self.shifts = True
+        self.shifts, self.adapters = True, None
         self.now = 0.0
         self.steps: list[tuple[int, float]] = []  # rows, seconds
         self._cells: list[dict[int, tuple[int, int]]] = [{} for _ in range(n_seq_max)]
