@@ -180,6 +180,17 @@ auto on_cache(R (KvCache::*method)(Args...) const) {
   return [method](Context& c, Args... args) { return (c.kv().*method)(args...); };
 }
 
+void adapt(Context& c, int seq, std::shared_ptr<AdapterSet> adapters) {
+  const std::lock_guard guard(c.busy());
+  c.adapt(checked_sequence(seq), std::move(adapters));
+}
+
+int64_t n_free(Context& c) {
+  int64_t n = std::numeric_limits<int64_t>::max();
+  for (const KvGroup& g : c.kv().groups()) n = std::min(n, g.capacity - g.used);
+  return n;
+}
+
 }  // namespace
 
 void register_context(py::module_& m) {
@@ -226,13 +237,7 @@ void register_context(py::module_& m) {
           [](Context& c, std::shared_ptr<InputMoments> moments) { c.observe(std::move(moments)); },
           py::arg("moments"))
       .def("declare", &Context::declare, py::arg("seq"), py::arg("n_positions"))
-      .def(
-          "adapt",
-          [](Context& c, int seq, std::shared_ptr<AdapterSet> adapters) {
-            const std::lock_guard guard(c.busy());
-            c.adapt(checked_sequence(seq), std::move(adapters));
-          },
-          py::arg("seq"), py::arg("adapters"))
+      .def("adapt", &adapt, py::arg("seq"), py::arg("adapters"))
       .def("interrupt", &Context::interrupt)
       .def("seq_cp", on_cache(&KvCache::seq_cp))
       .def("seq_rm", on_cache(&KvCache::seq_rm))
@@ -251,11 +256,7 @@ void register_context(py::module_& m) {
       .def("restore_cells", &restore_cells, py::arg("seq"), py::arg("position"), py::arg("n"),
            py::arg("cells"))
       .def_property_readonly("layer_windows", &layer_windows)
-      .def_property_readonly("n_free", [](Context& c) {
-        int64_t n = std::numeric_limits<int64_t>::max();
-        for (const KvGroup& g : c.kv().groups()) n = std::min(n, g.capacity - g.used);
-        return n;
-      });
+      .def_property_readonly("n_free", &n_free);
 }
 
 }  // namespace pyflow

@@ -5,7 +5,8 @@ batch may hold several, and a text's bits depend on its own choice alone.
 """
 
 from pyflow.adapters.choice import NOTHING, Choice, chosen
-from pyflow.adapters.files import AdapterFile, open_adapter
+from pyflow.adapters.files import AdapterFile
 from pyflow.adapters.loaded import Adapters, Given
+from pyflow.adapters.opening import open_adapter
 
 __all__ = ["NOTHING", "AdapterFile", "Adapters", "Choice", "Given", "chosen", "open_adapter"]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyflow import formats
-from pyflow.errors import FormatError, ShapeError
+from pyflow.errors import ShapeError
 from pyflow.formats import Checkpoint
 
 
@@ -42,28 +41,6 @@ class AdapterFile:
             with Path(name).open("rb") as file:
                 digest.update(hashlib.file_digest(file, "blake2b").digest())
         return digest.hexdigest()
-
-
-def open_adapter(path: str | Path) -> AdapterFile:
-    """The adapter in a folder of PEFT, or in a GGUF file.
-
-    FormatError, ShapeError, UnsupportedError: it is none, a broken one, or of a kind that this
-    build does not apply.
-    """
-    from pyflow.adapters import gguf, peft
-
-    path = Path(path)
-    if not path.exists():
-        raise FormatError(f"{path}: expected an adapter, found nothing there")
-    if path.is_dir():
-        return peft.read(path)
-    checkpoint = formats.open(path)
-    if checkpoint.format != "GGUF":
-        raise FormatError(
-            f"{path}: expected a GGUF file, or a folder with adapter_config.json, found "
-            f"{checkpoint.format}; give its folder"
-        )
-    return gguf.read(path, checkpoint)
 
 
 def pair(

@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from pyflow import _core
 from pyflow.adapters.choice import Choice, chosen
-from pyflow.adapters.files import AdapterFile, open_adapter
+from pyflow.adapters.files import AdapterFile
+from pyflow.adapters.opening import open_adapter
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats import Checkpoint
 from pyflow.specs.model_spec import ModelSpec

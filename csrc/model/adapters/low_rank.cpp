@@ -27,17 +27,22 @@ void for_runs(const InputRows& in, int64_t begin, int64_t end, Body&& body) {
   }
 }
 
+struct FloatInput {
+  const float* x;
+  int64_t stride, n_rows;
+};
+
 // Tiles [first, first + n_tiles) of a matrix of floats by some rows, to the first columns of y.
-void multiply(const Step& s, const PackedTensor& w, int64_t first, int64_t n_tiles, const float* x,
-              int64_t x_stride, int64_t n_rows, float* y, int64_t y_stride) {
+void multiply(const Step& s, const PackedTensor& w, int64_t first, int64_t n_tiles,
+              const FloatInput& in, float* y, int64_t y_stride) {
   const size_t tile_bytes = w.nbytes() / static_cast<size_t>(w.tiles());
   s.kernels.matmul[static_cast<size_t>(w.dtype())](
       {.tiles = w.data(s.copy) + static_cast<size_t>(first) * tile_bytes,
        .k = w.cols(),
        .acts = nullptr,
-       .x = x,
-       .x_stride = x_stride,
-       .n_rows = n_rows,
+       .x = in.x,
+       .x_stride = in.stride,
+       .n_rows = in.n_rows,
        .y = y,
        .y_stride = y_stride,
        .prefetch = prefetches(),
@@ -63,7 +68,7 @@ void project(Step& s, Team& team, std::span<const Product> products, const Input
     each([&](size_t p, const AdapterSet& set, const AdapterSet::Term& term, int64_t first,
              int64_t n, int64_t tile) {
       if (piece >= begin && piece < end)
-        multiply(s, *term.a, tile, 1, in.x + first * in.stride, in.stride, n,
+        multiply(s, *term.a, tile, 1, {in.x + first * in.stride, in.stride, n},
                  projected(s, set, first, p) + term.offset + tile * kTileRows, s.low_rank_stride);
       ++piece;
     });
@@ -77,8 +82,9 @@ void add_low_rank(const Step& s, const Product& product, size_t number, const In
     for (const AdapterSet::Term& term : set.terms(product.weight))
       for (int64_t t = begin; t < end; t += 2) {
         const int64_t n_tiles = std::min<int64_t>(2, end - t);
-        multiply(s, *term.b, t, n_tiles, projected(s, set, row, number) + term.offset,
-                 s.low_rank_stride, n_rows, found, kTwoTiles);
+        multiply(s, *term.b, t, n_tiles,
+                 {projected(s, set, row, number) + term.offset, s.low_rank_stride, n_rows}, found,
+                 kTwoTiles);
         for (int64_t i = 0; i < n_rows; ++i)
           s.kernels.add_scaled(product.y + (row + i) * product.y_stride + t * kTileRows,
                                found + i * kTwoTiles, term.scale, n_tiles * kTileRows);

@@ -119,12 +119,7 @@ def make(name: str) -> dict[str, Any]:
 
     config, more, (n_source, n_tokens) = MODELS[name]
     auto = transformers.AutoModelForSeq2SeqLM
-    random = np.random.default_rng(len(name))
-    source = random.integers(5, config["vocab_size"], n_source).tolist()
-    if name.endswith("_trained"):  # on numbers that differ
-        source = random.permutation(range(5, config["vocab_size"] - 2))[:n_source].tolist()
-    tokens = [config["decoder_start_token_id"]]
-    tokens += random.integers(5, config["vocab_size"], n_tokens - 1).tolist()
+    source, tokens = texts(name, config, n_source, n_tokens)
     fixture: dict[str, Any] = {
         "command": f"python tests/golden/encoder_decoders/make.py {name}",
         "seed": sum(name.encode()),
@@ -183,6 +178,18 @@ def make(name: str) -> dict[str, Any]:
         "written": written[0, 1:].tolist(),
         "beams": found,
     }
+
+
+def texts(
+    name: str, config: dict[str, Any], n_source: int, n_tokens: int
+) -> tuple[list[int], list[int]]:
+    """A source, and tokens of the decoder."""
+    random = np.random.default_rng(len(name))
+    source = random.integers(5, config["vocab_size"], n_source).tolist()
+    if name.endswith("_trained"):  # on numbers that differ
+        source = random.permutation(range(5, config["vocab_size"] - 2))[:n_source].tolist()
+    tokens = random.integers(5, config["vocab_size"], n_tokens - 1).tolist()
+    return source, [config["decoder_start_token_id"], *tokens]
 
 
 def train(model: Any) -> None:

@@ -10,9 +10,9 @@ from pyflow.sampling import SamplingParams
 from pyflow.serve.settings import Settings
 
 from .. import tiny_models
-from ..adapters import tiny_adapters
+from ..serve.conftest import Server
 from ..specs import tiny
-from .conftest import Server
+from . import tiny_adapters
 
 PATH = "/v1/completions"
 
@@ -30,8 +30,11 @@ def test_each_request_has_the_adapters_that_it_names(tmp_path: Path) -> None:
         for name, alpha in (("one", 4.0), ("two", -8.0))
     ]
     greedy = {"prompt": [5, 6, 7, 8], "max_tokens": 12, "temperature": 0}
-    with pyflow.load(base, n_threads=1, adapters=[(paths[0], 0.5), (paths[1], 0)]) as model:
-        server = Server({"tiny": model}, Settings(port=0, n_parallel=4, n_ctx=128))
+    with (
+        pyflow.load(base, n_threads=1) as plain,
+        pyflow.load(base, n_threads=1, adapters=[(paths[0], 0.5), (paths[1], 0)]) as model,
+    ):
+        server = Server({"tiny": model, "plain": plain}, Settings(port=0, n_parallel=4, n_ctx=128))
         try:
             assert server.get("/lora-adapters") == [
                 {"id": 0, "name": "one", "scale": 0.5},
@@ -54,11 +57,7 @@ def test_each_request_has_the_adapters_that_it_names(tmp_path: Path) -> None:
                 status, error = server.error(PATH, **greedy, lora=wrong)
                 assert (status, error["param"]) == (400, "lora")
             assert server.error(PATH, **greedy, lora=[{"id": 0, "scale": 1e300}])[0] == 400
+            assert server.get("/lora-adapters?model=plain") == []
+            assert server.error(PATH, **greedy, model="plain", lora=[{"id": 0}])[0] == 400
         finally:
             server.stop()
-
-
-def test_a_model_without_adapters_has_none(server: Server) -> None:
-    assert server.get("/lora-adapters") == []
-    status, error = server.error(PATH, prompt=[5], lora=[{"id": 0}])
-    assert (status, error["param"]) == (400, "lora")
