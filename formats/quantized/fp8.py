@@ -4,6 +4,9 @@
     NAME.weight_scale_inv  (ceil(n / 128), ceil(k / 128)) for blocks of weight_block_size, or one
     NAME.weight_scale      the same name elsewhere: one, one for each row, or for blocks
 
+Experts of four bits (expert_dtype fp4) are MXFP4: NAME.weight I8 (n, k / 2), low nibbles first, and
+scales of (n, k / 32), powers of two.
+
 transformers' method fp8 (DeepSeek's, Mistral's, AutoFP8's), and fbgemm_fp8 with a scale for each
 row. Scales are F32, BF16, F16 or F8_E8M0. Activations are not rounded to eight bits here, so scales
 of activations and of keys and values are passed over.
@@ -34,7 +37,7 @@ def made(fields: Fields, parts: Parts) -> Made:
     block = block_of(fields, "weight_block_size")
     fields.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     fields.choice("scale_fmt", ("float", "ue8m0"), "float")
-    fields.choice("expert_dtype", ("fp8",), "fp8")
+    fields.choice("expert_dtype", ("fp8", "fp4"), "fp8")
     fields.absent("kv_cache_scheme")
     fields.passed_over("quant_method", "dequantize", "modules_to_convert")
     return _made(fields, parts, block, ("modules_to_not_convert", "ignored_layers"))
@@ -51,7 +54,8 @@ def _made(
 ) -> Made:
     names = [name for field in ignored for name in fields.names(field)]
     fields.close()
-    stems = [s for s in parts.stems(".weight") if parts.table[f"{s}.weight"].dtype[:3] == "F8_"]
+    kinds = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
+    stems = [s for s in parts.stems(".weight") if parts.table[f"{s}.weight"].dtype in kinds]
     check_ignored(fields.where, stems, names)
     return Made([plan(parts, stem, block) for stem in stems], other_scales(parts))
 
@@ -77,11 +81,17 @@ def block_of(fields: Fields, name: str) -> tuple[int, int] | None:
 
 def plan(parts: Parts, stem: str, block: tuple[int, int] | None) -> Plan:
     """What makes up a matrix; block: of its scales, if they are those of blocks."""
-    n, k = parts.tensor(f"{stem}.weight", (TYPE,)).shape
+    n, k = parts.tensor(f"{stem}.weight", (TYPE, "I8")).shape
     names = [f"{stem}.{name}" for name in _NAMES if f"{stem}.{name}" in parts.table]
     if len(names) != 1:
         raise parts.fault(f"{stem}.weight", "a weight_scale_inv or weight_scale beside it", names)
     scales = parts.table[names[0]]
+    if parts.table[f"{stem}.weight"].dtype == "I8":
+        parts.tensor(names[0], _E8M0, (n, -(-k // 16)))
+        if k % 16:
+            raise parts.fault(f"{stem}.weight", "rows of a multiple of 16 bytes", k)
+        codes = f"{stem}.weight"
+        return _core.MxBlocks(codes, (n, 2 * k), blocks=codes, scales=names[0])
     row_block, group = _blocks(parts, names[0], (n, k), block)
     across = -(-k // group)
     is_power = scales.dtype in _E8M0

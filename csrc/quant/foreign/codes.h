@@ -35,8 +35,6 @@ class CodeRows : public MadeRows {
   std::vector<std::span<const uint8_t>> parts() const override;
 
  private:
-  uint8_t code(int64_t i) const;
-
   Matrix m_;
 };
 

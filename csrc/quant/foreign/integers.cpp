@@ -44,20 +44,58 @@ void put_block(DType dtype, const int16_t* values, uint16_t d, uint8_t* out) {
 
 }  // namespace
 
-inline int PackedIntegers::code(int64_t line, int64_t i) const {
-  if (order == Order::Bytes) return data[line * per_line + i * per_word] ^ 0x80;
-  constexpr uint8_t kAwq[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // the place of a column
-  if (order == Order::Awq) i = (i & ~int64_t{7}) | kAwq[i & 7];
-  const int each = 32 / bits;
-  const int64_t w = order == Order::Words ? i / each : i * bits / 32;
-  const auto shift = static_cast<int>(order == Order::Words ? i % each * bits : i * bits % 32);
-  const int64_t at = line * per_line + w * per_word;
-  uint64_t found = load<uint32_t>(data.data() + at * 4);
-  if (shift + bits > 32) {
-    const auto next = load<uint32_t>(data.data() + (at + per_word) * 4);
-    found |= static_cast<uint64_t>(next) << 32;
+int PackedIntegers::code(int64_t line, int64_t i) const {
+  switch (order) {
+    case Order::Stream:
+      return code<Order::Stream>(line, i);
+    case Order::Words:
+      return code<Order::Words>(line, i);
+    case Order::Awq:
+      return code<Order::Awq>(line, i);
+    case Order::Bytes:
+      return code<Order::Bytes>(line, i);
   }
-  return static_cast<int>(found >> shift & ((1u << bits) - 1));
+  __builtin_unreachable();
+}
+
+template <PackedIntegers::Order kOrder>
+inline int PackedIntegers::code(int64_t line, int64_t i) const {
+  if constexpr (kOrder == Order::Bytes) {
+    return data[static_cast<size_t>(line * per_line + i * per_word)] ^ 0x80;
+  } else {
+    constexpr uint8_t kAwq[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // the place of a column
+    if constexpr (kOrder == Order::Awq) i = (i & ~int64_t{7}) | kAwq[i & 7];
+    const int each = 32 / bits;
+    const int64_t w = kOrder == Order::Words ? i / each : i * bits / 32;
+    const auto shift = static_cast<int>(kOrder == Order::Words ? i % each * bits : i * bits % 32);
+    const int64_t at = line * per_line + w * per_word;
+    uint64_t found = load<uint32_t>(data.data() + at * 4);
+    if (shift + bits > 32) {
+      const auto next = load<uint32_t>(data.data() + (at + per_word) * 4);
+      found |= static_cast<uint64_t>(next) << 32;
+    }
+    return static_cast<int>(found >> shift & ((1u << bits) - 1));
+  }
+}
+
+// Integers that share a word are taken out of it together.
+void PackedIntegers::whole_words(int64_t line, int64_t n_lines, int64_t n, int64_t stride,
+                                 int16_t* out) const {
+  const int each = 32 / bits;
+  const uint32_t mask = (1u << bits) - 1;
+  const auto take = [&](int64_t l, int64_t first) {
+    auto w = load<uint32_t>(data.data() + ((line + l) * per_line + first / each * per_word) * 4);
+    int16_t* to = out + l * stride + first;
+    for (int64_t j = 0; j < std::min<int64_t>(each, n - first); ++j, w >>= bits)
+      to[j] = static_cast<int16_t>(w & mask);
+  };
+  if (per_line == 1) {  // words of lines lie side by side
+    for (int64_t first = 0; first < n; first += each)
+      for (int64_t l = 0; l < n_lines; ++l) take(l, first);
+  } else {
+    for (int64_t l = 0; l < n_lines; ++l)
+      for (int64_t first = 0; first < n; first += each) take(l, first);
+  }
 }
 
 uint64_t PackedIntegers::needs(int64_t lines, int64_t n) const {
@@ -77,44 +115,61 @@ uint64_t PackedIntegers::needs(int64_t lines, int64_t n) const {
   return static_cast<uint64_t>(last + 1) * (order == Order::Bytes ? 1 : 4);
 }
 
+void IntegerRows::unpack(int64_t first, int64_t n, int64_t stride, int16_t* out) const {
+  using Order = PackedIntegers::Order;
+  const PackedIntegers& codes = m_.codes;
+  const bool is_whole =
+      codes.order == Order::Words || (codes.order == Order::Stream && 32 % codes.bits == 0);
+  if (is_whole && !m_.by_column) return codes.whole_words(first, n, m_.cols, stride, out);
+  const auto each = [&](auto code) {
+    for (int64_t k = 0; k < m_.cols; ++k)
+      for (int64_t r = 0; r < n; ++r)
+        out[r * stride + k] = static_cast<int16_t>(code(first + r, k));
+  };
+  if (codes.order == Order::Awq && m_.by_column)
+    each([&](int64_t row, int64_t k) { return codes.code<Order::Awq>(k, row); });
+  else if (m_.by_column)
+    each([&](int64_t row, int64_t k) { return codes.code(k, row); });
+  else if (codes.order == Order::Bytes)
+    each([&](int64_t row, int64_t k) { return codes.code<Order::Bytes>(row, k); });
+  else
+    each([&](int64_t row, int64_t k) { return codes.code(row, k); });
+}
+
 void IntegerRows::read(int64_t first, int64_t n, uint8_t* out) const {
   constexpr int64_t kRows = 16;
-  const int64_t cols = m_.cols, block = info(m_.dtype).block, n_groups = m_.groups.count;
+  const int64_t cols = m_.cols, block = info(m_.dtype).block;
   const size_t block_bytes = info(m_.dtype).block_bytes;
-  std::vector<int16_t> values(static_cast<size_t>(std::min(n, kRows) * cols));
-  std::vector<int16_t> zeros(static_cast<size_t>(n_groups));
+  // A line of the cache more than rows need, or those of 4,096 columns would all lie in one set.
+  const int64_t stride = cols + 32;
+  std::vector<int16_t> values(static_cast<size_t>(std::min(n, kRows) * stride));
+  struct Group {
+    int zero;
+    float scale;
+  };
+  std::vector<Group> groups(static_cast<size_t>(m_.groups.count));
   for (const int64_t end = first + n; first < end;) {
     const int64_t count = std::min(kRows, end - first);
-    // Words that several rows share, or that lie side by side, are read one after the other.
-    const auto put = [&](int64_t r, int64_t k) {
-      const int64_t row = first + r;
-      values[r * cols + k] =
-          static_cast<int16_t>(m_.by_column ? m_.codes.code(k, row) : m_.codes.code(row, k));
-    };
-    if (m_.by_column || m_.codes.per_line == 1) {
-      for (int64_t k = 0; k < cols; ++k)
-        for (int64_t r = 0; r < count; ++r) put(r, k);
-    } else {
-      for (int64_t r = 0; r < count; ++r)
-        for (int64_t k = 0; k < cols; ++k) put(r, k);
-    }
+    unpack(first, count, stride, values.data());
     for (int64_t r = 0; r < count; ++r, ++first) {
-      int16_t* row = values.data() + r * cols;
-      for (int64_t g = 0; g < n_groups; ++g)
-        zeros[g] =
-            static_cast<int16_t>(m_.zero + (m_.zeros.data.empty() ? 0 : m_.zeros.code(g, first)));
+      for (int64_t g = 0; g < m_.groups.count; ++g)
+        groups[static_cast<size_t>(g)] = {
+            m_.zero + (m_.zeros.data.empty() ? 0 : m_.zeros.code(g, first)),
+            m_.scales.at(first, g)};
+      const auto group = [&](int64_t k) { return groups[static_cast<size_t>(m_.groups.at(k))]; };
+      int16_t* row = values.data() + r * stride;
       if (block == 1) {
         for (int64_t k = 0; k < cols; ++k, out += sizeof(float)) {
-          const int64_t g = m_.groups.at(k);
-          const float value = m_.scales.at(first, g) * static_cast<float>(row[k] - zeros[g]);
+          const auto [zero, scale] = group(k);
+          const float value = scale * static_cast<float>(row[k] - zero);
           std::memcpy(out, &value, sizeof value);
         }
         continue;
       }
       for (int64_t k = 0; k < cols; k += block, out += block_bytes) {
-        const int64_t g = m_.groups.at(k);
-        for (int64_t j = k; j < k + block; ++j) row[j] = static_cast<int16_t>(row[j] - zeros[g]);
-        put_block(m_.dtype, row + k, to_half(m_.scales.at(first, g)), out);
+        const auto [zero, scale] = group(k);
+        for (int64_t j = k; j < k + block; ++j) row[j] = static_cast<int16_t>(row[j] - zero);
+        put_block(m_.dtype, row + k, to_half(scale), out);
       }
     }
   }

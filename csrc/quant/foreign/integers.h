@@ -49,6 +49,11 @@ struct PackedIntegers {
   int64_t per_line = 0, per_word = 1;  // words (Bytes: bytes) from one line or word to the next
 
   int code(int64_t line, int64_t i) const;
+  template <Order kOrder>
+  int code(int64_t line, int64_t i) const;
+  // n integers of each of n_lines lines, where none crosses into another word; lines of the result
+  // are `stride` apart.
+  void whole_words(int64_t line, int64_t n_lines, int64_t n, int64_t stride, int16_t* out) const;
   // Bytes that lines of n integers need; 0 if 2^62 or more, or a number is out of range.
   uint64_t needs(int64_t lines, int64_t n) const;
 };
@@ -71,6 +76,9 @@ class IntegerRows : public MadeRows {
   std::vector<std::span<const uint8_t>> parts() const override;
 
  private:
+  // The codes of n rows, which are `stride` apart in the result.
+  void unpack(int64_t first, int64_t n, int64_t stride, int16_t* out) const;
+
   Matrix m_;
 };
 

@@ -62,7 +62,7 @@ def test_a_nan_is_refused(code: int, tmp_path: Path) -> None:
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"weight_block_size": [128]}, {}, "weight_block_size: expected two whole numbers"),
     ({"fmt": "e5m2"}, {}, "fmt: expected 'e4m3'"),
-    ({"expert_dtype": "fp4"}, {}, "expert_dtype: expected 'fp8'"),
+    ({"expert_dtype": "fp6"}, {}, "expert_dtype: expected 'fp8'"),
     ({"modules_to_not_convert": ["a"]}, {}, "a: expected plain weights"),
     ({}, {"weight_scale_inv": None}, r"a\.weight: expected a weight_scale_inv or weight_scale"),
     ({}, {"weight_scale": np.ones(1, np.float32)}, r"a\.weight: expected a weight_scale_inv"),
@@ -86,5 +86,16 @@ def test_what_does_not_fit_is_refused(
 def test_other_floats_of_eight_bits_are_refused(tmp_path: Path) -> None:
     made = packing.fp8(weights(8, 8), (8, 8))
     made.types["weight"] = "F8_E5M2"
-    with pytest.raises(PyflowError, match=r"a\.weight: expected F8_E4M3.*found F8_E5M2"):
+    with pytest.raises(PyflowError, match=r"a.weight: expected F8_E4M3 or I8.*found F8_E5M2"):
         formats.open(written(tmp_path, made, ONE))
+
+
+def test_experts_of_four_bits_are_blocks(tmp_path: Path) -> None:
+    four = packing.ct_mxfp4(weights(24, 96))
+    codes, scales = four.tensors["weight_packed"], four.tensors["weight_scale"]
+    tensors = {"weight": codes.view(np.int8), "weight_scale_inv": scales}
+    made = packing.Quantized(tensors, four.values, {"weight_scale_inv": "F8_E8M0"})
+    check(written(tmp_path, made, BLOCKS | {"expert_dtype": "fp4"}), made, "MXFP4")
+    made.tensors["weight_scale_inv"] = scales[:, :2]
+    with pytest.raises(PyflowError, match=r"a\.weight_scale_inv.*\(24, 3\)"):
+        formats.open(written(tmp_path, made, BLOCKS | {"expert_dtype": "fp4"}))
