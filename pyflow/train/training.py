@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,13 @@ class Training:
             self._plan = read_plan(self._work / _PLAN, about, model.spec.n_vocab)
         else:
             if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-                raise PyflowError(
-                    f"{folder}: is there already; give another name, or --resume to go on"
-                )
+                more = ", or --resume to go on" if (self._work / _PLAN).exists() else ""
+                raise PyflowError(f"{folder}: is there already; give another name{more}")
             if self.settings["init"] is not None:
-                self._given()  # refused before anything is written
+                try:
+                    self._given()  # refused before anything is written
+                except PyflowError as error:
+                    raise type(error)(f"init: {error}") from None
             self._work.mkdir(parents=True, exist_ok=True)
             self._plan = Plan(about=about)
             self._keep_plan()
@@ -169,14 +172,18 @@ class Training:
             is_kept_back = answer.number % _HELD_OUT == _FIRST_HELD_OUT
             (held_out if is_kept_back else files).add(answer)
         both = [*files.answers, *(held_out.answers if number == 0 else ())]
-        if not all(any(len(a.drawn) > 1 for a in some.answers) for some in (files, held_out)):
-            raise PyflowError(
-                f"answers: expected {_FIRST_HELD_OUT + 2} or more, found {len(both)}; take more "
-                "tokens or minutes"
-            )
-        end = max(a.number for a in both) + 1
-        if not pace.is_over:
+        end = max((a.number for a in both), default=-1) + 1
+        if both and not pace.is_over:
             end = first_answers(both, wanted, first)
+        kept = [[a for a in some.answers if a.number < end] for some in (files, held_out)]
+        if not all(any(len(a.drawn) > 1 for a in some) for some in kept):
+            shutil.rmtree(self._work)  # it could not go on with other settings
+            with suppress(OSError):
+                self._folder.rmdir()
+            raise PyflowError(
+                f"answers: expected {_FIRST_HELD_OUT + 2} or more, of several tokens, found "
+                f"{min(len(both), end)}; take more tokens or minutes, or longer texts"
+            )
         self._plan.answers.append(end)
         self._keep_plan()
 

@@ -19,7 +19,7 @@ from pyflow.cli.options.target import Name
 from pyflow.cli.terminal.output import print_json
 from pyflow.cli.terminal.progress import on_interrupt, stages
 from pyflow.cli.terminal.signals import ENDING, EndedError
-from pyflow.errors import CancelledError
+from pyflow.errors import CancelledError, ResourceError
 
 if TYPE_CHECKING:
     from pyflow.train.settings import Settings
@@ -199,6 +199,11 @@ def command(
         except CancelledError as error:
             click.echo(f"{target}: {error}", err=True)
             raise _interruption(came[0]) from None
+        except OSError as error:
+            raise ResourceError(
+                f"{target}: the training cannot be written: {error.strerror}; make room, and go on "
+                "with --resume"
+            ) from None
     if as_json:
         print_json(figures)
     else:

@@ -90,6 +90,15 @@ def test_a_training_lowers_every_heads_held_out_loss(
             train(tmp_path / "small-again", kind, **(more | {"init": small}))
 
 
+@pytest.mark.parametrize("n_tokens", [1, 30, 120])
+def test_too_few_answers_are_told_and_leave_nothing(
+    n_tokens: int, train: Train, tmp_path: Path
+) -> None:
+    with pytest.raises(PyflowError, match="answers: expected 7 or more"):
+        train(tmp_path / "few", "mlp", n_tokens=n_tokens, n_parallel=4)
+    assert not (tmp_path / "few").exists()
+
+
 @pytest.mark.parametrize("kind", ["mlp", "kangaroo"])
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(
     kind: str, train: Train, tmp_path: Path
@@ -164,7 +173,7 @@ def test_the_command_trains_and_tells_the_same_as_the_file(
     assert [each["step"] for each in figures["losses"]] == [0, 20]
     assert len(figures["held_out"]["all"]["top1"]) == 2
     assert main(["train-speculator", *given]) == 1
-    assert "--resume" in capsys.readouterr().err
+    assert "another name" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_here_is_refused(
