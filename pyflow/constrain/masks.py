@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,8 @@ class Grammars:
             (row,) = matcher.masks()
             first = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[:8]
             matcher.copy().masks(first.tolist(), [-1] * first.size)
+            if first.size and not matcher.allowed(first.tolist(), [-1] * first.size):
+                raise MatcherError("no token of the vocabulary begins the text that is wanted")
         except MatcherError as error:
             reason = str(error).removeprefix("constraint: ")
             raise ConstraintError(f"{constraint.name}: {reason}") from None
@@ -245,16 +247,31 @@ def _library_tokenizer(
     library = llguidance()
 
     class Vocabulary:
-        def __init__(self) -> None:
+        def __init__(self, greedy: Callable[[str], list[int]] | None = None) -> None:
             self.eos_token_id = stops[0]
             self.bos_token_id = tokenizer.bos_id
             self.tokens = [b""] * n_vocab
             for token in range(min(n_vocab, tokenizer.n_vocab)):
                 self.tokens[token] = tokenizer.token_bytes(token)
             self.special_token_ids = sorted({*control, *stops})
+            self._greedy = greedy
 
         def __call__(self, text: bytes) -> list[int]:
-            return tokenizer.encode(text, add_special=False)
+            ids = tokenizer.encode(text, add_special=False)
+            if self._greedy is None or b"".join(self.tokens[token] for token in ids) == text:
+                return ids
+            spelled, at = [], 0  # up to the first byte that no token has
+            for token in self._greedy(text.decode("utf-8", "replace")):
+                if not text.startswith(self.tokens[token], at):
+                    break
+                spelled.append(token)
+                at += len(self.tokens[token])
+            return spelled
 
-    wrapped = library.TokenizerWrapper(Vocabulary())
-    return library.LLTokenizer(wrapped, eos_token=list(stops))
+    def made(vocabulary: Vocabulary) -> Any:
+        return library.LLTokenizer(library.TokenizerWrapper(vocabulary), eos_token=list(stops))
+
+    native = made(Vocabulary())
+    # SentencePiece puts a blank before a text, and the library wants tokens that spell it exactly.
+    spelled = map(tokenizer.token_bytes, tokenizer.encode("a", add_special=False))
+    return native if b"".join(spelled) == b"a" else made(Vocabulary(native.greedy_tokenize))

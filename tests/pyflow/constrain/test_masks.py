@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyflow.constrain import Constraint, Grammars, Matcher
 from pyflow.errors import ConstraintError, MatcherError
-from pyflow.tokenizer import Tokenizer
+from pyflow.tokenizer import Tokenizer, from_folder
 
+from ..generate.students import write_tokenizer
 from .conftest import N_PADDING, tokens_of
 
 pytestmark = pytest.mark.model
@@ -156,6 +160,26 @@ def test_what_fails_at_its_beginning_is_refused(
 ) -> None:
     with pytest.raises(ConstraintError):
         grammars.matcher(make())
+
+
+def test_a_blank_before_each_text_is_no_part_of_the_grammar(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json", 4)
+    told = json.loads((tmp_path / "tokenizer.json").read_text())
+    told["model"]["vocab"] += [["w", -5.0], ["3", -6.0], ['\u2581"', -7.0]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    tokenizer = from_folder(tmp_path)
+    grammars = Grammars(tokenizer, tokenizer.n_vocab)
+    for pattern in ("w3 w2", "w[34]", "(w|x)3 w3"):
+        matcher, made = grammars.matcher(Constraint.regex(pattern)), b""
+        while not matcher.is_done:
+            token = tokens_of(matcher.masks()[0])[0]
+            matcher.accept([token])
+            made += tokenizer.token_bytes(token)
+        assert re.fullmatch(pattern, made.decode())
+    for unwritten in ("x3", '"'):
+        with pytest.raises(ConstraintError):
+            grammars.matcher(Constraint.regex(unwritten))
 
 
 def test_compiled_grammars_are_kept_and_independent(
