@@ -85,7 +85,7 @@ _TYPES: Mapping[str, Any] = {
 # Of searches, for models that read a source.
 _SEARCH: Mapping[str, tuple[str, Any]] = {
     "num_beams": ("n", Annotated[int, msgspec.Meta(ge=1, le=64)]),
-    "length_penalty": ("length_penalty", float),
+    "length_penalty": ("length_penalty", Annotated[float, msgspec.Meta(ge=-4, le=4)]),
     "early_stopping": ("early_stopping", bool | Literal["never"]),
     "no_repeat_ngram_size": ("no_repeat_ngram", Annotated[int, msgspec.Meta(ge=0)]),
     "min_new_tokens": ("min_tokens", Annotated[int, msgspec.Meta(ge=0)]),

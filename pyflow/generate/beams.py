@@ -21,6 +21,7 @@ T = TypeVar("T")
 _NOTHING = np.float32(-1e9)
 """What a beam has that does not count."""
 MOST_BEAMS = 64
+_MOST_PENALTY = 4  # 32,768 tokens to this power are 2 ** 60, far within float32
 Top: TypeAlias = Sequence[tuple[int, float]]
 """The likeliest tokens after a beam, and their logprobs."""
 
@@ -52,6 +53,11 @@ class Beams:
         whole("beams", self.n, 1, MOST_BEAMS)
         whole("no_repeat_ngram", self.no_repeat_ngram, 0)
         whole("min_tokens", self.min_tokens, 0)
+        if not -_MOST_PENALTY <= self.length_penalty <= _MOST_PENALTY:
+            raise PyflowError(
+                f"length_penalty: expected {-_MOST_PENALTY} to {_MOST_PENALTY}, found "
+                f"{self.length_penalty:g}"
+            )
         if not 1 <= self.n_return <= self.n:
             raise PyflowError(f"n_return: expected 1 to {self.n} (beams), found {self.n_return}")
         if self.early_stopping not in (False, True, "never"):

@@ -82,3 +82,6 @@ def test_searches_that_cannot_be_are_refused() -> None:
     for wrong in ({"n": 0}, {"n": 2, "n_return": 3}, {"early_stopping": "soon"}):
         with pytest.raises(PyflowError):
             Beams(**wrong)
+    for penalty in (float("nan"), float("inf"), float("-inf"), 1e308, -5):
+        with pytest.raises(PyflowError, match="length_penalty"):
+            Beams(length_penalty=penalty)
