@@ -116,6 +116,7 @@ _sampling = grouped(
     model.NO_SESSION,
     Rule("--beams", forbids=["--spec"], advice="each beam needs all its next tokens, not a draft"),
     Rule("--beams", forbids=["--pipeline", "--session", "--jsonl", "--logprobs", "--stop"]),
+    Rule("--beams", forbids=draws.FLAGS, advice="beams draw nothing"),
     Rule("--from", forbids=[*_WITHOUT_LANGUAGES, "--pipeline"]),
     Rule("--to", forbids=[*_WITHOUT_LANGUAGES, "--pipeline"]),
     Rule("--beams", forbids=["--json-schema", "--grammar"], advice="beams know no grammars"),

@@ -85,6 +85,17 @@ def _number(name: str) -> Any:
     )
 
 
+FLAGS = [
+    "--logit-bias",
+    "--banned-token",
+    "--banned-string",
+    "--dry-sequence-breaker",
+    "--seed",
+    *(f"--{SHORT.get(name, name).replace('_', '-')}" for name in NUMBERS),
+]
+# All options of sampling.
+
+
 def _params(
     *,
     logit_bias: tuple[str, ...],

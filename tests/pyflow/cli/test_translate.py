@@ -74,6 +74,10 @@ def test_generate_prints_the_best_of_beams(run: Run, folder: Path) -> None:
         (["--spec", "lookup"], "not a draft"),
         (["--jsonl"], "--jsonl"),
         (["--stop", "w5"], "--stop"),
+        (["-l", "5+1"], "--logit-bias"),
+        (["--temperature", "0"], "--temp"),
+        (["--banned-string", "w5"], "--banned-string"),
+        (["--fsd", "1"], "--fsd"),
     ],
 )
 def test_beams_are_refused_beside_what_they_cannot_have(
