@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pyflow.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from pyflow.formats.quantized import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt
 from pyflow.formats.quantized.fields import Fields
 from pyflow.formats.quantized.parts import Made, Parts
 from pyflow.formats.side_files import read_bytes
@@ -24,6 +24,7 @@ METHODS: dict[str, Callable[[Fields, Parts], Made]] = {
     "fbgemm_fp8": fp8.made_of_rows,
     "fp8": fp8.made,
     "gptq": gptq.made,
+    "modelopt": modelopt.made,
 }
 """By the quant_method of a quantization_config."""
 KEY = "quantization_config"

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyflow.formats import arrays
 from pyflow.formats.quantized import fp8
 from pyflow.formats.quantized.fields import Fields
+from pyflow.formats.quantized.fp4 import fp4_codes
 from pyflow.formats.quantized.parts import SCALES, Made, Parts, Plan
 from pyflow.formats.quantized.schemes import Scheme, schemes
 
@@ -37,7 +37,6 @@ _ACTIVATIONS = (
     *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
 )
 _HIDDEN = ("weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale")
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def made(fields: Fields, parts: Parts) -> Made:
@@ -80,25 +79,7 @@ def _packed(parts: Parts, stem: str, groups: Sequence[Scheme]) -> Plan:
     if f"{stem}.weight_global_scale" not in parts.table and k % 32 == 0:
         parts.tensor(scale, ("U8", "F8_E8M0"), (n, k // 32))
         return _core.MxBlocks(f"{stem}.weight", (n, k), blocks=name, scales=scale)
-    parts.tensor(scale, (fp8.TYPE,), (n, -(-k // 16)))
-    whole = f"{stem}.weight_global_scale"
-    parts.tensor(whole, ("F32",), (1,))
-    values = [*_FP4, *(-x for x in _FP4)] * 16
-    return _core.Codes(
-        f"{stem}.weight",
-        "F32",
-        (n, k),
-        codes=_core.CodesAt(name, _core.CodeForm.LOW_FIRST, values),
-        scales=_core.ScalesAt(
-            scale,
-            -(-k // 16),
-            1,
-            table=[float(x) for x in arrays.f8_values(fp8.TYPE)],
-            factor=float(parts.floats(whole)[0]),
-            divides=True,
-        ),
-        block=(1, 16),
-    )
+    return fp4_codes(parts, stem, "weight_packed", "weight_global_scale", divides=True)
 
 
 def _plain(parts: Parts, stem: str, groups: Sequence[Scheme]) -> Plan:

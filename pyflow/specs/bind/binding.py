@@ -228,7 +228,8 @@ class Binding:
         want, found = wants[role], self.tensors[str(self._expand(source, expert))]
         name = found.name  # not that of an alias
         self.used.add(name)
-        is_transposed = source.transposed and found.dtype != _CODES
+        is_made = getattr(found, "made", False)  # such matrices too lie as rows of outputs
+        is_transposed = source.transposed and found.dtype != _CODES and not is_made
         n_zeros = self._count(source.zeros, f"{source.where}.zeros", least=0)
         shared = len(entry.roles) > 1
         unknown = [other for other in entry.roles if other not in wants]

@@ -256,6 +256,19 @@ def ct_nvfp4(weights: Floats) -> Quantized:
     return Quantized(tensors, values, {"weight_scale": "F8_E4M3"})
 
 
+def modelopt_fp4(weights: Floats) -> Quantized:
+    """The same nibbles and scales; the one for all multiplies."""
+    made = ct_nvfp4(weights)
+    whole = rounded(1 / made.tensors.pop("weight_global_scale").astype(np.float64), "F32")
+    made.tensors["weight"] = made.tensors.pop("weight_packed")
+    made.tensors["weight_scale_2"] = whole.astype(np.float32).reshape(())
+    codes = made.tensors["weight"]
+    each = np.stack([codes & 15, codes >> 4], -1).reshape(weights.shape)
+    scales = rounded(e4m3()[made.tensors["weight_scale"]] * whole, "F32")
+    made.values = FP4[each] * np.repeat(scales, 16, 1)
+    return made
+
+
 def ct_mxfp4(weights: Floats) -> Quantized:
     """mxfp4-pack-quantized: scales of 32 are powers of two."""
     n, k = weights.shape

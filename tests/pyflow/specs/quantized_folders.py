@@ -52,6 +52,10 @@ CASES: dict[str, Case] = {
         {"quant_method": "fbgemm_fp8"},
         lambda _, w: packing.fp8(w, (1, w.shape[1]), name="weight_scale"),
     ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        lambda _, w: packing.modelopt_fp4(w),
+    ),
     "nf4_nested": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         lambda _, w: packing.nf4(w, nested=True, size=32),

@@ -14,7 +14,7 @@ from pyflow.formats.quantized import METHODS
 from pyflow.quant.folder import convert_folder
 from pyflow.quant.plan import Recipe
 
-from pyflow import formats
+from pyflow import _core, formats
 from pyflow.errors import UnsupportedError
 from pyflow.gguf_export import to_gguf
 from pyflow.specs import build_spec, describe, naming
@@ -91,6 +91,54 @@ def test_gguf_files_and_folders_are_made_of_them(case: str, kept: str, tmp_path:
         assert np.abs(again.array(name) - array).max() <= 0.01 * np.abs(array).max()
     config = json.loads((tmp_path / "again/config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "pyflow"
+
+
+def test_matrices_that_the_original_has_transposed_are_not(tmp_path: Path) -> None:
+    golden = fixture("hf_gpt2")
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for name, array in tiny.weights(golden).items():
+        tensors[name] = values[name] = array
+        if array.ndim == 2 and ".h." in name:
+            made = packing.gptq(array.T.astype(np.float64), 8, 16)  # F32, for blocks need 32
+            del tensors[name]
+            tensors |= {name.removesuffix("weight") + end: t for end, t in made.tensors.items()}
+            values[name] = np.ascontiguousarray(made.values.T, np.float32)
+    own = {"quant_method": "gptq", "bits": 8, "group_size": 16, "sym": True}
+    packing.save(tmp_path / "a", golden["config"] | {"quantization_config": own}, tensors)
+    packing.save(tmp_path / "b", golden["config"], values)
+    found, want = (
+        logits(formats.open(tmp_path / name), golden["tokens"], 48, "decode") for name in "ab"
+    )
+    assert np.array_equal(found, want)
+
+
+def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path / "one", "awq")
+    want = logits(formats.open(folder), MODEL["tokens"], 64, "decode")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    places = {name: names[i % 2] for i, name in enumerate(sorted(tensors))}
+    for file in names:
+        kept = {name: tensors[name] for name, place in places.items() if place == file}
+        safetensors.numpy.save_file(kept, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert np.array_equal(logits(formats.open(folder), MODEL["tokens"], 64, "decode"), want)
+
+
+def test_floats_are_quantized_while_loading(tmp_path: Path) -> None:
+    folder, values = written(tmp_path / "a", "nf4_nested")
+    packing.save(tmp_path / "b", MODEL["config"], values)
+    ids, rows = np.array(MODEL["tokens"], np.int32), np.arange(len(MODEL["tokens"]), dtype=np.int32)
+    found = []
+    for path in (folder, tmp_path / "b"):
+        checkpoint = formats.open(path)
+        own = build_spec(checkpoint).stage()
+        stage = _core.Stage(checkpoint.native, own, _core.ThreadPool(1, False), pack_as="Q8_0")
+        context = _core.Context(stage, n_ctx=64, n_seq_max=1, n_batch=64, cache_type="f16")
+        found.append(context.forward(ids, rows, 0, rows, "decode"))
+    assert np.array_equal(*found)
 
 
 def test_the_table_of_the_docs_has_all_methods() -> None:
