@@ -42,7 +42,7 @@ def command(
     harassing or violent content; advice for which a model is not qualified. The model sorts by
     itself, so a small one errs often: see docs/serving.md.
     """
-    texts = inputs.texts(text, file)
+    texts = inputs.texts(text, file, blank="drop")
     said = None if answer is None else inputs.argument(answer, "--answer")
     if said is not None and len(texts) > 1:
         raise click.UsageError(f"--answer: expected one TEXT with it, found {len(texts)}")

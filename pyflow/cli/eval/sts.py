@@ -48,6 +48,10 @@ def _pairs(path: str) -> list[_Pair]:
         pairs.append(_Pair(score or 0.0, *fields))
     if len(pairs) < 2:
         raise click.UsageError(f"{path}: expected two pairs or more, found {len(pairs)}")
+    if len({pair.score for pair in pairs}) == 1:
+        raise click.UsageError(
+            f"{path}: expected scores that differ, found {pairs[0].score:g} in all lines"
+        )
     return pairs
 
 
@@ -130,7 +134,7 @@ def embed(
     """
     from pyflow.embed.quality import loss
 
-    texts = inputs.texts((), file, jsonl=jsonl)
+    texts = inputs.texts((), file, jsonl=jsonl, blank="drop")
     if not k < len(texts) <= _MOST_TEXTS:
         raise click.UsageError(
             f"{file}: expected {k + 1} to {_MOST_TEXTS:,} texts, found {len(texts):,}"

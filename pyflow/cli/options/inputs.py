@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -144,17 +144,40 @@ def json_texts(path: str) -> list[str]:
     return [text for text, _ in _json_values(path, "text", None)]
 
 
-def texts(given: Sequence[str], file: str | None, *, jsonl: bool = False) -> list[str]:
+def texts(
+    given: Sequence[str],
+    file: str | None,
+    *,
+    jsonl: bool = False,
+    blank: Literal["refuse", "keep", "drop"] = "refuse",
+) -> list[str]:
     """The texts of a command line, and of a file with a text, or an object, a line; standard input
-    is the file of objects unless there is one. UsageError: there are none, or one is empty."""
+    is the file of objects unless there is one, and that of an only TEXT which is `-`.
+
+    blank: what becomes of blank lines, where lines are texts. UsageError: there is no text, or one
+    is blank.
+    """
+    if [*given] == ["-"] and file is None:
+        given, file = (), "-"
     found = [argument(text, "TEXT") for text in given]
+    for number, text in enumerate(found, start=1):
+        if not text.strip():
+            raise click.UsageError(f"TEXT {number}: expected some text, found nothing but blanks")
     if jsonl:
         found += json_texts("-" if file is None else file)
     elif file is not None:
-        found += [line for line in read(file).split("\n") if line.strip()]
-    if not found or not all(text.strip() for text in found):
+        found += _lines(file, blank)
+    if not any(text.strip() for text in found):
         raise click.UsageError("expected some text: give TEXT, -f FILE, or -f - for standard input")
     return found
+
+
+def _lines(path: str, blank: Literal["refuse", "keep", "drop"]) -> list[str]:
+    lines = read(path).removesuffix("\n").split("\n")
+    number = next((n for n, line in enumerate(lines, start=1) if not line.strip()), None)
+    if number is not None and blank == "refuse" and len(lines) > 1:
+        raise click.UsageError(f"{path}, line {number}: expected some text, found a blank line")
+    return [line for line in lines if line.strip()] if blank == "drop" else lines
 
 
 def _json_values(path: str, key: str, known: Sequence[str] | None) -> Iterator[tuple[str, object]]:

@@ -77,12 +77,13 @@ def command(
     how: dict[str, Any],
     jsonl: bool,
 ) -> None:
-    """Print what the model writes for each TEXT, a line each.
+    """Print what the model writes for each TEXT, a line each; - is standard input.
 
+    A blank line of FILE gives an empty one.
     The model is an encoder-decoder such as T5 or NLLB. It searches as its files say, if options do
     not say otherwise. Several texts run together, and each gives the line that it gives alone.
     """
-    texts = inputs.texts(text, file, jsonl=jsonl)
+    texts = inputs.texts(text, file, jsonl=jsonl, blank="keep")
     with run.load() as loaded:
         if loaded.spec.source is None:
             raise UnsupportedError(
@@ -109,6 +110,14 @@ def _written(
     beams = Beams(**{**loaded.defaults.search, **given})
     for at in range(0, len(texts), _AT_ONCE):
         some = texts[at : at + _AT_ONCE]
-        for found in loaded.beam_search(some, beams, n_predict=n_predict, **languages):
+        sources = [text for text in some if text.strip()]
+        written = iter(
+            loaded.beam_search(sources, beams, n_predict=n_predict, **languages) if sources else ()
+        )
+        for source in some:
+            if not source.strip():
+                yield {"text": "", "tokens": [], "score": 0.0}
+                continue
+            found = next(written)
             text, tokens = loaded.text_of(found[0].tokens)
             yield {"text": text, "tokens": tokens, "score": found[0].score}

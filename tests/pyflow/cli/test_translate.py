@@ -46,6 +46,9 @@ def test_lines_come_as_each_text_gives_alone(run: Run, folder: Path, tmp_path: P
     command = ["translate", "-m", str(folder), "-n", "9"]
     code, out, _ = run(*command, "-f", str(tmp_path / "texts"))
     assert (code, out.split("\n")) == (0, [*(text.strip() for text in wanted), ""])
+    (tmp_path / "gaps").write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
+    code, out, _ = run(*command, "-f", str(tmp_path / "gaps"))
+    assert (code, out.split("\n")) == (0, [wanted[0].strip(), "", wanted[1].strip(), ""])
     code, out, _ = run(*command, *TEXTS[:2])
     assert (code, out.split("\n")) == (0, [*(text.strip() for text in wanted[:2]), ""])
     (tmp_path / "lines").write_text("".join(f'{{"text": "{text}"}}\n' for text in TEXTS))

@@ -54,6 +54,9 @@ def test_the_commands_print_them(tmp_path: Path, capsys: Any) -> None:
     pairs.write_text("5\tthe cat\n4\ta\tb")
     assert main(["eval", "sts", "-m", str(folder), "-f", str(pairs)]) == 2
     assert "line 1" in capsys.readouterr().err
+    pairs.write_text("5\tthe cat\ta dog\n5\ta\tb")
+    assert main(["eval", "sts", "-m", str(folder), "-f", str(pairs)]) == 2
+    assert "differ" in capsys.readouterr().err
     texts = tmp_path / "texts"
     texts.write_text("\n".join(f"the {word} is on the mat" for word in "abcdefghijklmn"))
     command = ["eval", "embed", str(folder), str(folder), "--type", "Q8_0", "--type", "q4_0"]
