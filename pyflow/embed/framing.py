@@ -68,7 +68,7 @@ def frame(
     if n > most and not truncate:
         raise ShapeError(
             f"text: expected up to {most:,} tokens, found {n:,}; shorten it, or let the end be cut "
-            "off (truncate)"
+            "off (--truncate, truncate)"
         )
     if n_more + len(parts) > most:
         raise ShapeError(

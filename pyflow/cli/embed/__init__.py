@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ class _Form:
     _Form,
     option(
         "--npy",
-        "Write the vectors to FILE as an array of numpy, (texts, values), float32.",
+        "Write the vectors to FILE as an array of numpy, (texts, values), float32; - is standard "
+        "output.",
         metavar="FILE",
         short="Write the vectors to FILE, for numpy.load",
     ),
@@ -148,8 +150,12 @@ def _numbers(vector: Vectors) -> list[float]:
 def _write(path: str, parts: Sequence[Vectors]) -> None:
     import numpy as np
 
+    array = io.BytesIO()
+    np.save(array, np.concatenate(parts))
+    if path == "-":
+        click.get_binary_stream("stdout").write(array.getbuffer())
+        return
     try:
-        with Path(path).open("wb") as file:
-            np.save(file, np.concatenate(parts))
+        Path(path).write_bytes(array.getbuffer())
     except OSError as error:
         raise PyflowError(f"{path}: cannot be written: {error.strerror or error}") from None

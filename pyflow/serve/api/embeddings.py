@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyflow.batch.completion import Completion
 from pyflow.batch.request import Request, View
 from pyflow.embed.encoder import cut
-from pyflow.embed.framing import Framed
+from pyflow.embed.framing import Framed, frame
 from pyflow.serve.api.completions import Prompt, several
 from pyflow.serve.api.sampling import HARMLESS
 from pyflow.serve.encoding import How
@@ -106,7 +106,11 @@ def _tokens(served: Served, body: EmbeddingBody, takes_ids: bool) -> list[list[i
     """In the preparing thread. ApiError: ids that may be of another tokenizer."""
     found = []
     for text in _inputs(served, body, takes_ids):
-        ids = served.model.tokenizer.encode(text) if isinstance(text, str) else text
+        tokenizer, most = served.model.tokenizer, served.n_ctx
+        if isinstance(text, str) and body.truncate:
+            ids = frame(tokenizer, text, most=most, truncate=True).ids
+        else:
+            ids = tokenizer.encode(text) if isinstance(text, str) else text
         served.check_tokens(ids, param="input", room=0)
         found.append(ids)
     return found
@@ -120,7 +124,7 @@ def _inputs(served: Served, body: EmbeddingBody, takes_ids: bool) -> Iterator[st
                 "sends text with check_embedding_ctx_length=False; --token-embeddings takes ids",
                 "input",
             )
-        if isinstance(text, str):
+        if isinstance(text, str) and not body.truncate:
             served.check_size(text, param="input")
         yield text
 
