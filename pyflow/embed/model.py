@@ -32,6 +32,14 @@ class Ranked:
     score: float
 
 
+class Ranking(NamedTuple):
+    """Documents, the best first, and what became of the texts."""
+
+    ranked: list[Ranked]
+    n_cut: int
+    """Texts, or pairs of query and document, whose end was cut off."""
+
+
 class Guess(NamedTuple):
     """A token in the place of a mask."""
 
@@ -178,42 +186,59 @@ class EmbeddingModel(LoadedModel, AnyModel):
         A model with a head for classes reads query and document together, and its score is the
         probability of the last class; others compare vectors by their cosine, the query with the
         prompt of that name if the model has one. Equal scores stay in the order of the list.
+        truncate: cut off what the model does not take; else such texts are a ShapeError.
         """
+        return self.ranking(query, documents, top_n=top_n, truncate=truncate).ranked
+
+    def ranking(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: bool = True,
+    ) -> Ranking:
+        """`rerank` with what became of the texts."""
         documents = _checked(documents)
-        (query,) = _checked([query])
+        if not isinstance(query, str) or not query.strip():
+            raise PyflowError(f"query: expected some text, found {query!r:.60}")
         if not self.spec.is_encoder:
             raise UnsupportedError(
                 f"{self.name}: expected an encoder to compare texts with, found a model that writes"
             )
-        scores = (
+        scores, n_cut = (
             self._pair_scores(query, documents, truncate)
             if "classify" in self.spec.chains
             else self._cosines(query, documents, truncate)
         )
         ranked = [Ranked(i, float(score)) for i, score in enumerate(scores)]
         ranked.sort(key=lambda one: (-one.score, one.index))
-        return ranked[:top_n]
+        return Ranking(ranked[:top_n], n_cut)
 
-    def _pair_scores(self, query: str, documents: Sequence[str], truncate: bool) -> Sequence[float]:
+    def _pair_scores(
+        self, query: str, documents: Sequence[str], truncate: bool
+    ) -> tuple[Sequence[float], int]:
         framed = [self.encoder.frame(query, one, truncate=truncate) for one in documents]
-        return [_probabilities(row)[-1] for row in self.encoder.classes(framed).tolist()]
+        scores = [_probabilities(row)[-1] for row in self.encoder.classes(framed).tolist()]
+        return scores, sum(pair.n_cut > 0 for pair in framed)
 
-    def _cosines(self, query: str, documents: Sequence[str], truncate: bool) -> Vectors:
+    def _cosines(
+        self, query: str, documents: Sequence[str], truncate: bool
+    ) -> tuple[Sequence[float], int]:
         names = self.encoder.recipe.prompts
-        asked = self.embed(
-            query,
+        asked = self.embedded(
+            [query],
             prompt_name="query" if "query" in names else None,
             normalize=True,
             truncate=truncate,
         )
-        found = self.embed(
+        found = self.embedded(
             documents,
             prompt_name="document" if "document" in names else None,
             normalize=True,
             truncate=truncate,
         )
-        scores: Vectors = found @ asked
-        return scores
+        return (found.vectors @ asked.vectors[0]).tolist(), asked.n_cut + found.n_cut
 
     def classify(self, texts: Sequence[str], *, truncate: bool = False) -> list[list[float]]:
         """The probability of each class for each text; of a single class, whether it holds.

@@ -102,6 +102,7 @@ def _made_for(task: str, words: str) -> Option:
 
 
 embedder = _made_for("vectors", "an encoder, or a model that writes.  [default: a pulled encoder]")
+encoder = _made_for("vectors", "an encoder.  [default: a pulled encoder]")
 translator = _made_for("translations", "an encoder-decoder.  [default: a pulled translator]")
 threads = option(
     "-t --threads",

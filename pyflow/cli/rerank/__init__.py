@@ -14,7 +14,7 @@ from pyflow.text import printable
 
 @click.command("rerank", cls=TopicCommand)
 @run_options(
-    model.embedder,
+    model.encoder,
     model.threads,
     model.numa,
     model.quantize,
@@ -49,9 +49,14 @@ def command(
     other encoders compare vectors by their cosine.
     """
     query = inputs.argument(prompt, "-p")
+    if not query.strip():
+        raise click.UsageError("-p: expected a query, found nothing but blanks")
     documents = inputs.texts(text, file, jsonl=jsonl)
     with run.load(writes=False) as loaded:
-        ranked = loaded.rerank(query, documents, top_n=top_n, truncate=not no_truncate)
+        ranked, n_cut = loaded.ranking(query, documents, top_n=top_n, truncate=not no_truncate)
+        if n_cut:
+            n = len(documents) + 1
+            click.echo(f"{n_cut} of {n} texts were cut off: they are too long", err=True)
         if as_json:
             results = [
                 {"index": one.index, "score": one.score, "text": documents[one.index]}

@@ -44,10 +44,13 @@ async def answer(call: Call[RerankBody]) -> Reply:
             f"documents: expected 1 to {_MAX_DOCUMENTS}, found {len(body.documents)}", "documents"
         )
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    served.check_size(body.query, param="query")
+    if not body.query.strip():
+        raise bad_request("query: expected some text, found nothing but blanks", "query")
+    if not body.truncate:
+        served.check_size(body.query, param="query")
     model = served.encoder_model
-    ranked = await served.encoding.run(
-        lambda: model.rerank(body.query, texts, top_n=body.top_n, truncate=body.truncate),
+    ranked, n_cut = await served.encoding.run(
+        lambda: model.ranking(body.query, texts, top_n=body.top_n, truncate=body.truncate),
         "documents",
     )
     results = [
@@ -64,5 +67,6 @@ async def answer(call: Call[RerankBody]) -> Reply:
             "model": served.name,
             "system_fingerprint": served.fingerprint,
             "results": results,
+            "n_cut": n_cut,
         }
     )

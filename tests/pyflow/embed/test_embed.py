@@ -257,6 +257,16 @@ def test_the_command_prints_vectors(made: Made, capsys: Any, tmp_path: Path) -> 
     assert np.array_equal(np.load(tmp_path / "x.npy"), wanted)
     assert main(["rerank", "-m", folder, "-p", "the cat", "a mat", "the cat"]) == 0
     assert capsys.readouterr().out.splitlines()[0].endswith("the cat")
+    assert main(["rerank", "-m", folder, "-p", "the cat", "cat " * 90, "a mat"]) == 0
+    assert "1 of 3 texts were cut off" in capsys.readouterr().err
+    (tmp_path / "gaps").write_text("the cat\n\na mat\n")
+    for given, told in (
+        (["embed", "-f", str(tmp_path / "gaps")], "line 2"),
+        (["embed", "a", "", "b"], "TEXT 2"),
+        (["rerank", "-p", "", "a"], "-p"),
+    ):
+        assert main([*given, "-m", folder]) == 2
+        assert told in capsys.readouterr().err
     for command in (["generate", "-p", "the cat"], ["eval", "ppl", "-f", str(file)]):
         assert main([*command[:1], *command[1:], "-m", folder]) == 3
         error = capsys.readouterr().err

@@ -70,6 +70,11 @@ def test_documents_are_ranked(encoding: Server, bert: Model) -> None:
     best = encoding.post(
         "/rerank", query="a cat", documents=["a dog", "a cat"], top_n=1, return_documents=True
     )
+    long = encoding.post("/v1/embeddings", input="cat " * 25_000, truncate=True)
+    wanted = bert.embed("cat " * 90, truncate=True)
+    assert np.array_equal(np.array(long["data"][0]["embedding"], np.float32), wanted)
+    assert (found["n_cut"], best["n_cut"]) == (0, 0)
+    assert encoding.post("/v1/rerank", query="cat", documents=["cat " * 90, "a"])["n_cut"] == 1
     assert [one["document"] for one in best["results"]] == [{"text": "a cat"}]
 
 
@@ -81,7 +86,7 @@ def test_documents_are_ranked(encoding: Server, bert: Model) -> None:
         ("/v1/embeddings", {"input": "a", "dimensions": 49}, ("dimensions", "48")),
         ("/v1/embeddings", {"input": "a", "prompt_name": "query"}, ("query", "none")),
         ("/v1/rerank", {"query": "a", "documents": []}, ("documents",)),
-        ("/v1/rerank", {"query": " ", "documents": ["a"]}, ("text", "blanks")),
+        ("/v1/rerank", {"query": " ", "documents": ["a"]}, ("query", "blanks")),
         ("/v1/completions", {"prompt": "the cat"}, ("encoder", "pyflow embed")),
     ],
 )
