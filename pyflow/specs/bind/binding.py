@@ -79,7 +79,8 @@ class TooManyProblemsError(Exception):
 
 @dataclass(slots=True)
 class Binding:
-    """places: a spec's entries by stack and step. used: names of tensors bound so far.
+    """places: a spec's entries by stack and step. used: names of tensors bound so far;
+    turned: those that lie as rows of outputs, where the spec says transposed.
     asked: by place and role, in the order of binding."""
 
     places: Mapping[tuple[str, str], Mapping[str, Entry]]
@@ -88,6 +89,7 @@ class Binding:
     tensors: Mapping[str, Record]
     where: str
     used: set[str] = field(default_factory=set)
+    turned: set[str] = field(default_factory=set)
     asked: dict[tuple[Place, str], Asked] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     prefix: str = ""
@@ -230,6 +232,8 @@ class Binding:
         self.used.add(name)
         is_made = getattr(found, "made", False)  # such matrices too lie as rows of outputs
         is_transposed = source.transposed and found.dtype != _CODES and not is_made
+        if source.transposed and is_made:
+            self.turned.add(name)
         n_zeros = self._count(source.zeros, f"{source.where}.zeros", least=0)
         shared = len(entry.roles) > 1
         unknown = [other for other in entry.roles if other not in wants]

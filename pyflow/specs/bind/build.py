@@ -33,14 +33,16 @@ _MAX_STEPS = 16
 class Built:
     """spec: None if tensors are missing or of the wrong shape, or if no stage can run the model.
 
-    unsupported: why no stage can run it. ignored: tensors that the spec says to ignore. is_cut:
-    there were too many problems to list. ropes: by their names in the spec.
+    unsupported: why no stage can run it. turned: tensors that other programs have quantized as rows
+    of outputs, where the spec says transposed. ignored: tensors that the spec says to ignore.
+    is_cut: there were too many problems to list. ropes: by their names in the spec.
     """
 
     spec: ModelSpec | None
     problems: tuple[Problem, ...]
     unsupported: tuple[str, ...]
     used: frozenset[str]
+    turned: frozenset[str]
     ignored: frozenset[str]
     is_cut: bool
     asked: Mapping[tuple[Place, str], Asked]
@@ -86,6 +88,7 @@ def build(
         tuple(binding.problems),
         tuple(dict.fromkeys(builder.unsupported)),
         frozenset(binding.used),
+        frozenset(binding.turned),
         ignored,
         is_cut,
         binding.asked,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyflow.formats import Checkpoint, arrays, quantized
 from pyflow.formats.safetensors_writer import METHOD, VERSION
 from pyflow.formats.side_files import is_file
 from pyflow.specs.bind import ctranslate2, marian
+from pyflow.specs.bind.binding import Problem
 from pyflow.specs.bind.build import Built, build
 from pyflow.specs.document import Document, family, label, load
 from pyflow.specs.grammar import GENERATION, IDS
@@ -64,8 +65,7 @@ class Description:
             texts = [p.text for p in built.problems if p.kind == kind]
             if texts:
                 raise error(f"{path}: {_first(texts, what)}{self._advice}")
-        left = (p.tensor for p in built.problems if p.kind == "unused")
-        unused = sorted(name for name in left if not self._is_zero_bias(name))
+        unused = sorted(p.tensor for p in built.problems if p.kind == "unused")
         if unused:
             names = ", ".join(f"{printable(n):.100}" for n in unused[:_SHOWN]) + (
                 ", ..." if len(unused) > _SHOWN else ""
@@ -77,13 +77,6 @@ class Description:
         if built.unsupported or built.spec is None:
             raise UnsupportedError(f"{path}: {'; '.join(built.unsupported)}")
         return built.spec
-
-    def _is_zero_bias(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros beside a matrix that was quantized by another
-        program: AutoGPTQ writes them for models that have none."""
-        weight = name.removesuffix("bias") + "weight"
-        made = {t.name for t in self.checkpoint.tensors if t.made}
-        return name.endswith(".bias") and weight in made and not self.checkpoint.array(name).any()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -138,6 +131,16 @@ class Description:
     def _advice(self) -> str:
         n = len(self.built.problems)
         return f"; 'pyflow spec check {self.checkpoint.path}' lists all" if n > 1 else ""
+
+
+def _is_zero_bias(checkpoint: Checkpoint, built: Built, problem: Problem) -> bool:
+    """Whether a tensor without a role is a bias of zeros beside a matrix, as AutoGPTQ writes them
+    for models that have none."""
+    name = problem.tensor
+    is_bias = problem.kind == "unused" and name.endswith(".bias")
+    if not is_bias or name.removesuffix("bias") + "weight" not in built.used:
+        return False
+    return checkpoint.native.tensor(name).supported and not checkpoint.array(name).any()
 
 
 def _below(value: Any, n_vocab: int, where: str) -> list[Any]:
@@ -199,6 +202,8 @@ def _describe(checkpoint: Checkpoint) -> Description:
 
     where = str(checkpoint.path)
     built = build(document, source, facts, tensors, read_tensor, where, checkpoint.overrides)
+    left = tuple(p for p in built.problems if not _is_zero_bias(checkpoint, built, p))
+    built = replace(built, problems=left)
     _check_scalings(checkpoint, built)
     return Description(checkpoint, document, source, facts, built)
 

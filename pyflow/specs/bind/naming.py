@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from pyflow.errors import UnsupportedError
 from pyflow.quant.naming import Naming, Part
 from pyflow.specs.bind.binding import Asked, Place
 from pyflow.specs.bind.describe import Description
@@ -27,9 +28,15 @@ _TRANSPOSED = "stored transposed, so that blocks would lie across their rows"
 def naming(description: Description) -> Naming:
     """The naming of a model that is not in GGUF.
 
-    Raises as `Description.spec` does.
+    Raises as `Description.spec` does. UnsupportedError also: matrices lie another way than folders
+    of this family have them.
     """
     spec = description.spec
+    if turned := sorted(description.built.turned):
+        raise UnsupportedError(
+            f"{description.checkpoint.path}: tensor {turned[0]!r:.100}: quantized as rows of "
+            "outputs, which a folder of this family has as columns; write a GGUF file (name.gguf)"
+        )
     blocks = [block for layer in spec.layers for block in layer]
     attentions = [block for block in blocks if isinstance(block, Attention)]
     heads = max((block.n_heads for block in attentions), default=1)

@@ -71,8 +71,11 @@ def test_biases_of_zeros_are_passed_over(value: float, tmp_path: Path) -> None:
     if value:
         with pytest.raises(UnsupportedError, match=f"{len(more)} tensors are unused"):
             build_spec(formats.open(tmp_path))
-    else:
-        assert build_spec(formats.open(tmp_path)).n_embd == 64
+        return
+    checkpoint = formats.open(tmp_path)
+    recipe, names = Recipe("Q8_0", allow_requantize=True), naming(describe(checkpoint))
+    convert_folder(checkpoint, tmp_path / "again", recipe, names)
+    assert build_spec(formats.open(tmp_path / "again")).n_embd == 64
 
 
 @pytest.mark.parametrize(("case", "kept"), [("awq", "Q5_0"), ("gptq_order", "F32")])
@@ -111,6 +114,12 @@ def test_matrices_that_the_original_has_transposed_are_not(tmp_path: Path) -> No
         logits(formats.open(tmp_path / name), golden["tokens"], 48, "decode") for name in "ab"
     )
     assert np.array_equal(found, want)
+    checkpoint = formats.open(tmp_path / "a")
+    to_gguf(checkpoint).write(tmp_path / "m.gguf", Recipe("F32"))
+    other = logits(formats.open(tmp_path / "m.gguf"), golden["tokens"], 48, "decode")
+    np.testing.assert_allclose(other, want, atol=1e-4)
+    with pytest.raises(UnsupportedError, match=r"quantized as rows of outputs.*name\.gguf"):
+        naming(describe(checkpoint))
 
 
 def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
