@@ -47,6 +47,15 @@ def test_other_configurations_run_or_are_refused(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_texts_end_where_the_configuration_says(name: str, tmp_path: Path) -> None:
+    given = fixture(name)
+    given["config"] |= {"eos_token_id": given["written"][0]}
+    with pyflow.load(tiny.write(tmp_path / "model", given), n_threads=1) as model:
+        done = model.generate(given["source"], n_predict=5, sampling=GREEDY)
+    assert (done.tokens, done.stop_reason) == ([], "eos")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_tensors_that_are_missing_or_of_another_shape_are_named(name: str, tmp_path: Path) -> None:
     given = fixture(name)
     tensors: dict[str, list[int]] = given["tensors"]
