@@ -101,7 +101,7 @@ def command(
     source = catalogue.resolve(run.model or model.default_model())
     check_target(target, [*formats.open(source).native.files, *files], force=force)
     texts = {path: inputs.read_to_learn(path) for path in dict.fromkeys(files)}
-    with run.load(str(source)) as loaded:
+    with run.load(str(source), continues=True) as loaded:
         begin = time.monotonic()
         found = _measure(loaded, texts, measurement, target)
         seconds = time.monotonic() - begin

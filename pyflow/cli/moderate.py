@@ -48,7 +48,7 @@ def command(
         raise click.UsageError(f"--answer: expected one TEXT with it, found {len(texts)}")
     from pyflow.generate.moderation import moderate
 
-    with run.load() as loaded:
+    with run.load(continues=True) as loaded:
         verdicts = moderate(loaded, [(each, said) for each in texts])
         if as_json:
             results = [

@@ -42,7 +42,7 @@ def reads_sources(spec: ModelSpec) -> str:
     """What to say where a model that needs a source is asked to go on from a text."""
     return (
         f"{spec.name} reads a source and writes another text ({spec.architecture}); use "
-        "'pyflow generate' or Model.generate"
+        "'pyflow translate', 'pyflow generate' or Model.generate"
     )
 
 

@@ -18,6 +18,7 @@ from pyflow.engine.context import Progress
 from pyflow.engine.model_files import ModelFiles
 from pyflow.engine.origins import cell_names, tokens_of
 from pyflow.engine.session_file import SessionFile
+from pyflow.engine.sources import reads_sources
 from pyflow.errors import PyflowError, UnsupportedError
 from pyflow.formats.replacing import replacing
 from pyflow.formats.side_files import other_kind
@@ -67,6 +68,8 @@ class ChatOptions(CacheOptions, total=False):
 
 def chat_template(model: AnyModel) -> ChatTemplate:
     """The model's chat template; UnsupportedError, with advice, without one."""
+    if model.chat_template is None and model.spec.source is not None:
+        raise UnsupportedError(reads_sources(model.spec))
     if model.chat_template is None:
         raise UnsupportedError(
             f"{model.name}: has no chat template: it continues text and was not trained to chat; "

@@ -212,7 +212,7 @@ def _measure(run: RunOptions, tests: _Tests, repetitions: int, output: str) -> N
         with progress("measuring") as show:
             done = itertools.count(1)
             for n_threads in counts:
-                with replace(run, threads=n_threads).load() as loaded:
+                with replace(run, threads=n_threads).load(continues=True) as loaded:
                     model.context_size(
                         tests.n_ctx, loaded.spec.n_ctx_train, "-p, -n, --rows and -d"
                     )

@@ -38,7 +38,7 @@ def ppl(*, run: RunOptions, text: TextOptions, as_json: bool) -> None:
     """
     from pyflow.quant.measure import perplexity
 
-    with run.load() as loaded:
+    with run.load(continues=True) as loaded:
         cut = text.cut(loaded)
         windows = perplexity.limited(cut, text.n_chunks)
         journal = text.journal(cut, 1, [loaded], "eval ppl")

@@ -135,7 +135,7 @@ def command(
         names = [base, *models, *(name.lower() for name in types.types)]
         if types.types:
             paths += types.make(paths, run.n_threads, stack)
-        loaded = [stack.enter_context(run.load(str(path))) for path in paths]
+        loaded = [stack.enter_context(run.load(str(path), continues=True)) for path in paths]
         found = diverge(loaded, text)
         speeds = _speeds(loaded, repetitions, found.run)
         rows = [

@@ -43,7 +43,7 @@ def command(
     square of the change of the right token's probability.
     """
     with ExitStack() as stack:
-        models = [stack.enter_context(run.load(name)) for name in (base, *quants)]
+        models = [stack.enter_context(run.load(name, continues=True)) for name in (base, *quants)]
         found = diverge(models, text)
     if as_json:
         figures = {

@@ -20,7 +20,7 @@ from pyflow.cli.options.pipeline_run import PipelineRun, drafting_models
 from pyflow.cli.options.rules import Rule, is_given
 from pyflow.cli.options.speculation import SpeculationOptions
 from pyflow.cluster.supervise.lifeline import Numbers, of_process
-from pyflow.errors import PyflowError
+from pyflow.errors import PyflowError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyflow.cluster.model import PipelinedModel
@@ -86,12 +86,15 @@ class RunOptions:
             tell_inexact(opened.inexact)
             yield opened
 
-    def load(self, name: str | None = None, *, writes: bool = True) -> Model:
+    def load(
+        self, name: str | None = None, *, writes: bool = True, continues: bool = False
+    ) -> Model:
         """The model in one place, or the model `name` in the same way.
 
-        writes: the command needs a model that writes. UnsupportedError: it is an encoder.
+        writes: the command needs a model that writes. continues: it needs one that goes on from a
+        text. UnsupportedError: it is an encoder, or reads a source.
         """
-        return models.load(
+        loaded = models.load(
             name or self.model,
             self.n_threads,
             self.numa,
@@ -101,6 +104,11 @@ class RunOptions:
             adapters=self.adapters,
             writes=writes,
         )
+        if continues and loaded.spec.source is not None:
+            from pyflow.engine.sources import reads_sources
+
+            raise UnsupportedError(reads_sources(loaded.spec))
+        return loaded
 
     @contextmanager
     def speculator(self, model: AnyModel) -> Iterator[Speculator | None]:

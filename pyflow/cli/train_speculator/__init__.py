@@ -184,7 +184,12 @@ def command(
     texts = [inputs.read_to_learn(path) for path in dict.fromkeys(files)]
     wanted: list[bool] = []
     ends = on_interrupt(lambda: wanted.append(True), ENDING)
-    with run.load() as loaded, stages() as tell, ends as came, _threads(loaded.n_threads):
+    with (
+        run.load(continues=True) as loaded,
+        stages() as tell,
+        ends as came,
+        _threads(loaded.n_threads),
+    ):
         training = Training(
             loaded,
             texts,

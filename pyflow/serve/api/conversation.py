@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from pyflow.chat import ChatTemplate
+from pyflow.engine.loaded import encoder_writes_nothing
+from pyflow.engine.sources import reads_sources
 from pyflow.errors import PyflowError
 from pyflow.serve.api.constraints import Tool
 from pyflow.serve.errors import bad_request, of_request
@@ -113,7 +115,11 @@ def encode(
 
 def template(served: Served) -> ChatTemplate:
     """ApiError: the model has none."""
-    found = served.model.chat_template
+    spec, found = served.model.spec, served.model.chat_template
+    if spec.is_encoder:
+        raise bad_request(f"model: {encoder_writes_nothing(spec)}", "model")
+    if found is None and spec.source is not None:
+        raise bad_request(f"model: {reads_sources(spec)}, or /v1/completions", "model")
     if found is None:
         raise bad_request(
             f"model: {served.name} has no chat template: it continues text and was not trained to "

@@ -120,5 +120,8 @@ def test_other_models_and_unknown_languages_are_refused(
     decoder = tiny_models.write_model(path, n_layers=1, window=0, has_tokenizer=True)
     code, _, err = run("translate", "-m", str(decoder), "a text")
     assert (code, "pyflow generate" in err) == (3, True)
+    for command in (["bench"], ["eval", "ppl", "-f", __file__], ["generate", "--chat", "-p", "w5"]):
+        code, _, err = run(*command, "-m", str(folder))
+        assert (code, "pyflow translate" in err) == (3, True)
     code, _, err = run("translate", "-m", str(folder), "--to", "xx", "w5")
     assert (code, "'xx'" in err) == (1, True)

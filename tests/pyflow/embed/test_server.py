@@ -88,6 +88,7 @@ def test_documents_are_ranked(encoding: Server, bert: Model) -> None:
         ("/v1/rerank", {"query": "a", "documents": []}, ("documents",)),
         ("/v1/rerank", {"query": " ", "documents": ["a"]}, ("query", "blanks")),
         ("/v1/completions", {"prompt": "the cat"}, ("encoder", "pyflow embed")),
+        ("/v1/responses", {"input": "the cat"}, ("encoder", "pyflow embed")),
     ],
 )
 def test_what_cannot_be_done_is_refused(
