@@ -72,6 +72,7 @@ struct MatmulArgs {
 //   F16   k[S/16][n_kv_heads][key_dim][16] f16      v[S][n_kv_heads][value_dim] f16
 //   Q8_0  k[S/16][n_kv_heads][key_dim/32]{ d[16] f16, q[32][16] i8 }
 //         v[S][n_kv_heads][value_dim/32]{ d f16, q[32] i8 }
+// Of latent attention values are the first value_dim of the keys, and there is no v.
 inline constexpr int64_t kMaxHeadDim = 16384;
 enum class CacheType : uint8_t { F16, Q8_0 };
 struct KvView {
@@ -81,6 +82,7 @@ struct KvView {
   int64_t n_kv_heads;
   int64_t key_dim;    // of queries and keys
   int64_t value_dim;  // of values and outputs
+  bool values_in_keys = false;
 };
 
 // What a head takes in cells: whole vectors, for Q8_0 whole blocks. Zeros fill it up, which add
@@ -191,7 +193,8 @@ struct KernelTable {
   // Rotates the first 2 * n_pairs values of a head. cos_sin: n_pairs cosines, then n_pairs sines.
   // Half order pairs (i, i + n_pairs), interleaved order (2i, 2i + 1).
   void (*rope)(float* head, const float* cos_sin, int64_t n_pairs, bool interleaved);
-  // Writes one head's key and value, key_dim and value_dim floats, into a cell.
+  // Writes one head's key and value, key_dim and value_dim floats, into a cell. With values in keys
+  // v is not read.
   void (*store_kv)(const KvView&, int64_t slot, int64_t kv_head, const float* k, const float* v);
   // Reads, writes all keys of a cell, n_kv_heads x key_dim floats.
   void (*load_k)(const KvView&, int64_t slot, float* k);
@@ -208,7 +211,7 @@ struct KernelTable {
   void (*attend_merge)(const AttendArgs&, int64_t row, int64_t kv_head, const float* partials,
                        int64_t n_spans);
   // The same as attend for rows of a prompt, if the table has faster arithmetic for many rows; null:
-  // attend.
+  // attend. Not of cells with values in keys.
   void (*prefill_attend)(const AttendArgs&, int64_t row_begin, int64_t row_end, int64_t kv_head);
 
   // Keys of n <= 16 rows, `dims` values each, as TextArgs::k has them: `dims` is that of all heads.

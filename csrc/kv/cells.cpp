@@ -7,11 +7,11 @@
 
 namespace pyflow::kv {
 
-Cells::Cells(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch)
+Cells::Cells(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch, bool chunked)
     : window_(window),
       slot_map_(capacity, std::max(kRoom, capacity / n_seq_max)),
       sequences_(static_cast<size_t>(n_seq_max)),
-      views_(window, capacity, n_seq_max, n_batch),
+      views_(window, capacity, n_seq_max, n_batch, chunked),
       tail_(static_cast<size_t>(n_seq_max), -1) {
   slots_.reserve(static_cast<size_t>(n_batch));
 }

@@ -28,7 +28,7 @@ struct CellShift {
 
 class Cells {
  public:
-  Cells(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch);
+  Cells(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch, bool chunked = false);
 
   int64_t window() const { return window_; }
   int64_t capacity() const { return slot_map_.capacity(); }

@@ -26,7 +26,8 @@ void check(const KvConfig& config) {
   require(config.n_batch >= 1 && config.n_batch <= kMaxPositions, "n_batch", config.n_batch,
           "at least 1 row");
   for (const LayerKv& layer : config.layers)
-    require(layer.window >= 0, "a window", layer.window, "0 (none) or more positions");
+    require(layer.window >= (layer.chunked ? 1 : 0), "a window", layer.window,
+            "0 (none; not of chunks) or more positions");
 }
 
 // Sequences that decode apart each need their window; the rows in flight come on top, because
@@ -44,9 +45,11 @@ std::vector<GroupPlan> plan_groups(const KvConfig& config) {
   std::vector<GroupPlan> groups;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const int64_t window = config.layers[i].window;
-    auto at = std::find_if(groups.begin(), groups.end(),
-                           [&](const GroupPlan& g) { return g.window == window; });
-    if (at == groups.end()) at = groups.insert(at, {window, capacity(config, window), {}});
+    const bool chunked = config.layers[i].chunked;
+    auto at = std::find_if(groups.begin(), groups.end(), [&](const GroupPlan& g) {
+      return g.window == window && g.chunked == chunked;
+    });
+    if (at == groups.end()) at = groups.insert(at, {window, capacity(config, window), {}, chunked});
     at->layers.push_back(i);
   }
   std::sort(groups.begin(), groups.end(), [](const GroupPlan& a, const GroupPlan& b) {

@@ -17,6 +17,9 @@ struct LayerKv {
   int64_t n_kv_heads;
   int64_t key_dim, value_dim;  // of the model; cells may take more (kernels/table.h)
   int64_t window;              // positions that a row reaches, its own included; 0: all
+  // A row reaches those of its own chunk of `window` positions alone: chunks begin at multiples.
+  bool chunked = false;
+  bool values_in_keys = false;  // values are the first value_dim of keys
 };
 
 struct KvConfig {
@@ -47,6 +50,7 @@ struct GroupPlan {
   int64_t window;
   int64_t capacity;  // cells
   std::vector<size_t> layers;
+  bool chunked = false;
 };
 
 // The groups of a config: unwindowed first, then descending windows. Throws ShapeError for a config

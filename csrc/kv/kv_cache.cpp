@@ -36,9 +36,9 @@ KvCache::KvCache(KvConfig config, const KernelTable& table, std::vector<GroupPla
       step_(std::min(config_.n_batch, plan.front().capacity)) {
   for (GroupPlan& p : plan) {
     for (size_t layer : p.layers) group_of_[layer] = groups_.size();
-    groups_.push_back(
-        {Cells(p.window, p.capacity, config_.n_seq_max, std::min(config_.n_batch, p.capacity)),
-         std::move(p.layers)});
+    groups_.push_back({Cells(p.window, p.capacity, config_.n_seq_max,
+                             std::min(config_.n_batch, p.capacity), p.chunked),
+                       std::move(p.layers)});
   }
   int64_t widest = 0;
   for (const LayerKv& layer : config_.layers)

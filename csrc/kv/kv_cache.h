@@ -1,7 +1,7 @@
 // The keys and values of a context: cells that carry a position and a set of sequences.
 //
 // A row (position p, sequences S) sees a cell (position q, sequences T) iff S is a subset of T, q
-// <= p, and the layer's window is 0 or q > p - window. Prefill chunks, batches of sequences, token
+// <= p, and the layer's window is 0 or q > p - window, or q is in p's chunk. Prefill chunks, batches of sequences, token
 // trees and shared prefixes are all this one rule. Layers with the same window form a group with
 // cells of its own: n_ctx cells without a window, else a ring whose size depends on the window and
 // not on the length of the text. docs/kv-cache.md works an example.

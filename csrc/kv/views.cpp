@@ -56,8 +56,9 @@ void Views::List::drop_below(int64_t position) {
   head_ = lower(position);
 }
 
-Views::Views(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch)
+Views::Views(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch, bool chunked)
     : window_(window),
+      chunked_(chunked),
       // Twice what a sequence needs in its window, so that moving to the front is rare.
       reserve_(static_cast<size_t>(window ? 2 * std::min(capacity, window + n_batch) : capacity)),
       own_(static_cast<size_t>(n_seq_max)) {
@@ -84,9 +85,14 @@ void Views::build(const Step& step, std::span<const Runs> sequences,
   for (size_t r = 0; r < step.rows().size(); ++r) {
     const List& list = *list_of_peers_[step.peers_of(r)];
     const int64_t position = step.rows()[r].position;
-    const size_t first = list.lower(window_ ? position - window_ + 1 : 0);
+    const size_t first = list.lower(lowest(position));
     rows_.push_back(list.view(first, list.lower(position + 1)));
   }
+}
+
+int64_t Views::lowest(int64_t position) const {
+  if (window_ == 0) return 0;
+  return chunked_ ? position / window_ * window_ : position - window_ + 1;
 }
 
 // The list holds all committed cells below the first pending row, kept for later steps, and from

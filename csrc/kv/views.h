@@ -19,7 +19,7 @@ namespace pyflow::kv {
 
 class Views {
  public:
-  Views(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch);
+  Views(int64_t window, int64_t capacity, int n_seq_max, int64_t n_batch, bool chunked);
 
   void build(const Step& step, std::span<const Runs> sequences, std::span<const int32_t> slots);
   std::span<const RowView> rows() const { return rows_; }
@@ -57,7 +57,11 @@ class Views {
             std::span<const int32_t> slots) const;
   std::span<const Run> common(const SequenceSet& set, std::span<const Runs> sequences);
 
+  // The lowest position that a row at `position` may see.
+  int64_t lowest(int64_t position) const;
+
   int64_t window_;
+  bool chunked_;
   size_t reserve_;
   std::vector<List> own_;     // per sequence, kept between steps
   std::vector<List> shared_;  // per other set of sequences or branch, rebuilt by each step

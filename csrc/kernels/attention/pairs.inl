@@ -78,7 +78,9 @@ class Pairs {
     for (int64_t d = 0; d < value_dim_; d += kChunk) {
       const int64_t n_dims = value_dim_ - d < kChunk ? value_dim_ - d : kChunk;
       const Outputs o = {weights, keep, take, d, n_dims / 16};
-      if (args_.kv.type == CacheType::F16) {
+      if (args_.kv.values_in_keys) {
+        add_rows(values_of_keys(block, d, n_dims), o);
+      } else if (args_.kv.type == CacheType::F16) {
         const ValueRowsF16 rows = {value_f16(args_.kv, 0, kv_head_) + d, n_values, cells.slots};
         add_values(rows, cells.n, direct, o);
       } else {
@@ -170,6 +172,18 @@ class Pairs {
     }
   }
 
+  // The values of a block's cells that are dims [d, d + n_dims) of its keys.
+  ScratchRows values_of_keys(const Block& block, int64_t d, int64_t n_dims) {
+    const int64_t n = block.cells.n, first = block.lane(0);
+    convert_keys(args_.kv, kv_head_, block.pieces, block.n_pieces, d, n_dims, keys_);
+    turn_keys(keys_, n_dims, first / 16, block.lane(n - 1) / 16, scratch_);
+    if (block.gapless) return {scratch_ + first * kChunk, kChunk};
+    for (int64_t i = 0; i < n; ++i)  // closes the gaps; a cell's lane is no less than its number
+      for (int64_t j = 0; j < n_dims; j += 16)
+        Simd::store(scratch_ + i * kChunk + j, Simd::load(scratch_ + block.lane(i) * kChunk + j));
+    return {scratch_, kChunk};
+  }
+
   struct Outputs {
     const float* const* weights;
     const float *keep, *take;
@@ -229,4 +243,5 @@ class Pairs {
   alignas(64) float out_[kStateFloats];
   alignas(64) float scores_[kMaxPairs][kLaneStride];
   alignas(64) float scratch_[kChunk * kLaneStride];  // keys by dim, then values by cell
+  alignas(64) float keys_[kChunk * kLaneStride];     // by dim, of which values are made
 };

@@ -52,7 +52,7 @@ static inline void store_value(const KvView& kv, int64_t slot, int64_t head, con
 static void store_kv(const KvView& kv, int64_t slot, int64_t kv_head, const float* k,
                      const float* v) {
   store_key(kv, slot, kv_head, k);
-  store_value(kv, slot, kv_head, v);
+  if (!kv.values_in_keys) store_value(kv, slot, kv_head, v);
 }
 
 static void store_k(const KvView& kv, int64_t slot, const float* k) {

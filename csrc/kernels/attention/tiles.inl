@@ -167,3 +167,31 @@ static void convert_values(const Rows& rows, int64_t n, int64_t n_vectors, float
     for (int64_t v = 0; v < n_vectors; ++v)
       Simd::store(values + i * kChunk + v * 16, rows.at(i, v));
 }
+
+// Sixteen rows of sixteen floats to columns: four times row i and row i + 8 are shuffled like cards.
+static inline void transpose(const float* from, int64_t stride, float* to, int64_t to_stride) {
+  using S = Simd;
+  S::F rows[16], next[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) rows[i] = S::load(from + i * stride);
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      next[2 * i] = S::zip_lo(rows[i], rows[i + 8]);
+      next[2 * i + 1] = S::zip_hi(rows[i], rows[i + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) rows[i] = next[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) S::store(to + i * to_stride, rows[i]);
+}
+
+// values[lane][d] of keys[d][lane], for lanes of vectors [first, last].
+static void turn_keys(const float* keys, int64_t n_dims, int64_t first, int64_t last,
+                      float* values) {
+  for (int64_t v = first; v <= last; ++v)
+    for (int64_t d = 0; d < n_dims; d += 16)
+      transpose(keys + d * kLaneStride + v * 16, kLaneStride, values + v * 16 * kChunk + d, kChunk);
+}

@@ -60,7 +60,7 @@ LayerBytes layer_nbytes(const LayerKv& layer, int64_t n_slots, CacheType type) {
                           " cells are more than memory can address; choose a smaller context");
     return (bytes + kAlign - 1) / kAlign * kAlign;
   };
-  return {array(layer.key_dim), array(layer.value_dim)};
+  return {array(layer.key_dim), layer.values_in_keys ? 0 : array(layer.value_dim)};
 }
 
 KvView layer_view(const LayerKv& layer, CacheType type, uint8_t* keys, uint8_t* values) {
@@ -69,11 +69,14 @@ KvView layer_view(const LayerKv& layer, CacheType type, uint8_t* keys, uint8_t* 
           .type = type,
           .n_kv_heads = layer.n_kv_heads,
           .key_dim = cell_dim(layer.key_dim, type),
-          .value_dim = cell_dim(layer.value_dim, type)};
+          .value_dim = cell_dim(layer.value_dim, type),
+          .values_in_keys = layer.values_in_keys};
 }
 
 size_t key_nbytes(const KvView& kv) { return slot_nbytes(kv.n_kv_heads, kv.key_dim, kv.type); }
-size_t value_nbytes(const KvView& kv) { return slot_nbytes(kv.n_kv_heads, kv.value_dim, kv.type); }
+size_t value_nbytes(const KvView& kv) {
+  return kv.values_in_keys ? 0 : slot_nbytes(kv.n_kv_heads, kv.value_dim, kv.type);
+}
 
 void copy_cell(const KvView& kv, const CellMove& move) {
   const size_t a = key_lane(move.from), b = key_lane(move.to);

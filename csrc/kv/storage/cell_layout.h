@@ -21,7 +21,7 @@ LayerBytes layer_nbytes(const LayerKv& layer, int64_t n_cells, CacheType type);
 // The cells of a layer whose arrays begin at these places.
 KvView layer_view(const LayerKv& layer, CacheType type, uint8_t* keys, uint8_t* values);
 
-// Bytes of the keys, or of the values, of a cell.
+// Bytes of the keys, or of the values, of a cell; none of values that are in keys.
 size_t key_nbytes(const KvView& view);
 size_t value_nbytes(const KvView& view);
 

@@ -12,7 +12,8 @@ void check(const LayerKv& layer, size_t i) {
   constexpr int64_t kMost = int64_t{1} << 20;  // no model comes near; keeps products in 64 bits
   const auto within = [](int64_t n, int64_t most) { return 1 <= n && n <= most; };
   if (!within(layer.n_kv_heads, kMost) || !within(layer.key_dim, kMaxHeadDim) ||
-      !within(layer.value_dim, kMaxHeadDim))
+      !within(layer.value_dim, kMaxHeadDim) ||
+      (layer.values_in_keys && layer.value_dim > layer.key_dim))
     throw ShapeError("KV cache: layer " + std::to_string(i) + ": expected 1 to " +
                      std::to_string(kMost) + " heads of 1 to " + std::to_string(kMaxHeadDim) +
                      ", found " + std::to_string(layer.n_kv_heads) + " of " +

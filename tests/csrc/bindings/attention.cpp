@@ -12,7 +12,7 @@
 namespace pyflow {
 namespace {
 
-// One layer's cells over two byte arrays.
+// One layer's cells over two byte arrays; values are in keys if the second one is empty.
 struct Cells {
   ByteArray k, v;
   KvView view;
@@ -22,14 +22,15 @@ struct Cells {
         int64_t key_dim, int64_t value_dim)
       : k(std::move(k_bytes)), v(std::move(v_bytes)) {
     view = {k.mutable_data(), v.mutable_data(), cache_type(type), n_kv_heads, key_dim, value_dim};
+    view.values_in_keys = v.size() == 0;
     const bool f16 = view.type == CacheType::F16;
     const auto fills = [&](int64_t dim) { return dim > 0 && cell_dim(dim, view.type) == dim; };
     require(n_kv_heads > 0 && fills(key_dim) && fills(value_dim),
             "key_dim and value_dim are multiples of 16, for q8_0 of 32");
     const auto cell = [&](int64_t dim) { return n_kv_heads * (f16 ? dim * 2 : dim / 32 * 34); };
-    n_slots = v.size() / cell(value_dim);
-    require(v.size() == n_slots * cell(value_dim) && k.size() == n_slots * cell(key_dim) &&
-                n_slots % 16 == 0,
+    n_slots = k.size() / cell(key_dim);
+    require((view.values_in_keys ? value_dim <= key_dim : v.size() == n_slots * cell(value_dim)) &&
+                k.size() == n_slots * cell(key_dim) && n_slots % 16 == 0,
             "k and v hold the same number of cells, a multiple of 16");
   }
   void check_slot(int64_t slot) const { require(slot >= 0 && slot < n_slots, "slot out of range"); }

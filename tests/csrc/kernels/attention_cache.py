@@ -25,7 +25,8 @@ def view(slots: Any, positions: Any) -> View:
 class Cache:
     """Random keys and values by position, in chosen slots among cells full of nan patterns.
 
-    head_dim: of queries and keys. value_dim: 0 for as many. Cells hold zeros after them.
+    head_dim: of queries and keys. value_dim: 0 for as many. Cells hold zeros after them. in_keys:
+    values are the first part of keys.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Cache:
     head_dim: int
     n_slots: int
     value_dim: int = 0
+    in_keys: bool = False
     k: np.ndarray = field(init=False)
     v: np.ndarray = field(init=False)
     cells: Any = field(init=False)
@@ -43,6 +45,8 @@ class Cache:
         wide = [dim * 2 if self.kind == "f16" else dim // 32 * 34 for dim in dims]
         n = self.n_slots * self.n_kv_heads
         self.k, self.v = (np.full(n * w, 0xFF, np.uint8) for w in wide)
+        if self.in_keys:
+            self.v = self.v[:0]
         self.cells = kernels.Cells(self.k, self.v, self.kind, self.n_kv_heads, *dims)
 
     def in_cells(self, dim: int) -> int:
@@ -70,6 +74,8 @@ class Cache:
 
     def values(self) -> np.ndarray:
         """Stored values as float64 [slot, kv_head, dim]."""
+        if self.in_keys:
+            return self.keys(np.arange(self.n_slots))[..., : self.value_dim]
         if self.kind == "f16":
             v = self.v.view(np.float16).astype(np.float64)
         else:

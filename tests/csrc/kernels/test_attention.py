@@ -68,6 +68,31 @@ def test_heads_of_any_size_are_filled_up_with_zeros(kind: str, dims: tuple[int, 
     assert same_bits(by_spans(BEST, cache, q, rows, 1), results[0])
 
 
+@pytest.mark.parametrize(("n_heads", "dims"), [(20, (576, 512)), (3, (40, 24)), (70, (48, 32))])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_may_be_the_first_part_of_keys(
+    kind: str, n_heads: int, dims: tuple[int, int]
+) -> None:
+    """Wherever cells lie, whole and by spans; positions have gaps."""
+    n, n_rows = 90, 5
+    rng = np.random.default_rng(8)
+    positions = np.sort(rng.permutation(200)[:n])
+    q = queries(n_rows, n_heads, dims[0])
+    results = []
+    for slots in (np.arange(n) + 5, rng.permutation(144)[:n]):
+        cache = Cache(kind, 1, dims[0], 144, dims[1], in_keys=True)
+        s, p = view(slots, positions)
+        cache.fill(s, p)
+        rows = causal(s, p, n_rows)
+        results += [attend(table, cache, q, rows) for table in TABLES]
+        results.append(by_spans(BEST, cache, q, rows, 1))
+        alone = attend(BEST, cache, q[-1:], rows[-1:])
+        assert same_bits(alone[0], results[0][-1])
+    for result in results:
+        assert same_bits(result, results[0])
+    np.testing.assert_allclose(results[0], reference(cache, q, rows), rtol=0, atol=3e-6)
+
+
 @pytest.mark.parametrize("n_heads", range(1, 9))
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_of_one_to_eight_heads_and_of_many_more(kind: str, n_heads: int) -> None:
